@@ -1,0 +1,136 @@
+//! The fused loop: decode one block, step one block, store one block; the only file that sees storage, codecs and
+//! optimizers together. Compiled once per (storage, codec, optimizer, instruction set); nothing is ever decoded into
+//! a temporary the size of the tensor.
+
+use crate::block::{BLOCK, blocks};
+use crate::codec::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody};
+use crate::isa::{Isa, Kernel};
+use crate::optim::{MAX_SLOTS, Rule, Step};
+use crate::params::{Buffer, RacyBuffer};
+
+/// Parameters and optimizer state of one slice, a block at a time.
+pub(crate) trait Storage {
+    fn len(&self) -> usize;
+    /// The block that a push begins with; racing pushes begin at different ones.
+    fn first_block(&self) -> usize;
+    /// Lets `step` change the elements `at..at + len` of the parameters and of every state slot.
+    fn update(&mut self, at: usize, len: usize, step: impl FnOnce(&mut [f32], &mut [&mut [f32]]));
+}
+
+/// Plain memory under the slice's lock: updated in place.
+pub(crate) struct Exact<'a> {
+    pub(crate) params: &'a mut [f32],
+    pub(crate) state: &'a mut [Buffer],
+}
+
+impl Storage for Exact<'_> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.params.len()
+    }
+
+    #[inline(always)]
+    fn first_block(&self) -> usize {
+        0
+    }
+
+    #[inline(always)]
+    fn update(&mut self, at: usize, len: usize, step: impl FnOnce(&mut [f32], &mut [&mut [f32]])) {
+        let used = self.state.len().min(MAX_SLOTS);
+        let mut slots: [&mut [f32]; MAX_SLOTS] = Default::default();
+        for (slot, buffer) in slots.iter_mut().zip(self.state.iter_mut()) {
+            *slot = &mut buffer.values_mut()[at..at + len];
+        }
+        step(&mut self.params[at..at + len], &mut slots[..used]);
+    }
+}
+
+/// Racing memory: loaded into the first-level cache, stepped there, stored back.
+pub(crate) struct Hogwild<'a> {
+    pub(crate) isa: Isa,
+    pub(crate) params: &'a RacyBuffer,
+    pub(crate) state: &'a [RacyBuffer],
+    pub(crate) first_block: usize,
+}
+
+impl Storage for Hogwild<'_> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.params.len()
+    }
+
+    #[inline(always)]
+    fn first_block(&self) -> usize {
+        self.first_block
+    }
+
+    #[inline(always)]
+    fn update(&mut self, at: usize, len: usize, step: impl FnOnce(&mut [f32], &mut [&mut [f32]])) {
+        let mut params = [0.0; BLOCK];
+        let mut state = [[0.0; BLOCK]; MAX_SLOTS];
+        let used = self.state.len().min(MAX_SLOTS);
+        self.params.load(self.isa, at, &mut params[..len]);
+        let mut slots: [&mut [f32]; MAX_SLOTS] = Default::default();
+        for ((slot, memory), buffer) in slots.iter_mut().zip(state.iter_mut()).zip(self.state) {
+            buffer.load(self.isa, at, &mut memory[..len]);
+            *slot = &mut memory[..len];
+        }
+        step(&mut params[..len], &mut slots[..used]);
+        self.params.store(self.isa, at, &params[..len]);
+        for (memory, buffer) in state.iter().zip(self.state) {
+            buffer.store(self.isa, at, &memory[..len]);
+        }
+    }
+}
+
+/// Applies one validated body to one slice.
+pub(crate) fn apply(isa: Isa, storage: impl Storage, codec: CodecId, body: &[u8], scale: f32, rule: Rule) {
+    let n = storage.len();
+    match codec {
+        CodecId::Float32 => with_body(isa, storage, Float32Body::new(body, n), scale, rule),
+        CodecId::BFloat16 => with_body(isa, storage, BFloat16Body::new(body, n), scale, rule),
+        CodecId::Int8 => with_body(isa, storage, Int8Body::new(body, n), scale, rule),
+        CodecId::OneBit => with_body(isa, storage, OneBitBody::new(body, n), scale, rule),
+    }
+}
+
+fn with_body(isa: Isa, storage: impl Storage, body: impl Body, scale: f32, rule: Rule) {
+    match rule {
+        Rule::Sgd(rule) => isa.run(Fused { storage, body, scale, rule }),
+        Rule::Adagrad(rule) => isa.run(Fused { storage, body, scale, rule }),
+        Rule::Rmsprop(rule) => isa.run(Fused { storage, body, scale, rule }),
+        Rule::Adadelta(rule) => isa.run(Fused { storage, body, scale, rule }),
+        Rule::Adam(rule) => isa.run(Fused { storage, body, scale, rule }),
+    }
+}
+
+struct Fused<S, B, R> {
+    storage: S,
+    body: B,
+    scale: f32,
+    rule: R,
+}
+
+impl<S: Storage, B: Body, R: Step> Kernel for Fused<S, B, R> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run(mut self) {
+        let n = self.storage.len();
+        let first = self.storage.first_block() * BLOCK;
+        let mut gradient = [0.0; BLOCK];
+        let turned =
+            blocks(n).skip_while(|(at, _)| *at < first).chain(blocks(n).take_while(|(at, _)| *at < first));
+        for (at, len) in turned {
+            let g = &mut gradient[..len];
+            self.body.decode(at, g);
+            if self.scale != 1.0 {
+                for x in g.iter_mut() {
+                    *x *= self.scale;
+                }
+            }
+            let rule = self.rule;
+            self.storage.update(at, len, |p, state| rule.step(p, state, g));
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Error feedback (Seide et al. 2014; Karimireddy et al. 2019): what a body does not say is kept and added to
+//! the next gradient, so that over time nothing is lost. Here are the arithmetic of one step, the same for
+//! every codec, and the residuals of one worker.
+
+use super::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody};
+use crate::block::{BLOCK, blocks};
+use crate::error::{Error, Kind, Result};
+use crate::isa::{Isa, Kernel};
+use std::collections::BTreeMap;
+
+/// A codec's half of [`encode`]: writes one block of a body.
+pub(super) trait Encoder {
+    /// Encodes the elements `at..at + len` given as `v[..len]`; the rest of `v` is zero.
+    fn block(&mut self, at: usize, v: &[f32; BLOCK], len: usize);
+    /// The body as far as it is written.
+    fn written(&self) -> impl Body;
+}
+
+/// Encodes `v = values + residual`, block by block, and leaves `v - decoded` in the residual: one rounding
+/// each, never fused. What is subtracted comes from the codec's own decoder, so it is what the server will
+/// apply.
+pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, encoder: impl Encoder) {
+    isa.run(Encode { values, residual, encoder });
+}
+
+struct Encode<'a, E> {
+    values: &'a [f32],
+    residual: Option<&'a mut [f32]>,
+    encoder: E,
+}
+
+impl<E: Encoder> Kernel for Encode<'_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run(mut self) {
+        let mut v = [0.0; BLOCK];
+        let mut decoded = [0.0; BLOCK];
+        for (at, len) in blocks(self.values.len()) {
+            let g = &self.values[at..at + len];
+            v[..len].copy_from_slice(g);
+            v[len..].fill(0.0);
+            let Some(residual) = &mut self.residual else {
+                self.encoder.block(at, &v, len);
+                continue;
+            };
+            let e = &mut residual[at..at + len];
+            for (v, e) in v[..len].iter_mut().zip(&*e) {
+                *v += *e;
+            }
+            self.encoder.block(at, &v, len);
+            self.encoder.written().decode(at, &mut decoded[..len]);
+            for ((e, v), d) in e.iter_mut().zip(&v).zip(&decoded) {
+                *e = v - d;
+            }
+        }
+    }
+}
+
+/// The residuals of one worker (or one bound list), one per tensor. They are part of its state: saved and
+/// loaded, training goes on bit for bit.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ErrorFeedback {
+    residuals: BTreeMap<Box<str>, Vec<f32>>,
+}
+
+impl ErrorFeedback {
+    /// No residuals yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The residual of a tensor of `len` elements; zeros at first use. Refused if the tensor had another
+    /// length before: a residual belongs to elements, and nobody can tell which ones are still the same.
+    pub fn residual(&mut self, name: &str, len: usize) -> Result<&mut [f32]> {
+        // Looked up twice because an entry would need an owned name at every push.
+        if !self.residuals.contains_key(name) {
+            self.residuals.insert(name.into(), vec![0.0; len]);
+        }
+        let residual = self.existing(name)?;
+        if residual.len() != len {
+            return Err(Error::new(Kind::Shape, "the residual of error feedback has another length")
+                .tensor(name)
+                .expected(format!("{} elements", residual.len()), format!("{len} elements")));
+        }
+        Ok(residual)
+    }
+
+    /// Adds to the residual what a body says that was refused or fenced, so that a later push carries it: `n`
+    /// elements of the tensor from `first_element` on. On an error the residual is unchanged.
+    pub fn give_back(
+        &mut self,
+        isa: Isa,
+        name: &str,
+        first_element: usize,
+        codec: CodecId,
+        body: &[u8],
+        n: usize,
+    ) -> Result<()> {
+        codec.validate(isa, body, n).map_err(|e| e.tensor(name))?;
+        if crate::fault::fault("residual_lost") {
+            return Ok(());
+        }
+        let residual = self.existing(name)?;
+        let len = residual.len();
+        let Some(part) = first_element.checked_add(n).and_then(|end| residual.get_mut(first_element..end))
+        else {
+            return Err(Error::new(Kind::Shape, "a body to give back lies outside of its tensor")
+                .tensor(name)
+                .expected(format!("{len} elements"), format!("{n} elements from {first_element} on")));
+        };
+        // Two passes, because an overflow must not be found after half of the residual is changed.
+        if isa.run(GiveBack { codec, body, residual: part, store: false }) {
+            isa.run(GiveBack { codec, body, residual: part, store: true });
+            return Ok(());
+        }
+        Err(Error::new(Kind::NonFinite, "the residual of error feedback overflows").tensor(name))
+    }
+
+    /// All residuals in the order of their names, for saving.
+    pub fn entries(&self) -> impl Iterator<Item = (&str, &[f32])> {
+        self.residuals.iter().map(|(name, residual)| (&**name, &**residual))
+    }
+
+    /// Puts a saved residual in place, instead of the present one if there is one.
+    pub fn load(&mut self, name: &str, values: Vec<f32>) -> Result<()> {
+        if let Some(i) = values.iter().position(|x| !x.is_finite()) {
+            return Err(Error::new(
+                Kind::NonFinite,
+                format!("element {i} of a saved residual is not finite"),
+            )
+            .tensor(name)
+            .expected("a finite value", values[i]));
+        }
+        self.residuals.insert(name.into(), values);
+        Ok(())
+    }
+
+    /// Forgets all residuals, as after the model was loaded from elsewhere.
+    pub fn clear(&mut self) {
+        self.residuals.clear();
+    }
+
+    fn existing(&mut self, name: &str) -> Result<&mut Vec<f32>> {
+        self.residuals
+            .get_mut(name)
+            .ok_or_else(|| Error::new(Kind::UnknownTensor, "the tensor has no residual").tensor(name))
+    }
+}
+
+/// Whether all sums of residual and body are finite; stores them if told to.
+struct GiveBack<'a> {
+    codec: CodecId,
+    body: &'a [u8],
+    residual: &'a mut [f32],
+    store: bool,
+}
+
+impl Kernel for GiveBack<'_> {
+    type Out = bool;
+    #[inline(always)]
+    fn run(self) -> bool {
+        let n = self.residual.len();
+        match self.codec {
+            CodecId::Float32 => add(Float32Body::new(self.body, n), self.residual, self.store),
+            CodecId::BFloat16 => add(BFloat16Body::new(self.body, n), self.residual, self.store),
+            CodecId::Int8 => add(Int8Body::new(self.body, n), self.residual, self.store),
+            CodecId::OneBit => add(OneBitBody::new(self.body, n), self.residual, self.store),
+        }
+    }
+}
+
+#[inline(always)]
+fn add(body: impl Body, residual: &mut [f32], store: bool) -> bool {
+    let mut decoded = [0.0; BLOCK];
+    let mut finite = true;
+    for (at, len) in blocks(residual.len()) {
+        body.decode(at, &mut decoded[..len]);
+        for (e, d) in residual[at..at + len].iter_mut().zip(&decoded) {
+            let sum = *e + d;
+            finite &= sum.is_finite();
+            *e = if store { sum } else { *e };
+        }
+    }
+    finite
+}

@@ -1,0 +1,235 @@
+//! 8-bit: one signed byte per element and one power-of-two scale byte per 64 elements (OCP MXINT8 elements).
+//!
+//! Body: all scale bytes, then all elements. The scale byte is the exponent field E of the block's largest
+//! magnitude; `q = clamp(rne(x * 2^(133 - E)), -127, 127)`, decoded as `q * 2^(E - 133)`, both exact but for
+//! the one rounding. Below 2^-95 (E < 32) the block is zero: so every factor is a normal float32, and neither
+//! subnormals nor flush-to-zero modes nor approximate division can change a byte.
+//!
+//! Stochastic: `q = clamp((p + u) >> 16, -127, 127)` with p the integer floor of the exact
+//! `x * 2^(133 - E) * 2^16` and u 16 bits of Philox4x32-10: key = seed; counter = (element of the tensor / 8,
+//! sequence); the eight elements take the low, then the high half of each of the four words.
+
+use super::error_feedback::{self, Encoder};
+use super::philox;
+use super::{Body, Position};
+use crate::error::{Error, Kind, Result};
+use crate::isa::{Isa, Kernel};
+
+/// Elements that share a scale.
+pub(super) const BLOCK: usize = 64;
+/// Exponent fields below this one give a zero block.
+const SMALLEST: u32 = 32;
+/// 1.5 * 2^23: adding it leaves the sum's integer part, rounded to nearest even, in the low bits.
+const ROUND: f32 = 12_582_912.0;
+/// Elements whose random bits are made together.
+const NOISE: usize = 8 * philox::LANES;
+
+pub(super) fn encode(
+    isa: Isa,
+    values: &[f32],
+    residual: Option<&mut [f32]>,
+    seed: Option<u64>,
+    position: Position,
+    body: &mut [u8],
+) {
+    error_feedback::encode(isa, values, residual, Writer { n: values.len(), body, seed, position });
+}
+
+struct Writer<'a> {
+    n: usize,
+    body: &'a mut [u8],
+    seed: Option<u64>,
+    position: Position,
+}
+
+impl Encoder for Writer<'_> {
+    #[inline(always)]
+    fn block(&mut self, at: usize, v: &[f32; crate::block::BLOCK], len: usize) {
+        let (scales, elements) = self.body.split_at_mut(self.n.div_ceil(BLOCK));
+        let scales = &mut scales[at / BLOCK..][..len.div_ceil(BLOCK)];
+        let mut q = [0; crate::block::BLOCK];
+        let (q_blocks, _) = q.as_chunks_mut::<BLOCK>();
+        let (v_blocks, _) = v.as_chunks::<BLOCK>();
+        match self.seed {
+            None => {
+                for ((scale, q), v) in scales.iter_mut().zip(q_blocks).zip(v_blocks) {
+                    *scale = nearest(v, q);
+                }
+            }
+            Some(seed) => {
+                let first = self.position.first_element.wrapping_add(at as u64) / 8;
+                let mut noise = [0; crate::block::BLOCK];
+                let counters = (first..).step_by(philox::LANES);
+                for (u, counter) in
+                    noise.as_chunks_mut::<NOISE>().0.iter_mut().take(len.div_ceil(NOISE)).zip(counters)
+                {
+                    random_bits(seed, counter, self.position.sequence, u);
+                }
+                let (noise, _) = noise.as_chunks::<BLOCK>();
+                for (((scale, q), v), u) in scales.iter_mut().zip(q_blocks).zip(v_blocks).zip(noise) {
+                    *scale = stochastic(v, u, q);
+                }
+            }
+        }
+        elements[at..at + len].copy_from_slice(&q[..len]);
+    }
+
+    #[inline(always)]
+    fn written(&self) -> impl Body {
+        Int8Body::new(self.body, self.n)
+    }
+}
+
+/// The exponent field of the largest magnitude, or 0 where the block is too small to be said.
+#[inline(always)]
+fn exponent(v: &[f32; BLOCK]) -> u32 {
+    let largest = v.iter().fold(0, |m, x| m.max(x.to_bits() & 0x7FFF_FFFF));
+    let e = largest >> 23;
+    if e < SMALLEST { 0 } else { e }
+}
+
+/// `2^(k - 127)` for the exponent field `k` of a normal number.
+#[inline(always)]
+fn power(k: u32) -> f32 {
+    f32::from_bits(k << 23)
+}
+
+#[inline(always)]
+fn nearest(v: &[f32; BLOCK], q: &mut [u8; BLOCK]) -> u8 {
+    let e = exponent(v);
+    let factor = if e == 0 { 0.0 } else { power(133 + 127 - e) };
+    for (q, x) in q.iter_mut().zip(v) {
+        let rounded = ((x * factor + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+        *q = rounded.clamp(-127, 127) as u8;
+    }
+    e as u8
+}
+
+#[inline(always)]
+fn stochastic(v: &[f32; BLOCK], noise: &[u16; BLOCK], q: &mut [u8; BLOCK]) -> u8 {
+    let e = exponent(v);
+    let live = if e == 0 { 0 } else { u32::MAX };
+    for ((q, x), &u) in q.iter_mut().zip(v).zip(noise) {
+        // |x| = m * 2^(f - 150) with the exponent field f, so |x| * 2^(149 - E) is m shifted right by E - f +
+        // 1. In integers, because the floor of a tiny negative number would depend on whether the product
+        // underflows.
+        let bits = x.to_bits() & live;
+        let f = (bits >> 23) & 0xFF;
+        let m = (bits & 0x007F_FFFF) | (u32::from(f != 0) << 23);
+        let shift = e.wrapping_sub(f).wrapping_add(1).min(31);
+        let down = m >> shift;
+        let up = down.wrapping_add(u32::from(down << shift != m));
+        let p = if (bits as i32) < 0 { (up as i32).wrapping_neg() } else { down as i32 };
+        let drawn = p.wrapping_add(i32::from(u)) >> 16;
+        *q = drawn.clamp(-127, 127) as u8;
+    }
+    e as u8
+}
+
+#[inline(always)]
+fn random_bits(seed: u64, counter: u64, sequence: u64, out: &mut [u16; NOISE]) {
+    let words = philox::words(seed, counter, sequence);
+    for (i, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        for (j, word) in words.iter().enumerate() {
+            out[2 * j] = word[i] as u16;
+            out[2 * j + 1] = (word[i] >> 16) as u16;
+        }
+    }
+}
+
+/// Refuses what no encoder writes: a scale of 1..=31 or 255, -128, elements other than zero under the scale
+/// zero. The first two would not decode to what the contract says, the third has two names for one value.
+pub(super) fn validate(isa: Isa, body: &[u8], n: usize) -> Result<()> {
+    let (scales, elements) = body.split_at(n.div_ceil(BLOCK));
+    if isa.run(AllCanonical { scales, elements }) {
+        return Ok(());
+    }
+    for (i, (&scale, block)) in scales.iter().zip(elements.chunks(BLOCK)).enumerate() {
+        if !is_scale(scale) {
+            return Err(Error::new(Kind::Frame, format!("int8: the scale of block {i} is not canonical"))
+                .expected("0 or 32 to 254", scale));
+        }
+        if let Some(j) = block.iter().position(|&q| q == 0x80 || (scale == 0 && q != 0)) {
+            let expected = if scale == 0 { "0, as its block's scale is 0" } else { "-127 to 127" };
+            return Err(Error::new(Kind::Frame, format!("int8: element {} is not canonical", i * BLOCK + j))
+                .expected(expected, block[j] as i8));
+        }
+    }
+    Err(Error::new(Kind::Internal, "int8: the two checks of a body disagree"))
+}
+
+#[inline(always)]
+fn is_scale(scale: u8) -> bool {
+    scale == 0 || (SMALLEST as u8..=254).contains(&scale)
+}
+
+struct AllCanonical<'a> {
+    scales: &'a [u8],
+    elements: &'a [u8],
+}
+
+impl Kernel for AllCanonical<'_> {
+    type Out = bool;
+    #[inline(always)]
+    fn run(self) -> bool {
+        let mut good = self.scales.iter().fold(true, |good, &s| good & is_scale(s));
+        let (blocks, rest) = self.elements.as_chunks::<BLOCK>();
+        for (block, &scale) in blocks.iter().zip(self.scales) {
+            good &= canonical(block, scale);
+        }
+        if let (false, Some(&scale)) = (rest.is_empty(), self.scales.last()) {
+            good &= canonical(rest, scale);
+        }
+        good
+    }
+}
+
+#[inline(always)]
+fn canonical(block: &[u8], scale: u8) -> bool {
+    // Folded, not searched: leaving early would keep the loop from being vectorised.
+    let any = block.iter().fold(0, |any, q| any | q);
+    let lowest = block.iter().fold(0, |found, &q| found | u8::from(q == 0x80));
+    lowest == 0 && (scale != 0 || any == 0)
+}
+
+/// A validated body of bytes with block scales.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Int8Body<'a> {
+    scales: &'a [u8],
+    elements: &'a [u8],
+}
+
+impl<'a> Int8Body<'a> {
+    /// `body` holds `n` elements.
+    #[inline(always)]
+    pub(crate) fn new(body: &'a [u8], n: usize) -> Self {
+        let (scales, elements) = body.split_at(n.div_ceil(BLOCK));
+        debug_assert_eq!(elements.len(), n);
+        Self { scales, elements }
+    }
+}
+
+impl Body for Int8Body<'_> {
+    #[inline(always)]
+    fn decode(&self, at: usize, out: &mut [f32]) {
+        let elements = &self.elements[at..at + out.len()];
+        let scales = &self.scales[at / BLOCK..][..out.len().div_ceil(BLOCK)];
+        let (out, out_rest) = out.as_chunks_mut::<BLOCK>();
+        let (q, q_rest) = elements.as_chunks::<BLOCK>();
+        for ((out, q), &scale) in out.iter_mut().zip(q).zip(scales) {
+            scaled(q, scale, out);
+        }
+        if let (false, Some(&scale)) = (q_rest.is_empty(), scales.last()) {
+            scaled(q_rest, scale, out_rest);
+        }
+    }
+}
+
+#[inline(always)]
+fn scaled(q: &[u8], scale: u8, out: &mut [f32]) {
+    // E - 133 + 127 is the exponent field of 2^(E - 133).
+    let factor = if scale == 0 { 0.0 } else { power(u32::from(scale).wrapping_sub(6)) };
+    for (out, &q) in out.iter_mut().zip(q) {
+        *out = f32::from(q as i8) * factor;
+    }
+}

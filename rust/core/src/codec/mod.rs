@@ -1,0 +1,169 @@
+//! Codecs turn the gradient of one slice into bytes and back: a byte contract, the same in every language
+//! (`protos/README.md`). One file per codec; this one names them and holds what they share.
+
+mod bfloat16;
+mod error_feedback;
+mod float32;
+mod int8;
+mod onebit;
+mod philox;
+
+pub(crate) use bfloat16::BFloat16Body;
+pub use error_feedback::ErrorFeedback;
+pub(crate) use float32::Float32Body;
+pub(crate) use int8::Int8Body;
+pub(crate) use onebit::OneBitBody;
+
+use crate::error::{Error, Kind, Result};
+use crate::isa::Isa;
+
+/// A codec as bytes name it: what a decoder needs to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum CodecId {
+    /// IEEE single precision, little-endian.
+    Float32 = 1,
+    /// The upper half of a float32, rounded to nearest even.
+    BFloat16 = 2,
+    /// One signed byte per element, one power-of-two scale byte per 64 elements.
+    Int8 = 3,
+    /// One sign bit per element, two means per 1024 elements.
+    OneBit = 4,
+}
+
+impl CodecId {
+    /// All codecs.
+    pub const ALL: [Self; 4] = [Self::Float32, Self::BFloat16, Self::Int8, Self::OneBit];
+
+    /// The codec of a wire number.
+    pub fn from_wire(id: u32) -> Result<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|c| *c as u32 == id)
+            .ok_or_else(|| Error::new(Kind::Frame, "unknown codec").expected("1, 2, 3 or 4", id))
+    }
+
+    /// Bytes of the body of `n` elements.
+    pub fn body_len(self, n: usize) -> usize {
+        match self {
+            Self::Float32 => 4 * n,
+            Self::BFloat16 => 2 * n,
+            Self::Int8 => n.div_ceil(int8::BLOCK) + n,
+            Self::OneBit => 8 * n.div_ceil(onebit::BLOCK) + n.div_ceil(8),
+        }
+    }
+
+    /// Checks a body that came from outside: exact length, finite, canonical. Nothing is decoded before this.
+    pub fn validate(self, isa: Isa, body: &[u8], n: usize) -> Result<()> {
+        let expected = self.body_len(n);
+        if body.len() != expected {
+            return Err(Error::new(Kind::Frame, format!("the body of {n} elements has the wrong length"))
+                .expected(format!("{expected} bytes"), format!("{} bytes", body.len())));
+        }
+        match self {
+            Self::Float32 => float32::validate(isa, body),
+            Self::BFloat16 => bfloat16::validate(isa, body),
+            Self::Int8 => int8::validate(isa, body, n),
+            Self::OneBit => onebit::validate(isa, body, n),
+        }
+    }
+
+    /// Decodes a whole validated body; `out.len()` is the element count. For tests, residuals and state dictionaries:
+    /// the store decodes block by block.
+    pub fn decode(self, isa: Isa, body: &[u8], out: &mut [f32]) {
+        isa.run(WholeDecode { codec: self, body, out });
+    }
+}
+
+struct WholeDecode<'a> {
+    codec: CodecId,
+    body: &'a [u8],
+    out: &'a mut [f32],
+}
+
+impl crate::isa::Kernel for WholeDecode<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let n = self.out.len();
+        match self.codec {
+            CodecId::Float32 => whole(Float32Body::new(self.body, n), self.out),
+            CodecId::BFloat16 => whole(BFloat16Body::new(self.body, n), self.out),
+            CodecId::Int8 => whole(Int8Body::new(self.body, n), self.out),
+            CodecId::OneBit => whole(OneBitBody::new(self.body, n), self.out),
+        }
+    }
+}
+
+#[inline(always)]
+fn whole<B: Body>(body: B, out: &mut [f32]) {
+    for (at, len) in crate::block::blocks(out.len()) {
+        body.decode(at, &mut out[at..at + len]);
+    }
+}
+
+/// A validated body that is decoded block by block.
+pub(crate) trait Body: Copy {
+    /// Decodes the elements `at..at + out.len()`; `at` is a multiple of [`crate::block::BLOCK`] and the range lies
+    /// inside the body.
+    fn decode(&self, at: usize, out: &mut [f32]);
+}
+
+/// A codec with its settings: what an encoder needs to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codec {
+    /// See [`CodecId::Float32`].
+    Float32,
+    /// See [`CodecId::BFloat16`].
+    BFloat16,
+    /// See [`CodecId::Int8`].
+    Int8 {
+        /// `Some(seed)`: stochastic rounding with Philox4x32-10 under this key.
+        seed: Option<u64>,
+    },
+    /// See [`CodecId::OneBit`]. Only with error feedback.
+    OneBit,
+}
+
+/// Where in its tensor and in its client's pushes a body belongs: the counter of stochastic rounding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    /// Index in the tensor of the body's first element; a multiple of 8.
+    pub first_element: u64,
+    /// The push's sequence number.
+    pub sequence: u64,
+}
+
+impl Codec {
+    /// What the bytes are called.
+    pub fn id(self) -> CodecId {
+        match self {
+            Self::Float32 => CodecId::Float32,
+            Self::BFloat16 => CodecId::BFloat16,
+            Self::Int8 { .. } => CodecId::Int8,
+            Self::OneBit => CodecId::OneBit,
+        }
+    }
+
+    /// Appends the body of `values` to `out`. With a residual, encodes `values + residual` and leaves in `residual`
+    /// what the body does not say (error feedback; Seide et al. 2014). Callers have checked with
+    /// [`crate::finite::check`] that no value, and no sum with the residual, is non-finite.
+    pub fn encode(
+        self,
+        isa: Isa,
+        values: &[f32],
+        residual: Option<&mut [f32]>,
+        position: Position,
+        out: &mut Vec<u8>,
+    ) {
+        let start = out.len();
+        out.resize(start + self.id().body_len(values.len()), 0);
+        let body = &mut out[start..];
+        match self {
+            Self::Float32 => float32::encode(isa, values, residual, body),
+            Self::BFloat16 => bfloat16::encode(isa, values, residual, body),
+            Self::Int8 { seed } => int8::encode(isa, values, residual, seed, position, body),
+            Self::OneBit => onebit::encode(isa, values, residual, body),
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! One-bit: the sign of each element, and the mean of the positive and of the negative ones of each 1024
+//! elements (Seide et al. 2014, zero threshold). Only with error feedback: without it the result is biased.
+//!
+//! Body: per block two float32, the positive and the negative mean (both as magnitudes), then one bit per
+//! element, least significant first, set = negative (-0.0 too), pad bits zero. Sums are integers, so their
+//! order does not matter. With E the exponent field of the block's largest magnitude:
+//!
+//! ```text
+//! a = trunc(|v| * 2^(150 - E))
+//! M = floor((256 * sum of a + floor(count / 2)) / count)     of each side; 0 if it is empty
+//! mean = float32(M) * 2^(E - 158)
+//! ```
+//!
+//! Below 2^-95 (E < 32) both means are zero and the residual keeps everything: so every factor is a normal
+//! number.
+
+use super::Body;
+use super::error_feedback::{self, Encoder};
+use crate::error::{Error, Kind, Result};
+use crate::isa::Isa;
+
+/// Elements that share two means.
+pub(super) const BLOCK: usize = crate::block::BLOCK;
+/// Exponent fields below this one give the means zero.
+const SMALLEST: u32 = 32;
+/// Elements whose magnitudes (24 bits each) are summed in 32 bits.
+const SUM: usize = 128;
+/// Bytes of the two means of a block.
+const MEANS: usize = 8;
+
+pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, body: &mut [u8]) {
+    error_feedback::encode(isa, values, residual, Writer { n: values.len(), body });
+}
+
+struct Writer<'a> {
+    n: usize,
+    body: &'a mut [u8],
+}
+
+impl Encoder for Writer<'_> {
+    #[inline(always)]
+    fn block(&mut self, at: usize, v: &[f32; BLOCK], len: usize) {
+        let (means, bits) = self.body.split_at_mut(MEANS * self.n.div_ceil(BLOCK));
+        // The padding of `v` is +0.0: it adds nothing to a sum and leaves the pad bits zero.
+        let signs = signs(v);
+        bits[at / 8..][..len.div_ceil(8)].copy_from_slice(&signs[..len.div_ceil(8)]);
+        let negative = signs.iter().map(|b| u64::from(b.count_ones())).sum::<u64>();
+        let pair = means_of(v, len as u64 - negative, negative);
+        let (means, _) = means.as_chunks_mut::<4>();
+        for (mean, value) in means[2 * (at / BLOCK)..][..2].iter_mut().zip(pair) {
+            *mean = value.to_le_bytes();
+        }
+    }
+
+    #[inline(always)]
+    fn written(&self) -> impl Body {
+        OneBitBody::new(self.body, self.n)
+    }
+}
+
+#[inline(always)]
+fn signs(v: &[f32; BLOCK]) -> [u8; BLOCK / 8] {
+    let mut out = [0; BLOCK / 8];
+    for (out, v) in out.iter_mut().zip(v.as_chunks::<8>().0) {
+        for (i, x) in v.iter().enumerate() {
+            *out |= ((x.to_bits() >> 31) << i) as u8;
+        }
+    }
+    out
+}
+
+/// The means of the positive and the negative elements, given how many there are of each.
+#[inline(always)]
+fn means_of(v: &[f32; BLOCK], positive: u64, negative: u64) -> [f32; 2] {
+    let largest = v.iter().fold(0, |m, x| m.max(x.to_bits() & 0x7FFF_FFFF));
+    let e = largest >> 23;
+    if e < SMALLEST {
+        return [0.0; 2];
+    }
+    if e == 0xFF {
+        // The caller was told not to look: say so, and the server refuses it.
+        return [f32::NAN; 2];
+    }
+    let (mut all, mut below) = (0, 0);
+    for v in v.as_chunks::<SUM>().0 {
+        let (mut part, mut part_below) = (0u32, 0u32);
+        for x in v {
+            // |x| = m * 2^(f - 150) with the exponent field f, so |x| * 2^(150 - E) is m shifted right by E -
+            // f; for a subnormal, whose f is 0, nothing is left.
+            let bits = x.to_bits();
+            let shift = e.wrapping_sub((bits >> 23) & 0xFF).min(31);
+            let a = ((bits & 0x007F_FFFF) | 0x0080_0000) >> shift;
+            part = part.wrapping_add(a);
+            part_below = part_below.wrapping_add(a & ((bits as i32) >> 31) as u32);
+        }
+        all += u64::from(part);
+        below += u64::from(part_below);
+    }
+    let unit = f32::from_bits((e + 127 - 158) << 23);
+    [(all - below, positive), (below, negative)].map(|(sum, count)| {
+        let mean = (256 * sum + count / 2).checked_div(count).unwrap_or(0);
+        mean as f32 * unit
+    })
+}
+
+/// Refuses means that are not finite or carry a sign, and pad bits that are not zero.
+pub(super) fn validate(_isa: Isa, body: &[u8], n: usize) -> Result<()> {
+    let (means, bits) = body.split_at(MEANS * n.div_ceil(BLOCK));
+    let bad = |&b: &[u8; 4]| u32::from_le_bytes(b) >= 0x7F80_0000;
+    let (means, _) = means.as_chunks::<4>();
+    if let Some(i) = means.iter().position(bad) {
+        return Err(Error::new(Kind::Frame, format!("one-bit: a mean of block {} is not canonical", i / 2))
+            .expected("a finite magnitude", f32::from_le_bytes(means[i])));
+    }
+    match bits.last() {
+        Some(last) if !n.is_multiple_of(8) && last >> (n % 8) != 0 => {
+            Err(Error::new(Kind::Frame, "one-bit: the pad bits are not zero")
+                .expected(format!("zeros above bit {}", n % 8 - 1), format!("{last:#04x}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A validated body of signs and means.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OneBitBody<'a> {
+    means: &'a [[u8; 4]],
+    bits: &'a [u8],
+}
+
+impl<'a> OneBitBody<'a> {
+    /// `body` holds `n` elements.
+    #[inline(always)]
+    pub(crate) fn new(body: &'a [u8], n: usize) -> Self {
+        let (means, bits) = body.split_at(MEANS * n.div_ceil(BLOCK));
+        debug_assert_eq!(bits.len(), n.div_ceil(8));
+        Self { means: means.as_chunks().0, bits }
+    }
+}
+
+impl Body for OneBitBody<'_> {
+    #[inline(always)]
+    fn decode(&self, at: usize, out: &mut [f32]) {
+        for (k, out) in out.chunks_mut(BLOCK).enumerate() {
+            let at = at + k * BLOCK;
+            let means = &self.means[2 * (at / BLOCK)..][..2];
+            let pair = [f32::from_le_bytes(means[0]), -f32::from_le_bytes(means[1])];
+            let bits = &self.bits[at / 8..][..out.len().div_ceil(8)];
+            let (out, rest) = out.as_chunks_mut::<8>();
+            for (out, &byte) in out.iter_mut().zip(bits) {
+                select(byte, pair, out);
+            }
+            if let (false, Some(&byte)) = (rest.is_empty() || crate::fault::fault("codec_tail"), bits.last())
+            {
+                select(byte, pair, rest);
+            }
+        }
+    }
+}
+
+/// One byte at a time: with 16 or 32 elements LLVM goes through the mask registers of AVX-512 one bit at a
+/// time, four times slower.
+#[inline(always)]
+fn select(byte: u8, [positive, negative]: [f32; 2], out: &mut [f32]) {
+    for (i, out) in out.iter_mut().enumerate() {
+        *out = if byte & (1 << i) == 0 { positive } else { negative };
+    }
+}

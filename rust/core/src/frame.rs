@@ -1,0 +1,116 @@
+//! What travels to a slice and what comes back, after its lengths were checked once.
+
+use crate::codec::CodecId;
+use crate::error::{Error, Kind, Result};
+use crate::isa::Isa;
+use crate::tensor::SliceId;
+
+/// Who pushed, and which of its pushes this is: what makes a repeat recognisable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// The client's incarnation: random, drawn anew by each client object.
+    pub client: u64,
+    /// Counts the client's pushes from 1; the same for all slices of one push.
+    pub sequence: u64,
+}
+
+/// The version that a gradient was computed from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Base {
+    /// The slice's version.
+    pub version: u64,
+    /// How many of its changes were the pusher's own, if it is known.
+    pub own: Option<u64>,
+}
+
+/// What a push does to its slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// An optimizer step.
+    Gradient,
+    /// Replaces the values.
+    Assign,
+    /// Replaces the optimizer state (all slots, one after the other) and the step count.
+    AssignState {
+        /// The new step count.
+        step: u64,
+    },
+}
+
+/// One push to one slice. The body is borrowed: from the caller's array, or from the message as it arrived.
+#[derive(Clone, Copy, Debug)]
+pub struct Push<'a> {
+    /// The slice.
+    pub slice: SliceId,
+    /// What it does.
+    pub action: Action,
+    /// Whose it is.
+    pub identity: Identity,
+    /// What it is based on.
+    pub base: Option<Base>,
+    /// Learning rate in place of the optimizer's.
+    pub lr: Option<f64>,
+    /// Factor on the gradient.
+    pub scale: Option<f32>,
+    /// Elements that the sender believes the slice to have.
+    pub count: u64,
+    /// How the body is coded.
+    pub codec: CodecId,
+    /// The body.
+    pub body: &'a [u8],
+    /// The body is known to be finite and canonical: made in this process, after the finite check.
+    pub trusted: bool,
+}
+
+impl Push<'_> {
+    /// The one check of a push, before anything is looked up or changed: sizes against `slice_len` elements and
+    /// `slots` state slots, settings, and every byte of the body.
+    pub(crate) fn validate(&self, isa: Isa, slice_len: usize, slots: usize) -> Result<()> {
+        if self.count != slice_len as u64 {
+            return Err(Error::new(Kind::Shape, "the frame's element count is not the slice's")
+                .expected(format!("{slice_len} elements"), format!("{} elements", self.count)));
+        }
+        if let Some(lr) = self.lr.filter(|lr| !(*lr as f32).is_finite() || *lr < 0.0) {
+            return Err(Error::new(Kind::Config, "invalid lr of a push").expected("a finite number >= 0", lr));
+        }
+        if let Some(scale) = self.scale.filter(|scale| !scale.is_finite()) {
+            return Err(
+                Error::new(Kind::Config, "invalid scale of a push").expected("a finite number", scale)
+            );
+        }
+        if self.action != Action::Gradient && self.codec != CodecId::Float32 {
+            return Err(Error::new(Kind::Frame, "an assignment is not compressed")
+                .expected("codec float32", format!("{:?}", self.codec)));
+        }
+        let elements = match self.action {
+            Action::Gradient | Action::Assign => slice_len,
+            Action::AssignState { .. } => slice_len * slots,
+        };
+        if crate::fault::fault("frame_length_trusted") {
+            return Ok(());
+        }
+        if self.trusted && self.body.len() == self.codec.body_len(elements) {
+            return Ok(());
+        }
+        match self.action {
+            // A state may have gone infinite on finite gradients (see `optim`); it is restored as it was.
+            Action::AssignState { .. } if self.body.len() == 4 * elements => Ok(()),
+            _ => self.codec.validate(isa, self.body, elements),
+        }
+    }
+}
+
+/// What became of a push to one slice.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Applied {
+    /// The slice's version right after it.
+    pub version: u64,
+    /// How many changes up to that version were the pusher's own.
+    pub own: u64,
+    /// Changes by others between the base and this push; `None` when the base is unknown.
+    pub staleness: Option<u64>,
+    /// The factor that was put on the gradient.
+    pub scale: f32,
+    /// It had been applied before; nothing was changed now.
+    pub duplicate: bool,
+}

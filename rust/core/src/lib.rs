@@ -1,0 +1,30 @@
+//! The core of fastps: what a parameter server does with bytes, without network, clock, async or Python.
+//!
+//! One push: [`finite`] check -> [`codec`] (with error feedback) -> [`frame`] -> [`shard`] -> [`slice`], in its turn ->
+//! `apply`: fused decode + optimizer step, block by block -> version, [`record`] -> receipt. A pull runs it backwards.
+//!
+//! Who may import whom: `error, sync, tensor, block <- isa <- {params | codec | optim} <- apply <- policy <- shard <-
+//! store`; the modules in braces never import each other.
+
+mod apply;
+pub mod block;
+pub mod codec;
+pub mod error;
+pub mod fault;
+pub mod finite;
+pub mod frame;
+pub mod identity;
+pub mod isa;
+pub mod lock;
+pub mod optim;
+pub mod outcome;
+pub mod outgoing;
+mod params;
+pub mod policy;
+pub mod record;
+pub mod shard;
+pub mod slice;
+pub mod store;
+mod sync;
+pub mod tensor;
+pub mod verbs;

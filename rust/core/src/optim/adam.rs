@@ -1,0 +1,267 @@
+//! Adam: Kingma & Ba, "Adam: A Method for Stochastic Optimization", arXiv 1412.6980, ICLR 2015; `AdamW`: Loshchilov &
+//! Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, ICLR 2019; `AMSGrad`: Reddi, Kale, Kumar, "On the
+//! Convergence of Adam and Beyond", arXiv 1904.09237, ICLR 2018.
+//!
+//! ```text
+//! g   = -g                              maximize
+//! p   = p * (1 - lr * weight_decay)     AdamW, weight_decay != 0
+//! g   = fma(weight_decay, p, g)         Adam, weight_decay != 0
+//! m   = lerp(m, g, 1 - beta1)
+//! v   = fma((1 - beta2) * g, g, v * beta2)
+//! x   = max(x, v)                       amsgrad, before the correction; else x = v
+//! d   = sqrt(x) / c2 + eps              c2 = (1 - beta2^t)^0.5 in float64
+//! p   = p + (-size * m) / d             size = lr / (1 - beta1^t) in float64
+//! ```
+//!
+//! `t` is the number of this step, counting from 1: steps of the slice, never epochs.
+
+use super::{Step, decay, invalid, lerp, non_negative, prepare};
+use crate::error::Result;
+
+/// Settings of Adam, named as torch names them (`betas` is the pair `beta1`, `beta2`).
+///
+/// States that go bad on finite gradients, as in torch: a gradient beyond about 1e19 divided by `sqrt(1 - beta2)` makes
+/// `exp_avg_sq` infinite for good (the element then stands still; with `beta2 = 0` it becomes NaN), and with
+/// `eps = 0` zero gradients give 0 / 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adam {
+    /// Learning rate.
+    pub lr: f64,
+    /// Share of the old mean gradient that each step keeps.
+    pub beta1: f64,
+    /// Share of the old mean square that each step keeps.
+    pub beta2: f64,
+    /// Keeps the division finite.
+    pub eps: f64,
+    /// L2 penalty, added to the gradient (in [`AdamW`]: taken from the parameters).
+    pub weight_decay: f64,
+    /// Divide by the largest mean square so far.
+    pub amsgrad: bool,
+    /// Ascend instead of descend.
+    pub maximize: bool,
+}
+
+/// Adam with weight decay taken from the parameters rather than added to the gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW(pub Adam);
+
+impl Default for Adam {
+    fn default() -> Self {
+        Self {
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.0,
+            amsgrad: false,
+            maximize: false,
+        }
+    }
+}
+
+impl Default for AdamW {
+    fn default() -> Self {
+        Self(Adam { weight_decay: 1e-2, ..Adam::default() })
+    }
+}
+
+impl Adam {
+    /// torch's conditions, and every number finite.
+    pub fn validate(&self) -> Result<()> {
+        non_negative("lr", self.lr)?;
+        non_negative("eps", self.eps)?;
+        for (argument, beta) in [("betas[0]", self.beta1), ("betas[1]", self.beta2)] {
+            if !(0.0..1.0).contains(&beta) {
+                return Err(invalid(argument, "a number >= 0 and < 1", beta));
+            }
+        }
+        non_negative("weight_decay", self.weight_decay)
+    }
+
+    /// State: the two moments, and the largest second moment so far if `amsgrad`.
+    pub fn slots(&self) -> Vec<&'static str> {
+        let mut slots = vec!["exp_avg", "exp_avg_sq"];
+        if self.amsgrad {
+            slots.push("max_exp_avg_sq");
+        }
+        slots
+    }
+
+    /// The scalars of one step. (torch counts steps in float32, up to 2^24; both corrections are 1 long before.)
+    pub(crate) fn rule(&self, step: u64, lr: f64) -> AdamRule {
+        let t = (step + 1) as f64;
+        let correction1 = 1.0 - self.beta1.powf(t);
+        let correction2 = 1.0 - self.beta2.powf(t);
+        AdamRule {
+            neg_size: -(lr / correction1) as f32,
+            weight_decay: decay(self.weight_decay),
+            shrink: None,
+            rest1: (1.0 - self.beta1) as f32,
+            beta2: self.beta2 as f32,
+            rest2: (1.0 - self.beta2) as f32,
+            root_correction2: correction2.powf(0.5) as f32,
+            eps: self.eps as f32,
+            amsgrad: self.amsgrad,
+            maximize: self.maximize,
+        }
+    }
+}
+
+impl AdamW {
+    /// As [`Adam::validate`].
+    pub fn validate(&self) -> Result<()> {
+        self.0.validate()
+    }
+
+    /// As [`Adam::slots`].
+    pub fn slots(&self) -> Vec<&'static str> {
+        self.0.slots()
+    }
+
+    /// Adam's scalars, with the decay moved from the gradient to the parameters.
+    pub(crate) fn rule(&self, step: u64, lr: f64) -> AdamRule {
+        let weight_decay = self.0.weight_decay;
+        AdamRule {
+            weight_decay: None,
+            shrink: (weight_decay != 0.0).then_some((1.0 - lr * weight_decay) as f32),
+            ..self.0.rule(step, lr)
+        }
+    }
+}
+
+/// The scalars of one step of Adam or `AdamW`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AdamRule {
+    neg_size: f32,
+    weight_decay: Option<f32>,
+    /// `AdamW`'s factor on the parameters.
+    shrink: Option<f32>,
+    /// 1 - beta1.
+    rest1: f32,
+    beta2: f32,
+    /// 1 - beta2.
+    rest2: f32,
+    root_correction2: f32,
+    eps: f32,
+    amsgrad: bool,
+    maximize: bool,
+}
+
+impl AdamRule {
+    /// The new second moment.
+    #[inline(always)]
+    fn square(&self, v: f32, g: f32) -> f32 {
+        (self.rest2 * g).mul_add(g, v * self.beta2)
+    }
+
+    /// The new parameter.
+    #[inline(always)]
+    fn moved(&self, p: f32, m: f32, x: f32) -> f32 {
+        p + self.neg_size * m / (x.sqrt() / self.root_correction2 + self.eps)
+    }
+}
+
+impl Step for AdamRule {
+    #[inline(always)]
+    fn step(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &mut [f32]) {
+        let n = p.len();
+        let g = &mut g[..n];
+        if let Some(shrink) = self.shrink {
+            for p in p.iter_mut() {
+                *p *= shrink;
+            }
+        }
+        prepare(g, p, self.maximize, self.weight_decay);
+        match (state, self.amsgrad) {
+            ([m, v], false) => {
+                let m = &mut m[..n];
+                lerp(m, g, self.rest1);
+                for (((p, &mut m), v), &mut g) in p.iter_mut().zip(m).zip(&mut v[..n]).zip(g) {
+                    *v = self.square(*v, g);
+                    *p = self.moved(*p, m, *v);
+                }
+            }
+            ([m, v, x], true) => {
+                let m = &mut m[..n];
+                lerp(m, g, self.rest1);
+                for ((((p, &mut m), v), x), &mut g) in
+                    p.iter_mut().zip(m).zip(&mut v[..n]).zip(&mut x[..n]).zip(g)
+                {
+                    *v = self.square(*v, g);
+                    // torch's maximum: NaN if either is.
+                    *x = if *v > *x || v.is_nan() { *v } else { *x };
+                    *p = self.moved(*p, m, *x);
+                }
+            }
+            _ => unreachable!("Adam's state slots follow its settings"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HALF: Adam = Adam {
+        lr: 1.0,
+        beta1: 0.5,
+        beta2: 0.75,
+        eps: 1.0,
+        weight_decay: 0.0,
+        amsgrad: false,
+        maximize: false,
+    };
+
+    #[test]
+    fn the_first_step_is_corrected_to_the_gradient() {
+        // m / (1 - beta1) = g and v / (1 - beta2) = g^2: the step is lr * g / (|g| + eps).
+        for beta1 in [0.0, 0.5, 0.75] {
+            let (mut p, mut m, mut v) = ([0.0; 3], [0.0; 3], [0.0; 3]);
+            let adam = Adam { beta1, ..HALF };
+            adam.rule(0, 1.0).step(&mut p, &mut [&mut m, &mut v], &mut [3.0; 3]);
+            assert_eq!((p, v), ([-0.75; 3], [0.25 * 9.0; 3]));
+            assert_eq!(m, [(1.0 - beta1 as f32) * 3.0; 3]);
+        }
+    }
+
+    #[test]
+    fn amsgrad_keeps_the_maximum_and_shows_nan() {
+        let rule = Adam { amsgrad: true, ..HALF }.rule(0, 1.0);
+        let (mut p, mut m, mut v) = ([0.0; 3], [0.0; 3], [0.0, 0.0, f32::NAN]);
+        let mut x = [9.0, 0.0, 1.0];
+        rule.step(&mut p, &mut [&mut m, &mut v, &mut x], &mut [2.0; 3]);
+        assert_eq!(x[..2], [9.0, 1.0]);
+        assert!(x[2].is_nan());
+        // 2 * 1 / (3 / 0.5 + 1).
+        assert_eq!(p[0], -2.0 / 7.0);
+    }
+
+    #[test]
+    fn decay_on_the_gradient_and_on_the_parameters() {
+        let decaying = Adam { weight_decay: 0.5, ..HALF };
+        let (mut p, mut m, mut v) = ([4.0], [0.0], [0.0]);
+        decaying.rule(0, 1.0).step(&mut p, &mut [&mut m, &mut v], &mut [1.0]);
+        assert_eq!((p, m), ([4.0 - 0.75], [1.5]));
+        let (mut p, mut m, mut v) = ([4.0], [0.0], [0.0]);
+        AdamW(decaying).rule(0, 1.0).step(&mut p, &mut [&mut m, &mut v], &mut [3.0]);
+        assert_eq!((p, m), ([2.0 - 0.75], [1.5]));
+        assert_eq!(AdamW::default().0.weight_decay, 1e-2);
+    }
+
+    #[test]
+    fn settings_are_checked() {
+        assert!(Adam::default().validate().is_ok() && AdamW::default().validate().is_ok());
+        let bad = [
+            (Adam { lr: -1.0, ..HALF }, "lr"),
+            (Adam { eps: f64::NAN, ..HALF }, "eps"),
+            (Adam { beta1: 1.0, ..HALF }, "betas[0]"),
+            (Adam { beta2: -0.1, ..HALF }, "betas[1]"),
+            (Adam { beta2: f64::NAN, ..HALF }, "betas[1]"),
+            (Adam { weight_decay: -1.0, ..HALF }, "weight_decay"),
+        ];
+        for (adam, argument) in bad {
+            assert!(adam.validate().unwrap_err().message.ends_with(argument));
+            assert!(AdamW(adam).validate().is_err());
+        }
+    }
+}

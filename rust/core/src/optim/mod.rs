@@ -1,0 +1,201 @@
+//! Optimizers: one file each, the formula and its paper in the header, torch's argument names, defaults and state
+//! names. The operations are torch's single-tensor CPU sequence with an IEEE square root: a fused multiply-add exactly
+//! where torch's kernels fuse, scalars computed in float64 and rounded once.
+
+mod adadelta;
+mod adagrad;
+mod adam;
+mod rmsprop;
+mod sgd;
+
+pub use adadelta::Adadelta;
+pub(crate) use adadelta::AdadeltaRule;
+pub use adagrad::Adagrad;
+pub(crate) use adagrad::AdagradRule;
+pub(crate) use adam::AdamRule;
+pub use adam::{Adam, AdamW};
+pub use rmsprop::Rmsprop;
+pub(crate) use rmsprop::RmspropRule;
+pub use sgd::Sgd;
+pub(crate) use sgd::SgdRule;
+
+use crate::error::{Error, Kind, Result};
+
+/// Where `eps` stands under a running mean of squares `s`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EpsMode {
+    /// `sqrt(s) + eps`: the papers' and torch's form.
+    #[default]
+    Outside,
+    /// `sqrt(s + eps)`: the seed's (neon's) Adagrad.
+    Inside,
+    /// `sqrt(s + eps) + eps`: the seed's (neon's) `RMSProp`.
+    Both,
+}
+
+/// An optimizer with its settings, all in float64 as Python has them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Optimizer {
+    /// Stochastic gradient descent.
+    Sgd(Sgd),
+    /// Adagrad.
+    Adagrad(Adagrad),
+    /// `RMSprop`.
+    Rmsprop(Rmsprop),
+    /// Adadelta.
+    Adadelta(Adadelta),
+    /// Adam.
+    Adam(Adam),
+    /// `AdamW`: Adam with decoupled weight decay.
+    AdamW(AdamW),
+}
+
+/// An optimizer's scalars for one step, rounded to float32: what the loop over the blocks needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Rule {
+    Sgd(SgdRule),
+    Adagrad(AdagradRule),
+    Rmsprop(RmspropRule),
+    Adadelta(AdadeltaRule),
+    Adam(AdamRule),
+}
+
+/// One optimizer step on one block.
+pub(crate) trait Step: Copy {
+    /// Updates parameters `p` and the state slots (in the order of [`Optimizer::slots`]) with gradient `g`, which may
+    /// be used as scratch. All have the same length, at most [`crate::block::BLOCK`].
+    fn step(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &mut [f32]);
+}
+
+/// Most state slots that an optimizer can have.
+pub const MAX_SLOTS: usize = 3;
+
+impl Optimizer {
+    /// Checks every setting as torch does; the error names the argument, what was expected and what came.
+    pub fn validate(&self) -> Result<()> {
+        match self {
+            Self::Sgd(o) => o.validate(),
+            Self::Adagrad(o) => o.validate(),
+            Self::Rmsprop(o) => o.validate(),
+            Self::Adadelta(o) => o.validate(),
+            Self::Adam(o) => o.validate(),
+            Self::AdamW(o) => o.validate(),
+        }
+    }
+
+    /// torch's names of the state tensors that these settings need, in storage order (at most [`MAX_SLOTS`]).
+    pub fn slots(&self) -> Vec<&'static str> {
+        match self {
+            Self::Sgd(o) => o.slots(),
+            Self::Adagrad(o) => o.slots(),
+            Self::Rmsprop(o) => o.slots(),
+            Self::Adadelta(o) => o.slots(),
+            Self::Adam(o) => o.slots(),
+            Self::AdamW(o) => o.slots(),
+        }
+    }
+
+    /// What a state slot is filled with at registration (Adagrad's `initial_accumulator_value`, else 0).
+    pub fn initial_state(&self) -> f32 {
+        match self {
+            Self::Adagrad(o) => o.initial_accumulator_value as f32,
+            _ => 0.0,
+        }
+    }
+
+    /// The learning rate in the settings.
+    pub fn lr(&self) -> f64 {
+        match self {
+            Self::Sgd(o) => o.lr,
+            Self::Adagrad(o) => o.lr,
+            Self::Rmsprop(o) => o.lr,
+            Self::Adadelta(o) => o.lr,
+            Self::Adam(o) => o.lr,
+            Self::AdamW(o) => o.0.lr,
+        }
+    }
+
+    /// The momentum in the settings; 0 where there is none.
+    pub fn momentum(&self) -> f64 {
+        match self {
+            Self::Sgd(o) => o.momentum,
+            Self::Rmsprop(o) => o.momentum,
+            _ => 0.0,
+        }
+    }
+
+    /// The scalars of one step. `step` counts from 0: how many steps the slice has taken before this one. `lr`
+    /// replaces the settings' rate.
+    pub(crate) fn rule(&self, step: u64, lr: f64) -> Rule {
+        match self {
+            Self::Sgd(o) => Rule::Sgd(o.rule(step, lr)),
+            Self::Adagrad(o) => Rule::Adagrad(o.rule(step, lr)),
+            Self::Rmsprop(o) => Rule::Rmsprop(o.rule(step, lr)),
+            Self::Adadelta(o) => Rule::Adadelta(o.rule(step, lr)),
+            Self::Adam(o) => Rule::Adam(o.rule(step, lr)),
+            Self::AdamW(o) => Rule::Adam(o.rule(step, lr)),
+        }
+    }
+}
+
+/// An error about one argument.
+pub(crate) fn invalid(argument: &str, expected: &str, got: f64) -> Error {
+    Error::new(Kind::Config, format!("invalid {argument}")).expected(expected, got)
+}
+
+/// Fails unless `value` is at least 0 and finite, also when rounded to float32.
+pub(crate) fn non_negative(argument: &str, value: f64) -> Result<()> {
+    if (value as f32).is_finite() && value >= 0.0 {
+        Ok(())
+    } else {
+        Err(invalid(argument, "a finite number >= 0 (as float32)", value))
+    }
+}
+
+// What several rules share: each a pass over one block, which stays in the first-level cache.
+
+/// The gradient as the rule sees it: negated if `maximize`, then `fma(weight_decay, p, g)` if there is a decay.
+#[inline(always)]
+pub(crate) fn prepare(g: &mut [f32], p: &[f32], maximize: bool, weight_decay: Option<f32>) {
+    if maximize {
+        for g in g.iter_mut() {
+            *g = -*g;
+        }
+    }
+    if let Some(decay) = weight_decay {
+        for (g, &p) in g.iter_mut().zip(p) {
+            *g = decay.mul_add(p, *g);
+        }
+    }
+}
+
+/// torch's `avg.lerp_(g, weight)`, which has two forms, so that `weight = 1` gives `g` exactly.
+#[inline(always)]
+pub(crate) fn lerp(avg: &mut [f32], g: &[f32], weight: f32) {
+    let all = avg.iter_mut().zip(g);
+    if weight.abs() < 0.5 {
+        for (a, &g) in all {
+            *a = weight.mul_add(g - *a, *a);
+        }
+    } else {
+        let back = weight - 1.0;
+        for (a, &g) in all {
+            *a = back.mul_add(g - *a, g);
+        }
+    }
+}
+
+/// A decay as the rules take it: none if 0, else rounded once (a tiny one may round to 0, and still counts).
+pub(crate) fn decay(weight_decay: f64) -> Option<f32> {
+    (weight_decay != 0.0).then_some(weight_decay as f32)
+}
+
+/// What is added (under, after) the square root. Adding 0 to what is never -0 is exact, so one loop serves all modes.
+pub(crate) fn split_eps(eps: f64, mode: EpsMode) -> (f32, f32) {
+    let eps = eps as f32;
+    match mode {
+        EpsMode::Outside => (0.0, eps),
+        EpsMode::Inside => (eps, 0.0),
+        EpsMode::Both => (eps, eps),
+    }
+}

@@ -1,0 +1,236 @@
+//! `RMSprop`: Tieleman & Hinton, "Neural Networks for Machine Learning", lecture 6a, 2012; centred as in Graves,
+//! "Generating Sequences With Recurrent Neural Networks", arXiv 1308.0850, 2013.
+//!
+//! ```text
+//! g   = -g                              maximize
+//! g   = fma(weight_decay, p, g)         weight_decay != 0
+//! s   = fma((1 - alpha) * g, g, s * alpha)
+//! a   = lerp(a, g, 1 - alpha)           centered
+//! v   = s                               centered: fma(-a, a, s)
+//! d   = sqrt(v) + eps                   eps_mode outside; inside: sqrt(v + eps); both: sqrt(v + eps) + eps
+//! p   = p + (-lr * g) / d               momentum = 0
+//! b   = b * momentum + g / d            momentum > 0
+//! p   = fma(-lr, b, p)                  momentum > 0
+//! ```
+
+use super::{EpsMode, Step, decay, lerp, non_negative, prepare, split_eps};
+use crate::error::Result;
+
+/// Settings of `RMSprop`, named as torch names them.
+///
+/// States that go bad on finite gradients, as in torch: `centered` under a (nearly) constant gradient, where the
+/// rounding of `square_avg - grad_avg^2` can fall below 0 and its root is NaN; gradients beyond about 1e19, whose
+/// square makes `square_avg` infinite for good; `eps = 0` with zero gradients (0 / 0).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rmsprop {
+    /// Learning rate.
+    pub lr: f64,
+    /// Share of the old mean that each step keeps.
+    pub alpha: f64,
+    /// Keeps the division finite.
+    pub eps: f64,
+    /// L2 penalty, added to the gradient.
+    pub weight_decay: f64,
+    /// Momentum; 0 keeps no buffer.
+    pub momentum: f64,
+    /// Divide by the standard deviation rather than the root of the mean square.
+    pub centered: bool,
+    /// Where `eps` stands.
+    pub eps_mode: EpsMode,
+    /// Ascend instead of descend.
+    pub maximize: bool,
+}
+
+impl Default for Rmsprop {
+    fn default() -> Self {
+        Self {
+            lr: 1e-2,
+            alpha: 0.99,
+            eps: 1e-8,
+            weight_decay: 0.0,
+            momentum: 0.0,
+            centered: false,
+            eps_mode: EpsMode::Outside,
+            maximize: false,
+        }
+    }
+}
+
+impl Rmsprop {
+    /// torch's conditions, and every number finite.
+    pub fn validate(&self) -> Result<()> {
+        non_negative("lr", self.lr)?;
+        non_negative("eps", self.eps)?;
+        non_negative("momentum", self.momentum)?;
+        non_negative("weight_decay", self.weight_decay)?;
+        non_negative("alpha", self.alpha)
+    }
+
+    /// State: the mean square, then the velocity if there is momentum, then the mean if centred.
+    pub fn slots(&self) -> Vec<&'static str> {
+        let mut slots = vec!["square_avg"];
+        if self.momentum > 0.0 {
+            slots.push("momentum_buffer");
+        }
+        if self.centered {
+            slots.push("grad_avg");
+        }
+        slots
+    }
+
+    /// The scalars of one step; they do not depend on the step's number.
+    pub(crate) fn rule(&self, _step: u64, lr: f64) -> RmspropRule {
+        let (eps_in, eps_out) = split_eps(self.eps, self.eps_mode);
+        RmspropRule {
+            neg_lr: -lr as f32,
+            weight_decay: decay(self.weight_decay),
+            alpha: self.alpha as f32,
+            rest: (1.0 - self.alpha) as f32,
+            momentum: self.momentum as f32,
+            eps_in,
+            eps_out,
+            has_momentum: self.momentum > 0.0,
+            centered: self.centered,
+            maximize: self.maximize,
+        }
+    }
+}
+
+/// The scalars of one `RMSprop` step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RmspropRule {
+    neg_lr: f32,
+    weight_decay: Option<f32>,
+    alpha: f32,
+    /// 1 - alpha.
+    rest: f32,
+    momentum: f32,
+    eps_in: f32,
+    eps_out: f32,
+    has_momentum: bool,
+    centered: bool,
+    maximize: bool,
+}
+
+impl RmspropRule {
+    /// The new mean square.
+    #[inline(always)]
+    fn square(&self, s: f32, g: f32) -> f32 {
+        (self.rest * g).mul_add(g, s * self.alpha)
+    }
+
+    /// The divisor.
+    #[inline(always)]
+    fn root(&self, v: f32) -> f32 {
+        (v + self.eps_in).sqrt() + self.eps_out
+    }
+}
+
+impl Step for RmspropRule {
+    #[inline(always)]
+    fn step(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &mut [f32]) {
+        let Self { neg_lr, momentum, .. } = *self;
+        let n = p.len();
+        let g = &mut g[..n];
+        prepare(g, p, self.maximize, self.weight_decay);
+        match (state, self.has_momentum, self.centered) {
+            ([s], false, false) => {
+                for ((p, s), &mut g) in p.iter_mut().zip(&mut s[..n]).zip(g) {
+                    *s = self.square(*s, g);
+                    *p += neg_lr * g / self.root(*s);
+                }
+            }
+            ([s, b], true, false) => {
+                for (((p, s), b), &mut g) in p.iter_mut().zip(&mut s[..n]).zip(&mut b[..n]).zip(g) {
+                    *s = self.square(*s, g);
+                    *b = *b * momentum + g / self.root(*s);
+                    *p = neg_lr.mul_add(*b, *p);
+                }
+            }
+            ([s, a], false, true) => {
+                let a = &mut a[..n];
+                lerp(a, g, self.rest);
+                for (((p, s), &mut a), &mut g) in p.iter_mut().zip(&mut s[..n]).zip(a).zip(g) {
+                    *s = self.square(*s, g);
+                    *p += neg_lr * g / self.root((-a).mul_add(a, *s));
+                }
+            }
+            ([s, b, a], true, true) => {
+                let a = &mut a[..n];
+                lerp(a, g, self.rest);
+                for ((((p, s), b), &mut a), &mut g) in
+                    p.iter_mut().zip(&mut s[..n]).zip(&mut b[..n]).zip(a).zip(g)
+                {
+                    *s = self.square(*s, g);
+                    *b = *b * momentum + g / self.root((-a).mul_add(a, *s));
+                    *p = neg_lr.mul_add(*b, *p);
+                }
+            }
+            _ => unreachable!("RMSprop's state slots follow its settings"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HALF: Rmsprop = Rmsprop {
+        lr: 1.0,
+        alpha: 0.5,
+        eps: 0.0,
+        weight_decay: 0.0,
+        momentum: 0.0,
+        centered: false,
+        eps_mode: EpsMode::Outside,
+        maximize: false,
+    };
+
+    /// One step of gradient `g` on one element; the state is filled in the order of the slots.
+    fn one(rmsprop: Rmsprop, p: f32, state: [f32; 3], g: f32) -> (f32, Vec<f32>) {
+        let mut p = [p];
+        let mut state: Vec<[f32; 1]> = state[..rmsprop.slots().len()].iter().map(|&x| [x]).collect();
+        let mut views: Vec<&mut [f32]> = state.iter_mut().map(|s| &mut s[..]).collect();
+        rmsprop.rule(0, rmsprop.lr).step(&mut p, &mut views, &mut [g]);
+        (p[0], state.into_iter().map(|[x]| x).collect())
+    }
+
+    #[test]
+    fn the_three_places_of_eps() {
+        // s = 0.5 * 14 + 0.5 * 4 = 9.
+        let with = |eps_mode| Rmsprop { eps: 7.0, eps_mode, ..HALF };
+        assert_eq!(one(HALF, 0.0, [14.0, 0.0, 0.0], 2.0), (-2.0 / 3.0, vec![9.0]));
+        assert_eq!(one(with(EpsMode::Outside), 0.0, [14.0, 0.0, 0.0], 2.0).0, -0.2);
+        assert_eq!(one(with(EpsMode::Inside), 0.0, [14.0, 0.0, 0.0], 2.0).0, -0.5);
+        assert_eq!(one(with(EpsMode::Both), 0.0, [14.0, 0.0, 0.0], 2.0).0, -2.0 / 11.0);
+    }
+
+    #[test]
+    fn momentum_and_centering() {
+        let momentum = Rmsprop { momentum: 0.5, lr: 3.0, ..HALF };
+        assert_eq!(momentum.slots(), ["square_avg", "momentum_buffer"]);
+        assert_eq!(one(momentum, 1.0, [14.0, 2.0, 0.0], 6.0), (1.0 - 3.0 * 2.2, vec![25.0, 2.2]));
+        // mean 0.5 * 6 + 0.5 * 2 = 4, variance 25 - 16 = 9.
+        let centered = Rmsprop { centered: true, ..HALF };
+        assert_eq!(centered.slots(), ["square_avg", "grad_avg"]);
+        assert_eq!(one(centered, 1.0, [14.0, 2.0, 0.0], 6.0), (-1.0, vec![25.0, 4.0]));
+        let both = Rmsprop { centered: true, ..momentum };
+        assert_eq!(both.slots(), ["square_avg", "momentum_buffer", "grad_avg"]);
+        assert_eq!(one(both, 1.0, [14.0, 2.0, 2.0], 6.0), (-8.0, vec![25.0, 3.0, 4.0]));
+    }
+
+    #[test]
+    fn settings_are_checked() {
+        assert!(Rmsprop::default().validate().is_ok());
+        let bad = [
+            (Rmsprop { lr: -1.0, ..HALF }, "lr"),
+            (Rmsprop { eps: -1.0, ..HALF }, "eps"),
+            (Rmsprop { momentum: -1.0, ..HALF }, "momentum"),
+            (Rmsprop { weight_decay: f64::NAN, ..HALF }, "weight_decay"),
+            (Rmsprop { alpha: -0.1, ..HALF }, "alpha"),
+        ];
+        for (rmsprop, argument) in bad {
+            assert!(rmsprop.validate().unwrap_err().message.ends_with(argument));
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The first steps of a push, the same for a local store and a remote client: everything is checked before the first
+//! slice is changed or the first byte leaves.
+
+use crate::codec::{Codec, ErrorFeedback};
+use crate::error::{Error, Kind, Result};
+use crate::finite;
+use crate::isa::Isa;
+use crate::tensor::TensorSpec;
+use crate::verbs::{Gradient, PushOptions, State};
+use std::collections::HashSet;
+
+/// Checks shapes, settings and values of a whole push. `specs` are those of `gradients`, in the same order.
+pub fn check<'a>(
+    isa: Isa,
+    gradients: &[Gradient],
+    specs: impl Iterator<Item = &'a TensorSpec>,
+    options: &PushOptions,
+    mut feedback: Option<&mut ErrorFeedback>,
+) -> Result<()> {
+    if options.codec == Codec::OneBit && feedback.is_none() {
+        return Err(Error::new(
+            Kind::Config,
+            "OneBit needs error feedback: push through a Worker or a bound list",
+        ));
+    }
+    if let Some(lr) = options.lr.filter(|lr| !(*lr as f32).is_finite() || *lr < 0.0) {
+        return Err(Error::new(Kind::Config, "invalid lr").expected("a finite number >= 0", lr));
+    }
+    if let Some(scale) = options.scale.filter(|scale| !scale.is_finite()) {
+        return Err(Error::new(Kind::Config, "invalid scale").expected("a finite number", scale));
+    }
+    let mut names = HashSet::new();
+    // What is rounded or added to a residual must be finite, whatever the caller says about checking.
+    let must_be_finite = options.check_finite || options.codec != Codec::Float32 || feedback.is_some();
+    for (gradient, spec) in gradients.iter().zip(specs) {
+        let name = |error: Error| error.tensor(gradient.name.clone());
+        if !names.insert(&gradient.name) {
+            return Err(name(Error::new(Kind::Config, "a tensor stands twice in one push")));
+        }
+        check_shape(gradient, spec)?;
+        if must_be_finite {
+            let values = gradient.values.as_slice();
+            let residual = match feedback.as_deref_mut() {
+                Some(feedback) => Some(&*feedback.residual(&gradient.name, values.len()).map_err(name)?),
+                None => None,
+            };
+            finite::check(isa, values, residual).map_err(name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Fails unless the gradient has its tensor's shape.
+pub fn check_shape(gradient: &Gradient, spec: &TensorSpec) -> Result<()> {
+    if gradient.shape == spec.shape && gradient.values.as_slice().len() == spec.elements() {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Shape, "the shape is not the registered one")
+        .tensor(gradient.name.clone())
+        .expected(format!("{:?}", spec.shape), format!("{:?}", gradient.shape)))
+}
+
+/// The bodies of a state assignment, one per slice: all slots one after the other.
+pub fn state_bodies(spec: &TensorSpec, state: &State) -> Result<Vec<Vec<u8>>> {
+    let name = |error: Error| error.tensor(spec.name.clone());
+    let expected = spec.optimizer.slots();
+    let got: Vec<_> = state.slots.iter().map(|(slot, _)| *slot).collect();
+    if expected != got {
+        let error = Error::new(Kind::Config, "the state is not this optimizer's");
+        return Err(name(error.expected(format!("{expected:?}"), format!("{got:?}"))));
+    }
+    if state.steps.len() != spec.slice_count() {
+        let error = Error::new(Kind::Shape, "the state has step counts for another number of slices");
+        return Err(name(error.expected(spec.slice_count(), state.steps.len())));
+    }
+    if let Some((slot, values)) = state.slots.iter().find(|(_, values)| values.len() != spec.elements()) {
+        let error = Error::new(Kind::Shape, format!("state {slot} has the wrong length"));
+        return Err(name(error.expected(spec.elements(), values.len())));
+    }
+    let body = |range: std::ops::Range<usize>| {
+        let run =
+            |(_, values): &(&str, Vec<f32>)| bytemuck::cast_slice::<f32, u8>(&values[range.clone()]).to_vec();
+        state.slots.iter().flat_map(run).collect()
+    };
+    Ok(spec.slices().map(body).collect())
+}

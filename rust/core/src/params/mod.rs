@@ -1,0 +1,7 @@
+//! Memory of one slice: plain and copy-on-write for `exact`, racing for `hogwild`.
+
+mod buffer;
+mod cell;
+
+pub(crate) use buffer::Buffer;
+pub(crate) use cell::RacyBuffer;

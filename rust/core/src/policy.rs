@@ -1,0 +1,139 @@
+//! Policies decide when a push is applied. A push comes with a completion, so that a policy may hold it.
+
+use crate::codec::CodecId;
+use crate::error::{Error, Result};
+use crate::frame::{Action, Applied, Base, Identity, Push};
+use crate::identity::Completion;
+use crate::slice::Slice;
+use crate::sync::Arc;
+use crate::tensor::SliceId;
+use std::fmt;
+
+/// What to do with a push.
+#[derive(Debug)]
+pub enum Admission {
+    /// Apply it now.
+    Apply,
+    /// Keep it; [`Policy::hold`] gets it.
+    Hold,
+    /// Refuse it.
+    Refuse(Error),
+}
+
+/// Decides about pushes; one per shard.
+pub trait Policy: Send + Sync + fmt::Debug {
+    /// Decides about one push to one slice. Must not block.
+    fn admit(&self, slice: &Slice, push: &Push<'_>) -> Admission;
+    /// Takes a push that is to be held; releases it later, from any thread.
+    fn hold(&self, held: Held);
+}
+
+/// Applies every push on arrival.
+#[derive(Debug)]
+pub struct Immediate;
+
+impl Policy for Immediate {
+    fn admit(&self, _slice: &Slice, _push: &Push<'_>) -> Admission {
+        Admission::Apply
+    }
+    fn hold(&self, held: Held) {
+        held.release();
+    }
+}
+
+/// A push that waits, with a copy of its body. It must be released or refused; if it is dropped, its sender is told.
+pub struct Held {
+    slice: Arc<Slice>,
+    identity: Identity,
+    action: Action,
+    base: Option<Base>,
+    lr: Option<f64>,
+    scale: Option<f32>,
+    codec: CodecId,
+    count: u64,
+    body: Vec<u8>,
+    done: Option<Completion>,
+}
+
+impl Held {
+    pub(crate) fn new(slice: Arc<Slice>, push: &Push<'_>, done: Completion) -> Self {
+        Self {
+            slice,
+            identity: push.identity,
+            action: push.action,
+            base: push.base,
+            lr: push.lr,
+            scale: push.scale,
+            codec: push.codec,
+            count: push.count,
+            body: push.body.to_vec(),
+            done: Some(done),
+        }
+    }
+
+    /// The slice it is for.
+    pub fn slice(&self) -> SliceId {
+        self.slice.id()
+    }
+
+    /// Whose push it is.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Applies it now, unless it was fenced meanwhile.
+    pub fn release(mut self) {
+        let push = Push {
+            slice: self.slice.id(),
+            action: self.action,
+            identity: self.identity,
+            base: self.base,
+            lr: self.lr,
+            scale: self.scale,
+            count: self.count,
+            codec: self.codec,
+            body: &self.body,
+            trusted: true,
+        };
+        let result = self.slice.apply_held(&push);
+        self.complete(result);
+    }
+
+    /// Refuses it: it counts as never seen.
+    pub fn refuse(mut self, error: Error) {
+        self.refuse_with(error);
+    }
+
+    fn refuse_with(&mut self, error: Error) {
+        for waiting in self.slice.withdraw(self.identity) {
+            waiting(Err(error.clone()));
+        }
+        self.complete(Err(error));
+    }
+
+    fn complete(&mut self, result: Result<Applied>) {
+        if let Some(done) = self.done.take() {
+            done(result);
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.done.is_some() {
+            self.refuse_with(Error::new(
+                crate::error::Kind::Unavailable,
+                "the push was held and then dropped",
+            ));
+        }
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held")
+            .field("slice", &self.slice())
+            .field("identity", &self.identity)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,44 @@
+//! One record per applied change, handed to a sink in the order of the slice's versions: what a log, a standby or an
+//! audit needs to repeat it bit for bit.
+
+use crate::codec::CodecId;
+use crate::frame::{Action, Identity};
+use crate::tensor::SliceId;
+use std::fmt;
+
+/// A change that was just applied. The body is the one that came.
+#[derive(Clone, Copy, Debug)]
+pub struct Record<'a> {
+    /// The slice.
+    pub slice: SliceId,
+    /// Its version after the change.
+    pub version: u64,
+    /// Whose change.
+    pub identity: Identity,
+    /// What it did.
+    pub action: Action,
+    /// How the body is coded.
+    pub codec: CodecId,
+    /// The body.
+    pub body: &'a [u8],
+    /// The learning rate that took effect.
+    pub lr: f64,
+    /// The factor that took effect.
+    pub scale: f32,
+    /// The momentum that took effect.
+    pub momentum: f64,
+}
+
+/// Takes records; called under the slice's lock (`exact`) or right after the change (`hogwild`).
+pub trait Sink: Send + Sync + fmt::Debug {
+    /// Takes one record.
+    fn record(&self, record: &Record<'_>);
+}
+
+/// Keeps nothing.
+#[derive(Debug)]
+pub struct NoSink;
+
+impl Sink for NoSink {
+    fn record(&self, _record: &Record<'_>) {}
+}

@@ -1,0 +1,163 @@
+//! A shard: the slices that one server holds, their memory, and the one way in for pushes.
+
+use crate::error::{Error, Kind, Result};
+use crate::frame::{Applied, Identity, Push};
+use crate::isa::Isa;
+use crate::policy::{Immediate, Policy};
+use crate::record::{NoSink, Sink};
+use crate::slice::{Counters, Resolved, Slice, Snapshot};
+use crate::sync::{Arc, AtomicU64, Ordering, RwLock};
+use crate::tensor::{SliceId, TensorSpec};
+use std::collections::HashMap;
+use std::sync::PoisonError;
+
+/// What a shard is made of.
+#[derive(Clone, Debug)]
+pub struct ShardConfig {
+    /// Its index in the cluster.
+    pub index: u32,
+    /// Most bytes that its slices may take.
+    pub memory_limit: u64,
+    /// The instruction set of its kernels.
+    pub isa: Isa,
+    /// When pushes are applied.
+    pub policy: Arc<dyn Policy>,
+    /// Where records go.
+    pub sink: Arc<dyn Sink>,
+}
+
+impl ShardConfig {
+    /// A shard that applies pushes on arrival and keeps no records.
+    pub fn new(index: u32, memory_limit: u64, isa: Isa) -> Self {
+        Self { index, memory_limit, isa, policy: Arc::new(Immediate), sink: Arc::new(NoSink) }
+    }
+}
+
+/// The slices of one server.
+#[derive(Debug)]
+pub struct Shard {
+    config: ShardConfig,
+    slices: RwLock<HashMap<SliceId, Arc<Slice>>>,
+    memory_used: AtomicU64,
+    counters: Arc<Counters>,
+}
+
+impl Shard {
+    /// An empty shard.
+    pub fn new(config: ShardConfig) -> Self {
+        Self { config, slices: RwLock::default(), memory_used: AtomicU64::new(0), counters: Arc::default() }
+    }
+
+    /// Its index in the cluster.
+    pub fn index(&self) -> u32 {
+        self.config.index
+    }
+
+    /// Takes the memory of these slices (identifier, index in the tensor), all or none; values and state start at 0.
+    pub fn create(&self, spec: &Arc<TensorSpec>, group: u32, slices: &[(SliceId, usize)]) -> Result<()> {
+        spec.validate()?;
+        let lens = slices.iter().map(|(_, index)| spec.slice_range(*index).len());
+        let needed = lens.map(|len| Slice::memory_for(spec, len)).sum::<u64>();
+        self.take_memory(needed).map_err(|error| error.tensor(spec.name.clone()))?;
+        let made: Vec<_> = slices
+            .iter()
+            .map(|(id, index)| {
+                let (sink, counters) = (self.config.sink.clone(), self.counters.clone());
+                Arc::new(Slice::new(*id, spec, *index, group, self.config.isa, sink, counters))
+            })
+            .collect();
+        let mut all = self.slices.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some((id, _)) = slices.iter().find(|(id, _)| all.contains_key(id)) {
+            self.memory_used.fetch_sub(needed, Ordering::Relaxed);
+            let error = Error::new(Kind::Config, format!("slice {} exists already", id.0));
+            return Err(error.tensor(spec.name.clone()).shard(self.index()));
+        }
+        all.extend(made.into_iter().map(|slice| (slice.id(), slice)));
+        Ok(())
+    }
+
+    fn take_memory(&self, needed: u64) -> Result<()> {
+        let limit = self.config.memory_limit;
+        let take = |used: u64| used.checked_add(needed).filter(|sum| *sum <= limit);
+        match self.memory_used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
+            Ok(_) => Ok(()),
+            Err(used) => Err(Error::new(Kind::Capacity, "the tensor does not fit the shard's memory")
+                .shard(self.index())
+                .expected(
+                    format!("at most {} free bytes of {limit}", limit.saturating_sub(used)),
+                    format!("{needed} bytes"),
+                )
+                .retry_after_ms(1000)),
+        }
+    }
+
+    /// Frees slices; unknown ones are ignored. Pulls that are being sent keep their values until they are done.
+    pub fn remove(&self, slices: &[SliceId]) {
+        let mut all = self.slices.write().unwrap_or_else(PoisonError::into_inner);
+        for slice in slices.iter().filter_map(|id| all.remove(id)) {
+            self.memory_used.fetch_sub(Slice::memory_for(slice.spec(), slice.len()), Ordering::Relaxed);
+        }
+    }
+
+    /// A slice by its identifier.
+    pub fn slice(&self, id: SliceId) -> Result<Arc<Slice>> {
+        let all = self.slices.read().unwrap_or_else(PoisonError::into_inner);
+        all.get(&id).cloned().ok_or_else(|| {
+            Error::new(Kind::UnknownTensor, format!("the shard has no slice {}", id.0)).shard(self.index())
+        })
+    }
+
+    /// Applies, holds or refuses a push; `done` is called exactly once, perhaps later and from another thread.
+    pub fn push(&self, push: &Push<'_>, done: impl FnOnce(Result<Applied>) + Send + 'static) {
+        let index = self.index();
+        match self.slice(push.slice) {
+            Ok(slice) => slice.push(push, &*self.config.policy, move |r| {
+                done(r.map_err(|e| e.shard(index)));
+            }),
+            Err(error) => done(Err(error)),
+        }
+    }
+
+    /// The values of a slice at one version.
+    pub fn pull(&self, client: u64, slice: SliceId) -> Result<Snapshot> {
+        Ok(self.slice(slice)?.pull(client))
+    }
+
+    /// The optimizer state of a slice, all slots one after the other.
+    pub fn pull_state(&self, client: u64, slice: SliceId) -> Result<Snapshot> {
+        Ok(self.slice(slice)?.pull_state(client))
+    }
+
+    /// What became of a push? If it was not applied, it is fenced here and now.
+    pub fn resolve(&self, slice: SliceId, identity: Identity) -> Result<Resolved> {
+        self.slice(slice)?.resolve(identity).map_err(|error| error.shard(self.index()))
+    }
+
+    /// Drops all that is known of a client whose lease ended.
+    pub fn forget_client(&self, client: u64) {
+        self.all().iter().for_each(|slice| slice.forget_client(client));
+    }
+
+    fn all(&self) -> Vec<Arc<Slice>> {
+        self.slices.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Counters since the start.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        let slices = self.all();
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        vec![
+            ("slices", slices.len() as u64),
+            ("versions", slices.iter().map(|slice| slice.version(0).0).sum()),
+            ("identity_entries", slices.iter().map(|slice| slice.known_clients() as u64).sum()),
+            ("memory_used", count(&self.memory_used)),
+            ("memory_limit", self.config.memory_limit),
+            ("pushes", count(&self.counters.pushes)),
+            ("assigns", count(&self.counters.assigns)),
+            ("duplicates", count(&self.counters.duplicates)),
+            ("refused", count(&self.counters.refused)),
+            ("pulls", count(&self.counters.pulls)),
+            ("slice_copies", count(&self.counters.slice_copies)),
+        ]
+    }
+}

@@ -1,0 +1,589 @@
+//! A slice: the unit that is placed, locked, versioned, checked, applied whole or refused whole. Its optimizer state,
+//! step count, version and table of identities live with it.
+
+use crate::apply::{Exact, Hogwild, apply};
+use crate::block::BLOCK;
+use crate::error::{Error, Kind, Result};
+use crate::fault::fault;
+use crate::frame::{Action, Applied, Base, Identity, Push};
+use crate::identity::{Completion, Identities, Outcome, Seen};
+use crate::isa::Isa;
+use crate::lock::SliceLock;
+use crate::params::{Buffer, RacyBuffer};
+use crate::policy::{Admission, Held, Policy};
+use crate::record::{Record, Sink};
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use crate::tensor::{Apply, SliceId, TensorSpec};
+use std::fmt;
+
+/// One slice of one tensor.
+#[derive(Debug)]
+pub struct Slice {
+    id: SliceId,
+    spec: Arc<TensorSpec>,
+    index: usize,
+    group: u32,
+    len: usize,
+    slots: usize,
+    isa: Isa,
+    sink: Arc<dyn Sink>,
+    counters: Arc<Counters>,
+    memory: Memory,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Exact(SliceLock<ExactMemory>),
+    Hogwild(HogwildMemory),
+}
+
+#[derive(Debug)]
+struct ExactMemory {
+    /// Shared with the pulls that are being sent; a push that meets such a pin writes to a spare copy instead.
+    params: Arc<Buffer>,
+    state: Vec<Buffer>,
+    step: u64,
+    version: u64,
+    identities: Identities,
+}
+
+#[derive(Debug)]
+struct HogwildMemory {
+    params: RacyBuffer,
+    state: Vec<RacyBuffer>,
+    step: AtomicU64,
+    version: AtomicU64,
+    /// Where the next push begins, so that racing pushes do not walk in lockstep.
+    turn: AtomicU64,
+    identities: Mutex<Identities>,
+}
+
+/// What a shard counts over its slices.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) pushes: AtomicU64,
+    pub(crate) assigns: AtomicU64,
+    pub(crate) duplicates: AtomicU64,
+    pub(crate) refused: AtomicU64,
+    pub(crate) pulls: AtomicU64,
+    pub(crate) slice_copies: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn count(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Values or state of one slice at one version; an `exact` slice's values are pinned, not copied.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// The slice's version.
+    pub version: u64,
+    /// How many of its changes were the asking client's own.
+    pub own: u64,
+    /// Optimizer steps taken.
+    pub step: u64,
+    bytes: Bytes,
+}
+
+#[derive(Clone, Debug)]
+enum Bytes {
+    Pinned(Arc<Buffer>),
+    Copied(Arc<Vec<u8>>),
+}
+
+impl AsRef<[u8]> for Snapshot {
+    fn as_ref(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Pinned(buffer) => buffer.bytes(),
+            Bytes::Copied(bytes) => bytes,
+        }
+    }
+}
+
+/// What a slice knows about a push whose answer got lost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Resolved {
+    /// It was applied.
+    Applied(Applied),
+    /// It was not, and never will be.
+    Fenced,
+    /// The slice does not remember that far back.
+    Unknown,
+}
+
+/// What a push finds when it arrives.
+enum Arrival {
+    Apply,
+    Hold,
+    Answer(Result<Applied>),
+    /// A repeat of a push that is pending: the completion was queued behind it.
+    Waits,
+}
+
+impl Slice {
+    pub(crate) fn new(
+        id: SliceId,
+        spec: &Arc<TensorSpec>,
+        index: usize,
+        group: u32,
+        isa: Isa,
+        sink: Arc<dyn Sink>,
+        counters: Arc<Counters>,
+    ) -> Self {
+        let len = spec.slice_range(index).len();
+        let slots = spec.optimizer.slots().len();
+        let initial = spec.optimizer.initial_state();
+        let memory = match spec.apply {
+            Apply::Exact => Memory::Exact(SliceLock::new(ExactMemory {
+                params: Arc::new(Buffer::filled(len, 0.0)),
+                state: (0..slots).map(|_| Buffer::filled(len, initial)).collect(),
+                step: 0,
+                version: 0,
+                identities: Identities::default(),
+            })),
+            Apply::Hogwild => Memory::Hogwild(HogwildMemory {
+                params: RacyBuffer::filled(len, 0.0),
+                state: (0..slots).map(|_| RacyBuffer::filled(len, initial)).collect(),
+                step: AtomicU64::new(0),
+                version: AtomicU64::new(0),
+                turn: AtomicU64::new(0),
+                identities: Mutex::default(),
+            }),
+        };
+        Self { id, spec: spec.clone(), index, group, len, slots, isa, sink, counters, memory }
+    }
+
+    /// Its identifier.
+    pub fn id(&self) -> SliceId {
+        self.id
+    }
+
+    /// The tensor it is part of.
+    pub fn spec(&self) -> &Arc<TensorSpec> {
+        &self.spec
+    }
+
+    /// Which slice of the tensor it is.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Its elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The tensor's group as frames carry it.
+    pub fn group(&self) -> u32 {
+        self.group
+    }
+
+    /// Memory of a slice of `spec` with `len` elements, in bytes: parameters, state, and one spare for copy-on-write.
+    pub(crate) fn memory_for(spec: &TensorSpec, len: usize) -> u64 {
+        let buffers = 1 + spec.optimizer.slots().len() as u64 + u64::from(spec.apply == Apply::Exact);
+        buffers * Buffer::bytes_for(len) + 512
+    }
+
+    /// Applies, holds or refuses a push; `done` is called exactly once, perhaps later and from another thread.
+    pub(crate) fn push(
+        self: &Arc<Self>,
+        push: &Push<'_>,
+        policy: &dyn Policy,
+        done: impl FnOnce(Result<Applied>) + Send + 'static,
+    ) {
+        let checked = push.validate(self.isa, self.len, self.slots);
+        if let (true, Err(_), Memory::Exact(memory)) = (fault("check_after_apply"), &checked, &self.memory)
+            && push.body.len() == 4 * self.len
+        {
+            self.change_exact(&mut memory.lock(), push);
+        }
+        if let Err(error) = checked {
+            Counters::count(&self.counters.refused);
+            return done(Err(error.tensor(self.spec.name.clone())));
+        }
+        let admission = policy.admit(self, push);
+        let (result, waiting) = match &self.memory {
+            Memory::Exact(memory) => {
+                let mut memory = memory.lock();
+                match self.arrive(&mut memory.identities, push, admission, done) {
+                    (Arrival::Apply, done) => (Ok(self.change_exact(&mut memory, push)), done),
+                    (Arrival::Hold, Some(done)) => {
+                        drop(memory);
+                        return policy.hold(Held::new(self.clone(), push, Box::new(done)));
+                    }
+                    (Arrival::Answer(result), done) => (result, done),
+                    (Arrival::Waits | Arrival::Hold, _) => return,
+                }
+            }
+            Memory::Hogwild(memory) => {
+                let (arrival, done) = self.arrive(&mut lock(&memory.identities), push, admission, done);
+                match (arrival, done) {
+                    (Arrival::Apply, Some(done)) => {
+                        let (applied, waiting) = self.change_hogwild(memory, push);
+                        answer_all(waiting, applied);
+                        return done(Ok(applied));
+                    }
+                    (Arrival::Hold, Some(done)) => {
+                        return policy.hold(Held::new(self.clone(), push, Box::new(done)));
+                    }
+                    (Arrival::Answer(result), done) => (result, done),
+                    (Arrival::Waits | Arrival::Hold | Arrival::Apply, _) => return,
+                }
+            }
+        };
+        if let Some(done) = waiting {
+            done(result);
+        }
+    }
+
+    /// Looks the identity up and decides; takes the completion where it must wait.
+    fn arrive<D: FnOnce(Result<Applied>) + Send + 'static>(
+        &self,
+        identities: &mut Identities,
+        push: &Push<'_>,
+        admission: Admission,
+        done: D,
+    ) -> (Arrival, Option<D>) {
+        let seen = match identities.look_up(push.identity) {
+            _ if fault("identity_off") => Seen::New,
+            seen => seen,
+        };
+        match seen {
+            Seen::Before(Outcome::Applied(applied)) => {
+                Counters::count(&self.counters.duplicates);
+                (Arrival::Answer(Ok(Applied { duplicate: true, ..*applied })), Some(done))
+            }
+            Seen::Before(Outcome::Fenced) => {
+                let error =
+                    Error::new(Kind::Fenced, "the push was fenced: it was not applied and never will be");
+                (Arrival::Answer(Err(self.name(error))), Some(done))
+            }
+            Seen::Before(Outcome::Held(waiting) | Outcome::Applying(waiting)) => {
+                waiting.push(Box::new(done));
+                (Arrival::Waits, None)
+            }
+            Seen::Forgotten => {
+                let error =
+                    Error::new(Kind::UnknownOutcome, "the push is older than what the slice remembers");
+                (Arrival::Answer(Err(self.name(error))), Some(done))
+            }
+            Seen::New => match admission {
+                Admission::Apply => {
+                    // Without a lock around the change, the claim must come first.
+                    if self.spec.apply == Apply::Hogwild {
+                        identities.note(push.identity, Outcome::Applying(Vec::new()));
+                    }
+                    (Arrival::Apply, Some(done))
+                }
+                Admission::Hold => {
+                    identities.note(push.identity, Outcome::Held(Vec::new()));
+                    (Arrival::Hold, Some(done))
+                }
+                Admission::Refuse(error) => {
+                    Counters::count(&self.counters.refused);
+                    (Arrival::Answer(Err(self.name(error))), Some(done))
+                }
+            },
+        }
+    }
+
+    /// Applies a push that a policy had held.
+    pub(crate) fn apply_held(&self, push: &Push<'_>) -> Result<Applied> {
+        let fenced = || {
+            self.name(Error::new(
+                Kind::Fenced,
+                "the push was fenced while it was held: it was not applied and never will be",
+            ))
+        };
+        let (applied, waiting) = match &self.memory {
+            Memory::Exact(memory) => {
+                let mut memory = memory.lock();
+                let Seen::Before(Outcome::Held(waiting)) = memory.identities.look_up(push.identity) else {
+                    return Err(fenced());
+                };
+                let waiting = std::mem::take(waiting);
+                (self.change_exact(&mut memory, push), waiting)
+            }
+            Memory::Hogwild(memory) => {
+                let mut identities = lock(&memory.identities);
+                let Seen::Before(outcome @ Outcome::Held(_)) = identities.look_up(push.identity) else {
+                    return Err(fenced());
+                };
+                let waiting = match outcome {
+                    Outcome::Held(waiting) => std::mem::take(waiting),
+                    _ => Vec::new(),
+                };
+                *outcome = Outcome::Applying(waiting);
+                drop(identities);
+                self.change_hogwild(memory, push)
+            }
+        };
+        answer_all(waiting, applied);
+        Ok(applied)
+    }
+
+    /// Takes back the claim of a held push that is refused.
+    pub(crate) fn withdraw(&self, identity: Identity) -> Vec<Completion> {
+        Counters::count(&self.counters.refused);
+        match &self.memory {
+            Memory::Exact(memory) => memory.lock().identities.withdraw(identity),
+            Memory::Hogwild(memory) => lock(&memory.identities).withdraw(identity),
+        }
+    }
+
+    fn name(&self, error: Error) -> Error {
+        error.tensor(self.spec.name.clone())
+    }
+
+    fn lr(&self, push: &Push<'_>) -> f64 {
+        push.lr.unwrap_or_else(|| self.spec.optimizer.lr())
+    }
+
+    fn change_exact(&self, memory: &mut ExactMemory, push: &Push<'_>) -> Applied {
+        match push.action {
+            Action::Gradient if fault("drop_half") && memory.version % 2 == 1 => {}
+            Action::Gradient => {
+                let rule = self.spec.optimizer.rule(memory.step, self.lr(push));
+                let params = self.unpinned(&mut memory.params, true);
+                let storage = Exact { params: params.values_mut(), state: &mut memory.state };
+                apply(self.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
+                memory.step += 1;
+            }
+            Action::Assign => {
+                let params = self.unpinned(&mut memory.params, false);
+                push.codec.decode(self.isa, push.body, params.values_mut());
+            }
+            Action::AssignState { step } => {
+                for (k, slot) in memory.state.iter_mut().enumerate() {
+                    let body = &push.body[4 * k * self.len..4 * (k + 1) * self.len];
+                    push.codec.decode(self.isa, body, slot.values_mut());
+                }
+                memory.step = step;
+            }
+        }
+        memory.version += u64::from(!fault("version_not_bumped"));
+        let own = memory.identities.count_own(push.identity.client);
+        let applied = Applied {
+            version: memory.version,
+            own,
+            staleness: staleness(push.base, memory.version, own),
+            scale: push.scale.unwrap_or(1.0),
+            duplicate: false,
+        };
+        memory.identities.note(push.identity, Outcome::Applied(applied));
+        self.record(push, applied);
+        applied
+    }
+
+    /// The parameters for writing: in place if nobody reads them, else a copy, so that the reader keeps its version.
+    fn unpinned<'a>(&self, params: &'a mut Arc<Buffer>, keep: bool) -> &'a mut Buffer {
+        if Arc::get_mut(params).is_none() {
+            Counters::count(&self.counters.slice_copies);
+            if !keep {
+                *params = Arc::new(Buffer::filled(self.len, 0.0));
+            }
+        }
+        Arc::make_mut(params)
+    }
+
+    /// Applies a push whose identity this thread has claimed; gives back the repeats that waited for it.
+    fn change_hogwild(&self, memory: &HogwildMemory, push: &Push<'_>) -> (Applied, Vec<Completion>) {
+        match push.action {
+            Action::Gradient => {
+                let step = memory.step.fetch_add(1, Ordering::Relaxed);
+                let rule = self.spec.optimizer.rule(step, self.lr(push));
+                let blocks = self.len.div_ceil(BLOCK).max(1) as u64;
+                let turn = memory.turn.fetch_add(1, Ordering::Relaxed);
+                // An odd stride of about 5/8 of the blocks keeps concurrent pushes far apart.
+                let first_block = (turn.wrapping_mul((blocks * 5 / 8) | 1) % blocks) as usize;
+                let storage =
+                    Hogwild { isa: self.isa, params: &memory.params, state: &memory.state, first_block };
+                apply(self.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
+            }
+            Action::Assign => self.store_racy(&memory.params, push, 0),
+            Action::AssignState { step } => {
+                memory.state.iter().enumerate().for_each(|(k, slot)| self.store_racy(slot, push, k));
+                memory.step.store(step, Ordering::Relaxed);
+            }
+        }
+        let mut identities = lock(&memory.identities);
+        let version = memory.version.fetch_add(1, Ordering::AcqRel) + 1;
+        let own = identities.count_own(push.identity.client);
+        let applied = Applied {
+            version,
+            own,
+            staleness: staleness(push.base, version, own),
+            scale: push.scale.unwrap_or(1.0),
+            duplicate: false,
+        };
+        let waiting = identities.note(push.identity, Outcome::Applied(applied));
+        drop(identities);
+        self.record(push, applied);
+        (applied, waiting)
+    }
+
+    /// Stores the `k`-th run of `len` float32 values of an assignment's body.
+    fn store_racy(&self, buffer: &RacyBuffer, push: &Push<'_>, k: usize) {
+        let body = &push.body[4 * k * self.len..4 * (k + 1) * self.len];
+        let mut block = [0.0; BLOCK];
+        for (at, len) in crate::block::blocks(self.len) {
+            push.codec.decode(self.isa, &body[4 * at..4 * (at + len)], &mut block[..len]);
+            buffer.store(self.isa, at, &block[..len]);
+        }
+    }
+
+    fn record(&self, push: &Push<'_>, applied: Applied) {
+        let counter = match push.action {
+            Action::Gradient => &self.counters.pushes,
+            Action::Assign | Action::AssignState { .. } => &self.counters.assigns,
+        };
+        Counters::count(counter);
+        self.sink.record(&Record {
+            slice: self.id,
+            version: applied.version,
+            identity: push.identity,
+            action: push.action,
+            codec: push.codec,
+            body: push.body,
+            lr: self.lr(push),
+            scale: applied.scale,
+            momentum: self.spec.optimizer.momentum(),
+        });
+    }
+
+    /// The values at one version: pinned for `exact`, copied (perhaps in the middle of pushes) for `hogwild`.
+    pub fn pull(&self, client: u64) -> Snapshot {
+        Counters::count(&self.counters.pulls);
+        match &self.memory {
+            Memory::Exact(memory) => {
+                let memory = memory.lock();
+                let (version, own, step) = (memory.version, memory.identities.own(client), memory.step);
+                let bytes = if fault("copy_on_write_skipped") {
+                    Bytes::Copied(Arc::new(memory.params.bytes().to_vec()))
+                } else {
+                    Bytes::Pinned(memory.params.clone())
+                };
+                Snapshot { version, own, step, bytes }
+            }
+            Memory::Hogwild(memory) => self.snapshot_hogwild(memory, client, &[&memory.params]),
+        }
+    }
+
+    /// The optimizer state, all slots one after the other; a copy.
+    pub fn pull_state(&self, client: u64) -> Snapshot {
+        match &self.memory {
+            Memory::Exact(memory) => {
+                let memory = memory.lock();
+                let bytes = memory.state.iter().flat_map(|slot| slot.bytes().iter().copied()).collect();
+                Snapshot {
+                    version: memory.version,
+                    own: memory.identities.own(client),
+                    step: memory.step,
+                    bytes: Bytes::Copied(Arc::new(bytes)),
+                }
+            }
+            Memory::Hogwild(memory) => {
+                self.snapshot_hogwild(memory, client, &memory.state.iter().collect::<Vec<_>>())
+            }
+        }
+    }
+
+    fn snapshot_hogwild(&self, memory: &HogwildMemory, client: u64, buffers: &[&RacyBuffer]) -> Snapshot {
+        let version = memory.version.load(Ordering::Acquire);
+        let own = lock(&memory.identities).own(client);
+        let step = memory.step.load(Ordering::Relaxed);
+        let mut bytes = Vec::with_capacity(4 * self.len * buffers.len());
+        let mut block = [0.0; BLOCK];
+        for buffer in buffers {
+            for (at, len) in crate::block::blocks(self.len) {
+                buffer.load(self.isa, at, &mut block[..len]);
+                bytes.extend_from_slice(bytemuck::cast_slice(&block[..len]));
+            }
+        }
+        Snapshot { version, own, step, bytes: Bytes::Copied(Arc::new(bytes)) }
+    }
+
+    /// The version, and how many of its changes were the client's own.
+    pub fn version(&self, client: u64) -> (u64, u64) {
+        match &self.memory {
+            Memory::Exact(memory) => {
+                let memory = memory.lock();
+                (memory.version, memory.identities.own(client))
+            }
+            Memory::Hogwild(memory) => {
+                (memory.version.load(Ordering::Acquire), lock(&memory.identities).own(client))
+            }
+        }
+    }
+
+    /// What became of a push? If it was not applied, it is fenced here and now.
+    pub fn resolve(&self, identity: Identity) -> Result<Resolved> {
+        let (resolved, waiting) = match &self.memory {
+            Memory::Exact(memory) => self.settle(&mut memory.lock().identities, identity)?,
+            Memory::Hogwild(memory) => self.settle(&mut lock(&memory.identities), identity)?,
+        };
+        for done in waiting {
+            done(Err(self.name(Error::new(Kind::Fenced, "the push was fenced"))));
+        }
+        Ok(resolved)
+    }
+
+    fn settle(&self, table: &mut Identities, identity: Identity) -> Result<(Resolved, Vec<Completion>)> {
+        match table.look_up(identity) {
+            Seen::Before(Outcome::Applied(applied)) => Ok((Resolved::Applied(*applied), Vec::new())),
+            Seen::Before(Outcome::Fenced) => Ok((Resolved::Fenced, Vec::new())),
+            Seen::Before(Outcome::Applying(_)) => {
+                let error = Error::new(Kind::Unavailable, "the push is being applied");
+                Err(self.name(error).retry_after_ms(1))
+            }
+            Seen::New if fault("fence_forgotten") => Ok((Resolved::Fenced, Vec::new())),
+            Seen::Before(Outcome::Held(_)) | Seen::New => {
+                Ok((Resolved::Fenced, table.note(identity, Outcome::Fenced)))
+            }
+            Seen::Forgotten => Ok((Resolved::Unknown, Vec::new())),
+        }
+    }
+
+    /// Drops all that is known of a client whose lease ended.
+    pub(crate) fn forget_client(&self, client: u64) {
+        match &self.memory {
+            Memory::Exact(memory) => memory.lock().identities.forget(client),
+            Memory::Hogwild(memory) => lock(&memory.identities).forget(client),
+        }
+    }
+
+    /// Clients that the table knows.
+    pub(crate) fn known_clients(&self) -> usize {
+        match &self.memory {
+            Memory::Exact(memory) => memory.lock().identities.len(),
+            Memory::Hogwild(memory) => lock(&memory.identities).len(),
+        }
+    }
+}
+
+/// Changes by others between the base and this push (which is version `version` and the client's `own`-th).
+fn staleness(base: Option<Base>, version: u64, own: u64) -> Option<u64> {
+    let base = base?;
+    let changes = version.checked_sub(base.version)?.checked_sub(1)?;
+    let own_between = own.checked_sub(base.own?)?.checked_sub(1)?;
+    changes.checked_sub(own_between)
+}
+
+fn answer_all(waiting: Vec<Completion>, applied: Applied) {
+    for done in waiting {
+        done(Ok(Applied { duplicate: true, ..applied }));
+    }
+}
+
+impl fmt::Display for Slice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "slice {} of {:?}", self.index, self.spec.name)
+    }
+}

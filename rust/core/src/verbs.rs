@@ -1,0 +1,284 @@
+//! The verbs that an in-process store and a cluster of servers have in common, and what they take and give.
+
+use crate::codec::{Codec, ErrorFeedback};
+use crate::error::{Error, Result};
+use crate::frame::Applied;
+use crate::tensor::{SliceId, TensorSpec};
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Float32 values of a caller, kept alive and unchanged by it until the push that reads them is done.
+pub trait Values: Send + Sync {
+    /// The values.
+    fn as_slice(&self) -> &[f32];
+}
+
+impl Values for Vec<f32> {
+    fn as_slice(&self) -> &[f32] {
+        self
+    }
+}
+
+/// One tensor of a push.
+#[derive(Clone)]
+pub struct Gradient {
+    /// The tensor's name.
+    pub name: Arc<str>,
+    /// The shape of `values`, to be compared with the registered one.
+    pub shape: Vec<u64>,
+    /// Row-major values.
+    pub values: Arc<dyn Values>,
+}
+
+impl fmt::Debug for Gradient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gradient")
+            .field("name", &self.name)
+            .field("shape", &self.shape)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How a push is made; one value for all its tensors.
+#[derive(Clone, Debug)]
+pub struct PushOptions {
+    /// The codec of every gradient.
+    pub codec: Codec,
+    /// Learning rate in place of the optimizers'.
+    pub lr: Option<f64>,
+    /// Factor on the gradients.
+    pub scale: Option<f32>,
+    /// What the gradients are based on: as an earlier pull of the same client returned it.
+    pub based_on: Option<Arc<Versions>>,
+    /// Residuals; mandatory for [`Codec::OneBit`]. Content that a server refused or fenced is given back to them.
+    pub feedback: Option<Arc<Mutex<ErrorFeedback>>>,
+    /// Scan all values before anything is sent or changed.
+    pub check_finite: bool,
+    /// When the call gives up.
+    pub timeout: Duration,
+}
+
+/// A slice's version as a pull or a receipt tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SliceVersion {
+    /// The slice.
+    pub slice: SliceId,
+    /// Changes so far.
+    pub version: u64,
+    /// How many of them were the asking client's own.
+    pub own: u64,
+}
+
+/// Versions of tensors, per slice: opaque to users, comparable, and the base of later pushes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Versions {
+    /// The client that asked: `own` counts mean nothing to another one.
+    pub client: u64,
+    /// Per tensor, in slice order.
+    pub tensors: Vec<(Arc<str>, Vec<SliceVersion>)>,
+}
+
+impl Versions {
+    /// A tensor's versions, if it is part of this.
+    pub fn tensor(&self, name: &str) -> Option<&[SliceVersion]> {
+        self.tensors.iter().find(|(n, _)| &**n == name).map(|(_, v)| v.as_slice())
+    }
+}
+
+/// What became of one tensor of a push: always "applied".
+#[derive(Clone, Debug, PartialEq)]
+pub struct Receipt {
+    /// Smallest version of its slices.
+    pub version: u64,
+    /// Largest staleness of its slices; `None` when no base was known.
+    pub staleness: Option<u64>,
+    /// All slices had been applied before.
+    pub duplicate: bool,
+    /// Smallest factor that was put on the gradient.
+    pub scale: f32,
+    /// Bytes of all bodies as sent.
+    pub bytes: u64,
+}
+
+impl Receipt {
+    /// The receipt of a tensor whose slices were all applied.
+    pub fn merge(slices: impl IntoIterator<Item = Applied>, bytes: u64) -> Self {
+        let mut merged = Self::of_nothing(bytes);
+        slices.into_iter().for_each(|slice| merged.add(&slice));
+        merged
+    }
+
+    /// To be filled by [`Receipt::add`].
+    pub fn of_nothing(bytes: u64) -> Self {
+        Self { version: u64::MAX, staleness: None, duplicate: true, scale: f32::INFINITY, bytes }
+    }
+
+    /// Adds one slice's answer.
+    pub fn add(&mut self, slice: &Applied) {
+        self.version = self.version.min(slice.version);
+        self.staleness = self.staleness.max(slice.staleness);
+        self.duplicate &= slice.duplicate;
+        self.scale = self.scale.min(slice.scale);
+    }
+}
+
+/// How a slice of a failed push stands once it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It was applied.
+    Applied {
+        /// At this version.
+        version: u64,
+    },
+    /// It was not applied and never will be.
+    Fenced,
+    /// Nobody can tell any more.
+    Unknown,
+}
+
+/// A slice whose answer is missing.
+pub trait InDoubt: Send + Sync + fmt::Debug {
+    /// The tensor.
+    fn tensor(&self) -> &Arc<str>;
+    /// The shard that has not answered.
+    fn shard(&self) -> u32;
+    /// The elements of the tensor.
+    fn elements(&self) -> Range<usize>;
+    /// Waits until the server tells.
+    fn result(&self, timeout: Duration) -> Result<Fate>;
+}
+
+/// A push that did not wholly succeed.
+#[derive(Clone, Debug)]
+pub struct PartialPush {
+    /// Why; the first refusal, or what cut the call short.
+    pub error: Error,
+    /// Receipts of the tensors that were applied whole.
+    pub receipts: Vec<(Arc<str>, Receipt)>,
+    /// Slices that were refused, with their reasons.
+    pub refused: Vec<(Arc<str>, Range<usize>, Error)>,
+    /// Slices that were applied, of tensors that were not applied whole.
+    pub applied: Vec<(Arc<str>, Range<usize>, Applied)>,
+    /// Slices whose answer is missing.
+    pub in_doubt: Vec<Arc<dyn InDoubt>>,
+}
+
+/// Why a push failed.
+#[derive(Clone, Debug)]
+pub enum PushError {
+    /// Nothing was changed anywhere.
+    Refused(Error),
+    /// Some slices were, or may have been, applied.
+    Partial(Box<PartialPush>),
+}
+
+impl From<Error> for PushError {
+    fn from(error: Error) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// The result of a push: one receipt per gradient, in the order given.
+pub type Pushed = Result<Vec<Receipt>, PushError>;
+
+/// Takes pulled values: the index of the name in the call, the index of the first element, the values' bytes
+/// (little-endian, whole elements). Called in any order, each element once.
+pub type Sink<'a> = dyn FnMut(usize, usize, &[u8]) + 'a;
+
+/// A tensor's optimizer state.
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    /// Steps taken, per slice.
+    pub steps: Vec<u64>,
+    /// torch's state names and the values, row-major, in the order of [`crate::optim::Optimizer::slots`].
+    pub slots: Vec<(&'static str, Vec<f32>)>,
+}
+
+/// Values that a pull without a target collected.
+#[derive(Clone, Debug)]
+pub struct Pulled {
+    /// Per name of the call, row-major.
+    pub values: Vec<Vec<f32>>,
+    /// Their versions.
+    pub versions: Versions,
+}
+
+/// Something under way.
+pub trait Ticket<T>: Send + Sync {
+    /// Whether `wait` would return at once.
+    fn is_done(&self) -> bool;
+    /// Waits; `None` after the timeout (the work goes on, `wait` again).
+    fn wait(&self, timeout: Duration) -> Option<T>;
+    /// Calls back once when done, at once if it is; from any thread.
+    fn on_done(&self, callback: Box<dyn FnOnce() + Send>);
+}
+
+/// A ticket of work that was done at once.
+#[derive(Debug)]
+pub struct Done<T>(pub T);
+
+impl<T: Clone + Send + Sync> Ticket<T> for Done<T> {
+    fn is_done(&self) -> bool {
+        true
+    }
+    fn wait(&self, _timeout: Duration) -> Option<T> {
+        Some(self.0.clone())
+    }
+    fn on_done(&self, callback: Box<dyn FnOnce() + Send>) {
+        callback();
+    }
+}
+
+/// Counters by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Per shard, in index order: its address (empty in process) and its counters.
+    pub shards: Vec<(String, Vec<(String, u64)>)>,
+    /// This client's own counters.
+    pub client: Vec<(String, u64)>,
+}
+
+/// What one can do with parameters, wherever they lie.
+pub trait ParameterServer: Send + Sync + fmt::Debug {
+    /// This client's incarnation.
+    fn client(&self) -> u64;
+    /// Another client of the same parameters, with an identity of its own.
+    fn another(&self) -> Result<Arc<dyn ParameterServer>>;
+    /// Creates a tensor; nothing happens if it exists with the same spec.
+    fn register(&self, spec: TensorSpec, values: &[f32], timeout: Duration) -> Result<()>;
+    /// Removes a tensor.
+    fn unregister(&self, name: &str, timeout: Duration) -> Result<()>;
+    /// What a tensor is.
+    fn spec(&self, name: &str, timeout: Duration) -> Result<Arc<TensorSpec>>;
+    /// The names of all tensors, sorted.
+    fn names(&self, timeout: Duration) -> Result<Vec<Arc<str>>>;
+    /// Pushes and waits until everything is applied.
+    fn push(&self, gradients: &[Gradient], options: &PushOptions) -> Pushed;
+    /// Pushes without waiting: scans and queues before it returns.
+    fn push_async(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>>;
+    /// Pushes and pulls the same tensors; the values contain the push.
+    fn push_pull(
+        &self,
+        gradients: &[Gradient],
+        options: &PushOptions,
+        sink: &mut Sink<'_>,
+    ) -> Result<(Vec<Receipt>, Versions), PushError>;
+    /// Pulls values into the caller's memory.
+    fn pull(&self, names: &[Arc<str>], timeout: Duration, sink: &mut Sink<'_>) -> Result<Versions>;
+    /// Pulls without waiting.
+    fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>>;
+    /// Replaces a tensor's values.
+    fn assign(&self, gradient: &Gradient, timeout: Duration) -> Result<Receipt, PushError>;
+    /// A tensor's optimizer state.
+    fn state(&self, name: &str, timeout: Duration) -> Result<State>;
+    /// Replaces a tensor's optimizer state.
+    fn load_state(&self, name: &str, state: &State, timeout: Duration) -> Result<Receipt, PushError>;
+    /// Versions of tensors.
+    fn versions(&self, names: &[Arc<str>], timeout: Duration) -> Result<Versions>;
+    /// Counters.
+    fn stats(&self, timeout: Duration) -> Result<Stats>;
+    /// Ends the client's session; further calls fail.
+    fn close(&self);
+}
