@@ -13,8 +13,9 @@ pub(crate) trait Storage {
     fn len(&self) -> usize;
     /// The block that a push begins with; racing pushes begin at different ones.
     fn first_block(&self) -> usize;
-    /// Lets `step` change the elements `at..at + len` of the parameters and of every state slot.
-    fn update(&mut self, at: usize, len: usize, step: impl FnOnce(&mut [f32], &mut [&mut [f32]]));
+    /// Steps the elements from `at` on, as many as `g` has. Not a closure: it must be inlined into the loop that carries
+    /// the target features.
+    fn update<R: Step>(&mut self, at: usize, rule: R, g: &mut [f32]);
 }
 
 /// Plain memory under the slice's lock: updated in place.
@@ -35,13 +36,14 @@ impl Storage for Exact<'_> {
     }
 
     #[inline(always)]
-    fn update(&mut self, at: usize, len: usize, step: impl FnOnce(&mut [f32], &mut [&mut [f32]])) {
+    fn update<R: Step>(&mut self, at: usize, rule: R, g: &mut [f32]) {
+        let len = g.len();
         let used = self.state.len().min(MAX_SLOTS);
         let mut slots: [&mut [f32]; MAX_SLOTS] = Default::default();
         for (slot, buffer) in slots.iter_mut().zip(self.state.iter_mut()) {
             *slot = &mut buffer.values_mut()[at..at + len];
         }
-        step(&mut self.params[at..at + len], &mut slots[..used]);
+        rule.step(&mut self.params[at..at + len], &mut slots[..used], g);
     }
 }
 
@@ -65,7 +67,8 @@ impl Storage for Hogwild<'_> {
     }
 
     #[inline(always)]
-    fn update(&mut self, at: usize, len: usize, step: impl FnOnce(&mut [f32], &mut [&mut [f32]])) {
+    fn update<R: Step>(&mut self, at: usize, rule: R, g: &mut [f32]) {
+        let len = g.len();
         let mut params = [0.0; BLOCK];
         let mut state = [[0.0; BLOCK]; MAX_SLOTS];
         let used = self.state.len().min(MAX_SLOTS);
@@ -75,7 +78,7 @@ impl Storage for Hogwild<'_> {
             buffer.load(self.isa, at, &mut memory[..len]);
             *slot = &mut memory[..len];
         }
-        step(&mut params[..len], &mut slots[..used]);
+        rule.step(&mut params[..len], &mut slots[..used], g);
         self.params.store(self.isa, at, &params[..len]);
         for (memory, buffer) in state.iter().zip(self.state) {
             buffer.store(self.isa, at, &memory[..len]);
@@ -129,8 +132,7 @@ impl<S: Storage, B: Body, R: Step> Kernel for Fused<S, B, R> {
                     *x *= self.scale;
                 }
             }
-            let rule = self.rule;
-            self.storage.update(at, len, |p, state| rule.step(p, state, g));
+            self.storage.update(at, self.rule, g);
         }
     }
 }

@@ -41,6 +41,8 @@ enum Memory {
 struct ExactMemory {
     /// Shared with the pulls that are being sent; a push that meets such a pin writes to a spare copy instead.
     params: Arc<Buffer>,
+    /// The buffer that the last such push left behind; its pages are warm when the next one needs a copy.
+    spare: Option<Arc<Buffer>>,
     state: Vec<Buffer>,
     step: u64,
     version: u64,
@@ -138,6 +140,7 @@ impl Slice {
         let memory = match spec.apply {
             Apply::Exact => Memory::Exact(SliceLock::new(ExactMemory {
                 params: Arc::new(Buffer::filled(len, 0.0)),
+                spare: None,
                 state: (0..slots).map(|_| Buffer::filled(len, initial)).collect(),
                 step: 0,
                 version: 0,
@@ -351,13 +354,13 @@ impl Slice {
             Action::Gradient if fault("drop_half") && memory.version % 2 == 1 => {}
             Action::Gradient => {
                 let rule = self.spec.optimizer.rule(memory.step, self.lr(push));
-                let params = self.unpinned(&mut memory.params, true);
+                let params = self.unpinned(&mut memory.params, &mut memory.spare);
                 let storage = Exact { params: params.values_mut(), state: &mut memory.state };
                 apply(self.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
                 memory.step += 1;
             }
             Action::Assign => {
-                let params = self.unpinned(&mut memory.params, false);
+                let params = self.unpinned(&mut memory.params, &mut memory.spare);
                 push.codec.decode(self.isa, push.body, params.values_mut());
             }
             Action::AssignState { step } => {
@@ -383,12 +386,15 @@ impl Slice {
     }
 
     /// The parameters for writing: in place if nobody reads them, else a copy, so that the reader keeps its version.
-    fn unpinned<'a>(&self, params: &'a mut Arc<Buffer>, keep: bool) -> &'a mut Buffer {
+    fn unpinned<'a>(&self, params: &'a mut Arc<Buffer>, spare: &mut Option<Arc<Buffer>>) -> &'a mut Buffer {
         if Arc::get_mut(params).is_none() {
             Counters::count(&self.counters.slice_copies);
-            if !keep {
-                *params = Arc::new(Buffer::filled(self.len, 0.0));
+            let mut copy = spare.take().unwrap_or_else(|| Arc::new(Buffer::filled(self.len, 0.0)));
+            match Arc::get_mut(&mut copy) {
+                Some(copy) => copy.values_mut().copy_from_slice(params.values()),
+                None => copy = Arc::new(Buffer::clone(params)),
             }
+            *spare = Some(std::mem::replace(params, copy));
         }
         Arc::make_mut(params)
     }
