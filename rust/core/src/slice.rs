@@ -350,8 +350,9 @@ impl Slice {
     }
 
     fn change_exact(&self, memory: &mut ExactMemory, push: &Push<'_>) -> Applied {
+        let dropped = fault("drop_half") && push.identity.sequence % 2 == 0;
         match push.action {
-            Action::Gradient if fault("drop_half") && memory.version % 2 == 1 => {}
+            Action::Gradient if dropped => {}
             Action::Gradient => {
                 let rule = self.spec.optimizer.rule(memory.step, self.lr(push));
                 let params = self.unpinned(&mut memory.params, &mut memory.spare);
@@ -371,7 +372,7 @@ impl Slice {
                 memory.step = step;
             }
         }
-        memory.version += u64::from(!fault("version_not_bumped"));
+        memory.version += u64::from(!(dropped || fault("version_not_bumped")));
         let own = memory.identities.count_own(push.identity.client);
         let applied = Applied {
             version: memory.version,

@@ -1,0 +1,43 @@
+"""Prints what a test run left out, and why. Arguments: pytest's JUnit file, the output of cargo test."""
+
+import platform
+import re
+import sys
+import xml.etree.ElementTree as ET
+from collections import Counter
+from pathlib import Path
+
+
+def python_skips(report: Path) -> list[str]:
+    reasons: Counter[str] = Counter()
+    for case in ET.parse(report).getroot().iter("testcase"):
+        for skipped in case.iter("skipped"):
+            module = case.get("classname", "").rpartition(".")[2]
+            reasons[f"{module}: {skipped.get('message') or 'no reason given'}"] += 1
+    return [f"{count} x {reason}" for reason, count in sorted(reasons.items())]
+
+
+def rust_skips(output: Path) -> list[str]:
+    found = re.findall(r"^test (\S+).* \.\.\. ignored(?:, (.*))?$", output.read_text(), re.MULTILINE)
+    return [f"{name}: {reason or 'marked as ignored'}" for name, reason in found]
+
+
+def absent_instruction_sets() -> list[str]:
+    """Kernels of an instruction set that this CPU lacks were built, where they can be, but not run."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ["avx2 and avx512 kernels: this is not an x86-64 CPU"]
+    absent = ["neon kernels: this is not an AArch64 CPU"]
+    cpu = Path("/proc/cpuinfo")
+    flags = cpu.read_text().split() if cpu.exists() else []
+    for name, flag in (("avx2", "avx2"), ("avx512", "avx512vl")):
+        if flags and flag not in flags:
+            absent.append(f"{name} kernels: this CPU lacks {name}")
+    return absent
+
+
+report, output = map(Path, sys.argv[1:3])
+lines = python_skips(report) + rust_skips(output) + absent_instruction_sets()
+lines.append("Rust unit tests of fastps-python: only Python can link an extension module; tests/ covers it")
+lines.append("make acceptance, make mutants, make bench: they take longer and are run by hand")
+print("\nNot run, and why:")
+print("\n".join(f"  - {line}" for line in lines))

@@ -1,0 +1,109 @@
+# `make` or `make help` lists the targets. Everything is installed into .venv and built in target/; nothing outside
+# this folder is written.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+BIN := $(CURDIR)/.venv/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+# What a wheel is made of: when nothing of it changed, nothing is built again.
+SOURCES := $(wildcard Cargo.toml Cargo.lock pyproject.toml README.md) \
+           $(shell find rust python protos -type f -not -path '*/__pycache__/*' -not -name '*.so')
+# The extension module is linked by Python alone; its tests are those in tests/.
+RUST_TESTED := --workspace --exclude fastps-python
+export PYO3_PYTHON := $(BIN)/python
+export CARGO_TARGET_DIR := $(abspath $(TARGET))
+
+.PHONY: help demo test lint lint-rust lint-python test-rust test-python bench acceptance mutants docs dev clean tools
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: .venv/.demo ## Train a real model on 2 servers and 4 worker processes; options: make demo ARGS="--codec int8"
+	@$(BIN)/fastps demo $(ARGS)
+
+test: .venv/.test ## Run all tests and lints; says at the end what was skipped and why
+	@$(MAKE) --no-print-directory lint-rust test-rust lint-python test-python
+	@$(BIN)/python .ci/skipped.py $(TARGET)/pytest.xml $(TARGET)/rust-tests.txt
+
+lint: .venv/.test ## Check formatting, lints, types and the stub
+	@$(MAKE) --no-print-directory lint-rust lint-python
+
+lint-rust:
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets --quiet -- -D warnings
+
+lint-python:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest fastps._fastps
+
+test-rust:
+	@mkdir -p $(TARGET)
+	cargo test --locked $(RUST_TESTED) 2>&1 | tee $(TARGET)/rust-tests.txt
+
+test-python: # in tests/, so that the installed package is tested and not the source tree
+	cd tests && FASTPS_WHEEL="$$(ls $(CARGO_TARGET_DIR)/wheel/*.whl)" \
+	  $(BIN)/python -m pytest --junitxml=$(CARGO_TARGET_DIR)/pytest.xml $(ARGS)
+
+bench: .venv/.demo ## Measure push + pull against raw sockets and write benchmarks/README.md
+	$(BIN)/python benchmarks/transport.py --output benchmarks/README.md $(ARGS)
+
+acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check accuracy and ledger
+	$(BIN)/python tests/acceptance.py $(ARGS)
+
+mutants: .venv/.test ## Seed one fault at a time and check that the tests notice it
+	$(BIN)/python tests/mutants.py $(ARGS)
+
+docs: .venv/.docs ## Build the documentation into target/site and the Rust reference into target/doc
+	$(BIN)/mkdocs build --quiet --strict --site-dir $(CARGO_TARGET_DIR)/site
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --workspace --quiet
+
+dev: .venv/.made | tools ## Build and install in place (editable), with all that tests need
+	$(PIP) install --editable '.[test,demo]'
+	@rm -f .venv/.demo .venv/.test
+
+clean: ## Remove everything that was built or installed here
+	rm -rf .venv target dist build .pytest_cache .mypy_cache .ruff_cache
+	find python tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+tools:
+	@.ci/tools "$(PYTHON)"
+
+.venv/.made: | tools
+	@$(PYTHON) -m venv .venv
+	@touch $@
+
+$(TARGET)/wheel/.built: $(SOURCES) .venv/.made | tools
+	@echo "Building the wheel: some minutes the first time."
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@$(PIP) wheel --no-deps --wheel-dir $(@D) .
+	@touch $@
+
+# Installs the wheel that was just built, also over one of the same version, and what its extras $(1) name.
+define install-wheel
+	@rm -f .venv/.demo .venv/.test
+	@$(PIP) install --force-reinstall --no-deps "$$(ls $(TARGET)/wheel/*.whl)"
+	@$(PIP) install "$$(ls $(TARGET)/wheel/*.whl)[$(1)]"
+	@touch $@
+endef
+
+.venv/.demo: $(TARGET)/wheel/.built
+	$(call install-wheel,demo)
+
+# The packages that the tests need are fetched while the wheel is built.
+.venv/.test: $(SOURCES) .venv/.made | tools
+	@echo "Fetching what the tests need (torch is large) while the wheel is built."
+	@trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; \
+	$(BIN)/python .ci/extras.py test demo > .venv/extras.txt; \
+	$(PIP) install --requirement .venv/extras.txt & extras=$$!; \
+	$(MAKE) --no-print-directory $(TARGET)/wheel/.built; wait $$extras
+	$(call install-wheel,test)
+
+.venv/.docs: .venv/.made
+	$(PIP) install 'mkdocs>=1.6,<2'
+	@touch $@

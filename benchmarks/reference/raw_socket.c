@@ -1,0 +1,130 @@
+/* The raw-socket reference of transport.py: what a push and a pull of N bytes of float32 cost with nothing in between.
+ *
+ *   raw_socket server LARGEST         listens on a free port of 127.0.0.1, prints it, serves one client
+ *   raw_socket client PORT LARGEST    reads lines "BYTES REPETITIONS" from standard input, answers each with one line:
+ *                                     the nanoseconds of every repetition
+ *
+ * One repetition: the client sends N bytes in pieces of at most PIECE bytes; the server applies w -= lr * g to each
+ * piece as it is complete; when all have come it answers the N bytes of w. Blocking sockets, one thread on each side,
+ * TCP_NODELAY, all buffers touched before the first repetition. LARGEST is the largest N.
+ */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PIECE = 1 << 20 };
+
+static void check(int good, const char *what) {
+    if (!good) {
+        perror(what);
+        exit(1);
+    }
+}
+
+static char *touched(size_t bytes) {
+    char *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    check(memory != NULL, "aligned_alloc");
+    memset(memory, 0, bytes);
+    return memory;
+}
+
+/* Returns 0 where the peer has closed the connection. */
+static int receive(int fd, char *to, size_t bytes) {
+    while (bytes > 0) {
+        ssize_t got = recv(fd, to, bytes, 0);
+        check(got >= 0, "recv");
+        if (got == 0) return 0;
+        to += got;
+        bytes -= (size_t)got;
+    }
+    return 1;
+}
+
+static void transmit(int fd, const char *from, size_t bytes) {
+    while (bytes > 0) {
+        ssize_t sent = send(fd, from, bytes, MSG_NOSIGNAL);
+        check(sent > 0, "send");
+        from += sent;
+        bytes -= (size_t)sent;
+    }
+}
+
+static size_t piece_at(size_t at, size_t bytes) { return bytes - at < PIECE ? bytes - at : PIECE; }
+
+static void serve(size_t largest) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+    check(bind(listener, (struct sockaddr *)&address, sizeof address) == 0, "bind");
+    check(listen(listener, 1) == 0, "listen");
+    check(getsockname(listener, (struct sockaddr *)&address, &length) == 0, "getsockname");
+    printf("%d\n", ntohs(address.sin_port));
+    fflush(stdout);
+
+    char *values = touched(largest), *gradient = touched(PIECE);
+    int fd = accept(listener, NULL, NULL);
+    check(fd >= 0, "accept");
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    uint64_t bytes;
+    while (receive(fd, (char *)&bytes, sizeof bytes)) {
+        check(bytes <= largest, "message too large");
+        for (size_t at = 0; at < bytes; at += PIECE) {
+            size_t piece = piece_at(at, bytes);
+            check(receive(fd, gradient, piece), "the client went away");
+            float *restrict w = (float *)(values + at);
+            const float *restrict g = (const float *)gradient;
+            for (size_t i = 0; i < piece / sizeof *w; i++) w[i] -= 0.01f * g[i];
+        }
+        for (size_t at = 0; at < bytes; at += PIECE) transmit(fd, values + at, piece_at(at, bytes));
+    }
+}
+
+static uint64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void drive(int port, size_t largest) {
+    struct sockaddr_in address = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+    check(connect(fd, (struct sockaddr *)&address, sizeof address) == 0, "connect");
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    /* The header lies before the gradient, so that a small push is one segment. */
+    char *message = touched(64 + largest), *gradient = message + 64, *values = touched(largest);
+    unsigned long bytes, repetitions;
+    while (scanf("%lu %lu", &bytes, &repetitions) == 2) {
+        check(bytes <= largest, "message too large");
+        for (; repetitions > 0; repetitions--) {
+            uint64_t start = now(), header = bytes;
+            memcpy(gradient - sizeof header, &header, sizeof header);
+            size_t first = piece_at(0, bytes);
+            transmit(fd, gradient - sizeof header, sizeof header + first);
+            for (size_t at = first; at < bytes; at += PIECE) transmit(fd, gradient + at, piece_at(at, bytes));
+            check(receive(fd, values, bytes), "the server went away");
+            printf("%lu ", (unsigned long)(now() - start));
+        }
+        printf("\n");
+        fflush(stdout);
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc == 3 && strcmp(argv[1], "server") == 0) {
+        serve(strtoul(argv[2], NULL, 10));
+    } else if (argc == 4 && strcmp(argv[1], "client") == 0) {
+        drive(atoi(argv[2]), strtoul(argv[3], NULL, 10));
+    } else {
+        fprintf(stderr, "usage: raw_socket server LARGEST | raw_socket client PORT LARGEST\n");
+        return 2;
+    }
+    return 0;
+}

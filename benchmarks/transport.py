@@ -1,0 +1,268 @@
+"""Push and pull over TCP loopback, against raw sockets that do the same, in the same run.
+
+    python benchmarks/transport.py [--quick] [--sizes 4K,64K,1M,4M,64M] [--output benchmarks/README.md]
+
+One step pushes N bytes of float32 gradient, has the server apply SGD, and brings the N bytes of values back.
+The server is one shard in a process of its own; the reference is `reference/raw_socket.c`, built here. All
+variants take turns within each round, so that whatever else happens on the machine happens to all of them;
+medians of all repetitions. The table goes to standard output and, between its two markers, into `--output`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import multiprocessing
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import fastps
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+UNITS = {"K": 1 << 10, "M": 1 << 20}
+LR = 0.01
+
+Step = Callable[[], object]
+Samples = dict[str, list[int]]
+
+
+class Effort(NamedTuple):
+    """How much is measured."""
+
+    rounds: int
+    seconds_per_size: float
+    most_per_round: int
+
+
+FULL = Effort(rounds=12, seconds_per_size=12.0, most_per_round=100)
+QUICK = Effort(rounds=3, seconds_per_size=1.5, most_per_round=20)
+
+
+class Reference:
+    """The raw-socket pair: a server process and a client process that repeats steps on demand."""
+
+    def __init__(self, program: Path, largest: int) -> None:
+        self._server = subprocess.Popen([program, "server", str(largest)], stdout=subprocess.PIPE, text=True)
+        assert self._server.stdout is not None
+        port = self._server.stdout.readline().strip()
+        command = [program, "client", port, str(largest)]
+        pipe = subprocess.PIPE
+        self._client = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+
+    def step(self, size: int, repetitions: int) -> list[int]:
+        """Nanoseconds of each repetition."""
+        assert self._client.stdin is not None
+        assert self._client.stdout is not None
+        print(size, repetitions, file=self._client.stdin, flush=True)
+        return [int(word) for word in self._client.stdout.readline().split()]
+
+    def close(self) -> None:
+        """Ends both processes."""
+        self._client.communicate()
+        self._server.wait(10)
+
+
+def build_reference(folder: Path) -> Path:
+    """Compiles the reference with the system's C compiler for this machine."""
+    program = folder / "raw_socket"
+    source = HERE / "reference" / "raw_socket.c"
+    subprocess.run(["cc", "-std=gnu11", "-O3", "-march=native", "-o", program, source], check=True)
+    return program
+
+
+def _serve(pipe: Connection) -> None:
+    with fastps.serve(shards=1) as server:
+        pipe.send(server.addresses)
+        pipe.recv()
+
+
+@contextmanager
+def server_process() -> Iterator[str]:
+    """One shard in a process of its own; its address."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield ours.recv()
+        ours.send("stop")
+        process.join(10)
+    finally:
+        process.kill()
+
+
+def variants(
+    unchecked: fastps.ParameterServer, checked: fastps.ParameterServer, size: int
+) -> dict[str, Step]:
+    """One step of each kind, on a tensor of its own with `size` bytes."""
+    n = size // 4
+    gradient = np.random.default_rng(size).normal(scale=1e-3, size=n).astype(np.float32)
+    steps: dict[str, Step] = {}
+
+    def tensor(variant: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        name = f"{variant} {size}"
+        unchecked.register(name, np.zeros(n, np.float32), optimizer=fastps.SGD(lr=LR))
+        return {name: gradient}, {name: np.zeros(n, np.float32)}
+
+    grads, out = tensor("push_pull")
+    steps["push_pull"] = lambda g=grads, o=out: unchecked.push_pull(g, out=o)
+    grads, out = tensor("checked")
+    steps["push_pull, checked"] = lambda g=grads, o=out: checked.push_pull(g, out=o)
+
+    def push_then_pull(g: dict[str, np.ndarray], o: dict[str, np.ndarray]) -> None:
+        unchecked.push(g)
+        unchecked.pull(list(o), out=o)
+
+    grads, out = tensor("two calls")
+    steps["push, then pull"] = lambda g=grads, o=out: push_then_pull(g, o)
+    grads, out = tensor("int8")
+    steps["int8"] = lambda g=grads, o=out: unchecked.push_pull(g, out=o, codec=fastps.Int8())
+    grads, out = tensor("onebit")
+    bound = unchecked.bind(grads, codec=fastps.OneBit())
+    steps["onebit"] = lambda g=bound, o=out: unchecked.push_pull(g, out=o)
+    return steps
+
+
+def timed(step: Step) -> int:
+    """Nanoseconds of one step."""
+    start = time.perf_counter_ns()
+    step()
+    return time.perf_counter_ns() - start
+
+
+def measure(reference: Reference, steps: dict[str, Step], size: int, effort: Effort) -> Samples:
+    """All variants, turn by turn. A first step of each warms up; a second one says how many fit the time."""
+    for step in steps.values():
+        step()
+    reference.step(size, 1)
+    one_of_each = sum(timed(step) for step in steps.values()) + sum(reference.step(size, 1))
+    fit = int(effort.seconds_per_size * 1e9 / effort.rounds / one_of_each)
+    repetitions = max(1, min(effort.most_per_round, fit))
+    samples: Samples = {"raw": []} | {name: [] for name in steps}
+    for _ in range(effort.rounds):
+        samples["raw"] += reference.step(size, repetitions)
+        for name, step in steps.items():
+            samples[name] += [timed(step) for _ in range(repetitions)]
+    return samples
+
+
+def readable(nanoseconds: float) -> str:
+    """Three digits, in us or ms."""
+    value, unit = (nanoseconds / 1e3, "us") if nanoseconds < 1e6 else (nanoseconds / 1e6, "ms")
+    return f"{value:.{max(0, 2 - len(str(int(value))) + 1)}f} {unit}"
+
+
+def size_name(size: int) -> str:
+    """`65536` -> `64 KB`."""
+    return f"{size >> 20} MB" if size >= 1 << 20 else f"{size >> 10} KB"
+
+
+def table(results: dict[int, Samples]) -> list[str]:
+    """Medians, and in brackets the ratio to the reference of the same row."""
+    names = list(next(iter(results.values())))
+    lines = [
+        "| N | raw sockets | " + " | ".join(names[1:]) + " | repetitions |",
+        "|---" * (len(names) + 2) + "|",
+    ]
+    for size, samples in results.items():
+        raw = statistics.median(samples["raw"])
+        cells = [size_name(size), readable(raw)]
+        for name in names[1:]:
+            median = statistics.median(samples[name])
+            cells.append(f"{readable(median)} ({median / raw:.2f})")
+        lines.append("| " + " | ".join([*cells, str(len(samples["raw"]))]) + " |")
+    return lines
+
+
+def verdict(results: dict[int, Samples]) -> list[str]:
+    """In words: where float32 `push_pull` wins and loses."""
+    won, lost = [], []
+    for size, samples in results.items():
+        ratio = statistics.median(samples["push_pull"]) / statistics.median(samples["raw"])
+        (won if ratio <= 1 else lost).append(f"{size_name(size)} ({ratio:.2f})")
+    return [
+        f"`push_pull` against raw sockets: at least as fast at {', '.join(won) or 'no size'}; "
+        f"slower at {', '.join(lost) or 'no size'}."
+    ]
+
+
+def machine() -> list[str]:
+    """What the figures depend on."""
+    facts = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
+    cpu = dict(line.split(":", 1) for line in facts.split("\n\n")[0].splitlines() if ":" in line)
+    cpu = {key.strip(): value.strip() for key, value in cpu.items()}
+    flags = set(cpu.get("flags", "").split())
+    simd = next((isa for isa in ("avx512f", "avx2", "asimd") if isa in flags), "unknown")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    compiler = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=True).stdout
+    model = cpu.get("model name", platform.processor() or platform.machine())
+    family = f"family {cpu.get('cpu family', '?')} model {cpu.get('model', '?')}"
+    hypervisor = ", virtual machine" if "hypervisor" in flags else ""
+    load = " ".join(f"{value:.2f}" for value in os.getloadavg())
+    return [
+        f"- {len(os.sched_getaffinity(0))} CPUs, {model} ({family}, {simd}{hypervisor}), {memory:.0f} GiB",
+        f"- {platform.system()} {platform.release()}, Python {platform.python_version()}, "
+        f"NumPy {np.__version__}, {compiler.splitlines()[0]}, fastps {fastps.__version__}",
+        f"- {datetime.date.today()}, load average at the start {load}",
+    ]
+
+
+def write_between_markers(path: Path, lines: list[str]) -> None:
+    """Replaces what stands between the markers of this suite."""
+    begin, end = "<!-- transport: begin -->", "<!-- transport: end -->"
+    text = path.read_text()
+    before, rest = text.split(begin)
+    _, after = rest.split(end)
+    path.write_text("\n".join([before + begin, *lines, end + after]))
+
+
+def parse_sizes(text: str) -> list[int]:
+    """`4K,1M` -> bytes."""
+    sizes = [int(word[:-1]) * UNITS[word[-1]] for word in text.upper().split(",")]
+    if any(size <= 0 for size in sizes):
+        raise ValueError(text)
+    return sizes
+
+
+def main() -> None:
+    """Measures, prints, writes."""
+    parser = argparse.ArgumentParser(description="Push and pull over TCP loopback against raw sockets.")
+    parser.add_argument("--quick", action="store_true", help="seconds, not minutes: for a first look")
+    parser.add_argument("--sizes", type=parse_sizes, default="4K,64K,1M,4M,64M", help="bytes (%(default)s)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the table between FILE's markers")
+    arguments = parser.parse_args()
+    effort = QUICK if arguments.quick else FULL
+    command = " ".join(["python", "benchmarks/transport.py", *sys.argv[1:]])
+    header = [f"`{command}`", "", *machine(), ""]
+    results: dict[int, Samples] = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        reference = Reference(build_reference(folder), max(arguments.sizes))
+        stack.callback(reference.close)
+        address = stack.enter_context(server_process())
+        unchecked = stack.enter_context(fastps.connect(address, check_finite=False))
+        checked = stack.enter_context(fastps.connect(address, check_finite=True))
+        for size in arguments.sizes:
+            steps = variants(unchecked, checked, size)
+            results[size] = measure(reference, steps, size, effort)
+            print(table({size: results[size]})[-1], file=sys.stderr, flush=True)
+    lines = [*header, *table(results), "", *verdict(results)]
+    print("\n".join(lines))
+    if arguments.output:
+        write_between_markers(arguments.output, lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""One worker of a linear regression. Start as many as you like, where you like, and stop them when you like.
+
+    fastps serve --shards 2                                       # terminal 1: servers at ports 7070 and 7071
+    python examples/train.py 127.0.0.1:7070,127.0.0.1:7071        # terminal 2, 3, ...: a worker each
+
+Every worker has data of its own, made from the same true weights. The parameters live in the servers:
+a worker that comes late begins where the others are, and one that goes away leaves behind what it has pushed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import fastps
+import numpy as np
+
+FEATURES = 1_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("servers", help="addresses of all shards, separated by commas")
+    parser.add_argument("--steps", type=int, default=2_000, help="minibatches (2000)")
+    args = parser.parse_args()
+
+    rng = np.random.default_rng(os.getpid())
+    truth = np.linspace(-1.0, 1.0, FEATURES, dtype=np.float32)
+    with fastps.connect(args.servers, timeout=30.0) as ps:
+        # The first worker creates the tensor; the same registration again changes nothing.
+        params = {"w": np.zeros(FEATURES, np.float32)}
+        ps.register("w", params["w"], optimizer=fastps.SGD(lr=0.02))
+        mode = fastps.Local(push_every=1, pull_every=2, lr=0.02)
+        worker = fastps.Worker(ps, params, mode=mode, codec=fastps.Int8())
+        for step in range(args.steps):
+            x = rng.standard_normal((64, FEATURES), np.float32)
+            error = x @ (worker.params["w"] - truth)
+            worker.step({"w": x.T @ error / len(x)})
+            if step % (args.steps // 10 or 1) == 0:
+                print(f"step {step:5}  loss {np.mean(error**2) / 2:.4f}", flush=True)
+        worker.flush()
+        distance = np.abs(ps.pull("w") - truth).max()
+        print(f"largest error of a weight: {distance:.4f}, after {min(ps.versions('w')['w'])} changes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""fastps: a parameter server. It holds a model's weights, so that machines of any speed can train one model together.
+
+>>> import fastps, numpy as np
+>>> with fastps.Store() as store:                       # in process; no server
+...     store.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=0.5))
+...     receipt = store.push("w", np.ones(3, np.float32))
+...     store.pull("w")
+array([-0.5, -0.5, -0.5], dtype=float32)
+
+`Store` and what `connect` returns have the same verbs; `serve` starts real servers; `Worker` is the client of a
+training loop. Importing fastps starts no thread.
+"""
+
+import os as _os
+
+from fastps import _fastps
+from fastps._fastps import ErrorFeedback, InDoubt, Receipt, Versions, __version__
+from fastps._handles import Bound, PushHandle, PushPulled, Receipts
+from fastps.codecs import BFloat16, Codec, Float32, Int8, OneBit
+from fastps.errors import (
+    CapacityError,
+    ConfigError,
+    ConnectionLostError,
+    DeadlineError,
+    DTypeError,
+    FastpsError,
+    FencedError,
+    ForkError,
+    FrameError,
+    LeaseError,
+    NonFiniteError,
+    PartialPush,
+    PermissionDeniedError,
+    ShapeError,
+    StaleEpochError,
+    UnavailableError,
+    UnknownOutcomeError,
+    UnknownTensorError,
+)
+from fastps.modes import Local
+from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from fastps.server import Server, serve
+from fastps.store import ParameterServer, Store, TensorSpec, connect
+from fastps.worker import Worker
+
+__all__ = [
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "BFloat16",
+    "Bound",
+    "CapacityError",
+    "Codec",
+    "ConfigError",
+    "ConnectionLostError",
+    "DTypeError",
+    "DeadlineError",
+    "ErrorFeedback",
+    "FastpsError",
+    "FencedError",
+    "Float32",
+    "ForkError",
+    "FrameError",
+    "InDoubt",
+    "Int8",
+    "LeaseError",
+    "Local",
+    "NonFiniteError",
+    "OneBit",
+    "Optimizer",
+    "ParameterServer",
+    "PartialPush",
+    "PermissionDeniedError",
+    "PushHandle",
+    "PushPulled",
+    "RMSprop",
+    "Receipt",
+    "Receipts",
+    "Server",
+    "ShapeError",
+    "StaleEpochError",
+    "Store",
+    "TensorSpec",
+    "UnavailableError",
+    "UnknownOutcomeError",
+    "UnknownTensorError",
+    "Versions",
+    "Worker",
+    "__version__",
+    "connect",
+    "serve",
+]
+
+if hasattr(_os, "register_at_fork"):  # a child is told what to do instead of waiting for threads that it lacks
+    _os.register_at_fork(after_in_child=_fastps.forked)

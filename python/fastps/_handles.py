@@ -1,0 +1,146 @@
+"""What calls give back: receipts, pushes under way, bound lists."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from fastps import _fastps
+from fastps._fastps import ErrorFeedback, Receipt, Versions
+from fastps.errors import DeadlineError
+
+__all__ = ["Bound", "PushHandle", "PushPulled", "Receipts"]
+
+R = TypeVar("R", covariant=True)
+
+
+class Receipts(Mapping[str, Receipt]):
+    """Receipts by tensor name, in the order of the push. Owns its numbers; a `Receipt` is made when it is looked at."""
+
+    __slots__ = ("_native",)
+
+    def __init__(self, native: _fastps.Receipts) -> None:
+        self._native = native
+
+    def __getitem__(self, name: str) -> Receipt:
+        return self._native.at(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._native.names())
+
+    def __len__(self) -> int:
+        return len(self._native)
+
+    def __repr__(self) -> str:
+        return f"Receipts({dict(self)!r})"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all encoded gradients as sent."""
+        return self._native.bytes()
+
+    @property
+    def staleness(self) -> int | None:
+        """Largest staleness of all tensors; None if no base was known."""
+        return self._native.staleness()
+
+
+class PushPulled(NamedTuple):
+    """What `push_pull` gives back: the values contain the push.
+
+    Attributes:
+        values: float32 ndarray, or dict of them, as the push named its tensors.
+        receipts: `Receipt`, or Mapping of them.
+        versions: `Versions` of the values; the base of later pushes.
+    """
+
+    values: Any
+    receipts: Any
+    versions: Versions
+
+
+class PushHandle(Generic[R]):
+    """A push under way, from `push_async`. Its arrays are read until it is done: leave them unchanged so long.
+
+    It can be awaited in asyncio. An error that nobody reads here is raised by the next call on the object that
+    pushed, or by its ``close()``.
+    """
+
+    __slots__ = ("_flight", "_name")
+
+    def __init__(self, flight: _fastps.PushFlight, name: str | None) -> None:
+        self._flight = flight
+        self._name = name
+
+    def done(self) -> bool:
+        """Whether `result` would return at once."""
+        return self._flight.done()
+
+    def result(self, timeout: float | None = None) -> R:
+        """Waits until everything is applied.
+
+        Args:
+            timeout: Seconds; None waits until the push ends, at the latest by its own timeout.
+
+        Returns:
+            As ``push`` does.
+
+        Raises:
+            DeadlineError: Not done in `timeout` seconds; the push goes on, ask again.
+            FastpsError: Whatever ``push`` would have raised.
+        """
+        receipts = self._flight.wait(timeout)
+        if receipts is None:
+            raise DeadlineError(f"the push is not done after {timeout} s; it goes on")
+        result: Any = Receipts(receipts) if self._name is None else receipts.at(self._name)
+        return result  # type: ignore[no-any-return]
+
+    def __await__(self) -> Generator[Any, None, R]:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def done() -> None:
+            try:
+                loop.call_soon_threadsafe(wake)
+            except RuntimeError:  # the loop was closed meanwhile
+                pass
+
+        self._flight.on_done(done)
+        yield from future
+        return self.result()
+
+    def __repr__(self) -> str:
+        return f"<PushHandle {'done' if self.done() else 'under way'}>"
+
+
+class Bound:
+    """Gradients that are pushed again and again, from `fastps.Store.bind`: their memory is looked up and pinned once.
+
+    Fill the same arrays anew, then ``x.push(bound)``. Owns its error feedback; admits one push at a time.
+
+    Attributes:
+        feedback: The `ErrorFeedback`; None with `fastps.Float32`, which forgets nothing.
+    """
+
+    __slots__ = ("_native",)
+
+    def __init__(self, native: _fastps.BoundList) -> None:
+        self._native = native
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors' names."""
+        return self._native.names()
+
+    @property
+    def feedback(self) -> ErrorFeedback | None:
+        return self._native.feedback
+
+    def __repr__(self) -> str:
+        return f"<Bound {self.names}>"

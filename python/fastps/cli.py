@@ -1,0 +1,125 @@
+"""The command line: ``fastps demo | serve | status`` and ``fastps-server``.
+
+Exit codes: 0 success; 1 failure, told in one line that names the fix; 2 wrong usage; 3 (``demo``) pushes
+and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n. ``FASTPS_TRACEBACK=1``
+shows tracebacks instead of the one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastps.demo.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, DemoError, Interrupted
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``fastps``: run one subcommand; the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["serve"]:  # its options are defined once, in Rust
+        return _guarded(lambda: _serve(arguments[1:]))
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if args.version:
+        import fastps
+
+        print(f"fastps {fastps.__version__}")
+        return EXIT_OK
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
+    execute: Callable[[argparse.Namespace], int] = args.execute
+    return _guarded(lambda: execute(args))
+
+
+def server() -> int:
+    """``fastps-server``: the same as ``fastps serve``."""
+    return _guarded(lambda: _serve(sys.argv[1:]))
+
+
+def _parser() -> argparse.ArgumentParser:
+    from fastps.demo import command
+
+    parser = argparse.ArgumentParser(
+        prog="fastps", description="A parameter server: sharded, asynchronous, fast."
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and end")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    demo = commands.add_parser(
+        "demo",
+        help="train a classifier by Downpour SGD on this machine: servers, workers, a kill, a picture",
+        description="Start shard servers and workers on this machine, train a classifier on handwritten\n"
+        "digits by Downpour SGD, kill a worker half-way, start a late one, and show that training goes on.",
+    )
+    command.add_arguments(demo)
+    demo.set_defaults(execute=command.execute)
+    commands.add_parser(
+        "serve", help="run shard servers (fastps serve --help lists its options)", add_help=False
+    )
+    status = commands.add_parser("status", help="numbers of a running cluster")
+    status.add_argument("addresses", metavar="ADDRESSES", help="host:port of each shard, separated by commas")
+    status.add_argument(
+        "--timeout", type=float, default=5.0, metavar="S", help="seconds to wait for an answer (5)"
+    )
+    status.add_argument("--json", action="store_true", help="print one JSON object")
+    status.set_defaults(execute=_status)
+    return parser
+
+
+def _serve(arguments: list[str]) -> int:
+    """Run the Rust command line; it returns when the server has stopped."""
+    from fastps import _fastps
+    from fastps.demo import lifeline
+
+    lifeline.attach_server()
+    return int(_fastps.serve_cli(arguments))
+
+
+def _status(args: argparse.Namespace) -> int:
+    """Print what the shards say about themselves."""
+    import fastps
+
+    with fastps.connect(args.addresses, timeout=args.timeout) as ps:
+        stats = ps.stats()
+    if args.json:
+        print(json.dumps(stats, default=str))
+    else:
+        print("\n".join(_lines(stats)))
+    return EXIT_OK
+
+
+def _lines(value: Any, indent: str = "") -> list[str]:
+    """Nested dictionaries and lists as indented ``name: value`` lines."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    lines: list[str] = []
+    for name, item in items:
+        if isinstance(item, (dict, list, tuple)) and item:
+            lines += [f"{indent}{name}:", *_lines(item, indent + "  ")]
+        else:
+            lines.append(f"{indent}{name}: {item}")
+    return lines
+
+
+def _guarded(action: Callable[[], int]) -> int:
+    """Run a subcommand; turn what it raises into one line on standard error and an exit code."""
+    try:
+        return action()
+    except Interrupted as stop:
+        print(f"fastps: stopped by signal {stop.exit_code - 128}", file=sys.stderr)
+        return stop.exit_code
+    except KeyboardInterrupt:
+        print("fastps: stopped by Ctrl-C", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of our output is gone: end quietly
+        return 128 + 13
+    except Exception as error:
+        if os.environ.get("FASTPS_TRACEBACK") == "1":
+            raise
+        text = " ".join(str(error).split())
+        print(f"fastps: {text or type(error).__name__}", file=sys.stderr)
+        return error.exit_code if isinstance(error, DemoError) else EXIT_FAILED

@@ -1,0 +1,119 @@
+"""What one run of the demo is: the options, their defaults, and the settings of each data set."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+CODECS = ("float32", "bfloat16", "int8", "onebit")
+
+LEARNING_RATES = {
+    "adagrad": 0.04,
+    "sgd": 0.05,
+    "rmsprop": 0.001,
+    "adadelta": 1.0,
+    "adam": 0.001,
+    "adamw": 0.001,
+}
+"""Optimizers of ``--optimizer`` and the rate each runs with in the shards."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Settings of one data set."""
+
+    hidden: int
+    batch: int
+    noise: float
+    """Standard deviation of the Gaussian noise added to each training batch (pixels are in [0, 1])."""
+    seconds: float
+    """Training time when ``--seconds`` is not given; a slow machine gets more, until ``least_updates``."""
+    least_updates: int
+    most_updates: int
+    """Training ends here when neither ``--seconds`` nor ``--updates`` is given."""
+    goal: float
+    """Test accuracy that the run is expected to reach."""
+
+
+TASKS = {
+    "digits": Task(96, 32, 0.2, 10.0, 4_000, 40_000, 0.96),
+    "mnist": Task(128, 64, 0.2, 60.0, 12_000, 30_000, 0.975),
+}
+
+EXTENSION = 4.0
+"""Without ``--seconds``, training may last this many times longer to reach ``least_updates``."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run: what the command line said, with the task's defaults filled in. Goes to workers as JSON."""
+
+    data: str
+    data_dir: str | None
+    shards: int
+    workers: int
+    codec: str
+    optimizer: str
+    lr: float
+    local_lr: float
+    push_every: int
+    pull_every: int
+    seconds: float
+    updates: int | None
+    least_updates: int
+    hidden: int
+    batch: int
+    noise: float
+    seed: int
+    kill: bool
+    out: str
+
+    def to_json(self) -> str:
+        """The configuration as one line of JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_mapping(cls, values: dict[str, Any]) -> Config:
+        """Back from :meth:`to_json`."""
+        return cls(**values)
+
+    @property
+    def goal(self) -> float:
+        """Test accuracy in [0, 1] that this data set is expected to reach."""
+        return TASKS[self.data].goal
+
+    @property
+    def deadline(self) -> float:
+        """Seconds after which training ends whatever was reached."""
+        return self.seconds * (EXTENSION if self.least_updates else 1.0)
+
+
+def from_arguments(args: argparse.Namespace) -> Config:
+    """The configuration that parsed command-line arguments stand for."""
+    task = TASKS[args.data]
+    limits_given = args.seconds is not None or args.updates is not None
+    updates = args.updates if limits_given else task.most_updates
+    return Config(
+        data=args.data,
+        data_dir=args.data_dir,
+        shards=args.shards,
+        workers=args.workers,
+        codec=args.codec,
+        optimizer=args.optimizer,
+        lr=LEARNING_RATES[args.optimizer] if args.lr is None else args.lr,
+        local_lr=0.05,
+        push_every=args.push_every,
+        pull_every=args.pull_every,
+        seconds=task.seconds if args.seconds is None else args.seconds,
+        updates=updates,
+        least_updates=0 if limits_given else task.least_updates,
+        hidden=task.hidden,
+        batch=task.batch,
+        noise=task.noise,
+        seed=args.seed,
+        kill=not args.no_kill,
+        out=args.out,
+    )

@@ -1,0 +1,55 @@
+"""A child of the demo ends when its parent does, even when the parent was killed by SIGKILL.
+
+The parent holds the write end of the child's standard input; the kernel closes it whenever and however the
+parent ends, and the child reads end-of-file. On Linux the kernel also sends SIGKILL to a child that does
+not get to read it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+VARIABLE = "FASTPS_LIFELINE"
+"""Set to ``stdin`` by the demo for the server processes that it starts (``fastps serve`` then watches its
+input).
+"""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def hold_on_to(parent: int) -> None:
+    """Ask the kernel (Linux) to kill this process when its parent dies; leave now if ``parent`` is gone
+    already.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def watch_stdin(on_line: Callable[[str], object], on_eof: Callable[[], None]) -> None:
+    """Read standard input on a daemon thread: each line goes to ``on_line``, its end calls ``on_eof``."""
+
+    def read() -> None:
+        # Not sys.stdin: its lock, held by a blocked reader, would stall the interpreter's exit.
+        pending = b""
+        while chunk := os.read(0, 4096):
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in lines:
+                on_line(line.decode())
+        on_eof()
+
+    threading.Thread(target=read, name="fastps-lifeline", daemon=True).start()
+
+
+def attach_server() -> None:
+    """In a server process started by the demo: stop gracefully when standard input ends. Otherwise do
+    nothing.
+    """
+    if os.environ.get(VARIABLE) == "stdin":
+        watch_stdin(lambda _: None, lambda: os.kill(os.getpid(), signal.SIGTERM))

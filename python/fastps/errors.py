@@ -1,0 +1,179 @@
+"""Every exception of fastps. The same fields come from the core, from a server and from the edge, so that a refusal
+always names the tensor, the shard, what was expected and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastps._fastps import InDoubt, Receipt
+
+__all__ = [
+    "CapacityError",
+    "ConfigError",
+    "ConnectionLostError",
+    "DTypeError",
+    "DeadlineError",
+    "FastpsError",
+    "FencedError",
+    "ForkError",
+    "FrameError",
+    "LeaseError",
+    "NonFiniteError",
+    "PartialPush",
+    "PermissionDeniedError",
+    "ShapeError",
+    "StaleEpochError",
+    "UnavailableError",
+    "UnknownOutcomeError",
+    "UnknownTensorError",
+]
+
+
+class FastpsError(Exception):
+    """Base of all exceptions of fastps; raised itself only for a bug in fastps.
+
+    Attributes:
+        tensor: Name of the tensor concerned, or None.
+        shard: Index of the shard that refused, or None (in process, or before anything was sent).
+        expected: What would have been right, in words, or None.
+        got: What came instead, in words, or None.
+        retry_after: Seconds after which trying again makes sense, or None.
+    """
+
+    tensor: str | None
+    shard: int | None
+    expected: str | None
+    got: str | None
+    retry_after: float | None
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        tensor: str | None = None,
+        shard: int | None = None,
+        expected: str | None = None,
+        got: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.tensor = tensor
+        self.shard = shard
+        self.expected = expected
+        self.got = got
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:  # KeyError would show the message in quotes
+        return str(self.args[0]) if self.args else ""
+
+
+class UnknownTensorError(FastpsError, KeyError):
+    """No tensor of this name is registered."""
+
+
+class ShapeError(FastpsError, ValueError):
+    """A shape or memory layout is not the registered one, or not C-contiguous."""
+
+
+class DTypeError(FastpsError, TypeError):
+    """Not an array, not float32, or not in host memory."""
+
+
+class NonFiniteError(FastpsError, ValueError):
+    """A value is NaN or infinite; nothing was sent or changed."""
+
+
+class FrameError(FastpsError, ValueError):
+    """Bytes are malformed: wrong length, checksum, codec, or a body that no encoder writes."""
+
+
+class ConfigError(FastpsError, ValueError):
+    """An option is invalid, or a second registration differs from the first."""
+
+
+class CapacityError(FastpsError, MemoryError):
+    """The request does not fit the configured memory."""
+
+
+class StaleEpochError(FastpsError):
+    """The call was made for another epoch of the cluster's map."""
+
+
+class LeaseError(FastpsError):
+    """The client has no session there, or its lease ran out."""
+
+
+class FencedError(FastpsError):
+    """The push was not applied and never will be."""
+
+
+class UnknownOutcomeError(FastpsError):
+    """Nobody can tell any more whether the push was applied."""
+
+
+class PermissionDeniedError(FastpsError, PermissionError):
+    """The role does not allow the call."""
+
+
+class UnavailableError(FastpsError):
+    """The server is stopping or not ready; try again later."""
+
+
+class DeadlineError(FastpsError, TimeoutError):
+    """The call's time was up."""
+
+
+class ConnectionLostError(FastpsError, ConnectionError):
+    """The connection was lost, or could not be made."""
+
+
+class ForkError(FastpsError, RuntimeError):
+    """The object was made before a fork and is used in the child; make a new one there, or use ``spawn``."""
+
+
+class PartialPush(FastpsError):
+    """A push of which some slices were applied, or may have been, and others not.
+
+    Attributes:
+        error: The first refusal, or what cut the call short (also the ``__cause__``).
+        receipts: Receipts of the tensors that were applied whole.
+        refused: ``(tensor, elements, error)`` of each slice that was refused; ``elements`` is a ``range`` of the
+            tensor in row-major order.
+        applied: ``(tensor, elements, version)`` of each slice that was applied, of tensors not applied whole.
+        in_doubt: Slices whose answer is missing; ``result(timeout)`` of each tells ``"applied"``, ``"fenced"`` or
+            ``"unknown"``, also after a reconnection.
+    """
+
+    error: FastpsError
+    receipts: Mapping[str, Receipt]
+    refused: Sequence[tuple[str, range, FastpsError]]
+    applied: Sequence[tuple[str, range, int]]
+    in_doubt: Sequence[InDoubt]
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        error: FastpsError | None = None,
+        receipts: Mapping[str, Receipt] | None = None,
+        refused: Sequence[tuple[str, range, FastpsError]] = (),
+        applied: Sequence[tuple[str, range, int]] = (),
+        in_doubt: Sequence[InDoubt] = (),
+    ) -> None:
+        self.error = error if error is not None else FastpsError(message)
+        cause = self.error
+        super().__init__(
+            message or str(cause),
+            tensor=cause.tensor,
+            shard=cause.shard,
+            expected=cause.expected,
+            got=cause.got,
+            retry_after=cause.retry_after,
+        )
+        self.__cause__ = cause
+        self.receipts = dict(receipts or {})
+        self.refused = list(refused)
+        self.applied = list(applied)
+        self.in_doubt = list(in_doubt)

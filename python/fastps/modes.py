@@ -1,0 +1,54 @@
+"""Modes: how a worker and the parameter server keep together. A mode is a value; `fastps.Worker` carries it out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from fastps.errors import ConfigError
+
+__all__ = ["Local"]
+
+
+@dataclass(frozen=True)
+class Local:
+    """Downpour SGD's client (Dean et al., NIPS 2012): local steps between pushes and pulls.
+
+    Steps count from 0. Step k pushes the sum of the gradients since the last push if k is a multiple of
+    `push_every`; a fetch starts at its end, after the push, if k + 1 is a multiple of `pull_every` (the paper: at the
+    start of step k + 1).
+
+    Args:
+        push_every: The paper's n_push, >= 1.
+        pull_every: The paper's n_fetch, >= 1.
+        lr: Rate of the local steps ``W <- W - lr * g``, finite and >= 0; the shards' optimizers have their own.
+        overlap: True: the fetch that follows step k is installed at the end of step k + `pull_every`, waiting if
+            need be. False: at the end of step k.
+
+    Raises:
+        ConfigError: A number out of its range.
+
+    >>> fastps.Local(push_every=5, pull_every=5, lr=0.05)
+    Local(push_every=5, pull_every=5, lr=0.05, overlap=True)
+    """
+
+    push_every: int = 1
+    pull_every: int = 1
+    lr: float = field(kw_only=True)
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("push_every", "pull_every"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(
+                    f"invalid {name}: expected an integer >= 1, got {value!r}",
+                    expected="an integer >= 1",
+                    got=repr(value),
+                )
+        if not isinstance(self.lr, (int, float)) or not math.isfinite(self.lr) or self.lr < 0:
+            raise ConfigError(
+                f"invalid lr: expected a finite number >= 0, got {self.lr!r}",
+                expected="a finite number >= 0",
+                got=repr(self.lr),
+            )

@@ -1,0 +1,194 @@
+"""Optimizers that a tensor's shards run: frozen settings with torch's argument names and defaults.
+
+A tensor is registered with one of them; every push is one step of it. The arithmetic is that of torch's CPU kernels
+with an IEEE square root (formulas in ``rust/core/src/optim``). All numbers are float64 until a step rounds its
+scalars once to float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fastps import _fastps
+
+__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Optimizer", "RMSprop"]
+
+EpsMode = Literal["outside", "inside", "both"]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What all optimizers are; make one of the subclasses. Invalid settings raise `fastps.ConfigError`."""
+
+    _kind: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        _fastps.check_optimizer(self)
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent (Robbins and Monro 1951), with Polyak's or Nesterov's momentum.
+
+    Args:
+        lr: Learning rate, >= 0.
+        momentum: Factor on the velocity, >= 0; 0 keeps no state.
+        dampening: Share of the gradient that does not enter the velocity, from the second step on.
+        weight_decay: L2 penalty, >= 0, added to the gradient.
+        nesterov: Nesterov's form; needs ``momentum > 0`` and ``dampening == 0``.
+        maximize: Ascend instead of descend.
+
+    State: ``momentum_buffer`` if momentum is not 0.
+
+    >>> fastps.SGD(lr=0.1, momentum=0.9).lr
+    0.1
+    """
+
+    _kind = "sgd"
+    lr: float = 1e-3
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    maximize: bool = False
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """Adagrad (Duchi, Hazan and Singer, JMLR 2011): the optimizer of DistBelief's shards.
+
+    Args:
+        lr: Learning rate, >= 0.
+        lr_decay: The rate of step t (from 0) is ``lr / (1 + t * lr_decay)``.
+        weight_decay: L2 penalty, >= 0, added to the gradient.
+        initial_accumulator_value: What the sum of squares starts with, >= 0.
+        eps: Added for numerical stability, >= 0.
+        eps_mode: ``"outside"``: ``sqrt(s) + eps`` (the paper, torch); ``"inside"``: ``sqrt(s + eps)`` (neon);
+            ``"both"``: ``sqrt(s + eps) + eps``.
+        maximize: Ascend instead of descend.
+
+    State: ``sum``.
+
+    >>> fastps.Adagrad(lr=0.1).eps
+    1e-10
+    """
+
+    _kind = "adagrad"
+    lr: float = 1e-2
+    lr_decay: float = 0.0
+    weight_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
+    eps_mode: EpsMode = "outside"
+    maximize: bool = False
+
+
+@dataclass(frozen=True)
+class RMSprop(Optimizer):
+    """RMSprop (Tieleman and Hinton 2012), centered after Graves (arXiv:1308.0850) if asked to.
+
+    Args:
+        lr: Learning rate, >= 0.
+        alpha: Decay of the mean of squares, in [0, 1).
+        eps: Added for numerical stability, >= 0.
+        weight_decay: L2 penalty, >= 0, added to the gradient.
+        momentum: Factor on the velocity, >= 0; 0 keeps none.
+        centered: Divide by the standard deviation instead of the root mean square.
+        eps_mode: As in `Adagrad`; neon's form is ``"both"``.
+        maximize: Ascend instead of descend.
+
+    State: ``square_avg``; ``momentum_buffer`` with momentum; ``grad_avg`` if centered.
+
+    >>> fastps.RMSprop().alpha
+    0.99
+    """
+
+    _kind = "rmsprop"
+    lr: float = 1e-2
+    alpha: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    centered: bool = False
+    eps_mode: EpsMode = "outside"
+    maximize: bool = False
+
+
+@dataclass(frozen=True)
+class Adadelta(Optimizer):
+    """Adadelta (Zeiler, arXiv:1212.5701).
+
+    Args:
+        lr: Factor on the paper's step, >= 0.
+        rho: Decay of both running means, in [0, 1].
+        eps: Added under both roots, >= 0.
+        weight_decay: L2 penalty, >= 0, added to the gradient.
+        maximize: Ascend instead of descend.
+
+    State: ``square_avg``, ``acc_delta``.
+
+    >>> fastps.Adadelta().rho
+    0.9
+    """
+
+    _kind = "adadelta"
+    lr: float = 1.0
+    rho: float = 0.9
+    eps: float = 1e-6
+    weight_decay: float = 0.0
+    maximize: bool = False
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam (Kingma and Ba, ICLR 2015).
+
+    Args:
+        lr: Learning rate, >= 0.
+        betas: Decays of the running means of the gradient and of its square, each in [0, 1).
+        eps: Added outside the root, >= 0.
+        weight_decay: L2 penalty, >= 0, added to the gradient.
+        amsgrad: Divide by the largest mean of squares so far (Reddi, Kale and Kumar, ICLR 2018).
+        maximize: Ascend instead of descend.
+
+    State: ``exp_avg``, ``exp_avg_sq``; ``max_exp_avg_sq`` with amsgrad.
+
+    >>> fastps.Adam().betas
+    (0.9, 0.999)
+    """
+
+    _kind = "adam"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    amsgrad: bool = False
+    maximize: bool = False
+
+
+@dataclass(frozen=True)
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019).
+
+    Args:
+        lr: Learning rate, >= 0.
+        betas: Decays of the running means of the gradient and of its square, each in [0, 1).
+        eps: Added outside the root, >= 0.
+        weight_decay: Every step first shrinks the parameters by ``1 - lr * weight_decay``; >= 0.
+        amsgrad: Divide by the largest mean of squares so far.
+        maximize: Ascend instead of descend.
+
+    State: as `Adam`.
+
+    >>> fastps.AdamW().weight_decay
+    0.01
+    """
+
+    _kind = "adamw"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+    amsgrad: bool = False
+    maximize: bool = False

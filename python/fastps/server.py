@@ -1,0 +1,88 @@
+"""Servers from Python: the same code as the ``fastps-server`` program, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from fastps import _fastps
+
+__all__ = ["Server", "serve"]
+
+
+class Server:
+    """Shard servers in this process, from `serve`.
+
+    Attributes:
+        addresses: ``"host:port,host:port"`` of the shards, as `fastps.connect` takes it.
+        address_list: The same as a list.
+    """
+
+    __slots__ = ("_native", "address_list", "addresses")
+
+    def __init__(self, native: _fastps.Server) -> None:
+        self._native = native
+        self.address_list: list[str] = native.addresses()
+        self.addresses: str = ",".join(self.address_list)
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Refuses new calls, finishes those under way, and ends; a second call does nothing.
+
+        Args:
+            timeout: Seconds after which connections are cut.
+        """
+        self._native.stop(timeout)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<fastps.Server {self.addresses}>"
+
+
+def serve(
+    shards: int = 1,
+    listen: str | Sequence[str] = "127.0.0.1:0",
+    *,
+    memory_limit: int | None = None,
+    lease: float = 10.0,
+    insecure: bool = False,
+    cluster: str | Sequence[str] = (),
+    advertise: str | None = None,
+) -> Server:
+    """Starts gRPC shard servers in this process, on threads of their own; ``fastps serve`` from Python.
+
+    Args:
+        shards: Shards of this process.
+        listen: ``"host:port"`` of the first shard (the others get the next ports), or one address for each. Port 0
+            is any free port.
+        memory_limit: Most bytes of parameters and optimizer state in this process; None: 80 % of the memory that the
+            machine or container has.
+        lease: Seconds that a client may be silent before it is forgotten.
+        insecure: Needed to listen off loopback, where nothing is encrypted and everybody is admin.
+        cluster: Addresses of all shards where other processes serve some of them, in the order of their indices.
+        advertise: How others reach this process, where that is not the address it listens on.
+
+    Returns:
+        A `Server`, to be used as a context manager.
+
+    Raises:
+        ConfigError: A port is in use, an address is off loopback without `insecure`, or an option is invalid.
+
+    >>> with fastps.serve(shards=2) as server, fastps.connect(server.addresses) as ps:
+    ...     ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=0.5))
+    ...     receipt = ps.push("w", np.ones(3, np.float32))
+    ...     ps.pull("w")
+    array([-0.5, -0.5, -0.5], dtype=float32)
+    """
+    native = _fastps.Server(shards, _addresses(listen), _addresses(cluster), advertise, memory_limit, lease, insecure)
+    return Server(native)
+
+
+def _addresses(text: str | Sequence[str]) -> list[str]:
+    return [a.strip() for a in text.split(",") if a.strip()] if isinstance(text, str) else list(text)

@@ -1,0 +1,529 @@
+"""The verbs: `Store` keeps the parameters in this process, `connect` reaches servers; both are a `ParameterServer`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, TypeVar, overload
+
+import numpy as np
+
+from fastps import _fastps
+from fastps._fastps import ErrorFeedback, Receipt, Versions
+from fastps._handles import Bound, PushHandle, PushPulled, Receipts
+from fastps._types import Array
+from fastps.codecs import Codec
+from fastps.errors import ConfigError
+from fastps.optim import Optimizer
+
+__all__ = ["ParameterServer", "Store", "TensorSpec", "connect"]
+
+Self = TypeVar("Self", bound="ParameterServer")
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a tensor is.
+
+    Attributes:
+        name: Its name, 1 to 1024 bytes of UTF-8.
+        shape: Row-major shape; ``()`` is a scalar.
+        dtype: Element type; ``"float32"``.
+        apply: ``"exact"``: one push at a time per slice, and every pull of a slice is one whole version;
+            ``"hogwild"``: no locks (Niu et al. 2011), values never tear, racing pushes to the same element may
+            overwrite each other.
+        group: What mode, quota and consistent cut attach to.
+        optimizer: The rule that gradients are applied by.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    apply: str
+    group: str
+    optimizer: Optimizer
+
+
+class ParameterServer:
+    """Parameters, wherever they lie; make one with `fastps.Store` or `fastps.connect`.
+
+    Arrays are C-contiguous float32 in host memory: NumPy arrays, anything with the buffer protocol or DLPack, torch
+    CPU tensors (detached) included. They are used in place, without a copy; leave them unchanged until the call
+    returns. Anything else raises `fastps.DTypeError` or `fastps.ShapeError`; nothing is converted silently.
+
+    All verbs may be called from many threads. Each takes ``timeout``, in seconds; None means the one of `connect`.
+    After ``fork`` the child gets `fastps.ForkError`. Use it as a context manager, or call `close`.
+    """
+
+    __slots__ = ("__weakref__", "_native", "_reattach")
+
+    _native: _fastps.Client
+    #: Arguments of `connect`, so that a client that was pickled connects when first used; None in process.
+    _reattach: tuple[str, dict[str, Any]] | None
+
+    def __init__(self, native: _fastps.Client, reattach: tuple[str, dict[str, Any]] | None = None) -> None:
+        self._native = native
+        self._reattach = reattach
+
+    # -- tensors ------------------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        name: str,
+        array: Any,
+        optimizer: Optimizer,
+        apply: Literal["exact", "hogwild"] = "exact",
+        group: str = "default",
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Creates a tensor with these values. The same spec again changes nothing: the present value is kept.
+
+        Args:
+            name: 1 to 1024 bytes of UTF-8.
+            array: Initial values; their shape is the tensor's.
+            optimizer: Such as ``fastps.Adagrad(lr=0.1)``.
+            apply: See `TensorSpec`.
+            group: See `TensorSpec`.
+
+        Raises:
+            ConfigError: The tensor exists with another spec.
+            CapacityError: It does not fit the configured memory.
+            NonFiniteError: A value is NaN or infinite.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros((2, 3), np.float32), optimizer=fastps.Adam(lr=1e-3))
+        >>> store.spec("w").shape
+        (2, 3)
+        """
+        self._native.register(name, array, optimizer, apply, group, timeout)
+
+    def unregister(self, name: str, *, timeout: float | None = None) -> None:
+        """Removes a tensor. Raises `UnknownTensorError` if there is none."""
+        self._native.unregister(name, timeout)
+
+    def names(self, *, timeout: float | None = None) -> list[str]:
+        """The names of all tensors, sorted."""
+        return self._native.names(timeout)
+
+    def spec(self, name: str, *, timeout: float | None = None) -> TensorSpec:
+        """What a tensor is. Raises `UnknownTensorError` if there is none."""
+        return TensorSpec(name, *self._native.spec(name, timeout))
+
+    def versions(self, names: str | Iterable[str] | None = None, *, timeout: float | None = None) -> Versions:
+        """The present versions of tensors (None: of all): how many changes each slice has seen."""
+        if names is None:
+            names = self._native.names(timeout)
+        return self._native.versions([names] if isinstance(names, str) else list(names), timeout)
+
+    # -- push ---------------------------------------------------------------------------------------------------------
+
+    @overload
+    def push(
+        self,
+        name: str,
+        grad: Any,
+        *,
+        codec: Codec | None = None,
+        lr: float | None = None,
+        scale: float | None = None,
+        based_on: Versions | None = None,
+        timeout: float | None = None,
+    ) -> Receipt: ...
+    @overload
+    def push(
+        self,
+        name: Arrays | Bound,
+        grad: None = None,
+        *,
+        codec: Codec | None = None,
+        lr: float | None = None,
+        scale: float | None = None,
+        based_on: Versions | None = None,
+        timeout: float | None = None,
+    ) -> Receipts: ...
+    def push(
+        self,
+        name: str | Arrays | Bound,
+        grad: Any = None,
+        *,
+        codec: Codec | None = None,
+        lr: float | None = None,
+        scale: float | None = None,
+        based_on: Versions | None = None,
+        timeout: float | None = None,
+    ) -> Receipt | Receipts:
+        """Pushes gradients and waits until they are applied: one optimizer step of every tensor.
+
+        Args:
+            name: A tensor's name, with `grad`; or a mapping of names to gradients, sent as one list; or a list made
+                by `bind`.
+            grad: Gradient of the tensor's shape.
+            codec: How gradients travel; None is `fastps.Float32`. `fastps.OneBit` needs a bound list or a `Worker`.
+            lr: Learning rate of this step, in place of the optimizers'.
+            scale: Factor on the gradients.
+            based_on: The `Versions` that a pull returned; makes the receipts tell the staleness.
+
+        Returns:
+            A `Receipt`, or a Mapping of them that owns its numbers. A receipt always means "applied".
+
+        Raises:
+            UnknownTensorError, ShapeError, DTypeError, NonFiniteError, ConfigError: Nothing was sent or changed.
+            PartialPush: Some slices were, or may have been, applied; it tells which.
+            DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
+        >>> store.push("w", np.ones(2, np.float32)).version
+        2
+        >>> store.push({"w": np.ones(2, np.float32)}, codec=fastps.Int8(), lr=1.0)["w"].version
+        3
+        """
+        how = (codec, lr, scale, based_on, timeout)
+        if grad is not None:
+            return self._native.push(name, grad, how)  # type: ignore[arg-type]
+        if type(name) is Bound:
+            return Receipts(self._native.push_bound(name._native, how))
+        return Receipts(self._native.push_list(_dict(name), how))
+
+    @overload
+    def push_async(
+        self,
+        name: str,
+        grad: Any,
+        *,
+        codec: Codec | None = None,
+        lr: float | None = None,
+        scale: float | None = None,
+        based_on: Versions | None = None,
+        timeout: float | None = None,
+    ) -> PushHandle[Receipt]: ...
+    @overload
+    def push_async(
+        self,
+        name: Arrays | Bound,
+        grad: None = None,
+        *,
+        codec: Codec | None = None,
+        lr: float | None = None,
+        scale: float | None = None,
+        based_on: Versions | None = None,
+        timeout: float | None = None,
+    ) -> PushHandle[Receipts]: ...
+    def push_async(
+        self,
+        name: str | Arrays | Bound,
+        grad: Any = None,
+        *,
+        codec: Codec | None = None,
+        lr: float | None = None,
+        scale: float | None = None,
+        based_on: Versions | None = None,
+        timeout: float | None = None,
+    ) -> PushHandle[Any]:
+        """Pushes without waiting. Scans the gradients now, reads them until the handle is done.
+
+        Arguments as `push`. Errors that are found at once are raised at once; later ones by the handle, and where
+        nobody asks it, by the next call on this object.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
+        >>> handle = store.push_async({"w": np.ones(2, np.float32)})
+        >>> handle.result(timeout=10)["w"].version
+        2
+        """
+        how = (codec, lr, scale, based_on, timeout)
+        if type(name) is Bound:
+            return PushHandle(self._native.push_bound_async(name._native, how, True), None)
+        if isinstance(name, str):
+            return PushHandle(self._native.push_list_async({name: grad}, how), name)
+        return PushHandle(self._native.push_list_async(_dict(name), how), None)
+
+    def push_pull(
+        self,
+        name: str | Arrays | Bound,
+        grad: Any = None,
+        *,
+        out: Any = None,
+        codec: Codec | None = None,
+        lr: float | None = None,
+        scale: float | None = None,
+        based_on: Versions | None = None,
+        timeout: float | None = None,
+    ) -> PushPulled:
+        """Pushes, and pulls the same tensors in the same round trip: the values contain the push.
+
+        Arguments as `push`; `out` as in `pull`.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
+        >>> values, receipt, versions = store.push_pull("w", np.ones(2, np.float32))
+        >>> values, receipt.version, versions["w"]
+        (array([-0.5, -0.5], dtype=float32), 2, (2,))
+        """
+        how = (codec, lr, scale, based_on, timeout)
+        if isinstance(name, str):
+            into = None if out is None else {name: out}
+            values, receipts, versions = self._native.push_pull({name: grad}, into, how)
+            return PushPulled(values[name], receipts.at(name), versions)
+        into = None if out is None else _dict(out)
+        if type(name) is Bound:
+            values, receipts, versions = self._native.push_pull_bound(name._native, into, how)
+        else:
+            values, receipts, versions = self._native.push_pull(_dict(name), into, how)
+        return PushPulled(values, Receipts(receipts), versions)
+
+    def bind(
+        self,
+        grads: Arrays,
+        *,
+        codec: Codec | None = None,
+        feedback: ErrorFeedback | None = None,
+        timeout: float | None = None,
+    ) -> Bound:
+        """Looks up and pins the memory of gradients that will be pushed again and again.
+
+        Args:
+            grads: Names to arrays; keep filling these same arrays.
+            codec: As in `push`, for all pushes of the list.
+            feedback: Residuals to go on with (saved ones, for instance); None begins without.
+
+        Returns:
+            A `Bound` for `push`, `push_async` and `push_pull`. It owns its error feedback and admits one push at a
+            time: a second one before the first is done raises `ConfigError`.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD(lr=1.0))
+        >>> grad = np.zeros(4, np.float32)
+        >>> bound = store.bind({"w": grad}, codec=fastps.OneBit())
+        >>> grad[:] = [1, 2, -1, -2]
+        >>> store.push(bound)["w"].version, store.pull("w")
+        (2, array([-1.5, -1.5,  1.5,  1.5], dtype=float32))
+        """
+        return Bound(self._native.bind(_dict(grads), codec, feedback, timeout))
+
+    # -- pull ---------------------------------------------------------------------------------------------------------
+
+    @overload
+    def pull(
+        self, names: str, *, out: Any = None, versions: Literal[False] = False, timeout: float | None = None
+    ) -> Array: ...
+    @overload
+    def pull(
+        self, names: str, *, out: Any = None, versions: Literal[True], timeout: float | None = None
+    ) -> tuple[Array, Versions]: ...
+    @overload
+    def pull(
+        self,
+        names: Iterable[str],
+        *,
+        out: Arrays | None = None,
+        versions: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> dict[str, Array]: ...
+    @overload
+    def pull(
+        self,
+        names: Iterable[str],
+        *,
+        out: Arrays | None = None,
+        versions: Literal[True],
+        timeout: float | None = None,
+    ) -> tuple[dict[str, Array], Versions]: ...
+    def pull(
+        self,
+        names: str | Iterable[str],
+        *,
+        out: Any = None,
+        versions: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reads values. Each slice of an ``exact`` tensor is one whole version; slices may differ in theirs.
+
+        Args:
+            names: A name, or several.
+            out: Writable C-contiguous float32 of the tensor's shape (a mapping of them for several names) to be
+                filled in place, and returned. None makes new NumPy arrays.
+            versions: Return ``(values, versions)``; pass the latter to a later push as ``based_on``.
+
+        Returns:
+            float32 ndarray for one name, dict of them for several.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.ones(2, np.float32), optimizer=fastps.SGD())
+        >>> values, versions = store.pull(["w"], versions=True)
+        >>> values, versions["w"]
+        ({'w': array([1., 1.], dtype=float32)}, (1,))
+        """
+        if isinstance(names, str):
+            result: tuple[Any, Versions] = self._native.pull(names, out, timeout)
+        else:
+            result = self._native.pull_list(list(names), None if out is None else _dict(out), timeout)
+        return result if versions else result[0]
+
+    # -- values and state ---------------------------------------------------------------------------------------------
+
+    def assign(self, name: str, array: Any, *, timeout: float | None = None) -> Receipt:
+        """Replaces a tensor's values; no optimizer step. Raises as `push` does."""
+        return self._native.assign(name, array, timeout)
+
+    def state(self, name: str, *, timeout: float | None = None) -> dict[str, Any]:
+        """A copy of a tensor's optimizer state, under torch's names.
+
+        Returns:
+            ``"step"``: steps taken so far, an int64 array with one number per slice; and each state tensor
+            (``"exp_avg"``, for instance), float32 of the tensor's shape.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(momentum=0.9))
+        >>> store.state("w")
+        {'step': array([0]), 'momentum_buffer': array([0., 0.], dtype=float32)}
+        """
+        state = self._native.state(name, timeout)
+        state["step"] = np.array(state["step"], np.int64)
+        return state
+
+    def load_state(self, name: str, state: Arrays, *, timeout: float | None = None) -> Receipt:
+        """Replaces a tensor's optimizer state, given as `state` returns it; ``"step"`` may be one number.
+
+        Raises:
+            ConfigError: Names are missing or too many.
+        """
+        slots = dict(state)
+        steps = np.atleast_1d(np.asarray(slots.pop("step", ())))
+        if steps.ndim != 1 or steps.size == 0 or not np.all((steps >= 0) & (steps == np.floor(steps))):
+            raise ConfigError(
+                f'invalid "step" in the state of tensor {name!r}: expected integers >= 0, got {state.get("step")!r}',
+                tensor=name,
+                expected="integers >= 0",
+                got=repr(state.get("step")),
+            )
+        return self._native.load_state(name, [int(s) for s in steps], slots, timeout)
+
+    def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """Counters: ``{"client": {name: n}, "shards": [{"address": str, "counters": {name: n}}, ...]}``."""
+        return self._native.stats(timeout)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def another(self: Self) -> Self:
+        """Another client of the same parameters, with an identity of its own, as each `Worker` has one."""
+        other = object.__new__(type(self))
+        ParameterServer.__init__(other, self._native.another(), self._reattach)
+        return other
+
+    def close(self) -> None:
+        """Waits for pushes under way and ends the session; raises an error of theirs that nobody has read.
+
+        A second call does nothing; every other verb then raises `ConfigError`.
+        """
+        self._native.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._native.closed
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as late:  # the block's own error is the one to see
+            error.add_note(f"closing also failed: {late}")
+
+    def __getattr__(self, name: str) -> Any:
+        # Only reached when a slot is empty: a client that was pickled connects when it is first used.
+        reattach = object.__getattribute__(self, "_reattach") if name == "_native" else None
+        if reattach is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        addresses, options = reattach
+        self._native = _fastps.connect(addresses, **options)
+        return self._native
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._reattach is None:
+            raise TypeError(
+                "a Store lives in one process and cannot be pickled; start a server with fastps.serve() and pickle "
+                "what fastps.connect() returns"
+            )
+        return _attach, (type(self), self._reattach)
+
+    def __repr__(self) -> str:
+        where = "in process" if self._reattach is None else self._reattach[0]
+        return f"<fastps.{type(self).__name__} {where}>"
+
+
+def _attach(kind: type[ParameterServer], reattach: tuple[str, dict[str, Any]]) -> ParameterServer:
+    client = object.__new__(kind)
+    client._reattach = reattach
+    return client
+
+
+def _dict(values: Any) -> dict[str, Any]:
+    if type(values) is dict:
+        return values
+    if isinstance(values, Mapping):
+        return dict(values)
+    expected, got = "a mapping of names to arrays", type(values).__name__
+    if isinstance(values, str):
+        expected, got = "an array beside the name", "None"
+    raise ConfigError(f"wrong argument: expected {expected}, got {got}", expected=expected, got=got)
+
+
+class Store(ParameterServer):
+    """Parameters in this process; no server. The same verbs as `connect`.
+
+    Args:
+        threads: Most threads that one call uses, its own included; None: as many as there are cores. Only calls on
+            large tensors use more than one.
+        check_finite: Scan gradients for NaN and infinity before anything is changed. False saves one read of them.
+        memory_limit: Most bytes of parameters and optimizer state; None: no limit.
+
+    >>> with fastps.Store() as store:
+    ...     store.register("w", np.zeros(2, np.float32), optimizer=fastps.Adagrad(lr=0.1))
+    ...     store.names()
+    ['w']
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self, threads: int | None = None, check_finite: bool = True, *, memory_limit: int | None = None
+    ) -> None:
+        super().__init__(_fastps.Client.store(threads, memory_limit, check_finite))
+
+
+def connect(
+    addresses: str | Sequence[str],
+    timeout: float = 30.0,
+    check_finite: bool = True,
+) -> ParameterServer:
+    """Connects to the shards of a parameter server.
+
+    Args:
+        addresses: ``"host:port,host:port"`` or a list of ``"host:port"``, in any order; one is enough to find the
+            others.
+        timeout: Seconds after which a call gives up; each verb can override it.
+        check_finite: Scan gradients for NaN and infinity before anything is sent. The servers refuse such values in
+            any case.
+
+    Returns:
+        A `ParameterServer`, to be used as a context manager. Pickled (for ``spawn``), it connects anew when first
+        used.
+
+    Raises:
+        ConnectionLostError, DeadlineError: No server there; says where it tried.
+        ConfigError: An address is invalid.
+    """
+    text = addresses if isinstance(addresses, str) else ",".join(addresses)
+    options = {"timeout": timeout, "check_finite": check_finite}
+    return ParameterServer(_fastps.connect(text, **options), (text, options))

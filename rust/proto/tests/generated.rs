@@ -1,0 +1,38 @@
+//! The checked-in code is what `protos/` says. `FASTPS_REGENERATE=1 cargo test -p fastps-proto` rewrites it.
+
+use prost::Message;
+use std::path::{Path, PathBuf};
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+fn generate(into: &Path) -> Outcome {
+    let protos = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../protos");
+    let files = protox::compile([protos.join("fastps/v1/fastps.proto")], [protos])?;
+    // What reflection serves needs no comments, and they would treble the size.
+    let mut bare = files.clone();
+    bare.file.iter_mut().for_each(|file| file.source_code_info = None);
+    std::fs::write(into.join("fastps.v1.bin"), bare.encode_to_vec())?;
+    tonic_prost_build::configure()
+        .bytes(".")
+        .emit_rerun_if_changed(false)
+        .out_dir(into)
+        .compile_fds(files)?;
+    Ok(())
+}
+
+#[test]
+fn checked_in_code_is_fresh() -> Outcome {
+    let checked_in = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/generated");
+    if std::env::var_os("FASTPS_REGENERATE").is_some_and(|v| v == "1") {
+        return generate(&checked_in);
+    }
+    let fresh = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    generate(&fresh)?;
+    for name in ["fastps.v1.rs", "fastps.v1.bin"] {
+        assert!(
+            std::fs::read(fresh.join(name))? == std::fs::read(checked_in.join(name))?,
+            "{name} is stale: run FASTPS_REGENERATE=1 cargo test -p fastps-proto"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,337 @@
+//! Memory of Python's arrays, borrowed without a copy: through the buffer protocol (NumPy and the like) or DLPack
+//! (torch and the like). Whatever is not C-contiguous float32 in host memory is an error that says what it is.
+//!
+//! # Safety
+//!
+//! The only unsafe file of this crate. Three facts carry it:
+//!
+//! * A [`Borrowed`] holds the exporter's lock on its memory (`Py_buffer`, or the DLPack capsule), so the pointer stays
+//!   valid until it is dropped, on whichever thread.
+//! * Pointer, element count, alignment, dtype and strides are checked once, in [`borrow`].
+//! * Python code could change the elements while Rust reads them. The documented contract is that the caller does not
+//!   (until the call returns, or the handle is done), the same one that NumPy and torch have for code that runs
+//!   without the GIL. Pulls never make a `&mut` of caller's memory: they copy bytes to the raw pointer.
+#![allow(unsafe_code)]
+
+use fastps_core::error::{Error, Kind};
+use fastps_core::verbs::Values;
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{IntoPyDict, PyCapsule, PyTuple};
+use pyo3::{ffi, intern};
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// What the memory is wanted for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// What keeps the memory alive; let go of with the GIL held only.
+enum Owner {
+    Buffer(#[allow(dead_code)] PyUntypedBuffer),
+    Capsule(#[allow(dead_code)] Py<PyAny>),
+}
+
+/// Borrowed float32 memory of a Python object.
+pub(crate) struct Borrowed {
+    data: NonNull<f32>,
+    len: usize,
+    shape: Vec<u64>,
+    owner: Option<Owner>,
+}
+
+// SAFETY: the memory may be read and written from any thread while `owner` lives (see the file's header); `owner`
+// itself is only ever moved to the graveyard, which is emptied with the GIL held.
+unsafe impl Send for Borrowed {}
+// SAFETY: as above; a shared `Borrowed` only reads, except `write`, whose callers own the target array.
+unsafe impl Sync for Borrowed {}
+
+/// Owners that threads without the GIL have let go of, so that no network thread ever waits for the GIL.
+static GRAVEYARD: Mutex<Vec<Owner>> = Mutex::new(Vec::new());
+static GRAVES: AtomicBool = AtomicBool::new(false);
+
+/// Releases what was let go of.
+pub(crate) fn sweep(_py: Python<'_>) {
+    if GRAVES.load(Ordering::Relaxed) && GRAVES.swap(false, Ordering::AcqRel) {
+        let owners = std::mem::take(&mut *GRAVEYARD.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(owners);
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        if let Some(owner) = self.owner.take() {
+            GRAVEYARD.lock().unwrap_or_else(PoisonError::into_inner).push(owner);
+            GRAVES.store(true, Ordering::Release);
+        }
+    }
+}
+
+impl fmt::Debug for Borrowed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Borrowed").field("shape", &self.shape).finish_non_exhaustive()
+    }
+}
+
+impl Values for Borrowed {
+    fn as_slice(&self) -> &[f32] {
+        // SAFETY: checked by `borrow`; valid while `self` lives; nobody writes meanwhile (the file's header).
+        unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.len) }
+    }
+}
+
+impl Borrowed {
+    /// Row-major shape.
+    pub(crate) fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// Copies little-endian bytes of whole elements to element `at`; false if they do not fit.
+    pub(crate) fn write(&self, at: usize, bytes: &[u8]) -> bool {
+        let fits = bytes.len().is_multiple_of(4) && at.checked_add(bytes.len() / 4).is_some_and(|end| end <= self.len);
+        if fits {
+            // SAFETY: in bounds as just checked; the memory is writable, because all callers asked for `Access::Write`;
+            // `copy` allows overlap, so `bytes` may even lie in the same array.
+            unsafe { std::ptr::copy(bytes.as_ptr(), self.data.as_ptr().add(at).cast::<u8>(), bytes.len()) };
+        }
+        fits
+    }
+
+    /// Whether the two share memory.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let range = |b: &Self| (b.data.as_ptr() as usize, b.data.as_ptr() as usize + 4 * b.len);
+        let ((a, a_end), (b, b_end)) = (range(self), range(other));
+        a < b_end && b < a_end
+    }
+
+    /// The values, to be changed in place. Callers asked for [`Access::Write`] and made sure that nothing they use
+    /// beside it [overlaps](Self::overlaps).
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [f32] {
+        // SAFETY: as in `as_slice`; exclusive on our side by `&mut self` and the caller's overlap check.
+        unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.len) }
+    }
+}
+
+/// Borrows the memory of `object`; `tensor` is what errors call it.
+pub(crate) fn borrow(object: &Bound<'_, PyAny>, tensor: &str, access: Access) -> PyResult<Borrowed> {
+    // SAFETY: `object` is a live object and the GIL is held.
+    let result = if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
+        match PyUntypedBuffer::get(object) {
+            Ok(buffer) => from_buffer(object, buffer, access),
+            Err(_) => Err(wrong_dtype(object, None)),
+        }
+    } else if object.hasattr(intern!(object.py(), "__dlpack__"))? {
+        from_dlpack(object, access)?
+    } else {
+        Err(wrong_dtype(object, None))
+    };
+    result.map_err(|error| crate::errors::raise(object.py(), &error.tensor(tensor)))
+}
+
+fn from_buffer(object: &Bound<'_, PyAny>, buffer: PyUntypedBuffer, access: Access) -> Result<Borrowed, Error> {
+    let native = match buffer.format().to_bytes() {
+        b"f" | b"@f" | b"=f" => true,
+        b"<f" => cfg!(target_endian = "little"),
+        _ => false,
+    };
+    if !native || buffer.item_size() != 4 {
+        return Err(wrong_dtype(object, buffer.format().to_str().ok()));
+    }
+    // A scalar's `shape` is a null pointer, which `PyUntypedBuffer::shape` must not see.
+    let shape: Vec<u64> = match buffer.dimensions() {
+        0 => Vec::new(),
+        _ => buffer.shape().iter().map(|d| *d as u64).collect(),
+    };
+    if !buffer.is_c_contiguous() {
+        return Err(not_contiguous(object, &shape, buffer.is_fortran_contiguous()));
+    }
+    if access == Access::Write && buffer.readonly() {
+        return Err(read_only());
+    }
+    let data = buffer.buf_ptr();
+    finish(data, shape, Owner::Buffer(buffer))
+}
+
+fn finish(data: *mut c_void, shape: Vec<u64>, owner: Owner) -> Result<Borrowed, Error> {
+    let len = shape.iter().try_fold(1_u64, |n, d| n.checked_mul(*d)).unwrap_or(u64::MAX) as usize;
+    let data = if len == 0 { NonNull::dangling() } else { NonNull::new(data.cast::<f32>()).unwrap_or(NonNull::dangling()) };
+    let borrowed = Borrowed { data, len, shape, owner: Some(owner) };
+    if borrowed.data.as_ptr() as usize % 4 == 0 {
+        Ok(borrowed)
+    } else {
+        Err(Error::new(Kind::Shape, "the array's memory is not aligned; pass a copy")
+            .expected("an address that is a multiple of 4", format!("{:#x}", borrowed.data.as_ptr() as usize)))
+    }
+}
+
+#[repr(C)]
+struct DlDevice {
+    kind: i32,
+    id: i32,
+}
+
+#[repr(C)]
+struct DlTensor {
+    data: *mut c_void,
+    device: DlDevice,
+    ndim: i32,
+    dtype_code: u8,
+    dtype_bits: u8,
+    dtype_lanes: u16,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+/// DLPack 1.x; the older `DLManagedTensor` begins with the tensor itself.
+#[repr(C)]
+struct DlManagedTensorVersioned {
+    major: u32,
+    minor: u32,
+    manager: *mut c_void,
+    deleter: *mut c_void,
+    flags: u64,
+    tensor: DlTensor,
+}
+
+const DL_CPU: i32 = 1;
+const DL_CUDA_HOST: i32 = 3;
+const DL_FLOAT: u8 = 2;
+const DL_READ_ONLY: u64 = 1;
+
+fn from_dlpack(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Result<Borrowed, Error>> {
+    let py = object.py();
+    let (kind, id): (i32, i32) = object.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
+    if kind != DL_CPU && kind != DL_CUDA_HOST {
+        let device = object.getattr("device").map_or_else(|_| format!("device ({kind}, {id})"), |d| d.to_string());
+        let error = Error::new(Kind::DType, "the array is not in host memory; pass array.cpu()");
+        return Ok(Err(error.expected("memory of the CPU", device)));
+    }
+    if object.getattr(intern!(py, "requires_grad")).is_ok_and(|flag| flag.is_truthy().unwrap_or(false)) {
+        let error = Error::new(Kind::DType, "the tensor requires grad; pass tensor.detach()");
+        return Ok(Err(error.expected("a tensor without grad", "requires_grad=True")));
+    }
+    let name = intern!(py, "__dlpack__");
+    let versioned = [("max_version", (1_u32, 0_u32))].into_py_dict(py)?;
+    let capsule = match object.call_method(name, (), Some(&versioned)) {
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method0(name),
+        other => other,
+    };
+    let capsule = match capsule {
+        Ok(capsule) => capsule.cast_into::<PyCapsule>()?,
+        Err(error) => {
+            let error = Error::new(Kind::DType, format!("the array gives no DLPack capsule: {error}"));
+            return Ok(Err(error.expected("float32 in host memory", describe(object, None))));
+        }
+    };
+    let (tensor, flags) = if let Ok(pointer) = capsule.pointer_checked(Some(c"dltensor_versioned")) {
+        let managed = pointer.cast::<DlManagedTensorVersioned>();
+        // SAFETY: a capsule of this name holds this struct, by the DLPack standard, as long as the capsule lives.
+        let managed = unsafe { managed.as_ref() };
+        if managed.major != 1 {
+            let error = Error::new(Kind::DType, "unknown DLPack version");
+            return Ok(Err(error.expected("1.x", format!("{}.{}", managed.major, managed.minor))));
+        }
+        (&managed.tensor, managed.flags)
+    } else {
+        let pointer = capsule.pointer_checked(Some(c"dltensor"))?;
+        // SAFETY: as above; an unversioned struct begins with the tensor.
+        (unsafe { pointer.cast::<DlTensor>().as_ref() }, 0)
+    };
+    Ok(checked_dlpack(object, &capsule, tensor, flags, access))
+}
+
+fn checked_dlpack(
+    object: &Bound<'_, PyAny>,
+    capsule: &Bound<'_, PyCapsule>,
+    tensor: &DlTensor,
+    flags: u64,
+    access: Access,
+) -> Result<Borrowed, Error> {
+    if (tensor.dtype_code, tensor.dtype_bits, tensor.dtype_lanes) != (DL_FLOAT, 32, 1) {
+        return Err(wrong_dtype(object, None));
+    }
+    let ndim = usize::try_from(tensor.ndim).unwrap_or(0);
+    let dims = |pointer: *mut i64| -> &[i64] {
+        if ndim == 0 || pointer.is_null() {
+            return &[];
+        }
+        // SAFETY: by the DLPack standard `shape` and `strides`, where given, hold `ndim` numbers.
+        unsafe { std::slice::from_raw_parts(pointer, ndim) }
+    };
+    let shape: Vec<u64> = dims(tensor.shape).iter().map(|d| *d as u64).collect();
+    let strides = dims(tensor.strides);
+    let mut step = 1_i64;
+    let mut contiguous = true;
+    for (dim, stride) in shape.iter().zip(strides).rev() {
+        contiguous &= *dim == 1 || *stride == step;
+        step = step.saturating_mul(*dim as i64);
+    }
+    if !contiguous && !shape.contains(&0) {
+        return Err(not_contiguous(object, &shape, false));
+    }
+    if access == Access::Write && flags & DL_READ_ONLY != 0 {
+        return Err(read_only());
+    }
+    let data = tensor.data.wrapping_byte_add(tensor.byte_offset as usize);
+    finish(data, shape, Owner::Capsule(capsule.clone().unbind().into_any()))
+}
+
+fn describe(object: &Bound<'_, PyAny>, format: Option<&str>) -> String {
+    let kind = object.get_type().name().map_or_else(|_| "an object".to_owned(), |name| name.to_string());
+    match (object.getattr("dtype"), format) {
+        (Ok(dtype), _) if kind == "ndarray" => format!("{kind} of {dtype}{}", byte_order(&dtype)),
+        (Ok(dtype), _) => format!("{kind} of {dtype}"),
+        (Err(_), Some(format)) => format!("{kind} of format {format:?}"),
+        (Err(_), None) => kind,
+    }
+}
+
+fn byte_order(dtype: &Bound<'_, PyAny>) -> &'static str {
+    let swapped = if cfg!(target_endian = "little") { ">" } else { "<" };
+    match dtype.getattr("byteorder") {
+        Ok(order) if order.to_string() == swapped => " in foreign byte order",
+        _ => "",
+    }
+}
+
+fn wrong_dtype(object: &Bound<'_, PyAny>, format: Option<&str>) -> Error {
+    Error::new(Kind::DType, "not an array of float32; convert it, for example with numpy.asarray(x, numpy.float32)")
+        .expected("float32", describe(object, format))
+}
+
+fn not_contiguous(object: &Bound<'_, PyAny>, shape: &[u64], fortran: bool) -> Error {
+    let strides = object.getattr("strides").map(|s| format!(" and strides {s}")).unwrap_or_default();
+    let order = if fortran { "column-major (Fortran) order, " } else { "" };
+    Error::new(Kind::Shape, "the array is not C-contiguous; pass a copy, for example numpy.ascontiguousarray(x)")
+        .expected("row-major (C) order", format!("{order}shape {shape:?}{strides}"))
+}
+
+fn read_only() -> Error {
+    Error::new(Kind::Config, "the array is read-only").expected("a writable array", "a read-only one")
+}
+
+/// A new, uninitialised NumPy array, and its memory.
+pub(crate) fn empty<'py>(py: Python<'py>, shape: &[u64]) -> PyResult<(Bound<'py, PyAny>, Borrowed)> {
+    static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static FLOAT32: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let dtype = FLOAT32.import(py, "numpy", "float32")?;
+    let array = EMPTY.import(py, "numpy", "empty")?.call1((PyTuple::new(py, shape)?, dtype))?;
+    let memory = borrow(&array, "", Access::Write)?;
+    Ok((array, memory))
+}
+
+/// A new NumPy array with these values.
+pub(crate) fn array<'py>(py: Python<'py>, shape: &[u64], values: &[f32]) -> PyResult<Bound<'py, PyAny>> {
+    let (array, memory) = empty(py, shape)?;
+    memory.write(0, bytemuck::cast_slice(values));
+    Ok(array)
+}

@@ -1,0 +1,147 @@
+//! The one way out of the interpreter: without the GIL, interruptible by Ctrl-C, and never in a forked child.
+
+use crate::errors;
+use fastps_core::error::{Error, Kind};
+use fastps_core::verbs::Ticket;
+use pyo3::prelude::*;
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// How long a signal may wait for a call to notice it.
+const SLICE: Duration = Duration::from_millis(50);
+
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Called by Python in every forked child: what was made before is unusable there, as its threads are gone.
+#[pyfunction]
+pub(crate) fn forked() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    HELPER.with_borrow_mut(|helper| std::mem::forget(helper.take()));
+}
+
+/// Something with threads behind it, which a fork leaves behind: in the child its use is an error, and dropping it does
+/// nothing, because its destructor could wait for threads that do not exist there.
+#[derive(Debug)]
+pub(crate) struct Here<T> {
+    value: Option<T>,
+    born: u32,
+    what: &'static str,
+}
+
+impl<T> Here<T> {
+    pub(crate) fn new(what: &'static str, value: T) -> Self {
+        Self { value: Some(value), born: FORKS.load(Ordering::Relaxed), what }
+    }
+
+    /// The value, unless this is a forked child.
+    pub(crate) fn get(&self, py: Python<'_>) -> PyResult<&T> {
+        match &self.value {
+            Some(value) if self.born == FORKS.load(Ordering::Relaxed) => Ok(value),
+            _ => Err(errors::fork(py, self.what)),
+        }
+    }
+}
+
+impl<T> Drop for Here<T> {
+    fn drop(&mut self) {
+        if self.born != FORKS.load(Ordering::Relaxed) {
+            std::mem::forget(self.value.take());
+        }
+    }
+}
+
+/// Reads a timeout in seconds.
+pub(crate) fn duration(py: Python<'_>, seconds: f64) -> PyResult<Duration> {
+    const LONGEST: f64 = 1e9;
+    if seconds.is_nan() || seconds < 0.0 {
+        return Err(errors::config(py, "invalid timeout", "seconds >= 0", seconds));
+    }
+    Ok(Duration::from_secs_f64(seconds.min(LONGEST)))
+}
+
+/// Waits for a ticket in slices between which signals are noticed; `None` after the timeout.
+pub(crate) fn wait<T: Send>(py: Python<'_>, ticket: &dyn Ticket<T>, timeout: Option<Duration>) -> PyResult<Option<T>> {
+    if timeout == Some(Duration::ZERO) {
+        return Ok(ticket.wait(Duration::ZERO));
+    }
+    let end = timeout.and_then(|t| Instant::now().checked_add(t));
+    loop {
+        let left = end.map_or(SLICE, |end| end.saturating_duration_since(Instant::now()));
+        if let Some(value) = py.detach(|| ticket.wait(left.min(SLICE))) {
+            return Ok(Some(value));
+        }
+        py.check_signals()?;
+        if end.is_some_and(|end| Instant::now() >= end) {
+            return Ok(None);
+        }
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+thread_local! {
+    static MAIN: Cell<Option<bool>> = const { Cell::new(None) };
+    static HELPER: RefCell<Option<mpsc::Sender<Job>>> = const { RefCell::new(None) };
+}
+
+/// Whether this is the thread on which Python runs signal handlers.
+fn is_main(py: Python<'_>) -> PyResult<bool> {
+    if let Some(known) = MAIN.get() {
+        return Ok(known);
+    }
+    let threading = py.import("threading")?;
+    let main = threading.call_method0("main_thread")?.getattr("ident")?;
+    let known = threading.call_method0("get_ident")?.eq(main)?;
+    MAIN.set(Some(known));
+    Ok(known)
+}
+
+/// Runs what may take long. A call over the network made on the main thread runs on a helper thread, because only so
+/// can the main thread notice Ctrl-C; when it does, it leaves and the call comes to its end (or timeout) by itself.
+pub(crate) fn run<T: Send + 'static>(
+    py: Python<'_>,
+    remote: bool,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
+    if !remote || !is_main(py)? {
+        return Ok(py.detach(work));
+    }
+    let (done, result) = mpsc::sync_channel(1);
+    let job: Job = Box::new(move || {
+        let _ = done.send(work());
+    });
+    let helper = match HELPER.take() {
+        Some(helper) => helper,
+        None => start_helper().map_err(|e| errors::raise(py, &e))?,
+    };
+    let gone = |_| errors::raise(py, &Error::new(Kind::Internal, "the thread of a call ended"));
+    helper.send(job).map_err(|_| gone(()))?;
+    let mut result = result;
+    loop {
+        let received;
+        (result, received) = py.detach(move || {
+            let received = result.recv_timeout(SLICE);
+            (result, received)
+        });
+        match received {
+            Ok(value) => {
+                HELPER.set(Some(helper));
+                return Ok(value);
+            }
+            // A helper that is left behind ends with its job, as nobody can send to it any more.
+            Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(gone(())),
+        }
+    }
+}
+
+fn start_helper() -> Result<mpsc::Sender<Job>, Error> {
+    let (send, receive) = mpsc::channel::<Job>();
+    std::thread::Builder::new()
+        .name("fastps-call".into())
+        .spawn(move || receive.into_iter().for_each(|job| job()))
+        .map_err(|e| Error::new(Kind::Internal, format!("cannot start a thread: {e}")))?;
+    Ok(send)
+}

@@ -1,0 +1,582 @@
+//! A client of parameters, wherever they lie: one method per verb. Each takes Python's objects apart, calls the core
+//! once for the whole list, without the GIL, and puts the result together.
+
+use crate::buffer::{Access, Borrowed, array, borrow, empty, sweep};
+use crate::call::{self, Here};
+use crate::codecs::ErrorFeedback;
+use crate::errors::{self, OrRaise};
+use crate::flight::{PullFlight, PushFlight, Turn, Unread, reshaped, target, targets};
+use crate::options;
+use crate::values::{Receipt, Receipts, Versions};
+use fastps_core::codec::Codec;
+use fastps_core::error::{Error, Kind};
+use fastps_core::store::{Store, StoreOptions};
+use fastps_core::tensor::{DType, TensorSpec};
+use fastps_core::verbs::{Gradient, ParameterServer, PushOptions, State};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+type Shared = Arc<dyn ParameterServer>;
+/// Values by name, receipts, versions.
+type PushPulled<'py> = (Bound<'py, PyDict>, Receipts, Versions);
+
+/// The compiled half of `fastps.Store` and of what `fastps.connect` returns.
+#[pyclass(frozen, module = "fastps._fastps", name = "Client")]
+#[derive(Debug)]
+pub(crate) struct Client {
+    server: Here<Shared>,
+    remote: bool,
+    check_finite: bool,
+    timeout: Duration,
+    unread: Arc<Unread>,
+    closed: AtomicBool,
+}
+
+/// Gradients whose memory is looked up and pinned once, with their error feedback.
+#[pyclass(frozen, module = "fastps._fastps", name = "BoundList")]
+#[derive(Debug)]
+pub(crate) struct BoundList {
+    server: Here<Shared>,
+    gradients: Arc<Vec<Gradient>>,
+    codec: Codec,
+    #[pyo3(get)]
+    feedback: Option<Py<ErrorFeedback>>,
+    busy: Arc<AtomicBool>,
+}
+
+/// How a push is made: ``(codec, lr, scale, based_on, timeout)``.
+type How<'py> = (
+    Option<Bound<'py, PyAny>>,
+    Option<f64>,
+    Option<f32>,
+    Option<Bound<'py, Versions>>,
+    Option<f64>,
+);
+
+impl Client {
+    pub(crate) fn new(server: Shared, remote: bool, check_finite: bool, timeout: Duration) -> Self {
+        let what = if remote { "client" } else { "store" };
+        Self {
+            server: Here::new(what, server),
+            remote,
+            check_finite,
+            timeout,
+            unread: Arc::default(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// What every verb begins with: the fork check, and the error of an earlier push that nobody has read.
+    fn enter(&self, py: Python<'_>) -> PyResult<&Shared> {
+        let server = self.server.get(py)?;
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(errors::raise(py, &Error::new(Kind::Config, "this object is closed")));
+        }
+        sweep(py);
+        self.unread.raise(py)?;
+        Ok(server)
+    }
+
+    fn timeout(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<Duration> {
+        seconds.map_or(Ok(self.timeout), |seconds| call::duration(py, seconds))
+    }
+
+    /// Calls the server without the GIL.
+    fn call<T: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        server: &Shared,
+        work: impl FnOnce(&Shared) -> T + Send + 'static,
+    ) -> PyResult<T> {
+        let server = server.clone();
+        call::run(py, self.remote, move || work(&server))
+    }
+
+    fn options(&self, py: Python<'_>, how: &How<'_>, feedback: Option<&ErrorFeedback>) -> PyResult<PushOptions> {
+        let (codec, lr, scale, based_on, timeout) = how;
+        let codec = options::codec(codec.as_ref())?;
+        if codec == Codec::OneBit && feedback.is_none() {
+            let error = Error::new(Kind::Config, "OneBit needs error feedback; push through a Worker or a bound list");
+            return Err(errors::raise(py, &error));
+        }
+        Ok(PushOptions {
+            codec,
+            lr: *lr,
+            scale: *scale,
+            based_on: based_on.as_ref().map(|v| v.get().0.clone()),
+            feedback: feedback.map(|f| f.0.clone()),
+            check_finite: self.check_finite,
+            timeout: self.timeout(py, *timeout)?,
+        })
+    }
+
+    fn bound_options(&self, py: Python<'_>, list: &BoundList, how: &How<'_>) -> PyResult<PushOptions> {
+        if how.0.is_some() {
+            return Err(errors::config(py, "a bound list has its codec", "codec= at bind()", "codec= at a push"));
+        }
+        if !Arc::ptr_eq(list.server.get(py)?, self.server.get(py)?) {
+            return Err(errors::config(py, "wrong bound list", "one made by this object's bind()", "one of another"));
+        }
+        let feedback = list.feedback.as_ref().map(Py::get);
+        let mut options = self.options(py, &(None, how.1, how.2, how.3.clone(), how.4), feedback)?;
+        options.codec = list.codec;
+        Ok(options)
+    }
+
+    /// Sends a list of gradients and waits. The calling thread is not needed by a call over the network.
+    fn send(
+        &self,
+        py: Python<'_>,
+        server: &Shared,
+        gradients: Arc<Vec<Gradient>>,
+        options: PushOptions,
+        turn: Option<Turn>,
+    ) -> PyResult<Receipts> {
+        let names = gradients.iter().map(|g| g.name.clone()).collect();
+        let pushed = self.call(py, server, move |server| {
+            let pushed = server.push(&gradients, &options);
+            drop((gradients, turn));
+            pushed
+        })?;
+        sweep(py);
+        Ok(Receipts { names, receipts: pushed.or_raise(py)? })
+    }
+
+    fn send_async(
+        &self,
+        py: Python<'_>,
+        server: &Shared,
+        gradients: Vec<Gradient>,
+        options: PushOptions,
+        turn: Option<Turn>,
+        tracked: bool,
+    ) -> PyResult<PushFlight> {
+        let names = gradients.iter().map(|g| g.name.clone()).collect();
+        let ticket = py.detach(|| server.push_async(gradients, options)).or_raise(py)?;
+        Ok(PushFlight::start(ticket, names, turn, &self.unread, tracked))
+    }
+
+    fn send_pull<'py>(
+        &self,
+        py: Python<'py>,
+        server: &Shared,
+        gradients: Arc<Vec<Gradient>>,
+        options: PushOptions,
+        out: Option<&Bound<'py, PyDict>>,
+        turn: Option<Turn>,
+    ) -> PyResult<PushPulled<'py>> {
+        let names: Vec<Arc<str>> = gradients.iter().map(|g| g.name.clone()).collect();
+        let specs = self.specs(py, server, &names, options.timeout)?;
+        let (values, targets) = targets(py, &specs, out)?;
+        let (result, fits) = self.call(py, server, move |server| {
+            let mut fits = true;
+            let mut sink = |k: usize, at: usize, bytes: &[u8]| fits &= targets[k].write(at, bytes);
+            let result = server.push_pull(&gradients, &options, &mut sink);
+            drop((gradients, turn));
+            (result, fits)
+        })?;
+        sweep(py);
+        let (receipts, versions) = result.or_raise(py)?;
+        if !fits {
+            return Err(reshaped(py));
+        }
+        Ok((values, Receipts { names, receipts }, Versions(Arc::new(versions))))
+    }
+
+    fn specs(
+        &self,
+        py: Python<'_>,
+        server: &Shared,
+        names: &[Arc<str>],
+        timeout: Duration,
+    ) -> PyResult<Vec<Arc<TensorSpec>>> {
+        let names = names.to_vec();
+        let specs = move |server: &Shared| names.iter().map(|n| server.spec(n, timeout)).collect::<Result<Vec<_>, _>>();
+        self.call(py, server, specs)?.or_raise(py)
+    }
+
+    fn pull_into(
+        &self,
+        py: Python<'_>,
+        server: &Shared,
+        names: Vec<Arc<str>>,
+        targets: Vec<Borrowed>,
+        timeout: Duration,
+    ) -> PyResult<Versions> {
+        let (versions, fits) = self.call(py, server, move |server| {
+            let mut fits = true;
+            let mut sink = |k: usize, at: usize, bytes: &[u8]| fits &= targets[k].write(at, bytes);
+            let versions = server.pull(&names, timeout, &mut sink);
+            (versions, fits)
+        })?;
+        sweep(py);
+        let versions = versions.or_raise(py)?;
+        if fits { Ok(Versions(Arc::new(versions))) } else { Err(reshaped(py)) }
+    }
+}
+
+/// Looks at the memory of gradients.
+fn gradients(list: &Bound<'_, PyDict>) -> PyResult<Vec<Gradient>> {
+    let mut gradients = Vec::with_capacity(list.len());
+    for (name, array) in list {
+        gradients.push(gradient(name.extract()?, &array)?);
+    }
+    Ok(gradients)
+}
+
+fn gradient(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Gradient> {
+    let values = borrow(array, name, Access::Read)?;
+    Ok(Gradient { name: name.into(), shape: values.shape().to_vec(), values: Arc::new(values) })
+}
+
+fn shared(names: Vec<String>) -> Vec<Arc<str>> {
+    names.into_iter().map(Arc::from).collect()
+}
+
+#[pymethods]
+impl Client {
+    /// A new store in this process.
+    #[staticmethod]
+    fn store(
+        py: Python<'_>,
+        threads: Option<usize>,
+        memory_limit: Option<u64>,
+        check_finite: bool,
+    ) -> PyResult<Self> {
+        let mut options = StoreOptions { threads, ..StoreOptions::default() };
+        options.memory_limit = memory_limit.unwrap_or(options.memory_limit);
+        let store = Store::new(options).or_raise(py)?;
+        Ok(Self::new(Arc::new(store), false, check_finite, Duration::from_secs(30)))
+    }
+
+    fn another(&self, py: Python<'_>) -> PyResult<Self> {
+        let server = self.enter(py)?;
+        let other = self.call(py, server, |server| server.another())?.or_raise(py)?;
+        Ok(Self::new(other, self.remote, self.check_finite, self.timeout))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn register(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        values: &Bound<'_, PyAny>,
+        optimizer: &Bound<'_, PyAny>,
+        apply: &str,
+        group: &str,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let server = self.enter(py)?;
+        let initial = gradient(name, values)?;
+        let spec = TensorSpec {
+            name: initial.name.clone(),
+            shape: initial.shape.clone(),
+            dtype: DType::Float32,
+            apply: options::apply(py, apply)?,
+            group: group.into(),
+            optimizer: options::optimizer(optimizer)?,
+        };
+        let timeout = self.timeout(py, timeout)?;
+        let work = move |server: &Shared| server.register(spec, initial.values.as_slice(), timeout);
+        let done = self.call(py, server, work)?;
+        sweep(py);
+        done.or_raise(py)
+    }
+
+    fn unregister(&self, py: Python<'_>, name: String, timeout: Option<f64>) -> PyResult<()> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        self.call(py, server, move |server| server.unregister(&name, timeout))?.or_raise(py)
+    }
+
+    fn push(&self, py: Python<'_>, name: &str, grad: &Bound<'_, PyAny>, how: How<'_>) -> PyResult<Receipt> {
+        let server = self.enter(py)?;
+        let options = self.options(py, &how, None)?;
+        let gradient = gradient(name, grad)?;
+        let pushed = self.call(py, server, move |server| server.push(&[gradient], &options))?;
+        sweep(py);
+        let receipts = pushed.or_raise(py)?;
+        receipts.first().map(Receipt::from).ok_or_else(|| {
+            errors::raise(py, &Error::new(Kind::Internal, "a push gave no receipt"))
+        })
+    }
+
+    fn push_list(&self, py: Python<'_>, list: &Bound<'_, PyDict>, how: How<'_>) -> PyResult<Receipts> {
+        let server = self.enter(py)?;
+        let options = self.options(py, &how, None)?;
+        self.send(py, server, Arc::new(gradients(list)?), options, None)
+    }
+
+    fn push_bound(&self, py: Python<'_>, list: &BoundList, how: How<'_>) -> PyResult<Receipts> {
+        let server = self.enter(py)?;
+        let options = self.bound_options(py, list, &how)?;
+        let turn = Turn::take(py, &list.busy)?;
+        self.send(py, server, list.gradients.clone(), options, Some(turn))
+    }
+
+    fn push_list_async(&self, py: Python<'_>, list: &Bound<'_, PyDict>, how: How<'_>) -> PyResult<PushFlight> {
+        let server = self.enter(py)?;
+        let options = self.options(py, &how, None)?;
+        self.send_async(py, server, gradients(list)?, options, None, true)
+    }
+
+    fn push_bound_async(
+        &self,
+        py: Python<'_>,
+        list: &BoundList,
+        how: How<'_>,
+        tracked: bool,
+    ) -> PyResult<PushFlight> {
+        let server = self.enter(py)?;
+        let options = self.bound_options(py, list, &how)?;
+        let turn = Turn::take(py, &list.busy)?;
+        self.send_async(py, server, list.gradients.to_vec(), options, Some(turn), tracked)
+    }
+
+    fn push_pull<'py>(
+        &self,
+        py: Python<'py>,
+        list: &Bound<'py, PyDict>,
+        out: Option<&Bound<'py, PyDict>>,
+        how: How<'py>,
+    ) -> PyResult<PushPulled<'py>> {
+        let server = self.enter(py)?;
+        let options = self.options(py, &how, None)?;
+        self.send_pull(py, server, Arc::new(gradients(list)?), options, out, None)
+    }
+
+    fn push_pull_bound<'py>(
+        &self,
+        py: Python<'py>,
+        list: &BoundList,
+        out: Option<&Bound<'py, PyDict>>,
+        how: How<'py>,
+    ) -> PyResult<PushPulled<'py>> {
+        let server = self.enter(py)?;
+        let options = self.bound_options(py, list, &how)?;
+        let turn = Turn::take(py, &list.busy)?;
+        self.send_pull(py, server, list.gradients.clone(), options, out, Some(turn))
+    }
+
+    fn pull<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        out: Option<&Bound<'py, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<(Bound<'py, PyAny>, Versions)> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let names = vec![Arc::<str>::from(name)];
+        let specs = self.specs(py, server, &names, timeout)?;
+        let spec = &specs[0];
+        let (value, into) = match out {
+            Some(out) => (out.clone(), target(py, spec, out)?),
+            None => empty(py, &spec.shape)?,
+        };
+        let versions = self.pull_into(py, server, names, vec![into], timeout)?;
+        Ok((value, versions))
+    }
+
+    fn pull_list<'py>(
+        &self,
+        py: Python<'py>,
+        names: Vec<String>,
+        out: Option<&Bound<'py, PyDict>>,
+        timeout: Option<f64>,
+    ) -> PyResult<(Bound<'py, PyDict>, Versions)> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let names = shared(names);
+        let specs = self.specs(py, server, &names, timeout)?;
+        let (values, targets) = targets(py, &specs, out)?;
+        let versions = self.pull_into(py, server, names, targets, timeout)?;
+        Ok((values, versions))
+    }
+
+    fn pull_async(&self, py: Python<'_>, names: Vec<String>, timeout: Option<f64>) -> PyResult<PullFlight> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let names = shared(names);
+        let specs = self.specs(py, server, &names, timeout)?;
+        let ticket = py.detach(|| server.pull_async(names, timeout)).or_raise(py)?;
+        Ok(PullFlight::start(ticket, specs))
+    }
+
+    fn bind(
+        &self,
+        py: Python<'_>,
+        list: &Bound<'_, PyDict>,
+        codec: Option<&Bound<'_, PyAny>>,
+        feedback: Option<Py<ErrorFeedback>>,
+        timeout: Option<f64>,
+    ) -> PyResult<BoundList> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let codec = options::codec(codec)?;
+        let gradients = gradients(list)?;
+        let names: Vec<_> = gradients.iter().map(|g| g.name.clone()).collect();
+        let specs = self.specs(py, server, &names, timeout)?;
+        for (gradient, spec) in gradients.iter().zip(&specs) {
+            if gradient.shape != spec.shape {
+                let error = Error::new(Kind::Shape, "the gradient has another shape").tensor(spec.name.clone());
+                let error = error.expected(format!("{:?}", spec.shape), format!("{:?}", gradient.shape));
+                return Err(errors::raise(py, &error));
+            }
+        }
+        // Float32 says everything; the others keep what they do not say.
+        let feedback = match feedback {
+            None if codec != Codec::Float32 => Some(Py::new(py, ErrorFeedback::default())?),
+            given => given,
+        };
+        let server = Here::new("bound list", server.clone());
+        Ok(BoundList { server, gradients: Arc::new(gradients), codec, feedback, busy: Arc::default() })
+    }
+
+    fn assign(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        values: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<Receipt> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let values = gradient(name, values)?;
+        let receipt = self.call(py, server, move |server| server.assign(&values, timeout))?;
+        sweep(py);
+        receipt.or_raise(py).map(|r| Receipt::from(&r))
+    }
+
+    fn state<'py>(&self, py: Python<'py>, name: String, timeout: Option<f64>) -> PyResult<Bound<'py, PyDict>> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let work = move |server: &Shared| Ok::<_, Error>((server.spec(&name, timeout)?, server.state(&name, timeout)?));
+        let (spec, state) = self.call(py, server, work)?.or_raise(py)?;
+        let dict = PyDict::new(py);
+        dict.set_item("step", state.steps)?;
+        for (slot, values) in &state.slots {
+            dict.set_item(slot, array(py, &spec.shape, values)?)?;
+        }
+        sweep(py);
+        Ok(dict)
+    }
+
+    /// `steps` has one number, for all slices, or one for each; `slots` the arrays by name.
+    fn load_state(
+        &self,
+        py: Python<'_>,
+        name: String,
+        steps: Vec<u64>,
+        slots: &Bound<'_, PyDict>,
+        timeout: Option<f64>,
+    ) -> PyResult<Receipt> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let spec = self.specs(py, server, &[Arc::from(&*name)], timeout)?.remove(0);
+        let expected = spec.optimizer.slots();
+        let invalid = |message: &str, expected: String, got: String| {
+            let error = Error::new(Kind::Config, message).tensor(spec.name.clone()).expected(expected, got);
+            errors::raise(py, &error)
+        };
+        let given: Vec<String> = slots.keys().extract()?;
+        if given.len() != expected.len() || given.iter().any(|slot| !expected.contains(&&**slot)) {
+            return Err(invalid("wrong state names", format!("step and {expected:?}"), format!("step and {given:?}")));
+        }
+        let mut state = State { steps, slots: Vec::new() };
+        match state.steps.len() {
+            1 => state.steps = vec![state.steps[0]; spec.slice_count()],
+            n if n == spec.slice_count() => {}
+            n => return Err(invalid("wrong number of steps", format!("1 or {}", spec.slice_count()), n.to_string())),
+        }
+        for slot in expected {
+            let Some(values) = slots.get_item(slot)? else { continue };
+            let values = borrow(&values, &format!("{name}/{slot}"), Access::Read)?;
+            if values.shape() != spec.shape {
+                let (expected, got) = (format!("{:?}", spec.shape), format!("{:?}", values.shape()));
+                let error = Error::new(Kind::Shape, format!("state {slot} has another shape")).expected(expected, got);
+                return Err(errors::raise(py, &error.tensor(&*name)));
+            }
+            state.slots.push((slot, fastps_core::verbs::Values::as_slice(&values).to_vec()));
+        }
+        let receipt = self.call(py, server, move |server| server.load_state(&name, &state, timeout))?;
+        sweep(py);
+        receipt.or_raise(py).map(|r| Receipt::from(&r))
+    }
+
+    fn names(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Vec<String>> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let names = self.call(py, server, move |server| server.names(timeout))?.or_raise(py)?;
+        Ok(names.iter().map(ToString::to_string).collect())
+    }
+
+    /// ``(shape, dtype, apply, group, optimizer)``.
+    #[allow(clippy::type_complexity)]
+    fn spec<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        timeout: Option<f64>,
+    ) -> PyResult<(Bound<'py, PyTuple>, &'static str, &'static str, String, Bound<'py, PyAny>)> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let spec = self.specs(py, server, &[Arc::from(name)], timeout)?.remove(0);
+        let optimizer = options::optimizer_object(py, &spec.optimizer)?;
+        let shape = PyTuple::new(py, &spec.shape)?;
+        Ok((shape, spec.dtype.name(), options::apply_name(spec.apply), spec.group.to_string(), optimizer))
+    }
+
+    fn versions(&self, py: Python<'_>, names: Vec<String>, timeout: Option<f64>) -> PyResult<Versions> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let names = shared(names);
+        let versions = self.call(py, server, move |server| server.versions(&names, timeout))?;
+        Ok(Versions(Arc::new(versions.or_raise(py)?)))
+    }
+
+    fn stats<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyDict>> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let stats = self.call(py, server, move |server| server.stats(timeout))?.or_raise(py)?;
+        let counters = |list: &[(String, u64)]| {
+            let dict = PyDict::new(py);
+            list.iter().try_for_each(|(name, value)| dict.set_item(name, value)).map(|()| dict)
+        };
+        let shards = stats.shards.iter().map(|(address, list)| {
+            let shard = PyDict::new(py);
+            shard.set_item("address", address)?;
+            shard.set_item("counters", counters(list)?)?;
+            Ok(shard)
+        });
+        let result = PyDict::new(py);
+        result.set_item("client", counters(&stats.client)?)?;
+        result.set_item("shards", shards.collect::<PyResult<Vec<_>>>()?)?;
+        Ok(result)
+    }
+
+    /// Waits for pushes under way, at most the client's timeout, and ends; raises an error that nobody has read.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let server = self.server.get(py)?;
+        if self.closed.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let end = std::time::Instant::now() + self.timeout;
+        while !self.unread.all_done() && std::time::Instant::now() < end {
+            py.detach(|| std::thread::sleep(Duration::from_millis(1)));
+            py.check_signals()?;
+        }
+        self.call(py, server, |server| server.close())?;
+        sweep(py);
+        self.unread.raise(py)
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// This client's incarnation.
+    #[getter]
+    fn id(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.server.get(py)?.client())
+    }
+}
+
+#[pymethods]
+impl BoundList {
+    fn names(&self) -> Vec<&str> {
+        self.gradients.iter().map(|g| &*g.name).collect()
+    }
+}

@@ -1,0 +1,139 @@
+//! The byte contract from Python, and the residuals of error feedback.
+
+use crate::buffer::{Access, array, borrow, sweep};
+use crate::errors::{OrRaise, config};
+use crate::options;
+use fastps_core::codec::{self, Position};
+use fastps_core::error::{Error, Kind};
+use fastps_core::finite;
+use fastps_core::isa::Isa;
+use fastps_core::verbs::Values;
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The body of one slice; see `fastps.codecs.Codec.encode`.
+#[pyfunction]
+pub(crate) fn encode<'py>(
+    py: Python<'py>,
+    codec: &Bound<'py, PyAny>,
+    array: &Bound<'py, PyAny>,
+    residual: Option<&Bound<'py, PyAny>>,
+    first_element: u64,
+    sequence: u64,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let codec = options::codec(Some(codec))?;
+    if !first_element.is_multiple_of(8) {
+        return Err(config(py, "invalid first_element", "a multiple of 8", first_element));
+    }
+    let isa = Isa::get().or_raise(py)?;
+    let values = borrow(array, "array", Access::Read)?;
+    let mut residual = residual.map(|r| borrow(r, "residual", Access::Write)).transpose()?;
+    if let Some(residual) = &residual {
+        let (expected, got) = (values.as_slice().len(), residual.as_slice().len());
+        if expected != got {
+            let error = Error::new(Kind::Shape, "the residual has another length").tensor("residual");
+            return Err(error.expected(format!("{expected} elements"), format!("{got} elements"))).or_raise(py);
+        }
+        if residual.overlaps(&values) {
+            return Err(config(py, "the residual overlaps the array", "memory of its own", "shared memory"));
+        }
+    }
+    let body = py.detach(|| {
+        finite::check(isa, values.as_slice(), residual.as_ref().map(Values::as_slice))?;
+        let mut body = Vec::new();
+        let position = Position { first_element, sequence };
+        codec.encode(isa, values.as_slice(), residual.as_mut().map(|r| r.as_mut_slice()), position, &mut body);
+        Ok::<_, Error>(body)
+    });
+    drop((values, residual));
+    sweep(py);
+    Ok(PyBytes::new(py, &body.map_err(|e| e.tensor("array")).or_raise(py)?))
+}
+
+/// What a body says; see `fastps.codecs.Codec.decode`.
+#[pyfunction]
+pub(crate) fn decode<'py>(
+    py: Python<'py>,
+    codec: &Bound<'py, PyAny>,
+    body: &Bound<'py, PyAny>,
+    n: usize,
+) -> PyResult<Bound<'py, PyAny>> {
+    let id = options::codec(Some(codec))?.id();
+    let isa = Isa::get().or_raise(py)?;
+    let body = match body.cast::<PyBytes>() {
+        Ok(bytes) => bytes.clone(),
+        Err(_) => PyBytes::new(py, &PyBuffer::<u8>::get(body)?.to_vec(py)?),
+    };
+    let bytes = body.as_bytes();
+    let values = py.detach(|| {
+        // Before memory is taken: `n` may be anything, and the body's length is its only witness.
+        if n > bytes.len().saturating_mul(8) {
+            let expected = format!("at most {} elements", bytes.len().saturating_mul(8));
+            return Err(Error::new(Kind::Frame, "the body is too short").expected(expected, n));
+        }
+        id.validate(isa, bytes, n)?;
+        let mut values = vec![0.0; n];
+        id.decode(isa, bytes, &mut values);
+        Ok(values)
+    });
+    array(py, &[n as u64], &values.or_raise(py)?)
+}
+
+/// What earlier bodies did not say, per tensor: added to the next gradient by a `fastps.Worker` or a bound list
+/// (Seide et al. 2014; Karimireddy et al. 2019). Safe to use from many threads.
+///
+/// >>> feedback = fastps.ErrorFeedback()
+/// >>> feedback.load_state_dict({"w": np.ones(3, np.float32)})
+/// >>> feedback.state_dict()
+/// {'w': array([1., 1., 1.], dtype=float32)}
+#[pyclass(frozen, module = "fastps", name = "ErrorFeedback")]
+#[derive(Debug, Default)]
+pub(crate) struct ErrorFeedback(pub(crate) Arc<Mutex<codec::ErrorFeedback>>);
+
+impl ErrorFeedback {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, codec::ErrorFeedback> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl ErrorFeedback {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    /// A copy of all residuals: tensor name to float32 array of shape ``(elements,)``.
+    fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let copies: Vec<(String, Vec<f32>)> =
+            py.detach(|| self.lock().entries().map(|(n, r)| (n.to_owned(), r.to_vec())).collect());
+        let state = PyDict::new(py);
+        for (name, residual) in copies {
+            state.set_item(name, array(py, &[residual.len() as u64], &residual)?)?;
+        }
+        sweep(py);
+        Ok(state)
+    }
+
+    /// Replaces all residuals by copies of saved ones.
+    ///
+    /// Raises:
+    ///     NonFiniteError: A value is NaN or infinite; nothing is changed.
+    fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
+        let mut loaded = codec::ErrorFeedback::new();
+        for (name, residual) in state {
+            let name: String = name.extract()?;
+            let values = borrow(&residual, &name, Access::Read)?.as_slice().to_vec();
+            loaded.load(&name, values).or_raise(py)?;
+        }
+        sweep(py);
+        py.detach(|| *self.lock() = loaded);
+        Ok(())
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        format!("<ErrorFeedback of {} tensors>", py.detach(|| self.lock().entries().count()))
+    }
+}

@@ -1,0 +1,40 @@
+//! The compiled half of the Python package: a table of contents. Numerics and network live in `fastps-core` and
+//! `fastps-rpc`; here Python's objects become theirs and back. The face that users see is `python/fastps`.
+
+mod buffer;
+mod call;
+mod client;
+mod codecs;
+mod errors;
+mod flight;
+mod options;
+mod server;
+mod steps;
+mod values;
+
+use pyo3::prelude::*;
+
+/// The compiled half of fastps; use the names in `fastps` instead.
+#[pymodule]
+mod _fastps {
+    #[pymodule_export]
+    use super::call::forked;
+    #[pymodule_export]
+    use super::client::{BoundList, Client};
+    #[pymodule_export]
+    use super::codecs::{ErrorFeedback, decode, encode};
+    #[pymodule_export]
+    use super::flight::{InDoubt, PullFlight, PushFlight};
+    #[pymodule_export]
+    use super::options::{check_codec, check_optimizer};
+    #[pymodule_export]
+    use super::server::{Server, connect, serve_cli};
+    #[pymodule_export]
+    use super::steps::LocalSteps;
+    #[pymodule_export]
+    use super::values::{Receipt, Receipts, Versions};
+
+    #[pymodule_export]
+    #[allow(non_upper_case_globals)]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

@@ -1,0 +1,73 @@
+//! The network from Python: connecting, serving, and the command line.
+
+use crate::call::{self, Here};
+use crate::client::Client;
+use crate::errors::OrRaise;
+use fastps_rpc::client::ConnectOptions;
+use fastps_rpc::{ServerConfig, cli};
+use pyo3::prelude::*;
+use std::ffi::OsString;
+use std::sync::Arc;
+
+/// Connects to a cluster; see `fastps.connect`.
+#[pyfunction]
+#[pyo3(signature = (addresses, timeout=30.0, check_finite=true))]
+pub(crate) fn connect(py: Python<'_>, addresses: &str, timeout: f64, check_finite: bool) -> PyResult<Client> {
+    let timeout = call::duration(py, timeout)?;
+    let addresses: Vec<String> =
+        addresses.split(',').map(|a| a.trim().to_owned()).filter(|a| !a.is_empty()).collect();
+    let options = ConnectOptions { timeout, ..ConnectOptions::default() };
+    let connected = call::run(py, true, move || fastps_rpc::Client::connect(&addresses, options))?;
+    Ok(Client::new(connected.or_raise(py)?, true, check_finite, timeout))
+}
+
+/// Shard servers in this process; see `fastps.serve`.
+#[pyclass(frozen, module = "fastps._fastps", name = "Server")]
+#[derive(Debug)]
+pub(crate) struct Server(Here<Arc<fastps_rpc::Server>>);
+
+#[pymethods]
+impl Server {
+    #[new]
+    #[allow(clippy::too_many_arguments)]
+    #[allow(clippy::fn_params_excessive_bools)]
+    fn new(
+        py: Python<'_>,
+        shards: u32,
+        listen: Vec<String>,
+        cluster: Vec<String>,
+        advertise: Option<String>,
+        memory_limit: Option<u64>,
+        lease: f64,
+        insecure: bool,
+    ) -> PyResult<Self> {
+        let config = ServerConfig {
+            listen,
+            shards,
+            cluster,
+            advertise,
+            lease: call::duration(py, lease)?,
+            memory_limit,
+            insecure,
+            ..ServerConfig::default()
+        };
+        let server = py.detach(|| fastps_rpc::Server::start(&config)).or_raise(py)?;
+        Ok(Self(Here::new("server", Arc::new(server))))
+    }
+
+    /// ``host:port`` of each shard, in the order of their indices.
+    fn addresses(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        Ok(self.0.get(py)?.addresses().to_vec())
+    }
+
+    fn stop(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        let (server, timeout) = (self.0.get(py)?.clone(), call::duration(py, timeout)?);
+        call::run(py, true, move || server.stop(timeout))?.or_raise(py)
+    }
+}
+
+/// Runs ``fastps serve`` with these arguments until SIGTERM or SIGINT; gives the exit status.
+#[pyfunction]
+pub(crate) fn serve_cli(py: Python<'_>, args: Vec<OsString>) -> i32 {
+    py.detach(|| cli::run(std::iter::once(OsString::from("fastps serve")).chain(args)))
+}

@@ -1,0 +1,157 @@
+//! What calls give back: receipts and versions.
+
+use fastps_core::verbs;
+use pyo3::exceptions::PyKeyError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyTuple, PyType};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What became of one tensor of a push; it always means "applied".
+///
+/// Attributes:
+///     version: Smallest version of the tensor's slices right after the push; versions count every change.
+///     staleness: Changes by others between the version that the push was based on and the push (largest of the
+///         slices); None if the base is unknown.
+///     duplicate: All slices had applied this push before; nothing was changed now.
+///     scale: Smallest factor that was put on the gradient.
+#[pyclass(frozen, module = "fastps", name = "Receipt")]
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Receipt {
+    #[pyo3(get)]
+    version: u64,
+    #[pyo3(get)]
+    staleness: Option<u64>,
+    #[pyo3(get)]
+    duplicate: bool,
+    #[pyo3(get)]
+    scale: f32,
+}
+
+impl From<&verbs::Receipt> for Receipt {
+    fn from(r: &verbs::Receipt) -> Self {
+        Self { version: r.version, staleness: r.staleness, duplicate: r.duplicate, scale: r.scale }
+    }
+}
+
+#[pymethods]
+impl Receipt {
+    #[classattr]
+    fn __match_args__() -> (&'static str, &'static str, &'static str, &'static str) {
+        ("version", "staleness", "duplicate", "scale")
+    }
+
+    #[new]
+    fn new(version: u64, staleness: Option<u64>, duplicate: bool, scale: f32) -> Self {
+        Self { version, staleness, duplicate, scale }
+    }
+
+    fn __repr__(&self) -> String {
+        let staleness = self.staleness.map_or_else(|| "None".to_owned(), |s| s.to_string());
+        let duplicate = if self.duplicate { "True" } else { "False" };
+        let (version, scale) = (self.version, self.scale);
+        format!("Receipt(version={version}, staleness={staleness}, duplicate={duplicate}, scale={scale:?})")
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        other.cast::<Self>().is_ok_and(|other| self == other.get())
+    }
+
+    fn __hash__(&self) -> u64 {
+        self.version ^ self.staleness.map_or(1 << 63, |s| s << 32) ^ u64::from(self.duplicate) << 31
+    }
+
+    #[allow(clippy::type_complexity)]
+    fn __reduce__<'py>(
+        slf: &Bound<'py, Self>,
+    ) -> (Bound<'py, PyType>, (u64, Option<u64>, bool, f32)) {
+        let r = slf.get();
+        (slf.get_type(), (r.version, r.staleness, r.duplicate, r.scale))
+    }
+}
+
+/// Receipts of one call, turned into Python objects when looked at.
+#[pyclass(frozen, module = "fastps._fastps", name = "Receipts")]
+#[derive(Debug)]
+pub(crate) struct Receipts {
+    pub(crate) names: Vec<Arc<str>>,
+    pub(crate) receipts: Vec<verbs::Receipt>,
+}
+
+#[pymethods]
+impl Receipts {
+    fn names(&self) -> Vec<&str> {
+        self.names.iter().map(|n| &**n).collect()
+    }
+
+    fn at(&self, name: &str) -> PyResult<Receipt> {
+        let found = self.names.iter().position(|n| &**n == name).and_then(|i| self.receipts.get(i));
+        found.map(Receipt::from).ok_or_else(|| PyKeyError::new_err(name.to_owned()))
+    }
+
+    fn __len__(&self) -> usize {
+        self.receipts.len()
+    }
+
+    /// Bytes of all bodies as sent.
+    fn bytes(&self) -> u64 {
+        self.receipts.iter().map(|r| r.bytes).sum()
+    }
+
+    /// The largest staleness of all tensors; None if no base was known.
+    fn staleness(&self) -> Option<u64> {
+        self.receipts.iter().filter_map(|r| r.staleness).max()
+    }
+}
+
+/// Versions of tensors, as a pull or `versions()` tells them: the base of later pushes (``based_on=``), comparable,
+/// and otherwise opaque. ``v[name]`` is the tuple of the versions of the tensor's slices, for people and ledgers.
+#[pyclass(frozen, module = "fastps", name = "Versions", mapping)]
+#[derive(Clone, Debug)]
+pub(crate) struct Versions(pub(crate) Arc<verbs::Versions>);
+
+#[pymethods]
+impl Versions {
+    fn __getitem__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyTuple>> {
+        let slices = self.0.tensor(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))?;
+        PyTuple::new(py, slices.iter().map(|s| s.version))
+    }
+
+    fn __contains__(&self, name: &str) -> bool {
+        self.0.tensor(name).is_some()
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.tensors.len()
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(PyTuple::new(py, self.names())?.try_iter()?.into_any())
+    }
+
+    /// Names of the tensors.
+    fn names(&self) -> Vec<&str> {
+        self.0.tensors.iter().map(|(n, _)| &**n).collect()
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        other.cast::<Self>().is_ok_and(|other| self.0 == other.get().0)
+    }
+
+    fn __hash__(&self) -> u64 {
+        self.0.tensors.iter().flat_map(|(_, s)| s).fold(0, |h, s| h.rotate_left(7) ^ s.version)
+    }
+
+    fn __repr__(&self) -> String {
+        let slices = |v: &[verbs::SliceVersion]| v.iter().map(|s| s.version.to_string()).collect::<Vec<_>>().join(", ");
+        let each = self.0.tensors.iter().map(|(n, v)| format!("{n:?}: [{}]", slices(v)));
+        format!("<Versions {{{}}}>", each.collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// A Python range.
+pub(crate) fn range<'py>(py: Python<'py>, elements: &Range<usize>) -> PyResult<Bound<'py, PyAny>> {
+    static RANGE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    RANGE.import(py, "builtins", "range")?.call1((elements.start, elements.end))
+}

@@ -1,0 +1,176 @@
+//! The command line of `fastps-server` and of `fastps serve`.
+
+use crate::config::ServerConfig;
+use crate::server::Server;
+use clap::Parser;
+use fastps_core::error::{Error, Kind, Result};
+use std::ffi::OsString;
+use std::io::Write;
+use std::time::Duration;
+
+/// How long a stopping server takes at most: less than the 5 s that service managers commonly give.
+const STOP: Duration = Duration::from_secs(4);
+
+/// Serves shards of a fastps parameter server.
+#[derive(Debug, Parser)]
+#[command(name = "fastps-server", version)]
+struct Args {
+    /// Number of shards in this process, on consecutive ports.
+    #[arg(long, default_value_t = 1, env = "FASTPS_SHARDS")]
+    shards: u32,
+    /// Where to listen (port 0: any free port); one per shard, or the first one's.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "127.0.0.1:7070",
+        env = "FASTPS_LISTEN"
+    )]
+    listen: Vec<String>,
+    /// Addresses of all shards of the cluster, in the order of their indices; left out, this process is the cluster.
+    #[arg(long, value_delimiter = ',', env = "FASTPS_CLUSTER")]
+    cluster: Vec<String>,
+    /// How others reach this process, where that is not the address it listens on: HOST or HOST:PORT.
+    #[arg(long, env = "FASTPS_ADVERTISE")]
+    advertise: Option<String>,
+    /// Most memory for parameters and optimizer state, as 4GiB, 500MB or bytes [default: 80 % of the machine's].
+    #[arg(long, value_parser = parse_bytes, env = "FASTPS_MEMORY_LIMIT")]
+    memory_limit: Option<u64>,
+    /// How long a client may be silent before its session ends.
+    #[arg(long, default_value_t = 10_000, value_name = "MS", env = "FASTPS_LEASE_MS")]
+    lease_ms: u64,
+    /// Listen off loopback although nothing is encrypted and everybody may do everything.
+    #[arg(long)]
+    insecure: bool,
+}
+
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kib" | "k" => 1 << 10,
+        "mib" | "m" => 1 << 20,
+        "gib" | "g" => 1 << 30,
+        "tib" | "t" => 1 << 40,
+        "kb" => 1000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        _ => {
+            return Err(format!(
+                "{unit:?} is no unit; use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB"
+            ));
+        }
+    };
+    let number: f64 = number
+        .parse()
+        .map_err(|_| format!("{text:?} is no size; write for example 4GiB"))?;
+    let bytes = number * factor as f64;
+    if bytes < 1.0 || bytes > 2_f64.powi(60) {
+        Err("the size must be from 1 byte to 1 EiB".into())
+    } else {
+        Ok(bytes as u64)
+    }
+}
+
+/// Serves until SIGTERM or SIGINT. Takes the arguments with the program's name first; gives the exit status.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
+    let args = match Args::try_parse_from(args) {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            return error.exit_code();
+        }
+    };
+    let filter = tracing_subscriber::EnvFilter::try_from_env("FASTPS_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    // A second call in one process keeps the first one's subscriber.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .try_init();
+    match serve(args) {
+        Ok(()) => 0,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "fastps: error: {error}");
+            1
+        }
+    }
+}
+
+fn serve(args: Args) -> Result<()> {
+    let io = |error: std::io::Error| Error::new(Kind::Internal, error.to_string());
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(io)?;
+    runtime.block_on(async {
+        // Before anybody learns that the server is there, so that no signal falls through.
+        let stop = signals().map_err(io)?;
+        let server = Server::start(&ServerConfig {
+            listen: args.listen,
+            shards: args.shards,
+            cluster: args.cluster,
+            advertise: args.advertise,
+            lease: Duration::from_millis(args.lease_ms),
+            memory_limit: args.memory_limit,
+            insecure: args.insecure,
+            ..ServerConfig::default()
+        })?;
+        let mut out = std::io::stdout();
+        for (index, address) in server.shards() {
+            writeln!(out, "fastps: shard {index} listening on {address}").map_err(io)?;
+        }
+        out.flush().map_err(io)?;
+        stop.await;
+        tracing::info!("stopping");
+        server.stop(STOP)
+    })
+}
+
+#[cfg(unix)]
+fn signals() -> std::io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+#[cfg(not(unix))]
+fn signals() -> std::io::Result<impl Future<Output = ()>> {
+    Ok(async {
+        let _ = tokio::signal::ctrl_c().await;
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Args::command().debug_assert();
+        let args = Args::try_parse_from(["x", "--shards", "2", "--cluster", "a:1,b:2"]).unwrap();
+        assert_eq!((args.shards, args.cluster.len(), args.listen.len()), (2, 2, 1));
+        assert_eq!(run(["x", "--no-such-option"].map(OsString::from)), 2);
+    }
+
+    #[test]
+    fn sizes_are_read() {
+        assert_eq!(parse_bytes("4GiB"), Ok(4 << 30));
+        assert_eq!(parse_bytes("1.5 KiB"), Ok(1536));
+        assert_eq!(parse_bytes("500MB"), Ok(500_000_000));
+        assert_eq!(parse_bytes("17"), Ok(17));
+        for bad in ["", "GiB", "4 apples", "0", "-1", "1e99"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Answers: from the stream to the call, or to the doubt, that waits for each.
+
+use super::call::{Answer, Outcome};
+use super::link::Link;
+use super::queue::Waiter;
+use super::runtime::lock;
+use super::stats;
+use crate::convert;
+use fastps_core::error::{Kind, Result};
+use fastps_core::frame::Applied;
+use fastps_core::verbs::Fate;
+use fastps_proto::v1 as pb;
+
+impl Link {
+    /// Takes an answer to where it is waited for. An error means that the server does not speak the protocol.
+    pub(super) fn answer(&self, frame: pb::Frame) -> Result<()> {
+        let (tag, answer) = convert::answer_from_frame(frame)?;
+        let mut queue = lock(&self.queue);
+        if let Some((doubt, slice)) = queue.late.remove(&tag) {
+            queue.answered(slice);
+            drop(queue);
+            match answer {
+                convert::Answer::Receipt(applied) => doubt.settle(Fate::Applied { version: applied.version }),
+                convert::Answer::Values { version, .. } => doubt.settle(Fate::Applied { version }),
+                // The question that follows tells for sure.
+                convert::Answer::Refused(_) | convert::Answer::Fenced => {}
+            }
+            return Ok(());
+        }
+        // Else of a pull that nobody waits for any more.
+        let Some(mut pending) = queue.frames.remove(&tag) else {
+            return Ok(());
+        };
+        let (call, index) = match pending.waiter.clone() {
+            Waiter::Part(call, index) => (call, index),
+            Waiter::Doubt(doubt) => {
+                match answer {
+                    // It stays for the next connection: the server is about to stop.
+                    convert::Answer::Refused(error) if error.kind == Kind::Unavailable => {
+                        queue.frames.insert(tag, pending);
+                    }
+                    answer => {
+                        drop(queue);
+                        doubt.settle(fate(&answer));
+                    }
+                }
+                return Ok(());
+            }
+        };
+        if call.identified {
+            queue.answered(pending.header.slice);
+        }
+        let part = &call.parts[index];
+        let outcome = match (call.identified, answer) {
+            (true, convert::Answer::Receipt(applied)) if !pending.header.want_values => {
+                Ok((Answer { applied, step: 0 }, None))
+            }
+            (true, convert::Answer::Values { applied: Some(applied), step, payload, .. })
+                if Some(payload.len()) == part.answer_bytes =>
+            {
+                Ok((Answer { applied, step }, Some(payload)))
+            }
+            (false, convert::Answer::Values { version, own, step, payload, .. })
+                if Some(payload.len()) == part.answer_bytes =>
+            {
+                let applied = Applied { version, own, staleness: None, scale: 1.0, duplicate: false };
+                Ok((Answer { applied, step }, Some(payload)))
+            }
+            (_, convert::Answer::Refused(error)) if error.kind == Kind::Lease => {
+                queue.lease_lost = true;
+                if pending.attempts == 1 || !call.identified {
+                    // Nothing was changed: it waits for the next incarnation.
+                    (pending.attempts, pending.header.client) = (0, 0);
+                    queue.frames.insert(tag, pending);
+                    self.check_drained(&queue);
+                    return Ok(());
+                }
+                Err((false, part.refused(error)))
+            }
+            // A repeat that was refused may say nothing about what was sent before it.
+            (_, convert::Answer::Refused(error)) => {
+                Err((pending.attempts == 1 || is_conclusive(error.kind), part.refused(error)))
+            }
+            _ => Err((false, part.frame_error("the server's answer does not fit its question"))),
+        };
+        let (outcome, values) = match outcome {
+            Ok((answer, values)) => {
+                stats::answered(&self.shared.counters, &answer, call.identified, values.as_ref());
+                (Outcome::Answered(answer), values)
+            }
+            Err((not_applied, error)) if not_applied || !call.identified => (Outcome::Failed(error), None),
+            Err((_, error)) => {
+                tracing::debug!(%error, "a push is in doubt");
+                (Outcome::InDoubt(self.doubt(&mut queue, &pending, part)), None)
+            }
+        };
+        self.check_drained(&queue);
+        drop(queue);
+        call.deliver(index, outcome, values);
+        Ok(())
+    }
+}
+
+/// Whether a refusal of a repeat proves that the push was not applied earlier: only what depends on its bytes alone.
+fn is_conclusive(kind: Kind) -> bool {
+    matches!(kind, Kind::Shape | Kind::DType | Kind::NonFinite | Kind::Frame | Kind::Config | Kind::Fenced)
+}
+
+fn fate(answer: &convert::Answer) -> Fate {
+    match answer {
+        convert::Answer::Receipt(applied) => Fate::Applied { version: applied.version },
+        convert::Answer::Fenced => Fate::Fenced,
+        convert::Answer::Values { .. } | convert::Answer::Refused(_) => Fate::Unknown,
+    }
+}

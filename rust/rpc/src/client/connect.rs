@@ -1,0 +1,202 @@
+//! Connecting: hello to every address, the order of the shards, the map.
+
+use super::deadlines::Deadlines;
+use super::link::Link;
+use super::map::{self, Map};
+use super::runtime::{self, Process, random};
+use super::session::{drive, jitter};
+use super::stats::Counters;
+use super::{Client, Shared, after, control};
+use fastps_core::error::{Error, Kind, Result};
+use fastps_proto::v1 as pb;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tonic::transport::Channel;
+
+/// How to connect.
+#[derive(Clone, Debug)]
+pub struct ConnectOptions {
+    /// When connecting gives up.
+    pub timeout: Duration,
+    /// For people: shown in the servers' statistics.
+    pub name: String,
+    /// Where the client's tasks run; `None` = the process's own runtime, started when first needed.
+    pub runtime: Option<Handle>,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(30), name: format!("pid {}", std::process::id()), runtime: None }
+    }
+}
+
+/// A server that said hello.
+struct Met {
+    address: String,
+    channel: Channel,
+    client: u64,
+    hello: pb::HelloResponse,
+}
+
+impl Client {
+    /// Connects to a cluster by the addresses (`host:port`) of some or all of its shards, in any order.
+    pub fn connect(addresses: &[String], options: ConnectOptions) -> Result<Arc<Self>> {
+        let deadline = after(options.timeout);
+        let runtime = match &options.runtime {
+            Some(handle) => handle.clone(),
+            None => runtime::handle()?,
+        };
+        if addresses.is_empty() {
+            return Err(Error::new(Kind::Config, "no address to connect to").expected("host:port", "nothing"));
+        }
+        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        let (asked, name) = (addresses.to_vec(), options.name.clone());
+        runtime.spawn(async move {
+            let _ = tell.send(meet_cluster(asked, name, deadline).await);
+        });
+        let met = told
+            .recv()
+            .unwrap_or_else(|_| Err(Error::new(Kind::Internal, "the client's runtime has ended")))?;
+        let shared = Arc::new(Shared {
+            process: Process::current(),
+            client: random()?,
+            name: options.name.clone(),
+            counters: Counters::default(),
+            incarnations: AtomicU64::new(0),
+            map_is_stale: AtomicBool::new(false),
+            doubts: Mutex::default(),
+        });
+        let link = |met: Met| Link::new(shared.clone(), met.address, met.channel, met.client, &met.hello);
+        let links: Vec<_> = met.into_iter().map(link).collect();
+        let client = Self {
+            addresses: addresses.to_vec(),
+            options,
+            runtime,
+            shared,
+            links,
+            map: Arc::new(Map::default()),
+            deadlines: Arc::default(),
+            turn: Mutex::new(0),
+            closed: watch::Sender::new(false),
+        };
+        for link in &client.links {
+            client.runtime.spawn(drive(link.clone()));
+        }
+        client.runtime.spawn(Deadlines::run(client.deadlines.clone(), client.closed.subscribe()));
+        let (map, link, shards) = (client.map.clone(), client.links[0].clone(), client.links.len());
+        client.block(async move { map::refresh(&map, &link, shards, Vec::new(), deadline).await })?;
+        Ok(Arc::new(client))
+    }
+
+    /// Another client of the same cluster.
+    pub(super) fn again(&self) -> Result<Arc<Self>> {
+        self.alive()?;
+        Self::connect(&self.addresses, self.options.clone())
+    }
+}
+
+/// Says hello to all addresses, and then to the shards that they tell of; sorted by shard.
+async fn meet_cluster(addresses: Vec<String>, name: String, deadline: Instant) -> Result<Vec<Met>> {
+    let mut shards: BTreeMap<u32, Met> = BTreeMap::new();
+    let mut waiting = addresses;
+    loop {
+        for met in meet_all(std::mem::take(&mut waiting), &name, deadline).await? {
+            match shards.get(&met.hello.shard) {
+                Some(other) if other.hello.server != met.hello.server => {
+                    return Err(Error::new(
+                        Kind::Config,
+                        "two addresses serve the same shard of different clusters",
+                    )
+                    .shard(met.hello.shard)
+                    .expected(&other.address, &met.address));
+                }
+                Some(_) => {}
+                None => drop(shards.insert(met.hello.shard, met)),
+            }
+        }
+        let cluster = shards
+            .values()
+            .map(|met| &met.hello.cluster)
+            .max_by_key(|c| c.len())
+            .cloned()
+            .unwrap_or_default();
+        let size = cluster.len().max(1) as u32;
+        if let Some(met) =
+            shards.values().find(|m| m.hello.shard >= size || m.hello.cluster.len().max(1) as u32 != size)
+        {
+            return Err(Error::new(
+                Kind::Config,
+                format!("{} does not belong to the same cluster", met.address),
+            )
+            .expected(
+                format!("one of {size} shards"),
+                format!("shard {} of {}", met.hello.shard, met.hello.cluster.len()),
+            ));
+        }
+        waiting =
+            (0..size).filter(|k| !shards.contains_key(k)).map(|k| cluster[k as usize].clone()).collect();
+        if waiting.is_empty() {
+            return Ok(shards.into_values().collect());
+        }
+        if Instant::now() >= deadline {
+            return Err(Error::new(Kind::Connection, format!("no answer from {}", waiting.join(", "))));
+        }
+    }
+}
+
+async fn meet_all(addresses: Vec<String>, name: &str, deadline: Instant) -> Result<Vec<Met>> {
+    let mut tries = JoinSet::new();
+    for address in addresses {
+        let name = name.to_owned();
+        tries.spawn(async move { meet(&address, &name, deadline).await.map_err(|error| (address, error)) });
+    }
+    let (mut met, mut failed) = (Vec::new(), Vec::new());
+    while let Some(result) = tries.join_next().await {
+        match result {
+            Ok(Ok(one)) => met.push(one),
+            Ok(Err(error)) => failed.push(error),
+            Err(e) => return Err(Error::new(Kind::Internal, format!("connecting failed: {e}"))),
+        }
+    }
+    failed.sort_by(|a, b| a.0.cmp(&b.0));
+    let Some((_, first)) = failed.first() else {
+        return Ok(met);
+    };
+    let reasons: Vec<_> = failed.iter().map(|(address, error)| format!("{address} ({error})")).collect();
+    Err(Error { message: format!("cannot connect to {}", reasons.join(", ")), ..Error::new(first.kind, "") })
+}
+
+/// Says hello to one address, again until the deadline while nobody is there.
+async fn meet(address: &str, name: &str, deadline: Instant) -> Result<Met> {
+    let mut pause = Duration::from_millis(20);
+    let mut last = None;
+    let channel = control::channel(address)?;
+    loop {
+        let client = random()?;
+        let hello = control::hello(channel.clone(), client, name, false);
+        match tokio::time::timeout_at(deadline.into(), hello).await {
+            Ok(Ok(hello)) => {
+                return Ok(Met { address: address.to_owned(), channel, client, hello });
+            }
+            Ok(Err(error)) if error.kind != Kind::Connection && error.kind != Kind::Unavailable => {
+                return Err(error);
+            }
+            Ok(Err(error)) => last = Some(error),
+            Err(_) => {
+                let silent = || Error::new(Kind::Connection, "no answer within the timeout");
+                return Err(last.unwrap_or_else(silent));
+            }
+        }
+        let pause_now = jitter(pause);
+        if Instant::now() + pause_now >= deadline {
+            return Err(last.unwrap_or_else(|| Error::new(Kind::Connection, "no answer within the timeout")));
+        }
+        tokio::time::sleep(pause_now).await;
+        pause = (2 * pause).min(Duration::from_millis(500));
+    }
+}

@@ -1,0 +1,98 @@
+//! Control calls: each within its caller's deadline, repeated while the connection fails (all of them may be).
+
+use super::link::Link;
+use super::session::jitter;
+use crate::convert;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_proto::v1 as pb;
+use fastps_proto::v1::control_client::ControlClient;
+use std::time::{Duration, Instant};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Response, Status};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// A channel that connects at its first call, and again whenever its connection has broken.
+pub(super) fn channel(address: &str) -> Result<Channel> {
+    let fail = |e| {
+        Error::new(Kind::Config, format!("invalid address {address:?}: {e}")).expected("host:port", address)
+    };
+    Ok(Endpoint::from_shared(format!("http://{address}"))
+        .map_err(fail)?
+        .max_frame_size(1 << 20)
+        .initial_connection_window_size(16 << 20)
+        .initial_stream_window_size(4 << 20)
+        .tcp_nodelay(true)
+        .tcp_keepalive(Some(Duration::from_secs(30)))
+        .http2_keep_alive_interval(Duration::from_secs(5))
+        .keep_alive_timeout(Duration::from_secs(5))
+        .keep_alive_while_idle(true)
+        .connect_timeout(Duration::from_secs(5))
+        .connect_lazy())
+}
+
+/// One hello, tried once.
+pub(super) async fn hello(
+    channel: Channel,
+    client: u64,
+    name: &str,
+    renew: bool,
+) -> Result<pb::HelloResponse> {
+    let request = pb::HelloRequest {
+        protocol_minor: fastps_proto::PROTOCOL_MINOR,
+        client,
+        name: name.to_owned(),
+        renew,
+    };
+    match ControlClient::new(channel).hello(request).await {
+        Ok(answer) => Ok(answer.into_inner()),
+        Err(status) => Err(convert::error_from_status(&status)),
+    }
+}
+
+/// Makes a call, again while the connection fails, until the deadline. Errors name the shard.
+pub(super) async fn call<T, F>(
+    link: &Link,
+    deadline: Instant,
+    send: impl Fn(ControlClient<Channel>, Duration) -> F,
+) -> Result<T>
+where
+    F: Future<Output = Result<Response<T>, Status>>,
+{
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let client = ControlClient::new(link.channel.clone())
+            .max_decoding_message_size(fastps_proto::MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(fastps_proto::MAX_MESSAGE_BYTES);
+        let error = match tokio::time::timeout(left, send(client, left)).await {
+            Ok(Ok(answer)) => return Ok(answer.into_inner()),
+            Ok(Err(status)) => convert::error_from_status(&status),
+            Err(_) => {
+                let message = format!("the deadline passed before {} answered", link.address);
+                return Err(Error::new(Kind::Deadline, message).shard(link.shard()));
+            }
+        };
+        let again = error.kind == Kind::Connection && Instant::now() + pause < deadline;
+        if !again {
+            return Err(named(link, error));
+        }
+        tokio::time::sleep(jitter(pause)).await;
+        pause = (2 * pause).min(LONGEST_PAUSE);
+    }
+}
+
+fn named(link: &Link, mut error: Error) -> Error {
+    if error.kind == Kind::Connection {
+        error.message = format!("no connection to {}: {}", link.address, error.message);
+    }
+    error.shard(link.shard())
+}
+
+/// A request that tells the server when its caller stops waiting.
+pub(super) fn request<T>(message: T, left: Duration) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(left);
+    request
+}

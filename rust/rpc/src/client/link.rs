@@ -1,0 +1,304 @@
+//! The link to one shard: what happens to its frames, from a call to a connection. `answer` takes what comes back;
+//! `session` drives the link over connections.
+//!
+//! A frame keeps its tag, and an identified one its identity, over all connections. It leaves the queue exactly once: by its
+//! answer, or abandoned by its call; an identified frame that was sent and is abandoned leaves a doubt behind, and a
+//! question about it takes the end of the queue.
+
+use super::call::{Call, Outcome, Part};
+use super::doubt::Doubt;
+use super::payload::Payload;
+use super::queue::{MOST_UNANSWERED, Pending, Queue, Waiter};
+use super::runtime::{lock, random};
+use super::{Shared, stats};
+use crate::convert::{self, Route};
+use bytes::Bytes;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::tensor::SliceId;
+use fastps_core::verbs::Fate;
+use fastps_proto::v1 as pb;
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use tokio::sync::Notify;
+use tonic::transport::Channel;
+
+/// What became of an abandoned frame.
+pub(super) enum Abandoned {
+    /// Certainly not applied; says why it was not.
+    NotSent(Error),
+    Sent(Arc<Doubt>),
+    /// The answer has just come.
+    Answered,
+}
+
+/// The link to one shard.
+pub(super) struct Link {
+    shard: u32,
+    pub(super) address: String,
+    pub(super) channel: Channel,
+    pub(super) lease: std::time::Duration,
+    pub(super) shared: Arc<Shared>,
+    pub(super) queue: Mutex<Queue>,
+    /// Tells the driver that the link was closed or that its lease is lost.
+    pub(super) changed: Notify,
+}
+
+impl Link {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        address: String,
+        channel: Channel,
+        client: u64,
+        hello: &pb::HelloResponse,
+    ) -> Arc<Self> {
+        let queue = Queue::new(client, hello.server);
+        Arc::new(Self {
+            shard: hello.shard,
+            address,
+            channel,
+            lease: std::time::Duration::from_millis(u64::from(hello.lease_ms.max(300))),
+            shared,
+            queue: Mutex::new(queue),
+            changed: Notify::new(),
+        })
+    }
+
+    pub(super) fn shard(&self) -> u32 {
+        self.shard
+    }
+
+    /// This link's incarnation.
+    pub(super) fn client(&self) -> u64 {
+        lock(&self.queue).client
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        lock(&self.queue).closed
+    }
+
+    /// Queues the frames of a call in their order.
+    pub(super) fn enqueue(&self, call: &Arc<Call>, frames: Vec<(usize, pb::Header, Payload)>) {
+        let mut queue = lock(&self.queue);
+        if queue.closed {
+            drop(queue);
+            for (part, ..) in frames {
+                call.deliver(part, Outcome::Failed(call.parts[part].refused(closed())), None);
+            }
+            return;
+        }
+        let base_of = queue.client;
+        for (part, header, payload) in frames {
+            let tag = queue.push(header, payload, Waiter::Part(call.clone(), part), base_of);
+            call.parts[part].tag.store(tag, Ordering::Release);
+        }
+        queue.wake();
+    }
+
+    /// The next frame for the stream of this session; `None` ends it.
+    pub(super) fn poll_frame(&self, session: u64, context: &mut Context<'_>) -> Poll<Option<pb::Frame>> {
+        let mut guard = lock(&self.queue);
+        let queue = &mut *guard;
+        if queue.closed || queue.session != session {
+            return Poll::Ready(None);
+        }
+        while !queue.lease_lost
+            && let Some((tag, pending)) = queue.frames.range_mut(queue.cursor..).next()
+        {
+            if pending.identified() {
+                let unanswered = queue.unanswered.entry(pending.header.slice).or_default();
+                if *unanswered >= MOST_UNANSWERED {
+                    break;
+                }
+                *unanswered += 1;
+            }
+            queue.cursor = tag + 1;
+            let Some(payload) = pending.payload.read() else {
+                continue;
+            };
+            if pending.header.client == 0 {
+                pending.header.client = queue.client;
+                if pending.base_of != queue.client {
+                    pending.header.base_own = None;
+                }
+            }
+            pending.attempts += 1;
+            stats::sent(&self.shared.counters, &pending.header, payload.len(), pending.attempts);
+            let header = Some(pending.header.clone());
+            return Poll::Ready(Some(pb::Frame { header, payload }));
+        }
+        queue.stream = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    /// A doubt about a frame that was sent, and the question that will settle it.
+    pub(super) fn doubt(&self, queue: &mut Queue, pending: &Pending, part: &Part) -> Arc<Doubt> {
+        let residue = lock(&part.residue).take();
+        let doubt =
+            Doubt::new(self.shared.process, part.name.clone(), self.shard, part.elements.clone(), residue);
+        self.shared.note_doubt(&doubt);
+        let h = &pending.header;
+        let route = Route { group: h.group, epoch: h.epoch, client: h.client };
+        if let Some(header) = convert::resolve_frame(0, route, SliceId(h.slice), h.sequence).header {
+            queue.push(header, Payload::Owned(Bytes::new()), Waiter::Doubt(doubt.clone()), 0);
+            queue.wake();
+        }
+        doubt
+    }
+
+    /// Takes a frame out because its call has ended.
+    pub(super) fn abandon(&self, part: &Part) -> Abandoned {
+        let mut queue = lock(&self.queue);
+        let Some(pending) = queue.frames.remove(&part.tag()) else {
+            return Abandoned::Answered;
+        };
+        let abandoned = if pending.attempts > 0 && pending.identified() {
+            let doubt = self.doubt(&mut queue, &pending, part);
+            if queue.session != 0 {
+                queue.late.insert(part.tag(), (doubt.clone(), pending.header.slice));
+            }
+            Abandoned::Sent(doubt)
+        } else {
+            Abandoned::NotSent(self.why_late(&queue, part))
+        };
+        self.check_drained(&queue);
+        abandoned
+    }
+
+    fn why_late(&self, queue: &Queue, part: &Part) -> Error {
+        let error = match &queue.last_error {
+            _ if queue.closed => closed(),
+            Some(error) => Error::new(
+                Kind::Connection,
+                format!("the deadline passed without a connection to {}: {}", self.address, error.message),
+            ),
+            None => {
+                Error::new(Kind::Deadline, format!("the deadline passed before {} answered", self.address))
+            }
+        };
+        part.refused(error)
+    }
+
+    /// Once the last frame under a lost incarnation is answered, the driver goes on under a new one.
+    pub(super) fn check_drained(&self, queue: &Queue) {
+        if queue.is_drained() {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Whether the present session must end because its lease is lost.
+    pub(super) fn is_drained(&self) -> bool {
+        lock(&self.queue).is_drained()
+    }
+
+    /// Starts a session: everything unanswered will be sent, in its order.
+    pub(super) fn begin(&self) -> u64 {
+        let mut queue = lock(&self.queue);
+        queue.sessions += 1;
+        queue.session = queue.sessions;
+        queue.cursor = 0;
+        queue.unanswered.clear();
+        queue.late.clear();
+        queue.session
+    }
+
+    /// The server answers on this session.
+    pub(super) fn opened(&self) {
+        lock(&self.queue).last_error = None;
+    }
+
+    /// Ends a session, or an attempt to begin one.
+    pub(super) fn end(&self, error: Error) {
+        let mut queue = lock(&self.queue);
+        if queue.session != 0 {
+            stats::count(&self.shared.counters.reconnects, 1);
+        }
+        queue.session = 0;
+        queue.late.clear();
+        queue.last_error = Some(error);
+        queue.wake();
+    }
+
+    /// The server's incarnation as a hello told it; another one than before means that it has forgotten everything.
+    pub(super) fn met(&self, server: u64) {
+        let mut queue = lock(&self.queue);
+        if std::mem::replace(&mut queue.server, server) != server {
+            self.shared.map_is_stale.store(true, Ordering::Release);
+            self.forget_sent(queue);
+        }
+    }
+
+    /// A new incarnation, because the server has forgotten the present one; unsent frames will go under it.
+    pub(super) fn renew(&self) -> Result<u64> {
+        let client = random()?;
+        let mut queue = lock(&self.queue);
+        queue.client = client;
+        queue.lease_lost = false;
+        self.shared.incarnations.fetch_add(1, Ordering::AcqRel);
+        self.forget_sent(queue);
+        Ok(client)
+    }
+
+    /// Nobody can tell any more what became of what was sent.
+    fn forget_sent(&self, mut queue: std::sync::MutexGuard<'_, Queue>) {
+        let lost = |_: &u64, p: &mut Pending| {
+            p.attempts > 0 && p.identified() || matches!(p.waiter, Waiter::Doubt(_))
+        };
+        let lost: Vec<_> = queue.frames.extract_if(.., lost).map(|(_, p)| p.waiter).collect();
+        for pending in queue.frames.values_mut().filter(|p| p.attempts > 0) {
+            (pending.attempts, pending.header.client) = (0, 0);
+        }
+        queue.late.clear();
+        drop(queue);
+        for waiter in lost {
+            match waiter {
+                Waiter::Doubt(doubt) => doubt.settle(Fate::Unknown),
+                Waiter::Part(call, index) => {
+                    let part = &call.parts[index];
+                    let residue = lock(&part.residue).take();
+                    let (name, elements) = (part.name.clone(), part.elements.clone());
+                    let doubt = Doubt::new(self.shared.process, name, self.shard, elements, residue);
+                    self.shared.note_doubt(&doubt);
+                    doubt.settle(Fate::Unknown);
+                    call.deliver(index, Outcome::InDoubt(doubt), None);
+                }
+            }
+        }
+    }
+
+    /// Ends the link: everybody who waits is told.
+    pub(super) fn close(&self) {
+        let mut queue = lock(&self.queue);
+        if std::mem::replace(&mut queue.closed, true) {
+            return;
+        }
+        queue.wake();
+        self.changed.notify_one();
+        let unsent = queue.frames.extract_if(.., |_, p| p.attempts == 0 || !p.identified());
+        let unsent: Vec<_> = unsent.map(|(_, p)| p.waiter).collect();
+        self.forget_sent(queue);
+        for waiter in unsent {
+            match waiter {
+                Waiter::Doubt(doubt) => doubt.settle(Fate::Unknown),
+                Waiter::Part(call, index) => {
+                    call.deliver(index, Outcome::Failed(call.parts[index].refused(closed())), None);
+                }
+            }
+        }
+    }
+}
+
+/// The error of everything that is asked of a closed client.
+pub(super) fn closed() -> Error {
+    Error::new(Kind::Connection, "this client is closed")
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link")
+            .field("shard", &self.shard)
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,126 @@
+//! The client's copy of the cluster map: which slices a tensor has, and where they are.
+
+use super::control::{call, request};
+use super::link::Link;
+use crate::convert;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::tensor::{SliceId, TensorSpec};
+use fastps_proto::v1 as pb;
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Instant;
+
+/// A tensor of the map.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) spec: Arc<TensorSpec>,
+    /// Per slice: its identifier and its shard.
+    pub(super) slices: Vec<(SliceId, usize)>,
+    pub(super) group: u32,
+}
+
+impl Entry {
+    /// Checks what a server says: every slice has a place, every place exists.
+    pub(super) fn new(
+        spec: Arc<TensorSpec>,
+        placement: Option<&pb::Placement>,
+        shards: usize,
+    ) -> Result<Arc<Self>> {
+        let bad = |what: &str| {
+            Err(Error::new(Kind::Frame, format!("bad map from the server: {what}")).tensor(spec.name.clone()))
+        };
+        let Some(placement) = placement else {
+            return bad("no placement");
+        };
+        if placement.slices.len() != spec.slice_count() || placement.shards.len() != placement.slices.len() {
+            return bad("another number of slices than the shape gives");
+        }
+        if placement.shards.iter().any(|shard| *shard as usize >= shards) {
+            return bad("a shard that the cluster does not have");
+        }
+        let places = placement.slices.iter().zip(&placement.shards);
+        let slices = places.map(|(slice, shard)| (SliceId(*slice), *shard as usize)).collect();
+        let group = placement.group;
+        Ok(Arc::new(Self { spec, slices, group }))
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Map {
+    state: RwLock<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    epoch: u64,
+    entries: BTreeMap<Arc<str>, Arc<Entry>>,
+}
+
+impl Map {
+    /// The entries of these names, as far as they are known, and the epoch.
+    pub(super) fn look_up<'a>(
+        &self,
+        names: impl Iterator<Item = &'a Arc<str>>,
+    ) -> (u64, Vec<Option<Arc<Entry>>>) {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        (state.epoch, names.map(|name| state.entries.get(name).cloned()).collect())
+    }
+
+    pub(super) fn names(&self) -> Vec<Arc<str>> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).entries.keys().cloned().collect()
+    }
+
+    pub(super) fn insert(&self, entry: Arc<Entry>) {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        state.entries.insert(entry.spec.name.clone(), entry);
+    }
+
+    pub(super) fn remove(&self, name: &str) -> Option<Arc<Entry>> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner).entries.remove(name)
+    }
+
+    /// Takes what shard 0 said about these tensors (of all tensors, if none is named).
+    fn update(&self, epoch: u64, asked: &[String], entries: Vec<Arc<Entry>>) {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        if asked.is_empty() || epoch != state.epoch {
+            state.entries.clear();
+        }
+        state.epoch = epoch;
+        for name in asked {
+            state.entries.remove(name.as_str());
+        }
+        state.entries.extend(entries.into_iter().map(|entry| (entry.spec.name.clone(), entry)));
+    }
+}
+
+/// Asks shard 0 for some tensors, or for all.
+pub(super) async fn refresh(
+    map: &Map,
+    link: &Link,
+    shards: usize,
+    names: Vec<String>,
+    deadline: Instant,
+) -> Result<()> {
+    let mut entries = Vec::new();
+    let mut after = String::new();
+    loop {
+        let ask = pb::GetMapRequest { names: names.clone(), after: after.clone(), page_size: 0 };
+        let page: pb::GetMapResponse = call(link, deadline, |mut client, left| {
+            let ask = ask.clone();
+            async move { client.get_map(request(ask, left)).await }
+        })
+        .await?;
+        for entry in &page.entries {
+            let spec = Arc::new(convert::spec_from_wire(entry.spec.as_ref())?);
+            entries.push(Entry::new(spec, entry.placement.as_ref(), shards)?);
+        }
+        if page.next.is_empty() {
+            map.update(page.epoch, &names, entries);
+            return Ok(());
+        }
+        if page.next <= after {
+            return Err(Error::new(Kind::Frame, "bad map from the server: its pages do not end"));
+        }
+        after = page.next;
+    }
+}

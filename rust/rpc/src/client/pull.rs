@@ -1,0 +1,162 @@
+//! Pulls of values and of optimizer state.
+
+use super::call::{Call, Outcome, Part};
+use super::map::Entry;
+use super::payload::Payload;
+use super::push::Draft;
+use super::runtime::lock;
+use super::{Client, Shared, stats};
+use crate::convert::{self, Route};
+use bytes::Bytes;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::tensor::SliceId;
+use fastps_core::verbs::{Pulled, Sink, SliceVersion, State, Ticket, Versions};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+impl Client {
+    /// Queues pulls of these tensors: of their values, or of their state.
+    pub(super) fn start_pull(
+        &self,
+        entries: &[Arc<Entry>],
+        epoch: u64,
+        state: bool,
+        deadline: Instant,
+    ) -> Arc<Call> {
+        stats::count(&self.shared.counters.pulls, 1);
+        let mut drafts = Vec::new();
+        for (tensor, entry) in entries.iter().enumerate() {
+            let runs = if state { entry.spec.optimizer.slots().len() } else { 1 };
+            for (elements, (slice, shard)) in entry.spec.slices().zip(&entry.slices) {
+                let route = Route { group: entry.group, epoch, client: 0 };
+                let header = convert::read_frame(0, route, *slice, state).header.unwrap_or_default();
+                let part = Part {
+                    tensor,
+                    name: entry.spec.name.clone(),
+                    link: self.links[*shard].clone(),
+                    slice: slice.0,
+                    answer_bytes: Some(4 * runs * elements.len()),
+                    elements,
+                    sent_bytes: 0,
+                    residue: Mutex::new(None),
+                    tag: AtomicU64::new(0),
+                };
+                drafts.push(Draft { part, header, payload: Payload::Owned(Bytes::new()) });
+            }
+        }
+        let _turn = self.turn();
+        self.submit(drafts, Vec::new(), deadline, false)
+    }
+
+    /// Waits for a pull and hands its values on.
+    pub(super) fn finish_pull(&self, call: &Call, sink: &mut Sink<'_>) -> Result<()> {
+        let mut take = |part: &Part, values: &Bytes| sink(part.tensor, part.elements.start, values);
+        call.wait(Duration::MAX, Some(&mut take))?;
+        first_error(&self.shared, call)
+    }
+
+    /// Pulls a tensor's state.
+    pub(super) fn pull_state(&self, entry: &Arc<Entry>, epoch: u64, deadline: Instant) -> Result<State> {
+        let (elements, slots) = (entry.spec.elements(), entry.spec.optimizer.slots());
+        let mut state = State {
+            steps: vec![0; entry.spec.slice_count()],
+            slots: slots.into_iter().map(|slot| (slot, vec![0.0; elements])).collect(),
+        };
+        let call = self.start_pull(std::slice::from_ref(entry), epoch, true, deadline);
+        let mut take = |part: &Part, values: &Bytes| {
+            let run = 4 * part.elements.len();
+            for (k, (_, slot)) in state.slots.iter_mut().enumerate() {
+                let target = bytemuck::cast_slice_mut(&mut slot[part.elements.clone()]);
+                target.copy_from_slice(&values[k * run..(k + 1) * run]);
+            }
+        };
+        call.wait(Duration::MAX, Some(&mut take))?;
+        first_error(&self.shared, &call)?;
+        for (step, (_, outcome)) in state.steps.iter_mut().zip(call.outcomes()) {
+            if let Outcome::Answered(answer) = outcome {
+                *step = answer.step;
+            }
+        }
+        Ok(state)
+    }
+}
+
+fn first_error(shared: &Shared, call: &Call) -> Result<()> {
+    for (part, outcome) in call.outcomes() {
+        match outcome {
+            Outcome::Answered(_) => {}
+            Outcome::Failed(error) => {
+                if error.kind == Kind::UnknownTensor || error.kind == Kind::StaleEpoch {
+                    shared.map_is_stale.store(true, Ordering::Release);
+                }
+                return Err(error);
+            }
+            Outcome::Open | Outcome::InDoubt(_) => {
+                return Err(part.refused(Error::new(Kind::Internal, "a slice was lost")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The versions that the answers of a call told, tensor by tensor.
+pub(super) fn versions(call: &Call, client: u64) -> Versions {
+    let outcomes = call.outcomes();
+    let tensors = outcomes.chunk_by(|(a, _), (b, _)| a.tensor == b.tensor).map(|slices| {
+        let version = |(part, outcome): &(&Part, Outcome)| match outcome {
+            Outcome::Answered(answer) => {
+                let (version, own) = (answer.applied.version, answer.applied.own);
+                Some(SliceVersion { slice: SliceId(part.slice), version, own })
+            }
+            _ => None,
+        };
+        (slices[0].0.name.clone(), slices.iter().filter_map(version).collect())
+    });
+    Versions { client, tensors: tensors.collect() }
+}
+
+/// A pull under way that keeps what comes until it is asked for.
+#[derive(Debug)]
+pub(super) struct PullTicket {
+    pub(super) shared: Arc<Shared>,
+    pub(super) call: Arc<Call>,
+    pub(super) client: u64,
+    /// Elements of each tensor.
+    pub(super) lens: Vec<usize>,
+    /// The values were taken.
+    pub(super) taken: Mutex<bool>,
+}
+
+impl PullTicket {
+    fn collect(&self) -> Result<Pulled> {
+        first_error(&self.shared, &self.call)?;
+        if std::mem::replace(&mut *lock(&self.taken), true) {
+            return Err(Error::new(Kind::Config, "the values of this pull were taken before"));
+        }
+        let mut values: Vec<_> = self.lens.iter().map(|len| vec![0.0_f32; *len]).collect();
+        for (part, bytes) in self.call.take_arrived() {
+            let target = &mut values[part.tensor][part.elements.clone()];
+            bytemuck::cast_slice_mut(target).copy_from_slice(&bytes);
+        }
+        Ok(Pulled { values, versions: versions(&self.call, self.client) })
+    }
+}
+
+impl Ticket<Result<Pulled>> for PullTicket {
+    fn is_done(&self) -> bool {
+        self.call.is_done()
+    }
+
+    fn wait(&self, timeout: Duration) -> Option<Result<Pulled>> {
+        match self.call.wait(timeout, None) {
+            Ok(true) => Some(self.collect()),
+            Ok(false) => None,
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    fn on_done(&self, callback: Box<dyn FnOnce() + Send>) {
+        self.call.on_done(callback);
+    }
+}

@@ -1,0 +1,195 @@
+//! Registering a tensor: a place from shard 0, memory and values on the shards, then the entry in the map.
+
+use super::control::{call, request};
+use super::map::Entry;
+use super::payload::Payload;
+use super::push::{Common, next, push};
+use super::receipts::{plain, pushed};
+use super::{Client, after};
+use crate::convert;
+use bytes::Bytes;
+use fastps_core::codec::CodecId;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::frame::{Action, Push};
+use fastps_core::isa::Isa;
+use fastps_core::tensor::TensorSpec;
+use fastps_proto::v1 as pb;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Slices of initial values that are under way at a time: each is a copy.
+const WINDOW: usize = 16;
+/// How often a registration that came to nothing on the way is begun anew.
+const ATTEMPTS: usize = 5;
+
+impl Client {
+    pub(super) fn register_tensor(&self, spec: TensorSpec, values: &[f32], timeout: Duration) -> Result<()> {
+        self.alive()?;
+        let deadline = after(timeout);
+        let spec = Arc::new(spec);
+        let named = |error: Error| error.tensor(spec.name.clone());
+        spec.validate()?;
+        if values.len() != spec.elements() {
+            return Err(named(Error::new(Kind::Shape, "the initial values do not fill the shape"))
+                .expected(format!("{:?}", spec.shape), format!("{} values", values.len())));
+        }
+        fastps_core::finite::check(Isa::get()?, values, None).map_err(named)?;
+        let mut failed = None;
+        for _ in 0..ATTEMPTS {
+            let Some((reservation, entry)) = self.reserve_place(&spec, deadline).map_err(named)? else {
+                return Ok(());
+            };
+            match self.fill(&entry, reservation, values, deadline) {
+                Ok(()) => {
+                    self.map.insert(entry);
+                    return Ok(());
+                }
+                Err(error) => {
+                    // What cannot be dropped now, because its shard is away, ends with the reservation's lease.
+                    let _ = self.drop_slices(&entry, after(Duration::from_secs(1)).min(deadline));
+                    let expired = matches!(error.kind, Kind::Lease | Kind::UnknownTensor | Kind::Fenced);
+                    if !expired {
+                        return Err(named(error));
+                    }
+                    failed = Some(named(error));
+                }
+            }
+        }
+        Err(failed.unwrap_or_else(|| Error::new(Kind::Internal, "a registration without an outcome")))
+    }
+
+    /// Asks shard 0 for a place; `None` when the tensor exists already. Waits while somebody else registers it.
+    fn reserve_place(&self, spec: &Arc<TensorSpec>, deadline: Instant) -> Result<Option<(u64, Arc<Entry>)>> {
+        let (link, spec, shards) = (self.links[0].clone(), spec.clone(), self.links.len());
+        self.block(async move {
+            loop {
+                let ask =
+                    pb::RegisterRequest { spec: Some(convert::spec_to_wire(&spec)), client: link.client() };
+                let answer: pb::RegisterResponse = call(&link, deadline, |mut client, left| {
+                    let ask = ask.clone();
+                    async move { client.register(request(ask, left)).await }
+                })
+                .await?;
+                if answer.exists {
+                    return Ok(None);
+                }
+                if !answer.under_way {
+                    let entry = Entry::new(spec.clone(), answer.placement.as_ref(), shards)?;
+                    return Ok(Some((answer.reservation, entry)));
+                }
+                let pause = Duration::from_millis(u64::from(answer.retry_after_ms.max(1)));
+                if Instant::now() + pause >= deadline {
+                    return Err(Error::new(
+                        Kind::Deadline,
+                        "another client was still registering the tensor",
+                    ));
+                }
+                tokio::time::sleep(pause).await;
+            }
+        })
+    }
+
+    /// Takes the memory, sends the values, and makes the tensor exist.
+    fn fill(&self, entry: &Arc<Entry>, reservation: u64, values: &[f32], deadline: Instant) -> Result<()> {
+        for (shard, link) in self.links.iter().enumerate() {
+            let here = |(_, (_, place)): &(usize, &(_, usize))| *place == shard;
+            let (indices, slices): (Vec<_>, Vec<_>) = entry
+                .slices
+                .iter()
+                .enumerate()
+                .filter(here)
+                .map(|(k, (slice, _))| (k as u64, slice.0))
+                .unzip();
+            if slices.is_empty() {
+                continue;
+            }
+            let (link, client) = (link.clone(), link.client());
+            let spec = Some(convert::spec_to_wire(&entry.spec));
+            let ask = pb::ReserveRequest { reservation, spec, slices, indices, group: entry.group, client };
+            self.block(async move {
+                call(&link, deadline, |mut client, left| {
+                    let ask = ask.clone();
+                    async move { client.reserve(request(ask, left)).await }
+                })
+                .await
+            })?;
+        }
+        let sequence = next(&mut self.turn());
+        let (epoch, _) = self.map.look_up(std::iter::empty());
+        let common = Common { epoch, sequence, reservation };
+        let all: Vec<_> = entry.spec.slices().enumerate().collect();
+        for window in all.chunks(WINDOW) {
+            let draft = |(k, range): &(usize, std::ops::Range<usize>)| {
+                let body = Bytes::copy_from_slice(bytemuck::cast_slice(&values[range.clone()]));
+                let push = Push { action: Action::Assign, ..push(entry, *k, CodecId::Float32) };
+                self.draft(0, entry, *k, &push, &common, false, Payload::Owned(body), None)
+            };
+            let call = self.submit(window.iter().map(draft).collect(), Vec::new(), deadline, true);
+            call.wait(Duration::MAX, None)?;
+            pushed(&self.shared, &call, 1).map_err(plain)?;
+        }
+        for (shard, link) in self.links.iter().enumerate() {
+            if !entry.slices.iter().any(|(_, place)| *place == shard) {
+                continue;
+            }
+            let link = link.clone();
+            self.block(async move {
+                call(&link, deadline, |mut client, left| async move {
+                    client.seal(request(pb::SealRequest { reservation }, left)).await
+                })
+                .await
+            })?;
+        }
+        let link = self.links[0].clone();
+        self.block(async move {
+            let ask = pb::CommitRequest { reservation, client: link.client() };
+            call(&link, deadline, |mut client, left| async move { client.commit(request(ask, left)).await })
+                .await
+        })?;
+        Ok(())
+    }
+
+    /// Frees the slices of a tensor that is not in the map.
+    fn drop_slices(&self, entry: &Entry, deadline: Instant) -> Result<()> {
+        let mut result = Ok(());
+        for (shard, link) in self.links.iter().enumerate() {
+            let slices: Vec<_> =
+                entry.slices.iter().filter(|(_, place)| *place == shard).map(|(slice, _)| slice.0).collect();
+            if slices.is_empty() {
+                continue;
+            }
+            let link = link.clone();
+            let dropped = self.block(async move {
+                call(&link, deadline, |mut client, left| {
+                    let ask = pb::DropRequest { slices: slices.clone() };
+                    async move { client.drop(request(ask, left)).await }
+                })
+                .await
+            });
+            result = result.and(dropped.map(drop));
+        }
+        result
+    }
+
+    pub(super) fn unregister_tensor(&self, name: &str, timeout: Duration) -> Result<()> {
+        let deadline = after(timeout);
+        let name: Arc<str> = name.into();
+        let (_, entries) = self.look_up(std::iter::once(&name), deadline)?;
+        let link = self.links[0].clone();
+        let asked = name.to_string();
+        let answer: pb::UnregisterResponse = self.block(async move {
+            call(&link, deadline, |mut client, left| {
+                let ask = pb::UnregisterRequest { name: asked.clone() };
+                async move { client.unregister(request(ask, left)).await }
+            })
+            .await
+            .map_err(|error| error.tensor(asked.clone()))
+        })?;
+        self.map.remove(&name);
+        let Some(known) = entries.first() else {
+            return Ok(());
+        };
+        let placed = Entry::new(known.spec.clone(), answer.placement.as_ref(), self.links.len());
+        self.drop_slices(&placed.unwrap_or_else(|_| known.clone()), deadline)
+    }
+}

@@ -1,0 +1,64 @@
+//! What a client counts.
+
+use super::call::Answer;
+use bytes::Bytes;
+use fastps_proto::v1 as pb;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) pushes: AtomicU64,
+    pub(super) pulls: AtomicU64,
+    pub(super) bytes_pushed: AtomicU64,
+    pub(super) bytes_saved: AtomicU64,
+    pub(super) bytes_pulled: AtomicU64,
+    pub(super) frames_sent: AtomicU64,
+    pub(super) frames_resent: AtomicU64,
+    pub(super) duplicates: AtomicU64,
+    pub(super) in_doubt: AtomicU64,
+    pub(super) reconnects: AtomicU64,
+}
+
+pub(super) fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+/// A frame was given to a connection.
+pub(super) fn sent(counters: &Counters, header: &pb::Header, bytes: usize, attempts: u32) {
+    count(&counters.frames_sent, 1);
+    if attempts > 1 {
+        count(&counters.frames_resent, 1);
+    } else if header.kind == pb::Kind::Gradient as i32 {
+        count(&counters.bytes_pushed, bytes as u64);
+        count(&counters.bytes_saved, (4 * header.count).saturating_sub(bytes as u64));
+    }
+}
+
+/// A frame was answered well.
+pub(super) fn answered(counters: &Counters, answer: &Answer, identified: bool, values: Option<&Bytes>) {
+    if identified && answer.applied.duplicate {
+        count(&counters.duplicates, 1);
+    }
+    if let Some(values) = values {
+        count(&counters.bytes_pulled, values.len() as u64);
+    }
+}
+
+impl Counters {
+    pub(super) fn list(&self) -> Vec<(String, u64)> {
+        [
+            ("pushes", &self.pushes),
+            ("pulls", &self.pulls),
+            ("bytes_pushed", &self.bytes_pushed),
+            ("bytes_saved", &self.bytes_saved),
+            ("bytes_pulled", &self.bytes_pulled),
+            ("frames_sent", &self.frames_sent),
+            ("frames_resent", &self.frames_resent),
+            ("duplicates", &self.duplicates),
+            ("in_doubt", &self.in_doubt),
+            ("reconnects", &self.reconnects),
+        ]
+        .map(|(name, counter)| (name.to_owned(), counter.load(Ordering::Relaxed)))
+        .to_vec()
+    }
+}

@@ -1,0 +1,164 @@
+//! The verbs, each in a few lines over the other files.
+
+use super::control::{call, request};
+use super::payload::{Memory, Payload};
+use super::pull::{PullTicket, versions};
+use super::receipts::{PushTicket, pushed};
+use super::{Client, after};
+use bytes::Bytes;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::frame::Action;
+use fastps_core::isa::Isa;
+use fastps_core::outgoing;
+use fastps_core::tensor::TensorSpec;
+use fastps_core::verbs::{
+    Gradient, ParameterServer, Pulled, PushError, PushOptions, Pushed, Receipt, Sink, State, Stats, Ticket,
+    Versions,
+};
+use fastps_proto::v1 as pb;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+impl Client {
+    fn one(receipts: Pushed) -> Result<Receipt, PushError> {
+        receipts?.pop().ok_or_else(|| Error::new(Kind::Internal, "an assignment without a receipt").into())
+    }
+}
+
+impl ParameterServer for Client {
+    fn client(&self) -> u64 {
+        self.shared.client
+    }
+
+    fn another(&self) -> Result<Arc<dyn ParameterServer>> {
+        Ok(self.again()?)
+    }
+
+    fn register(&self, spec: TensorSpec, values: &[f32], timeout: Duration) -> Result<()> {
+        self.register_tensor(spec, values, timeout)
+    }
+
+    fn unregister(&self, name: &str, timeout: Duration) -> Result<()> {
+        self.unregister_tensor(name, timeout)
+    }
+
+    fn spec(&self, name: &str, timeout: Duration) -> Result<Arc<TensorSpec>> {
+        let name: Arc<str> = name.into();
+        let (_, entries) = self.look_up(std::iter::once(&name), after(timeout))?;
+        let entry = entries.first().ok_or_else(|| Error::new(Kind::Internal, "a tensor without an entry"))?;
+        Ok(entry.spec.clone())
+    }
+
+    fn names(&self, timeout: Duration) -> Result<Vec<Arc<str>>> {
+        self.alive()?;
+        self.refresh(Vec::new(), after(timeout))?;
+        Ok(self.map.names())
+    }
+
+    fn push(&self, gradients: &[Gradient], options: &PushOptions) -> Pushed {
+        let call = self.start_push(gradients, options, false)?;
+        call.wait(Duration::MAX, None)?;
+        pushed(&self.shared, &call, gradients.len())
+    }
+
+    fn push_async(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>> {
+        let call = self.start_push(&gradients, &options, false)?;
+        self.deadlines.watch(&call);
+        Ok(Arc::new(PushTicket { shared: self.shared.clone(), call, tensors: gradients.len() }))
+    }
+
+    fn push_pull(
+        &self,
+        gradients: &[Gradient],
+        options: &PushOptions,
+        sink: &mut Sink<'_>,
+    ) -> Result<(Vec<Receipt>, Versions), PushError> {
+        let id = self.versions_id();
+        let call = self.start_push(gradients, options, true)?;
+        let mut take =
+            |part: &super::call::Part, values: &Bytes| sink(part.tensor, part.elements.start, values);
+        call.wait(Duration::MAX, Some(&mut take))?;
+        Ok((pushed(&self.shared, &call, gradients.len())?, versions(&call, id)))
+    }
+
+    fn pull(&self, names: &[Arc<str>], timeout: Duration, sink: &mut Sink<'_>) -> Result<Versions> {
+        let deadline = after(timeout);
+        let (epoch, entries) = self.look_up(names.iter(), deadline)?;
+        let id = self.versions_id();
+        let call = self.start_pull(&entries, epoch, false, deadline);
+        self.finish_pull(&call, sink)?;
+        Ok(versions(&call, id))
+    }
+
+    fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {
+        let deadline = after(timeout);
+        let (epoch, entries) = self.look_up(names.iter(), deadline)?;
+        let client = self.versions_id();
+        let call = self.start_pull(&entries, epoch, false, deadline);
+        self.deadlines.watch(&call);
+        let lens = entries.iter().map(|entry| entry.spec.elements()).collect();
+        Ok(Arc::new(PullTicket { shared: self.shared.clone(), call, client, lens, taken: Mutex::new(false) }))
+    }
+
+    fn assign(&self, gradient: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
+        let (epoch, entries) = self.look_up(std::iter::once(&gradient.name), after(timeout))?;
+        let entry = &entries[0];
+        outgoing::check_shape(gradient, &entry.spec)?;
+        let named = |error: Error| error.tensor(gradient.name.clone());
+        fastps_core::finite::check(Isa::get()?, gradient.values.as_slice(), None).map_err(named)?;
+        let memory = Memory::new(gradient.values.clone());
+        let body = |range| (Action::Assign, Payload::Lent(memory.clone(), range));
+        let bodies = entry.spec.slices().map(body).collect();
+        let call = self.start_assign(entry, bodies, vec![memory.clone()], epoch, timeout);
+        call.wait(Duration::MAX, None)?;
+        Self::one(pushed(&self.shared, &call, 1))
+    }
+
+    fn state(&self, name: &str, timeout: Duration) -> Result<State> {
+        let deadline = after(timeout);
+        let name: Arc<str> = name.into();
+        let (epoch, entries) = self.look_up(std::iter::once(&name), deadline)?;
+        self.pull_state(&entries[0], epoch, deadline)
+    }
+
+    fn load_state(&self, name: &str, state: &State, timeout: Duration) -> Result<Receipt, PushError> {
+        let name: Arc<str> = name.into();
+        let (epoch, entries) = self.look_up(std::iter::once(&name), after(timeout))?;
+        let entry = &entries[0];
+        let bodies = outgoing::state_bodies(&entry.spec, state)?;
+        let assign = |(body, step): (Vec<u8>, &u64)| {
+            (Action::AssignState { step: *step }, Payload::Owned(body.into()))
+        };
+        let bodies = bodies.into_iter().zip(&state.steps).map(assign).collect();
+        let call = self.start_assign(entry, bodies, Vec::new(), epoch, timeout);
+        call.wait(Duration::MAX, None)?;
+        Self::one(pushed(&self.shared, &call, 1))
+    }
+
+    fn versions(&self, names: &[Arc<str>], timeout: Duration) -> Result<Versions> {
+        self.pull(names, timeout, &mut |_, _, _| {})
+    }
+
+    fn stats(&self, timeout: Duration) -> Result<Stats> {
+        self.alive()?;
+        let deadline = after(timeout);
+        let mut shards = Vec::with_capacity(self.links.len());
+        for link in self.links.iter().cloned() {
+            let address = link.address.clone();
+            let answer: pb::StatsResponse = self.block(async move {
+                let ask = |mut client: pb::control_client::ControlClient<_>, left| async move {
+                    client.stats(request(pb::StatsRequest {}, left)).await
+                };
+                call(&link, deadline, ask).await
+            })?;
+            let mut counters: Vec<_> = answer.counters.into_iter().collect();
+            counters.sort();
+            shards.push((address, counters));
+        }
+        Ok(Stats { shards, client: self.shared.counters.list() })
+    }
+
+    fn close(&self) {
+        self.shut();
+    }
+}

@@ -1,0 +1,194 @@
+//! Answers: built for a server, read for a client.
+
+use super::request::malformed;
+use bytes::Bytes;
+use fastps_core::error::{Error, Result};
+use fastps_core::frame::Applied;
+use fastps_proto::v1 as pb;
+
+fn answer(kind: pb::Kind, tag: u64) -> pb::Header {
+    pb::Header {
+        kind: kind.into(),
+        tag,
+        ..Default::default()
+    }
+}
+
+fn applied_header(kind: pb::Kind, tag: u64, applied: &Applied) -> pb::Header {
+    pb::Header {
+        version: Some(applied.version),
+        own: Some(applied.own),
+        staleness: applied.staleness,
+        scale: Some(applied.scale),
+        duplicate: applied.duplicate,
+        ..answer(kind, tag)
+    }
+}
+
+/// The answer to a push that was applied.
+pub fn receipt(tag: u64, applied: &Applied) -> pb::Frame {
+    pb::Frame {
+        header: Some(applied_header(pb::Kind::Receipt, tag, applied)),
+        payload: Bytes::new(),
+    }
+}
+
+/// Values or state, with version, own changes and step of the slice; after a push that wanted them, with its receipt.
+pub fn values(
+    tag: u64,
+    (version, own, step): (u64, u64, u64),
+    applied: Option<&Applied>,
+    payload: Bytes,
+) -> pb::Frame {
+    let header = pb::Header {
+        count: payload.len() as u64 / 4,
+        codec: pb::Codec::Float32.into(),
+        dtype: pb::DType::DtypeFloat32.into(),
+        version: Some(version),
+        own: Some(own),
+        step: Some(step),
+        ..applied.map_or_else(
+            || answer(pb::Kind::Values, tag),
+            |applied| applied_header(pb::Kind::Values, tag, applied),
+        )
+    };
+    pb::Frame {
+        header: Some(header),
+        payload,
+    }
+}
+
+/// The answer to a frame that changed nothing.
+pub fn refused(tag: u64, error: &Error) -> pb::Frame {
+    let header = pb::Header {
+        refusal: Some(super::refusal(error)),
+        ..answer(pb::Kind::Refused, tag)
+    };
+    pb::Frame {
+        header: Some(header),
+        payload: Bytes::new(),
+    }
+}
+
+/// The answer to a resolve: not applied, and never will be.
+pub fn fenced(tag: u64) -> pb::Frame {
+    pb::Frame {
+        header: Some(answer(pb::Kind::Fenced, tag)),
+        payload: Bytes::new(),
+    }
+}
+
+/// What a server answered.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// The push was applied.
+    Receipt(Applied),
+    /// Values or state.
+    Values {
+        /// The slice's version.
+        version: u64,
+        /// How many of its changes are the asker's own.
+        own: u64,
+        /// Optimizer steps.
+        step: u64,
+        /// The receipt of the push that wanted them; its version and own are those of the values.
+        applied: Option<Applied>,
+        /// Little-endian float32.
+        payload: Bytes,
+    },
+    /// Nothing was changed.
+    Refused(Error),
+    /// It was not applied and never will be.
+    Fenced,
+}
+
+/// Reads an answer and the tag of its request.
+pub fn answer_from_frame(frame: pb::Frame) -> Result<(u64, Answer)> {
+    let h = frame
+        .header
+        .ok_or_else(|| malformed("the answer has no header"))?;
+    let missing = |field: &str| malformed(format!("the answer has no {field}"));
+    let applied = |scale| -> Result<Applied> {
+        Ok(Applied {
+            version: h.version.ok_or_else(|| missing("version"))?,
+            own: h.own.ok_or_else(|| missing("own"))?,
+            staleness: h.staleness,
+            scale,
+            duplicate: h.duplicate,
+        })
+    };
+    let answer = match pb::Kind::try_from(h.kind) {
+        Ok(pb::Kind::Receipt) => Answer::Receipt(applied(h.scale.ok_or_else(|| missing("scale"))?)?),
+        Ok(pb::Kind::Values) => Answer::Values {
+            version: h.version.ok_or_else(|| missing("version"))?,
+            own: h.own.ok_or_else(|| missing("own"))?,
+            step: h.step.ok_or_else(|| missing("step"))?,
+            applied: h.scale.map(applied).transpose()?,
+            payload: frame.payload,
+        },
+        Ok(pb::Kind::Refused) => Answer::Refused(super::error_from_refusal(
+            h.refusal.ok_or_else(|| missing("refusal"))?,
+        )),
+        Ok(pb::Kind::Fenced) => Answer::Fenced,
+        _ => return Err(malformed("this frame is not an answer").expected("an answer", h.kind)),
+    };
+    Ok((h.tag, answer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Route, resolve_frame};
+    use super::*;
+    use fastps_core::error::Kind;
+    use fastps_core::tensor::SliceId;
+    use prost::Message;
+
+    const ROUTE: Route = Route {
+        group: 1,
+        epoch: 1,
+        client: 9,
+    };
+
+    #[test]
+    fn answers_survive_both_ways() {
+        let applied = Applied {
+            version: 4,
+            own: 0,
+            staleness: Some(0),
+            scale: 0.5,
+            duplicate: true,
+        };
+        let payload = Bytes::from_static(&[1; 8]);
+        let error = Error::new(Kind::Shape, "no").shard(0);
+        for (frame, expected) in [
+            (receipt(6, &applied), Answer::Receipt(applied)),
+            (
+                values(6, (4, 0, 2), None, payload.clone()),
+                Answer::Values {
+                    version: 4,
+                    own: 0,
+                    step: 2,
+                    applied: None,
+                    payload: payload.clone(),
+                },
+            ),
+            (
+                values(6, (4, 0, 2), Some(&applied), payload.clone()),
+                Answer::Values {
+                    version: 4,
+                    own: 0,
+                    step: 2,
+                    applied: Some(applied),
+                    payload,
+                },
+            ),
+            (refused(6, &error), Answer::Refused(error)),
+            (fenced(6), Answer::Fenced),
+        ] {
+            let frame = pb::Frame::decode(frame.encode_to_vec().as_slice()).unwrap();
+            assert_eq!(answer_from_frame(frame).unwrap(), (6, expected));
+        }
+        assert!(answer_from_frame(resolve_frame(6, ROUTE, SliceId(5), 1)).is_err());
+        assert!(answer_from_frame(pb::Frame::default()).is_err());
+    }
+}

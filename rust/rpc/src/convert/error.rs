@@ -1,0 +1,137 @@
+//! The error map: core [`Error`] <-> [`pb::Refusal`] <-> [`tonic::Status`].
+
+use fastps_core::error::{Error, Kind};
+use fastps_proto::v1 as pb;
+use prost::Message;
+use tonic::{Code, Status};
+
+/// Kind, its name on the wire, and the status code of a unary call that it ends.
+const KINDS: [(Kind, &str, Code); 16] = [
+    (Kind::UnknownTensor, "unknown_tensor", Code::NotFound),
+    (Kind::Shape, "shape", Code::InvalidArgument),
+    (Kind::DType, "dtype", Code::InvalidArgument),
+    (Kind::NonFinite, "non_finite", Code::InvalidArgument),
+    (Kind::Frame, "frame", Code::InvalidArgument),
+    (Kind::Config, "config", Code::FailedPrecondition),
+    (Kind::Capacity, "capacity", Code::ResourceExhausted),
+    (Kind::StaleEpoch, "stale_epoch", Code::FailedPrecondition),
+    (Kind::Lease, "lease", Code::FailedPrecondition),
+    (Kind::Fenced, "fenced", Code::Aborted),
+    (Kind::UnknownOutcome, "unknown_outcome", Code::DataLoss),
+    (Kind::Denied, "denied", Code::PermissionDenied),
+    (Kind::Unavailable, "unavailable", Code::Unavailable),
+    (Kind::Deadline, "deadline", Code::DeadlineExceeded),
+    (Kind::Connection, "connection", Code::Unavailable),
+    (Kind::Internal, "internal", Code::Internal),
+];
+
+/// The name of a kind on the wire.
+pub fn kind_name(kind: Kind) -> &'static str {
+    KINDS.iter().find(|k| k.0 == kind).map_or("internal", |k| k.1)
+}
+
+/// The kind of a name; a name of a later minor version is [`Kind::Internal`].
+pub fn kind_from_name(name: &str) -> Kind {
+    KINDS.iter().find(|k| k.1 == name).map_or(Kind::Internal, |k| k.0)
+}
+
+/// An error as it travels.
+pub fn refusal(error: &Error) -> pb::Refusal {
+    pb::Refusal {
+        kind: kind_name(error.kind).to_owned(),
+        message: error.message.clone(),
+        tensor: error.tensor.as_deref().unwrap_or_default().to_owned(),
+        shard: error.shard,
+        expected: error.expected.clone().unwrap_or_default(),
+        got: error.got.clone().unwrap_or_default(),
+        retry_after_ms: error.retry_after_ms,
+    }
+}
+
+/// An error as it arrived.
+pub fn error_from_refusal(refusal: pb::Refusal) -> Error {
+    let some = |text: String| (!text.is_empty()).then_some(text);
+    Error {
+        kind: kind_from_name(&refusal.kind),
+        message: refusal.message,
+        tensor: some(refusal.tensor).map(Into::into),
+        shard: refusal.shard,
+        expected: some(refusal.expected),
+        got: some(refusal.got),
+        retry_after_ms: refusal.retry_after_ms,
+    }
+}
+
+/// The status that ends a unary call: the code for any gRPC client, every field of the error in the details.
+pub fn status(error: &Error) -> Status {
+    let code = KINDS
+        .iter()
+        .find(|k| k.0 == error.kind)
+        .map_or(Code::Internal, |k| k.2);
+    // The message names everything too: many tools show no details. Header values stay short and printable.
+    let message: String = error.to_string().chars().take(1024).collect();
+    Status::with_details(code, message, refusal(error).encode_to_vec().into())
+}
+
+/// The error of a status: from its details, or from its code where the peer is not fastps or the transport failed.
+pub fn error_from_status(status: &Status) -> Error {
+    if let Ok(refusal) = pb::Refusal::decode(status.details())
+        && !refusal.kind.is_empty()
+    {
+        return error_from_refusal(refusal);
+    }
+    let kind = match status.code() {
+        Code::NotFound => Kind::UnknownTensor,
+        Code::InvalidArgument | Code::OutOfRange => Kind::Frame,
+        Code::ResourceExhausted => Kind::Capacity,
+        Code::PermissionDenied | Code::Unauthenticated => Kind::Denied,
+        Code::DeadlineExceeded => Kind::Deadline,
+        // Without details it was not our handler that said so: the connection or a proxy did.
+        Code::Unavailable | Code::Cancelled | Code::Unknown | Code::Aborted => Kind::Connection,
+        Code::Unimplemented | Code::FailedPrecondition | Code::AlreadyExists => Kind::Config,
+        _ => Kind::Internal,
+    };
+    Error::new(
+        kind,
+        format!("{}: {}", status.code().description(), status.message()),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_survives_both_ways() {
+        for (kind, name, code) in KINDS {
+            assert_eq!(kind_from_name(name), kind);
+            let full = Error::new(kind, "something is wrong")
+                .tensor("wäight")
+                .shard(0)
+                .expected("this", "that")
+                .retry_after_ms(7);
+            for error in [full, Error::new(kind, "bare")] {
+                assert_eq!(error_from_refusal(refusal(&error)), error);
+                assert_eq!(status(&error).code(), code);
+                assert_eq!(error_from_status(&status(&error)), error);
+            }
+        }
+        assert_eq!(kind_from_name("of the future"), Kind::Internal);
+    }
+
+    #[test]
+    fn a_foreign_status_has_a_kind() {
+        assert_eq!(
+            error_from_status(&Status::unavailable("refused")).kind,
+            Kind::Connection
+        );
+        assert_eq!(
+            error_from_status(&Status::deadline_exceeded("late")).kind,
+            Kind::Deadline
+        );
+        assert_eq!(
+            error_from_status(&Status::out_of_range("too large")).kind,
+            Kind::Frame
+        );
+    }
+}

@@ -1,0 +1,432 @@
+//! Requests: read once, strictly (what its kind does not use must be unset), and built for a client.
+
+use super::spec::{dtype_from_wire, dtype_to_wire};
+use bytes::Bytes;
+use crc_fast::CrcAlgorithm;
+use fastps_core::codec::CodecId;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::frame::{Action, Base, Identity, Push};
+use fastps_core::tensor::{DType, SliceId};
+use fastps_proto::v1 as pb;
+
+/// What a frame says about where it goes, common to all requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The tensor's group.
+    pub group: u32,
+    /// Epoch of the map that the client used.
+    pub epoch: u64,
+    /// The client's incarnation.
+    pub client: u64,
+}
+
+/// A request that is well-formed; nothing has been looked up yet.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The answer repeats it.
+    pub tag: u64,
+    /// Where it goes and whose it is.
+    pub route: Route,
+    /// The slice.
+    pub slice: SliceId,
+    /// What it asks.
+    pub verb: Verb<'a>,
+}
+
+/// What a request asks.
+#[derive(Clone, Copy, Debug)]
+pub enum Verb<'a> {
+    /// A gradient or an assignment.
+    Push {
+        /// The push.
+        push: Push<'a>,
+        /// Element type that the client believes the tensor to have.
+        dtype: DType,
+        /// Answer with the new values.
+        want_values: bool,
+        /// The reservation that an initial assignment belongs to.
+        reservation: Option<u64>,
+    },
+    /// The values.
+    Pull,
+    /// The optimizer state.
+    PullState,
+    /// What became of a push?
+    Resolve(Identity),
+}
+
+/// CRC-32C of a payload.
+pub fn crc32c(payload: &[u8]) -> u32 {
+    crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, payload) as u32
+}
+
+fn codec_to_wire(codec: CodecId) -> pb::Codec {
+    match codec {
+        CodecId::Float32 => pb::Codec::Float32,
+        CodecId::BFloat16 => pb::Codec::Bfloat16,
+        CodecId::Int8 => pb::Codec::Int8,
+        CodecId::OneBit => pb::Codec::Onebit,
+    }
+}
+
+pub(super) fn malformed(message: impl Into<String>) -> Error {
+    Error::new(Kind::Frame, message)
+}
+
+fn unset(used: bool, field: &str, kind: pb::Kind, is_set: bool) -> Result<()> {
+    if used || !is_set {
+        return Ok(());
+    }
+    Err(malformed(format!("{} does not use {field}", kind.as_str_name()))
+        .expected("the field unset", "a value"))
+}
+
+/// Reads a request. The error names the field; the caller answers it with the tag of the header, if there is one.
+pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
+    let h = frame
+        .header
+        .as_ref()
+        .ok_or_else(|| malformed("the frame has no header"))?;
+    let kind = pb::Kind::try_from(h.kind).map_err(|_| {
+        malformed("unknown kind of frame").expected("a request of this protocol version", h.kind)
+    })?;
+    let (gradient, assign, state) = (
+        kind == pb::Kind::Gradient,
+        kind == pb::Kind::Assign,
+        kind == pb::Kind::AssignState,
+    );
+    let pushes = gradient || assign || state;
+    let resolve = kind == pb::Kind::Resolve;
+    if !pushes && !resolve && !matches!(kind, pb::Kind::Pull | pb::Kind::PullState) {
+        return Err(
+            malformed("this kind of frame is not a request, or reserved").expected(
+                "KIND_GRADIENT, _ASSIGN, _PULL, _PULL_STATE, _ASSIGN_STATE or _RESOLVE",
+                kind.as_str_name(),
+            ),
+        );
+    }
+    for (used, field, is_set) in [
+        (pushes, "count", h.count != 0),
+        (pushes, "codec", h.codec != 0),
+        (pushes, "dtype", h.dtype != 0),
+        (pushes || resolve, "sequence", h.sequence != 0),
+        (gradient, "base_version", h.base_version.is_some()),
+        (gradient, "base_own", h.base_own.is_some()),
+        (gradient, "lr", h.lr.is_some()),
+        (gradient, "scale", h.scale.is_some()),
+        (pushes, "crc32c", h.crc32c.is_some()),
+        (gradient, "want_values", h.want_values),
+        (state, "step", h.step.is_some()),
+        (false, "version", h.version.is_some()),
+        (false, "own", h.own.is_some()),
+        (false, "staleness", h.staleness.is_some()),
+        (false, "duplicate", h.duplicate),
+        (false, "refusal", h.refusal.is_some()),
+        (assign, "reservation", h.reservation != 0),
+        (false, "weight", h.weight.is_some()),
+        (false, "have_version", h.have_version.is_some()),
+        (false, "min_version", h.min_version.is_some()),
+        (false, "parts", !h.parts.is_empty()),
+        (pushes, "payload", !frame.payload.is_empty()),
+    ] {
+        unset(used, field, kind, is_set)?;
+    }
+    if h.client == 0 {
+        return Err(malformed("the frame names no client"));
+    }
+    let identity = Identity {
+        client: h.client,
+        sequence: h.sequence,
+    };
+    if (pushes || resolve) && h.sequence == 0 {
+        return Err(malformed("the push has no sequence number").expected("1 or more", 0));
+    }
+    let slice = SliceId(h.slice);
+    let verb = match kind {
+        pb::Kind::Pull => Verb::Pull,
+        pb::Kind::PullState => Verb::PullState,
+        pb::Kind::Resolve => Verb::Resolve(identity),
+        _ => {
+            let codec = CodecId::from_wire(h.codec as u32)?;
+            if let Some(expected) = h.crc32c {
+                let got = crc32c(&frame.payload);
+                if got != expected {
+                    return Err(malformed("the payload's checksum is wrong")
+                        .expected(format!("CRC-32C {expected:#010x}"), format!("{got:#010x}")));
+                }
+            }
+            let base = match (h.base_version, h.base_own) {
+                (Some(version), own) => Some(Base { version, own }),
+                (None, None) => None,
+                (None, Some(_)) => return Err(malformed("base_own without base_version")),
+            };
+            let action = match (kind, h.step) {
+                (pb::Kind::Gradient, _) => Action::Gradient,
+                (pb::Kind::Assign, _) => Action::Assign,
+                (_, Some(step)) => Action::AssignState { step },
+                (_, None) => return Err(malformed("KIND_ASSIGN_STATE without step")),
+            };
+            Verb::Push {
+                push: Push {
+                    slice,
+                    action,
+                    identity,
+                    base,
+                    lr: h.lr,
+                    scale: h.scale,
+                    count: h.count,
+                    codec,
+                    body: &frame.payload,
+                    trusted: false,
+                },
+                dtype: dtype_from_wire(h.dtype)?,
+                want_values: h.want_values,
+                reservation: (h.reservation != 0).then_some(h.reservation),
+            }
+        }
+    };
+    let route = Route {
+        group: h.group,
+        epoch: h.epoch,
+        client: h.client,
+    };
+    Ok(Request {
+        tag: h.tag,
+        route,
+        slice,
+        verb,
+    })
+}
+
+fn header(kind: pb::Kind, tag: u64, slice: SliceId, route: Route) -> pb::Header {
+    let Route { group, epoch, client } = route;
+    pb::Header {
+        kind: kind.into(),
+        tag,
+        slice: slice.0,
+        group,
+        epoch,
+        client,
+        ..Default::default()
+    }
+}
+
+/// A gradient or assignment as a client sends it; `payload` is the push's body.
+pub fn push_frame(
+    tag: u64,
+    route: Route,
+    push: &Push<'_>,
+    dtype: DType,
+    want_values: bool,
+    payload: Bytes,
+) -> pb::Frame {
+    let (kind, step) = match push.action {
+        Action::Gradient => (pb::Kind::Gradient, None),
+        Action::Assign => (pb::Kind::Assign, None),
+        Action::AssignState { step } => (pb::Kind::AssignState, Some(step)),
+    };
+    let header = pb::Header {
+        count: push.count,
+        codec: codec_to_wire(push.codec).into(),
+        dtype: dtype_to_wire(dtype).into(),
+        sequence: push.identity.sequence,
+        base_version: push.base.map(|b| b.version),
+        base_own: push.base.and_then(|b| b.own),
+        lr: push.lr,
+        scale: push.scale,
+        want_values,
+        step,
+        ..header(kind, tag, push.slice, route)
+    };
+    pb::Frame {
+        header: Some(header),
+        payload,
+    }
+}
+
+/// A pull of the values, or of the state.
+pub fn read_frame(tag: u64, route: Route, slice: SliceId, state: bool) -> pb::Frame {
+    let kind = if state {
+        pb::Kind::PullState
+    } else {
+        pb::Kind::Pull
+    };
+    pb::Frame {
+        header: Some(header(kind, tag, slice, route)),
+        payload: Bytes::new(),
+    }
+}
+
+/// The question what became of a push.
+pub fn resolve_frame(tag: u64, route: Route, slice: SliceId, sequence: u64) -> pb::Frame {
+    let header = pb::Header {
+        sequence,
+        ..header(pb::Kind::Resolve, tag, slice, route)
+    };
+    pb::Frame {
+        header: Some(header),
+        payload: Bytes::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use prost::Message;
+
+    type Spoil = fn(&mut pb::Header);
+
+    const ROUTE: Route = Route {
+        group: 1,
+        epoch: 1,
+        client: 9,
+    };
+
+    fn push(body: &[u8]) -> Push<'_> {
+        Push {
+            slice: SliceId(5),
+            action: Action::Gradient,
+            identity: Identity {
+                client: 9,
+                sequence: 3,
+            },
+            base: Some(Base {
+                version: 0,
+                own: Some(0),
+            }),
+            lr: Some(0.5),
+            scale: Some(2.0),
+            count: 2,
+            codec: CodecId::Float32,
+            body,
+            trusted: false,
+        }
+    }
+
+    fn good() -> pb::Frame {
+        let body = Bytes::from_static(&[0; 8]);
+        push_frame(77, ROUTE, &push(&body), DType::Float32, true, body.clone())
+    }
+
+    #[test]
+    fn requests_survive_both_ways() {
+        let frame = pb::Frame::decode(good().encode_to_vec().as_slice()).unwrap();
+        let request = request_from_frame(&frame).unwrap();
+        assert_eq!(
+            (request.tag, request.route, request.slice),
+            (77, ROUTE, SliceId(5))
+        );
+        let Verb::Push {
+            push: got,
+            want_values: true,
+            reservation: None,
+            ..
+        } = request.verb
+        else {
+            panic!("{request:?}");
+        };
+        assert_eq!(format!("{got:?}"), format!("{:?}", push(&[0; 8])));
+        for action in [Action::Assign, Action::AssignState { step: 0 }] {
+            let push = Push {
+                action,
+                base: None,
+                lr: None,
+                scale: None,
+                ..push(&[0; 8])
+            };
+            let frame = push_frame(
+                1,
+                ROUTE,
+                &push,
+                DType::Float32,
+                false,
+                Bytes::from_static(&[0; 8]),
+            );
+            let request = request_from_frame(&frame).unwrap();
+            assert!(matches!(request.verb, Verb::Push { push, .. } if push.action == action));
+        }
+        for state in [false, true] {
+            let frame = read_frame(1, ROUTE, SliceId(5), state);
+            let verb = request_from_frame(&frame).unwrap().verb;
+            assert!(if state {
+                matches!(verb, Verb::PullState)
+            } else {
+                matches!(verb, Verb::Pull)
+            });
+        }
+        let frame = resolve_frame(1, ROUTE, SliceId(5), 8);
+        let verb = request_from_frame(&frame).unwrap().verb;
+        assert!(matches!(
+            verb,
+            Verb::Resolve(Identity {
+                client: 9,
+                sequence: 8
+            })
+        ));
+    }
+
+    #[test]
+    fn what_a_kind_does_not_use_must_be_unset() {
+        let spoils: [(&str, Spoil); 15] = [
+            ("version", |h| h.version = Some(0)),
+            ("own", |h| h.own = Some(0)),
+            ("staleness", |h| h.staleness = Some(0)),
+            ("duplicate", |h| h.duplicate = true),
+            ("refusal", |h| h.refusal = Some(pb::Refusal::default())),
+            ("reservation", |h| h.reservation = 1),
+            ("weight", |h| h.weight = Some(1.0)),
+            ("have_version", |h| h.have_version = Some(0)),
+            ("min_version", |h| h.min_version = Some(0)),
+            ("parts", |h| h.parts = vec![pb::Part::default()]),
+            ("step", |h| h.step = Some(0)),
+            ("kind", |h| h.kind = 99),
+            ("request", |h| h.kind = pb::Kind::Receipt.into()),
+            ("reserved", |h| h.kind = pb::Kind::Delta.into()),
+            ("codec", |h| h.codec = 99),
+        ];
+        for (what, spoil) in spoils {
+            let mut frame = good();
+            spoil(frame.header.as_mut().unwrap());
+            let error = request_from_frame(&frame).unwrap_err();
+            assert_eq!(error.kind, Kind::Frame, "{what}");
+            assert!(error.message.contains(what), "{what}: {error}");
+        }
+        let mut pull = read_frame(1, ROUTE, SliceId(5), false);
+        pull.payload = Bytes::from_static(b"x");
+        assert!(request_from_frame(&pull).is_err());
+    }
+
+    #[test]
+    fn a_checksum_is_checked() {
+        assert_eq!(crc32c(b"123456789"), 0xE306_9283);
+        let mut frame = good();
+        frame.header.as_mut().unwrap().crc32c = Some(crc32c(&[0; 8]));
+        assert!(request_from_frame(&frame).is_ok());
+        frame.payload = Bytes::from_static(&[0, 0, 0, 0, 0, 0, 0, 1]);
+        assert_eq!(request_from_frame(&frame).unwrap_err().kind, Kind::Frame);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 100_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(frame) = pb::Frame::decode(bytes.as_slice()) {
+                let _ = request_from_frame(&frame);
+                let _ = super::super::answer_from_frame(frame);
+            }
+        }
+
+        #[test]
+        fn a_damaged_frame_is_read_or_refused(at in 0_usize..200, value in any::<u8>(), cut in 0_usize..200) {
+            let mut bytes = good().encode_to_vec();
+            let n = bytes.len();
+            bytes[at % n] = value;
+            bytes.truncate(n - cut % n);
+            if let Ok(frame) = pb::Frame::decode(bytes.as_slice()) {
+                let _ = request_from_frame(&frame);
+            }
+        }
+    }
+}

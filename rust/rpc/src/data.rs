@@ -1,0 +1,281 @@
+//! The data service: one task per stream reads frames in order and answers each with exactly one frame.
+//!
+//! A place in the bounded queue of answers is taken before a frame is read, so a completion never waits and a client
+//! that does not read stops only its own stream. Values are pinned, not copied, until they are encoded; a connection
+//! holds at most two pins.
+
+use crate::convert::{self, Request, Verb};
+use crate::incoming::Peer;
+use crate::node::{Node, Phase};
+use bytes::Bytes;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::frame::{Applied, Push};
+use fastps_core::slice::{Resolved, Snapshot};
+use fastps_core::tensor::SliceId;
+use fastps_proto::v1 as pb;
+use fastps_proto::v1::data_server::Data;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use tokio::sync::mpsc::{OwnedPermit, Sender, channel};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status, Streaming};
+
+/// Answers that one stream may owe: pushes that a policy holds, and receipts that the client has not read.
+const MAX_OWED: usize = 4096;
+
+type Answer = Result<pb::Frame, Status>;
+type Place = OwnedPermit<Answer>;
+
+/// The data service of one shard.
+#[derive(Clone, Debug)]
+pub(crate) struct DataService {
+    pub(crate) node: Arc<Node>,
+}
+
+#[tonic::async_trait]
+impl Data for DataService {
+    type ExchangeStream = ReceiverStream<Answer>;
+
+    async fn exchange(
+        &self,
+        request: tonic::Request<Streaming<pb::Frame>>,
+    ) -> Result<tonic::Response<Self::ExchangeStream>, Status> {
+        let peer = Peer::of(&request);
+        let stream = Exchange {
+            node: self.node.clone(),
+            peer,
+        };
+        let (answers, receiver) = channel(MAX_OWED);
+        tokio::spawn(stream.serve(request.into_inner(), answers));
+        Ok(tonic::Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+/// One stream.
+#[derive(Clone)]
+struct Exchange {
+    node: Arc<Node>,
+    peer: Peer,
+}
+
+/// A slice's bytes on their way out; dropped as soon as they are encoded.
+struct Pinned {
+    snapshot: Snapshot,
+    _pin: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Pinned {
+    fn as_ref(&self) -> &[u8] {
+        self.snapshot.as_ref()
+    }
+}
+
+impl Exchange {
+    async fn serve(self, mut frames: Streaming<pb::Frame>, answers: Sender<Answer>) {
+        let mut phase = self.node.phase.clone();
+        loop {
+            let next = async {
+                let place = answers.clone().reserve_owned().await.ok()?;
+                Some((place, frames.message().await))
+            };
+            let (place, frame) = tokio::select! {
+                // Ending our side of the stream lets the connection close gracefully.
+                _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => return,
+                next = next => match next {
+                    Some(next) => next,
+                    None => return,
+                },
+            };
+            match frame {
+                Ok(Some(frame)) => self.handle(&frame, place).await,
+                Ok(None) => return,
+                // A message that is too large or no frame at all: nothing behind it can be read.
+                Err(status) => {
+                    place.send(Err(status));
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn handle(&self, frame: &pb::Frame, place: Place) {
+        self.node.frames.fetch_add(1, Ordering::Relaxed);
+        let tag = frame.header.as_ref().map_or(0, |header| header.tag);
+        match self.admit(frame) {
+            Ok(request) => self.perform(&request, place).await,
+            Err(error) => self.refuse(place, tag, error),
+        }
+    }
+
+    /// Everything that can be said against a frame before its slice is touched.
+    fn admit<'a>(&self, frame: &'a pb::Frame) -> Result<Request<'a>> {
+        let node = &self.node;
+        node.check_serving()?;
+        let request = convert::request_from_frame(frame)?;
+        let role = if matches!(request.verb, Verb::Pull) {
+            pb::Role::Reader
+        } else {
+            pb::Role::Worker
+        };
+        let client = request.route.client;
+        self.peer.principal.authorize(role, client)?;
+        let now = Instant::now();
+        node.sessions.touch(client, now)?;
+        Node::check_epoch(request.route.epoch)?;
+        let slice = node.shard.slice(request.slice)?;
+        let name = |error: Error| error.tensor(slice.spec().name.clone());
+        if slice.group() != request.route.group {
+            return Err(name(
+                Error::new(Kind::Frame, "the slice belongs to another group").expected(
+                    format!("group {}", slice.group()),
+                    format!("group {}", request.route.group),
+                ),
+            ));
+        }
+        let mut given = None;
+        if let Verb::Push {
+            dtype, reservation, ..
+        } = request.verb
+        {
+            given = reservation;
+            if slice.spec().dtype != dtype {
+                return Err(name(
+                    Error::new(Kind::DType, "the tensor has another dtype")
+                        .expected(slice.spec().dtype.name(), dtype.name()),
+                ));
+            }
+        }
+        // What became of an initial assignment may be asked in every state of its reservation.
+        if !matches!(request.verb, Verb::Resolve(_)) {
+            node.reservations
+                .admit(request.slice, given, client, now)
+                .map_err(name)?;
+        }
+        Ok(request)
+    }
+
+    async fn perform(&self, request: &Request<'_>, place: Place) {
+        let Request { tag, slice, .. } = *request;
+        let client = request.route.client;
+        let shard = &self.node.shard;
+        match request.verb {
+            Verb::Push {
+                push,
+                want_values: true,
+                ..
+            } => self.push_pull(tag, &push, place).await,
+            Verb::Push {
+                push, reservation, ..
+            } => {
+                let stream = self.clone();
+                shard.push(&push, move |result| match result {
+                    Ok(applied) => {
+                        stream.count(client, &applied);
+                        if let Some(reservation) = reservation {
+                            stream.node.reservations.arrived(slice, reservation);
+                        }
+                        place.send(Ok(convert::receipt(tag, &applied)));
+                    }
+                    Err(error) => stream.refuse(place, tag, error),
+                });
+            }
+            Verb::Pull => {
+                let pin = self.pin().await;
+                self.answer_values(place, tag, pin, None, || shard.pull(client, slice));
+            }
+            Verb::PullState => {
+                let pin = self.pin().await;
+                self.answer_values(place, tag, pin, None, || shard.pull_state(client, slice));
+            }
+            Verb::Resolve(identity) => match shard.resolve(slice, identity) {
+                Ok(Resolved::Applied(applied)) => {
+                    let applied = Applied {
+                        duplicate: true,
+                        ..applied
+                    };
+                    place.send(Ok(convert::receipt(tag, &applied)));
+                }
+                Ok(Resolved::Fenced) => {
+                    place.send(Ok(convert::fenced(tag)));
+                }
+                Ok(Resolved::Unknown) => {
+                    let error = Error::new(Kind::UnknownOutcome, "the slice does not remember that far back");
+                    self.refuse(place, tag, error);
+                }
+                Err(error) => self.refuse(place, tag, error),
+            },
+        }
+    }
+
+    /// A push whose answer is the new values. Where a policy holds it, later frames do not wait for it.
+    async fn push_pull(&self, tag: u64, push: &Push<'_>, place: Place) {
+        let (slice, client) = (push.slice, push.identity.client);
+        let (done, mut outcome) = oneshot::channel();
+        self.node.shard.push(push, move |result| drop(done.send(result)));
+        if let Ok(result) = outcome.try_recv() {
+            return self.after_push(tag, slice, client, result, place).await;
+        }
+        let stream = self.clone();
+        tokio::spawn(async move {
+            let lost = || Err(Error::new(Kind::Internal, "a push was not completed"));
+            let result = outcome.await.unwrap_or_else(|_| lost());
+            stream.after_push(tag, slice, client, result, place).await;
+        });
+    }
+
+    async fn after_push(&self, tag: u64, slice: SliceId, client: u64, result: Result<Applied>, place: Place) {
+        match result {
+            Ok(applied) => {
+                self.count(client, &applied);
+                let pin = self.pin().await;
+                self.answer_values(place, tag, pin, Some(&applied), || {
+                    self.node.shard.pull(client, slice)
+                });
+            }
+            Err(error) => self.refuse(place, tag, error),
+        }
+    }
+
+    /// Waits for a pin of this connection.
+    async fn pin(&self) -> Option<OwnedSemaphorePermit> {
+        self.peer.pins.clone().acquire_owned().await.ok()
+    }
+
+    fn answer_values(
+        &self,
+        place: Place,
+        tag: u64,
+        pin: Option<OwnedSemaphorePermit>,
+        applied: Option<&Applied>,
+        pull: impl FnOnce() -> Result<Snapshot>,
+    ) {
+        let Some(pin) = pin else {
+            return self.refuse(
+                place,
+                tag,
+                Error::new(Kind::Internal, "the connection's pins are closed"),
+            );
+        };
+        match pull() {
+            Ok(snapshot) => {
+                let state = (snapshot.version, snapshot.own, snapshot.step);
+                let payload = Bytes::from_owner(Pinned { snapshot, _pin: pin });
+                place.send(Ok(convert::values(tag, state, applied, payload)));
+            }
+            Err(error) => self.refuse(place, tag, error),
+        }
+    }
+
+    fn count(&self, client: u64, applied: &Applied) {
+        if !applied.duplicate {
+            self.node.sessions.count_applied(client);
+        }
+    }
+
+    fn refuse(&self, place: Place, tag: u64, error: Error) {
+        self.node.frames_refused.fetch_add(1, Ordering::Relaxed);
+        place.send(Ok(convert::refused(tag, &error.shard(self.node.index()))));
+    }
+}

@@ -1,0 +1,23 @@
+//! fastps over gRPC: the server, the client, and what both agree on.
+//!
+//! A frame's way through the server: `incoming` (a connection, its principal and its pins) -> `data` (one task per
+//! stream; `convert` validates once) -> `node` (session, epoch, reservation) -> `fastps_core::shard` -> the answer.
+//! `control` serves the unary calls; on shard 0 they reach `map`.
+
+#[cfg(feature = "cli")]
+pub mod cli;
+pub mod client;
+pub mod config;
+mod control;
+pub mod convert;
+mod data;
+mod incoming;
+mod map;
+mod node;
+mod reservation;
+pub mod server;
+mod session;
+
+pub use client::{Client, ConnectOptions};
+pub use config::ServerConfig;
+pub use server::Server;

@@ -1,0 +1,176 @@
+//! What all calls to one shard share, and who may make them.
+
+use crate::map::Map;
+use crate::reservation::Reservations;
+use crate::session::Sessions;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::shard::Shard;
+use fastps_proto::v1 as pb;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+use tokio::sync::watch;
+
+/// The epoch of the cluster map; it will change when shards join or leave.
+pub(crate) const EPOCH: u64 = 1;
+
+/// How far a server is on its way to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    Serving,
+    /// What is under way is finished; what is new is refused.
+    Draining,
+    /// Streams and connections end.
+    Stopping,
+    /// Those that did not are cut.
+    Cutting,
+}
+
+/// One shard with everything around it.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) shard: Shard,
+    /// Drawn at the start.
+    pub(crate) server: u64,
+    pub(crate) cluster: Arc<[String]>,
+    pub(crate) sessions: Sessions,
+    pub(crate) reservations: Reservations,
+    /// Shard 0 only.
+    pub(crate) map: Option<Mutex<Map>>,
+    pub(crate) phase: watch::Receiver<Phase>,
+    pub(crate) connections: AtomicU64,
+    pub(crate) frames: AtomicU64,
+    pub(crate) frames_refused: AtomicU64,
+}
+
+/// Who makes a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Principal {
+    pub(crate) role: pb::Role,
+    /// The only incarnation it may speak for; `None`: any.
+    pub(crate) client: Option<u64>,
+}
+
+impl Principal {
+    /// Everybody on loopback or an insecure server.
+    pub(crate) const ANYBODY: Self = Self {
+        role: pb::Role::Admin,
+        client: None,
+    };
+
+    /// Fails unless the principal may make a call of this role for this client (0: no particular one).
+    pub(crate) fn authorize(self, needed: pb::Role, client: u64) -> Result<()> {
+        if self.role < needed {
+            return Err(
+                Error::new(Kind::Denied, "the principal's role does not allow this")
+                    .expected(needed.as_str_name(), self.role.as_str_name()),
+            );
+        }
+        match self.client {
+            Some(own) if client != 0 && own != client => Err(Error::new(
+                Kind::Denied,
+                "the principal may not speak for this client",
+            )
+            .expected(format!("client {own:#x}"), format!("{client:#x}"))),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Node {
+    pub(crate) fn index(&self) -> u32 {
+        self.shard.index()
+    }
+
+    /// The map; only shard 0 has it.
+    pub(crate) fn map(&self) -> Result<MutexGuard<'_, Map>> {
+        let Some(map) = &self.map else {
+            let first = self.cluster.first().map_or("", String::as_str);
+            return Err(Error::new(Kind::Config, "only shard 0 has the cluster map")
+                .expected(format!("shard 0 at {first}"), format!("shard {}", self.index())));
+        };
+        Ok(map.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Fails while the server is on its way to its end.
+    pub(crate) fn check_serving(&self) -> Result<()> {
+        if *self.phase.borrow() == Phase::Serving {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Unavailable, "the server is stopping").retry_after_ms(1000))
+    }
+
+    /// Fails unless the frame or call was made with the map of this epoch.
+    pub(crate) fn check_epoch(epoch: u64) -> Result<()> {
+        if epoch == EPOCH {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::StaleEpoch,
+            "the frame was made for another epoch of the cluster map: get the map anew",
+        )
+        .expected(format!("epoch {EPOCH}"), format!("epoch {epoch}")))
+    }
+
+    /// Ends what ran out.
+    pub(crate) fn sweep(&self, period: std::time::Duration) {
+        let now = Instant::now();
+        for (client, name) in self.sessions.sweep(now, period) {
+            tracing::info!(shard = self.index(), client, name, "the client's lease ran out");
+            self.shard.forget_client(client);
+        }
+        for reservation in self.reservations.sweep(&self.shard, now) {
+            tracing::info!(shard = self.index(), reservation, "the reservation ran out");
+        }
+    }
+
+    /// All counters.
+    pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut counters = self.shard.counters();
+        let (sessions, sessions_expired) = self.sessions.counts();
+        let (reservations, reservations_expired) = self.reservations.counts();
+        counters.extend([
+            ("sessions", sessions),
+            ("sessions_expired", sessions_expired),
+            ("reservations", reservations),
+            ("reservations_expired", reservations_expired),
+            ("connections", self.connections.load(Ordering::Relaxed)),
+            ("frames", self.frames.load(Ordering::Relaxed)),
+            ("frames_refused", self.frames_refused.load(Ordering::Relaxed)),
+        ]);
+        if let Ok(map) = self.map() {
+            let (tensors, registrations, placed) = map.counts();
+            counters.extend([
+                ("tensors", tensors),
+                ("registrations", registrations),
+                ("bytes_placed", placed),
+            ]);
+        }
+        counters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_role_allows_all_below_it() {
+        let roles = [pb::Role::Reader, pb::Role::Worker, pb::Role::Admin];
+        for (k, role) in roles.into_iter().enumerate() {
+            for (n, needed) in roles.into_iter().enumerate() {
+                let principal = Principal { role, client: None };
+                assert_eq!(principal.authorize(needed, 7).is_ok(), k >= n);
+            }
+        }
+        let bound = Principal {
+            role: pb::Role::Worker,
+            client: Some(7),
+        };
+        assert!(bound.authorize(pb::Role::Worker, 7).is_ok());
+        assert_eq!(
+            bound.authorize(pb::Role::Worker, 8).unwrap_err().kind,
+            Kind::Denied
+        );
+    }
+}

@@ -1,0 +1,231 @@
+//! Which registration each slice of this shard belongs to. A reservation holds memory under a lease; until it is
+//! sealed its slices take nothing but their initial values.
+
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::shard::Shard;
+use fastps_core::tensor::{SliceId, TensorSpec};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+#[derive(Debug)]
+struct Open {
+    client: u64,
+    slices: Vec<SliceId>,
+    missing: HashSet<SliceId>,
+    deadline: Instant,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// The reservation of every slice that the shard holds.
+    slices: HashMap<SliceId, u64>,
+    /// Those that are not sealed.
+    open: HashMap<u64, Open>,
+    expired: u64,
+}
+
+/// The second step of a registration as the client sends it.
+#[derive(Debug)]
+pub(crate) struct Reserve {
+    pub(crate) reservation: u64,
+    pub(crate) client: u64,
+    pub(crate) spec: Arc<TensorSpec>,
+    pub(crate) group: u32,
+    /// Identifier and index in the tensor.
+    pub(crate) slices: Vec<(SliceId, usize)>,
+}
+
+/// The reservations of one shard.
+#[derive(Debug)]
+pub(crate) struct Reservations {
+    lease: Duration,
+    table: Mutex<Table>,
+}
+
+fn lost(reservation: u64) -> Error {
+    Error::new(
+        Kind::Lease,
+        format!("reservation {reservation} ran out or was taken over: register again"),
+    )
+}
+
+impl Reservations {
+    pub(crate) fn new(lease: Duration) -> Self {
+        Self {
+            lease,
+            table: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn lease(&self) -> Duration {
+        self.lease
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the memory. Repeats change nothing. False: the reservation is sealed already.
+    pub(crate) fn reserve(&self, shard: &Shard, wish: &Reserve, now: Instant) -> Result<bool> {
+        check(wish)?;
+        let ids: Vec<_> = wish.slices.iter().map(|(id, _)| *id).collect();
+        let mut table = self.table();
+        if let Some(open) = table.open.get_mut(&wish.reservation) {
+            if open.slices != ids || open.client != wish.client {
+                return Err(Error::new(
+                    Kind::Config,
+                    "the reservation was made for other slices or another client",
+                ));
+            }
+            open.deadline = now + self.lease;
+            return Ok(true);
+        }
+        // A late repeat must not reopen what was sealed, so it is not an error either.
+        if ids
+            .iter()
+            .all(|id| table.slices.get(id) == Some(&wish.reservation))
+        {
+            return Ok(false);
+        }
+        shard.create(&wish.spec, wish.group, &wish.slices)?;
+        table.slices.extend(ids.iter().map(|id| (*id, wish.reservation)));
+        let missing = ids.iter().copied().collect();
+        let open = Open {
+            client: wish.client,
+            slices: ids,
+            missing,
+            deadline: now + self.lease,
+        };
+        table.open.insert(wish.reservation, open);
+        Ok(true)
+    }
+
+    /// Whether a frame for this slice is in order: initial values while it is reserved, anything else once sealed.
+    pub(crate) fn admit(&self, slice: SliceId, given: Option<u64>, client: u64, now: Instant) -> Result<()> {
+        let mut table = self.table();
+        let Some(own) = table.slices.get(&slice).copied() else {
+            return Err(match given {
+                Some(given) => lost(given),
+                None => Error::new(Kind::UnknownTensor, format!("the shard has no slice {}", slice.0)),
+            });
+        };
+        match (table.open.get_mut(&own), given) {
+            (None, None) => Ok(()),
+            (Some(open), Some(given)) if given == own && open.client == client => {
+                open.deadline = now + self.lease;
+                Ok(())
+            }
+            (_, Some(given)) if given != own => Err(lost(given)),
+            (Some(_), Some(_)) => Err(Error::new(Kind::Config, "the reservation is another client's")),
+            (Some(_), None) => Err(
+                Error::new(Kind::UnknownTensor, "the tensor is still being registered").retry_after_ms(100),
+            ),
+            (None, Some(_)) => Err(Error::new(
+                Kind::Config,
+                "the reservation is sealed: initial values came too late",
+            )),
+        }
+    }
+
+    /// The initial values of a slice were applied.
+    pub(crate) fn arrived(&self, slice: SliceId, reservation: u64) {
+        if let Some(open) = self.table().open.get_mut(&reservation) {
+            open.missing.remove(&slice);
+        }
+    }
+
+    /// Makes a reservation permanent once all its values have arrived. Repeats change nothing.
+    pub(crate) fn seal(&self, reservation: u64) -> Result<()> {
+        let mut table = self.table();
+        match table.open.get(&reservation) {
+            Some(open) if open.missing.is_empty() => {
+                table.open.remove(&reservation);
+                Ok(())
+            }
+            Some(open) => {
+                let (all, missing) = (open.slices.len(), open.missing.len());
+                Err(Error::new(Kind::Config, "initial values are missing")
+                    .expected(format!("{all} slices"), format!("{} slices", all - missing)))
+            }
+            None if table.slices.values().any(|r| *r == reservation) => Ok(()),
+            None => Err(lost(reservation)),
+        }
+    }
+
+    /// Whether the slice is here, sealed under this reservation.
+    pub(crate) fn is_sealed(&self, slice: SliceId, reservation: u64) -> bool {
+        let table = self.table();
+        table.slices.get(&slice) == Some(&reservation) && !table.open.contains_key(&reservation)
+    }
+
+    /// Frees slices.
+    pub(crate) fn drop_slices(&self, shard: &Shard, slices: &[SliceId]) {
+        let mut table = self.table();
+        let gone: HashSet<_> = slices.iter().copied().collect();
+        let of: HashSet<_> = slices
+            .iter()
+            .filter_map(|id| table.slices.get(id).copied())
+            .collect();
+        for reservation in of {
+            if let Some(open) = table.open.get_mut(&reservation) {
+                open.slices.retain(|id| !gone.contains(id));
+                open.missing.retain(|id| !gone.contains(id));
+                if open.slices.is_empty() {
+                    table.open.remove(&reservation);
+                }
+            }
+        }
+        table.forget(shard, slices);
+    }
+
+    /// Frees the reservations whose lease ran out.
+    pub(crate) fn sweep(&self, shard: &Shard, now: Instant) -> Vec<u64> {
+        let mut table = self.table();
+        let over: Vec<_> = table.open.extract_if(|_, open| open.deadline < now).collect();
+        for (_, open) in &over {
+            table.forget(shard, &open.slices);
+            table.expired += 1;
+        }
+        over.into_iter().map(|(reservation, _)| reservation).collect()
+    }
+
+    /// Open reservations, and how many ran out.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let table = self.table();
+        (table.open.len() as u64, table.expired)
+    }
+}
+
+impl Table {
+    fn forget(&mut self, shard: &Shard, slices: &[SliceId]) {
+        shard.remove(slices);
+        for id in slices {
+            self.slices.remove(id);
+        }
+    }
+}
+
+fn check(wish: &Reserve) -> Result<()> {
+    let name = |error: Error| Err(error.tensor(wish.spec.name.clone()));
+    if wish.reservation == 0 || wish.slices.is_empty() {
+        return name(Error::new(
+            Kind::Config,
+            "a reservation needs an identifier and slices",
+        ));
+    }
+    let count = wish.spec.slice_count();
+    if let Some((_, index)) = wish.slices.iter().find(|(_, index)| *index >= count) {
+        return name(
+            Error::new(Kind::Shape, "the tensor has no such slice")
+                .expected(format!("an index below {count}"), index),
+        );
+    }
+    if wish.slices.iter().map(|(id, _)| id).collect::<HashSet<_>>().len() != wish.slices.len() {
+        return name(Error::new(
+            Kind::Config,
+            "a slice stands twice in one reservation",
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,271 @@
+//! A server: every shard on a thread of its own with a single-threaded runtime of its own.
+
+use crate::config::{Bound, ServerConfig};
+use crate::control::ControlService;
+use crate::data::DataService;
+use crate::incoming;
+use crate::map::Map;
+use crate::node::{Node, Phase};
+use crate::reservation::Reservations;
+use crate::session::Sessions;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::isa::Isa;
+use fastps_core::shard::{Shard, ShardConfig};
+use fastps_proto::v1::control_server::ControlServer;
+use fastps_proto::v1::data_server::DataServer;
+use fastps_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+/// How long a draining server goes on answering what it has read.
+const DRAIN: Duration = Duration::from_millis(200);
+/// How long clients may take to let go of their connections before these are cut.
+const GRACE: Duration = Duration::from_secs(2);
+/// What a shard's thread needs to leave once its time is over.
+const LEAVE: Duration = Duration::from_millis(200);
+
+/// A running server; dropping it stops it.
+#[derive(Debug)]
+pub struct Server {
+    addresses: Vec<String>,
+    nodes: Vec<Arc<Node>>,
+    phase: watch::Sender<Phase>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+fn internal(what: &str, error: impl std::fmt::Display) -> Error {
+    Error::new(Kind::Internal, format!("{what}: {error}"))
+}
+
+impl Server {
+    /// Takes the ports and starts the shards. They accept connections from here on.
+    pub fn start(config: &ServerConfig) -> Result<Self> {
+        let (bound, cluster) = config.bind()?;
+        let isa = Isa::get()?;
+        let memory_limit = config.memory_per_shard(bound.len());
+        let (phase, watching) = watch::channel(Phase::Serving);
+        let addresses = bound.iter().map(|b| b.address.clone()).collect();
+        let cluster: Arc<[String]> = cluster.into();
+        let (mut nodes, mut threads) = (Vec::new(), Vec::new());
+        for shard in bound {
+            let mut shard_config = ShardConfig::new(shard.index, memory_limit, isa);
+            if let Some(policy) = &config.policy {
+                shard_config.policy = policy.clone();
+            }
+            if let Some(sink) = &config.sink {
+                shard_config.sink = sink.clone();
+            }
+            let map = if shard.index == 0 {
+                // The upper half is random: see `Map::new`.
+                let first = random()? >> 33 << 32;
+                Some(Mutex::new(Map::new(
+                    cluster.len(),
+                    first,
+                    config.reservation_lease,
+                )))
+            } else {
+                None
+            };
+            let node = Arc::new(Node {
+                shard: Shard::new(shard_config),
+                server: random()?,
+                cluster: cluster.clone(),
+                sessions: Sessions::new(config.lease),
+                reservations: Reservations::new(config.reservation_lease),
+                map,
+                phase: watching.clone(),
+                connections: AtomicU64::new(0),
+                frames: AtomicU64::new(0),
+                frames_refused: AtomicU64::new(0),
+            });
+            nodes.push(node.clone());
+            threads.push(spawn(shard, node, config.insecure)?);
+        }
+        Ok(Self {
+            addresses,
+            nodes,
+            phase,
+            threads: Mutex::new(threads),
+        })
+    }
+
+    /// The addresses of this process's shards, with their actual ports.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// Index in the cluster and address of each shard of this process.
+    pub fn shards(&self) -> impl Iterator<Item = (u32, &str)> {
+        self.nodes
+            .iter()
+            .map(|n| n.index())
+            .zip(self.addresses.iter().map(String::as_str))
+    }
+
+    /// Counters of this process's shards, without a connection.
+    pub fn counters(&self) -> Vec<Vec<(&'static str, u64)>> {
+        self.nodes.iter().map(|node| node.counters()).collect()
+    }
+
+    /// Refuses what is new, finishes what is under way, then ends, whatever clients do, within `timeout`. Fails if a
+    /// thread could not be made to leave in time. Stopping again does nothing.
+    pub fn stop(&self, timeout: Duration) -> Result<()> {
+        let deadline = Instant::now() + timeout;
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        if threads.is_empty() {
+            return Ok(());
+        }
+        self.phase.send_replace(Phase::Draining);
+        if self
+            .nodes
+            .iter()
+            .any(|node| node.connections.load(Ordering::Relaxed) > 0)
+        {
+            std::thread::sleep(DRAIN.min(timeout / 4));
+        }
+        // hyper's graceful shutdown can wait for ever for an idle client (hyper#4170), so it gets a limited time.
+        self.phase.send_replace(Phase::Stopping);
+        let cut = (Instant::now() + GRACE).min(deadline.checked_sub(LEAVE).unwrap_or(deadline));
+        if !all_finished(&threads, cut) {
+            self.phase.send_replace(Phase::Cutting);
+            if !all_finished(&threads, deadline.max(cut + LEAVE)) {
+                threads.clear();
+                return Err(Error::new(
+                    Kind::Deadline,
+                    "a shard's thread did not leave in time",
+                ));
+            }
+        }
+        for thread in threads.drain(..) {
+            let _ = thread.join();
+        }
+        Ok(())
+    }
+}
+
+fn all_finished(threads: &[JoinHandle<()>], until: Instant) -> bool {
+    while !threads.iter().all(JoinHandle::is_finished) {
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    true
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop(Duration::from_secs(5)) {
+            tracing::error!(%error, "stopping the server failed");
+        }
+    }
+}
+
+fn random() -> Result<u64> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(|error| internal("no random numbers", error))?;
+    Ok(u64::from_ne_bytes(bytes) | 1)
+}
+
+fn spawn(bound: Bound, node: Arc<Node>, insecure: bool) -> Result<JoinHandle<()>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| internal("cannot make a runtime", error))?;
+    std::thread::Builder::new()
+        .name(format!("fastps-shard-{}", bound.index))
+        .spawn(move || run(runtime, bound, &node, insecure))
+        .map_err(|error| internal("cannot start a thread", error))
+}
+
+fn run(runtime: Runtime, bound: Bound, node: &Arc<Node>, insecure: bool) {
+    let index = bound.index;
+    let mut phase = node.phase.clone();
+    let result = runtime.block_on(async {
+        tokio::select! {
+            result = serve(bound, node, insecure) => result,
+            _ = phase.wait_for(|phase| *phase == Phase::Cutting) => {
+                tracing::warn!(shard = index, "clients did not let go in time: their connections are cut");
+                Ok(())
+            }
+        }
+    });
+    if let Err(error) = result {
+        tracing::error!(shard = index, %error, "the shard failed");
+    }
+    // Ends what is left without waiting for it.
+    runtime.shutdown_background();
+}
+
+async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool) -> Result<()> {
+    let listener = tokio::net::TcpListener::from_std(bound.listener)
+        .map_err(|error| internal("cannot use the listener", error))?;
+    let open = listener.local_addr().is_ok_and(|a| !a.ip().is_loopback());
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<ControlServer<ControlService>>().await;
+    health.set_serving::<DataServer<DataService>>().await;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .map_err(|error| internal("cannot serve reflection", error))?;
+    let control = ControlServer::new(ControlService { node: node.clone() })
+        .max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let data =
+        DataServer::new(DataService { node: node.clone() }).max_decoding_message_size(MAX_MESSAGE_BYTES);
+
+    let sweeper = tokio::spawn(sweep(node.clone(), insecure && open));
+    let mut draining = node.phase.clone();
+    let drain = tokio::spawn(async move {
+        let _ = draining.wait_for(|phase| *phase >= Phase::Draining).await;
+        health
+            .set_service_status("", tonic_health::ServingStatus::NotServing)
+            .await;
+        health.set_not_serving::<ControlServer<ControlService>>().await;
+        health.set_not_serving::<DataServer<DataService>>().await;
+    });
+    let mut stopping = node.phase.clone();
+    let result = tonic::transport::Server::builder()
+        .max_frame_size(1 << 20)
+        .initial_stream_window_size(2 << 20)
+        .initial_connection_window_size(16 << 20)
+        .max_concurrent_streams(64)
+        .http2_max_header_list_size(16 << 10)
+        .http2_keepalive_interval(Some(Duration::from_secs(20)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(20)))
+        .add_service(health_service)
+        .add_service(reflection)
+        .add_service(control)
+        .add_service(data)
+        .serve_with_incoming_shutdown(incoming::accept(listener, node.clone()), async move {
+            let _ = stopping.wait_for(|phase| *phase >= Phase::Stopping).await;
+        })
+        .await;
+    sweeper.abort();
+    drain.abort();
+    result.map_err(|error| internal("serving failed", error))
+}
+
+/// Ends leases that ran out, and reminds of an open door.
+async fn sweep(node: Arc<Node>, open: bool) {
+    let shortest = node.sessions.lease().min(node.reservations.lease());
+    let period = (shortest / 4).clamp(Duration::from_millis(5), Duration::from_secs(1));
+    let mut ticks = tokio::time::interval(period);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut warned: Option<Instant> = None;
+    loop {
+        ticks.tick().await;
+        node.sweep(period);
+        if open && warned.is_none_or(|at| at.elapsed() >= Duration::from_mins(1)) {
+            warned = Some(Instant::now());
+            tracing::warn!(
+                shard = node.index(),
+                "--insecure: connections are neither encrypted nor authenticated, and everybody is admin"
+            );
+        }
+    }
+}

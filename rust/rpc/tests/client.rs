@@ -1,0 +1,478 @@
+//! The native client against real servers: the same numbers, bit for bit, as the store in one process, and every
+//! error as documented.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod cluster;
+mod proxy;
+
+use cluster::Cluster;
+use fastps_core::codec::{Codec, ErrorFeedback};
+use fastps_core::error::Kind;
+use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, Optimizer, Rmsprop, Sgd};
+use fastps_core::store::{Store, StoreOptions};
+use fastps_core::tensor::{Apply, DType, TensorSpec};
+use fastps_core::verbs::{
+    Fate, Gradient, ParameterServer, PushError, PushOptions, Pushed, Receipt, State, Ticket, Versions,
+};
+use fastps_rpc::client::{Client, ConnectOptions};
+use proxy::Proxies;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+const BIG: u64 = 2 * 258_048 + 5;
+
+fn spec(name: &str, shape: &[u64], optimizer: Optimizer) -> TensorSpec {
+    let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
+    TensorSpec { name: name.into(), shape: shape.to_vec(), dtype, apply, group, optimizer }
+}
+
+fn sgd() -> Optimizer {
+    Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() })
+}
+
+fn numbers(n: usize, seed: u32) -> Vec<f32> {
+    let mut x = seed.wrapping_mul(2_654_435_769) | 1;
+    let next = || {
+        x ^= x << 13;
+        x ^= x >> 17;
+        x ^= x << 5;
+        (x as f32 / u32::MAX as f32 - 0.5) * 4.0
+    };
+    std::iter::repeat_with(next).take(n).collect()
+}
+
+fn gradient(name: &str, shape: &[u64], values: Vec<f32>) -> Gradient {
+    Gradient { name: name.into(), shape: shape.to_vec(), values: Arc::new(values) }
+}
+
+fn options(codec: Codec) -> PushOptions {
+    let (lr, scale, based_on, feedback) = (None, None, None, None);
+    PushOptions { codec, lr, scale, based_on, feedback, check_finite: true, timeout: TIMEOUT }
+}
+
+fn connect(cluster: &Cluster) -> Arc<Client> {
+    Client::connect(&cluster.addresses(), ConnectOptions { timeout: TIMEOUT, ..ConnectOptions::default() })
+        .unwrap()
+}
+
+fn names(shapes: &[(&str, &[u64])]) -> Vec<Arc<str>> {
+    shapes.iter().map(|(name, _)| (*name).into()).collect()
+}
+
+fn pull(ps: &dyn ParameterServer, shapes: &[(&str, &[u64])]) -> (Vec<Vec<u32>>, Versions) {
+    let sizes = shapes.iter().map(|(_, shape)| shape.iter().product::<u64>() as usize);
+    let mut values: Vec<Vec<u32>> = sizes.map(|n| vec![0x7FC0_0000; n]).collect();
+    let mut sink = |tensor: usize, first: usize, bytes: &[u8]| {
+        for (value, bytes) in values[tensor][first..].iter_mut().zip(bytes.chunks_exact(4)) {
+            *value = u32::from_le_bytes(bytes.try_into().unwrap());
+        }
+    };
+    let versions = ps.pull(&names(shapes), TIMEOUT, &mut sink).unwrap();
+    (values, versions)
+}
+
+fn one(ps: &dyn ParameterServer, name: &str, n: u64) -> Vec<f32> {
+    pull(ps, &[(name, &[n])]).0.remove(0).into_iter().map(f32::from_bits).collect()
+}
+
+fn numbers_of(versions: &Versions) -> Vec<Vec<(u64, u64)>> {
+    versions.tensors.iter().map(|(_, slices)| slices.iter().map(|s| (s.version, s.own)).collect()).collect()
+}
+
+fn optimizers() -> Vec<Optimizer> {
+    vec![
+        Optimizer::Sgd(Sgd { lr: 0.1, momentum: 0.9, nesterov: true, ..Sgd::default() }),
+        Optimizer::Adagrad(Adagrad::default()),
+        Optimizer::Rmsprop(Rmsprop { centered: true, momentum: 0.5, ..Rmsprop::default() }),
+        Optimizer::Adadelta(Adadelta::default()),
+        Optimizer::Adam(Adam { amsgrad: true, ..Adam::default() }),
+        Optimizer::AdamW(AdamW::default()),
+    ]
+}
+
+const SHAPES: [(&str, &[u64]); 6] = [
+    ("scalar", &[]),
+    ("seven", &[7]),
+    ("matrix", &[64, 65]),
+    ("block", &[4097]),
+    ("big", &[BIG]),
+    ("empty", &[0, 3]),
+];
+
+/// Receipts, bits of all values, version numbers and states.
+type Seen = (Vec<Receipt>, Vec<Vec<u32>>, Vec<Vec<(u64, u64)>>, Vec<State>);
+
+/// The same calls on anything; everything that can be seen of it.
+fn drive(ps: &dyn ParameterServer, optimizer: Optimizer, codec: Codec) -> Seen {
+    for (k, (name, shape)) in SHAPES.iter().enumerate() {
+        let n = shape.iter().product::<u64>() as usize;
+        ps.register(spec(name, shape, optimizer), &numbers(n, k as u32), TIMEOUT).unwrap();
+    }
+    let feedback = (codec == Codec::OneBit).then(|| Arc::new(Mutex::new(ErrorFeedback::new())));
+    let mut based_on = None;
+    let mut receipts = Vec::new();
+    for step in 0..3 {
+        let gradients: Vec<_> = SHAPES
+            .iter()
+            .enumerate()
+            .map(|(k, (name, shape))| {
+                let n = shape.iter().product::<u64>() as usize;
+                gradient(name, shape, numbers(n, 100 * step + k as u32 + 50))
+            })
+            .collect();
+        let mut options = PushOptions { based_on, feedback: feedback.clone(), ..options(codec) };
+        (options.lr, options.scale) = if step == 1 { (Some(0.25), Some(0.5)) } else { (None, None) };
+        if step == 2 {
+            let mut sink = |_: usize, _: usize, _: &[u8]| {};
+            receipts.extend(ps.push_pull(&gradients, &options, &mut sink).unwrap().0);
+        } else {
+            receipts.extend(ps.push(&gradients, &options).unwrap());
+        }
+        based_on = Some(Arc::new(pull(ps, &SHAPES).1));
+    }
+    let mut states: Vec<_> = SHAPES.iter().map(|(name, _)| ps.state(name, TIMEOUT).unwrap()).collect();
+    states[4].steps[1] = 7;
+    ps.load_state("big", &states[4], TIMEOUT).unwrap();
+    states.push(ps.state("big", TIMEOUT).unwrap());
+    ps.assign(&gradient("block", &[4097], numbers(4097, 5)), TIMEOUT).unwrap();
+    let (values, versions) = pull(ps, &SHAPES);
+    (receipts, values, numbers_of(&versions), states)
+}
+
+#[test]
+fn equals_the_store_bit_for_bit() {
+    let codecs = [
+        Codec::Float32,
+        Codec::BFloat16,
+        Codec::Int8 { seed: None },
+        Codec::Int8 { seed: Some(9) },
+        Codec::OneBit,
+    ];
+    for (k, optimizer) in optimizers().into_iter().enumerate() {
+        for (j, codec) in codecs.into_iter().enumerate() {
+            let shards = [1, 2, 3, 5][(k + j) % 4];
+            let cluster = Cluster::start(shards);
+            let client = connect(&cluster);
+            let store = Store::new(StoreOptions::default()).unwrap();
+            let (remote, local) = (drive(&*client, optimizer, codec), drive(&store, optimizer, codec));
+            assert_eq!(remote.0, local.0, "{optimizer:?} {codec:?}");
+            assert!(remote.1 == local.1, "values differ: {optimizer:?} {codec:?}");
+            assert_eq!(remote.2, local.2);
+            assert_eq!(remote.3, local.3);
+            assert_eq!(client.names(TIMEOUT).unwrap(), store.names(TIMEOUT).unwrap());
+            assert_eq!(client.spec("big", TIMEOUT).unwrap(), store.spec("big", TIMEOUT).unwrap());
+        }
+    }
+}
+
+#[test]
+fn calls_that_do_not_wait_keep_their_order() {
+    let cluster = Cluster::start(3);
+    let client = connect(&cluster);
+    client.register(spec("big", &[BIG], sgd()), &vec![0.0; BIG as usize], TIMEOUT).unwrap();
+    let ones: Arc<Vec<f32>> = Arc::new(vec![-1.0; BIG as usize]);
+    let mut tickets = Vec::new();
+    for step in 1..=100_u32 {
+        let gradient = Gradient { name: "big".into(), shape: vec![BIG], values: ones.clone() };
+        let push = client.push_async(vec![gradient], options(Codec::Float32)).unwrap();
+        if step % 25 == 0 {
+            tickets.push((step, push, client.pull_async(vec!["big".into()], TIMEOUT).unwrap()));
+        }
+    }
+    for (step, push, pull) in tickets {
+        let receipts = push.wait(TIMEOUT).unwrap().unwrap();
+        assert_eq!(receipts[0].version, u64::from(step) + 1);
+        let pulled = pull.wait(TIMEOUT).unwrap().unwrap();
+        assert!(pulled.values[0].iter().all(|x| *x == step as f32));
+        assert!(pull.is_done());
+        let (tell, told) = std::sync::mpsc::channel();
+        push.on_done(Box::new(move || tell.send(()).unwrap()));
+        told.recv_timeout(TIMEOUT).unwrap();
+    }
+    assert_eq!(Arc::strong_count(&ones), 1, "the caller's memory is given back");
+}
+
+#[test]
+fn staleness_counts_others_only() {
+    let cluster = Cluster::start(2);
+    let (a, b) = (connect(&cluster), connect(&cluster));
+    a.register(spec("w", &[3], sgd()), &[0.0; 3], TIMEOUT).unwrap();
+    b.register(spec("w", &[3], sgd()), &[9.0; 3], TIMEOUT).unwrap();
+    assert_eq!(one(&*b, "w", 3), [0.0; 3], "an equal registration changes nothing");
+    let base = Arc::new(pull(&*a, &[("w", &[3])]).1);
+    let push = |ps: &dyn ParameterServer, base: Option<Arc<Versions>>| {
+        let options = PushOptions { based_on: base, ..options(Codec::Float32) };
+        ps.push(&[gradient("w", &[3], vec![1.0; 3])], &options).unwrap().remove(0)
+    };
+    for _ in 0..3 {
+        push(&*b, None);
+    }
+    push(&*a, None);
+    let receipt = push(&*a, Some(base));
+    assert_eq!((receipt.staleness, receipt.version, receipt.duplicate), (Some(3), 6, false));
+    assert_eq!(push(&*a, None).staleness, None);
+    let other = a.another().unwrap();
+    assert_ne!(other.client(), a.client());
+    assert_eq!(one(&*other, "w", 3), [-6.0; 3]);
+}
+
+#[test]
+fn every_refusal_is_typed_and_changes_nothing() {
+    let cluster = Cluster::start(2);
+    let client = connect(&cluster);
+    client.register(spec("w", &[2, 3], sgd()), &[1.0; 6], TIMEOUT).unwrap();
+    let versions = || numbers_of(&client.versions(&["w".into()], TIMEOUT).unwrap());
+    let before = versions();
+    let refused = |gradients: &[Gradient], options: &PushOptions| match client.push(gradients, options) {
+        Err(PushError::Refused(error)) => error,
+        other => panic!("{other:?}"),
+    };
+    let good = || gradient("w", &[2, 3], vec![1.0; 6]);
+    let error = refused(&[good(), gradient("nobody", &[1], vec![1.0])], &options(Codec::Float32));
+    assert_eq!((error.kind, error.tensor.as_deref()), (Kind::UnknownTensor, Some("nobody")));
+    assert!(cluster.addresses().iter().all(|address| error.message.contains(address)), "{error}");
+    let error = refused(&[gradient("w", &[6], vec![1.0; 6])], &options(Codec::Float32));
+    assert_eq!(
+        (error.kind, error.expected.as_deref(), error.got.as_deref()),
+        (Kind::Shape, Some("[2, 3]"), Some("[6]"))
+    );
+    let error = refused(&[good()], &options(Codec::OneBit));
+    assert_eq!(error.kind, Kind::Config);
+    assert_eq!(refused(&[good(), good()], &options(Codec::Float32)).kind, Kind::Config);
+    assert_eq!(
+        refused(&[good()], &PushOptions { lr: Some(f64::NAN), ..options(Codec::Float32) }).kind,
+        Kind::Config
+    );
+    let bad = || gradient("w", &[2, 3], vec![1.0, 2.0, 3.0, 4.0, f32::NAN, 6.0]);
+    let feedback = Arc::new(Mutex::new(ErrorFeedback::new()));
+    let with_feedback = PushOptions { feedback: Some(feedback.clone()), ..options(Codec::OneBit) };
+    let error = refused(&[bad()], &with_feedback);
+    assert_eq!((error.kind, error.tensor.as_deref()), (Kind::NonFinite, Some("w")));
+    assert!(error.message.contains("index 4"));
+    assert!(feedback.lock().unwrap().entries().all(|(_, residual)| residual.iter().all(|x| *x == 0.0)));
+    let error = refused(&[bad()], &PushOptions { check_finite: false, ..options(Codec::Float32) });
+    assert_eq!(
+        (error.kind, error.tensor.as_deref(), error.shard.is_some()),
+        (Kind::NonFinite, Some("w"), true)
+    );
+    let error = client.register(spec("w", &[6], sgd()), &[0.0; 6], TIMEOUT).unwrap_err();
+    assert_eq!((error.kind, error.tensor.as_deref()), (Kind::Config, Some("w")));
+    let error = client.register(spec("v", &[6], sgd()), &[0.0; 5], TIMEOUT).unwrap_err();
+    assert_eq!(error.kind, Kind::Shape);
+    assert_eq!(
+        client.pull(&["no".into()], TIMEOUT, &mut |_, _, _| {}).unwrap_err().kind,
+        Kind::UnknownTensor
+    );
+    let state = State { steps: vec![0], slots: vec![("sum", vec![0.0; 6])] };
+    assert!(client.load_state("w", &state, TIMEOUT).is_err());
+    assert_eq!(versions(), before);
+    assert_eq!(one(&*client, "w", 6), [1.0; 6]);
+}
+
+#[test]
+fn a_refused_slice_leaves_the_others_applied() {
+    let cluster = Cluster::start(3);
+    let client = connect(&cluster);
+    client.register(spec("big", &[BIG], sgd()), &vec![0.0; BIG as usize], TIMEOUT).unwrap();
+    client.register(spec("w", &[3], sgd()), &[0.0; 3], TIMEOUT).unwrap();
+    let mut values = vec![-1.0; BIG as usize];
+    values[258_048] = f32::INFINITY;
+    let gradients = [gradient("w", &[3], vec![-1.0; 3]), gradient("big", &[BIG], values)];
+    let result = client.push(&gradients, &PushOptions { check_finite: false, ..options(Codec::Float32) });
+    let Err(PushError::Partial(partial)) = result else { panic!("{result:?}") };
+    assert_eq!(partial.error.kind, Kind::NonFinite);
+    assert_eq!((partial.receipts.len(), &*partial.receipts[0].0), (1, "w"));
+    assert_eq!((partial.refused.len(), partial.applied.len(), partial.in_doubt.len()), (1, 2, 0));
+    assert_eq!(partial.refused[0].1, 258_048..2 * 258_048);
+    let got = one(&*client, "big", BIG);
+    for (k, x) in got.iter().enumerate() {
+        assert_eq!(*x, if partial.refused[0].1.contains(&k) { 0.0 } else { 1.0 });
+    }
+}
+
+#[test]
+fn removed_tensors_are_unknown_and_may_come_back() {
+    let cluster = Cluster::start(2);
+    let (a, b) = (connect(&cluster), connect(&cluster));
+    a.register(spec("w", &[3], sgd()), &[1.0; 3], TIMEOUT).unwrap();
+    assert_eq!(one(&*b, "w", 3), [1.0; 3]);
+    a.unregister("w", TIMEOUT).unwrap();
+    assert!(a.names(TIMEOUT).unwrap().is_empty());
+    assert_eq!(a.spec("w", TIMEOUT).unwrap_err().kind, Kind::UnknownTensor);
+    assert_eq!(b.pull(&["w".into()], TIMEOUT, &mut |_, _, _| {}).unwrap_err().kind, Kind::UnknownTensor);
+    a.register(spec("w", &[4], sgd()), &[2.0; 4], TIMEOUT).unwrap();
+    assert_eq!(one(&*b, "w", 4), [2.0; 4]);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_leaves_room() {
+    let cluster = Cluster::of(2, |config| config.memory_limit = Some(6 << 20));
+    let client = connect(&cluster);
+    let values = vec![0.0; 3 * BIG as usize];
+    let error = client.register(spec("huge", &[3 * BIG], sgd()), &values, TIMEOUT).unwrap_err();
+    assert_eq!(
+        (error.kind, error.tensor.as_deref(), error.shard.is_some()),
+        (Kind::Capacity, Some("huge"), true)
+    );
+    client.register(spec("fits", &[258_048], sgd()), &vec![1.0; 258_048], TIMEOUT).unwrap();
+    assert_eq!(client.names(TIMEOUT).unwrap().len(), 1);
+}
+
+#[test]
+fn many_threads_share_a_client_and_register_at_once() {
+    let cluster = Cluster::start(3);
+    let clients = [connect(&cluster), connect(&cluster)];
+    std::thread::scope(|scope| {
+        for k in 0..4 {
+            let client = &clients[k % 2];
+            scope.spawn(move || {
+                client.register(spec("w", &[BIG], sgd()), &vec![0.0; BIG as usize], TIMEOUT).unwrap();
+                for _ in 0..10 {
+                    let ones = gradient("w", &[BIG], vec![-1.0; BIG as usize]);
+                    assert!(
+                        !client.push(&[ones], &options(Codec::Int8 { seed: Some(1) })).unwrap()[0].duplicate
+                    );
+                }
+            });
+        }
+    });
+    assert!(one(&*clients[0], "w", BIG).iter().all(|x| *x == 40.0));
+    let stats = clients[0].stats(TIMEOUT).unwrap();
+    assert_eq!(stats.shards.len(), 3);
+    let count = |name: &str| stats.client.iter().find(|(n, _)| n == name).unwrap().1;
+    assert_eq!((count("pushes"), count("in_doubt"), count("reconnects")), (20, 0, 0));
+    assert!(count("bytes_saved") > 2 * count("bytes_pushed"));
+}
+
+#[test]
+fn nobody_there_is_an_error_that_names_every_address() {
+    let addresses = vec!["127.0.0.1:1".to_owned(), "127.0.0.1:2".to_owned()];
+    let begin = Instant::now();
+    let options = ConnectOptions { timeout: Duration::from_millis(400), ..ConnectOptions::default() };
+    let error = Client::connect(&addresses, options).unwrap_err();
+    assert!(begin.elapsed() < Duration::from_secs(2));
+    assert_eq!(error.kind, Kind::Connection);
+    assert!(addresses.iter().all(|address| error.message.contains(address)), "{error}");
+    assert_eq!(Client::connect(&[], ConnectOptions::default()).unwrap_err().kind, Kind::Config);
+}
+
+#[test]
+fn one_address_is_enough() {
+    let cluster = Cluster::start(3);
+    let client = Client::connect(&cluster.addresses()[1..2], ConnectOptions::default()).unwrap();
+    assert_eq!(client.addresses(), cluster.addresses());
+}
+
+#[test]
+fn a_server_that_goes_away_ends_calls_at_their_deadline() {
+    let cluster = Cluster::start(1);
+    let client = connect(&cluster);
+    client.register(spec("w", &[3], sgd()), &[1.0; 3], TIMEOUT).unwrap();
+    drop(cluster);
+    let begin = Instant::now();
+    let short = PushOptions { timeout: Duration::from_millis(300), ..options(Codec::Float32) };
+    assert!(client.push(&[gradient("w", &[3], vec![1.0; 3])], &short).is_err());
+    let ticket = client.push_async(vec![gradient("w", &[3], vec![1.0; 3])], short).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    ticket.on_done(Box::new(move || tell.send(()).unwrap()));
+    told.recv_timeout(TIMEOUT).unwrap();
+    assert!(ticket.wait(Duration::ZERO).unwrap().is_err());
+    let error = client.pull(&["w".into()], Duration::from_millis(300), &mut |_, _, _| {}).unwrap_err();
+    assert!(matches!(error.kind, Kind::Connection | Kind::Deadline), "{error}");
+    assert_eq!((error.tensor.as_deref(), error.shard), (Some("w"), Some(0)));
+    assert!(client.stats(Duration::from_millis(300)).is_err());
+    assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn closing_wakes_whoever_waits() {
+    let cluster = Cluster::start(1);
+    let client = connect(&cluster);
+    client.register(spec("w", &[3], sgd()), &[1.0; 3], TIMEOUT).unwrap();
+    drop(cluster);
+    let pull = client.pull_async(vec!["w".into()], Duration::from_mins(1)).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| pull.wait(Duration::from_mins(1)).unwrap().unwrap_err());
+        assert!(pull.wait(Duration::from_millis(50)).is_none());
+        client.close();
+        let error = waiting.join().unwrap();
+        assert!(error.message.contains("closed"), "{error}");
+    });
+    assert!(client.names(TIMEOUT).unwrap_err().message.contains("closed"));
+    assert!(client.push(&[], &options(Codec::Float32)).is_err());
+}
+
+/// A client whose push of -1 has arrived, while its answer was lost; and its ticket.
+fn unanswered(addresses: &[String], proxies: &Proxies) -> (Arc<Client>, Arc<dyn Ticket<Pushed>>) {
+    let direct = Client::connect(addresses, ConnectOptions::default()).unwrap();
+    let client = Client::connect(&proxies.addresses(), ConnectOptions::default()).unwrap();
+    client.register(spec("w", &[3], sgd()), &[0.0; 3], TIMEOUT).unwrap();
+    proxies.set_deaf(true);
+    let push = client.push_async(vec![gradient("w", &[3], vec![-1.0; 3])], options(Codec::Float32)).unwrap();
+    while one(&*direct, "w", 3) != [1.0; 3] {}
+    assert!(!push.is_done());
+    (client, push)
+}
+
+fn assert_unknown(push: &dyn Ticket<Pushed>) {
+    let Err(PushError::Partial(partial)) = push.wait(TIMEOUT).unwrap() else { panic!("it cannot be known") };
+    assert_eq!((partial.in_doubt.len(), partial.receipts.len(), partial.refused.len()), (1, 0, 0));
+    assert_eq!(partial.error.kind, Kind::UnknownOutcome);
+    let doubt = &partial.in_doubt[0];
+    assert_eq!((&**doubt.tensor(), doubt.shard(), doubt.elements()), ("w", 0, 0..3));
+    assert_eq!(doubt.result(TIMEOUT).unwrap(), Fate::Unknown);
+}
+
+#[test]
+fn a_lost_lease_makes_the_unanswered_unknown_and_the_rest_go_on() {
+    let cluster = Cluster::of(1, |config| config.lease = Duration::from_millis(300));
+    let proxies = Proxies::start(&cluster.addresses(), 1);
+    let (client, push) = unanswered(&cluster.addresses(), &proxies);
+    proxies.set_down(true);
+    let sessions = || cluster.counter(0, "sessions");
+    while sessions() > 0 {}
+    let waits = client.push_async(vec![gradient("w", &[3], vec![-1.0; 3])], options(Codec::Float32)).unwrap();
+    proxies.set_deaf(false);
+    proxies.set_down(false);
+    assert_unknown(&*push);
+    assert_eq!(waits.wait(TIMEOUT).unwrap().unwrap()[0].version, 3);
+    assert_eq!(one(&*client, "w", 3), [2.0; 3]);
+}
+
+#[test]
+fn a_server_that_was_started_anew_is_noticed() {
+    let cluster = Cluster::start(1);
+    let addresses = cluster.addresses();
+    let proxies = Proxies::start(&addresses, 1);
+    let (client, push) = unanswered(&addresses, &proxies);
+    proxies.set_down(true);
+    drop(cluster);
+    let _cluster = Cluster::of(1, |config| config.listen = addresses);
+    proxies.set_deaf(false);
+    proxies.set_down(false);
+    assert_unknown(&*push);
+    let error = client.pull(&["w".into()], TIMEOUT, &mut |_, _, _| {}).unwrap_err();
+    assert_eq!((error.kind, error.tensor.as_deref()), (Kind::UnknownTensor, Some("w")));
+    client.register(spec("w", &[3], sgd()), &[5.0; 3], TIMEOUT).unwrap();
+    assert_eq!(one(&*client, "w", 3), [5.0; 3]);
+}
+
+#[test]
+fn a_doubt_settles_when_the_connection_is_back() {
+    let cluster = Cluster::start(1);
+    let proxies = Proxies::start(&cluster.addresses(), 1);
+    let (client, _push) = unanswered(&cluster.addresses(), &proxies);
+    let short = PushOptions { timeout: Duration::from_millis(200), ..options(Codec::Float32) };
+    let begin = Instant::now();
+    let result = client.push(&[gradient("w", &[3], vec![-1.0; 3])], &short);
+    let Err(PushError::Partial(partial)) = result else { panic!("{result:?}") };
+    assert!(begin.elapsed() < Duration::from_secs(2));
+    let doubt = &partial.in_doubt[0];
+    assert_eq!(doubt.result(Duration::from_millis(20)).unwrap_err().kind, Kind::Deadline);
+    proxies.set_down(true);
+    proxies.set_deaf(false);
+    proxies.set_down(false);
+    assert_eq!(doubt.result(TIMEOUT).unwrap(), Fate::Applied { version: 3 });
+    assert_eq!(one(&*client, "w", 3), [2.0; 3]);
+}

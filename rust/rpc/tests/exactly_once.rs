@@ -1,0 +1,275 @@
+//! Exactly once over bad networks: a proxy cuts connections at any byte, in both directions, stalls, and swallows
+//! answers. What the servers hold must be what the clients were told, to the last push.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
+mod cluster;
+mod proxy;
+
+use cluster::Cluster;
+use fastps_core::codec::{Codec, ErrorFeedback};
+use fastps_core::optim::{Optimizer, Sgd};
+use fastps_core::tensor::{Apply, DType, TensorSpec};
+use fastps_core::verbs::{Fate, Gradient, ParameterServer, PushError, PushOptions};
+use fastps_rpc::client::{Client, ConnectOptions};
+use proxy::Proxies;
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::{Duration, Instant};
+
+const PATIENT: Duration = Duration::from_mins(1);
+const SLICE: usize = 258_048;
+/// One tensor of three slices, and a hundred small ones.
+static SHAPES: LazyLock<Vec<(Arc<str>, usize)>> = LazyLock::new(|| {
+    let small = (0..100).map(|k| (format!("small {k}").into(), [1, 10, 64, 1000, 4097][k % 5]));
+    std::iter::once(("big".into(), 2 * SLICE + 1000)).chain(small).collect()
+});
+
+struct World {
+    proxies: Proxies,
+    _cluster: Cluster,
+    truth: Arc<Client>,
+    clients: Vec<Arc<Client>>,
+}
+
+impl World {
+    /// Three shards behind proxies, two clients through them, one past them.
+    fn new(seed: u64) -> Self {
+        let cluster = Cluster::start(3);
+        let proxies = Proxies::start(&cluster.addresses(), seed);
+        let connect = |addresses: &[String]| {
+            Client::connect(addresses, ConnectOptions { timeout: PATIENT, ..ConnectOptions::default() })
+                .unwrap()
+        };
+        let truth = connect(&cluster.addresses());
+        for (name, n) in &*SHAPES {
+            let spec = TensorSpec {
+                name: name.clone(),
+                shape: vec![*n as u64],
+                dtype: DType::Float32,
+                apply: Apply::Exact,
+                group: "default".into(),
+                optimizer: Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }),
+            };
+            truth.register(spec, &vec![0.0; *n], PATIENT).unwrap();
+        }
+        let clients = (0..2).map(|_| connect(&proxies.addresses())).collect();
+        Self { proxies, _cluster: cluster, truth, clients }
+    }
+
+    fn values(&self) -> Vec<Vec<f32>> {
+        let mut values: Vec<_> = SHAPES.iter().map(|(_, n)| vec![f32::NAN; *n]).collect();
+        let names: Vec<_> = SHAPES.iter().map(|(name, _)| name.clone()).collect();
+        let mut sink = |tensor: usize, first: usize, bytes: &[u8]| {
+            for (value, bytes) in values[tensor][first..].iter_mut().zip(bytes.chunks_exact(4)) {
+                *value = f32::from_le_bytes(bytes.try_into().unwrap());
+            }
+        };
+        self.truth.pull(&names, PATIENT, &mut sink).unwrap();
+        values
+    }
+}
+
+fn options(codec: Codec, timeout: Duration, feedback: Option<Arc<Mutex<ErrorFeedback>>>) -> PushOptions {
+    PushOptions { codec, lr: None, scale: None, based_on: None, feedback, check_finite: true, timeout }
+}
+
+fn gradients(value: impl Fn(usize, usize) -> f32) -> Vec<Gradient> {
+    let gradient = |(k, (name, n)): (usize, &(Arc<str>, usize))| Gradient {
+        name: name.clone(),
+        shape: vec![*n as u64],
+        values: Arc::new((0..*n).map(|i| value(k, i)).collect::<Vec<f32>>()),
+    };
+    SHAPES.iter().enumerate().map(gradient).collect()
+}
+
+/// Counts, per slice of every tensor, how often it was changed.
+type Ledger = Vec<Vec<u32>>;
+
+fn ledger() -> Ledger {
+    SHAPES.iter().map(|(_, n)| vec![0; n.div_ceil(SLICE)]).collect()
+}
+
+fn tensor(name: &str) -> usize {
+    SHAPES.iter().position(|(n, _)| &**n == name).unwrap()
+}
+
+/// Pushes once and enters what is known to have been applied; every doubt must settle to something certain.
+fn push_and_enter(
+    client: &Client,
+    options: &PushOptions,
+    gradients: &[Gradient],
+    ledger: &Mutex<Ledger>,
+) -> (u32, u32) {
+    match client.push(gradients, options) {
+        Ok(_) => {
+            ledger.lock().unwrap().iter_mut().flatten().for_each(|n| *n += 1);
+            (0, 0)
+        }
+        Err(PushError::Refused(_)) => (0, 0),
+        Err(PushError::Partial(partial)) => {
+            let (mut applied, mut fenced) = (0, 0);
+            let mut settled = Vec::new();
+            for doubt in &partial.in_doubt {
+                match doubt.result(PATIENT).unwrap() {
+                    Fate::Applied { .. } => {
+                        applied += 1;
+                        settled.push((doubt.tensor().clone(), doubt.elements()));
+                    }
+                    Fate::Fenced => fenced += 1,
+                    Fate::Unknown => panic!("unknown: {doubt:?}"),
+                }
+            }
+            let mut ledger = ledger.lock().unwrap();
+            for (name, _) in &partial.receipts {
+                ledger[tensor(name)].iter_mut().for_each(|n| *n += 1);
+            }
+            let torn = partial.applied.iter().map(|(name, elements, _)| (name.clone(), elements.clone()));
+            for (name, elements) in torn.chain(settled) {
+                ledger[tensor(&name)][elements.start / SLICE] += 1;
+            }
+            (applied, fenced)
+        }
+    }
+}
+
+fn assert_exact(world: &World, ledger: &Ledger) {
+    for (k, values) in world.values().iter().enumerate() {
+        for (i, value) in values.iter().enumerate() {
+            assert_eq!(*value, ledger[k][i / SLICE] as f32, "{} [{i}]", SHAPES[k].0);
+        }
+    }
+}
+
+#[test]
+fn patient_pushes_are_applied_once_whatever_breaks() {
+    let world = World::new(1);
+    let ledger = Mutex::new(ledger());
+    let begin = Instant::now();
+    world.proxies.set_faulty(true);
+    std::thread::scope(|scope| {
+        for client in &world.clients {
+            scope.spawn(|| {
+                let ones = gradients(|_, _| -1.0);
+                while begin.elapsed() < Duration::from_secs(12) {
+                    let (applied, fenced) =
+                        push_and_enter(client, &options(Codec::Float32, PATIENT, None), &ones, &ledger);
+                    assert_eq!((applied, fenced), (0, 0), "nothing may be in doubt before its deadline");
+                }
+            });
+        }
+    });
+    world.proxies.set_faulty(false);
+    let ledger = ledger.into_inner().unwrap();
+    assert!(ledger.iter().flatten().all(|n| *n == ledger[0][0] && *n > 5), "{ledger:?}");
+    assert_exact(&world, &ledger);
+    let (cuts, pushes) = (world.proxies.cuts(), ledger[0][0]);
+    let duplicates: u64 = world.clients.iter().map(|c| counter(c, "duplicates")).sum();
+    assert!(cuts >= 100, "{cuts} cuts in {pushes} pushes");
+    assert!(duplicates > 0, "no answer was ever lost");
+    println!("{pushes} pushes, {cuts} cuts, {duplicates} duplicates");
+}
+
+fn counter(client: &Client, name: &str) -> u64 {
+    client.stats(PATIENT).unwrap().client.iter().find(|(n, _)| n == name).unwrap().1
+}
+
+#[test]
+fn deadlines_leave_doubts_that_settle() {
+    let world = World::new(2);
+    let ledger = Mutex::new(ledger());
+    let fates = Mutex::new((0, 0));
+    let begin = Instant::now();
+    world.proxies.set_faulty(true);
+    std::thread::scope(|scope| {
+        for (k, client) in world.clients.iter().enumerate() {
+            let (ledger, fates) = (&ledger, &fates);
+            scope.spawn(move || {
+                let ones = gradients(|_, _| -1.0);
+                let mut round = k as u64;
+                while begin.elapsed() < Duration::from_secs(10) {
+                    round += 1;
+                    let timeout = Duration::from_millis(1 + round * 7 % 60);
+                    let (applied, fenced) =
+                        push_and_enter(client, &options(Codec::Float32, timeout, None), &ones, ledger);
+                    let mut fates = fates.lock().unwrap();
+                    *fates = (fates.0 + applied, fates.1 + fenced);
+                }
+            });
+        }
+    });
+    world.proxies.set_faulty(false);
+    assert_exact(&world, &ledger.into_inner().unwrap());
+    let fates = fates.into_inner().unwrap();
+    assert!(fates.0 > 0 && fates.1 > 0, "applied and fenced doubts: {fates:?}");
+    println!("doubts: {} applied, {} fenced; {} cuts", fates.0, fates.1, world.proxies.cuts());
+}
+
+/// What was applied plus what the residuals hold is the sum of all gradients, also when pushes end in doubt.
+fn telescopes(seed: u64, codec: Codec, timeout: impl Fn(u64) -> Duration + Sync) {
+    let world = World::new(seed);
+    let begin = Instant::now();
+    let sums: Mutex<Vec<Vec<f64>>> = Mutex::new(SHAPES.iter().map(|(_, n)| vec![0.0; *n]).collect());
+    world.proxies.set_faulty(true);
+    std::thread::scope(|scope| {
+        for (k, client) in world.clients.iter().enumerate() {
+            let (sums, timeout) = (&sums, &timeout);
+            scope.spawn(move || {
+                let feedback = Arc::new(Mutex::new(ErrorFeedback::new()));
+                let mut pushed = 0_u64;
+                while begin.elapsed() < Duration::from_secs(8) {
+                    pushed += 1;
+                    let value = |t: usize, i: usize| {
+                        ((i * 31 + t * 7 + pushed as usize * 13 + k) % 17) as f32 / 8.0 - 1.0
+                    };
+                    let gradients = gradients(value);
+                    // The deadline of the next push is for it alone: doubts are waited for here.
+                    client.settle(&feedback, PATIENT).unwrap();
+                    let result =
+                        client.push(&gradients, &options(codec, timeout(pushed), Some(feedback.clone())));
+                    if let Err(PushError::Refused(error)) = result {
+                        assert!(error.shard.is_some(), "not taken up: {error}");
+                    }
+                    // Whatever was refused or fenced goes back to the residual: the gradients were taken up.
+                    let mut sums = sums.lock().unwrap();
+                    for (sum, gradient) in sums.iter_mut().zip(&gradients) {
+                        for (s, g) in sum.iter_mut().zip(gradient.values.as_slice()) {
+                            *s += f64::from(*g);
+                        }
+                    }
+                }
+                client.settle(&feedback, PATIENT).unwrap();
+                let feedback = feedback.lock().unwrap();
+                let mut sums = sums.lock().unwrap();
+                for (name, residual) in feedback.entries() {
+                    for (s, r) in sums[tensor(name)].iter_mut().zip(residual) {
+                        *s -= f64::from(*r);
+                    }
+                }
+            });
+        }
+    });
+    world.proxies.set_faulty(false);
+    let sums = sums.into_inner().unwrap();
+    let mut worst = 0.0_f64;
+    for (values, sums) in world.values().iter().zip(&sums) {
+        for (value, sum) in values.iter().zip(sums) {
+            worst = worst.max((f64::from(*value) + sum).abs());
+        }
+    }
+    println!("off by {worst:e} after {} cuts", world.proxies.cuts());
+    assert!(worst < 1e-2, "the telescoping sum is off by {worst}");
+}
+
+#[test]
+fn one_bit_telescopes_over_faults() {
+    telescopes(3, Codec::OneBit, |_| PATIENT);
+}
+
+#[test]
+fn one_bit_telescopes_over_faults_and_deadlines() {
+    telescopes(4, Codec::OneBit, |round| Duration::from_millis(1 + round * 5 % 40));
+}
+
+#[test]
+fn float32_with_feedback_telescopes_over_faults_and_deadlines() {
+    telescopes(5, Codec::Float32, |round| Duration::from_millis(1 + round * 5 % 40));
+}

@@ -1,0 +1,135 @@
+"""Holds the main job to its promise (`make acceptance`): `fastps demo` as it is, 10 seeds, every codec.
+
+Each run must reach 96 % test accuracy, end within 60 s, and reconcile its books (exit code 0). Then a
+server that acknowledges every push but applies every second one (the seeded fault `drop_half`, built here
+by cargo, see rust/core/src/fault.rs) must be caught: exit code 3. Exit code 1 if anything of this does not
+hold. `--mnist DIR` adds one run on MNIST: 97.5 % within five minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CODECS = ("float32", "bfloat16", "int8", "onebit")
+MISMATCH = 3
+
+
+def demo(
+    options: list[str], folder: Path, limit: float, env: dict[str, str] | None = None
+) -> tuple[int, str, str, float]:
+    """Runs the demo in `folder`; exit code, standard output, standard error, seconds."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "fastps", "demo", "--json", *options]
+    try:
+        run = subprocess.run(
+            command,
+            cwd=folder,
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=2 * limit,
+        )
+    except subprocess.TimeoutExpired:
+        return -1, "", f"no end within {2 * limit:.0f} s", time.monotonic() - began
+    return run.returncode, run.stdout, run.stderr, time.monotonic() - began
+
+
+def judge(options: list[str], goal: float, limit: float) -> tuple[str, str | None]:
+    """One run that must succeed: what to print, and what is wrong with it (None: nothing)."""
+    with tempfile.TemporaryDirectory(prefix="fastps-acceptance-") as folder:
+        code, out, err, seconds = demo(options, Path(folder), limit)
+        left = sorted(path.name for path in Path(folder).iterdir())
+    name = " ".join(options)
+    if code != 0:
+        last = err.strip().splitlines()[-1:] or ["no message"]
+        return "FAILED", f"{name}: exit code {code}: {last[0]}"
+    result = json.loads(out.splitlines()[-1])
+    accuracy = 100 * result["test_accuracy"]
+    cell = f"{accuracy:.2f} % {seconds:3.0f} s"
+    if accuracy < goal:
+        return cell, f"{name}: {accuracy:.2f} % test accuracy, {goal} % is the goal"
+    if seconds > limit:
+        return cell, f"{name}: took {seconds:.0f} s, {limit:.0f} s is the limit"
+    if left != ["fastps-demo"]:
+        return cell, f"{name}: left {left} beside its output folder"
+    low = result["acknowledged"]
+    if not all(low <= version <= low + result["in_flight"] for version in result["versions"].values()):
+        return cell, f"{name}: {low} pushes acknowledged, versions {result['versions']}"
+    return cell, None
+
+
+def faulty_server() -> Path | None:
+    """Builds a server with the seeded faults in; None without cargo."""
+    if shutil.which("cargo") is None:
+        return None
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "mutants"
+    command = ["cargo", "build", "--locked", "--quiet", "--package", "fastps-rpc", "--bin", "fastps-server"]
+    command += ["--features", "fastps-core/mutants,fastps-rpc/mutants", "--target-dir", str(target)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    return target / "debug" / "fastps-server"
+
+
+def fault_is_caught(server: Path, mutant: str, seconds: float) -> str | None:
+    """Runs the demo against `server`; what is wrong if the outcome is not the one expected."""
+    env = {"FASTPS_DEMO_SERVER": str(server), "FASTPS_MUTANT": mutant}
+    with tempfile.TemporaryDirectory(prefix="fastps-acceptance-") as folder:
+        code, _, err, _ = demo(["--seconds", f"{seconds:g}"], Path(folder), 60.0, env)
+    last = (err.strip().splitlines() or ["no message"])[-1]
+    expected = MISMATCH if mutant else 0
+    which = f"server with fault {mutant or 'none'}: exit code {code}"
+    print(f"{which}: {last[:150]}")
+    return None if code == expected else f"{which}, expected {expected}: {last}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=10, help="number of seeds, from 0 (10)")
+    parser.add_argument("--codecs", nargs="+", choices=CODECS, default=CODECS)
+    parser.add_argument("--seconds", type=float, help="shorter training than the defaults, for a quick look")
+    parser.add_argument(
+        "--mnist", metavar="DIR", help="folder of the original MNIST files: one run on them too"
+    )
+    parser.add_argument("--no-fault", action="store_true", help="leave out the server that drops pushes")
+    args = parser.parse_args()
+
+    problems: list[str] = []
+    shorter = [] if args.seconds is None else ["--seconds", f"{args.seconds:g}"]
+    print("seed" + "".join(f"{codec:>18}" for codec in args.codecs), flush=True)
+    for seed in range(args.seeds):
+        print(f"{seed:>4}", end="", flush=True)
+        for codec in args.codecs:
+            cell, problem = judge(["--seed", str(seed), "--codec", codec, *shorter], 96.0, 60.0)
+            print(f"{cell:>18}", end="", flush=True)
+            problems += [problem] if problem else []
+        print()
+    if args.mnist:
+        directory = str(Path(args.mnist).resolve())
+        cell, problem = judge(["--data", "mnist", "--data-dir", directory], 97.5, 300.0)
+        print(f"mnist {cell}")
+        problems += [problem] if problem else []
+    if not args.no_fault:
+        server = faulty_server()
+        if server is None:
+            problems.append("no cargo: the faulty server cannot be built; --no-fault leaves it out")
+        else:
+            # The same build without its fault must pass: what is caught is the fault and nothing else.
+            problems += filter(None, (fault_is_caught(server, mutant, 3.0) for mutant in ("", "drop_half")))
+    for problem in problems:
+        print(f"FAILED {problem}")
+    print("accepted" if not problems else f"not accepted: {len(problems)} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Real servers, foreign clients with stubs made for this run, and native clients beside them."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fastps
+import pytest
+
+# The two modules beside this file. It must not become a package: `grpc` is taken.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from foreign_client import ForeignClient, Stubs, generate
+
+PROTOS = Path(__file__).resolve().parents[2] / "protos"
+
+
+@pytest.fixture(scope="session")
+def stubs(tmp_path_factory: pytest.TempPathFactory) -> Stubs:
+    """What grpcio-tools makes of `protos/`."""
+    return generate(PROTOS, tmp_path_factory.mktemp("stubs"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[fastps.Server]:
+    """Two shards."""
+    with fastps.serve(shards=2) as server:
+        yield server
+
+
+@pytest.fixture
+def foreign(stubs: Stubs, server: fastps.Server) -> Iterator[ForeignClient]:
+    """A foreign client that has said hello to both shards."""
+    with ForeignClient(stubs, server.address_list) as client:
+        yield client
+
+
+@pytest.fixture
+def native(server: fastps.Server) -> Iterator[fastps.ParameterServer]:
+    """A client of ours."""
+    with fastps.connect(server.addresses) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def fresh_name() -> Callable[[str], str]:
+    """Names that no other test of the module uses."""
+    numbers = itertools.count()
+    return lambda text: f"{text} {next(numbers)}"

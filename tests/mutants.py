@@ -1,0 +1,105 @@
+"""Turns on one seeded fault after the other and expects the test suite to go red (`make mutants`).
+
+The faults are compiled in by the cargo feature `mutants` (rust/core/src/fault.rs) and chosen by FASTPS_MUTANT. The Rust
+tests run first; a fault that they do not see must be seen by pytest, which then runs against an installed package that
+was built with the same feature (`--pytest`). Exit code 1 if a fault survives, or if the suite is red without one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+MUTANTS = {
+    "unfused_multiply_add": "SGD multiplies and adds with two roundings",
+    "identity_off": "a repeated push is applied again",
+    "residual_lost": "the content of a refused push does not return to the residual",
+    "version_not_bumped": "an applied push leaves the version as it was",
+    "slice_border": "slices are cut one block early",
+    "codec_tail": "the last, incomplete byte of a 1-bit body is not decoded",
+    "placement_ignored": "the client sends every slice to shard 0",
+    "check_after_apply": "a bad frame is refused after it was applied",
+    "epoch_accepted": "a frame for another epoch is accepted",
+    "lease_never_expires": "a silent client keeps its session for ever",
+    "copy_on_write_skipped": "a pull copies instead of pinning, and the push never notices",
+    "frame_length_trusted": "the length of a body is not checked",
+    "fence_forgotten": "a push that was answered with 'fenced' is applied when it arrives late",
+    "drop_half": "every second push is acknowledged but not applied",
+    "resend_as_new": "a frame is sent again under a new identity",
+}
+
+
+def build() -> list[tuple[str, Path]]:
+    """Builds the Rust tests with the faults in; returns (directory to run in, executable)."""
+    command = ["cargo", "test", "--workspace", "--exclude", "fastps-python", "--no-run", "--message-format=json"]
+    command += ["--features", "fastps-core/mutants,fastps-rpc/mutants"]
+    output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    tests = []
+    for line in output.splitlines():
+        message = json.loads(line)
+        if message.get("reason") == "compiler-artifact" and message.get("executable") and message["profile"]["test"]:
+            tests.append((str(Path(message["manifest_path"]).parent), Path(message["executable"])))
+    return tests
+
+
+def first_failure(tests: list[tuple[str, Path]], mutant: str, seconds: float) -> str | None:
+    """Runs the executables until one fails; says which, or None if all pass."""
+    env = {**os.environ, "FASTPS_MUTANT": mutant, "RUST_BACKTRACE": "0"}
+    for directory, executable in tests:
+        name = executable.name.rsplit("-", 1)[0]
+        try:
+            run = subprocess.run(
+                [executable, "-q"], cwd=directory, env=env, capture_output=True, text=True, timeout=seconds
+            )
+        except subprocess.TimeoutExpired:
+            return f"{name} (no end within {seconds:.0f} s)"
+        if run.returncode != 0:
+            failed = [line.strip() for line in run.stdout.splitlines() if line.startswith("    ")]
+            return f"{name}: {', '.join(sorted(set(failed))[:3]) or f'exit code {run.returncode}'}"
+    return None
+
+
+def pytest_failure(mutant: str, seconds: float) -> str | None:
+    """The same for the Python tests."""
+    env = {**os.environ, "FASTPS_MUTANT": mutant}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "."]
+    try:
+        run = subprocess.run(command, cwd=ROOT / "tests", env=env, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return f"pytest (no end within {seconds:.0f} s)"
+    failed = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return f"pytest: {failed[0] if failed else run.returncode}" if run.returncode != 0 else None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mutants", nargs="*", default=list(MUTANTS), help="which (default: all)")
+    parser.add_argument("--pytest", action="store_true", help="ask pytest about what the Rust tests do not see")
+    parser.add_argument("--seconds", type=float, default=300.0, help="longest run of one test program")
+    options = parser.parse_args()
+    tests = build()
+    if healthy := first_failure(tests, "", options.seconds):
+        print(f"the suite is red without a fault: {healthy}")
+        return 1
+    survivors = []
+    for mutant in options.mutants:
+        start = time.monotonic()
+        seen = first_failure(tests, mutant, options.seconds)
+        if seen is None and options.pytest:
+            seen = pytest_failure(mutant, 10 * options.seconds)
+        print(f"{mutant:24} {seen or 'SURVIVED'} ({time.monotonic() - start:.0f} s)", flush=True)
+        if seen is None:
+            survivors.append(mutant)
+    print(f"{len(options.mutants) - len(survivors)} caught, {len(survivors)} survived")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

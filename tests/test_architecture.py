@@ -1,0 +1,193 @@
+"""The import rules of docs/architecture.md ("Who may import whom"), checked on the source as it is."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CORE = ROOT / "rust/core/src"
+
+# Modules of a level may import modules of lower levels only, never each other.
+CORE_LEVELS = [
+    {"error", "sync", "block", "fault"},
+    {"isa", "lock"},
+    {"params", "codec", "optim", "finite"},
+    {"tensor", "apply"},
+    {"frame"},
+    {"record", "identity", "verbs"},
+    {"slice+policy", "outgoing", "outcome"},
+    {"shard"},
+    {"store"},
+]
+# A policy decides about a slice's pushes and releases them to it: the one pair that knows each other.
+CORE_PAIRS = {"slice": "slice+policy", "policy": "slice+policy"}
+
+# What each crate of the workspace may depend on, among the workspace's own crates.
+CRATES = {
+    "fastps-core": set(),
+    "fastps-proto": set(),
+    "fastps-rpc": {"fastps-core", "fastps-proto"},
+    "fastps-python": {"fastps-core", "fastps-rpc"},
+}
+# What the core must do without: network, async, clocks, logging, Python.
+NOT_IN_CORE = {"tokio", "tonic", "prost", "h2", "hyper", "pyo3", "tracing", "log", "bytes", "futures-util"}
+
+UNSAFE_FILES = {
+    "rust/core/src/isa.rs",
+    "rust/core/src/params/cell.rs",
+    "rust/python/src/buffer.rs",
+}
+
+
+def without_comments_and_strings(source: str) -> str:
+    """Rust source with comments removed and string literals emptied."""
+    token = re.compile(
+        r"""//[^\n]*|/\*.*?\*/|r(\#*)".*?"\1|"(?:\\.|[^"\\])*"|'(?:\\[^\n]|[^'\\\n])'""", re.DOTALL
+    )
+    return token.sub(lambda m: " " if m[0].startswith("/") else '""', source)
+
+
+def rust_files(folder: Path) -> list[Path]:
+    return [p for p in sorted(folder.rglob("*.rs")) if "generated" not in p.parts]
+
+
+def manifests() -> dict[str, dict]:
+    loaded = (tomllib.loads(p.read_text()) for p in sorted(ROOT.glob("rust/*/Cargo.toml")))
+    return {m["package"]["name"]: m for m in loaded}
+
+
+def dependencies(manifest: dict, kinds: tuple[str, ...] = ("dependencies", "build-dependencies")) -> set[str]:
+    tables = [manifest, *manifest.get("target", {}).values()]
+    return {name for table in tables for kind in kinds for name in table.get(kind, {})}
+
+
+def core_module(path: Path) -> str:
+    """The module of the crate that a file belongs to: its first folder, or its own name."""
+    name = path.relative_to(CORE).parts[0].removesuffix(".rs")
+    return CORE_PAIRS.get(name, name)
+
+
+def core_imports(path: Path) -> set[str]:
+    """The top-level modules that a file of the core names by `crate::`, tests included."""
+    source = without_comments_and_strings(path.read_text())
+    names = set(re.findall(r"\bcrate::(\w+)", source))
+    for group in re.findall(r"\buse crate::\{(.*?)\};", source, re.DOTALL):
+        depth_free = re.sub(r"\{[^{}]*\}", "", group)
+        names |= {item.strip().split("::")[0] for item in depth_free.split(",") if item.strip()}
+    return {CORE_PAIRS.get(name, name) for name in names} - {core_module(path)}
+
+
+def test_crates_depend_in_one_direction() -> None:
+    crates = manifests()
+    assert set(crates) == set(CRATES), "a new crate needs a line in CRATES and in docs/architecture.md"
+    for name, manifest in crates.items():
+        own = dependencies(manifest) & set(CRATES)
+        assert own <= CRATES[name], f"{name} must not depend on {sorted(own - CRATES[name])}"
+
+
+def test_core_knows_no_network_clock_or_python() -> None:
+    assert not dependencies(manifests()["fastps-core"]) & NOT_IN_CORE
+    for path in rust_files(CORE):
+        source = without_comments_and_strings(path.read_text())
+        production = source.split("#[cfg(test)]")[0]
+        found = re.findall(r"\bstd::net\b|\bInstant\b|\bSystemTime\b|\basync\s+fn\b|\.await\b", production)
+        assert not found, f"{path.relative_to(ROOT)} uses {found}"
+
+
+def test_pyo3_is_in_the_python_crate_alone() -> None:
+    for name, manifest in manifests().items():
+        uses = any(d.startswith("pyo3") for d in dependencies(manifest, ("dependencies", "dev-dependencies")))
+        assert uses == (name == "fastps-python"), name
+
+
+def test_every_core_module_has_a_level() -> None:
+    listed = set().union(*CORE_LEVELS)
+    found = {core_module(p) for p in rust_files(CORE)} - {"lib"}
+    assert found == listed, "a new module needs a level here and in docs/architecture.md"
+
+
+MODULES = [p for p in rust_files(CORE) if p.name != "lib.rs"]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(CORE)))
+def test_core_modules_import_lower_levels_only(path: Path) -> None:
+    level = {module: k for k, modules in enumerate(CORE_LEVELS) for module in modules}
+    here = core_module(path)
+    wrong = {name for name in core_imports(path) if level.get(name, len(CORE_LEVELS)) >= level[here]}
+    assert not wrong, f"{here} (level {level[here]}) must not import {sorted(wrong)}"
+
+
+def test_atomics_and_locks_come_through_sync() -> None:
+    for path in rust_files(CORE):
+        if path.name == "sync.rs":
+            continue
+        production = without_comments_and_strings(path.read_text()).split("#[cfg(test)]")[0]
+        assert not re.search(r"\bstd::sync::atomic\b", production), path.relative_to(ROOT)
+
+
+def test_unsafe_is_in_the_named_files_alone() -> None:
+    assert tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["lints"]["rust"]["unsafe_code"] in (
+        "deny",
+        "forbid",
+    )
+    for manifest in manifests().values():
+        assert manifest["lints"] == {"workspace": True}, manifest["package"]["name"]
+    for path in rust_files(ROOT / "rust"):
+        name = str(path.relative_to(ROOT))
+        source = without_comments_and_strings(path.read_text())
+        allows = re.search(r"allow\([^)]*\bunsafe_code\b", source)
+        uses = re.search(r"\bunsafe\s*(\{|fn\b|impl\b|extern\b)", source)
+        assert name in UNSAFE_FILES or not allows, name
+        assert name in UNSAFE_FILES or not uses, name
+
+
+def test_generated_types_stay_in_the_rpc_crate() -> None:
+    for folder in ("core", "python"):
+        for path in rust_files(ROOT / "rust" / folder):
+            assert "fastps_proto" not in path.read_text(), path.relative_to(ROOT)
+
+
+def python_imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Absolute modules that a file imports, and whether at its top level (which an import of it executes)."""
+    tree = ast.parse(path.read_text(), str(path))
+    top = set(map(id, tree.body))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, id(node) in top
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module, id(node) in top
+
+
+def python_files() -> list[Path]:
+    return sorted((ROOT / "python/fastps").rglob("*.py"))
+
+
+def test_torch_and_jax_are_imported_by_their_adapters_alone() -> None:
+    for path in python_files():
+        for module, _ in python_imports(path):
+            for framework in ("torch", "jax"):
+                if module.split(".")[0] == framework:
+                    assert path == ROOT / f"python/fastps/{framework}.py", path.relative_to(ROOT)
+
+
+def test_the_base_package_needs_numpy_alone() -> None:
+    standard = set(__import__("sys").stdlib_module_names) | {"numpy", "fastps"}
+    for path in python_files():
+        if path.name in ("torch.py", "jax.py"):
+            continue
+        extra = {m for m, top in python_imports(path) if top and m.split(".")[0] not in standard}
+        assert not extra, f"{path.relative_to(ROOT)} imports {sorted(extra)} at its top level"
+
+
+def test_the_extension_module_is_private() -> None:
+    """Only the package itself names `fastps._fastps`; tests, examples and the demo use the public face."""
+    for folder in ("python/fastps/demo", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert "_fastps" not in path.read_text(), path.relative_to(ROOT)

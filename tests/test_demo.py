@@ -1,0 +1,225 @@
+"""The main job as a stranger meets it: ``fastps demo`` in a subprocess, short; and its books on their own.
+
+``FASTPS_DEMO_PYTHON`` may name the interpreter that runs it (default: this one).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastps.demo.config import CODECS
+from fastps.demo.errors import EXIT_MISMATCH, LedgerError
+from fastps.demo.ledger import COUNTER, Account, Ledger, minibatches_in, reconcile
+from fastps.demo.state import percentile
+
+KEYS = {
+    "test_accuracy",
+    "updates",
+    "seconds",
+    "staleness_p50",
+    "staleness_p99",
+    "bytes_pushed",
+    "bytes_saved",
+    "serial_test_accuracy",
+    "acknowledged",
+    "versions",
+    "out",
+}
+
+
+def demo(*options: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run ``fastps demo`` to its end in ``cwd``."""
+    command = [sys.executable, "-m", "fastps", "demo", *options]
+    return subprocess.run(
+        command, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=120
+    )
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Processes whose environment marks them as started by a test in ``folder`` (Linux)."""
+    mark = f"FASTPS_TEST_MARK={folder}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_until_gone(folder: Path, seconds: float = 6.0) -> list[int]:
+    deadline = time.monotonic() + seconds
+    while (left := processes_of(folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_demo_learns_survives_a_kill_and_reconciles(codec: str, tmp_path: Path) -> None:
+    env = {"FASTPS_TEST_MARK": str(tmp_path)}
+    ran = demo("--codec", codec, "--seconds", "4", "--json", cwd=tmp_path, env=env)
+    assert ran.returncode == 0, ran.stderr
+    result: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    assert set(result) >= KEYS
+    assert len(ran.stdout.splitlines()) == 1
+    assert "killed (SIGKILL)" in ran.stderr
+    assert "started late" in ran.stderr
+    assert result["test_accuracy"] >= 0.96
+    assert result["serial_test_accuracy"] >= 0.96
+    for version in result["versions"].values():
+        assert result["acknowledged"] <= version <= result["acknowledged"] + result["in_flight"]
+    elements = 64 * 96 + 96 + 96 * 10 + 10
+    float32_bytes = result["bytes_pushed"] + result["bytes_saved"]
+    assert (
+        float32_bytes >= 0.5 * result["updates"] * 4 * elements
+    )  # the killed worker's last report may be old
+    assert (result["bytes_saved"] == 0) == (codec == "float32")
+    assert Path(result["out"]) == tmp_path / "fastps-demo"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fastps-demo"]
+    assert (tmp_path / "fastps-demo" / "report.json").is_file()
+    assert wait_until_gone(tmp_path) == []
+
+
+def test_undisturbed_books_are_exact(tmp_path: Path) -> None:
+    ran = demo(
+        "--no-kill",
+        "--seconds",
+        "2",
+        "--push-every",
+        "3",
+        "--pull-every",
+        "5",
+        "--workers",
+        "2",
+        "--json",
+        cwd=tmp_path,
+    )
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads(ran.stdout.splitlines()[-1])
+    assert set(result["versions"].values()) == {result["acknowledged"]} == {result["updates"]}
+    assert result["in_flight"] == 0
+    # Each worker's first push carries one minibatch, its last one what was left.
+    assert 0 <= 3 * result["updates"] - result["minibatches"] <= 2 * (2 + 2)
+
+
+@pytest.mark.parametrize(
+    ("number", "after"),
+    [(signal.SIGINT, 1.5), (signal.SIGINT, 4.0), (signal.SIGTERM, 4.0), (signal.SIGKILL, 4.0)],
+)
+def test_nothing_stays_behind_when_it_is_stopped(
+    number: signal.Signals, after: float, tmp_path: Path
+) -> None:
+    env = {**os.environ, "FASTPS_TEST_MARK": str(tmp_path)}
+    command = [sys.executable, "-m", "fastps", "demo", "--seconds", "60"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(after)
+    assert process.poll() is None
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    if number == signal.SIGKILL:
+        assert process.returncode == -number
+    else:
+        assert process.returncode == 128 + number
+        assert errors == f"fastps: stopped by signal {number.value}\n"
+    assert wait_until_gone(tmp_path) == []
+    assert {p.name for p in tmp_path.iterdir()} <= {"fastps-demo"}
+
+
+def test_plain_lines_without_the_extra(tmp_path: Path) -> None:
+    """As from a wheel installed without ``[demo]``: rich and matplotlib cannot be found."""
+    blocker = tmp_path / "site"
+    blocker.mkdir()
+    (blocker / "sitecustomize.py").write_text(
+        "import importlib.util as u\n"
+        "find = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name in ('rich', 'matplotlib') else find(name, *a)\n"
+    )
+    work = tmp_path / "work"
+    work.mkdir()
+    path = os.pathsep.join(filter(None, [str(blocker), os.environ.get("PYTHONPATH")]))
+    ran = demo("--seconds", "1", cwd=work, env={"PYTHONPATH": path})
+    assert ran.returncode == 0, ran.stderr
+    assert "pip install 'fastps[demo]'" in ran.stdout
+    assert not (work / "fastps-demo" / "demo.png").exists()
+
+
+def test_wrong_usage_is_one_line_and_code_2(tmp_path: Path) -> None:
+    ran = demo("--codec", "float31", cwd=tmp_path)
+    assert ran.returncode == 2
+    assert "float31" in ran.stderr
+    ran = demo("--data", "mnist", cwd=tmp_path)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("fastps: --data mnist needs --data-dir")
+    assert len(ran.stderr.splitlines()) == 1
+    (tmp_path / "taken").write_text("")
+    ran = demo("--out", str(tmp_path / "taken"), cwd=tmp_path)
+    assert ran.returncode == 1
+    assert "choose a folder" in ran.stderr
+
+
+FINISHED = [Account(10, 10, 10), Account(7, 7, 7)]
+
+
+def test_the_books_balance() -> None:
+    balance = reconcile(FINISHED, [Account(5, 5, 3)], 1, {"w": [22, 21], COUNTER: [20]}, 20.0)
+    assert (balance.acknowledged, balance.in_flight) == (20, 2)
+    assert balance.applied == {"w": 21, COUNTER: 20}
+
+
+def test_minibatches_are_counted_where_pushes_hold_several() -> None:
+    # Steps 0 to 6 with n_push 3: pushes after steps 0, 3 and 6, of 1, 3 and 3 minibatches.
+    assert [minibatches_in(pushes, 3) for pushes in range(4)] == [0, 1, 4, 7]
+    finished = [Account(9, 4, 4)]  # ... and the flush pushed steps 7 and 8
+    killed = [Account(6, 2, 1)]
+    for applied, counted in ((5, 10.0), (6, 13.0)):
+        assert reconcile(finished, killed, 3, {COUNTER: [applied]}, counted).applied == {COUNTER: applied}
+    with pytest.raises(LedgerError, match="10 to 13 minibatch gradients sent, but the model contains 9"):
+        reconcile(finished, killed, 3, {COUNTER: [5]}, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("applied", "minibatches", "says"),
+    [
+        ({"w": [17], COUNTER: [16]}, 17.0, f"{COUNTER}: 17 pushes acknowledged, but versions made: 16"),
+        ({"w": [8], COUNTER: [8]}, 8.0, "versions made: 8"),
+        ({"w": [17, 18], COUNTER: [17]}, 17.0, "w: 17 pushes acknowledged, but versions made: 17 / 18"),
+        ({"w": [17], COUNTER: [17]}, 9.0, "contain 9"),
+        ({"w": [17], COUNTER: [17]}, 16.5, "contain 16.5"),
+    ],
+)
+def test_what_does_not_balance_is_told(applied: dict[str, list[int]], minibatches: float, says: str) -> None:
+    with pytest.raises(LedgerError, match=says) as caught:
+        reconcile(FINISHED, [], 1, applied, minibatches)
+    assert caught.value.exit_code == EXIT_MISMATCH
+
+
+def test_a_finished_worker_without_a_receipt_is_told() -> None:
+    with pytest.raises(LedgerError, match="finished worker 0: 10 pushes issued, 9 acknowledged"):
+        reconcile([Account(10, 10, 9)], [], 1, {"w": [9]}, 10.0)
+
+
+def test_the_ledger_is_seen_by_other_readers(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    reader = Ledger(path, create=True)
+    writer = Ledger(path)
+    writer.will_step(12, 4)
+    writer.acknowledge(3)
+    assert reader.read() == Account(12, 4, 3)
+
+
+def test_percentiles_are_those_of_the_samples() -> None:
+    assert percentile({}, 0.5) is None
+    assert percentile({3: 1}, 0.99) == 3
+    assert percentile({0: 50, 1: 49, 9: 1}, 0.5) == 0
+    assert percentile({0: 50, 1: 49, 9: 1}, 0.99) == 1

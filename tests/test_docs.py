@@ -1,0 +1,179 @@
+"""The documentation does what it says: snippets run, links lead somewhere, names exist.
+
+Blocks marked `python` run one by one, each in an empty directory. The `bash` blocks of a page run one after
+the other in one shell; servers that they leave in the background must still be alive at its end. Blocks
+marked `text` are pictures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import fastps
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+EXECUTED = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*EXECUTED, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "protos/README.md"]
+
+SET_UP = {"make demo", "make test"}
+"""The two set-up commands of the README: without them nothing here can run."""
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+}
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [text for language, text in BLOCK.findall(page.read_text()) if language in languages]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def on_this_machine(commands: str) -> str:
+    """The commands of a page with its example addresses replaced by free ones of this machine."""
+    for host in ("host-a:7070", "host-b:7070"):
+        commands = commands.replace(host, f"127.0.0.1:{free_port()}")
+    return commands.replace("serve --shards 2", "serve --shards 2 --listen 127.0.0.1:0")
+
+
+def run(command: list[str], cwd: Path, seconds: float = 120) -> str:
+    done = subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", EXECUTED, ids=name)
+def test_every_block_has_a_known_language(page: Path) -> None:
+    languages = {language for language, _ in BLOCK.findall(page.read_text())}
+    assert languages <= {"python", "bash", "text"}
+
+
+PYTHON_BLOCKS = [
+    pytest.param(block, id=f"{name(page)}-{k}")
+    for page in EXECUTED
+    for k, block in enumerate(blocks(page, "python"), 1)
+]
+
+
+@pytest.mark.parametrize("block", PYTHON_BLOCKS)
+def test_python_block(block: str, tmp_path: Path) -> None:
+    (tmp_path / "snippet.py").write_text(block)
+    printed = run([sys.executable, "snippet.py"], tmp_path).splitlines()
+    # A comment behind a print that looks like a value is the output.
+    for shown in re.findall(r"print\(.*\)  # ([\[\d-].*)$", block, re.MULTILINE):
+        assert shown in printed
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", [page for page in EXECUTED if blocks(page, "bash")], ids=name)
+def test_bash_blocks(page: Path, tmp_path: Path) -> None:
+    commands = [block for block in blocks(page, "bash") if block.strip() not in SET_UP]
+    script = "\n".join([*commands, "sleep 2", 'for job in $(jobs -p); do kill -0 "$job"; done'])
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    with (tmp_path / "output").open("w") as output:
+        shell = subprocess.Popen(
+            ["bash", "-euxo", "pipefail", "-c", on_this_machine(script)],
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        code = shell.wait(timeout=240)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGTERM)
+    assert code == 0, (tmp_path / "output").read_text()
+
+
+def test_the_quickstart_is_the_readme_s() -> None:
+    assert (ROOT / "examples/quickstart.py").read_text() == blocks(ROOT / "README.md", "python")[0]
+
+
+def test_several_workers_of_the_training_example() -> None:
+    """The two-terminal example, with two workers at once on the same servers."""
+    with fastps.serve(shards=2) as server:
+        command = [sys.executable, str(ROOT / "examples/train.py"), server.addresses, "--steps", "500"]
+        workers = [
+            subprocess.Popen(
+                command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            for _ in range(2)
+        ]
+        for worker in workers:
+            output, _ = worker.communicate(timeout=120)
+            assert worker.returncode == 0, output
+            losses = [float(loss) for loss in re.findall(r"loss (\S+)", output)]
+            assert losses[-1] < losses[0] / 10, output
+        with fastps.connect(server.addresses) as ps:
+            assert ps.versions("w")["w"] == (1 + 2 * 500,)  # the registration, and every push of both
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_and_paths_exist(page: Path) -> None:
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        assert target.startswith("http") or (page.parent / target).exists(), f"{target} does not exist"
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    for anchor in re.findall(r"\]\(#([^)]+)\)", text):
+        assert anchor in anchors, f"no section {anchor}"
+    folders = "rust|python|protos|tests|docs|benchmarks|examples"
+    for path in set(re.findall(rf"(?<![\w/.])(?:{folders})/[\w*./-]*[\w*/]", text)):
+        assert list(ROOT.glob(path.rstrip("/"))), f"{path} does not exist"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = re.findall(r"`make ([a-z-]+)|^make ([a-z-]+)", page.read_text(), re.MULTILINE)
+    assert {first or second for first, second in commands} <= targets
+
+
+# docs/architecture.md names Rust's types as well.
+@pytest.mark.parametrize("page", [p for p in EXECUTED if p.stem != "architecture"], ids=name)
+def test_named_exceptions_exist(page: Path) -> None:
+    for exception in set(re.findall(r"\b[A-Z]\w+Error\b|\bPartialPush\b", page.read_text())):
+        assert hasattr(fastps, exception), exception
+
+
+def test_documented_counters_exist() -> None:
+    page = (ROOT / "docs/operations.md").read_text().partition("## Counters")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", page, re.MULTILINE)
+    names = {counter for row in rows for counter in re.findall(r"\w+", row)}
+    assert len(names) > 20
+    with fastps.serve() as server, fastps.connect(server.addresses) as ps:
+        stats = ps.stats()
+    assert names <= {*stats["client"], *stats["shards"][0]["counters"]}
+
+
+def test_one_version_everywhere() -> None:
+    version = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == version
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest
+    assert newest[1] == version
+    assert fastps.__version__ == version

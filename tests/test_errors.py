@@ -1,0 +1,121 @@
+"""Refusals: each names tensor, what was expected and what came; nothing is changed by them."""
+
+import numpy as np
+import pytest
+
+import fastps
+
+
+def f32(*values):
+    return np.array(values, np.float32)
+
+
+@pytest.fixture
+def w(ps):
+    ps.register("w", np.zeros((2, 3), np.float32), optimizer=fastps.SGD(lr=1.0))
+    ps.register("b", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
+    yield ps
+    assert ps.versions(["b", "w"])["b"] == (1,)
+    assert not ps.pull("w").any()
+
+
+BAD = [
+    (np.zeros((2, 3)), fastps.DTypeError, "float64"),
+    (np.zeros((2, 3), np.float16), fastps.DTypeError, "float16"),
+    (np.zeros((2, 3), np.int32), fastps.DTypeError, "int32"),
+    (np.zeros((2, 3), ">f4"), fastps.DTypeError, "byte order"),
+    (np.zeros((2, 3), object), fastps.DTypeError, "object"),
+    (np.zeros((2, 3), "M8[s]"), fastps.DTypeError, "datetime64"),
+    ([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], fastps.DTypeError, "list"),
+    (0.0, fastps.DTypeError, "float"),
+    ("text", fastps.DTypeError, "str"),
+    (b"bytes", fastps.DTypeError, "bytes"),
+    (np.zeros((2, 3), np.float32, order="F"), fastps.ShapeError, "column-major"),
+    (np.zeros((2, 6), np.float32)[:, ::2], fastps.ShapeError, "strides"),
+    (np.zeros((3, 2), np.float32), fastps.ShapeError, "[3, 2]"),
+    (np.zeros(6, np.float32), fastps.ShapeError, "[6]"),
+    (np.float32(0), fastps.ShapeError, "[]"),
+]
+
+
+@pytest.mark.parametrize(("array", "error", "got"), BAD, ids=lambda v: str(v)[:20])
+@pytest.mark.parametrize("verb", ["push", "push_async", "push_pull", "dict", "bind", "assign"])
+def test_wrong_arrays(w, verb, array, error, got):
+    calls = {
+        "push": lambda: w.push("w", array),
+        "push_async": lambda: w.push_async("w", array).result(),
+        "push_pull": lambda: w.push_pull("w", array),
+        "dict": lambda: w.push({"b": np.zeros(3, np.float32), "w": array}),
+        "bind": lambda: w.bind({"w": array}),
+        "assign": lambda: w.assign("w", array),
+    }
+    with pytest.raises(error) as caught:
+        calls[verb]()
+    assert caught.value.tensor == "w"
+    assert got in caught.value.got
+    assert caught.value.expected
+    assert "'w'" in str(caught.value) or '"w"' in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_non_finite_names_tensor_and_index(w, value):
+    bad = np.zeros((2, 3), np.float32)
+    bad[1, 1] = value
+    for call in (
+        lambda: w.push("w", bad),
+        lambda: w.push({"b": f32(1, 1, 1), "w": bad}),
+        lambda: w.push_async({"b": f32(1, 1, 1), "w": bad}),
+        lambda: w.push_pull({"b": f32(1, 1, 1), "w": bad}, codec=fastps.Int8()),
+        lambda: w.register("new", bad, optimizer=fastps.SGD()),
+    ):
+        with pytest.raises(fastps.NonFiniteError, match="index 4"):
+            call()
+    assert w.names() == ["b", "w"]
+
+
+def test_onebit_needs_error_feedback(w):
+    for call in (
+        lambda: w.push("w", np.zeros((2, 3), np.float32), codec=fastps.OneBit()),
+        lambda: w.push_async({"b": f32(1, 1, 1)}, codec=fastps.OneBit()),
+        lambda: w.push_pull({"b": f32(1, 1, 1)}, codec=fastps.OneBit()),
+    ):
+        with pytest.raises(fastps.ConfigError, match="feedback"):
+            call()
+
+
+def test_readable_text_and_attributes():
+    error = fastps.UnknownTensorError("no tensor", tensor="w", shard=1)
+    assert str(error) == "no tensor"
+    assert (error.tensor, error.shard, error.expected, error.got, error.retry_after) == ("w", 1, None, None, None)
+
+
+def test_bases():
+    bases = {
+        "UnknownTensorError": KeyError,
+        "ShapeError": ValueError,
+        "DTypeError": TypeError,
+        "NonFiniteError": ValueError,
+        "FrameError": ValueError,
+        "ConfigError": ValueError,
+        "CapacityError": MemoryError,
+        "PermissionDeniedError": PermissionError,
+        "DeadlineError": TimeoutError,
+        "ConnectionLostError": ConnectionError,
+    }
+    for name, base in bases.items():
+        assert issubclass(getattr(fastps, name), base)
+        assert issubclass(getattr(fastps, name), fastps.FastpsError)
+    error = fastps.PartialPush("half", error=fastps.UnavailableError("gone", shard=2))
+    assert (error.shard, error.receipts, error.in_doubt) == (2, {}, [])
+    assert error.__cause__ is error.error
+
+
+def test_a_server_that_goes_away(server):
+    with pytest.raises(fastps.FastpsError) as caught, fastps.connect(server.addresses, timeout=1.0) as ps:
+        ps.register("w", f32(1), optimizer=fastps.SGD())
+        server.stop()
+        ps.push("w", f32(1))
+    assert isinstance(
+        caught.value,
+        (fastps.DeadlineError, fastps.ConnectionLostError, fastps.UnavailableError, fastps.PartialPush),
+    )

@@ -1,0 +1,51 @@
+"""Importing fastps: quick, quiet, and nothing but NumPy."""
+
+import subprocess
+import sys
+
+import pytest
+
+import fastps
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def test_import_starts_no_thread():
+    count = "import os; n = lambda: len(os.listdir('/proc/self/task')); import numpy; a = n(); import fastps; print(n() - a)"
+    assert run(count) == "0"
+
+
+def test_import_takes_at_most_60_ms_beyond_numpy():
+    code = (
+        "import numpy, time; t = time.perf_counter(); import fastps; "
+        "print((time.perf_counter() - t) * 1e3)"
+    )
+    assert min(float(run(code)) for _ in range(5)) <= 60
+
+
+def test_import_needs_numpy_alone():
+    code = (
+        "import sys, fastps; "
+        "print([m for m in ('torch', 'jax', 'grpc', 'google.protobuf', 'rich', 'matplotlib', 'asyncio') if m in sys.modules])"
+    )
+    assert run(code) == "[]"
+
+
+def test_public_names_exist_and_are_documented():
+    assert sorted(fastps.__all__) == sorted(set(fastps.__all__))
+    for name in fastps.__all__:
+        value = getattr(fastps, name)
+        assert value.__doc__, name
+
+
+@pytest.mark.parametrize("work", ["pass", "s.push_async({'w': np.ones(3, np.float32)})"])
+def test_interpreter_exit_does_not_hang(work):
+    code = (
+        "import fastps, numpy as np; server = fastps.serve(); s = fastps.connect(server.addresses); "
+        f"s.register('w', np.zeros(3, np.float32), fastps.SGD()); {work}; print('end')"
+    )
+    assert run(code) == "end"

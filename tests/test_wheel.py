@@ -1,0 +1,57 @@
+"""The wheel as users get it: small, complete, and enough in an empty environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+WHEEL = Path(os.environ.get("FASTPS_WHEEL", ""))
+
+pytestmark = pytest.mark.skipif(
+    not WHEEL.is_file(), reason="FASTPS_WHEEL names no wheel; make test builds one and names it"
+)
+
+
+def test_size_and_content() -> None:
+    assert WHEEL.stat().st_size <= 10 * 2**20
+    assert "abi3" in WHEEL.name, "one wheel serves Python 3.11 and all later ones"
+    with zipfile.ZipFile(WHEEL) as archive:
+        names = archive.namelist()
+    for needed in (
+        "fastps/__init__.py",
+        "fastps/py.typed",
+        "fastps/_fastps.pyi",
+        "fastps/demo/digits/ATTRIBUTION.md",
+    ):
+        assert needed in names
+    assert any("licenses/LICENSE" in name for name in names)
+    assert not [name for name in names if name.startswith("tests/") or "__pycache__" in name]
+
+
+@pytest.mark.timeout(300)
+def test_an_empty_environment_with_numpy_alone(tmp_path: Path) -> None:
+    """Installed without extras: the demo prints plain lines and says what to install for more."""
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    python = environment / "bin/python"
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "install", WHEEL], check=True)
+    listed = subprocess.run([*pip, "list", "--format=json"], check=True, capture_output=True, text=True)
+    packages = {package["name"].lower() for package in json.loads(listed.stdout)}
+    assert packages - {"pip", "setuptools", "wheel"} == {"fastps", "numpy"}
+
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    command = [environment / "bin/fastps", "demo", "--seconds", "3", "--json"]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FASTPS"))}
+    demo = subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True, timeout=120)
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    assert json.loads(demo.stdout.splitlines()[-1])["updates"] > 0
+    assert "fastps[demo]" in demo.stderr
+    assert [path.name for path in folder.iterdir()] == ["fastps-demo"]
