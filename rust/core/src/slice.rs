@@ -350,7 +350,7 @@ impl Slice {
     }
 
     fn change_exact(&self, memory: &mut ExactMemory, push: &Push<'_>) -> Applied {
-        let dropped = fault("drop_half") && push.identity.sequence % 2 == 0;
+        let dropped = fault("drop_half") && push.identity.sequence.is_multiple_of(2);
         match push.action {
             Action::Gradient if dropped => {}
             Action::Gradient => {

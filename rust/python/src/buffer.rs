@@ -96,7 +96,8 @@ impl Borrowed {
 
     /// Copies little-endian bytes of whole elements to element `at`; false if they do not fit.
     pub(crate) fn write(&self, at: usize, bytes: &[u8]) -> bool {
-        let fits = bytes.len().is_multiple_of(4) && at.checked_add(bytes.len() / 4).is_some_and(|end| end <= self.len);
+        let fits = bytes.len().is_multiple_of(4)
+            && at.checked_add(bytes.len() / 4).is_some_and(|end| end <= self.len);
         if fits {
             // SAFETY: in bounds as just checked; the memory is writable, because all callers asked for `Access::Write`;
             // `copy` allows overlap, so `bytes` may even lie in the same array.
@@ -136,7 +137,11 @@ pub(crate) fn borrow(object: &Bound<'_, PyAny>, tensor: &str, access: Access) ->
     result.map_err(|error| crate::errors::raise(object.py(), &error.tensor(tensor)))
 }
 
-fn from_buffer(object: &Bound<'_, PyAny>, buffer: PyUntypedBuffer, access: Access) -> Result<Borrowed, Error> {
+fn from_buffer(
+    object: &Bound<'_, PyAny>,
+    buffer: PyUntypedBuffer,
+    access: Access,
+) -> Result<Borrowed, Error> {
     let native = match buffer.format().to_bytes() {
         b"f" | b"@f" | b"=f" => true,
         b"<f" => cfg!(target_endian = "little"),
@@ -162,13 +167,19 @@ fn from_buffer(object: &Bound<'_, PyAny>, buffer: PyUntypedBuffer, access: Acces
 
 fn finish(data: *mut c_void, shape: Vec<u64>, owner: Owner) -> Result<Borrowed, Error> {
     let len = shape.iter().try_fold(1_u64, |n, d| n.checked_mul(*d)).unwrap_or(u64::MAX) as usize;
-    let data = if len == 0 { NonNull::dangling() } else { NonNull::new(data.cast::<f32>()).unwrap_or(NonNull::dangling()) };
+    let data = if len == 0 {
+        NonNull::dangling()
+    } else {
+        NonNull::new(data.cast::<f32>()).unwrap_or(NonNull::dangling())
+    };
     let borrowed = Borrowed { data, len, shape, owner: Some(owner) };
     if borrowed.data.as_ptr() as usize % 4 == 0 {
         Ok(borrowed)
     } else {
-        Err(Error::new(Kind::Shape, "the array's memory is not aligned; pass a copy")
-            .expected("an address that is a multiple of 4", format!("{:#x}", borrowed.data.as_ptr() as usize)))
+        Err(Error::new(Kind::Shape, "the array's memory is not aligned; pass a copy").expected(
+            "an address that is a multiple of 4",
+            format!("{:#x}", borrowed.data.as_ptr() as usize),
+        ))
     }
 }
 
@@ -211,7 +222,8 @@ fn from_dlpack(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Result<Bor
     let py = object.py();
     let (kind, id): (i32, i32) = object.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
     if kind != DL_CPU && kind != DL_CUDA_HOST {
-        let device = object.getattr("device").map_or_else(|_| format!("device ({kind}, {id})"), |d| d.to_string());
+        let device =
+            object.getattr("device").map_or_else(|_| format!("device ({kind}, {id})"), |d| d.to_string());
         let error = Error::new(Kind::DType, "the array is not in host memory; pass array.cpu()");
         return Ok(Err(error.expected("memory of the CPU", device)));
     }
@@ -304,15 +316,21 @@ fn byte_order(dtype: &Bound<'_, PyAny>) -> &'static str {
 }
 
 fn wrong_dtype(object: &Bound<'_, PyAny>, format: Option<&str>) -> Error {
-    Error::new(Kind::DType, "not an array of float32; convert it, for example with numpy.asarray(x, numpy.float32)")
-        .expected("float32", describe(object, format))
+    Error::new(
+        Kind::DType,
+        "not an array of float32; convert it, for example with numpy.asarray(x, numpy.float32)",
+    )
+    .expected("float32", describe(object, format))
 }
 
 fn not_contiguous(object: &Bound<'_, PyAny>, shape: &[u64], fortran: bool) -> Error {
     let strides = object.getattr("strides").map(|s| format!(" and strides {s}")).unwrap_or_default();
     let order = if fortran { "column-major (Fortran) order, " } else { "" };
-    Error::new(Kind::Shape, "the array is not C-contiguous; pass a copy, for example numpy.ascontiguousarray(x)")
-        .expected("row-major (C) order", format!("{order}shape {shape:?}{strides}"))
+    Error::new(
+        Kind::Shape,
+        "the array is not C-contiguous; pass a copy, for example numpy.ascontiguousarray(x)",
+    )
+    .expected("row-major (C) order", format!("{order}shape {shape:?}{strides}"))
 }
 
 fn read_only() -> Error {

@@ -62,7 +62,11 @@ pub(crate) fn duration(py: Python<'_>, seconds: f64) -> PyResult<Duration> {
 }
 
 /// Waits for a ticket in slices between which signals are noticed; `None` after the timeout.
-pub(crate) fn wait<T: Send>(py: Python<'_>, ticket: &dyn Ticket<T>, timeout: Option<Duration>) -> PyResult<Option<T>> {
+pub(crate) fn wait<T: Send>(
+    py: Python<'_>,
+    ticket: &dyn Ticket<T>,
+    timeout: Option<Duration>,
+) -> PyResult<Option<T>> {
     if timeout == Some(Duration::ZERO) {
         return Ok(ticket.wait(Duration::ZERO));
     }

@@ -48,13 +48,8 @@ pub(crate) struct BoundList {
 }
 
 /// How a push is made: ``(codec, lr, scale, based_on, timeout)``.
-type How<'py> = (
-    Option<Bound<'py, PyAny>>,
-    Option<f64>,
-    Option<f32>,
-    Option<Bound<'py, Versions>>,
-    Option<f64>,
-);
+type How<'py> =
+    (Option<Bound<'py, PyAny>>, Option<f64>, Option<f32>, Option<Bound<'py, Versions>>, Option<f64>);
 
 impl Client {
     pub(crate) fn new(server: Shared, remote: bool, check_finite: bool, timeout: Duration) -> Self {
@@ -95,11 +90,19 @@ impl Client {
         call::run(py, self.remote, move || work(&server))
     }
 
-    fn options(&self, py: Python<'_>, how: &How<'_>, feedback: Option<&ErrorFeedback>) -> PyResult<PushOptions> {
+    fn options(
+        &self,
+        py: Python<'_>,
+        how: &How<'_>,
+        feedback: Option<&ErrorFeedback>,
+    ) -> PyResult<PushOptions> {
         let (codec, lr, scale, based_on, timeout) = how;
         let codec = options::codec(codec.as_ref())?;
         if codec == Codec::OneBit && feedback.is_none() {
-            let error = Error::new(Kind::Config, "OneBit needs error feedback; push through a Worker or a bound list");
+            let error = Error::new(
+                Kind::Config,
+                "OneBit needs error feedback; push through a Worker or a bound list",
+            );
             return Err(errors::raise(py, &error));
         }
         Ok(PushOptions {
@@ -115,10 +118,20 @@ impl Client {
 
     fn bound_options(&self, py: Python<'_>, list: &BoundList, how: &How<'_>) -> PyResult<PushOptions> {
         if how.0.is_some() {
-            return Err(errors::config(py, "a bound list has its codec", "codec= at bind()", "codec= at a push"));
+            return Err(errors::config(
+                py,
+                "a bound list has its codec",
+                "codec= at bind()",
+                "codec= at a push",
+            ));
         }
         if !Arc::ptr_eq(list.server.get(py)?, self.server.get(py)?) {
-            return Err(errors::config(py, "wrong bound list", "one made by this object's bind()", "one of another"));
+            return Err(errors::config(
+                py,
+                "wrong bound list",
+                "one made by this object's bind()",
+                "one of another",
+            ));
         }
         let feedback = list.feedback.as_ref().map(Py::get);
         let mut options = self.options(py, &(None, how.1, how.2, how.3.clone(), how.4), feedback)?;
@@ -194,7 +207,9 @@ impl Client {
         timeout: Duration,
     ) -> PyResult<Vec<Arc<TensorSpec>>> {
         let names = names.to_vec();
-        let specs = move |server: &Shared| names.iter().map(|n| server.spec(n, timeout)).collect::<Result<Vec<_>, _>>();
+        let specs = move |server: &Shared| {
+            names.iter().map(|n| server.spec(n, timeout)).collect::<Result<Vec<_>, _>>()
+        };
         self.call(py, server, specs)?.or_raise(py)
     }
 
@@ -298,9 +313,10 @@ impl Client {
         let pushed = self.call(py, server, move |server| server.push(&[gradient], &options))?;
         sweep(py);
         let receipts = pushed.or_raise(py)?;
-        receipts.first().map(Receipt::from).ok_or_else(|| {
-            errors::raise(py, &Error::new(Kind::Internal, "a push gave no receipt"))
-        })
+        receipts
+            .first()
+            .map(Receipt::from)
+            .ok_or_else(|| errors::raise(py, &Error::new(Kind::Internal, "a push gave no receipt")))
     }
 
     fn push_list(&self, py: Python<'_>, list: &Bound<'_, PyDict>, how: How<'_>) -> PyResult<Receipts> {
@@ -316,7 +332,12 @@ impl Client {
         self.send(py, server, list.gradients.clone(), options, Some(turn))
     }
 
-    fn push_list_async(&self, py: Python<'_>, list: &Bound<'_, PyDict>, how: How<'_>) -> PyResult<PushFlight> {
+    fn push_list_async(
+        &self,
+        py: Python<'_>,
+        list: &Bound<'_, PyDict>,
+        how: How<'_>,
+    ) -> PyResult<PushFlight> {
         let server = self.enter(py)?;
         let options = self.options(py, &how, None)?;
         self.send_async(py, server, gradients(list)?, options, None, true)
@@ -417,7 +438,8 @@ impl Client {
         let specs = self.specs(py, server, &names, timeout)?;
         for (gradient, spec) in gradients.iter().zip(&specs) {
             if gradient.shape != spec.shape {
-                let error = Error::new(Kind::Shape, "the gradient has another shape").tensor(spec.name.clone());
+                let error =
+                    Error::new(Kind::Shape, "the gradient has another shape").tensor(spec.name.clone());
                 let error = error.expected(format!("{:?}", spec.shape), format!("{:?}", gradient.shape));
                 return Err(errors::raise(py, &error));
             }
@@ -445,9 +467,16 @@ impl Client {
         receipt.or_raise(py).map(|r| Receipt::from(&r))
     }
 
-    fn state<'py>(&self, py: Python<'py>, name: String, timeout: Option<f64>) -> PyResult<Bound<'py, PyDict>> {
+    fn state<'py>(
+        &self,
+        py: Python<'py>,
+        name: String,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyDict>> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
-        let work = move |server: &Shared| Ok::<_, Error>((server.spec(&name, timeout)?, server.state(&name, timeout)?));
+        let work = move |server: &Shared| {
+            Ok::<_, Error>((server.spec(&name, timeout)?, server.state(&name, timeout)?))
+        };
         let (spec, state) = self.call(py, server, work)?.or_raise(py)?;
         let dict = PyDict::new(py);
         dict.set_item("step", state.steps)?;
@@ -476,20 +505,31 @@ impl Client {
         };
         let given: Vec<String> = slots.keys().extract()?;
         if given.len() != expected.len() || given.iter().any(|slot| !expected.contains(&&**slot)) {
-            return Err(invalid("wrong state names", format!("step and {expected:?}"), format!("step and {given:?}")));
+            return Err(invalid(
+                "wrong state names",
+                format!("step and {expected:?}"),
+                format!("step and {given:?}"),
+            ));
         }
         let mut state = State { steps, slots: Vec::new() };
         match state.steps.len() {
             1 => state.steps = vec![state.steps[0]; spec.slice_count()],
             n if n == spec.slice_count() => {}
-            n => return Err(invalid("wrong number of steps", format!("1 or {}", spec.slice_count()), n.to_string())),
+            n => {
+                return Err(invalid(
+                    "wrong number of steps",
+                    format!("1 or {}", spec.slice_count()),
+                    n.to_string(),
+                ));
+            }
         }
         for slot in expected {
             let Some(values) = slots.get_item(slot)? else { continue };
             let values = borrow(&values, &format!("{name}/{slot}"), Access::Read)?;
             if values.shape() != spec.shape {
                 let (expected, got) = (format!("{:?}", spec.shape), format!("{:?}", values.shape()));
-                let error = Error::new(Kind::Shape, format!("state {slot} has another shape")).expected(expected, got);
+                let error = Error::new(Kind::Shape, format!("state {slot} has another shape"))
+                    .expected(expected, got);
                 return Err(errors::raise(py, &error.tensor(&*name)));
             }
             state.slots.push((slot, fastps_core::verbs::Values::as_slice(&values).to_vec()));

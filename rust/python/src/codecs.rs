@@ -34,7 +34,8 @@ pub(crate) fn encode<'py>(
         let (expected, got) = (values.as_slice().len(), residual.as_slice().len());
         if expected != got {
             let error = Error::new(Kind::Shape, "the residual has another length").tensor("residual");
-            return Err(error.expected(format!("{expected} elements"), format!("{got} elements"))).or_raise(py);
+            return Err(error.expected(format!("{expected} elements"), format!("{got} elements")))
+                .or_raise(py);
         }
         if residual.overlaps(&values) {
             return Err(config(py, "the residual overlaps the array", "memory of its own", "shared memory"));
@@ -44,7 +45,13 @@ pub(crate) fn encode<'py>(
         finite::check(isa, values.as_slice(), residual.as_ref().map(Values::as_slice))?;
         let mut body = Vec::new();
         let position = Position { first_element, sequence };
-        codec.encode(isa, values.as_slice(), residual.as_mut().map(|r| r.as_mut_slice()), position, &mut body);
+        codec.encode(
+            isa,
+            values.as_slice(),
+            residual.as_mut().map(|r| r.as_mut_slice()),
+            position,
+            &mut body,
+        );
         Ok::<_, Error>(body)
     });
     drop((values, residual));

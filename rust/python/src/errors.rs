@@ -56,9 +56,7 @@ pub(crate) fn fork(py: Python<'_>, what: &str) -> PyErr {
         "this {what} was made before a fork and cannot be used in the child process; make a new one in the child, or \
          start processes with the \"spawn\" method (multiprocessing.set_start_method(\"spawn\"))"
     );
-    module(py)
-        .and_then(|m| m.getattr("ForkError")?.call1((message,)))
-        .map_or_else(|e| e, PyErr::from_value)
+    module(py).and_then(|m| m.getattr("ForkError")?.call1((message,))).map_or_else(|e| e, PyErr::from_value)
 }
 
 /// An invalid argument.

@@ -249,7 +249,8 @@ pub(crate) fn targets<'py>(
             None => empty(py, &spec.shape)?,
             Some(out) => {
                 let given = out.get_item(&*spec.name)?.ok_or_else(|| {
-                    let error = Error::new(Kind::Config, "out= has no array for a tensor").tensor(spec.name.clone());
+                    let error =
+                        Error::new(Kind::Config, "out= has no array for a tensor").tensor(spec.name.clone());
                     raise(py, &error.expected("an array for every name", format!("{} arrays", out.len())))
                 })?;
                 let target = target(py, spec, &given)?;
@@ -263,7 +264,11 @@ pub(crate) fn targets<'py>(
 }
 
 /// The caller's array as a target.
-pub(crate) fn target(py: Python<'_>, spec: &TensorSpec, array: &Bound<'_, PyAny>) -> PyResult<crate::buffer::Borrowed> {
+pub(crate) fn target(
+    py: Python<'_>,
+    spec: &TensorSpec,
+    array: &Bound<'_, PyAny>,
+) -> PyResult<crate::buffer::Borrowed> {
     let target = borrow(array, &spec.name, Access::Write)?;
     if target.shape() == spec.shape {
         return Ok(target);

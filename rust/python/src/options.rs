@@ -12,8 +12,15 @@ fn kind(object: &Bound<'_, PyAny>, what: &str, example: &str) -> PyResult<String
     let py = object.py();
     match object.getattr(intern!(py, "_kind")).and_then(|k| k.extract::<String>()) {
         Ok(kind) if !object.is_instance_of::<pyo3::types::PyType>() => Ok(kind),
-        Ok(_) => Err(config(py, &format!("invalid {what}"), &format!("an object such as {example}"), "a class")),
-        Err(_) => Err(config(py, &format!("invalid {what}"), &format!("an object such as {example}"), object.get_type().name()?)),
+        Ok(_) => {
+            Err(config(py, &format!("invalid {what}"), &format!("an object such as {example}"), "a class"))
+        }
+        Err(_) => Err(config(
+            py,
+            &format!("invalid {what}"),
+            &format!("an object such as {example}"),
+            object.get_type().name()?,
+        )),
     }
 }
 
@@ -59,7 +66,9 @@ pub(crate) fn optimizer(object: &Bound<'_, PyAny>) -> PyResult<Optimizer> {
         "outside" => Ok(EpsMode::Outside),
         "inside" => Ok(EpsMode::Inside),
         "both" => Ok(EpsMode::Both),
-        other => Err(config(py, "invalid eps_mode", "\"outside\", \"inside\" or \"both\"", format!("{other:?}"))),
+        other => {
+            Err(config(py, "invalid eps_mode", "\"outside\", \"inside\" or \"both\"", format!("{other:?}")))
+        }
     };
     let adam = || {
         let (beta1, beta2) = field::<(f64, f64)>(object, "betas", "two numbers")?;
@@ -110,7 +119,14 @@ pub(crate) fn optimizer(object: &Bound<'_, PyAny>) -> PyResult<Optimizer> {
         }),
         "adam" => Optimizer::Adam(adam()?),
         "adamw" => Optimizer::AdamW(AdamW(adam()?)),
-        _ => return Err(config(py, "invalid optimizer", "an object such as fastps.Adam(lr=0.001)", object.repr()?)),
+        _ => {
+            return Err(config(
+                py,
+                "invalid optimizer",
+                "an object such as fastps.Adam(lr=0.001)",
+                object.repr()?,
+            ));
+        }
     };
     optimizer.validate().or_raise(py)?;
     Ok(optimizer)
@@ -119,8 +135,10 @@ pub(crate) fn optimizer(object: &Bound<'_, PyAny>) -> PyResult<Optimizer> {
 /// The dataclass of an optimizer.
 pub(crate) fn optimizer_object<'py>(py: Python<'py>, optimizer: &Optimizer) -> PyResult<Bound<'py, PyAny>> {
     let fields = PyDict::new(py);
-    let numbers = |pairs: &[(&str, f64)]| pairs.iter().try_for_each(|(name, value)| fields.set_item(name, value));
-    let flags = |pairs: &[(&str, bool)]| pairs.iter().try_for_each(|(name, value)| fields.set_item(name, value));
+    let numbers =
+        |pairs: &[(&str, f64)]| pairs.iter().try_for_each(|(name, value)| fields.set_item(name, value));
+    let flags =
+        |pairs: &[(&str, bool)]| pairs.iter().try_for_each(|(name, value)| fields.set_item(name, value));
     let eps_mode = |mode: EpsMode| {
         let name = match mode {
             EpsMode::Outside => "outside",
@@ -131,12 +149,22 @@ pub(crate) fn optimizer_object<'py>(py: Python<'py>, optimizer: &Optimizer) -> P
     };
     let class = match optimizer {
         Optimizer::Sgd(o) => {
-            numbers(&[("lr", o.lr), ("momentum", o.momentum), ("dampening", o.dampening), ("weight_decay", o.weight_decay)])?;
+            numbers(&[
+                ("lr", o.lr),
+                ("momentum", o.momentum),
+                ("dampening", o.dampening),
+                ("weight_decay", o.weight_decay),
+            ])?;
             flags(&[("nesterov", o.nesterov), ("maximize", o.maximize)])?;
             "SGD"
         }
         Optimizer::Adagrad(o) => {
-            numbers(&[("lr", o.lr), ("lr_decay", o.lr_decay), ("weight_decay", o.weight_decay), ("eps", o.eps)])?;
+            numbers(&[
+                ("lr", o.lr),
+                ("lr_decay", o.lr_decay),
+                ("weight_decay", o.weight_decay),
+                ("eps", o.eps),
+            ])?;
             numbers(&[("initial_accumulator_value", o.initial_accumulator_value)])?;
             flags(&[("maximize", o.maximize)])?;
             eps_mode(o.eps_mode)?;

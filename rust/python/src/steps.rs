@@ -71,21 +71,26 @@ impl LocalSteps {
         let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
         let mut work = Vec::with_capacity(tensors.len());
         let missing = |name: &str, expected: usize, got: usize| {
-            let error = Error::new(Kind::Config, "a step takes a gradient of every parameter and of nothing else");
+            let error =
+                Error::new(Kind::Config, "a step takes a gradient of every parameter and of nothing else");
             errors::raise(py, &error.tensor(name).expected(format!("{expected} gradients"), format!("{got}")))
         };
         for (name, params) in &mut *tensors {
-            let gradient = gradients.get_item(&*name)?.ok_or_else(|| missing(name, gradients.len() + 1, gradients.len()))?;
+            let gradient = gradients
+                .get_item(&*name)?
+                .ok_or_else(|| missing(name, gradients.len() + 1, gradients.len()))?;
             let sum = sums.get_item(&*name)?.ok_or_else(|| missing(name, 1, 0))?;
             let gradient = borrow(&gradient, name, Access::Read)?;
             let sum = borrow(&sum, name, Access::Write)?;
             if gradient.shape() != params.shape() || sum.shape() != params.shape() {
                 let error = Error::new(Kind::Shape, "the gradient has another shape").tensor(&**name);
-                let error = error.expected(format!("{:?}", params.shape()), format!("{:?}", gradient.shape()));
+                let error =
+                    error.expected(format!("{:?}", params.shape()), format!("{:?}", gradient.shape()));
                 return Err(errors::raise(py, &error));
             }
             if gradient.overlaps(params) || gradient.overlaps(&sum) || sum.overlaps(params) {
-                let error = Error::new(Kind::Config, "the gradient lies in the worker's own memory").tensor(&**name);
+                let error =
+                    Error::new(Kind::Config, "the gradient lies in the worker's own memory").tensor(&**name);
                 return Err(errors::raise(py, &error));
             }
             work.push((name, params, sum, gradient));

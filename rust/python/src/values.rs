@@ -63,9 +63,7 @@ impl Receipt {
     }
 
     #[allow(clippy::type_complexity)]
-    fn __reduce__<'py>(
-        slf: &Bound<'py, Self>,
-    ) -> (Bound<'py, PyType>, (u64, Option<u64>, bool, f32)) {
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyType>, (u64, Option<u64>, bool, f32)) {
         let r = slf.get();
         (slf.get_type(), (r.version, r.staleness, r.duplicate, r.scale))
     }
@@ -144,7 +142,9 @@ impl Versions {
     }
 
     fn __repr__(&self) -> String {
-        let slices = |v: &[verbs::SliceVersion]| v.iter().map(|s| s.version.to_string()).collect::<Vec<_>>().join(", ");
+        let slices = |v: &[verbs::SliceVersion]| {
+            v.iter().map(|s| s.version.to_string()).collect::<Vec<_>>().join(", ")
+        };
         let each = self.0.tensors.iter().map(|(n, v)| format!("{n:?}: [{}]", slices(v)));
         format!("<Versions {{{}}}>", each.collect::<Vec<_>>().join(", "))
     }

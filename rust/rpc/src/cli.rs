@@ -19,12 +19,7 @@ struct Args {
     #[arg(long, default_value_t = 1, env = "FASTPS_SHARDS")]
     shards: u32,
     /// Where to listen (port 0: any free port); one per shard, or the first one's.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "127.0.0.1:7070",
-        env = "FASTPS_LISTEN"
-    )]
+    #[arg(long, value_delimiter = ',', default_value = "127.0.0.1:7070", env = "FASTPS_LISTEN")]
     listen: Vec<String>,
     /// Addresses of all shards of the cluster, in the order of their indices; left out, this process is the cluster.
     #[arg(long, value_delimiter = ',', env = "FASTPS_CLUSTER")]
@@ -44,9 +39,7 @@ struct Args {
 }
 
 fn parse_bytes(text: &str) -> Result<u64, String> {
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1,
@@ -59,14 +52,10 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
         "gb" => 1_000_000_000,
         "tb" => 1_000_000_000_000,
         _ => {
-            return Err(format!(
-                "{unit:?} is no unit; use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB"
-            ));
+            return Err(format!("{unit:?} is no unit; use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB"));
         }
     };
-    let number: f64 = number
-        .parse()
-        .map_err(|_| format!("{text:?} is no size; write for example 4GiB"))?;
+    let number: f64 = number.parse().map_err(|_| format!("{text:?} is no size; write for example 4GiB"))?;
     let bytes = number * factor as f64;
     if bytes < 1.0 || bytes > 2_f64.powi(60) {
         Err("the size must be from 1 byte to 1 EiB".into())
@@ -87,10 +76,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let filter = tracing_subscriber::EnvFilter::try_from_env("FASTPS_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     // A second call in one process keeps the first one's subscriber.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .try_init();
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
     match serve(args) {
         Ok(()) => 0,
         Err(error) => {
@@ -102,10 +88,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
 
 fn serve(args: Args) -> Result<()> {
     let io = |error: std::io::Error| Error::new(Kind::Internal, error.to_string());
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(io)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io)?;
     runtime.block_on(async {
         // Before anybody learns that the server is there, so that no signal falls through.
         let stop = signals().map_err(io)?;

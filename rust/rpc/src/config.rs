@@ -78,10 +78,8 @@ impl ServerConfig {
         if !self.insecure
             && let Some(open) = wanted.iter().find(|address| !address.ip().is_loopback())
         {
-            return Err(
-                config("off loopback, connections would be neither encrypted nor authenticated")
-                    .expected("a loopback address, or --insecure", open),
-            );
+            return Err(config("off loopback, connections would be neither encrypted nor authenticated")
+                .expected("a loopback address, or --insecure", open));
         }
         let mut listeners = Vec::new();
         for (k, address) in wanted.iter().enumerate() {
@@ -102,11 +100,7 @@ impl ServerConfig {
         if self.cluster.is_empty() {
             let cluster = listeners.iter().map(|(_, address)| address.clone()).collect();
             let bound = listeners.into_iter().enumerate();
-            let shard = |(index, (listener, address))| Bound {
-                index: index as u32,
-                listener,
-                address,
-            };
+            let shard = |(index, (listener, address))| Bound { index: index as u32, listener, address };
             return Ok((bound.map(shard).collect(), cluster));
         }
         let place = |(listener, address): (TcpListener, String)| {
@@ -114,11 +108,7 @@ impl ServerConfig {
                 config("this shard's address is not in the cluster: its position there is its index")
                     .expected(format!("one of {}", self.cluster.join(",")), &address)
             })?;
-            Ok(Bound {
-                index: index as u32,
-                listener,
-                address,
-            })
+            Ok(Bound { index: index as u32, listener, address })
         };
         let bound: Vec<_> = listeners.into_iter().map(place).collect::<Result<_>>()?;
         Ok((bound, self.cluster.clone()))
@@ -155,10 +145,7 @@ impl ServerConfig {
     /// How others reach the `k`-th shard of this process.
     fn reached_at(&self, k: usize, actual: SocketAddr) -> Result<String> {
         if let Some(advertise) = &self.advertise {
-            return match advertise
-                .rsplit_once(':')
-                .map(|(host, port)| (host, port.parse::<u16>()))
-            {
+            return match advertise.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>())) {
                 Some((host, Ok(port))) => Ok(format!("{host}:{}", port as usize + k)),
                 _ => Ok(format!("{advertise}:{}", actual.port())),
             };
@@ -197,20 +184,13 @@ fn resolve(address: &str) -> Result<SocketAddr> {
 fn machine_memory() -> u64 {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let meminfo = read("/proc/meminfo");
-    let kib = meminfo
-        .lines()
-        .find_map(|l| l.strip_prefix("MemTotal:"))
-        .and_then(|l| l.trim().strip_suffix("kB"));
-    let machine = kib
-        .and_then(|kib| kib.trim().parse::<u64>().ok())
-        .map_or(4 << 30, |kib| kib << 10);
-    [
-        "/sys/fs/cgroup/memory.max",
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-    ]
-    .into_iter()
-    .filter_map(|path| read(path).trim().parse::<u64>().ok())
-    .fold(machine, u64::min)
+    let kib =
+        meminfo.lines().find_map(|l| l.strip_prefix("MemTotal:")).and_then(|l| l.trim().strip_suffix("kB"));
+    let machine = kib.and_then(|kib| kib.trim().parse::<u64>().ok()).map_or(4 << 30, |kib| kib << 10);
+    ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]
+        .into_iter()
+        .filter_map(|path| read(path).trim().parse::<u64>().ok())
+        .fold(machine, u64::min)
 }
 
 #[cfg(test)]
@@ -218,10 +198,7 @@ mod tests {
     use super::*;
 
     fn on(listen: &str) -> ServerConfig {
-        ServerConfig {
-            listen: vec![listen.to_owned()],
-            ..ServerConfig::default()
-        }
+        ServerConfig { listen: vec![listen.to_owned()], ..ServerConfig::default() }
     }
 
     fn refusal(config: &ServerConfig) -> Error {
@@ -234,33 +211,18 @@ mod tests {
     fn off_loopback_only_when_told() {
         for listen in ["0.0.0.0:0", "[::]:0"] {
             assert!(refusal(&on(listen)).to_string().contains("--insecure"));
-            let insecure = ServerConfig {
-                insecure: true,
-                ..on(listen)
-            };
+            let insecure = ServerConfig { insecure: true, ..on(listen) };
             assert!(refusal(&insecure).to_string().contains("--advertise"));
         }
-        let told = ServerConfig {
-            insecure: true,
-            advertise: Some("host-a".into()),
-            ..on("0.0.0.0:0")
-        };
+        let told = ServerConfig { insecure: true, advertise: Some("host-a".into()), ..on("0.0.0.0:0") };
         assert!(told.bind().unwrap().1[0].starts_with("host-a:"));
     }
 
     #[test]
     fn several_shards_get_ports_of_their_own() {
-        let (bound, cluster) = ServerConfig {
-            shards: 3,
-            ..on("127.0.0.1:0")
-        }
-        .bind()
-        .unwrap();
+        let (bound, cluster) = ServerConfig { shards: 3, ..on("127.0.0.1:0") }.bind().unwrap();
         assert_eq!(bound.iter().map(|b| b.index).collect::<Vec<_>>(), [0, 1, 2]);
-        assert_eq!(
-            bound.iter().map(|b| b.address.clone()).collect::<Vec<_>>(),
-            cluster
-        );
+        assert_eq!(bound.iter().map(|b| b.address.clone()).collect::<Vec<_>>(), cluster);
         assert_eq!(cluster.iter().collect::<std::collections::HashSet<_>>().len(), 3);
     }
 
@@ -273,42 +235,21 @@ mod tests {
 
     #[test]
     fn the_index_is_the_position_in_the_cluster() {
-        let free = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .to_string();
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         let cluster = vec!["host-a:1".to_owned(), free.clone()];
-        let (bound, all) = ServerConfig {
-            cluster: cluster.clone(),
-            ..on(&free)
-        }
-        .bind()
-        .unwrap();
+        let (bound, all) = ServerConfig { cluster: cluster.clone(), ..on(&free) }.bind().unwrap();
         assert_eq!((bound[0].index, all), (1, cluster.clone()));
         drop(bound);
-        let other = ServerConfig {
-            cluster: vec!["host-a:1".to_owned()],
-            ..on(&free)
-        };
+        let other = ServerConfig { cluster: vec!["host-a:1".to_owned()], ..on(&free) };
         assert!(refusal(&other).to_string().contains("host-a:1"));
     }
 
     #[test]
     fn bad_settings_are_refused() {
-        refusal(&ServerConfig {
-            shards: 0,
-            ..on("127.0.0.1:0")
-        });
-        refusal(&ServerConfig {
-            shards: 2,
-            ..on("127.0.0.1:65535")
-        });
+        refusal(&ServerConfig { shards: 0, ..on("127.0.0.1:0") });
+        refusal(&ServerConfig { shards: 2, ..on("127.0.0.1:65535") });
         refusal(&on("nonsense"));
-        refusal(&ServerConfig {
-            listen: Vec::new(),
-            ..ServerConfig::default()
-        });
+        refusal(&ServerConfig { listen: Vec::new(), ..ServerConfig::default() });
         assert!(on("x").memory_per_shard(2) > 0);
     }
 }

@@ -24,10 +24,7 @@ pub(crate) struct ControlService {
 }
 
 /// The minor version that both speak.
-#[allow(
-    clippy::unnecessary_min_or_max,
-    reason = "today's is the smallest; the next one will not be"
-)]
+#[allow(clippy::unnecessary_min_or_max, reason = "today's is the smallest; the next one will not be")]
 fn common_minor(theirs: u32) -> u32 {
     theirs.min(PROTOCOL_MINOR)
 }
@@ -52,17 +49,12 @@ impl ControlService {
     ) -> Result<Response<A>, Status> {
         let peer = Peer::of(&request);
         let message = request.into_inner();
-        let allowed = peer
-            .principal
-            .authorize(role, client(&message))
-            .and_then(|()| match access {
-                Access::Look => Ok(()),
-                Access::Change => self.node.check_serving(),
-            });
+        let allowed = peer.principal.authorize(role, client(&message)).and_then(|()| match access {
+            Access::Look => Ok(()),
+            Access::Change => self.node.check_serving(),
+        });
         let answer = allowed.and_then(|()| handle(&self.node, &peer, message));
-        answer
-            .map(Response::new)
-            .map_err(|error| convert::status(&error.shard(self.node.index())))
+        answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }
 }
 
@@ -102,11 +94,7 @@ impl Control for ControlService {
             |_| 0,
             |node, _, m| {
                 let (entries, next) = node.map()?.page(&m.names, &m.after, m.page_size as usize);
-                Ok(pb::GetMapResponse {
-                    epoch: EPOCH,
-                    entries,
-                    next,
-                })
+                Ok(pb::GetMapResponse { epoch: EPOCH, entries, next })
             },
         )
     }
@@ -127,24 +115,15 @@ impl Control for ControlService {
                 node.sessions.touch(m.client, now)?;
                 let empty = pb::RegisterResponse::default();
                 Ok(match map.register(&spec, m.client, now)? {
-                    Registered::Exists(placement) => pb::RegisterResponse {
-                        exists: true,
-                        placement: Some(placement),
-                        ..empty
-                    },
-                    Registered::UnderWay { retry_after_ms } => pb::RegisterResponse {
-                        under_way: true,
-                        retry_after_ms,
-                        ..empty
-                    },
-                    Registered::Reserved {
-                        reservation,
-                        placement,
-                    } => pb::RegisterResponse {
-                        reservation,
-                        placement: Some(placement),
-                        ..empty
-                    },
+                    Registered::Exists(placement) => {
+                        pb::RegisterResponse { exists: true, placement: Some(placement), ..empty }
+                    }
+                    Registered::UnderWay { retry_after_ms } => {
+                        pb::RegisterResponse { under_way: true, retry_after_ms, ..empty }
+                    }
+                    Registered::Reserved { reservation, placement } => {
+                        pb::RegisterResponse { reservation, placement: Some(placement), ..empty }
+                    }
                 })
             },
         )
@@ -162,11 +141,9 @@ impl Control for ControlService {
             |node, _, m| {
                 let spec = Arc::new(convert::spec_from_wire(m.spec.as_ref())?);
                 if m.slices.len() != m.indices.len() {
-                    return Err(
-                        Error::new(Kind::Config, "a reservation needs one index per slice")
-                            .tensor(spec.name.clone())
-                            .expected(m.slices.len(), m.indices.len()),
-                    );
+                    return Err(Error::new(Kind::Config, "a reservation needs one index per slice")
+                        .tensor(spec.name.clone())
+                        .expected(m.slices.len(), m.indices.len()));
                 }
                 let now = Instant::now();
                 node.sessions.touch(m.client, now)?;
@@ -179,11 +156,7 @@ impl Control for ControlService {
                     slices: pairs.map(|(id, index)| (SliceId(*id), *index as usize)).collect(),
                 };
                 let open = node.reservations.reserve(&node.shard, &wish, now)?;
-                let lease_ms = if open {
-                    node.reservations.lease().as_millis() as u32
-                } else {
-                    0
-                };
+                let lease_ms = if open { node.reservations.lease().as_millis() as u32 } else { 0 };
                 Ok(pb::ReserveResponse { lease_ms })
             },
         )
@@ -215,10 +188,7 @@ impl Control for ControlService {
                 let mut map = node.map()?;
                 node.sessions.touch(m.client, Instant::now())?;
                 let own = map.pending_on(m.reservation, node.index());
-                if own
-                    .iter()
-                    .any(|slice| !node.reservations.is_sealed(*slice, m.reservation))
-                {
+                if own.iter().any(|slice| !node.reservations.is_sealed(*slice, m.reservation)) {
                     return Err(Error::new(Kind::Config, "the reservation is not sealed"));
                 }
                 map.commit(m.reservation, m.client)?;
@@ -238,9 +208,7 @@ impl Control for ControlService {
             |_| 0,
             |node, _, m| {
                 let placement = node.map()?.unregister(&m.name, Instant::now())?;
-                Ok(pb::UnregisterResponse {
-                    placement: Some(placement),
-                })
+                Ok(pb::UnregisterResponse { placement: Some(placement) })
             },
         )
     }
@@ -269,15 +237,9 @@ impl Control for ControlService {
             Access::Look,
             |_| 0,
             |node, _, _| {
-                let counters = node
-                    .counters()
-                    .into_iter()
-                    .map(|(name, value)| (name.to_owned(), value))
-                    .collect();
-                Ok(pb::StatsResponse {
-                    counters,
-                    sessions: node.sessions.list(Instant::now(), MAX_LISTED),
-                })
+                let counters =
+                    node.counters().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+                Ok(pb::StatsResponse { counters, sessions: node.sessions.list(Instant::now(), MAX_LISTED) })
             },
         )
     }

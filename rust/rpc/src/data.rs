@@ -43,10 +43,7 @@ impl Data for DataService {
         request: tonic::Request<Streaming<pb::Frame>>,
     ) -> Result<tonic::Response<Self::ExchangeStream>, Status> {
         let peer = Peer::of(&request);
-        let stream = Exchange {
-            node: self.node.clone(),
-            peer,
-        };
+        let stream = Exchange { node: self.node.clone(), peer };
         let (answers, receiver) = channel(MAX_OWED);
         tokio::spawn(stream.serve(request.into_inner(), answers));
         Ok(tonic::Response::new(ReceiverStream::new(receiver)))
@@ -114,11 +111,7 @@ impl Exchange {
         let node = &self.node;
         node.check_serving()?;
         let request = convert::request_from_frame(frame)?;
-        let role = if matches!(request.verb, Verb::Pull) {
-            pb::Role::Reader
-        } else {
-            pb::Role::Worker
-        };
+        let role = if matches!(request.verb, Verb::Pull) { pb::Role::Reader } else { pb::Role::Worker };
         let client = request.route.client;
         self.peer.principal.authorize(role, client)?;
         let now = Instant::now();
@@ -128,17 +121,12 @@ impl Exchange {
         let name = |error: Error| error.tensor(slice.spec().name.clone());
         if slice.group() != request.route.group {
             return Err(name(
-                Error::new(Kind::Frame, "the slice belongs to another group").expected(
-                    format!("group {}", slice.group()),
-                    format!("group {}", request.route.group),
-                ),
+                Error::new(Kind::Frame, "the slice belongs to another group")
+                    .expected(format!("group {}", slice.group()), format!("group {}", request.route.group)),
             ));
         }
         let mut given = None;
-        if let Verb::Push {
-            dtype, reservation, ..
-        } = request.verb
-        {
+        if let Verb::Push { dtype, reservation, .. } = request.verb {
             given = reservation;
             if slice.spec().dtype != dtype {
                 return Err(name(
@@ -149,9 +137,7 @@ impl Exchange {
         }
         // What became of an initial assignment may be asked in every state of its reservation.
         if !matches!(request.verb, Verb::Resolve(_)) {
-            node.reservations
-                .admit(request.slice, given, client, now)
-                .map_err(name)?;
+            node.reservations.admit(request.slice, given, client, now).map_err(name)?;
         }
         Ok(request)
     }
@@ -161,14 +147,8 @@ impl Exchange {
         let client = request.route.client;
         let shard = &self.node.shard;
         match request.verb {
-            Verb::Push {
-                push,
-                want_values: true,
-                ..
-            } => self.push_pull(tag, &push, place).await,
-            Verb::Push {
-                push, reservation, ..
-            } => {
+            Verb::Push { push, want_values: true, .. } => self.push_pull(tag, &push, place).await,
+            Verb::Push { push, reservation, .. } => {
                 let stream = self.clone();
                 shard.push(&push, move |result| match result {
                     Ok(applied) => {
@@ -191,10 +171,7 @@ impl Exchange {
             }
             Verb::Resolve(identity) => match shard.resolve(slice, identity) {
                 Ok(Resolved::Applied(applied)) => {
-                    let applied = Applied {
-                        duplicate: true,
-                        ..applied
-                    };
+                    let applied = Applied { duplicate: true, ..applied };
                     place.send(Ok(convert::receipt(tag, &applied)));
                 }
                 Ok(Resolved::Fenced) => {
@@ -230,9 +207,7 @@ impl Exchange {
             Ok(applied) => {
                 self.count(client, &applied);
                 let pin = self.pin().await;
-                self.answer_values(place, tag, pin, Some(&applied), || {
-                    self.node.shard.pull(client, slice)
-                });
+                self.answer_values(place, tag, pin, Some(&applied), || self.node.shard.pull(client, slice));
             }
             Err(error) => self.refuse(place, tag, error),
         }
@@ -252,11 +227,7 @@ impl Exchange {
         pull: impl FnOnce() -> Result<Snapshot>,
     ) {
         let Some(pin) = pin else {
-            return self.refuse(
-                place,
-                tag,
-                Error::new(Kind::Internal, "the connection's pins are closed"),
-            );
+            return self.refuse(place, tag, Error::new(Kind::Internal, "the connection's pins are closed"));
         };
         match pull() {
             Ok(snapshot) => {

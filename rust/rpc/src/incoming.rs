@@ -28,26 +28,16 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) fn new() -> Self {
-        Self {
-            principal: Principal::ANYBODY,
-            pins: Arc::new(Semaphore::new(PINS)),
-        }
+        Self { principal: Principal::ANYBODY, pins: Arc::new(Semaphore::new(PINS)) }
     }
 
     /// The peer of a request.
     pub(crate) fn of<T>(request: &tonic::Request<T>) -> Self {
         // Without connection info the caller is nobody in particular, with pins of its own.
-        request
-            .extensions()
-            .get::<Self>()
-            .cloned()
-            .unwrap_or_else(|| Self {
-                principal: Principal {
-                    role: fastps_proto::v1::Role::Unspecified,
-                    client: None,
-                },
-                ..Self::new()
-            })
+        request.extensions().get::<Self>().cloned().unwrap_or_else(|| Self {
+            principal: Principal { role: fastps_proto::v1::Role::Unspecified, client: None },
+            ..Self::new()
+        })
     }
 }
 
@@ -84,12 +74,8 @@ pub(crate) fn accept(listener: TcpListener, node: Arc<Node>) -> impl Stream<Item
                 Ok((io, _)) => {
                     let _ = io.set_nodelay(true);
                     node.connections.fetch_add(1, Ordering::Relaxed);
-                    let connection = Connection {
-                        io,
-                        peer: Peer::new(),
-                        node: node.clone(),
-                        _permit: permit,
-                    };
+                    let connection =
+                        Connection { io, peer: Peer::new(), node: node.clone(), _permit: permit };
                     return Some((Ok(connection), (listener, node, room)));
                 }
                 Err(error) => {

@@ -57,13 +57,8 @@ pub(crate) struct Map {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Registered {
     Exists(pb::Placement),
-    UnderWay {
-        retry_after_ms: u32,
-    },
-    Reserved {
-        reservation: u64,
-        placement: pb::Placement,
-    },
+    UnderWay { retry_after_ms: u32 },
+    Reserved { reservation: u64, placement: pb::Placement },
 }
 
 impl Map {
@@ -88,15 +83,9 @@ impl Map {
             return Ok(Registered::Exists(entry.placement()));
         }
         if let Some(pending) = self.pending.get_mut(&spec.name).filter(|p| p.deadline >= now) {
-            let other = same(
-                &pending.entry.spec,
-                spec,
-                "the tensor is being registered with another",
-            );
+            let other = same(&pending.entry.spec, spec, "the tensor is being registered with another");
             if pending.client != client {
-                return other.map(|()| Registered::UnderWay {
-                    retry_after_ms: RETRY_MS,
-                });
+                return other.map(|()| Registered::UnderWay { retry_after_ms: RETRY_MS });
             }
             if other.is_ok() {
                 pending.deadline = now + self.lease;
@@ -112,14 +101,7 @@ impl Map {
         let entry = self.place(spec, reservation)?;
         let reserved = entry.reserved();
         self.reservations.insert(reservation, spec.name.clone());
-        self.pending.insert(
-            spec.name.clone(),
-            Pending {
-                entry,
-                client,
-                deadline: now + self.lease,
-            },
-        );
+        self.pending.insert(spec.name.clone(), Pending { entry, client, deadline: now + self.lease });
         Ok(reserved)
     }
 
@@ -156,25 +138,15 @@ impl Map {
                 group
             }
         };
-        let mut placement = pb::Placement {
-            group,
-            ..Default::default()
-        };
+        let mut placement = pb::Placement { group, ..Default::default() };
         for range in spec.slices() {
             let (shard, load) = least(&mut self.load);
             *load += slice_bytes(spec, range.len());
             placement.shards.push(shard);
             placement.slices.push(self.identifier());
         }
-        let wire = pb::MapEntry {
-            spec: Some(spec_to_wire(spec)),
-            placement: Some(placement),
-        };
-        Ok(Entry {
-            spec: Arc::new(spec.clone()),
-            wire,
-            reservation,
-        })
+        let wire = pb::MapEntry { spec: Some(spec_to_wire(spec)), placement: Some(placement) };
+        Ok(Entry { spec: Arc::new(spec.clone()), wire, reservation })
     }
 
     /// Forgets where an entry lies.
@@ -189,16 +161,10 @@ impl Map {
 
     /// The slices of a reservation that lie on `shard`, while it is not committed.
     pub(crate) fn pending_on(&self, reservation: u64, shard: u32) -> Vec<SliceId> {
-        let pending = self
-            .reservations
-            .get(&reservation)
-            .and_then(|name| self.pending.get(name));
+        let pending = self.reservations.get(&reservation).and_then(|name| self.pending.get(name));
         let placement = pending.map(|p| p.entry.placement()).unwrap_or_default();
         let pairs = placement.slices.into_iter().zip(placement.shards);
-        pairs
-            .filter(|(_, s)| *s == shard)
-            .map(|(id, _)| SliceId(id))
-            .collect()
+        pairs.filter(|(_, s)| *s == shard).map(|(id, _)| SliceId(id)).collect()
     }
 
     /// Last step of a registration: the tensor exists. Repeats change nothing.
@@ -228,10 +194,7 @@ impl Map {
     pub(crate) fn abandon(&mut self, slices: &[u64]) {
         let gone: HashSet<_> = slices.iter().collect();
         let owns = |entry: &Entry| entry.placement().slices.iter().any(|id| gone.contains(id));
-        let over: Vec<_> = self
-            .pending
-            .extract_if(|_, pending| owns(&pending.entry))
-            .collect();
+        let over: Vec<_> = self.pending.extract_if(|_, pending| owns(&pending.entry)).collect();
         for (_, pending) in over {
             self.release(&pending.entry);
         }
@@ -240,11 +203,7 @@ impl Map {
     /// Removes a tensor, or a registration that ran out; says where slices may still lie.
     pub(crate) fn unregister(&mut self, name: &str, now: Instant) -> Result<pb::Placement> {
         let abandoned = self.pending.get(name).is_some_and(|p| p.deadline < now);
-        let pending = if abandoned {
-            self.pending.remove(name).map(|p| p.entry)
-        } else {
-            None
-        };
+        let pending = if abandoned { self.pending.remove(name).map(|p| p.entry) } else { None };
         let entry = self.entries.remove(name).or(pending).ok_or_else(|| {
             let shown: String = name.chars().take(1024).collect();
             Error::new(Kind::UnknownTensor, "no such tensor is registered").tensor(shown)
@@ -264,11 +223,7 @@ impl Map {
         let limit = if page_size == 0 { PAGE } else { page_size.min(PAGE) };
         let mut page = Vec::new();
         let (mut bytes, mut last) = (0, None);
-        let from = if after.is_empty() {
-            Bound::Unbounded
-        } else {
-            Bound::Excluded(after)
-        };
+        let from = if after.is_empty() { Bound::Unbounded } else { Bound::Excluded(after) };
         let all = self.entries.range::<str, _>((from, Bound::Unbounded));
         for (name, entry) in all.filter(|(name, _)| wanted.is_empty() || wanted.contains(&***name)) {
             if page.len() >= limit || bytes >= PAGE_BYTES {
@@ -288,11 +243,7 @@ impl Map {
 
     /// Tensors, registrations under way, and bytes placed.
     pub(crate) fn counts(&self) -> (u64, u64, u64) {
-        (
-            self.entries.len() as u64,
-            self.pending.len() as u64,
-            self.load.iter().sum(),
-        )
+        (self.entries.len() as u64, self.pending.len() as u64, self.load.iter().sum())
     }
 }
 
@@ -302,10 +253,7 @@ impl Entry {
     }
 
     fn reserved(&self) -> Registered {
-        Registered::Reserved {
-            reservation: self.reservation,
-            placement: self.placement(),
-        }
+        Registered::Reserved { reservation: self.reservation, placement: self.placement() }
     }
 }
 
@@ -354,10 +302,7 @@ mod tests {
 
     fn reserved(outcome: Registered) -> (u64, pb::Placement) {
         match outcome {
-            Registered::Reserved {
-                reservation,
-                placement,
-            } => (reservation, placement),
+            Registered::Reserved { reservation, placement } => (reservation, placement),
             other => panic!("{other:?}"),
         }
     }
@@ -370,10 +315,8 @@ mod tests {
         let (_, small) = reserved(map.register(&spec("a", 10), 1, now).unwrap());
         let (_, other) = reserved(map.register(&spec("b", 10), 1, now).unwrap());
         assert_eq!((small.shards, other.shards), (vec![0], vec![1]));
-        let all: HashSet<_> = [&placement.slices, &small.slices, &other.slices]
-            .into_iter()
-            .flatten()
-            .collect();
+        let all: HashSet<_> =
+            [&placement.slices, &small.slices, &other.slices].into_iter().flatten().collect();
         assert_eq!(all.len(), 5);
     }
 
@@ -382,14 +325,8 @@ mod tests {
         let (mut map, now) = (Map::new(2, 1, LEASE), Instant::now());
         let w = spec("w", 10);
         let (first, placement) = reserved(map.register(&w, 1, now).unwrap());
-        assert_eq!(
-            reserved(map.register(&w, 1, now).unwrap()),
-            (first, placement.clone())
-        );
-        assert!(matches!(
-            map.register(&w, 2, now).unwrap(),
-            Registered::UnderWay { .. }
-        ));
+        assert_eq!(reserved(map.register(&w, 1, now).unwrap()), (first, placement.clone()));
+        assert!(matches!(map.register(&w, 2, now).unwrap(), Registered::UnderWay { .. }));
         assert!(map.page(&[], "", 0).0.is_empty());
         let later = now + LEASE + Duration::from_secs(1);
         let (second, again) = reserved(map.register(&w, 2, later).unwrap());
@@ -408,22 +345,9 @@ mod tests {
         let (reservation, _) = reserved(map.register(&spec("w", 10), 1, now).unwrap());
         for committed in [false, true] {
             let shape = map.register(&spec("w", 11), 2, now).unwrap_err();
-            assert_eq!(
-                (shape.kind, shape.expected.as_deref()),
-                (Kind::Config, Some("[10]")),
-                "{committed}"
-            );
+            assert_eq!((shape.kind, shape.expected.as_deref()), (Kind::Config, Some("[10]")), "{committed}");
             let rule = Optimizer::Adagrad(Adagrad::default());
-            let error = map
-                .register(
-                    &TensorSpec {
-                        optimizer: rule,
-                        ..spec("w", 10)
-                    },
-                    2,
-                    now,
-                )
-                .unwrap_err();
+            let error = map.register(&TensorSpec { optimizer: rule, ..spec("w", 10) }, 2, now).unwrap_err();
             assert!(error.message.contains("optimizer"), "{error}");
             map.commit(reservation, 1).unwrap();
         }

@@ -44,18 +44,12 @@ pub(crate) struct Reservations {
 }
 
 fn lost(reservation: u64) -> Error {
-    Error::new(
-        Kind::Lease,
-        format!("reservation {reservation} ran out or was taken over: register again"),
-    )
+    Error::new(Kind::Lease, format!("reservation {reservation} ran out or was taken over: register again"))
 }
 
 impl Reservations {
     pub(crate) fn new(lease: Duration) -> Self {
-        Self {
-            lease,
-            table: Mutex::default(),
-        }
+        Self { lease, table: Mutex::default() }
     }
 
     pub(crate) fn lease(&self) -> Duration {
@@ -82,21 +76,13 @@ impl Reservations {
             return Ok(true);
         }
         // A late repeat must not reopen what was sealed, so it is not an error either.
-        if ids
-            .iter()
-            .all(|id| table.slices.get(id) == Some(&wish.reservation))
-        {
+        if ids.iter().all(|id| table.slices.get(id) == Some(&wish.reservation)) {
             return Ok(false);
         }
         shard.create(&wish.spec, wish.group, &wish.slices)?;
         table.slices.extend(ids.iter().map(|id| (*id, wish.reservation)));
         let missing = ids.iter().copied().collect();
-        let open = Open {
-            client: wish.client,
-            slices: ids,
-            missing,
-            deadline: now + self.lease,
-        };
+        let open = Open { client: wish.client, slices: ids, missing, deadline: now + self.lease };
         table.open.insert(wish.reservation, open);
         Ok(true)
     }
@@ -118,13 +104,13 @@ impl Reservations {
             }
             (_, Some(given)) if given != own => Err(lost(given)),
             (Some(_), Some(_)) => Err(Error::new(Kind::Config, "the reservation is another client's")),
-            (Some(_), None) => Err(
-                Error::new(Kind::UnknownTensor, "the tensor is still being registered").retry_after_ms(100),
-            ),
-            (None, Some(_)) => Err(Error::new(
-                Kind::Config,
-                "the reservation is sealed: initial values came too late",
-            )),
+            (Some(_), None) => {
+                Err(Error::new(Kind::UnknownTensor, "the tensor is still being registered")
+                    .retry_after_ms(100))
+            }
+            (None, Some(_)) => {
+                Err(Error::new(Kind::Config, "the reservation is sealed: initial values came too late"))
+            }
         }
     }
 
@@ -163,10 +149,7 @@ impl Reservations {
     pub(crate) fn drop_slices(&self, shard: &Shard, slices: &[SliceId]) {
         let mut table = self.table();
         let gone: HashSet<_> = slices.iter().copied().collect();
-        let of: HashSet<_> = slices
-            .iter()
-            .filter_map(|id| table.slices.get(id).copied())
-            .collect();
+        let of: HashSet<_> = slices.iter().filter_map(|id| table.slices.get(id).copied()).collect();
         for reservation in of {
             if let Some(open) = table.open.get_mut(&reservation) {
                 open.slices.retain(|id| !gone.contains(id));
@@ -209,10 +192,7 @@ impl Table {
 fn check(wish: &Reserve) -> Result<()> {
     let name = |error: Error| Err(error.tensor(wish.spec.name.clone()));
     if wish.reservation == 0 || wish.slices.is_empty() {
-        return name(Error::new(
-            Kind::Config,
-            "a reservation needs an identifier and slices",
-        ));
+        return name(Error::new(Kind::Config, "a reservation needs an identifier and slices"));
     }
     let count = wish.spec.slice_count();
     if let Some((_, index)) = wish.slices.iter().find(|(_, index)| *index >= count) {
@@ -222,10 +202,7 @@ fn check(wish: &Reserve) -> Result<()> {
         );
     }
     if wish.slices.iter().map(|(id, _)| id).collect::<HashSet<_>>().len() != wish.slices.len() {
-        return name(Error::new(
-            Kind::Config,
-            "a slice stands twice in one reservation",
-        ));
+        return name(Error::new(Kind::Config, "a slice stands twice in one reservation"));
     }
     Ok(())
 }

@@ -62,11 +62,7 @@ impl Server {
             let map = if shard.index == 0 {
                 // The upper half is random: see `Map::new`.
                 let first = random()? >> 33 << 32;
-                Some(Mutex::new(Map::new(
-                    cluster.len(),
-                    first,
-                    config.reservation_lease,
-                )))
+                Some(Mutex::new(Map::new(cluster.len(), first, config.reservation_lease)))
             } else {
                 None
             };
@@ -85,12 +81,7 @@ impl Server {
             nodes.push(node.clone());
             threads.push(spawn(shard, node, config.insecure)?);
         }
-        Ok(Self {
-            addresses,
-            nodes,
-            phase,
-            threads: Mutex::new(threads),
-        })
+        Ok(Self { addresses, nodes, phase, threads: Mutex::new(threads) })
     }
 
     /// The addresses of this process's shards, with their actual ports.
@@ -100,10 +91,7 @@ impl Server {
 
     /// Index in the cluster and address of each shard of this process.
     pub fn shards(&self) -> impl Iterator<Item = (u32, &str)> {
-        self.nodes
-            .iter()
-            .map(|n| n.index())
-            .zip(self.addresses.iter().map(String::as_str))
+        self.nodes.iter().map(|n| n.index()).zip(self.addresses.iter().map(String::as_str))
     }
 
     /// Counters of this process's shards, without a connection.
@@ -120,11 +108,7 @@ impl Server {
             return Ok(());
         }
         self.phase.send_replace(Phase::Draining);
-        if self
-            .nodes
-            .iter()
-            .any(|node| node.connections.load(Ordering::Relaxed) > 0)
-        {
+        if self.nodes.iter().any(|node| node.connections.load(Ordering::Relaxed) > 0) {
             std::thread::sleep(DRAIN.min(timeout / 4));
         }
         // hyper's graceful shutdown can wait for ever for an idle client (hyper#4170), so it gets a limited time.
@@ -134,10 +118,7 @@ impl Server {
             self.phase.send_replace(Phase::Cutting);
             if !all_finished(&threads, deadline.max(cut + LEAVE)) {
                 threads.clear();
-                return Err(Error::new(
-                    Kind::Deadline,
-                    "a shard's thread did not leave in time",
-                ));
+                return Err(Error::new(Kind::Deadline, "a shard's thread did not leave in time"));
             }
         }
         for thread in threads.drain(..) {
@@ -222,9 +203,7 @@ async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool) -> Result<()> {
     let mut draining = node.phase.clone();
     let drain = tokio::spawn(async move {
         let _ = draining.wait_for(|phase| *phase >= Phase::Draining).await;
-        health
-            .set_service_status("", tonic_health::ServingStatus::NotServing)
-            .await;
+        health.set_service_status("", tonic_health::ServingStatus::NotServing).await;
         health.set_not_serving::<ControlServer<ControlService>>().await;
         health.set_not_serving::<DataServer<DataService>>().await;
     });

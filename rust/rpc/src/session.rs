@@ -2,6 +2,7 @@
 //! of the client can be dropped without a push being applied twice.
 
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::fault::fault;
 use fastps_proto::v1 as pb;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -39,10 +40,7 @@ pub(crate) struct Sessions {
 
 impl Sessions {
     pub(crate) fn new(lease: Duration) -> Self {
-        Self {
-            lease,
-            table: Mutex::default(),
-        }
+        Self { lease, table: Mutex::default() }
     }
 
     pub(crate) fn lease(&self) -> Duration {
@@ -59,12 +57,8 @@ impl Sessions {
             return Err(Error::new(Kind::Config, "a client's incarnation is not 0"));
         }
         if name.len() > MAX_NAME {
-            return Err(
-                Error::new(Kind::Config, "the client's name is too long").expected(
-                    format!("at most {MAX_NAME} bytes"),
-                    format!("{} bytes", name.len()),
-                ),
-            );
+            return Err(Error::new(Kind::Config, "the client's name is too long")
+                .expected(format!("at most {MAX_NAME} bytes"), format!("{} bytes", name.len())));
         }
         let mut table = self.table();
         if let Some(session) = table.live.get_mut(&client) {
@@ -79,14 +73,7 @@ impl Sessions {
                 .expected(format!("at most {MAX_SESSIONS}"), "one more")
                 .retry_after_ms(self.lease.as_millis() as u64));
         }
-        table.live.insert(
-            client,
-            Session {
-                name: name.to_owned(),
-                last_seen: now,
-                applied: 0,
-            },
-        );
+        table.live.insert(client, Session { name: name.to_owned(), last_seen: now, applied: 0 });
         Ok(())
     }
 
@@ -113,16 +100,13 @@ impl Sessions {
         let mut table = self.table();
         let previous = table.last_sweep.replace(now);
         // A server that was itself asleep (suspended, stopped, starved) has not listened: the clients get that time.
-        let late = previous
-            .map_or(Duration::ZERO, |p| now.duration_since(p))
-            .saturating_sub(period);
+        let late = previous.map_or(Duration::ZERO, |p| now.duration_since(p)).saturating_sub(period);
         if late > period {
-            table
-                .live
-                .values_mut()
-                .for_each(|session| session.last_seen += late);
+            table.live.values_mut().for_each(|session| session.last_seen += late);
         }
-        let over = |session: &Session| now.saturating_duration_since(session.last_seen) > self.lease;
+        let over = |session: &Session| {
+            now.saturating_duration_since(session.last_seen) > self.lease && !fault("lease_never_expires")
+        };
         let ended: Vec<_> = table.live.extract_if(|_, session| over(session)).collect();
         for (client, _) in &ended {
             table.ended.insert(*client);
@@ -134,10 +118,7 @@ impl Sessions {
                 table.ended.remove(&client);
             }
         }
-        ended
-            .into_iter()
-            .map(|(client, session)| (client, session.name))
-            .collect()
+        ended.into_iter().map(|(client, session)| (client, session.name)).collect()
     }
 
     /// Live sessions, and how many have ended.
@@ -207,25 +188,15 @@ mod tests {
         let (sessions, start) = (Sessions::new(LEASE), Instant::now());
         sessions.sweep(start, PERIOD);
         sessions.hello(1, "", false, start).unwrap();
-        assert!(
-            sessions
-                .sweep(start + Duration::from_secs(1000), PERIOD)
-                .is_empty()
-        );
+        assert!(sessions.sweep(start + Duration::from_secs(1000), PERIOD).is_empty());
     }
 
     #[test]
     fn bad_hellos_are_refused() {
         let sessions = Sessions::new(LEASE);
+        assert_eq!(sessions.hello(0, "", false, Instant::now()).unwrap_err().kind, Kind::Config);
         assert_eq!(
-            sessions.hello(0, "", false, Instant::now()).unwrap_err().kind,
-            Kind::Config
-        );
-        assert_eq!(
-            sessions
-                .hello(1, &"x".repeat(257), false, Instant::now())
-                .unwrap_err()
-                .kind,
+            sessions.hello(1, &"x".repeat(257), false, Instant::now()).unwrap_err().kind,
             Kind::Config
         );
     }

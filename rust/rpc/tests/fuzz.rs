@@ -9,8 +9,8 @@ use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::tensor::{Apply, DType, SliceId, TensorSpec};
 use fastps_proto::v1 as pb;
 use fastps_rpc::convert::{self, Verb};
-use prost::Message;
 use proptest::prelude::*;
+use prost::Message;
 use std::sync::{Arc, LazyLock, Mutex};
 
 const ELEMENTS: usize = 130;
@@ -65,7 +65,13 @@ fn number(sensible: u64) -> impl Strategy<Value = u64> {
 }
 
 fn header() -> impl Strategy<Value = pb::Header> {
-    let kinds = (0..24_i32, number(3), prop_oneof![6 => Just(ELEMENTS as u64), 1 => any::<u64>()], 0..6_i32, 0..3_i32);
+    let kinds = (
+        0..24_i32,
+        number(3),
+        prop_oneof![6 => Just(ELEMENTS as u64), 1 => any::<u64>()],
+        0..6_i32,
+        0..3_i32,
+    );
     let ids = (number(1), number(2), number(3), number(200));
     let options = (
         any::<Option<u64>>(),
@@ -74,31 +80,34 @@ fn header() -> impl Strategy<Value = pb::Header> {
         prop_oneof![9 => Just(None), 1 => any::<Option<u32>>()],
         prop_oneof![9 => Just(None), 1 => any::<Option<u64>>()],
     );
-    (kinds, ids, options).prop_map(|((kind, slice, count, codec, dtype), (group, epoch, client, sequence), options)| {
-        let (base_version, lr, scale, crc32c, reserved) = options;
-        pb::Header {
-            kind,
-            slice,
-            count,
-            codec,
-            dtype,
-            group: group as u32,
-            epoch,
-            client,
-            sequence,
-            base_version,
-            lr,
-            scale,
-            crc32c,
-            have_version: reserved,
-            ..pb::Header::default()
-        }
-    })
+    (kinds, ids, options).prop_map(
+        |((kind, slice, count, codec, dtype), (group, epoch, client, sequence), options)| {
+            let (base_version, lr, scale, crc32c, reserved) = options;
+            pb::Header {
+                kind,
+                slice,
+                count,
+                codec,
+                dtype,
+                group: group as u32,
+                epoch,
+                client,
+                sequence,
+                base_version,
+                lr,
+                scale,
+                crc32c,
+                have_version: reserved,
+                ..pb::Header::default()
+            }
+        },
+    )
 }
 
 fn payload() -> impl Strategy<Value = Vec<u8>> {
     let floats = |n: usize| {
-        prop::collection::vec(any::<f32>(), n).prop_map(|v| v.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>())
+        prop::collection::vec(any::<f32>(), n)
+            .prop_map(|v| v.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>())
     };
     // The right lengths of each codec, and any length.
     prop_oneof![

@@ -101,16 +101,8 @@ impl Exchange {
     }
 
     async fn pull(&mut self, route: Route, slice: u64) -> (u64, Bytes) {
-        match self
-            .ask(convert::read_frame(5, route, SliceId(slice), false))
-            .await
-        {
-            Answer::Values {
-                version,
-                payload,
-                applied: None,
-                ..
-            } => (version, payload),
+        match self.ask(convert::read_frame(5, route, SliceId(slice), false)).await {
+            Answer::Values { version, payload, applied: None, .. } => (version, payload),
             other => panic!("{other:?}"),
         }
     }
@@ -118,46 +110,23 @@ impl Exchange {
 
 impl Shard {
     async fn connect(address: &str, client: u64) -> Self {
-        let channel = Channel::from_shared(format!("http://{address}"))
-            .unwrap()
-            .connect()
-            .await
-            .unwrap();
+        let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
         let mut control = ControlClient::new(channel.clone());
-        let hello = pb::HelloRequest {
-            client,
-            name: "test".into(),
-            ..Default::default()
-        };
+        let hello = pb::HelloRequest { client, name: "test".into(), ..Default::default() };
         control.hello(timed(hello)).await.unwrap();
-        Self {
-            channel,
-            control,
-            client,
-        }
+        Self { channel, control, client }
     }
 
     async fn exchange(&self) -> Exchange {
         let (frames, receiver) = mpsc::channel(64);
         let mut data = DataClient::new(self.channel.clone()).max_decoding_message_size(8 << 20);
-        let answers = data
-            .exchange(ReceiverStream::new(receiver))
-            .await
-            .unwrap()
-            .into_inner();
+        let answers = data.exchange(ReceiverStream::new(receiver)).await.unwrap().into_inner();
         Exchange { frames, answers }
     }
 
     async fn register(&mut self, spec: &pb::TensorSpec) -> Result<pb::RegisterResponse, Error> {
-        let ask = pb::RegisterRequest {
-            spec: Some(spec.clone()),
-            client: self.client,
-        };
-        self.control
-            .register(timed(ask))
-            .await
-            .map(tonic::Response::into_inner)
-            .map_err(error)
+        let ask = pb::RegisterRequest { spec: Some(spec.clone()), client: self.client };
+        self.control.register(timed(ask)).await.map(tonic::Response::into_inner).map_err(error)
     }
 
     async fn reserve(&mut self, spec: &pb::TensorSpec, place: &pb::RegisterResponse) -> Result<u32, Error> {
@@ -170,26 +139,15 @@ impl Shard {
             group: placement.group,
             client: self.client,
         };
-        self.control
-            .reserve(timed(ask))
-            .await
-            .map(|r| r.into_inner().lease_ms)
-            .map_err(error)
+        self.control.reserve(timed(ask)).await.map(|r| r.into_inner().lease_ms).map_err(error)
     }
 
     async fn seal(&mut self, reservation: u64) -> Result<(), Error> {
-        self.control
-            .seal(timed(pb::SealRequest { reservation }))
-            .await
-            .map(drop)
-            .map_err(error)
+        self.control.seal(timed(pb::SealRequest { reservation })).await.map(drop).map_err(error)
     }
 
     async fn commit(&mut self, reservation: u64) -> Result<(), Error> {
-        let ask = pb::CommitRequest {
-            reservation,
-            client: self.client,
-        };
+        let ask = pb::CommitRequest { reservation, client: self.client };
         self.control.commit(timed(ask)).await.map(drop).map_err(error)
     }
 
@@ -198,15 +156,9 @@ impl Shard {
         let spec = spec(name, values.len() as u64);
         let place = self.register(&spec).await.unwrap();
         let slice = place.placement.as_ref().unwrap().slices[0];
-        let route = Route {
-            group: place.placement.as_ref().unwrap().group,
-            epoch: 1,
-            client: self.client,
-        };
+        let route = Route { group: place.placement.as_ref().unwrap().group, epoch: 1, client: self.client };
         assert!(self.reserve(&spec, &place).await.unwrap() > 0);
-        let receipt = exchange
-            .ask(initial(route, slice, place.reservation, values))
-            .await;
+        let receipt = exchange.ask(initial(route, slice, place.reservation, values)).await;
         assert!(matches!(receipt, Answer::Receipt(_)), "{receipt:?}");
         self.seal(place.reservation).await.unwrap();
         self.commit(place.reservation).await.unwrap();
@@ -214,12 +166,7 @@ impl Shard {
     }
 
     async fn counter(&mut self, name: &str) -> u64 {
-        self.control
-            .stats(timed(pb::StatsRequest {}))
-            .await
-            .unwrap()
-            .into_inner()
-            .counters[name]
+        self.control.stats(timed(pb::StatsRequest {})).await.unwrap().into_inner().counters[name]
     }
 }
 
@@ -233,10 +180,7 @@ fn frame(route: Route, slice: u64, action: Action, sequence: u64, values: &[f32]
     let push = Push {
         slice: SliceId(slice),
         action,
-        identity: Identity {
-            client: route.client,
-            sequence: sequence + 1,
-        },
+        identity: Identity { client: route.client, sequence: sequence + 1 },
         base: None,
         lr: None,
         scale: None,
@@ -274,9 +218,7 @@ async fn register_push_pull() {
     let (_server, mut shard, mut stream) = start().await;
     let (route, slice) = shard.create(&mut stream, "w", &[1.0, 2.0, 3.0]).await;
     let receipt = stream.ask(push(route, slice, 1, &[0.5, 0.5, 1.0])).await;
-    let Answer::Receipt(applied) = receipt else {
-        panic!("{receipt:?}")
-    };
+    let Answer::Receipt(applied) = receipt else { panic!("{receipt:?}") };
     assert_eq!((applied.version, applied.own, applied.duplicate), (2, 2, false));
     assert_eq!(stream.pull(route, slice).await, (2, bytes(&[0.5, 1.5, 2.0])));
 
@@ -285,24 +227,12 @@ async fn register_push_pull() {
     header(&mut wants).base_version = Some(2);
     header(&mut wants).base_own = Some(2);
     let values = stream.ask(wants).await;
-    let Answer::Values {
-        version: 3,
-        step: 2,
-        applied: Some(applied),
-        payload,
-        ..
-    } = values
-    else {
+    let Answer::Values { version: 3, step: 2, applied: Some(applied), payload, .. } = values else {
         panic!("{values:?}")
     };
     assert_eq!((applied.staleness, payload), (Some(0), bytes(&[-0.5, 0.5, 1.0])));
 
-    let map = shard
-        .control
-        .get_map(timed(pb::GetMapRequest::default()))
-        .await
-        .unwrap()
-        .into_inner();
+    let map = shard.control.get_map(timed(pb::GetMapRequest::default())).await.unwrap().into_inner();
     assert_eq!((map.epoch, map.entries.len(), map.next.as_str()), (1, 1, ""));
     assert_eq!(map.entries[0].placement.as_ref().unwrap().slices, [slice]);
     assert!(shard.register(&spec("w", 3)).await.unwrap().exists);
@@ -313,29 +243,11 @@ async fn register_push_pull() {
     );
 
     let ask = pb::UnregisterRequest { name: "w".into() };
-    let placement = shard
-        .control
-        .unregister(timed(ask.clone()))
-        .await
-        .unwrap()
-        .into_inner()
-        .placement
-        .unwrap();
-    shard
-        .control
-        .drop(timed(pb::DropRequest {
-            slices: placement.slices,
-        }))
-        .await
-        .unwrap();
-    assert_eq!(
-        stream.refusal(push(route, slice, 3, &[1.0; 3])).await.kind,
-        Kind::UnknownTensor
-    );
-    assert_eq!(
-        error(shard.control.unregister(timed(ask)).await.unwrap_err()).kind,
-        Kind::UnknownTensor
-    );
+    let placement =
+        shard.control.unregister(timed(ask.clone())).await.unwrap().into_inner().placement.unwrap();
+    shard.control.drop(timed(pb::DropRequest { slices: placement.slices })).await.unwrap();
+    assert_eq!(stream.refusal(push(route, slice, 3, &[1.0; 3])).await.kind, Kind::UnknownTensor);
+    assert_eq!(error(shard.control.unregister(timed(ask)).await.unwrap_err()).kind, Kind::UnknownTensor);
     assert_eq!(shard.counter("memory_used").await, 0);
 }
 
@@ -344,9 +256,7 @@ async fn a_repeat_is_not_applied_again_and_resolve_fences() {
     let (_server, mut shard, mut stream) = start().await;
     let (route, slice) = shard.create(&mut stream, "w", &[0.0; 3]).await;
     for duplicate in [false, true, true] {
-        let Answer::Receipt(applied) = stream.ask(push(route, slice, 1, &[1.0; 3])).await else {
-            panic!()
-        };
+        let Answer::Receipt(applied) = stream.ask(push(route, slice, 1, &[1.0; 3])).await else { panic!() };
         assert_eq!((applied.version, applied.duplicate), (2, duplicate));
     }
     let resolve = |sequence: u64| convert::resolve_frame(9, route, SliceId(slice), sequence + 1);
@@ -432,29 +342,18 @@ async fn an_oversize_message_ends_its_stream_alone() {
 async fn state_travels_both_ways() {
     let (_server, mut shard, mut stream) = start().await;
     let mut adam = spec("a", 3);
-    adam.optimizer = Some(pb::Optimizer {
-        name: "adam".into(),
-        ..Default::default()
-    });
+    adam.optimizer = Some(pb::Optimizer { name: "adam".into(), ..Default::default() });
     let place = shard.register(&adam).await.unwrap();
     let slice = place.placement.as_ref().unwrap().slices[0];
-    let route = Route {
-        group: 1,
-        epoch: 1,
-        client: CLIENT,
-    };
+    let route = Route { group: 1, epoch: 1, client: CLIENT };
     shard.reserve(&adam, &place).await.unwrap();
-    stream
-        .ask(initial(route, slice, place.reservation, &[1.0; 3]))
-        .await;
+    stream.ask(initial(route, slice, place.reservation, &[1.0; 3])).await;
     shard.seal(place.reservation).await.unwrap();
     shard.commit(place.reservation).await.unwrap();
     let mut assign = frame(route, slice, Action::AssignState { step: 7 }, 1, &[0.25; 6]);
     header(&mut assign).count = 3;
     assert!(matches!(stream.ask(assign).await, Answer::Receipt(_)));
-    let answer = stream
-        .ask(convert::read_frame(5, route, SliceId(slice), true))
-        .await;
+    let answer = stream.ask(convert::read_frame(5, route, SliceId(slice), true)).await;
     assert!(matches!(answer, Answer::Values { step: 7, payload, .. } if payload == bytes(&[0.25; 6])));
 }
 
@@ -469,32 +368,13 @@ async fn a_silent_client_loses_its_session() {
         stream.pull(route, slice).await;
     }
     tokio::time::sleep(3 * lease).await;
-    assert_eq!(
-        stream.refusal(push(route, slice, 1, &[1.0; 3])).await.kind,
-        Kind::Lease
-    );
+    assert_eq!(stream.refusal(push(route, slice, 1, &[1.0; 3])).await.kind, Kind::Lease);
     for renew in [true, false] {
-        let hello = pb::HelloRequest {
-            client: CLIENT,
-            renew,
-            ..Default::default()
-        };
-        assert_eq!(
-            error(shard.control.hello(timed(hello)).await.unwrap_err()).kind,
-            Kind::Lease
-        );
+        let hello = pb::HelloRequest { client: CLIENT, renew, ..Default::default() };
+        assert_eq!(error(shard.control.hello(timed(hello)).await.unwrap_err()).kind, Kind::Lease);
     }
-    assert_eq!(
-        (
-            shard.counter("sessions_expired").await,
-            shard.counter("identity_entries").await
-        ),
-        (1, 0)
-    );
-    let hello = pb::HelloRequest {
-        client: 77,
-        ..Default::default()
-    };
+    assert_eq!((shard.counter("sessions_expired").await, shard.counter("identity_entries").await), (1, 0));
+    let hello = pb::HelloRequest { client: 77, ..Default::default() };
     shard.control.hello(timed(hello)).await.unwrap();
     let route = Route { client: 77, ..route };
     assert_eq!(stream.pull(route, slice).await, (2, bytes(&[0.0; 3])));
@@ -503,79 +383,43 @@ async fn a_silent_client_loses_its_session() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_registration_is_waited_for_and_taken_over() {
     let reservation_lease = Duration::from_millis(200);
-    let (server, mut first, mut stream) = start_with(&ServerConfig {
-        reservation_lease,
-        ..config()
-    })
-    .await;
+    let (server, mut first, mut stream) = start_with(&ServerConfig { reservation_lease, ..config() }).await;
     let mut second = Shard::connect(&server.addresses()[0], 2).await;
     let w = spec("w", 3);
     let place = first.register(&w).await.unwrap();
     let slice = place.placement.as_ref().unwrap().slices[0];
-    let route = Route {
-        group: 1,
-        epoch: 1,
-        client: CLIENT,
-    };
+    let route = Route { group: 1, epoch: 1, client: CLIENT };
     first.reserve(&w, &place).await.unwrap();
     first.reserve(&w, &place).await.unwrap();
-    assert_eq!(
-        first.seal(place.reservation).await.unwrap_err().kind,
-        Kind::Config
-    );
-    assert_eq!(
-        first.commit(place.reservation).await.unwrap_err().kind,
-        Kind::Config
-    );
+    assert_eq!(first.seal(place.reservation).await.unwrap_err().kind, Kind::Config);
+    assert_eq!(first.commit(place.reservation).await.unwrap_err().kind, Kind::Config);
     let early = stream.refusal(push(route, slice, 1, &[1.0; 3])).await;
-    assert_eq!(
-        (early.kind, early.tensor.as_deref()),
-        (Kind::UnknownTensor, Some("w"))
-    );
+    assert_eq!((early.kind, early.tensor.as_deref()), (Kind::UnknownTensor, Some("w")));
     assert!(second.register(&w).await.unwrap().under_way);
-    assert_eq!(
-        second.register(&spec("w", 4)).await.unwrap_err().kind,
-        Kind::Config
-    );
+    assert_eq!(second.register(&spec("w", 4)).await.unwrap_err().kind, Kind::Config);
 
     tokio::time::sleep(2 * reservation_lease).await;
-    assert_eq!(
-        (
-            first.counter("memory_used").await,
-            first.counter("reservations_expired").await
-        ),
-        (0, 1)
-    );
+    assert_eq!((first.counter("memory_used").await, first.counter("reservations_expired").await), (0, 1));
     let again = second.register(&w).await.unwrap();
     assert!(!again.under_way && again.reservation != place.reservation);
     assert_eq!(
-        stream
-            .refusal(initial(route, slice, place.reservation, &[7.0; 3]))
-            .await
-            .kind,
+        stream.refusal(initial(route, slice, place.reservation, &[7.0; 3])).await.kind,
         Kind::UnknownTensor
     );
     assert_eq!(first.seal(place.reservation).await.unwrap_err().kind, Kind::Lease);
-    assert_eq!(
-        first.commit(place.reservation).await.unwrap_err().kind,
-        Kind::Lease
-    );
+    assert_eq!(first.commit(place.reservation).await.unwrap_err().kind, Kind::Lease);
 
     let slice = again.placement.as_ref().unwrap().slices[0];
     let mut other = second.exchange().await;
     let route = Route { client: 2, ..route };
     second.reserve(&w, &again).await.unwrap();
     assert!(matches!(
-        other
-            .ask(initial(route, slice, again.reservation, &[5.0; 3]))
-            .await,
+        other.ask(initial(route, slice, again.reservation, &[5.0; 3])).await,
         Answer::Receipt(_)
     ));
     second.seal(again.reservation).await.unwrap();
     assert_eq!(second.reserve(&w, &again).await.unwrap(), 0);
-    let late = other
-        .refusal(initial(route, slice, again.reservation, &[6.0; 3]))
-        .await;
+    let late = other.refusal(initial(route, slice, again.reservation, &[6.0; 3])).await;
     assert_eq!(late.kind, Kind::Config);
     second.commit(again.reservation).await.unwrap();
     second.commit(again.reservation).await.unwrap();
@@ -585,60 +429,30 @@ async fn a_registration_is_waited_for_and_taken_over() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn what_does_not_fit_is_refused() {
-    let (_server, mut shard, mut stream) = start_with(&ServerConfig {
-        memory_limit: Some(1 << 20),
-        ..config()
-    })
-    .await;
+    let (_server, mut shard, mut stream) =
+        start_with(&ServerConfig { memory_limit: Some(1 << 20), ..config() }).await;
     let big = spec("big", SLICE);
     let place = shard.register(&big).await.unwrap();
     let refused = shard.reserve(&big, &place).await.unwrap_err();
-    assert_eq!(
-        (refused.kind, refused.tensor.as_deref()),
-        (Kind::Capacity, Some("big"))
-    );
+    assert_eq!((refused.kind, refused.tensor.as_deref()), (Kind::Capacity, Some("big")));
     let slices = place.placement.unwrap().slices;
-    shard
-        .control
-        .drop(timed(pb::DropRequest { slices }))
-        .await
-        .unwrap();
+    shard.control.drop(timed(pb::DropRequest { slices })).await.unwrap();
     assert_eq!(shard.counter("registrations").await, 0);
     assert_eq!(shard.counter("memory_used").await, 0);
-    assert_eq!(
-        shard.register(&spec("huge", 1 << 56)).await.unwrap_err().kind,
-        Kind::Capacity
-    );
-    assert_eq!(
-        shard.register(&spec("absurd", 1 << 60)).await.unwrap_err().kind,
-        Kind::Shape
-    );
+    assert_eq!(shard.register(&spec("huge", 1 << 56)).await.unwrap_err().kind, Kind::Capacity);
+    assert_eq!(shard.register(&spec("absurd", 1 << 60)).await.unwrap_err().kind, Kind::Shape);
     shard.create(&mut stream, "small", &[1.0; 3]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn shards_share_a_tensor() {
-    let (server, mut first, _stream) = start_with(&ServerConfig {
-        shards: 2,
-        ..config()
-    })
-    .await;
+    let (server, mut first, _stream) = start_with(&ServerConfig { shards: 2, ..config() }).await;
     let mut second = Shard::connect(&server.addresses()[1], CLIENT).await;
-    let place = first
-        .register(&spec("w", 2 * SLICE))
-        .await
-        .unwrap()
-        .placement
-        .unwrap();
+    let place = first.register(&spec("w", 2 * SLICE)).await.unwrap().placement.unwrap();
     assert_eq!(place.shards, [0, 1]);
     let elsewhere = second.register(&spec("w", 2 * SLICE)).await.unwrap_err();
     assert_eq!((elsewhere.kind, elsewhere.shard), (Kind::Config, Some(1)));
-    let hello = pb::HelloRequest {
-        client: CLIENT,
-        renew: true,
-        protocol_minor: 9,
-        ..Default::default()
-    };
+    let hello = pb::HelloRequest { client: CLIENT, renew: true, protocol_minor: 9, ..Default::default() };
     let hello = second.control.hello(timed(hello)).await.unwrap().into_inner();
     assert_eq!((hello.shard, hello.cluster.as_slice()), (1, server.addresses()));
     assert_eq!((hello.protocol_minor, hello.role()), (0, pb::Role::Admin));
@@ -650,11 +464,7 @@ struct Holding(Mutex<Vec<Held>>);
 
 impl Policy for Holding {
     fn admit(&self, _slice: &Slice, push: &Push<'_>) -> Admission {
-        if push.action == Action::Gradient {
-            Admission::Hold
-        } else {
-            Admission::Apply
-        }
+        if push.action == Action::Gradient { Admission::Hold } else { Admission::Apply }
     }
     fn hold(&self, held: Held) {
         self.0.lock().unwrap().push(held);
@@ -664,10 +474,7 @@ impl Policy for Holding {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn held_pushes_are_answered_later_in_any_order() {
     let holding = Arc::new(Holding::default());
-    let config = ServerConfig {
-        policy: Some(holding.clone()),
-        ..config()
-    };
+    let config = ServerConfig { policy: Some(holding.clone()), ..config() };
     let (_server, mut shard, mut stream) = start_with(&config).await;
     let (route, slice) = shard.create(&mut stream, "w", &[0.0; 3]).await;
     for sequence in 1..=8 {
@@ -679,9 +486,7 @@ async fn held_pushes_are_answered_later_in_any_order() {
     let mut held = std::mem::take(&mut *holding.0.lock().unwrap());
     assert_eq!(held.len(), 8);
     held.reverse();
-    std::thread::spawn(|| held.into_iter().for_each(Held::release))
-        .join()
-        .unwrap();
+    std::thread::spawn(|| held.into_iter().for_each(Held::release)).join().unwrap();
     let mut tags = Vec::new();
     for _ in 0..8 {
         let (tag, answer) = stream.answer().await;
@@ -701,14 +506,7 @@ async fn a_reader_that_stalls_delays_nobody_and_pins_two_slices() {
     let slow = Shard::connect(&server.addresses()[0], 2).await;
     let mut stalled = slow.exchange().await;
     for _ in 0..40 {
-        stalled
-            .send(convert::read_frame(
-                5,
-                Route { client: 2, ..route },
-                SliceId(slice),
-                false,
-            ))
-            .await;
+        stalled.send(convert::read_frame(5, Route { client: 2, ..route }, SliceId(slice), false)).await;
     }
     tokio::time::sleep(Duration::from_millis(200)).await;
     let started = Instant::now();
@@ -719,14 +517,9 @@ async fn a_reader_that_stalls_delays_nobody_and_pins_two_slices() {
     assert!(started.elapsed() < Duration::from_secs(5));
     assert!(shard.counter("pulls").await < 40);
     for _ in 0..40 {
-        let (_, Answer::Values { version, payload, .. }) = stalled.answer().await else {
-            panic!()
-        };
+        let (_, Answer::Values { version, payload, .. }) = stalled.answer().await else { panic!() };
         let expected = 2.0 - version as f32;
-        assert!(
-            payload == bytes(&vec![expected; SLICE as usize]),
-            "version {version} is not whole"
-        );
+        assert!(payload == bytes(&vec![expected; SLICE as usize]), "version {version} is not whole");
     }
 }
 
@@ -766,14 +559,8 @@ async fn health_and_reflection_answer() {
     use tonic_reflection::pb::v1::{ServerReflectionRequest, server_reflection_response::MessageResponse};
     let (_server, shard, _stream) = start().await;
     for service in ["", "fastps.v1.Control", "fastps.v1.Data"] {
-        let ask = HealthCheckRequest {
-            service: service.into(),
-        };
-        let answer = HealthClient::new(shard.channel.clone())
-            .check(ask)
-            .await
-            .unwrap()
-            .into_inner();
+        let ask = HealthCheckRequest { service: service.into() };
+        let answer = HealthClient::new(shard.channel.clone()).check(ask).await.unwrap().into_inner();
         assert_eq!(answer.status, 1, "{service}");
     }
     let ask = ServerReflectionRequest {
@@ -781,48 +568,23 @@ async fn health_and_reflection_answer() {
         message_request: Some(MessageRequest::ListServices(String::new())),
     };
     let mut client = ServerReflectionClient::new(shard.channel.clone());
-    let mut answers = client
-        .server_reflection_info(tokio_stream::once(ask))
-        .await
-        .unwrap()
-        .into_inner();
-    let answer = answers
-        .message()
-        .await
-        .unwrap()
-        .unwrap()
-        .message_response
-        .unwrap();
-    let MessageResponse::ListServicesResponse(list) = answer else {
-        panic!("{answer:?}")
-    };
+    let mut answers = client.server_reflection_info(tokio_stream::once(ask)).await.unwrap().into_inner();
+    let answer = answers.message().await.unwrap().unwrap().message_response.unwrap();
+    let MessageResponse::ListServicesResponse(list) = answer else { panic!("{answer:?}") };
     let names: Vec<_> = list.service.iter().map(|s| s.name.as_str()).collect();
-    assert!(
-        names.contains(&"fastps.v1.Data") && names.contains(&"fastps.v1.Control"),
-        "{names:?}"
-    );
+    assert!(names.contains(&"fastps.v1.Data") && names.contains(&"fastps.v1.Control"), "{names:?}");
 }
 
 #[test]
 fn staleness_needs_a_base() {
     // The header keeps an unknown base apart from base 0.
-    let route = Route {
-        group: 1,
-        epoch: 1,
-        client: 1,
-    };
+    let route = Route { group: 1, epoch: 1, client: 1 };
     let body = bytes(&[1.0]);
     let push = Push {
         slice: SliceId(1),
         action: Action::Gradient,
-        identity: Identity {
-            client: 1,
-            sequence: 1,
-        },
-        base: Some(Base {
-            version: 0,
-            own: None,
-        }),
+        identity: Identity { client: 1, sequence: 1 },
+        base: Some(Base { version: 0, own: None }),
         lr: None,
         scale: None,
         count: 1,

@@ -82,6 +82,7 @@ impl Client {
             map: Arc::new(Map::default()),
             deadlines: Arc::default(),
             turn: Mutex::new(0),
+            registering: Arc::default(),
             closed: watch::Sender::new(false),
         };
         for link in &client.links {

@@ -124,6 +124,9 @@ impl Link {
                 }
             }
             pending.attempts += 1;
+            if pending.attempts > 1 && fastps_core::fault::fault("resend_as_new") {
+                pending.header.sequence += 1 << 32;
+            }
             stats::sent(&self.shared.counters, &pending.header, payload.len(), pending.attempts);
             let header = Some(pending.header.clone());
             return Poll::Ready(Some(pb::Frame { header, payload }));

@@ -4,6 +4,7 @@ use super::control::{call, request};
 use super::link::Link;
 use crate::convert;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::fault::fault;
 use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_proto::v1 as pb;
 use std::collections::BTreeMap;
@@ -39,7 +40,11 @@ impl Entry {
             return bad("a shard that the cluster does not have");
         }
         let places = placement.slices.iter().zip(&placement.shards);
-        let slices = places.map(|(slice, shard)| (SliceId(*slice), *shard as usize)).collect();
+        let slices = places.map(|(slice, shard)| {
+            let shard = if fault("placement_ignored") { 0 } else { *shard as usize };
+            (SliceId(*slice), shard)
+        });
+        let slices = slices.collect();
         let group = placement.group;
         Ok(Arc::new(Self { spec, slices, group }))
     }

@@ -51,6 +51,7 @@ pub struct Client {
     deadlines: Arc<Deadlines>,
     /// The last sequence number; held while a push is queued, so that all links see pushes in one order.
     turn: Mutex<u64>,
+    registering: Arc<tokio::sync::Mutex<()>>,
     closed: watch::Sender<bool>,
 }
 

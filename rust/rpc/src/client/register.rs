@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Slices of initial values that are under way at a time: each is a copy.
 const WINDOW: usize = 16;
+/// How often the reservation of a long upload is renewed.
+const RENEW: Duration = Duration::from_secs(5);
 /// How often a registration that came to nothing on the way is begun anew.
 const ATTEMPTS: usize = 5;
 
@@ -34,6 +36,8 @@ impl Client {
                 .expected(format!("{:?}", spec.shape), format!("{} values", values.len())));
         }
         fastps_core::finite::check(Isa::get()?, values, None).map_err(named)?;
+        // A client owns its reservations as a whole, so its threads take turns.
+        let _turn = self.registration_turn(deadline).map_err(named)?;
         let mut failed = None;
         for _ in 0..ATTEMPTS {
             let Some((reservation, entry)) = self.reserve_place(&spec, deadline).map_err(named)? else {
@@ -41,11 +45,13 @@ impl Client {
             };
             match self.fill(&entry, reservation, values, deadline) {
                 Ok(()) => {
+                    self.commit(&spec, reservation, deadline).map_err(named)?;
                     self.map.insert(entry);
                     return Ok(());
                 }
                 Err(error) => {
-                    // What cannot be dropped now, because its shard is away, ends with the reservation's lease.
+                    // Nothing was committed. What cannot be dropped now, because its shard is away, ends with the
+                    // reservation's lease.
                     let _ = self.drop_slices(&entry, after(Duration::from_secs(1)).min(deadline));
                     let expired = matches!(error.kind, Kind::Lease | Kind::UnknownTensor | Kind::Fenced);
                     if !expired {
@@ -56,6 +62,33 @@ impl Client {
             }
         }
         Err(failed.unwrap_or_else(|| Error::new(Kind::Internal, "a registration without an outcome")))
+    }
+
+    fn registration_turn(&self, deadline: Instant) -> Result<tokio::sync::OwnedMutexGuard<()>> {
+        let registering = self.registering.clone();
+        self.block(async move {
+            let late = |_| {
+                Error::new(Kind::Deadline, "another thread of this client was still registering a tensor")
+            };
+            tokio::time::timeout_at(deadline.into(), registering.lock_owned()).await.map_err(late)
+        })
+    }
+
+    /// Makes the tensor exist. From here on nothing is dropped: an answer that got lost may have been a yes.
+    fn commit(&self, spec: &Arc<TensorSpec>, reservation: u64, deadline: Instant) -> Result<()> {
+        let link = self.links[0].clone();
+        let committed = self.block(async move {
+            let ask = pb::CommitRequest { reservation, client: link.client() };
+            call(&link, deadline, |mut client, left| async move { client.commit(request(ask, left)).await })
+                .await
+        });
+        match committed {
+            Ok(pb::CommitResponse {}) => Ok(()),
+            Err(error) => match self.reserve_place(spec, deadline) {
+                Ok(None) => Ok(()),
+                _ => Err(error),
+            },
+        }
     }
 
     /// Asks shard 0 for a place; `None` when the tensor exists already. Waits while somebody else registers it.
@@ -89,7 +122,7 @@ impl Client {
         })
     }
 
-    /// Takes the memory, sends the values, and makes the tensor exist.
+    /// Takes the memory on the shards and fills it.
     fn fill(&self, entry: &Arc<Entry>, reservation: u64, values: &[f32], deadline: Instant) -> Result<()> {
         for (shard, link) in self.links.iter().enumerate() {
             let here = |(_, (_, place)): &(usize, &(_, usize))| *place == shard;
@@ -118,7 +151,15 @@ impl Client {
         let (epoch, _) = self.map.look_up(std::iter::empty());
         let common = Common { epoch, sequence, reservation };
         let all: Vec<_> = entry.spec.slices().enumerate().collect();
+        let mut renewed = Instant::now();
         for window in all.chunks(WINDOW) {
+            // Shard 0 sees none of this: its owner repeats the first step to keep the reservation.
+            if renewed.elapsed() > RENEW {
+                match self.reserve_place(&entry.spec, deadline)? {
+                    Some((same, _)) if same == reservation => renewed = Instant::now(),
+                    _ => return Err(Error::new(Kind::Lease, "the reservation was taken over")),
+                }
+            }
             let draft = |(k, range): &(usize, std::ops::Range<usize>)| {
                 let body = Bytes::copy_from_slice(bytemuck::cast_slice(&values[range.clone()]));
                 let push = Push { action: Action::Assign, ..push(entry, *k, CodecId::Float32) };
@@ -140,21 +181,16 @@ impl Client {
                 .await
             })?;
         }
-        let link = self.links[0].clone();
-        self.block(async move {
-            let ask = pb::CommitRequest { reservation, client: link.client() };
-            call(&link, deadline, |mut client, left| async move { client.commit(request(ask, left)).await })
-                .await
-        })?;
         Ok(())
     }
 
-    /// Frees the slices of a tensor that is not in the map.
+    /// Frees the slices of a tensor that is not in the map; shard 0 is told of all, so that it ends a registration
+    /// that they belong to.
     fn drop_slices(&self, entry: &Entry, deadline: Instant) -> Result<()> {
         let mut result = Ok(());
         for (shard, link) in self.links.iter().enumerate() {
-            let slices: Vec<_> =
-                entry.slices.iter().filter(|(_, place)| *place == shard).map(|(slice, _)| slice.0).collect();
+            let told = |(_, place): &&(_, usize)| shard == 0 || *place == shard;
+            let slices: Vec<_> = entry.slices.iter().filter(told).map(|(slice, _)| slice.0).collect();
             if slices.is_empty() {
                 continue;
             }

@@ -7,11 +7,7 @@ use fastps_core::frame::Applied;
 use fastps_proto::v1 as pb;
 
 fn answer(kind: pb::Kind, tag: u64) -> pb::Header {
-    pb::Header {
-        kind: kind.into(),
-        tag,
-        ..Default::default()
-    }
+    pb::Header { kind: kind.into(), tag, ..Default::default() }
 }
 
 fn applied_header(kind: pb::Kind, tag: u64, applied: &Applied) -> pb::Header {
@@ -27,10 +23,7 @@ fn applied_header(kind: pb::Kind, tag: u64, applied: &Applied) -> pb::Header {
 
 /// The answer to a push that was applied.
 pub fn receipt(tag: u64, applied: &Applied) -> pb::Frame {
-    pb::Frame {
-        header: Some(applied_header(pb::Kind::Receipt, tag, applied)),
-        payload: Bytes::new(),
-    }
+    pb::Frame { header: Some(applied_header(pb::Kind::Receipt, tag, applied)), payload: Bytes::new() }
 }
 
 /// Values or state, with version, own changes and step of the slice; after a push that wanted them, with its receipt.
@@ -52,30 +45,18 @@ pub fn values(
             |applied| applied_header(pb::Kind::Values, tag, applied),
         )
     };
-    pb::Frame {
-        header: Some(header),
-        payload,
-    }
+    pb::Frame { header: Some(header), payload }
 }
 
 /// The answer to a frame that changed nothing.
 pub fn refused(tag: u64, error: &Error) -> pb::Frame {
-    let header = pb::Header {
-        refusal: Some(super::refusal(error)),
-        ..answer(pb::Kind::Refused, tag)
-    };
-    pb::Frame {
-        header: Some(header),
-        payload: Bytes::new(),
-    }
+    let header = pb::Header { refusal: Some(super::refusal(error)), ..answer(pb::Kind::Refused, tag) };
+    pb::Frame { header: Some(header), payload: Bytes::new() }
 }
 
 /// The answer to a resolve: not applied, and never will be.
 pub fn fenced(tag: u64) -> pb::Frame {
-    pb::Frame {
-        header: Some(answer(pb::Kind::Fenced, tag)),
-        payload: Bytes::new(),
-    }
+    pb::Frame { header: Some(answer(pb::Kind::Fenced, tag)), payload: Bytes::new() }
 }
 
 /// What a server answered.
@@ -104,9 +85,7 @@ pub enum Answer {
 
 /// Reads an answer and the tag of its request.
 pub fn answer_from_frame(frame: pb::Frame) -> Result<(u64, Answer)> {
-    let h = frame
-        .header
-        .ok_or_else(|| malformed("the answer has no header"))?;
+    let h = frame.header.ok_or_else(|| malformed("the answer has no header"))?;
     let missing = |field: &str| malformed(format!("the answer has no {field}"));
     let applied = |scale| -> Result<Applied> {
         Ok(Applied {
@@ -126,9 +105,9 @@ pub fn answer_from_frame(frame: pb::Frame) -> Result<(u64, Answer)> {
             applied: h.scale.map(applied).transpose()?,
             payload: frame.payload,
         },
-        Ok(pb::Kind::Refused) => Answer::Refused(super::error_from_refusal(
-            h.refusal.ok_or_else(|| missing("refusal"))?,
-        )),
+        Ok(pb::Kind::Refused) => {
+            Answer::Refused(super::error_from_refusal(h.refusal.ok_or_else(|| missing("refusal"))?))
+        }
         Ok(pb::Kind::Fenced) => Answer::Fenced,
         _ => return Err(malformed("this frame is not an answer").expected("an answer", h.kind)),
     };
@@ -143,44 +122,22 @@ mod tests {
     use fastps_core::tensor::SliceId;
     use prost::Message;
 
-    const ROUTE: Route = Route {
-        group: 1,
-        epoch: 1,
-        client: 9,
-    };
+    const ROUTE: Route = Route { group: 1, epoch: 1, client: 9 };
 
     #[test]
     fn answers_survive_both_ways() {
-        let applied = Applied {
-            version: 4,
-            own: 0,
-            staleness: Some(0),
-            scale: 0.5,
-            duplicate: true,
-        };
+        let applied = Applied { version: 4, own: 0, staleness: Some(0), scale: 0.5, duplicate: true };
         let payload = Bytes::from_static(&[1; 8]);
         let error = Error::new(Kind::Shape, "no").shard(0);
         for (frame, expected) in [
             (receipt(6, &applied), Answer::Receipt(applied)),
             (
                 values(6, (4, 0, 2), None, payload.clone()),
-                Answer::Values {
-                    version: 4,
-                    own: 0,
-                    step: 2,
-                    applied: None,
-                    payload: payload.clone(),
-                },
+                Answer::Values { version: 4, own: 0, step: 2, applied: None, payload: payload.clone() },
             ),
             (
                 values(6, (4, 0, 2), Some(&applied), payload.clone()),
-                Answer::Values {
-                    version: 4,
-                    own: 0,
-                    step: 2,
-                    applied: Some(applied),
-                    payload,
-                },
+                Answer::Values { version: 4, own: 0, step: 2, applied: Some(applied), payload },
             ),
             (refused(6, &error), Answer::Refused(error)),
             (fenced(6), Answer::Fenced),

@@ -64,10 +64,7 @@ pub fn error_from_refusal(refusal: pb::Refusal) -> Error {
 
 /// The status that ends a unary call: the code for any gRPC client, every field of the error in the details.
 pub fn status(error: &Error) -> Status {
-    let code = KINDS
-        .iter()
-        .find(|k| k.0 == error.kind)
-        .map_or(Code::Internal, |k| k.2);
+    let code = KINDS.iter().find(|k| k.0 == error.kind).map_or(Code::Internal, |k| k.2);
     // The message names everything too: many tools show no details. Header values stay short and printable.
     let message: String = error.to_string().chars().take(1024).collect();
     Status::with_details(code, message, refusal(error).encode_to_vec().into())
@@ -91,10 +88,7 @@ pub fn error_from_status(status: &Status) -> Error {
         Code::Unimplemented | Code::FailedPrecondition | Code::AlreadyExists => Kind::Config,
         _ => Kind::Internal,
     };
-    Error::new(
-        kind,
-        format!("{}: {}", status.code().description(), status.message()),
-    )
+    Error::new(kind, format!("{}: {}", status.code().description(), status.message()))
 }
 
 #[cfg(test)]
@@ -121,17 +115,8 @@ mod tests {
 
     #[test]
     fn a_foreign_status_has_a_kind() {
-        assert_eq!(
-            error_from_status(&Status::unavailable("refused")).kind,
-            Kind::Connection
-        );
-        assert_eq!(
-            error_from_status(&Status::deadline_exceeded("late")).kind,
-            Kind::Deadline
-        );
-        assert_eq!(
-            error_from_status(&Status::out_of_range("too large")).kind,
-            Kind::Frame
-        );
+        assert_eq!(error_from_status(&Status::unavailable("refused")).kind, Kind::Connection);
+        assert_eq!(error_from_status(&Status::deadline_exceeded("late")).kind, Kind::Deadline);
+        assert_eq!(error_from_status(&Status::out_of_range("too large")).kind, Kind::Frame);
     }
 }

@@ -83,27 +83,19 @@ fn unset(used: bool, field: &str, kind: pb::Kind, is_set: bool) -> Result<()> {
 
 /// Reads a request. The error names the field; the caller answers it with the tag of the header, if there is one.
 pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
-    let h = frame
-        .header
-        .as_ref()
-        .ok_or_else(|| malformed("the frame has no header"))?;
+    let h = frame.header.as_ref().ok_or_else(|| malformed("the frame has no header"))?;
     let kind = pb::Kind::try_from(h.kind).map_err(|_| {
         malformed("unknown kind of frame").expected("a request of this protocol version", h.kind)
     })?;
-    let (gradient, assign, state) = (
-        kind == pb::Kind::Gradient,
-        kind == pb::Kind::Assign,
-        kind == pb::Kind::AssignState,
-    );
+    let (gradient, assign, state) =
+        (kind == pb::Kind::Gradient, kind == pb::Kind::Assign, kind == pb::Kind::AssignState);
     let pushes = gradient || assign || state;
     let resolve = kind == pb::Kind::Resolve;
     if !pushes && !resolve && !matches!(kind, pb::Kind::Pull | pb::Kind::PullState) {
-        return Err(
-            malformed("this kind of frame is not a request, or reserved").expected(
-                "KIND_GRADIENT, _ASSIGN, _PULL, _PULL_STATE, _ASSIGN_STATE or _RESOLVE",
-                kind.as_str_name(),
-            ),
-        );
+        return Err(malformed("this kind of frame is not a request, or reserved").expected(
+            "KIND_GRADIENT, _ASSIGN, _PULL, _PULL_STATE, _ASSIGN_STATE or _RESOLVE",
+            kind.as_str_name(),
+        ));
     }
     for (used, field, is_set) in [
         (pushes, "count", h.count != 0),
@@ -134,10 +126,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     if h.client == 0 {
         return Err(malformed("the frame names no client"));
     }
-    let identity = Identity {
-        client: h.client,
-        sequence: h.sequence,
-    };
+    let identity = Identity { client: h.client, sequence: h.sequence };
     if (pushes || resolve) && h.sequence == 0 {
         return Err(malformed("the push has no sequence number").expected("1 or more", 0));
     }
@@ -185,30 +174,13 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
             }
         }
     };
-    let route = Route {
-        group: h.group,
-        epoch: h.epoch,
-        client: h.client,
-    };
-    Ok(Request {
-        tag: h.tag,
-        route,
-        slice,
-        verb,
-    })
+    let route = Route { group: h.group, epoch: h.epoch, client: h.client };
+    Ok(Request { tag: h.tag, route, slice, verb })
 }
 
 fn header(kind: pb::Kind, tag: u64, slice: SliceId, route: Route) -> pb::Header {
     let Route { group, epoch, client } = route;
-    pb::Header {
-        kind: kind.into(),
-        tag,
-        slice: slice.0,
-        group,
-        epoch,
-        client,
-        ..Default::default()
-    }
+    pb::Header { kind: kind.into(), tag, slice: slice.0, group, epoch, client, ..Default::default() }
 }
 
 /// A gradient or assignment as a client sends it; `payload` is the push's body.
@@ -238,35 +210,19 @@ pub fn push_frame(
         step,
         ..header(kind, tag, push.slice, route)
     };
-    pb::Frame {
-        header: Some(header),
-        payload,
-    }
+    pb::Frame { header: Some(header), payload }
 }
 
 /// A pull of the values, or of the state.
 pub fn read_frame(tag: u64, route: Route, slice: SliceId, state: bool) -> pb::Frame {
-    let kind = if state {
-        pb::Kind::PullState
-    } else {
-        pb::Kind::Pull
-    };
-    pb::Frame {
-        header: Some(header(kind, tag, slice, route)),
-        payload: Bytes::new(),
-    }
+    let kind = if state { pb::Kind::PullState } else { pb::Kind::Pull };
+    pb::Frame { header: Some(header(kind, tag, slice, route)), payload: Bytes::new() }
 }
 
 /// The question what became of a push.
 pub fn resolve_frame(tag: u64, route: Route, slice: SliceId, sequence: u64) -> pb::Frame {
-    let header = pb::Header {
-        sequence,
-        ..header(pb::Kind::Resolve, tag, slice, route)
-    };
-    pb::Frame {
-        header: Some(header),
-        payload: Bytes::new(),
-    }
+    let header = pb::Header { sequence, ..header(pb::Kind::Resolve, tag, slice, route) };
+    pb::Frame { header: Some(header), payload: Bytes::new() }
 }
 
 #[cfg(test)]
@@ -277,24 +233,14 @@ mod tests {
 
     type Spoil = fn(&mut pb::Header);
 
-    const ROUTE: Route = Route {
-        group: 1,
-        epoch: 1,
-        client: 9,
-    };
+    const ROUTE: Route = Route { group: 1, epoch: 1, client: 9 };
 
     fn push(body: &[u8]) -> Push<'_> {
         Push {
             slice: SliceId(5),
             action: Action::Gradient,
-            identity: Identity {
-                client: 9,
-                sequence: 3,
-            },
-            base: Some(Base {
-                version: 0,
-                own: Some(0),
-            }),
+            identity: Identity { client: 9, sequence: 3 },
+            base: Some(Base { version: 0, own: Some(0) }),
             lr: Some(0.5),
             scale: Some(2.0),
             count: 2,
@@ -313,57 +259,25 @@ mod tests {
     fn requests_survive_both_ways() {
         let frame = pb::Frame::decode(good().encode_to_vec().as_slice()).unwrap();
         let request = request_from_frame(&frame).unwrap();
-        assert_eq!(
-            (request.tag, request.route, request.slice),
-            (77, ROUTE, SliceId(5))
-        );
-        let Verb::Push {
-            push: got,
-            want_values: true,
-            reservation: None,
-            ..
-        } = request.verb
-        else {
+        assert_eq!((request.tag, request.route, request.slice), (77, ROUTE, SliceId(5)));
+        let Verb::Push { push: got, want_values: true, reservation: None, .. } = request.verb else {
             panic!("{request:?}");
         };
         assert_eq!(format!("{got:?}"), format!("{:?}", push(&[0; 8])));
         for action in [Action::Assign, Action::AssignState { step: 0 }] {
-            let push = Push {
-                action,
-                base: None,
-                lr: None,
-                scale: None,
-                ..push(&[0; 8])
-            };
-            let frame = push_frame(
-                1,
-                ROUTE,
-                &push,
-                DType::Float32,
-                false,
-                Bytes::from_static(&[0; 8]),
-            );
+            let push = Push { action, base: None, lr: None, scale: None, ..push(&[0; 8]) };
+            let frame = push_frame(1, ROUTE, &push, DType::Float32, false, Bytes::from_static(&[0; 8]));
             let request = request_from_frame(&frame).unwrap();
             assert!(matches!(request.verb, Verb::Push { push, .. } if push.action == action));
         }
         for state in [false, true] {
             let frame = read_frame(1, ROUTE, SliceId(5), state);
             let verb = request_from_frame(&frame).unwrap().verb;
-            assert!(if state {
-                matches!(verb, Verb::PullState)
-            } else {
-                matches!(verb, Verb::Pull)
-            });
+            assert!(if state { matches!(verb, Verb::PullState) } else { matches!(verb, Verb::Pull) });
         }
         let frame = resolve_frame(1, ROUTE, SliceId(5), 8);
         let verb = request_from_frame(&frame).unwrap().verb;
-        assert!(matches!(
-            verb,
-            Verb::Resolve(Identity {
-                client: 9,
-                sequence: 8
-            })
-        ));
+        assert!(matches!(verb, Verb::Resolve(Identity { client: 9, sequence: 8 })));
     }
 
     #[test]

@@ -52,10 +52,7 @@ fn settings(optimizer: &mut Optimizer) -> Vec<(&'static str, Setting<'_>)> {
             ("lr", Number(&mut o.lr)),
             ("lr_decay", Number(&mut o.lr_decay)),
             ("weight_decay", Number(&mut o.weight_decay)),
-            (
-                "initial_accumulator_value",
-                Number(&mut o.initial_accumulator_value),
-            ),
+            ("initial_accumulator_value", Number(&mut o.initial_accumulator_value)),
             ("eps", Number(&mut o.eps)),
             ("maximize", Flag(&mut o.maximize)),
         ],
@@ -111,20 +108,14 @@ pub fn optimizer_to_wire(optimizer: &Optimizer) -> pb::Optimizer {
         };
         (name.to_owned(), value)
     });
-    pb::Optimizer {
-        name: name(optimizer).to_owned(),
-        settings: values.collect(),
-        eps_mode: mode.to_owned(),
-    }
+    pb::Optimizer { name: name(optimizer).to_owned(), settings: values.collect(), eps_mode: mode.to_owned() }
 }
 
 /// An optimizer as it arrived; what it does not set has torch's default.
 pub fn optimizer_from_wire(wire: &pb::Optimizer) -> Result<Optimizer> {
     let mut optimizer = by_name(&wire.name).ok_or_else(|| {
-        Error::new(Kind::Config, "unknown optimizer").expected(
-            "sgd, adagrad, rmsprop, adadelta, adam or adamw",
-            format!("{:?}", wire.name),
-        )
+        Error::new(Kind::Config, "unknown optimizer")
+            .expected("sgd, adagrad, rmsprop, adadelta, adam or adamw", format!("{:?}", wire.name))
     })?;
     {
         let mut known: HashMap<_, _> = settings(&mut optimizer).into_iter().collect();
@@ -138,10 +129,8 @@ pub fn optimizer_from_wire(wire: &pb::Optimizer) -> Result<Optimizer> {
                 None => {
                     let mut names: Vec<_> = known.keys().copied().collect();
                     names.sort_unstable();
-                    return Err(
-                        Error::new(Kind::Config, format!("{} has no such setting", wire.name))
-                            .expected(format!("one of {}", names.join(", ")), format!("{name:?}")),
-                    );
+                    return Err(Error::new(Kind::Config, format!("{} has no such setting", wire.name))
+                        .expected(format!("one of {}", names.join(", ")), format!("{name:?}")));
                 }
             }
         }
@@ -204,11 +193,7 @@ pub fn spec_to_wire(spec: &TensorSpec) -> pb::TensorSpec {
 pub fn spec_from_wire(wire: Option<&pb::TensorSpec>) -> Result<TensorSpec> {
     let wire = wire.ok_or_else(|| Error::new(Kind::Config, "the tensor spec is missing"))?;
     let named = |error: Error| {
-        if wire.name.len() > 1024 {
-            error
-        } else {
-            error.tensor(wire.name.as_str())
-        }
+        if wire.name.len() > 1024 { error } else { error.tensor(wire.name.as_str()) }
     };
     let optimizer = wire
         .optimizer
@@ -220,9 +205,7 @@ pub fn spec_from_wire(wire: Option<&pb::TensorSpec>) -> Result<TensorSpec> {
         Ok(pb::Apply::Exact) => Apply::Exact,
         Ok(pb::Apply::Hogwild) => Apply::Hogwild,
         _ => {
-            return Err(named(
-                Error::new(Kind::Config, "invalid apply").expected("1 or 2", wire.apply),
-            ));
+            return Err(named(Error::new(Kind::Config, "invalid apply").expected("1 or 2", wire.apply)));
         }
     };
     let spec = TensorSpec {
@@ -241,38 +224,24 @@ pub fn spec_from_wire(wire: Option<&pb::TensorSpec>) -> Result<TensorSpec> {
 pub fn spec_difference(registered: &TensorSpec, other: &TensorSpec) -> Option<(String, String, String)> {
     let text = |what: &str, a: String, b: String| (a != b).then(|| (what.to_owned(), a, b));
     let (mut a, mut b) = (registered.optimizer, other.optimizer);
-    text(
-        "shape",
-        format!("{:?}", registered.shape),
-        format!("{:?}", other.shape),
-    )
-    .or_else(|| text("dtype", registered.dtype.name().into(), other.dtype.name().into()))
-    .or_else(|| {
-        text(
-            "apply",
-            format!("{:?}", registered.apply),
-            format!("{:?}", other.apply),
-        )
-    })
-    .or_else(|| text("group", registered.group.to_string(), other.group.to_string()))
-    .or_else(|| text("optimizer", name(&a).into(), name(&b).into()))
-    .or_else(|| {
-        let pairs = settings(&mut a).into_iter().zip(settings(&mut b));
-        pairs.into_iter().find_map(|((name, x), (_, y))| match (x, y) {
-            (Number(x), Number(y)) if x != y => Some((name.to_owned(), x.to_string(), y.to_string())),
-            (Flag(x), Flag(y)) if x != y => Some((name.to_owned(), x.to_string(), y.to_string())),
-            _ => None,
+    text("shape", format!("{:?}", registered.shape), format!("{:?}", other.shape))
+        .or_else(|| text("dtype", registered.dtype.name().into(), other.dtype.name().into()))
+        .or_else(|| text("apply", format!("{:?}", registered.apply), format!("{:?}", other.apply)))
+        .or_else(|| text("group", registered.group.to_string(), other.group.to_string()))
+        .or_else(|| text("optimizer", name(&a).into(), name(&b).into()))
+        .or_else(|| {
+            let pairs = settings(&mut a).into_iter().zip(settings(&mut b));
+            pairs.into_iter().find_map(|((name, x), (_, y))| match (x, y) {
+                (Number(x), Number(y)) if x != y => Some((name.to_owned(), x.to_string(), y.to_string())),
+                (Flag(x), Flag(y)) if x != y => Some((name.to_owned(), x.to_string(), y.to_string())),
+                _ => None,
+            })
         })
-    })
-    .or_else(|| {
-        (registered != other).then(|| {
-            (
-                "eps_mode".to_owned(),
-                format!("{:?}", eps_mode(&mut a)),
-                format!("{:?}", eps_mode(&mut b)),
-            )
+        .or_else(|| {
+            (registered != other).then(|| {
+                ("eps_mode".to_owned(), format!("{:?}", eps_mode(&mut a)), format!("{:?}", eps_mode(&mut b)))
+            })
         })
-    })
 }
 
 #[cfg(test)]
@@ -300,10 +269,7 @@ mod tests {
                 assert_eq!(wire.settings.len(), count);
                 assert_eq!(optimizer_from_wire(&wire).unwrap(), changed);
             }
-            let empty = pb::Optimizer {
-                name: name(&optimizer).into(),
-                ..Default::default()
-            };
+            let empty = pb::Optimizer { name: name(&optimizer).into(), ..Default::default() };
             assert_eq!(optimizer_from_wire(&empty).unwrap(), optimizer);
         }
     }
@@ -311,15 +277,8 @@ mod tests {
     #[test]
     fn what_is_not_known_is_named() {
         let refuse = |name: &str, setting: &str, value: f64, mode: &str| {
-            let settings = [(setting.to_owned(), value)]
-                .into_iter()
-                .filter(|s| !s.0.is_empty())
-                .collect();
-            let wire = pb::Optimizer {
-                name: name.into(),
-                settings,
-                eps_mode: mode.into(),
-            };
+            let settings = [(setting.to_owned(), value)].into_iter().filter(|s| !s.0.is_empty()).collect();
+            let wire = pb::Optimizer { name: name.into(), settings, eps_mode: mode.into() };
             let error = optimizer_from_wire(&wire).unwrap_err();
             assert_eq!(error.kind, Kind::Config);
             error.to_string()
@@ -345,10 +304,7 @@ mod tests {
                 };
                 assert_eq!(spec_from_wire(Some(&spec_to_wire(&spec))).unwrap(), spec);
                 assert_eq!(spec_difference(&spec, &spec.clone()), None);
-                let other = TensorSpec {
-                    shape: vec![1],
-                    ..spec.clone()
-                };
+                let other = TensorSpec { shape: vec![1], ..spec.clone() };
                 assert_eq!(spec_difference(&spec, &other).unwrap().0, "shape");
             }
         }
@@ -362,10 +318,7 @@ mod tests {
             dtype: 1,
             apply: 1,
             group: "default".into(),
-            optimizer: Some(pb::Optimizer {
-                name: "sgd".into(),
-                ..Default::default()
-            }),
+            optimizer: Some(pb::Optimizer { name: "sgd".into(), ..Default::default() }),
         };
         assert!(spec_from_wire(Some(&good)).is_ok());
         let bad: [(Kind, Spoil); 8] = [
