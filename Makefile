@@ -33,7 +33,7 @@ lint: .venv/.test ## Check formatting, lints, types and the stub
 	@$(MAKE) --no-print-directory lint-rust lint-python
 
 lint-rust:
-	cargo fmt --all --check
+	cargo fmt --all --check -- --files-with-diff
 	cargo clippy --locked --workspace --all-targets --quiet -- -D warnings
 
 lint-python:

@@ -26,13 +26,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-import fastps
 import numpy as np
+from numpy.typing import NDArray
+
+import fastps
 
 HERE = Path(__file__).resolve().parent
 UNITS = {"K": 1 << 10, "M": 1 << 20}
 LR = 0.01
 
+Arrays = dict[str, NDArray[np.float32]]
 Step = Callable[[], object]
 Samples = dict[str, list[int]]
 
@@ -56,7 +59,7 @@ class Reference:
         self._server = subprocess.Popen([program, "server", str(largest)], stdout=subprocess.PIPE, text=True)
         assert self._server.stdout is not None
         port = self._server.stdout.readline().strip()
-        command = [program, "client", port, str(largest)]
+        command = [str(program), "client", port, str(largest)]
         pipe = subprocess.PIPE
         self._client = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
 
@@ -109,30 +112,38 @@ def variants(
     """One step of each kind, on a tensor of its own with `size` bytes."""
     n = size // 4
     gradient = np.random.default_rng(size).normal(scale=1e-3, size=n).astype(np.float32)
-    steps: dict[str, Step] = {}
 
-    def tensor(variant: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def tensor(variant: str) -> tuple[Arrays, Arrays]:
+        """A gradient, and the memory that values are brought to."""
         name = f"{variant} {size}"
         unchecked.register(name, np.zeros(n, np.float32), optimizer=fastps.SGD(lr=LR))
         return {name: gradient}, {name: np.zeros(n, np.float32)}
 
-    grads, out = tensor("push_pull")
-    steps["push_pull"] = lambda g=grads, o=out: unchecked.push_pull(g, out=o)
-    grads, out = tensor("checked")
-    steps["push_pull, checked"] = lambda g=grads, o=out: checked.push_pull(g, out=o)
+    def push_pull(ps: fastps.ParameterServer, variant: str, codec: fastps.Codec | None = None) -> Step:
+        grads, out = tensor(variant)
+        return lambda: ps.push_pull(grads, out=out, codec=codec)
 
-    def push_then_pull(g: dict[str, np.ndarray], o: dict[str, np.ndarray]) -> None:
-        unchecked.push(g)
-        unchecked.pull(list(o), out=o)
+    def push_then_pull(variant: str) -> Step:
+        grads, out = tensor(variant)
 
-    grads, out = tensor("two calls")
-    steps["push, then pull"] = lambda g=grads, o=out: push_then_pull(g, o)
-    grads, out = tensor("int8")
-    steps["int8"] = lambda g=grads, o=out: unchecked.push_pull(g, out=o, codec=fastps.Int8())
-    grads, out = tensor("onebit")
-    bound = unchecked.bind(grads, codec=fastps.OneBit())
-    steps["onebit"] = lambda g=bound, o=out: unchecked.push_pull(g, out=o)
-    return steps
+        def step() -> None:
+            unchecked.push(grads)
+            unchecked.pull(list(out), out=out)
+
+        return step
+
+    def bound_push_pull(variant: str, codec: fastps.Codec) -> Step:
+        grads, out = tensor(variant)
+        bound = unchecked.bind(grads, codec=codec)
+        return lambda: unchecked.push_pull(bound, out=out)
+
+    return {
+        "push_pull": push_pull(unchecked, "fused"),
+        "push_pull, checked": push_pull(checked, "checked"),
+        "push, then pull": push_then_pull("two calls"),
+        "int8": push_pull(unchecked, "int8", fastps.Int8()),
+        "onebit": bound_push_pull("onebit", fastps.OneBit()),
+    }
 
 
 def timed(step: Step) -> int:
@@ -150,7 +161,7 @@ def measure(reference: Reference, steps: dict[str, Step], size: int, effort: Eff
     one_of_each = sum(timed(step) for step in steps.values()) + sum(reference.step(size, 1))
     fit = int(effort.seconds_per_size * 1e9 / effort.rounds / one_of_each)
     repetitions = max(1, min(effort.most_per_round, fit))
-    samples: Samples = {"raw": []} | {name: [] for name in steps}
+    samples: Samples = {name: [] for name in ["raw", *steps]}
     for _ in range(effort.rounds):
         samples["raw"] += reference.step(size, repetitions)
         for name, step in steps.items():
@@ -188,7 +199,8 @@ def table(results: dict[int, Samples]) -> list[str]:
 
 def verdict(results: dict[int, Samples]) -> list[str]:
     """In words: where float32 `push_pull` wins and loses."""
-    won, lost = [], []
+    won: list[str] = []
+    lost: list[str] = []
     for size, samples in results.items():
         ratio = statistics.median(samples["push_pull"]) / statistics.median(samples["raw"])
         (won if ratio <= 1 else lost).append(f"{size_name(size)} ({ratio:.2f})")
@@ -210,12 +222,13 @@ def machine() -> list[str]:
     model = cpu.get("model name", platform.processor() or platform.machine())
     family = f"family {cpu.get('cpu family', '?')} model {cpu.get('model', '?')}"
     hypervisor = ", virtual machine" if "hypervisor" in flags else ""
-    load = " ".join(f"{value:.2f}" for value in os.getloadavg())
+    cpus, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    busy = " (**busy with other work: the figures say little, repeat them**)" if load > cpus / 2 else ""
     return [
-        f"- {len(os.sched_getaffinity(0))} CPUs, {model} ({family}, {simd}{hypervisor}), {memory:.0f} GiB",
+        f"- {cpus} CPUs, {model} ({family}, {simd}{hypervisor}), {memory:.0f} GiB",
         f"- {platform.system()} {platform.release()}, Python {platform.python_version()}, "
         f"NumPy {np.__version__}, {compiler.splitlines()[0]}, fastps {fastps.__version__}",
-        f"- {datetime.date.today()}, load average at the start {load}",
+        f"- {datetime.date.today()}, load average at the start {load:.2f}{busy}",
     ]
 
 

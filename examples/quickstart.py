@@ -1,5 +1,6 @@
-import fastps
 import numpy as np
+
+import fastps
 
 x = np.random.default_rng(0).standard_normal((256, 10), np.float32)
 y = x @ np.arange(10, dtype=np.float32)

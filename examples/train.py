@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import os
 
-import fastps
 import numpy as np
+
+import fastps
 
 FEATURES = 1_000
 

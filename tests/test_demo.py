@@ -120,13 +120,13 @@ def test_nothing_stays_behind_when_it_is_stopped(
 ) -> None:
     env = {**os.environ, "FASTPS_TEST_MARK": str(tmp_path)}
     command = [sys.executable, "-m", "fastps", "demo", "--seconds", "60"]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    time.sleep(after)
-    assert process.poll() is None
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=20)
+    ) as process:
+        time.sleep(after)
+        assert process.poll() is None
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=20)
     if number == signal.SIGKILL:
         assert process.returncode == -number
     else:
@@ -194,8 +194,8 @@ def test_minibatches_are_counted_where_pushes_hold_several() -> None:
         ({"w": [17], COUNTER: [16]}, 17.0, f"{COUNTER}: 17 pushes acknowledged, but versions made: 16"),
         ({"w": [8], COUNTER: [8]}, 8.0, "versions made: 8"),
         ({"w": [17, 18], COUNTER: [17]}, 17.0, "w: 17 pushes acknowledged, but versions made: 17 / 18"),
-        ({"w": [17], COUNTER: [17]}, 9.0, "contain 9"),
-        ({"w": [17], COUNTER: [17]}, 16.5, "contain 16.5"),
+        ({"w": [17], COUNTER: [17]}, 9.0, "contains 9"),
+        ({"w": [17], COUNTER: [17]}, 16.5, "contains 16.5"),
     ],
 )
 def test_what_does_not_balance_is_told(applied: dict[str, list[int]], minibatches: float, says: str) -> None:

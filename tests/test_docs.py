@@ -18,8 +18,9 @@ import sys
 import tomllib
 from pathlib import Path
 
-import fastps
 import pytest
+
+import fastps
 
 ROOT = Path(__file__).resolve().parent.parent
 EXECUTED = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

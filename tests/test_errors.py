@@ -15,7 +15,7 @@ def w(ps):
     ps.register("w", np.zeros((2, 3), np.float32), optimizer=fastps.SGD(lr=1.0))
     ps.register("b", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
     yield ps
-    assert ps.versions(["b", "w"])["b"] == (1,)
+    assert ps.versions(["b", "w"])["b"] == 1
     assert not ps.pull("w").any()
 
 
@@ -86,7 +86,13 @@ def test_onebit_needs_error_feedback(w):
 def test_readable_text_and_attributes():
     error = fastps.UnknownTensorError("no tensor", tensor="w", shard=1)
     assert str(error) == "no tensor"
-    assert (error.tensor, error.shard, error.expected, error.got, error.retry_after) == ("w", 1, None, None, None)
+    assert (error.tensor, error.shard, error.expected, error.got, error.retry_after) == (
+        "w",
+        1,
+        None,
+        None,
+        None,
+    )
 
 
 def test_bases():

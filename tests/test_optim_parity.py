@@ -151,7 +151,7 @@ def by_fastps(c: Case) -> dict[str, Array]:
         for push, g in zip(c.pushes, c.gradients(), strict=True):
             store.push("w", g, **push)
         state = {name: np.asarray(value) for name, value in store.state("w").items()}
-        assert int(state.pop("step")) == len(c.pushes)
+        assert set(state.pop("step").tolist()) == {len(c.pushes)}
         return {"parameters": np.asarray(store.pull("w")), **state}
 
 
@@ -297,14 +297,14 @@ def close_to_torch(got: dict[str, Array], s: Start) -> None:
 def test_one_step_is_close_to_torch(optimizer: str) -> None:
     pytest.importorskip("torch")
     for s in STARTS:
-        if s.optimizer != optimizer:
+        if s.optimizer != optimizer or not np.isfinite(s.p).all():  # a store takes no such parameters
             continue
         with fastps.Store() as store:
             store.register("w", s.p, optimizer=getattr(fastps, optimizer)(**s.settings))
             store.load_state("w", {"step": s.steps, **s.state})
             store.push("w", s.g)
             state = {name: np.asarray(value) for name, value in store.state("w").items()}
-            assert int(state.pop("step")) == s.steps + 1
+            assert set(state.pop("step").tolist()) == {s.steps + 1}
             close_to_torch({"parameters": np.asarray(store.pull("w")), **state}, s)
 
 

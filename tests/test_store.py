@@ -48,7 +48,7 @@ def test_pull_one_and_several(w):
     assert both["b"].shape == ()
     value, versions = w.pull("w", versions=True)
     assert value.dtype == np.float32
-    assert versions["w"] == (1,)
+    assert versions["w"] == 1
     assert versions == w.versions("w") or versions.names() == ["w"]
     assert w.pull([]) == {}
 
@@ -73,7 +73,7 @@ def test_push_pull_contains_the_push(w):
     values, receipt, versions = w.push_pull("w", f32(2, 2, 2))
     np.testing.assert_array_equal(values, f32(0, 1, 2))
     assert receipt.version == 2
-    assert versions["w"] == (2,)
+    assert versions["w"] == 2
     out = np.zeros(3, np.float32)
     result = w.push_pull({"w": f32(2, 2, 2)}, out={"w": out})
     np.testing.assert_array_equal(out, f32(-1, 0, 1))
@@ -158,7 +158,7 @@ def test_names_unregister_and_unknown_names(w):
             call()
         assert caught.value.tensor == "a"
         assert isinstance(caught.value, KeyError)
-    assert w.versions("w")["w"] == (1,)
+    assert w.versions("w")["w"] == 1
 
 
 def test_assign(w):
@@ -186,7 +186,13 @@ def test_state_round_trip(ps):
     ps.push({"a": gradient, "b": gradient})
     np.testing.assert_array_equal(ps.pull("a"), ps.pull("b"))
     ps.load_state("b", {**state, "step": 3})
-    for bad in ({}, {"step": 1}, {**state, "sum": state["exp_avg"]}, {**state, "step": -1}, {**state, "step": [1, 2]}):
+    for bad in (
+        {},
+        {"step": 1},
+        {**state, "sum": state["exp_avg"]},
+        {**state, "step": -1},
+        {**state, "step": [1, 2]},
+    ):
         with pytest.raises(fastps.ConfigError):
             ps.load_state("b", bad)
     with pytest.raises(fastps.ShapeError):
@@ -204,7 +210,7 @@ def test_shapes(ps, shape, apply):
     value = ps.pull("t")
     assert value.shape == shape
     np.testing.assert_array_equal(value, np.float32(initial - gradient))
-    assert len(ps.versions("t")["t"]) == max(1, -(-value.size // (63 * 4096)))
+    assert len(ps.versions("t").slices("t")) == max(1, -(-value.size // (63 * 4096)))
 
 
 def test_stats(w):
@@ -271,7 +277,7 @@ def test_memory_limit():
 def test_connect_errors(server):
     with pytest.raises(fastps.ConfigError):
         fastps.connect("")
-    with pytest.raises((fastps.ConnectionLostError, fastps.DeadlineError), match="127.0.0.1:1"):
+    with pytest.raises((fastps.ConnectionLostError, fastps.DeadlineError), match=r"127\.0\.0\.1:1"):
         fastps.connect("127.0.0.1:1", timeout=0.5)
     with fastps.connect(server.address_list) as a, fastps.connect(server.addresses) as b:
         a.register("w", f32(1), optimizer=fastps.SGD())

@@ -40,8 +40,8 @@ def test_an_empty_environment_with_numpy_alone(tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     python = environment / "bin/python"
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "install", WHEEL], check=True)
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "--quiet", WHEEL], check=True)
     listed = subprocess.run([*pip, "list", "--format=json"], check=True, capture_output=True, text=True)
     packages = {package["name"].lower() for package in json.loads(listed.stdout)}
     assert packages - {"pip", "setuptools", "wheel"} == {"fastps", "numpy"}

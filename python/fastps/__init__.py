@@ -1,4 +1,5 @@
-"""fastps: a parameter server. It holds a model's weights, so that machines of any speed can train one model together.
+"""fastps: a parameter server. It holds a model's weights, so that machines of any speed can train one model
+    together.
 
 >>> import fastps, numpy as np
 >>> with fastps.Store() as store:                       # in process; no server
@@ -7,8 +8,8 @@
 ...     store.pull("w")
 array([-0.5, -0.5, -0.5], dtype=float32)
 
-`Store` and what `connect` returns have the same verbs; `serve` starts real servers; `Worker` is the client of a
-training loop. Importing fastps starts no thread.
+`Store` and what `connect` returns have the same verbs; `serve` starts real servers; `Worker` is the client of
+a training loop. Importing fastps starts no thread.
 """
 
 import os as _os
@@ -93,5 +94,7 @@ __all__ = [
     "serve",
 ]
 
-if hasattr(_os, "register_at_fork"):  # a child is told what to do instead of waiting for threads that it lacks
+if hasattr(
+    _os, "register_at_fork"
+):  # a child is told what to do instead of waiting for threads that it lacks
     _os.register_at_fork(after_in_child=_fastps.forked)

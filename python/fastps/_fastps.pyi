@@ -1,6 +1,6 @@
-"""Types of the compiled half; ``python -m mypy.stubtest fastps._fastps`` compares them with it."""
+# Types of the compiled half; `python -m mypy.stubtest fastps._fastps` compares them with it.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, final
 
 from fastps._types import Array
@@ -10,12 +10,32 @@ from fastps.optim import Optimizer
 # codec, lr, scale, based_on, timeout
 _How: TypeAlias = tuple[Codec | None, float | None, float | None, Versions | None, float | None]
 
-__all__: list[str]
+__all__ = [
+    "BoundList",
+    "Client",
+    "ErrorFeedback",
+    "InDoubt",
+    "LocalSteps",
+    "PullFlight",
+    "PushFlight",
+    "Receipt",
+    "Receipts",
+    "Server",
+    "Versions",
+    "__version__",
+    "check_codec",
+    "check_optimizer",
+    "connect",
+    "decode",
+    "encode",
+    "forked",
+    "serve_cli",
+]
 __version__: str
 
 @final
 class Receipt:
-    __match_args__: tuple[str, str, str, str]
+    __match_args__ = ("version", "staleness", "duplicate", "scale")
     @property
     def version(self) -> int: ...
     @property
@@ -39,7 +59,8 @@ class Receipts:
 
 @final
 class Versions:
-    def __getitem__(self, name: str, /) -> tuple[int, ...]: ...
+    def __getitem__(self, name: str, /) -> int: ...
+    def slices(self, name: str) -> tuple[int, ...]: ...
     def __contains__(self, name: str, /) -> bool: ...
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[str]: ...
@@ -72,7 +93,9 @@ class PushFlight:
 @final
 class PullFlight:
     def done(self) -> bool: ...
-    def install(self, out: dict[str, Any] | None, timeout: float | None) -> tuple[dict[str, Array], Versions] | None: ...
+    def install(
+        self, out: dict[str, Any] | None, timeout: float | None
+    ) -> tuple[dict[str, Array], Versions] | None: ...
 
 @final
 class BoundList:
@@ -91,6 +114,8 @@ class LocalSteps:
 class Client:
     @property
     def closed(self) -> bool: ...
+    @property
+    def check_finite(self) -> bool: ...
     @property
     def id(self) -> int: ...
     @staticmethod

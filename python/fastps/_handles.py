@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -15,7 +16,7 @@ R = TypeVar("R", covariant=True)
 
 
 class Receipts(Mapping[str, Receipt]):
-    """Receipts by tensor name, in the order of the push. Owns its numbers; a `Receipt` is made when it is looked at."""
+    """Receipts by tensor name, in the order of the push; owns its numbers, makes a `Receipt` when asked."""
 
     __slots__ = ("_native",)
 
@@ -60,10 +61,11 @@ class PushPulled(NamedTuple):
 
 
 class PushHandle(Generic[R]):
-    """A push under way, from `push_async`. Its arrays are read until it is done: leave them unchanged so long.
+    """A push under way, from `push_async`. Its arrays are read until it is done: leave them unchanged so
+        long.
 
-    It can be awaited in asyncio. An error that nobody reads here is raised by the next call on the object that
-    pushed, or by its ``close()``.
+    It can be awaited in asyncio. An error that nobody reads here is raised by the next call on the object
+    that pushed, or by its ``close()``.
     """
 
     __slots__ = ("_flight", "_name")
@@ -106,10 +108,8 @@ class PushHandle(Generic[R]):
                 future.set_result(None)
 
         def done() -> None:
-            try:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(wake)
-            except RuntimeError:  # the loop was closed meanwhile
-                pass
 
         self._flight.on_done(done)
         yield from future
@@ -120,7 +120,8 @@ class PushHandle(Generic[R]):
 
 
 class Bound:
-    """Gradients that are pushed again and again, from `fastps.Store.bind`: their memory is looked up and pinned once.
+    """Gradients that are pushed again and again, from `fastps.Store.bind`: their memory is looked up and
+        pinned once.
 
     Fill the same arrays anew, then ``x.push(bound)``. Owns its error feedback; admits one push at a time.
 

@@ -1,7 +1,7 @@
 """Codecs: how gradients travel. The bytes are a contract (``protos/README.md``), the same in every language.
 
-A codec alone forgets what its bytes do not say. A `fastps.Worker` and a bound list (`fastps.Store.bind`) keep that
-in an `ErrorFeedback` and add it to the next gradient (Seide et al. 2014; Karimireddy et al. 2019).
+A codec alone forgets what its bytes do not say. A `fastps.Worker` and a bound list (`fastps.Store.bind`) keep
+that in an `ErrorFeedback` and add it to the next gradient (Seide et al. 2014; Karimireddy et al. 2019).
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ class Codec:
     def __post_init__(self) -> None:
         _fastps.check_codec(self)
 
-    def encode(
-        self, array: Any, residual: Any = None, *, first_element: int = 0, sequence: int = 0
-    ) -> bytes:
+    def encode(self, array: Any, residual: Any = None, *, first_element: int = 0, sequence: int = 0) -> bytes:
         """The body of one slice.
 
         Args:
             array: C-contiguous float32, any shape, read in row-major order; finite.
-            residual: Writable C-contiguous float32 of as many elements, or None. If given, ``array + residual`` is
-                encoded, and what the body does not say is left in `residual` (error feedback).
+            residual: Writable C-contiguous float32 of as many elements, or None. If given, ``array +
+                residual`` is encoded, and what the body does not say is left in `residual` (error feedback).
             first_element: Index in its tensor of the first element, a multiple of 8; only stochastic rounding
                 uses it.
             sequence: Number of the push; only stochastic rounding uses it.
 
         Raises:
-            NonFiniteError: A value, or its sum with the residual, is NaN or infinite; `residual` is unchanged.
+            NonFiniteError: A value, or its sum with the residual, is NaN or infinite; `residual` is
+                unchanged.
             DTypeError, ShapeError: Not such an array.
 
         >>> import numpy as np

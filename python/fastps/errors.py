@@ -1,4 +1,5 @@
-"""Every exception of fastps. The same fields come from the core, from a server and from the edge, so that a refusal
+"""Every exception of fastps. The same fields come from the core, from a server and from the edge, so that a
+refusal
 always names the tensor, the shard, what was expected and what came."""
 
 from __future__ import annotations
@@ -133,17 +134,17 @@ class ForkError(FastpsError, RuntimeError):
     """The object was made before a fork and is used in the child; make a new one there, or use ``spawn``."""
 
 
-class PartialPush(FastpsError):
+class PartialPush(FastpsError):  # noqa: N818
     """A push of which some slices were applied, or may have been, and others not.
 
     Attributes:
         error: The first refusal, or what cut the call short (also the ``__cause__``).
         receipts: Receipts of the tensors that were applied whole.
-        refused: ``(tensor, elements, error)`` of each slice that was refused; ``elements`` is a ``range`` of the
-            tensor in row-major order.
+        refused: ``(tensor, elements, error)`` of each slice that was refused; ``elements`` is a ``range`` of
+            the tensor in row-major order.
         applied: ``(tensor, elements, version)`` of each slice that was applied, of tensors not applied whole.
-        in_doubt: Slices whose answer is missing; ``result(timeout)`` of each tells ``"applied"``, ``"fenced"`` or
-            ``"unknown"``, also after a reconnection.
+        in_doubt: Slices whose answer is missing; ``result(timeout)`` of each tells ``"applied"``,
+            ``"fenced"`` or ``"unknown"``, also after a reconnection.
     """
 
     error: FastpsError

@@ -1,4 +1,4 @@
-"""Modes: how a worker and the parameter server keep together. A mode is a value; `fastps.Worker` carries it out."""
+"""Modes: how a worker and the parameter server keep together. A mode is a value; `Worker` executes it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ __all__ = ["Local"]
 class Local:
     """Downpour SGD's client (Dean et al., NIPS 2012): local steps between pushes and pulls.
 
-    Steps count from 0. Step k pushes the sum of the gradients since the last push if k is a multiple of
-    `push_every`; a fetch starts at its end, after the push, if k + 1 is a multiple of `pull_every` (the paper: at the
-    start of step k + 1).
+    Steps count from 1. Step k takes a local step; if k is a multiple of `push_every`, it pushes the sum of
+    the gradients since the last push, so that every push holds `push_every` of them; after that, if k is a
+    multiple of `pull_every`, it starts a fetch. (The paper's listing counts from 0, with the same fetches;
+    its pushes come one step later in the count, so that the very first gradient travels alone.)
 
     Args:
         push_every: The paper's n_push, >= 1.
         pull_every: The paper's n_fetch, >= 1.
-        lr: Rate of the local steps ``W <- W - lr * g``, finite and >= 0; the shards' optimizers have their own.
-        overlap: True: the fetch that follows step k is installed at the end of step k + `pull_every`, waiting if
-            need be. False: at the end of step k.
+        lr: Rate of the local steps ``W <- W - lr * g``, finite and >= 0; the shards' optimizers have their
+            own.
+        overlap: True: the fetch that follows step k is installed at the end of step k + `pull_every`, waiting
+            if need be. False: at the end of step k.
 
     Raises:
         ConfigError: A number out of its range.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Self
 
 from fastps import _fastps
 
@@ -33,7 +34,7 @@ class Server:
         """
         self._native.stop(timeout)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -59,13 +60,14 @@ def serve(
 
     Args:
         shards: Shards of this process.
-        listen: ``"host:port"`` of the first shard (the others get the next ports), or one address for each. Port 0
-            is any free port.
-        memory_limit: Most bytes of parameters and optimizer state in this process; None: 80 % of the memory that the
-            machine or container has.
+        listen: ``"host:port"`` of the first shard (the others get the next ports), or one address for each.
+            Port 0 is any free port.
+        memory_limit: Most bytes of parameters and optimizer state in this process; None: 80 % of the memory
+            that the machine or container has.
         lease: Seconds that a client may be silent before it is forgotten.
         insecure: Needed to listen off loopback, where nothing is encrypted and everybody is admin.
-        cluster: Addresses of all shards where other processes serve some of them, in the order of their indices.
+        cluster: Addresses of all shards where other processes serve some of them, in the order of their
+            indices.
         advertise: How others reach this process, where that is not the address it listens on.
 
     Returns:
@@ -80,7 +82,9 @@ def serve(
     ...     ps.pull("w")
     array([-0.5, -0.5, -0.5], dtype=float32)
     """
-    native = _fastps.Server(shards, _addresses(listen), _addresses(cluster), advertise, memory_limit, lease, insecure)
+    native = _fastps.Server(
+        shards, _addresses(listen), _addresses(cluster), advertise, memory_limit, lease, insecure
+    )
     return Server(native)
 
 

@@ -1,11 +1,11 @@
-"""The verbs: `Store` keeps the parameters in this process, `connect` reaches servers; both are a `ParameterServer`."""
+"""The verbs of a `ParameterServer`: `Store` keeps parameters in this process, `connect` reaches servers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from fastps.optim import Optimizer
 
 __all__ = ["ParameterServer", "Store", "TensorSpec", "connect"]
 
-Self = TypeVar("Self", bound="ParameterServer")
 Arrays = Mapping[str, Any]
 
 
@@ -32,7 +31,8 @@ class TensorSpec:
         shape: Row-major shape; ``()`` is a scalar.
         dtype: Element type; ``"float32"``.
         apply: ``"exact"``: one push at a time per slice, and every pull of a slice is one whole version;
-            ``"hogwild"``: no locks (Niu et al. 2011), values never tear, racing pushes to the same element may
+            ``"hogwild"``: no locks (Niu et al. 2011), values never tear, racing pushes to the same element
+                may
             overwrite each other.
         group: What mode, quota and consistent cut attach to.
         optimizer: The rule that gradients are applied by.
@@ -49,12 +49,13 @@ class TensorSpec:
 class ParameterServer:
     """Parameters, wherever they lie; make one with `fastps.Store` or `fastps.connect`.
 
-    Arrays are C-contiguous float32 in host memory: NumPy arrays, anything with the buffer protocol or DLPack, torch
-    CPU tensors (detached) included. They are used in place, without a copy; leave them unchanged until the call
-    returns. Anything else raises `fastps.DTypeError` or `fastps.ShapeError`; nothing is converted silently.
+    Arrays are C-contiguous float32 in host memory: NumPy arrays, anything with the buffer protocol or DLPack,
+    torch CPU tensors (detached) included. They are used in place, without a copy; leave them unchanged until
+    the call returns. Anything else raises `fastps.DTypeError` or `fastps.ShapeError`; nothing is converted
+    silently.
 
-    All verbs may be called from many threads. Each takes ``timeout``, in seconds; None means the one of `connect`.
-    After ``fork`` the child gets `fastps.ForkError`. Use it as a context manager, or call `close`.
+    All verbs may be called from many threads. Each takes ``timeout``, in seconds; None means the one of
+    `connect`. After ``fork`` the child gets `fastps.ForkError`. Use it as a context manager, or call `close`.
     """
 
     __slots__ = ("__weakref__", "_native", "_reattach")
@@ -67,7 +68,7 @@ class ParameterServer:
         self._native = native
         self._reattach = reattach
 
-    # -- tensors ------------------------------------------------------------------------------------------------------
+    # -- tensors ---------------------------------------------------------------------------------------------
 
     def register(
         self,
@@ -118,7 +119,7 @@ class ParameterServer:
             names = self._native.names(timeout)
         return self._native.versions([names] if isinstance(names, str) else list(names), timeout)
 
-    # -- push ---------------------------------------------------------------------------------------------------------
+    # -- push ------------------------------------------------------------------------------------------------
 
     @overload
     def push(
@@ -158,10 +159,11 @@ class ParameterServer:
         """Pushes gradients and waits until they are applied: one optimizer step of every tensor.
 
         Args:
-            name: A tensor's name, with `grad`; or a mapping of names to gradients, sent as one list; or a list made
-                by `bind`.
+            name: A tensor's name, with `grad`; or a mapping of names to gradients, sent as one list; or a
+                list made by `bind`.
             grad: Gradient of the tensor's shape.
-            codec: How gradients travel; None is `fastps.Float32`. `fastps.OneBit` needs a bound list or a `Worker`.
+            codec: How gradients travel; None is `fastps.Float32`. `fastps.OneBit` needs a bound list or a
+                `Worker`.
             lr: Learning rate of this step, in place of the optimizers'.
             scale: Factor on the gradients.
             based_on: The `Versions` that a pull returned; makes the receipts tell the staleness.
@@ -170,7 +172,8 @@ class ParameterServer:
             A `Receipt`, or a Mapping of them that owns its numbers. A receipt always means "applied".
 
         Raises:
-            UnknownTensorError, ShapeError, DTypeError, NonFiniteError, ConfigError: Nothing was sent or changed.
+            UnknownTensorError, ShapeError, DTypeError, NonFiniteError, ConfigError: Nothing was sent or
+                changed.
             PartialPush: Some slices were, or may have been, applied; it tells which.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
 
@@ -225,8 +228,8 @@ class ParameterServer:
     ) -> PushHandle[Any]:
         """Pushes without waiting. Scans the gradients now, reads them until the handle is done.
 
-        Arguments as `push`. Errors that are found at once are raised at once; later ones by the handle, and where
-        nobody asks it, by the next call on this object.
+        Arguments as `push`. Errors that are found at once are raised at once; later ones by the handle, and
+        where nobody asks it, by the next call on this object.
 
         >>> store = fastps.Store()
         >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
@@ -261,7 +264,7 @@ class ParameterServer:
         >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
         >>> values, receipt, versions = store.push_pull("w", np.ones(2, np.float32))
         >>> values, receipt.version, versions["w"]
-        (array([-0.5, -0.5], dtype=float32), 2, (2,))
+        (array([-0.5, -0.5], dtype=float32), 2, 2)
         """
         how = (codec, lr, scale, based_on, timeout)
         if isinstance(name, str):
@@ -291,7 +294,8 @@ class ParameterServer:
             feedback: Residuals to go on with (saved ones, for instance); None begins without.
 
         Returns:
-            A `Bound` for `push`, `push_async` and `push_pull`. It owns its error feedback and admits one push at a
+            A `Bound` for `push`, `push_async` and `push_pull`. It owns its error feedback and admits one push
+            at a
             time: a second one before the first is done raises `ConfigError`.
 
         >>> store = fastps.Store()
@@ -304,14 +308,14 @@ class ParameterServer:
         """
         return Bound(self._native.bind(_dict(grads), codec, feedback, timeout))
 
-    # -- pull ---------------------------------------------------------------------------------------------------------
+    # -- pull ------------------------------------------------------------------------------------------------
 
     @overload
-    def pull(
+    def pull(  # type: ignore[overload-overlap]
         self, names: str, *, out: Any = None, versions: Literal[False] = False, timeout: float | None = None
     ) -> Array: ...
     @overload
-    def pull(
+    def pull(  # type: ignore[overload-overlap]
         self, names: str, *, out: Any = None, versions: Literal[True], timeout: float | None = None
     ) -> tuple[Array, Versions]: ...
     @overload
@@ -344,8 +348,8 @@ class ParameterServer:
 
         Args:
             names: A name, or several.
-            out: Writable C-contiguous float32 of the tensor's shape (a mapping of them for several names) to be
-                filled in place, and returned. None makes new NumPy arrays.
+            out: Writable C-contiguous float32 of the tensor's shape (a mapping of them for several names) to
+                be filled in place, and returned. None makes new NumPy arrays.
             versions: Return ``(values, versions)``; pass the latter to a later push as ``based_on``.
 
         Returns:
@@ -355,7 +359,7 @@ class ParameterServer:
         >>> store.register("w", np.ones(2, np.float32), optimizer=fastps.SGD())
         >>> values, versions = store.pull(["w"], versions=True)
         >>> values, versions["w"]
-        ({'w': array([1., 1.], dtype=float32)}, (1,))
+        ({'w': array([1., 1.], dtype=float32)}, 1)
         """
         if isinstance(names, str):
             result: tuple[Any, Versions] = self._native.pull(names, out, timeout)
@@ -363,7 +367,7 @@ class ParameterServer:
             result = self._native.pull_list(list(names), None if out is None else _dict(out), timeout)
         return result if versions else result[0]
 
-    # -- values and state ---------------------------------------------------------------------------------------------
+    # -- values and state ------------------------------------------------------------------------------------
 
     def assign(self, name: str, array: Any, *, timeout: float | None = None) -> Receipt:
         """Replaces a tensor's values; no optimizer step. Raises as `push` does."""
@@ -394,11 +398,12 @@ class ParameterServer:
         slots = dict(state)
         steps = np.atleast_1d(np.asarray(slots.pop("step", ())))
         if steps.ndim != 1 or steps.size == 0 or not np.all((steps >= 0) & (steps == np.floor(steps))):
+            got = repr(state.get("step"))
             raise ConfigError(
-                f'invalid "step" in the state of tensor {name!r}: expected integers >= 0, got {state.get("step")!r}',
+                f'invalid "step" in the state of tensor {name!r}: expected integers >= 0, got {got}',
                 tensor=name,
                 expected="integers >= 0",
-                got=repr(state.get("step")),
+                got=got,
             )
         return self._native.load_state(name, [int(s) for s in steps], slots, timeout)
 
@@ -406,9 +411,9 @@ class ParameterServer:
         """Counters: ``{"client": {name: n}, "shards": [{"address": str, "counters": {name: n}}, ...]}``."""
         return self._native.stats(timeout)
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- life ------------------------------------------------------------------------------------------------
 
-    def another(self: Self) -> Self:
+    def another(self) -> Self:
         """Another client of the same parameters, with an identity of its own, as each `Worker` has one."""
         other = object.__new__(type(self))
         ParameterServer.__init__(other, self._native.another(), self._reattach)
@@ -426,7 +431,7 @@ class ParameterServer:
         """Whether `close` was called."""
         return self._native.closed
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -452,8 +457,8 @@ class ParameterServer:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._reattach is None:
             raise TypeError(
-                "a Store lives in one process and cannot be pickled; start a server with fastps.serve() and pickle "
-                "what fastps.connect() returns"
+                "a Store lives in one process and cannot be pickled; start a server with fastps.serve() "
+                "and pickle what fastps.connect() returns"
             )
         return _attach, (type(self), self._reattach)
 
@@ -483,9 +488,10 @@ class Store(ParameterServer):
     """Parameters in this process; no server. The same verbs as `connect`.
 
     Args:
-        threads: Most threads that one call uses, its own included; None: as many as there are cores. Only calls on
-            large tensors use more than one.
-        check_finite: Scan gradients for NaN and infinity before anything is changed. False saves one read of them.
+        threads: Most threads that one call uses, its own included; None: as many as there are cores. Only
+            calls on large tensors use more than one.
+        check_finite: Scan gradients for NaN and infinity before anything is changed. False saves one read of
+            them.
         memory_limit: Most bytes of parameters and optimizer state; None: no limit.
 
     >>> with fastps.Store() as store:
@@ -510,20 +516,20 @@ def connect(
     """Connects to the shards of a parameter server.
 
     Args:
-        addresses: ``"host:port,host:port"`` or a list of ``"host:port"``, in any order; one is enough to find the
-            others.
+        addresses: ``"host:port,host:port"`` or a list of ``"host:port"``, in any order; one is enough to find
+            the others.
         timeout: Seconds after which a call gives up; each verb can override it.
-        check_finite: Scan gradients for NaN and infinity before anything is sent. The servers refuse such values in
-            any case.
+        check_finite: Scan gradients for NaN and infinity before anything is sent. The servers refuse such
+            values in any case.
 
     Returns:
-        A `ParameterServer`, to be used as a context manager. Pickled (for ``spawn``), it connects anew when first
-        used.
+        A `ParameterServer`, to be used as a context manager. Pickled (for ``spawn``), it connects anew when
+        first used.
 
     Raises:
         ConnectionLostError, DeadlineError: No server there; says where it tried.
         ConfigError: An address is invalid.
     """
     text = addresses if isinstance(addresses, str) else ",".join(addresses)
-    options = {"timeout": timeout, "check_finite": check_finite}
+    options: dict[str, Any] = {"timeout": timeout, "check_finite": check_finite}
     return ParameterServer(_fastps.connect(text, **options), (text, options))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from fastps._fastps import ErrorFeedback, InDoubt, Versions
 from fastps._handles import Receipts
 from fastps._types import Array
 from fastps.codecs import Codec, Float32
-from fastps.errors import ConfigError, DeadlineError, FastpsError, PartialPush, UnknownOutcomeError
+from fastps.errors import ConfigError, FastpsError, PartialPush, UnknownOutcomeError
 from fastps.modes import Local
 from fastps.store import ParameterServer
 
@@ -22,20 +22,23 @@ __all__ = ["Worker"]
 
 
 class Worker:
-    """Downpour's client (Dean et al., NIPS 2012; the rule in `fastps.Local`): trains on its own copy of the parameters.
+    """Downpour's client (Dean et al., NIPS 2012; the rule in `fastps.Local`): trains on its own copy of the
+    parameters.
 
-    Every `step` adds the gradients to a sum and takes a local step ``W <- W - lr * g``; now and then the sum is pushed
-    and the parameters are fetched. A worker is a client of its own, never registers, and pulls first.
+    Every `step` adds the gradients to a sum and takes a local step ``W <- W - lr * g``; now and then the sum
+    is pushed and the parameters are fetched. A worker is a client of its own, never registers, and pulls
+    first.
 
     Args:
         ps: `fastps.Store` or what `fastps.connect` returns.
         params: Names to arrays of the registered shapes, for their names and shapes; the values are pulled.
         mode: `fastps.Local`.
-        codec: How gradients travel; None is `fastps.Float32`. What it does not say is kept and added to the next
-            push (error feedback); what a server refuses or fences returns to the next push as well.
+        codec: How gradients travel; None is `fastps.Float32`. What it does not say is kept and added to the
+            next push (error feedback); what a server refuses or fences returns to the next push as well.
 
     Attributes:
-        params: Names to the worker's own float32 arrays. They change only inside `step`; treat them as read-only.
+        params: Names to the worker's own float32 arrays. They change only inside `step`; treat them as
+            read-only.
         mode: As given.
 
     Raises:
@@ -46,7 +49,8 @@ class Worker:
 
     >>> store = fastps.Store()
     >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
-    >>> with fastps.Worker(store, {"w": np.zeros(2, np.float32)}, mode=fastps.Local(lr=0.5, overlap=False)) as worker:
+    >>> mode = fastps.Local(lr=0.5, overlap=False)
+    >>> with fastps.Worker(store, {"w": np.zeros(2, np.float32)}, mode=mode) as worker:
     ...     worker.step({"w": np.ones(2, np.float32)})
     ...     worker.params["w"]
     array([-0.5, -0.5], dtype=float32)
@@ -84,51 +88,60 @@ class Worker:
         self._doubts: list[tuple[InDoubt, Array | None]] = []  # and the values that return if one is fenced
         self._steps = 0
         self._staleness: Counter[int] = Counter()
-        self._acknowledged = 0
+        self._pushes = 0  # acknowledged whole
+        self._in_part: Counter[str] = Counter()  # tensors acknowledged of pushes that were not
         self._bytes_pushed = 0
         self._bytes_saved = 0
         self._push_bytes = 4 * sum(p.size for p in self.params.values())
 
-    # -- training -----------------------------------------------------------------------------------------------------
+    # -- training --------------------------------------------------------------------------------------------
 
     def step(self, grads: Mapping[str, Any]) -> None:
         """Takes the gradients of one minibatch, computed at `params`; may push, fetch and install.
 
         Args:
-            grads: A float32 gradient for every parameter, of its shape. Not kept: reuse the arrays after the call.
+            grads: A float32 gradient for every parameter, of its shape. Not kept: reuse the arrays after the
+                call.
 
         Raises:
-            NonFiniteError, ShapeError, DTypeError, ConfigError: The gradients are not such; nothing was changed.
-            FastpsError: A push or fetch failed. The step itself was taken; what was refused goes with the next push.
+            NonFiniteError, ShapeError, DTypeError, ConfigError: The gradients are not such; nothing was
+                changed.
+            FastpsError: A push or fetch failed. The step itself was taken; what was refused goes with the
+                next push.
         """
         first = self._summed == 0
         sums = self._sums[self._filling]
-        self._local.step(grads if type(grads) is dict else dict(grads), sums, self.mode.lr, first, True)
+        self._local.step(
+            grads if type(grads) is dict else dict(grads),
+            sums,
+            self.mode.lr,
+            first,
+            self._native.check_finite,
+        )
         if first:
             self._base = self._installed
         self._summed += 1
-        k = self._steps
         self._steps += 1
+        k = self._steps
         push = k % self.mode.push_every == 0
-        fetch = (k + 1) % self.mode.pull_every == 0
-        if self.mode.overlap:
+        fetch = k % self.mode.pull_every == 0
+        if not self.mode.overlap:
             try:
                 if push:
                     self._start_push()
-                if fetch:
-                    self._fetches.append(
-                        (k + self.mode.pull_every, self._native.pull_async(self._names, None))
-                    )
+                    self._finish_push()
             finally:
-                self._install(k)
+                if fetch:
+                    self._installed = self._pull()
             return
         try:
             if push:
                 self._start_push()
-                self._finish_push()
         finally:
             if fetch:
-                self._installed = self._pull()
+                flight = self._native.pull_async(self._names, None)
+                self._fetches.append((k + self.mode.pull_every, flight))
+            self._install(k)
 
     def flush(self) -> None:
         """Pushes what is summed and waits until every push is acknowledged. `params` stay as they are."""
@@ -139,7 +152,7 @@ class Worker:
             self._finish_push()
             self._settle()
 
-    # -- state --------------------------------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """What this worker alone knows, as copies; waits until no push is under way or in doubt.
@@ -159,7 +172,8 @@ class Worker:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a saved state. Fetches that were under way when it was saved are made anew at the next one.
+        """Goes on from a saved state. Fetches that were under way when it was saved are made anew at the next
+        one.
 
         Raises:
             ConfigError, ShapeError: The state is of other parameters; nothing is changed.
@@ -169,7 +183,11 @@ class Worker:
             other = set(arrays) - set(self.params) if what == "residuals" else set(arrays) ^ set(self.params)
             sizes = all(np.size(a) == self.params[n].size for n, a in arrays.items() if n in self.params)
             if other or not sizes:
-                raise ConfigError(f"the saved {what} are of other parameters", expected=str(self._names), got=str(list(arrays)))
+                raise ConfigError(
+                    f"the saved {what} are of other parameters",
+                    expected=str(self._names),
+                    got=str(list(arrays)),
+                )
         self._finish_push()
         self._settle()
         for name, values in params.items():
@@ -186,14 +204,14 @@ class Worker:
         """Counters of this worker.
 
         Returns:
-            ``steps``; ``acknowledged``: tensors whose pushes were acknowledged; ``bytes_pushed``: bytes of encoded
-            gradients; ``bytes_saved``: what float32 would have needed beyond that; ``staleness``: histogram as a
-            dict from staleness (largest of a push's tensors) to pushes; ``staleness_p50``, ``staleness_p99``: None
-            before the first push.
+            ``steps``; ``acknowledged``: pushes acknowledged of each tensor, by name; ``bytes_pushed``: bytes
+            of encoded gradients; ``bytes_saved``: what float32 would have needed beyond that; ``staleness``:
+            histogram as a dict from staleness (largest of a push's tensors) to pushes; ``staleness_p50``,
+            ``staleness_p99``: None before the first push.
         """
         return {
             "steps": self._steps,
-            "acknowledged": self._acknowledged,
+            "acknowledged": {name: self._pushes + self._in_part[name] for name in self._names},
             "bytes_pushed": self._bytes_pushed,
             "bytes_saved": self._bytes_saved,
             "staleness": dict(sorted(self._staleness.items())),
@@ -210,7 +228,7 @@ class Worker:
         finally:
             self._ps.close()
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -224,7 +242,7 @@ class Worker:
         except Exception as late:
             error.add_note(f"closing the worker also failed: {late}")
 
-    # -- how ----------------------------------------------------------------------------------------------------------
+    # -- how -------------------------------------------------------------------------------------------------
 
     def _pull(self) -> Versions:
         return self._native.pull_list(self._names, self.params, None)[1]
@@ -241,11 +259,8 @@ class Worker:
         self._settle(wait=False)
         index = self._filling
         how = (None, None, None, self._base, None)
-        try:
-            flight = self._native.push_bound_async(self._lists[index], how, False)
-        finally:
-            # On an error that is raised at once the sum stays and goes with the next push.
-            pass
+        # On an error that is raised at once the sum stays, and goes with the next push.
+        flight = self._native.push_bound_async(self._lists[index], how, False)
         self._push = (index, flight)
         self._filling = 1 - index
         self._summed = 0
@@ -270,7 +285,7 @@ class Worker:
         assert native is not None
         self._push = None
         receipts = Receipts(native)
-        self._acknowledged += len(receipts)
+        self._pushes += 1
         self._bytes_pushed += receipts.bytes
         self._bytes_saved += self._push_bytes - receipts.bytes
         if receipts.staleness is not None:
@@ -287,7 +302,7 @@ class Worker:
         sums[name].reshape(-1)[elements] += values
 
     def _take_back(self, index: int, error: PartialPush) -> None:
-        self._acknowledged += len(error.receipts)
+        self._in_part.update(error.receipts.keys())
         sums = self._sums[index]
         if self._feedback is None:
             for name, elements, _ in error.refused:
@@ -318,8 +333,8 @@ class Worker:
                 unknown = doubt
         if unknown is not None:
             raise UnknownOutcomeError(
-                f"nobody can tell whether a push was applied (tensor {unknown.tensor!r}, shard {unknown.shard}); "
-                "it is neither repeated nor returned",
+                f"nobody can tell whether a push was applied (tensor {unknown.tensor!r}, shard "
+                f"{unknown.shard}); it is neither repeated nor returned",
                 tensor=unknown.tensor,
                 shard=unknown.shard,
             )

@@ -44,19 +44,24 @@ class Shards:
         return process
 
     def restart(self, k: int) -> None:
+        self.end(self.processes[k])
         self.processes[k] = self.start(k)
+
+    @staticmethod
+    def end(process: subprocess.Popen[str]) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
     def signal(self, k: int, number: signal.Signals) -> None:
         os.kill(self.processes[k].pid, number)
 
     def close(self) -> None:
         for process in self.processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGCONT)
-                process.kill()
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+            self.end(process)
 
 
 @pytest.fixture

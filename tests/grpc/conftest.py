@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import fastps
 import pytest
+
+import fastps
 
 # The two modules beside this file. It must not become a package: `grpc` is taken.
 sys.path.insert(0, str(Path(__file__).resolve().parent))

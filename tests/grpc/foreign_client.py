@@ -19,9 +19,10 @@ from types import ModuleType
 from typing import Any, NamedTuple, Self
 
 import encoders
-import grpc
 import numpy as np
 from numpy.typing import NDArray
+
+import grpc
 
 Message = Any  # a generated message class has no type that a checker knows
 Float32 = NDArray[np.float32]

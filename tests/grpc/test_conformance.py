@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import encoders
-import fastps
-import grpc
 import numpy as np
 import pytest
 from encoders import BFLOAT16, FLOAT32, INT8, ONEBIT
@@ -30,6 +28,9 @@ from foreign_client import (
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
+
+import fastps
+import grpc
 
 VECTORS = json.loads((Path(__file__).resolve().parents[1] / "vectors" / "codecs.json").read_text())
 NativeCodec = Any
@@ -167,7 +168,10 @@ def test_an_unsealed_tensor_does_not_exist(
         again = other.call(0, "Register", pb.RegisterRequest(spec=spec, client=other.client))
         assert again.under_way
         assert again.retry_after_ms > 0
-    for shard in (0, 1):
+    # Every step may be repeated.
+    repeated = foreign.call(0, "Register", pb.RegisterRequest(spec=spec, client=foreign.client))
+    assert (repeated.reservation, repeated.placement) == (first.reservation, first.placement)
+    for shard in (0, 1, 0, 1):
         answer = foreign.call(shard, "Reserve", foreign.reserve_request(spec, first, mine[shard]))
         assert answer.lease_ms > 0
     # Nothing but initial values goes in or out.
@@ -185,12 +189,15 @@ def test_an_unsealed_tensor_does_not_exist(
         assert early.value.refusal.kind == "config"
     for shard in (0, 1):
         frames = [foreign.assign_frame(entry, k, ones, first.reservation) for k in mine[shard]]
-        for answer in foreign.stream(shard).exchange(frames):
-            assert foreign.accepted(answer).kind == pb.KIND_RECEIPT
+        for duplicate in (False, True):
+            answers = [foreign.accepted(a) for a in foreign.stream(shard).exchange(frames)]
+            assert {a.kind for a in answers} == {pb.KIND_RECEIPT}
+            assert {a.duplicate for a in answers} == {duplicate}
         assert name not in foreign.names()
-        foreign.call(shard, "Seal", seal)
+        for _ in range(2):
+            foreign.call(shard, "Seal", seal)
     assert name not in foreign.names()
-    for _ in range(2):  # a repeat changes nothing
+    for _ in range(2):
         foreign.call(0, "Commit", commit)
     assert name in foreign.names()
     assert foreign.pull(name)[0].tobytes() == ones.tobytes()
@@ -621,15 +628,15 @@ BAD_FRAMES: dict[str, tuple[str, int, Spoil, str, bool, str, str]] = {
     "body too long": ("small", FLOAT32, add(b"\0" * 4), "frame", True, "52", "56"),
     "int8 body too long": ("small", INT8, add(b"\0"), "frame", True, "14", "15"),
     "onebit body cut short": ("target", ONEBIT, cut(-1), "frame", True, "34272", "34271"),
-    "wrong CRC": ("small", FLOAT32, wrong_crc, "frame", False, "CRC", "0x"),
-    "unknown codec": ("small", FLOAT32, header(codec=9), "frame", False, "1, 2, 3 or 4", "9"),
-    "no codec": ("small", FLOAT32, header(codec=0), "frame", False, "1, 2, 3 or 4", "0"),
+    "wrong CRC": ("small", FLOAT32, wrong_crc, "frame", True, "CRC", "0x"),
+    "unknown codec": ("small", FLOAT32, header(codec=9), "frame", True, "1, 2, 3 or 4", "9"),
+    "no codec": ("small", FLOAT32, header(codec=0), "frame", True, "1, 2, 3 or 4", "0"),
     "another codec than the body's": ("small", FLOAT32, header(codec=INT8), "frame", True, "14", "52"),
-    "unknown kind": ("small", FLOAT32, header(kind=99), "frame", False, "", "99"),
-    "no kind": ("small", FLOAT32, header(kind=0), "frame", False, "", "UNSPECIFIED"),
-    "an answer's kind": ("small", FLOAT32, header(kind=16), "frame", False, "", "KIND_RECEIPT"),
-    "reserved kind DELTA": ("small", FLOAT32, header(kind=7), "frame", False, "", "KIND_DELTA"),
-    "reserved kind VECTOR": ("small", FLOAT32, header(kind=8), "frame", False, "", "KIND_VECTOR"),
+    "unknown kind": ("small", FLOAT32, header(kind=99), "frame", True, "", "99"),
+    "no kind": ("small", FLOAT32, header(kind=0), "frame", True, "", "UNSPECIFIED"),
+    "an answer's kind": ("small", FLOAT32, header(kind=16), "frame", True, "", "KIND_RECEIPT"),
+    "reserved kind DELTA": ("small", FLOAT32, header(kind=7), "frame", True, "", "KIND_DELTA"),
+    "reserved kind VECTOR": ("small", FLOAT32, header(kind=8), "frame", True, "", "KIND_VECTOR"),
     "int8 -128": (*body_byte(INT8, 6, 0x80), "frame", True, "-127", "-128"),
     "int8 scale 1": (*body_byte(INT8, 0, 1), "frame", True, "32 to 254", "1"),
     "int8 scale 31": (*body_byte(INT8, 0, 31), "frame", True, "32 to 254", "31"),
@@ -638,30 +645,30 @@ BAD_FRAMES: dict[str, tuple[str, int, Spoil, str, bool, str, str]] = {
     "onebit pad bits": (*body_byte(ONEBIT, 9, 0xFF), "frame", True, "zero", "0xff"),
     "onebit negative mean": ("small", ONEBIT, negative_mean, "frame", True, "finite", "-1"),
     "onebit NaN mean": ("small", ONEBIT, nan_mean, "frame", True, "finite", "NaN"),
-    "reserved field weight": ("small", FLOAT32, header(weight=0.0), "frame", False, "unset", ""),
-    "reserved field have_version": ("small", FLOAT32, header(have_version=1), "frame", False, "unset", ""),
-    "reserved field min_version": ("small", FLOAT32, header(min_version=1), "frame", False, "unset", ""),
-    "reserved field parts": ("small", FLOAT32, parts, "frame", False, "unset", ""),
-    "answer field version": ("small", FLOAT32, header(version=1), "frame", False, "unset", ""),
-    "answer field own": ("small", FLOAT32, header(own=0), "frame", False, "unset", ""),
-    "answer field staleness": ("small", FLOAT32, header(staleness=0), "frame", False, "unset", ""),
-    "answer field duplicate": ("small", FLOAT32, header(duplicate=True), "frame", False, "unset", ""),
-    "answer field refusal": ("small", FLOAT32, refusal_field, "frame", False, "unset", ""),
-    "step on a gradient": ("small", FLOAT32, header(step=1), "frame", False, "unset", ""),
-    "reservation on a gradient": ("small", FLOAT32, header(reservation=1), "frame", False, "unset", ""),
-    "pull with a body": ("small", FLOAT32, pull_with(payload=b"\0"), "frame", False, "unset", ""),
-    "pull with a count": ("small", FLOAT32, pull_with(count=13), "frame", False, "unset", ""),
-    "pull with a sequence": ("small", FLOAT32, pull_with(sequence=1), "frame", False, "unset", ""),
-    "base_own alone": ("small", FLOAT32, header(base_own=1), "frame", False, "", ""),
-    "no sequence": ("small", FLOAT32, drop_field("sequence"), "frame", False, "1 or more", "0"),
-    "float64": ("small", FLOAT32, header(dtype=2), "dtype", False, "FLOAT32", "FLOAT64"),
-    "unknown dtype": ("small", FLOAT32, header(dtype=77), "dtype", False, "FLOAT32", "77"),
-    "no dtype": ("small", FLOAT32, drop_field("dtype"), "dtype", False, "FLOAT32", "UNSPECIFIED"),
-    "wrong epoch": ("small", FLOAT32, header(epoch=lambda c, f: c.epoch + 1), "stale_epoch", False, "", ""),
-    "no epoch": ("small", FLOAT32, drop_field("epoch"), "stale_epoch", False, "", "0"),
+    "reserved field weight": ("small", FLOAT32, header(weight=0.0), "frame", True, "unset", ""),
+    "reserved field have_version": ("small", FLOAT32, header(have_version=1), "frame", True, "unset", ""),
+    "reserved field min_version": ("small", FLOAT32, header(min_version=1), "frame", True, "unset", ""),
+    "reserved field parts": ("small", FLOAT32, parts, "frame", True, "unset", ""),
+    "answer field version": ("small", FLOAT32, header(version=1), "frame", True, "unset", ""),
+    "answer field own": ("small", FLOAT32, header(own=0), "frame", True, "unset", ""),
+    "answer field staleness": ("small", FLOAT32, header(staleness=0), "frame", True, "unset", ""),
+    "answer field duplicate": ("small", FLOAT32, header(duplicate=True), "frame", True, "unset", ""),
+    "answer field refusal": ("small", FLOAT32, refusal_field, "frame", True, "unset", ""),
+    "step on a gradient": ("small", FLOAT32, header(step=1), "frame", True, "unset", ""),
+    "reservation on a gradient": ("small", FLOAT32, header(reservation=1), "frame", True, "unset", ""),
+    "pull with a body": ("small", FLOAT32, pull_with(payload=b"\0"), "frame", True, "unset", ""),
+    "pull with a count": ("small", FLOAT32, pull_with(count=13), "frame", True, "unset", ""),
+    "pull with a sequence": ("small", FLOAT32, pull_with(sequence=1), "frame", True, "unset", ""),
+    "base_own alone": ("small", FLOAT32, header(base_own=1), "frame", True, "", ""),
+    "no sequence": ("small", FLOAT32, drop_field("sequence"), "frame", True, "1 or more", "0"),
+    "float64": ("small", FLOAT32, header(dtype=2), "dtype", True, "FLOAT32", "FLOAT64"),
+    "unknown dtype": ("small", FLOAT32, header(dtype=77), "dtype", True, "FLOAT32", "77"),
+    "no dtype": ("small", FLOAT32, drop_field("dtype"), "dtype", True, "FLOAT32", "UNSPECIFIED"),
+    "wrong epoch": ("small", FLOAT32, header(epoch=lambda c, f: c.epoch + 1), "stale_epoch", True, "", ""),
+    "no epoch": ("small", FLOAT32, drop_field("epoch"), "stale_epoch", True, "", "0"),
     "wrong group": ("small", FLOAT32, header(group=4711), "frame", True, "", "4711"),
-    "no client": ("small", FLOAT32, drop_field("client"), "frame", False, "", ""),
-    "a client without a hello": ("small", FLOAT32, header(client=0xDEAD), "lease", False, "", ""),
+    "no client": ("small", FLOAT32, drop_field("client"), "frame", True, "", ""),
+    "a client without a hello": ("small", FLOAT32, header(client=0xDEAD), "lease", True, "", ""),
     "lr NaN": ("small", FLOAT32, header(lr=np.nan), "config", True, "finite", "NaN"),
     "lr below 0": ("small", FLOAT32, header(lr=-1.0), "config", True, ">= 0", "-1"),
     "scale infinite": ("small", FLOAT32, header(scale=np.inf), "config", True, "finite", "inf"),
@@ -779,6 +786,7 @@ def calling(method: str, **fields: Any) -> Control:
 SMALL_SPEC: dict[str, Any] = {"name": "small", "shape": (SMALL,), "optimizer": "sgd", "settings": {"lr": 0.5}}
 ADAM = {"optimizer": "adam", "settings": {}}
 MOMENTUM = {"settings": {"lr": 0.5, "momentum": 0.9}}
+LONG = "x" * 1024  # errors quote no more than that
 # what: (call, kind, tensor, expected, got)
 BAD_CALLS: dict[str, tuple[Control, str, str, str, str]] = {
     "unknown name": (calling("Unregister", name="nobody"), "unknown_tensor", "nobody", "", ""),
@@ -791,8 +799,15 @@ BAD_CALLS: dict[str, tuple[Control, str, str, str, str]] = {
     "2^80 elements": (registering(shape=(1 << 40, 1 << 40)), "shape", "bad", "2^57", str(1 << 40)),
     "33 dimensions": (registering(shape=(1,) * 33), "shape", "bad", "32", "33"),
     "no name": (registering(name=""), "config", "", "1 to 1024", "0"),
-    "a name of 1025 bytes": (registering(name="x" * 1025), "config", "", "1 to 1024", "1025"),
-    "a name of 100,000 bytes": (registering(name="x" * 100_000), "config", "", "1 to 1024", "100000"),
+    "a name of 1025 bytes": (registering(name="x" * 1025), "config", LONG, "1 to 1024", "1025"),
+    "a name of 100,000 bytes": (registering(name="x" * 100_000), "config", LONG, "1 to 1024", "100000"),
+    "an unknown name of 100,000 bytes": (
+        calling("Unregister", name="x" * 100_000),
+        "unknown_tensor",
+        LONG,
+        "",
+        "",
+    ),
     "no group": (registering(group=""), "config", "bad", "1 to 1024", "0"),
     "float64": (registering(dtype=2), "dtype", "bad", "FLOAT32", "FLOAT64"),
     "no dtype": (registering(dtype=0), "dtype", "bad", "FLOAT32", "UNSPECIFIED"),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import fastps
-from fastps.demo.config import Config
+from fastps.demo.config import ADAGRAD_START, Config
 from fastps.demo.ledger import COUNTER
 from fastps.demo.model import NAMES, Params, init_params
 
@@ -40,8 +40,9 @@ def payload_bytes(name: str, elements: int) -> int:
 
 def optimizer(config: Config) -> Any:
     """The optimizer that runs in the shards."""
+    if config.optimizer == "adagrad":
+        return fastps.Adagrad(lr=config.lr, initial_accumulator_value=ADAGRAD_START)
     factory = {
-        "adagrad": fastps.Adagrad,
         "sgd": fastps.SGD,
         "rmsprop": fastps.RMSprop,
         "adadelta": fastps.Adadelta,
@@ -67,4 +68,4 @@ def register(ps: Any, config: Config, inputs: int) -> dict[str, tuple[int, ...]]
 def versions(ps: Any) -> dict[str, tuple[int, ...]]:
     """Present version of each slice of each tensor: the number of changes that its server has made to it."""
     found = ps.versions(list(tensor_names()))
-    return {name: tuple(found[name]) for name in tensor_names()}
+    return {name: tuple(found.slices(name)) for name in tensor_names()}

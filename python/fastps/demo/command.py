@@ -15,6 +15,9 @@ exit codes: 0 trained and reconciled; 1 failed, the last line says why; 2 wrong 
 pushes and the servers' versions do not reconcile; 130 stopped by Ctrl-C (128 + signal number). Every process
 that the demo starts ends with it; every file that it writes lies in the --out folder."""
 
+OWN_FILES = ("report.json", "demo.png", "shard-*.log", "worker-*.log", "worker-*.ledger", "baseline.log")
+"""What a run may leave in its output folder, and the next one removes."""
+
 
 def _at_least_one(text: str) -> int:
     value = int(text)
@@ -106,7 +109,7 @@ def _execute(config: Config, as_json: bool) -> int:
     out = Path(config.out)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for pattern in ("report.json", "demo.png", "shard-*.log", "worker-*.log", "worker-*.ledger"):
+        for pattern in OWN_FILES:
             for left_over in out.glob(pattern):
                 left_over.unlink()
     except OSError as error:

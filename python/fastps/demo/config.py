@@ -20,6 +20,12 @@ LEARNING_RATES = {
 }
 """Optimizers of ``--optimizer`` and the rate each runs with in the shards."""
 
+ADAGRAD_START = 1e-3
+"""Adagrad's initial sum of squares: keeps the first, stale steps of many workers from overshooting."""
+
+LOCAL_LR = 0.2
+"""Rate of a worker's own steps between two fetches."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -40,10 +46,10 @@ class Task:
 
 TASKS = {
     "digits": Task(96, 32, 0.2, 10.0, 4_000, 40_000, 0.96),
-    "mnist": Task(128, 64, 0.2, 60.0, 12_000, 30_000, 0.975),
+    "mnist": Task(128, 64, 0.0, 45.0, 12_000, 20_000, 0.975),
 }
 
-EXTENSION = 4.0
+EXTENSION = 3.0
 """Without ``--seconds``, training may last this many times longer to reach ``least_updates``."""
 
 
@@ -104,7 +110,7 @@ def from_arguments(args: argparse.Namespace) -> Config:
         codec=args.codec,
         optimizer=args.optimizer,
         lr=LEARNING_RATES[args.optimizer] if args.lr is None else args.lr,
-        local_lr=0.05,
+        local_lr=LOCAL_LR,
         push_every=args.push_every,
         pull_every=args.pull_every,
         seconds=task.seconds if args.seconds is None else args.seconds,

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import fastps
-from fastps.demo import lifeline
+from fastps.demo import baseline, lifeline
+from fastps.demo.config import Config
 from fastps.demo.errors import DemoError
 from fastps.demo.ledger import Ledger
 from fastps.demo.worker import Orders
@@ -133,6 +134,24 @@ class WorkerProcess(Child):
         """As for any child; the ledger file goes too."""
         super().close()
         self.ledger_path.unlink(missing_ok=True)
+
+
+class Baseline(Child):
+    """The serial baseline's process."""
+
+    def __init__(self, config: Config, updates: int, out: Path) -> None:
+        command = _python_module("fastps.demo.baseline")
+        super().__init__(command, out / "baseline.log", dict.fromkeys(_ONE_THREAD, "1"))
+        self.tell(baseline.orders(config, updates))
+
+    def accuracy(self) -> float | None:
+        """The test accuracy that it reached; None while it works."""
+        ended = self.process.poll() is not None
+        for line in self.read_lines():
+            return float(json.loads(line)["accuracy"])
+        if ended and self.drained():
+            raise DemoError(f"the serial baseline ended early: {self.last_words()}")
+        return None
 
 
 class Servers:

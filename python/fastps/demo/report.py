@@ -94,10 +94,10 @@ def _around_the_kill(run: Run) -> list[str]:
     before = next((p for p in reversed(run.points) if p.seconds <= kill.seconds), run.points[0])
     last = run.points[-1]
     return [
-        f"{kill.text} at {kill.seconds:.1f} s; {last.updates - kill.updates:,} more updates came after, "
+        f"at {kill.seconds:.1f} s {kill.text}; {last.updates - kill.updates:,} more updates came after, "
         f"loss {before.loss:.4f} -> {last.loss:.4f}",
-        *(f"{m.text} at {m.seconds:.1f} s" for m in run.moments if "late" in m.text),
-    ]  # fmt: skip
+        *(f"at {m.seconds:.1f} s {m.text}" for m in run.moments if "late" in m.text),
+    ]
 
 
 def _workers(run: Run) -> list[str]:

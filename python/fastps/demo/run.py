@@ -15,12 +15,11 @@ import numpy as np
 
 import fastps
 from fastps.demo import cluster, data
-from fastps.demo.baseline import serial_accuracy
 from fastps.demo.config import Config
 from fastps.demo.errors import DemoError, Interrupted
 from fastps.demo.ledger import COUNTER, Account, Balance, reconcile
 from fastps.demo.model import NAMES, evaluate
-from fastps.demo.processes import START_TIMEOUT, STOP_TIMEOUT, Servers, WorkerProcess
+from fastps.demo.processes import START_TIMEOUT, STOP_TIMEOUT, Baseline, Servers, WorkerProcess
 from fastps.demo.state import Moment, Point, Run, WorkerState
 from fastps.demo.view import View
 from fastps.demo.worker import Orders
@@ -208,5 +207,17 @@ def train(config: Config, view: View, out: Path) -> Run:
         run = Training(config, dataset, view, out).execute()
         view.update(run)
         view.say(f"serial baseline: {run.updates:,} updates in plain NumPy")
-        run.serial_accuracy = serial_accuracy(config, dataset, run.updates)
+        run.serial_accuracy = _serial_accuracy(config, run.updates, out)
     return run
+
+
+def _serial_accuracy(config: Config, updates: int, out: Path) -> float:
+    """Run the baseline's process to its end."""
+    process = Baseline(config, updates, out)
+    try:
+        while (accuracy := process.accuracy()) is None:
+            time.sleep(TICK)
+        return accuracy
+    finally:
+        process.kill()
+        process.close()

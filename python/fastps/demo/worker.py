@@ -74,7 +74,7 @@ class Snapshot:
 def snapshot(worker: fastps.Worker, steps: int, loss: float) -> Snapshot:
     """The worker's own statistics as a :class:`Snapshot`."""
     stats = worker.stats()
-    pushes = stats["acknowledged"] // len(worker.params)  # fastps counts tensors
+    pushes = min(stats["acknowledged"].values())
     return Snapshot(steps, loss, pushes, stats["staleness"], stats["bytes_pushed"], stats["bytes_saved"])
 
 
@@ -106,7 +106,7 @@ def train(orders: Orders, go: threading.Event, stop: threading.Event) -> None:
             steps += 1
             ledger.will_step(steps, pushes)
             worker.step(grads)
-            ledger.acknowledge(worker.stats()["acknowledged"] // len(names))
+            ledger.acknowledge(min(worker.stats()["acknowledged"].values()))
             losses += loss
             if time.monotonic() >= due:
                 _report("report", **snapshot(worker, steps, losses / (steps - last)).__dict__)
@@ -126,7 +126,8 @@ def minibatch(
     """Loss and gradients of one random minibatch with noise added, and -1 for the counting tensor."""
     rows = rng.integers(0, len(y), config.batch)
     batch = x[rows]
-    batch += rng.standard_normal(batch.shape, np.float32) * np.float32(config.noise)
+    if config.noise:
+        batch += rng.standard_normal(batch.shape, np.float32) * np.float32(config.noise)
     loss, grads = loss_and_grads(dict(params), batch, y[rows])
     grads[COUNTER] = np.full(1, -1.0, np.float32)
     return loss, grads

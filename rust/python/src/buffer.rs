@@ -15,13 +15,12 @@
 
 use fastps_core::error::{Error, Kind};
 use fastps_core::verbs::Values;
-use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{IntoPyDict, PyCapsule, PyTuple};
 use pyo3::{ffi, intern};
-use std::ffi::c_void;
+use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,8 +35,52 @@ pub(crate) enum Access {
 
 /// What keeps the memory alive; let go of with the GIL held only.
 enum Owner {
-    Buffer(#[allow(dead_code)] PyUntypedBuffer),
+    Buffer(#[allow(dead_code)] Exported),
     Capsule(#[allow(dead_code)] Py<PyAny>),
+}
+
+/// An exporter's lock on its memory.
+struct Exported(Box<ffi::Py_buffer>);
+
+// SAFETY: only `drop` uses Python, and it happens with the GIL held: in `borrow`, or in `sweep`.
+unsafe impl Send for Exported {}
+
+impl Drop for Exported {
+    fn drop(&mut self) {
+        // SAFETY: filled by `PyObject_GetBuffer`, released once, with the GIL held.
+        unsafe { ffi::PyBuffer_Release(&raw mut *self.0) };
+    }
+}
+
+impl Exported {
+    fn get(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let mut view = Box::new(ffi::Py_buffer::new());
+        // SAFETY: `object` is alive, the GIL is held, and `view` has its place on the heap for as long as it is used.
+        let failed =
+            unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, ffi::PyBUF_RECORDS_RO) } != 0;
+        // An exception leaves nothing to release.
+        if failed { Err(PyErr::fetch(object.py())) } else { Ok(Self(view)) }
+    }
+
+    fn format(&self) -> &CStr {
+        // SAFETY: where given, a string that ends with 0 and lives as long as the view.
+        if self.0.format.is_null() { c"B" } else { unsafe { CStr::from_ptr(self.0.format) } }
+    }
+
+    fn shape(&self) -> Vec<u64> {
+        let ndim = usize::try_from(self.0.ndim).unwrap_or(0);
+        // A scalar's shape may be a null pointer.
+        if ndim == 0 || self.0.shape.is_null() {
+            return Vec::new();
+        }
+        // SAFETY: `ndim` numbers, by the buffer protocol.
+        unsafe { std::slice::from_raw_parts(self.0.shape, ndim) }.iter().map(|d| *d as u64).collect()
+    }
+
+    fn is_contiguous(&self, order: u8) -> bool {
+        // SAFETY: a filled view.
+        unsafe { ffi::PyBuffer_IsContiguous(&raw const *self.0, order as c_char) != 0 }
+    }
 }
 
 /// Borrowed float32 memory of a Python object.
@@ -125,7 +168,7 @@ impl Borrowed {
 pub(crate) fn borrow(object: &Bound<'_, PyAny>, tensor: &str, access: Access) -> PyResult<Borrowed> {
     // SAFETY: `object` is a live object and the GIL is held.
     let result = if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
-        match PyUntypedBuffer::get(object) {
+        match Exported::get(object) {
             Ok(buffer) => from_buffer(object, buffer, access),
             Err(_) => Err(wrong_dtype(object, None)),
         }
@@ -137,31 +180,21 @@ pub(crate) fn borrow(object: &Bound<'_, PyAny>, tensor: &str, access: Access) ->
     result.map_err(|error| crate::errors::raise(object.py(), &error.tensor(tensor)))
 }
 
-fn from_buffer(
-    object: &Bound<'_, PyAny>,
-    buffer: PyUntypedBuffer,
-    access: Access,
-) -> Result<Borrowed, Error> {
-    let native = match buffer.format().to_bytes() {
-        b"f" | b"@f" | b"=f" => true,
-        b"<f" => cfg!(target_endian = "little"),
-        _ => false,
-    };
-    if !native || buffer.item_size() != 4 {
+fn from_buffer(object: &Bound<'_, PyAny>, buffer: Exported, access: Access) -> Result<Borrowed, Error> {
+    let format = buffer.format().to_bytes();
+    let native =
+        matches!(format, b"f" | b"@f" | b"=f") || (format == b"<f" && cfg!(target_endian = "little"));
+    if !native || buffer.0.itemsize != 4 {
         return Err(wrong_dtype(object, buffer.format().to_str().ok()));
     }
-    // A scalar's `shape` is a null pointer, which `PyUntypedBuffer::shape` must not see.
-    let shape: Vec<u64> = match buffer.dimensions() {
-        0 => Vec::new(),
-        _ => buffer.shape().iter().map(|d| *d as u64).collect(),
-    };
-    if !buffer.is_c_contiguous() {
-        return Err(not_contiguous(object, &shape, buffer.is_fortran_contiguous()));
+    let shape = buffer.shape();
+    if !buffer.is_contiguous(b'C') {
+        return Err(not_contiguous(object, &shape, buffer.is_contiguous(b'F')));
     }
-    if access == Access::Write && buffer.readonly() {
+    if access == Access::Write && buffer.0.readonly != 0 {
         return Err(read_only());
     }
-    let data = buffer.buf_ptr();
+    let data = buffer.0.buf;
     finish(data, shape, Owner::Buffer(buffer))
 }
 
@@ -173,7 +206,7 @@ fn finish(data: *mut c_void, shape: Vec<u64>, owner: Owner) -> Result<Borrowed, 
         NonNull::new(data.cast::<f32>()).unwrap_or(NonNull::dangling())
     };
     let borrowed = Borrowed { data, len, shape, owner: Some(owner) };
-    if borrowed.data.as_ptr() as usize % 4 == 0 {
+    if (borrowed.data.as_ptr() as usize).is_multiple_of(4) {
         Ok(borrowed)
     } else {
         Err(Error::new(Kind::Shape, "the array's memory is not aligned; pass a copy").expected(

@@ -91,7 +91,7 @@ thread_local! {
 }
 
 /// Whether this is the thread on which Python runs signal handlers.
-fn is_main(py: Python<'_>) -> PyResult<bool> {
+pub(crate) fn is_main(py: Python<'_>) -> PyResult<bool> {
     if let Some(known) = MAIN.get() {
         return Ok(known);
     }
@@ -120,8 +120,8 @@ pub(crate) fn run<T: Send + 'static>(
         Some(helper) => helper,
         None => start_helper().map_err(|e| errors::raise(py, &e))?,
     };
-    let gone = |_| errors::raise(py, &Error::new(Kind::Internal, "the thread of a call ended"));
-    helper.send(job).map_err(|_| gone(()))?;
+    let gone = || errors::raise(py, &Error::new(Kind::Internal, "the thread of a call ended"));
+    helper.send(job).map_err(|_| gone())?;
     let mut result = result;
     loop {
         let received;
@@ -136,7 +136,7 @@ pub(crate) fn run<T: Send + 'static>(
             }
             // A helper that is left behind ends with its job, as nobody can send to it any more.
             Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
-            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(gone(())),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(gone()),
         }
     }
 }

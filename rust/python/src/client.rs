@@ -12,11 +12,11 @@ use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
 use fastps_core::store::{Store, StoreOptions};
 use fastps_core::tensor::{DType, TensorSpec};
-use fastps_core::verbs::{Gradient, ParameterServer, PushOptions, State};
+use fastps_core::verbs::{Gradient, ParameterServer, PushOptions, Pushed, State};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 type Shared = Arc<dyn ParameterServer>;
@@ -139,7 +139,35 @@ impl Client {
         Ok(options)
     }
 
-    /// Sends a list of gradients and waits. The calling thread is not needed by a call over the network.
+    /// Pushes and waits. Over the network the main thread waits in slices, so that it notices Ctrl-C.
+    fn wait_for(
+        &self,
+        py: Python<'_>,
+        server: &Shared,
+        gradients: &Arc<Vec<Gradient>>,
+        options: PushOptions,
+        turn: Option<Turn>,
+    ) -> PyResult<Pushed> {
+        if !self.remote || !call::is_main(py)? {
+            return Ok(py.detach(|| server.push(gradients, &options)));
+        }
+        let gradients = gradients.to_vec();
+        let ticket = match py.detach(|| server.push_async(gradients, options)) {
+            Ok(ticket) => ticket,
+            Err(error) => return Ok(Err(error.into())),
+        };
+        // After Ctrl-C the push comes to its end by itself; a bound list is taken until then.
+        let turn = Arc::new(Mutex::new(turn));
+        let end =
+            |turn: &Mutex<Option<Turn>>| drop(turn.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let later = turn.clone();
+        ticket.on_done(Box::new(move || end(&later)));
+        let pushed = call::wait(py, &*ticket, None)?;
+        end(&turn);
+        pushed.ok_or_else(|| errors::raise(py, &Error::new(Kind::Internal, "a push without a result")))
+    }
+
+    /// Sends a list of gradients and waits.
     fn send(
         &self,
         py: Python<'_>,
@@ -149,11 +177,8 @@ impl Client {
         turn: Option<Turn>,
     ) -> PyResult<Receipts> {
         let names = gradients.iter().map(|g| g.name.clone()).collect();
-        let pushed = self.call(py, server, move |server| {
-            let pushed = server.push(&gradients, &options);
-            drop((gradients, turn));
-            pushed
-        })?;
+        let pushed = self.wait_for(py, server, &gradients, options, turn)?;
+        drop(gradients);
         sweep(py);
         Ok(Receipts { names, receipts: pushed.or_raise(py)? })
     }
@@ -206,11 +231,15 @@ impl Client {
         names: &[Arc<str>],
         timeout: Duration,
     ) -> PyResult<Vec<Arc<TensorSpec>>> {
-        let names = names.to_vec();
-        let specs = move |server: &Shared| {
+        let find = |server: &Shared, names: &[Arc<str>], timeout| {
             names.iter().map(|n| server.spec(n, timeout)).collect::<Result<Vec<_>, _>>()
         };
-        self.call(py, server, specs)?.or_raise(py)
+        // Usually the map is at hand, and nobody has to be asked.
+        if let Ok(specs) = py.detach(|| find(server, names, Duration::ZERO)) {
+            return Ok(specs);
+        }
+        let names = names.to_vec();
+        self.call(py, server, move |server| find(server, &names, timeout))?.or_raise(py)
     }
 
     fn pull_into(
@@ -309,8 +338,9 @@ impl Client {
     fn push(&self, py: Python<'_>, name: &str, grad: &Bound<'_, PyAny>, how: How<'_>) -> PyResult<Receipt> {
         let server = self.enter(py)?;
         let options = self.options(py, &how, None)?;
-        let gradient = gradient(name, grad)?;
-        let pushed = self.call(py, server, move |server| server.push(&[gradient], &options))?;
+        let gradients = Arc::new(vec![gradient(name, grad)?]);
+        let pushed = self.wait_for(py, server, &gradients, options, None)?;
+        drop(gradients);
         sweep(py);
         let receipts = pushed.or_raise(py)?;
         receipts
@@ -605,6 +635,11 @@ impl Client {
     #[getter]
     fn closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
+    }
+
+    #[getter]
+    fn check_finite(&self) -> bool {
+        self.check_finite
     }
 
     /// This client's incarnation.

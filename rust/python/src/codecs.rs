@@ -1,6 +1,6 @@
 //! The byte contract from Python, and the residuals of error feedback.
 
-use crate::buffer::{Access, array, borrow, sweep};
+use crate::buffer::{Access, Borrowed, array, borrow, sweep};
 use crate::errors::{OrRaise, config};
 use crate::options;
 use fastps_core::codec::{self, Position};
@@ -48,7 +48,7 @@ pub(crate) fn encode<'py>(
         codec.encode(
             isa,
             values.as_slice(),
-            residual.as_mut().map(|r| r.as_mut_slice()),
+            residual.as_mut().map(Borrowed::as_mut_slice),
             position,
             &mut body,
         );

@@ -167,6 +167,8 @@ impl PushFlight {
         let timeout = timeout.map(|t| call::duration(py, t)).transpose()?;
         let Some(pushed) = call::wait(py, &*flight.ticket, timeout)? else { return Ok(None) };
         flight.read.store(true, Ordering::Release);
+        // Whoever has the result may push the list again, even if the callback comes a moment later.
+        drop(lock(&flight.turn).take());
         sweep(py);
         let receipts = pushed.or_raise(py)?;
         Ok(Some(Receipts { names: self.names.clone(), receipts }))

@@ -1,6 +1,9 @@
 //! The compiled half of the Python package: a table of contents. Numerics and network live in `fastps-core` and
 //! `fastps-rpc`; here Python's objects become theirs and back. The face that users see is `python/fastps`.
 
+// Docstrings here are read by Python users.
+#![allow(clippy::doc_markdown)]
+
 mod buffer;
 mod call;
 mod client;

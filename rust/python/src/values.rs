@@ -104,16 +104,26 @@ impl Receipts {
 }
 
 /// Versions of tensors, as a pull or `versions()` tells them: the base of later pushes (``based_on=``), comparable,
-/// and otherwise opaque. ``v[name]`` is the tuple of the versions of the tensor's slices, for people and ledgers.
+/// and otherwise opaque. For people and ledgers, ``v[name]`` is the smallest version of the tensor's slices.
 #[pyclass(frozen, module = "fastps", name = "Versions", mapping)]
 #[derive(Clone, Debug)]
 pub(crate) struct Versions(pub(crate) Arc<verbs::Versions>);
 
+impl Versions {
+    fn of(&self, name: &str) -> PyResult<&[verbs::SliceVersion]> {
+        self.0.tensor(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))
+    }
+}
+
 #[pymethods]
 impl Versions {
-    fn __getitem__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyTuple>> {
-        let slices = self.0.tensor(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))?;
-        PyTuple::new(py, slices.iter().map(|s| s.version))
+    fn __getitem__(&self, name: &str) -> PyResult<u64> {
+        Ok(self.of(name)?.iter().map(|s| s.version).min().unwrap_or(0))
+    }
+
+    /// The versions of a tensor's slices, in order.
+    fn slices<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.of(name)?.iter().map(|s| s.version))
     }
 
     fn __contains__(&self, name: &str) -> bool {

@@ -102,7 +102,16 @@ impl Exchange {
         let tag = frame.header.as_ref().map_or(0, |header| header.tag);
         match self.admit(frame) {
             Ok(request) => self.perform(&request, place).await,
-            Err(error) => self.refuse(place, tag, error),
+            Err(error) => self.refuse(place, tag, self.named(frame, error)),
+        }
+    }
+
+    /// The error with the name of the tensor that the frame is meant for, if that much can be read.
+    fn named(&self, frame: &pb::Frame, error: Error) -> Error {
+        let slice = frame.header.as_ref().map(|header| SliceId(header.slice));
+        match slice.and_then(|slice| self.node.shard.slice(slice).ok()) {
+            Some(slice) if error.tensor.is_none() => error.tensor(slice.spec().name.clone()),
+            _ => error,
         }
     }
 

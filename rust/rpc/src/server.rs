@@ -189,11 +189,15 @@ async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool) -> Result<()> {
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<ControlServer<ControlService>>().await;
     health.set_serving::<DataServer<DataService>>().await;
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()
-        .map_err(|error| internal("cannot serve reflection", error))?;
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let failed = |error| internal("cannot serve reflection", error);
+    // Many tools know the older name only.
+    let (reflection, reflection_v1alpha) =
+        (reflection().build_v1().map_err(failed)?, reflection().build_v1alpha().map_err(failed)?);
     let control = ControlServer::new(ControlService { node: node.clone() })
         .max_decoding_message_size(MAX_MESSAGE_BYTES);
     let data =
@@ -218,6 +222,7 @@ async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool) -> Result<()> {
         .http2_keepalive_timeout(Some(Duration::from_secs(20)))
         .add_service(health_service)
         .add_service(reflection)
+        .add_service(reflection_v1alpha)
         .add_service(control)
         .add_service(data)
         .serve_with_incoming_shutdown(incoming::accept(listener, node.clone()), async move {

@@ -35,15 +35,22 @@ pub fn kind_from_name(name: &str) -> Kind {
     KINDS.iter().find(|k| k.1 == name).map_or(Kind::Internal, |k| k.0)
 }
 
+/// What a client wrote may come back in an error: no more of it than fits, with everything else, the 8 KiB of headers
+/// that any gRPC implementation accepts.
+fn clipped(text: &str, bytes: usize) -> String {
+    text[..text.floor_char_boundary(bytes)].to_owned()
+}
+
 /// An error as it travels.
 pub fn refusal(error: &Error) -> pb::Refusal {
+    let text = |text: &Option<String>| clipped(text.as_deref().unwrap_or_default(), 512);
     pb::Refusal {
         kind: kind_name(error.kind).to_owned(),
-        message: error.message.clone(),
-        tensor: error.tensor.as_deref().unwrap_or_default().to_owned(),
+        message: clipped(&error.message, 512),
+        tensor: clipped(error.tensor.as_deref().unwrap_or_default(), 1024),
         shard: error.shard,
-        expected: error.expected.clone().unwrap_or_default(),
-        got: error.got.clone().unwrap_or_default(),
+        expected: text(&error.expected),
+        got: text(&error.got),
         retry_after_ms: error.retry_after_ms,
     }
 }

@@ -1,0 +1,163 @@
+"""Memory crosses without a copy, from whatever library it comes."""
+
+import array
+import gc
+import sys
+import weakref
+
+import numpy as np
+import pytest
+
+import fastps
+
+
+@pytest.fixture
+def w(store):
+    store.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD(lr=1.0))
+    return store
+
+
+ONES = {
+    "ndarray": lambda: np.ones(4, np.float32),
+    "read-only": lambda: np.frombuffer(np.ones(4, np.float32).tobytes(), np.float32),
+    "array.array": lambda: array.array("f", [1, 1, 1, 1]),
+    "memoryview": lambda: memoryview(np.ones(4, np.float32)),
+    "view": lambda: np.ones(9, np.float32)[3:7],
+    "strided-but-contiguous": lambda: np.ones((4, 1), np.float32).T[0],
+}
+
+
+@pytest.mark.parametrize("kind", ONES)
+def test_buffer_protocol(w, kind):
+    w.push("w", ONES[kind]())
+    np.testing.assert_array_equal(w.pull("w"), np.full(4, -1, np.float32))
+
+
+def test_numpy_scalar_and_zero_dimensional(store):
+    store.register("s", np.float32(1), optimizer=fastps.SGD(lr=1.0))
+    store.push("s", np.float32(1))
+    store.push("s", np.array(1, np.float32))
+    assert store.pull("s") == -1
+    out = np.zeros((), np.float32)
+    assert store.pull("s", out=out) is out
+    assert out == -1
+
+
+def test_read_only_cannot_be_a_target(w):
+    out = np.zeros(4, np.float32)
+    out.flags.writeable = False
+    with pytest.raises(fastps.ConfigError, match="read-only"):
+        w.pull("w", out=out)
+
+
+def test_unaligned_memory_is_refused(w):
+    raw = (
+        np.zeros(17, np.uint8)[1:].view(np.float32) if False else np.ndarray(4, np.float32, bytearray(17), 1)
+    )
+    if raw.ctypes.data % 4 == 0:
+        pytest.skip("the memory happens to be aligned")
+    with pytest.raises(fastps.ShapeError, match="aligned"):
+        w.push("w", raw)
+
+
+def test_targets_are_written_in_place_and_nothing_beside(w):
+    memory = np.full(8, 7, np.float32)
+    w.pull("w", out=memory[2:6])
+    np.testing.assert_array_equal(memory, np.array([7, 7, 0, 0, 0, 0, 7, 7], np.float32))
+
+
+def test_memory_is_let_go(w):
+    for call in (
+        lambda a: w.push("w", a),
+        lambda a: w.push({"w": a}),
+        lambda a: w.push_async("w", a).result(),
+        lambda a: w.push_pull("w", a, out=np.zeros(4, np.float32)),
+        lambda a: w.bind({"w": a}) and None,
+        lambda a: w.pull("w", out=a),
+    ):
+        gradient = np.ones(4, np.float32)
+        gone = weakref.ref(gradient)
+        before = sys.getrefcount(gradient)
+        call(gradient)
+        w.names()
+        assert sys.getrefcount(gradient) == before
+        del gradient
+        gc.collect()
+        assert gone() is None
+
+
+def test_a_buffer_in_use_stays_locked(w):
+    memory = bytearray(16)
+    bound = w.bind({"w": memoryview(memory).cast("f")})
+    with pytest.raises(BufferError):
+        memory.clear()
+    del bound
+    gc.collect()
+    w.names()
+    memory.clear()
+
+
+class Capsule:
+    """A library that speaks DLPack alone, through a NumPy array."""
+
+    def __init__(self, array, versioned=True):
+        self.array, self.versioned = array, versioned
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, **options):
+        if options and not self.versioned:
+            raise TypeError("no max_version here")
+        return self.array.__dlpack__(**options)
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_dlpack(w, versioned):
+    w.push("w", Capsule(np.ones(4, np.float32), versioned))
+    out = np.zeros(4, np.float32)
+    w.pull("w", out=Capsule(out, versioned))
+    np.testing.assert_array_equal(out, np.full(4, -1, np.float32))
+    with pytest.raises(fastps.DTypeError):
+        w.push("w", Capsule(np.ones(4), versioned))
+    with pytest.raises(fastps.ShapeError, match="contiguous"):
+        w.push("w", Capsule(np.ones((4, 2), np.float32)[:, 0], versioned))
+
+
+def test_dlpack_on_a_device_is_refused(w):
+    class Device(Capsule):
+        device = "cuda:0"
+
+        def __dlpack_device__(self):
+            return (2, 0)
+
+    with pytest.raises(fastps.DTypeError) as caught:
+        w.push("w", Device(np.ones(4, np.float32)))
+    assert caught.value.got == "cuda:0"
+    assert "cpu" in str(caught.value)
+
+
+def test_torch(w):
+    torch = pytest.importorskip("torch")
+    w.push("w", torch.ones(4))
+    out = torch.zeros(4)
+    w.pull("w", out=out)
+    assert out.tolist() == [-1.0] * 4
+    w.push("w", torch.ones(8)[2:6])
+    bound = w.bind({"w": out})
+    w.push(bound)
+    assert w.pull("w").tolist() == [-1.0] * 4
+    parameter = torch.nn.Parameter(torch.ones(4))
+    with pytest.raises(fastps.DTypeError, match="detach"):
+        w.push("w", parameter)
+    w.push("w", parameter.detach())
+    for bad, error in (
+        (torch.ones(4, dtype=torch.float64), fastps.DTypeError),
+        (torch.ones(4, 2)[:, 0], fastps.ShapeError),
+    ):
+        with pytest.raises(error) as caught:
+            w.push("w", bad)
+        assert caught.value.tensor == "w"
+    w.register("t", torch.ones(2, 3), optimizer=fastps.SGD())
+    assert w.pull("t").shape == (2, 3)
+    assert torch.from_numpy(w.pull("t")).sum() == 6

@@ -1,0 +1,18 @@
+"""Every example in a docstring runs."""
+
+import doctest
+import importlib
+
+import numpy as np
+import pytest
+
+import fastps
+
+MODULES = ["__init__", "codecs", "modes", "optim", "server", "store", "worker", "_fastps"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name):
+    module = fastps if name == "__init__" else importlib.import_module(f"fastps.{name}")
+    result = doctest.testmod(module, extraglobs={"fastps": fastps, "np": np})
+    assert result.failed == 0

@@ -1,0 +1,105 @@
+"""fork: a clear error in the child. spawn: a client that was pickled connects again."""
+
+import multiprocessing
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+import fastps
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def in_child(work):
+    """Runs `work` in a forked child and gives what it returned."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(write, str(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        text = answer.read()
+    os.waitpid(pid, 0)
+    return text
+
+
+def test_a_forked_child_is_told(ps):
+    ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD())
+    handle = ps.push_async("w", np.ones(3, np.float32))
+    bound = ps.bind({"w": np.ones(3, np.float32)})
+
+    def child():
+        told = []
+        for call in (lambda: ps.pull("w"), lambda: ps.push(bound), handle.done, ps.close, ps.another):
+            try:
+                call()
+            except fastps.ForkError as error:
+                told.append("spawn" in str(error))
+        return told
+
+    assert in_child(child) == str([True] * 5)
+    handle.result(10)
+    assert ps.pull("w").shape == (3,)
+
+
+def test_a_forked_child_can_make_its_own(server):
+    with fastps.connect(server.addresses) as ps:
+        ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
+
+        def child():
+            with fastps.Store() as store:
+                store.register("x", np.zeros(3, np.float32), optimizer=fastps.SGD())
+                store.push("x", np.ones(3, np.float32))
+            with fastps.connect(server.addresses) as mine:
+                return mine.push("w", np.ones(3, np.float32)).version
+
+        assert in_child(child) == "2"
+        assert ps.pull("w").tolist() == [-1, -1, -1]
+
+
+def test_a_server_in_a_forked_child_is_told(server):
+    def child():
+        try:
+            server.stop()
+        except fastps.ForkError:
+            return "told"
+
+    assert in_child(child) == "told"
+
+
+def spawned(ps):
+    return ps.push("w", np.ones(3, np.float32)).version
+
+
+def test_spawn_attaches_again(server):
+    with fastps.connect(server.addresses, timeout=20.0) as ps:
+        ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert pool.apply_async(spawned, (ps,)).get(60) == 2
+        assert ps.pull("w").tolist() == [-1, -1, -1]
+
+
+def test_pickle(server, store):
+    with fastps.connect(server.addresses) as ps:
+        ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
+        text = pickle.dumps(ps)
+        with pickle.loads(text) as other:
+            assert other.names() == ["w"]
+            assert pickle.dumps(other) == text
+    server.stop()
+    late = pickle.loads(text)
+    assert server.addresses in repr(late)
+    late._reattach[1]["timeout"] = 0.2
+    with pytest.raises(fastps.FastpsError):
+        late.names()
+    with pytest.raises(TypeError, match="Store"):
+        pickle.dumps(store)
+    for value in (fastps.Adam(), fastps.Int8(), fastps.Local(lr=1.0), fastps.Receipt(1, None, False, 1.0)):
+        assert pickle.loads(pickle.dumps(value)) == value
+    error = pickle.loads(pickle.dumps(fastps.ShapeError("wrong", tensor="w", shard=1)))
+    assert (str(error), error.tensor, error.shard) == ("wrong", "w", 1)

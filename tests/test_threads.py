@@ -1,0 +1,108 @@
+"""Many threads, Ctrl-C, and the GIL."""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import fastps
+
+
+def run(count, work):
+    errors = []
+
+    def guarded(k):
+        try:
+            work(k)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(k,)) for k in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_pushes_of_many_threads_all_count(ps):
+    n = 300_000
+    ps.register("w", np.zeros(n, np.float32), optimizer=fastps.SGD(lr=1.0))
+    one = np.full(n, -1, np.float32)
+
+    def work(k):
+        for _ in range(10):
+            ps.push({"w": one})
+            value = ps.pull("w")
+            assert value.min() >= 1
+
+    run(6, work)
+    assert (ps.pull("w") == 60).all()
+    assert ps.versions("w")["w"] == 61
+
+
+def test_register_from_many_threads(ps):
+    run(
+        8,
+        lambda k: [ps.register(f"t{i}", np.zeros(3, np.float32), optimizer=fastps.SGD()) for i in range(10)],
+    )
+    assert len(ps.names()) == 10
+
+
+def test_async_from_many_threads(ps):
+    ps.register("w", np.zeros(100, np.float32), optimizer=fastps.SGD(lr=1.0))
+
+    def work(k):
+        handles = [ps.push_async("w", np.full(100, -1, np.float32)) for _ in range(20)]
+        for handle in handles:
+            handle.result(20)
+
+    run(5, work)
+    assert (ps.pull("w") == 100).all()
+
+
+def test_the_gil_is_released(store):
+    n = 20_000_000
+    store.register("w", np.zeros(n, np.float32), optimizer=fastps.Adam())
+    gradient = np.ones(n, np.float32)
+    store.push("w", gradient)
+    beats, stop = [], threading.Event()
+
+    def beat():
+        while not stop.is_set():
+            beats.append(time.perf_counter())
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    start = time.perf_counter()
+    for _ in range(5):
+        store.push("w", gradient, codec=fastps.Int8())
+    end = time.perf_counter()
+    stop.set()
+    thread.join()
+    during = [b for b in beats if start < b < end]
+    assert len(during) > 20 * (end - start)
+
+
+def test_ctrl_c_ends_a_call_that_waits(server):
+    ps = fastps.connect(server.addresses, timeout=30.0)
+    ps.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD())
+    server.stop()
+    for call in (lambda: ps.push("w", np.ones(4, np.float32)), lambda: ps.pull("w"), lambda: ps.stats()):
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        begin = time.monotonic()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                call()
+                time.sleep(2)
+        except fastps.FastpsError:
+            pytest.fail("the call ended before Ctrl-C")
+        finally:
+            timer.join()
+        assert time.monotonic() - begin < 2

@@ -1,0 +1,64 @@
+"""Checked by mypy, and by `test_stub`; also runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import assert_type
+
+import numpy as np
+from numpy.typing import NDArray
+
+import fastps
+
+
+def test_verbs(store: fastps.Store) -> None:
+    gradient = np.ones(3, np.float32)
+    store.register("w", gradient, optimizer=fastps.Adagrad(lr=0.1), apply="exact")
+    assert_type(store.push("w", gradient), fastps.Receipt)
+    receipts = store.push({"w": gradient}, codec=fastps.Int8(), lr=None, based_on=None)
+    mapping: Mapping[str, fastps.Receipt] = receipts
+    assert_type(mapping["w"].staleness, int | None)
+    assert_type(store.pull("w"), NDArray[np.float32])
+    values, versions = store.pull(["w"], versions=True)
+    assert_type(values, dict[str, NDArray[np.float32]])
+    assert_type(versions, fastps.Versions)
+    handle = store.push_async("w", gradient)
+    assert_type(handle, fastps.PushHandle[fastps.Receipt])
+    assert_type(handle.result(1.0).version, int)
+    assert_type(store.push_async({"w": gradient}).result(), fastps.Receipts)
+    bound = store.bind({"w": gradient}, codec=fastps.OneBit())
+    assert_type(store.push(bound), fastps.Receipts)
+    assert_type(store.spec("w").shape, tuple[int, ...])
+    assert_type(store.another(), fastps.Store)
+
+
+def test_worker(store: fastps.Store) -> None:
+    store.register("w", np.ones(3, np.float32), optimizer=fastps.SGD())
+    mode = fastps.Local(push_every=1, pull_every=4, lr=0.05, overlap=True)
+    with fastps.Worker(store, {"w": np.zeros(3)}, mode=mode, codec=fastps.Int8()) as worker:
+        assert_type(worker.params, dict[str, NDArray[np.float32]])
+        worker.step({"w": np.ones(3, np.float32)})
+
+
+def test_connect() -> None:
+    with fastps.serve(shards=2) as server:
+        assert_type(server.addresses, str)
+        ps = fastps.connect(server.addresses, timeout=30.0, check_finite=True)
+        assert_type(ps, fastps.ParameterServer)
+        ps.close()
+
+
+def test_this_file_is_well_typed() -> None:
+    code = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", str(Path(__file__).resolve())]
+    done = subprocess.run(code, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_stub() -> None:
+    """The stub is the compiled module."""
+    code = [sys.executable, "-m", "mypy.stubtest", "fastps._fastps"]
+    done = subprocess.run(code, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout

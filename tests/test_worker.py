@@ -1,0 +1,248 @@
+"""Downpour's client: the schedule step by step, error feedback, state."""
+
+import numpy as np
+import pytest
+
+import fastps
+
+SHAPES = {"w": (3, 5), "b": (4,), "s": ()}
+
+
+def zeros():
+    return {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+
+
+def random(rng):
+    return {name: np.array(rng.standard_normal(shape), np.float32) for name, shape in SHAPES.items()}
+
+
+def register(ps, optimizer, values=None):
+    for name, value in (values or zeros()).items():
+        ps.register(name, value, optimizer=optimizer)
+
+
+def fma(a, b, c):
+    """float32 fused multiply-add: the product is exact in float64."""
+    return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
+
+
+def toy_gradient(params, target):
+    return {name: np.float32(params[name] - target[name]) for name in params}
+
+
+def test_push_every_and_pull_every_1_without_overlap_is_serial_sgd_bit_for_bit(ps, rng):
+    start, target = random(rng), random(rng)
+    register(ps, fastps.SGD(lr=0.1), start)
+    with fastps.Store() as serial:
+        register(serial, fastps.SGD(lr=0.1), start)
+        with fastps.Worker(ps, zeros(), mode=fastps.Local(lr=0.07, overlap=False)) as worker:
+            for _ in range(50):
+                expected = serial.pull(list(SHAPES))
+                for name, value in expected.items():
+                    assert worker.params[name].tobytes() == value.tobytes()
+                gradient = toy_gradient(worker.params, target)
+                serial.push(gradient)
+                worker.step(gradient)
+
+
+def test_serial_sgd_matches_numpy(ps, rng):
+    start, target = random(rng), random(rng)
+    register(ps, fastps.SGD(lr=0.1), start)
+    expected = {n: v.copy() for n, v in start.items()}
+    with fastps.Worker(ps, zeros(), mode=fastps.Local(lr=0.1, overlap=False)) as worker:
+        for _ in range(20):
+            gradient = toy_gradient(expected, target)
+            worker.step(toy_gradient(worker.params, target))
+            expected = {n: fma(np.float32(-0.1), gradient[n], expected[n]) for n in expected}
+            for name in expected:
+                assert worker.params[name].tobytes() == np.asarray(expected[name]).tobytes()
+
+
+@pytest.mark.parametrize("push_every", [1, 2, 3, 5])
+@pytest.mark.parametrize("pull_every", [1, 2, 3, 4])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_schedule_step_by_step(store, push_every, pull_every, overlap):
+    """One tensor, gradient 1, local rate 1, server rate 1/64: every push and fetch can be told apart."""
+    store.register("w", np.zeros(1, np.float32), optimizer=fastps.SGD(lr=1 / 64))
+    mode = fastps.Local(push_every=push_every, pull_every=pull_every, lr=1.0, overlap=overlap)
+    server, summed, pushes, local = 0.0, 0.0, 0, 0.0
+    fetches = {}
+    with fastps.Worker(store, {"w": np.zeros(1)}, mode=mode) as worker:
+        for k in range(1, 31):
+            worker.step({"w": np.ones(1, np.float32)})
+            local -= 1
+            summed += 1
+            if k % push_every == 0:
+                server, summed, pushes = server - summed / 64, 0.0, pushes + 1
+            if k % pull_every == 0:
+                fetches[k + pull_every if overlap else k] = server
+            local = fetches.pop(k, local)
+            assert worker.params["w"][0] == local, k
+            assert store.versions("w")["w"] == 1 + pushes
+            assert store.pull("w")[0] == server
+        assert worker.stats()["steps"] == 30
+        worker.flush()
+        assert worker.params["w"][0] == local
+        assert store.pull("w")[0] == -30 / 64
+        assert worker.stats()["acknowledged"] == {"w": -(-30 // push_every)}
+
+
+def test_local_steps_between_are_serial_sgd(store, rng):
+    start, target = random(rng), random(rng)
+    register(store, fastps.SGD(), start)
+    with fastps.Worker(store, zeros(), mode=fastps.Local(push_every=100, pull_every=100, lr=0.1)) as worker:
+        expected = {n: v.copy() for n, v in start.items()}
+        for _ in range(20):
+            gradient = toy_gradient(expected, target)
+            worker.step(gradient)
+            expected = {n: fma(np.float32(-0.1), gradient[n], expected[n]) for n in expected}
+        for name in expected:
+            np.testing.assert_allclose(worker.params[name], expected[name], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("codec", [None, fastps.BFloat16(), fastps.Int8(), fastps.OneBit()], ids=str)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_nothing_is_lost(ps, rng, codec, overlap):
+    register(ps, fastps.SGD(lr=1.0))
+    total = {n: np.zeros(s) for n, s in SHAPES.items()}
+    mode = fastps.Local(push_every=3, pull_every=2, lr=0.0, overlap=overlap)
+    with fastps.Worker(ps, zeros(), mode=mode, codec=codec) as worker:
+        for _ in range(40):
+            gradient = random(rng)
+            worker.step(gradient)
+            for name in total:
+                total[name] += gradient[name]
+        worker.flush()
+        residuals = worker.state_dict()["residuals"]
+        stats = worker.stats()
+    for name, value in ps.pull(list(SHAPES)).items():
+        rest = residuals.get(name, np.zeros(value.size)).reshape(value.shape)
+        np.testing.assert_allclose(rest - value, total[name], rtol=1e-4, atol=1e-4)
+    size = sum(v.size for v in zeros().values())
+    assert stats["bytes_pushed"] + stats["bytes_saved"] == 14 * 4 * size
+    assert (stats["bytes_saved"] == 0) == (codec is None)
+
+
+def test_trains_with_every_codec(ps, rng):
+    target = random(rng)
+    register(ps, fastps.Adagrad(lr=0.5))
+    for codec in (None, fastps.BFloat16(), fastps.Int8(), fastps.OneBit()):
+        for name, value in zeros().items():
+            ps.assign(name, value)
+        mode = fastps.Local(push_every=2, pull_every=2, lr=0.01)
+        with fastps.Worker(ps, zeros(), mode=mode, codec=codec) as worker:
+            for _ in range(300):
+                worker.step(toy_gradient(worker.params, target))
+        for name, value in ps.pull(list(SHAPES)).items():
+            np.testing.assert_allclose(value, target[name], atol=0.1)
+
+
+def test_staleness_of_others(ps):
+    ps.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
+    with fastps.Worker(ps, {"w": np.zeros(2)}, mode=fastps.Local(lr=0.1, overlap=False)) as worker:
+        worker.step({"w": np.ones(2, np.float32)})
+        for _ in range(3):
+            ps.push("w", np.ones(2, np.float32))
+        worker.step({"w": np.ones(2, np.float32)})
+        stats = worker.stats()
+    assert stats["staleness"] == {0: 1, 3: 1}
+    assert (stats["staleness_p50"], stats["staleness_p99"]) == (0, 3)
+
+
+def test_refusals_change_nothing(ps):
+    register(ps, fastps.SGD(lr=1.0))
+    with fastps.Worker(ps, zeros(), mode=fastps.Local(lr=1.0, overlap=False)) as worker:
+        good = {n: np.ones(s, np.float32) for n, s in SHAPES.items()}
+        bad = {
+            fastps.NonFiniteError: {**good, "b": np.full(4, np.nan, np.float32)},
+            fastps.ShapeError: {**good, "b": np.ones(5, np.float32)},
+            fastps.DTypeError: {**good, "b": np.ones(4)},
+            fastps.ConfigError: {"w": good["w"]},
+        }
+        for error, grads in bad.items():
+            with pytest.raises(error):
+                worker.step(grads)
+        with pytest.raises(fastps.ConfigError) as caught:
+            worker.step({**good, "x": np.ones(1, np.float32)})
+        assert caught.value.tensor == "x"
+        with pytest.raises(fastps.ConfigError, match="own memory"):
+            worker.step({**good, "b": worker.params["b"]})
+        assert worker.stats()["steps"] == 0
+        assert not any(p.any() for p in worker.params.values())
+        worker.step(good)
+        assert worker.stats()["steps"] == 1
+
+
+def test_gradients_may_be_reused_after_the_call(ps):
+    ps.register("w", np.zeros(1000, np.float32), optimizer=fastps.SGD(lr=1.0))
+    gradient = {"w": np.zeros(1000, np.float32)}
+    with fastps.Worker(ps, gradient, mode=fastps.Local(lr=0.0)) as worker:
+        for k in range(50):
+            gradient["w"][:] = k
+            worker.step(gradient)
+            gradient["w"][:] = np.nan
+    assert (ps.pull("w") == -sum(range(50))).all()
+
+
+def test_never_registers_and_pulls_first(ps):
+    with pytest.raises(fastps.UnknownTensorError):
+        fastps.Worker(ps, {"w": np.zeros(2)}, mode=fastps.Local(lr=0.1))
+    ps.register("w", np.array([1, 2], np.float32), optimizer=fastps.SGD())
+    with pytest.raises(fastps.ShapeError):
+        fastps.Worker(ps, {"w": np.zeros(3)}, mode=fastps.Local(lr=0.1))
+    with pytest.raises(fastps.ConfigError):
+        fastps.Worker(ps, {"w": np.zeros(2)}, mode="local")
+    mine = np.zeros(2, np.float32)
+    with fastps.Worker(ps, {"w": mine}, mode=fastps.Local(lr=0.1)) as worker:
+        assert worker.params["w"].tolist() == [1, 2]
+        assert not mine.any()
+    worker.close()
+    ps.names()  # the worker's end is not the client's
+
+
+@pytest.mark.parametrize("codec", [None, fastps.OneBit()], ids=str)
+def test_state_goes_on_bit_for_bit(rng, codec):
+    gradients = [random(rng) for _ in range(20)]
+    mode = fastps.Local(push_every=3, pull_every=2, lr=0.1, overlap=False)
+
+    def train(pause):
+        with fastps.Store() as store:
+            register(store, fastps.Adam(lr=0.1))
+            worker = fastps.Worker(store, zeros(), mode=mode, codec=codec)
+            for k, gradient in enumerate(gradients):
+                if pause and k == 10:
+                    state = worker.state_dict()
+                    worker._ps.close()
+                    worker = fastps.Worker(store, zeros(), mode=mode, codec=codec)
+                    worker.load_state_dict(state)
+                    assert worker.state_dict()["step"] == 10
+                worker.step(gradient)
+            worker.close()
+            return {n: v.tobytes() for n, v in store.pull(list(SHAPES)).items()}
+
+    assert train(pause=True) == train(pause=False)
+
+
+def test_state_of_other_parameters_is_refused(store):
+    register(store, fastps.SGD())
+    store.register("x", np.zeros(2, np.float32), optimizer=fastps.SGD())
+    mode = fastps.Local(lr=0.1)
+    with (
+        fastps.Worker(store, zeros(), mode=mode) as a,
+        fastps.Worker(store, {"x": np.zeros(2)}, mode=mode) as b,
+        pytest.raises(fastps.ConfigError),
+    ):
+        b.load_state_dict(a.state_dict())
+
+
+def test_a_server_that_goes_away(server):
+    with fastps.connect(server.addresses, timeout=1.0) as ps:
+        ps.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD())
+        worker = fastps.Worker(ps, {"w": np.zeros(4)}, mode=fastps.Local(lr=0.5))
+        worker.step({"w": np.ones(4, np.float32)})
+        server.stop()
+        with pytest.raises(fastps.FastpsError):
+            for _ in range(5):
+                worker.step({"w": np.ones(4, np.float32)})
+        with pytest.raises(fastps.FastpsError):
+            worker.close()
