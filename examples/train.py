@@ -41,7 +41,7 @@ def main() -> None:
                 print(f"step {step:5}  loss {np.mean(error**2) / 2:.4f}", flush=True)
         worker.flush()
         distance = np.abs(ps.pull("w") - truth).max()
-        print(f"largest error of a weight: {distance:.4f}, after {min(ps.versions('w')['w'])} changes")
+        print(f"largest error of a weight: {distance:.4f}, after {ps.versions('w')['w']} changes")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Turns on one seeded fault after the other and expects the test suite to go red (`make mutants`).
 
-The faults are compiled in by the cargo feature `mutants` (rust/core/src/fault.rs) and chosen by FASTPS_MUTANT. The Rust
-tests run first; a fault that they do not see must be seen by pytest, which then runs against an installed package that
-was built with the same feature (`--pytest`). Exit code 1 if a fault survives, or if the suite is red without one.
+The faults are compiled in by the cargo feature `mutants` (rust/core/src/fault.rs), chosen by FASTPS_MUTANT.
+The Rust tests run first; a fault that they do not see must be seen by pytest, which then runs against an
+installed package built with the same feature (`--pytest`). Exit code 1 if a fault survives, or if the suite
+is red without one.
 """
 
 from __future__ import annotations
@@ -38,15 +39,27 @@ MUTANTS = {
 
 def build() -> list[tuple[str, Path]]:
     """Builds the Rust tests with the faults in; returns (directory to run in, executable)."""
-    command = ["cargo", "test", "--workspace", "--exclude", "fastps-python", "--no-run", "--message-format=json"]
+    command = [
+        "cargo",
+        "test",
+        "--workspace",
+        "--exclude",
+        "fastps-python",
+        "--no-run",
+        "--message-format=json",
+    ]
     command += ["--features", "fastps-core/mutants,fastps-rpc/mutants"]
     output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     tests = []
     for line in output.splitlines():
         message = json.loads(line)
-        if message.get("reason") == "compiler-artifact" and message.get("executable") and message["profile"]["test"]:
+        if (
+            message.get("reason") == "compiler-artifact"
+            and message.get("executable")
+            and message["profile"]["test"]
+        ):
             tests.append((str(Path(message["manifest_path"]).parent), Path(message["executable"])))
-    return tests
+    return sorted(tests, key=lambda test: (test[0], test[1].name))  # the core's quick ones come first
 
 
 def first_failure(tests: list[tuple[str, Path]], mutant: str, seconds: float) -> str | None:
@@ -71,7 +84,9 @@ def pytest_failure(mutant: str, seconds: float) -> str | None:
     env = {**os.environ, "FASTPS_MUTANT": mutant}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "."]
     try:
-        run = subprocess.run(command, cwd=ROOT / "tests", env=env, capture_output=True, text=True, timeout=seconds)
+        run = subprocess.run(
+            command, cwd=ROOT / "tests", env=env, capture_output=True, text=True, timeout=seconds
+        )
     except subprocess.TimeoutExpired:
         return f"pytest (no end within {seconds:.0f} s)"
     failed = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
@@ -79,9 +94,13 @@ def pytest_failure(mutant: str, seconds: float) -> str | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("mutants", nargs="*", default=list(MUTANTS), help="which (default: all)")
-    parser.add_argument("--pytest", action="store_true", help="ask pytest about what the Rust tests do not see")
+    parser.add_argument(
+        "--pytest", action="store_true", help="ask pytest about what the Rust tests do not see"
+    )
     parser.add_argument("--seconds", type=float, default=300.0, help="longest run of one test program")
     options = parser.parse_args()
     tests = build()

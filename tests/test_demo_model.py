@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from fastps.demo import data
 from fastps.demo.config import TASKS
 from fastps.demo.errors import DemoError

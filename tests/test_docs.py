@@ -130,7 +130,7 @@ def test_several_workers_of_the_training_example() -> None:
             losses = [float(loss) for loss in re.findall(r"loss (\S+)", output)]
             assert losses[-1] < losses[0] / 10, output
         with fastps.connect(server.addresses) as ps:
-            assert ps.versions("w")["w"] == (1 + 2 * 500,)  # the registration, and every push of both
+            assert ps.versions("w")["w"] == 1 + 2 * 500  # the registration, and every push of both
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

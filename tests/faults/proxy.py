@@ -7,20 +7,21 @@ import selectors
 import socket
 import threading
 from types import TracebackType
+from typing import Self
 
 
 class Proxy:
     """Forwards connections from `address` to `target` ("host:port").
 
-    `stall(True)` stops forwarding what the server sends; `cut()` closes all connections; `cut_after(n)` closes them once
-    n more bytes went to the server.
+    `stall(True)` stops forwarding what the server sends; `cut()` closes all connections; `cut_after(n)`
+    closes them once n more bytes went to the server.
     """
 
     def __init__(self, target: str) -> None:
         host, port = target.rsplit(":", 1)
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "127.0.0.1:%d" % self._listener.getsockname()[1]
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._stalled = threading.Event()
         self._resume = threading.Event()
         self._resume.set()
@@ -78,6 +79,7 @@ class Proxy:
         for connection in (source, sink):
             with contextlib.suppress(OSError):
                 connection.close()
+        return None
 
     @staticmethod
     def _receive(source: socket.socket) -> bytes:
@@ -93,7 +95,7 @@ class Proxy:
         self._listener.close()
         self.cut()
 
-    def __enter__(self) -> Proxy:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

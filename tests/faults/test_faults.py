@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Iterator
 
-import fastps
 import numpy as np
 import pytest
+
+import fastps
 from faults.proxy import Proxy
 
 SLICE = 63 * 4096
@@ -113,7 +114,8 @@ def test_a_killed_shard_leaves_receipts_and_says_what_is_in_doubt(shards: Shards
         assert 0 < len(partial.receipts) < len(gradients)
         assert all(receipt.version == 3 for receipt in partial.receipts.values())
         lost = {doubt.tensor for doubt in partial.in_doubt} | {tensor for tensor, _, _ in partial.refused}
-        assert lost and lost.isdisjoint(partial.receipts)
+        assert lost
+        assert lost.isdisjoint(partial.receipts)
         assert {doubt.shard for doubt in partial.in_doubt} <= {1}
         shards.restart(1)
         fates = {doubt.result(30.0) for doubt in partial.in_doubt}
@@ -147,44 +149,54 @@ def test_a_stopped_shard_resolves_every_doubt(shards: Shards) -> None:
                     count[doubt.tensor] += 1
         values = ps.pull(list(gradients))
         assert applied(values["big"]) == big
-        assert {n: float(values[n][0]) for n in gradients if n != "big"} == {n: c for n, c in count.items() if n != "big"}
+        assert {n: float(values[n][0]) for n in gradients if n != "big"} == {
+            n: c for n, c in count.items() if n != "big"
+        }
         ps.push(gradients)
 
 
 def test_a_stalled_reader_sees_whole_versions_and_delays_no_push() -> None:
-    with fastps.serve(shards=1) as server, Proxy(server.addresses) as proxy:
-        with fastps.connect(server.addresses) as ps, fastps.connect(proxy.address, timeout=60.0) as reader:
-            n = 40 * SLICE
-            ps.register("w", np.zeros(n, np.float32), optimizer=fastps.SGD(lr=1.0))
-            minus_one = np.full(n, -1.0, np.float32)
-            ps.push("w", minus_one)
-            before = ps.stats()["shards"][0]["counters"]
-            pulled: list[np.ndarray] = []
-            proxy.stall(True)
-            thread = threading.Thread(target=lambda: pulled.append(reader.pull("w")))
-            thread.start()
-            for _ in range(10):
-                ps.push("w", minus_one, timeout=30.0)
-            assert not pulled
-            stats = ps.stats()["shards"][0]["counters"]
-            assert stats["memory_used"] == before["memory_used"] <= stats["memory_limit"]
-            proxy.stall(False)
-            thread.join(60.0)
-            assert set(applied(pulled[0])) <= {float(k) for k in range(1, 12)}
-            assert applied(ps.pull("w")) == [11.0] * 40
+    with (
+        fastps.serve(shards=1) as server,
+        Proxy(server.addresses) as proxy,
+        fastps.connect(server.addresses) as ps,
+        fastps.connect(proxy.address, timeout=60.0) as reader,
+    ):
+        n = 40 * SLICE
+        ps.register("w", np.zeros(n, np.float32), optimizer=fastps.SGD(lr=1.0))
+        minus_one = np.full(n, -1.0, np.float32)
+        ps.push("w", minus_one)
+        before = ps.stats()["shards"][0]["counters"]
+        pulled: list[np.ndarray] = []
+        proxy.stall(True)
+        thread = threading.Thread(target=lambda: pulled.append(reader.pull("w")))
+        thread.start()
+        for _ in range(10):
+            ps.push("w", minus_one, timeout=30.0)
+        assert not pulled
+        stats = ps.stats()["shards"][0]["counters"]
+        assert stats["memory_used"] == before["memory_used"] <= stats["memory_limit"]
+        proxy.stall(False)
+        thread.join(60.0)
+        assert set(applied(pulled[0])) <= {float(k) for k in range(1, 12)}
+        assert applied(ps.pull("w")) == [11.0] * 40
 
 
 @pytest.mark.parametrize("codec", [fastps.Float32(), fastps.OneBit()])
 def test_cuts_at_any_byte_lose_nothing_and_repeat_nothing(codec: fastps.Codec) -> None:
     rng = np.random.default_rng(7)
     n = SLICE + 100
-    with fastps.serve(shards=1) as server, Proxy(server.addresses) as proxy:
-        with fastps.connect(proxy.address, timeout=60.0) as ps, fastps.connect(server.addresses) as direct:
-            ps.register("w", np.zeros(n, np.float32), optimizer=fastps.SGD(lr=1.0))
-            gradient = np.full(n, -1.0, np.float32)
-            bound = ps.bind({"w": gradient}, codec=codec)
-            for _ in range(40):
-                proxy.cut_after(int(rng.integers(1, 60_000 if codec == fastps.OneBit() else 1_200_000)))
-                ps.push(bound)
-            values = direct.pull("w")
-            assert (values == 40.0).all(), "a push of equal values is exact in every codec"
+    with (
+        fastps.serve(shards=1) as server,
+        Proxy(server.addresses) as proxy,
+        fastps.connect(proxy.address, timeout=60.0) as ps,
+        fastps.connect(server.addresses) as direct,
+    ):
+        ps.register("w", np.zeros(n, np.float32), optimizer=fastps.SGD(lr=1.0))
+        gradient = np.full(n, -1.0, np.float32)
+        bound = ps.bind({"w": gradient}, codec=codec)
+        for _ in range(40):
+            proxy.cut_after(int(rng.integers(1, 60_000 if codec == fastps.OneBit() else 1_200_000)))
+            ps.push(bound)
+        values = direct.pull("w")
+        assert (values == 40.0).all(), "a push of equal values is exact in every codec"

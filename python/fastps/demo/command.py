@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=_positive, help=f"training time ({times}; by default a slow machine gets more)"
     )
     group.add_argument(
-        "--updates", type=_at_least_one, help="end after this many updates, if that comes earlier"
+        "--updates", type=_at_least_one, help="end after about this many updates, if that comes earlier"
     )
     group.add_argument("--seed", type=_seed, default=0, help="of weights, data order and noise (0)")
     group = parser.add_argument_group("output")

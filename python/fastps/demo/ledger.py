@@ -69,11 +69,6 @@ class Balance:
     minibatches: int
 
 
-def minibatches_in(pushes: int, push_every: int) -> int:
-    """Minibatches in a worker's first pushes: there is one after step 0, then one every ``push_every``."""
-    return 1 + (pushes - 1) * push_every if pushes else 0
-
-
 def reconcile(
     finished: Sequence[Account],
     killed: Sequence[Account],
@@ -104,8 +99,8 @@ def reconcile(
                 f"{name}: {_between(low, high)} pushes acknowledged, but versions made: {counts}"
             )
     sent = sum(account.steps for account in finished)
-    least = sent + sum(minibatches_in(account.acknowledged, push_every) for account in killed)
-    most = sent + sum(minibatches_in(account.issued, push_every) for account in killed)
+    least = sent + push_every * sum(account.acknowledged for account in killed)
+    most = sent + push_every * sum(account.issued for account in killed)
     if not least <= minibatches <= most or minibatches != int(minibatches):
         complaints.append(
             f"{_between(least, most)} minibatch gradients sent, but the model contains {minibatches:,.12g}"

@@ -79,10 +79,11 @@ def _curves(axes: Any, run: Run, x: list[float], moments: list[tuple[float, str]
             (0.98, 100 * run.serial_accuracy), xycoords=("axes fraction", "data"),
             ha="right", va="bottom", fontsize=7, color=ACCURACY,
         )  # fmt: skip
-    for at, text in moments:
+    for at, told in moments:
+        text = " " + told.split(",")[0]
         axes.axvline(at, color=EVENT, ls="--", lw=1)
         axes.annotate(
-            f" {text}", (at, 0.42), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, color=EVENT,
+            text, (at, 0.35), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, color=EVENT,
             ha="right", va="bottom",
         )  # fmt: skip
 
@@ -91,7 +92,7 @@ def _histogram(axes: Any, run: Run) -> None:
     """How many pushes by others came between a gradient's base and its application."""
     stale = run.staleness()
     total = sum(stale.values())
-    top = percentile(stale, 0.999) or 0
+    top = percentile(stale, 0.99) or 0
     shown = {value: count for value, count in stale.items() if value <= top}
     axes.bar(list(shown), [100 * count / total for count in shown.values()], width=1.0, color="#4d9221")
     axes.set_xlabel("staleness (pushes by others in between)")

@@ -13,7 +13,7 @@ from fastps.demo.view import COLUMNS, human_bytes, worker_cells
 
 
 def result(run: Run) -> dict[str, Any]:
-    """The object that ``--json`` prints; the keys are documented in ``docs/demo.md``."""
+    """The object that ``--json`` prints."""
     assert run.balance is not None
     stale = run.staleness()
     return {

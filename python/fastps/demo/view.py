@@ -103,7 +103,9 @@ class PlainView:
         stale = run.staleness()
         parts = [
             headline(run),
-            f"{len(training)} workers, {sum(w.steps_per_second for w in training):,.0f} steps/s",
+            f"{len(training)} workers, {sum(w.steps_per_second for w in training):,.0f} steps/s"
+            if training
+            else "",
             f"staleness {percentile(stale, 0.5)} / {percentile(stale, 0.99)}" if stale else "",
             f"sent {human_bytes(run.bytes_pushed)}, saved {human_bytes(run.bytes_saved)}",
         ]

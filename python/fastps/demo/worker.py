@@ -98,23 +98,22 @@ def train(orders: Orders, go: threading.Event, stop: threading.Event) -> None:
         worker = fastps.Worker(ps, ps.pull(list(names)), mode=mode, codec=codec(config.codec))
         _report("ready")
         go.wait()
-        steps, pushes, losses, last = 0, 0, 0.0, 0
+        steps, losses, last, mean = 0, 0.0, 0, float("nan")
         due = time.monotonic() + REPORT_EVERY
         while not stop.is_set():
             loss, grads = minibatch(worker.params, x, y, config, rng)
-            pushes = 1 + steps // config.push_every  # step k, from 0, pushes if push_every divides it
             steps += 1
-            ledger.will_step(steps, pushes)
+            ledger.will_step(steps, steps // config.push_every)
             worker.step(grads)
             ledger.acknowledge(min(worker.stats()["acknowledged"].values()))
             losses += loss
             if time.monotonic() >= due:
-                _report("report", **snapshot(worker, steps, losses / (steps - last)).__dict__)
+                mean = losses / (steps - last)
+                _report("report", **snapshot(worker, steps, mean).__dict__)
                 losses, last, due = 0.0, steps, time.monotonic() + REPORT_EVERY
-        if steps and (steps - 1) % config.push_every:
-            ledger.will_step(steps, pushes + 1)
+        ledger.will_step(steps, -(-steps // config.push_every))  # the flush pushes what is left
         worker.flush()
-        final = snapshot(worker, steps, losses / max(1, steps - last))
+        final = snapshot(worker, steps, losses / (steps - last) if steps > last else mean)
         ledger.acknowledge(final.acknowledged)
         worker.close()
         _report("done", **final.__dict__)

@@ -1,6 +1,6 @@
 //! The core of fastps: what a parameter server does with bytes, without network, clock, async or Python.
 //!
-//! One push: [`finite`] check -> [`codec`] (with error feedback) -> [`frame`] -> [`shard`] -> [`slice`], in its turn ->
+//! One push: [`finite`] check -> [`codec`] (with error feedback) -> [`frame`] -> [`shard`] -> [`mod@slice`], in its turn ->
 //! `apply`: fused decode + optimizer step, block by block -> version, [`record`] -> receipt. A pull runs it backwards.
 //!
 //! Who may import whom: `error, sync, tensor, block <- isa <- {params | codec | optim} <- apply <- policy <- shard <-

@@ -476,3 +476,18 @@ fn a_doubt_settles_when_the_connection_is_back() {
     assert_eq!(doubt.result(TIMEOUT).unwrap(), Fate::Applied { version: 3 });
     assert_eq!(one(&*client, "w", 3), [2.0; 3]);
 }
+
+#[test]
+fn slices_are_spread_over_the_shards_by_load() {
+    let cluster = Cluster::start(3);
+    let client = connect(&cluster);
+    client.register(spec("big", &[BIG], sgd()), &numbers(BIG as usize, 1), TIMEOUT).unwrap();
+    assert_eq!([0, 1, 2].map(|shard| cluster.counter(shard, "slices")), [1, 1, 1]);
+    let sizes = [0, 1, 2].map(|shard| cluster.counter(shard, "memory_used"));
+    client.register(spec("small", &[10], sgd()), &numbers(10, 2), TIMEOUT).unwrap();
+    let least = (0..3).min_by_key(|shard| sizes[*shard]).unwrap();
+    assert_eq!(cluster.counter(least, "slices"), 2, "the next slice goes where there is most room");
+    client.unregister("big", TIMEOUT).unwrap();
+    client.unregister("small", TIMEOUT).unwrap();
+    assert_eq!([0, 1, 2].map(|shard| cluster.counter(shard, "memory_used")), [0, 0, 0]);
+}
