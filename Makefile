@@ -8,14 +8,14 @@ SHELL := bash
 PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-TARGET := $(or $(CARGO_TARGET_DIR),target)
+TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 # What a wheel is made of: when nothing of it changed, nothing is built again.
 SOURCES := $(wildcard Cargo.toml Cargo.lock pyproject.toml README.md) \
            $(shell find rust python protos -type f -not -path '*/__pycache__/*' -not -name '*.so')
 # The extension module is linked by Python alone; its tests are those in tests/.
 RUST_TESTED := --workspace --exclude fastps-python
 export PYO3_PYTHON := $(BIN)/python
-export CARGO_TARGET_DIR := $(abspath $(TARGET))
+export CARGO_TARGET_DIR := $(TARGET)
 
 .PHONY: help demo test lint lint-rust lint-python test-rust test-python bench acceptance mutants docs dev clean tools
 
