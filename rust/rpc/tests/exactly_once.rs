@@ -7,7 +7,8 @@ mod proxy;
 
 use cluster::Cluster;
 use fastps_core::codec::{Codec, ErrorFeedback};
-use fastps_core::optim::{Optimizer, Sgd};
+use fastps_core::optim::{Adam, Optimizer, Sgd};
+use fastps_core::store::{Store, StoreOptions};
 use fastps_core::tensor::{Apply, DType, TensorSpec};
 use fastps_core::verbs::{Fate, Gradient, ParameterServer, PushError, PushOptions};
 use fastps_rpc::client::{Client, ConnectOptions};
@@ -23,6 +24,11 @@ static SHAPES: LazyLock<Vec<(Arc<str>, usize)>> = LazyLock::new(|| {
     std::iter::once(("big".into(), 2 * SLICE + 1000)).chain(small).collect()
 });
 
+fn spec(name: &Arc<str>, n: usize, optimizer: Optimizer) -> TensorSpec {
+    let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
+    TensorSpec { name: name.clone(), shape: vec![n as u64], dtype, apply, group, optimizer }
+}
+
 struct World {
     proxies: Proxies,
     _cluster: Cluster,
@@ -33,6 +39,10 @@ struct World {
 impl World {
     /// Three shards behind proxies, two clients through them, one past them.
     fn new(seed: u64) -> Self {
+        Self::of(seed, Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }))
+    }
+
+    fn of(seed: u64, optimizer: Optimizer) -> Self {
         let cluster = Cluster::start(3);
         let proxies = Proxies::start(&cluster.addresses(), seed);
         let connect = |addresses: &[String]| {
@@ -41,14 +51,7 @@ impl World {
         };
         let truth = connect(&cluster.addresses());
         for (name, n) in &*SHAPES {
-            let spec = TensorSpec {
-                name: name.clone(),
-                shape: vec![*n as u64],
-                dtype: DType::Float32,
-                apply: Apply::Exact,
-                group: "default".into(),
-                optimizer: Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }),
-            };
+            let spec = spec(name, *n, optimizer);
             truth.register(spec, &vec![0.0; *n], PATIENT).unwrap();
         }
         let clients = (0..2).map(|_| connect(&proxies.addresses())).collect();
@@ -56,16 +59,20 @@ impl World {
     }
 
     fn values(&self) -> Vec<Vec<f32>> {
-        let mut values: Vec<_> = SHAPES.iter().map(|(_, n)| vec![f32::NAN; *n]).collect();
-        let names: Vec<_> = SHAPES.iter().map(|(name, _)| name.clone()).collect();
-        let mut sink = |tensor: usize, first: usize, bytes: &[u8]| {
-            for (value, bytes) in values[tensor][first..].iter_mut().zip(bytes.chunks_exact(4)) {
-                *value = f32::from_le_bytes(bytes.try_into().unwrap());
-            }
-        };
-        self.truth.pull(&names, PATIENT, &mut sink).unwrap();
-        values
+        values_of(&*self.truth)
     }
+}
+
+fn values_of(ps: &dyn ParameterServer) -> Vec<Vec<f32>> {
+    let mut values: Vec<_> = SHAPES.iter().map(|(_, n)| vec![f32::NAN; *n]).collect();
+    let names: Vec<_> = SHAPES.iter().map(|(name, _)| name.clone()).collect();
+    let mut sink = |tensor: usize, first: usize, bytes: &[u8]| {
+        for (value, bytes) in values[tensor][first..].iter_mut().zip(bytes.chunks_exact(4)) {
+            *value = f32::from_le_bytes(bytes.try_into().unwrap());
+        }
+    };
+    ps.pull(&names, PATIENT, &mut sink).unwrap();
+    values
 }
 
 fn options(codec: Codec, timeout: Duration, feedback: Option<Arc<Mutex<ErrorFeedback>>>) -> PushOptions {
@@ -272,4 +279,34 @@ fn one_bit_telescopes_over_faults_and_deadlines() {
 #[test]
 fn float32_with_feedback_telescopes_over_faults_and_deadlines() {
     telescopes(5, Codec::Float32, |round| Duration::from_millis(1 + round * 5 % 40));
+}
+
+#[test]
+fn adam_over_faults_equals_the_store_bit_for_bit() {
+    let adam = Optimizer::Adam(Adam::default());
+    let world = World::of(7, adam);
+    let store = Store::new(StoreOptions::default()).unwrap();
+    for (name, n) in &*SHAPES {
+        store.register(spec(name, *n, adam), &vec![0.0; *n], PATIENT).unwrap();
+    }
+    world.proxies.set_faulty(true);
+    // Both clients keep residuals; their pushes alternate, so that the order is the same on both sides.
+    let residuals = || [(); 2].map(|()| Arc::new(Mutex::new(ErrorFeedback::new())));
+    let (remote, local) = (residuals(), residuals());
+    for round in 0..24 {
+        let values = gradients(|k, i| ((i * 31 + k * 7 + round * 1009) as f32).sin());
+        let codec = if round % 4 < 2 { Codec::Float32 } else { Codec::OneBit };
+        let with = |feedback: &[Arc<Mutex<ErrorFeedback>>; 2]| {
+            options(codec, PATIENT, Some(feedback[round % 2].clone()))
+        };
+        world.clients[round % 2].push(&values, &with(&remote)).unwrap();
+        store.push(&values, &with(&local)).unwrap();
+    }
+    world.proxies.set_faulty(false);
+    let bits = |values: Vec<Vec<f32>>| values.into_iter().flatten().map(f32::to_bits).collect::<Vec<_>>();
+    assert!(bits(world.values()) == bits(values_of(&store)));
+    for (name, _) in &*SHAPES {
+        assert_eq!(store.state(name, PATIENT).unwrap(), world.truth.state(name, PATIENT).unwrap(), "{name}");
+    }
+    assert!(world.proxies.cuts() >= 20, "{} cuts", world.proxies.cuts());
 }
