@@ -1,19 +1,25 @@
 //! A slice: the unit that is placed, locked, versioned, checked, applied whole or refused whole. Its optimizer state,
 //! step count, version and table of identities live with it.
 
-use crate::apply::{Exact, Hogwild, apply};
-use crate::block::BLOCK;
+mod exact;
+mod hogwild;
+mod snapshot;
+
+pub use snapshot::Snapshot;
+
 use crate::error::{Error, Kind, Result};
 use crate::fault::fault;
 use crate::frame::{Action, Applied, Base, Identity, Push};
 use crate::identity::{Completion, Identities, Outcome, Seen};
 use crate::isa::Isa;
 use crate::lock::SliceLock;
-use crate::params::{Buffer, RacyBuffer};
+use crate::params::Buffer;
 use crate::policy::{Admission, Held, Policy};
 use crate::record::{Record, Sink};
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{Arc, AtomicU64, Ordering, lock};
 use crate::tensor::{Apply, SliceId, TensorSpec};
+use exact::ExactMemory;
+use hogwild::HogwildMemory;
 use std::fmt;
 
 /// One slice of one tensor.
@@ -37,29 +43,6 @@ enum Memory {
     Hogwild(HogwildMemory),
 }
 
-#[derive(Debug)]
-struct ExactMemory {
-    /// Shared with the pulls that are being sent; a push that meets such a pin writes to a spare copy instead.
-    params: Arc<Buffer>,
-    /// The buffer that the last such push left behind; its pages are warm when the next one needs a copy.
-    spare: Option<Arc<Buffer>>,
-    state: Vec<Buffer>,
-    step: u64,
-    version: u64,
-    identities: Identities,
-}
-
-#[derive(Debug)]
-struct HogwildMemory {
-    params: RacyBuffer,
-    state: Vec<RacyBuffer>,
-    step: AtomicU64,
-    version: AtomicU64,
-    /// Where the next push begins, so that racing pushes do not walk in lockstep.
-    turn: AtomicU64,
-    identities: Mutex<Identities>,
-}
-
 /// What a shard counts over its slices.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -74,33 +57,6 @@ pub(crate) struct Counters {
 impl Counters {
     pub(crate) fn count(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// Values or state of one slice at one version; an `exact` slice's values are pinned, not copied.
-#[derive(Clone, Debug)]
-pub struct Snapshot {
-    /// The slice's version.
-    pub version: u64,
-    /// How many of its changes were the asking client's own.
-    pub own: u64,
-    /// Optimizer steps taken.
-    pub step: u64,
-    bytes: Bytes,
-}
-
-#[derive(Clone, Debug)]
-enum Bytes {
-    Pinned(Arc<Buffer>),
-    Copied(Arc<Vec<u8>>),
-}
-
-impl AsRef<[u8]> for Snapshot {
-    fn as_ref(&self) -> &[u8] {
-        match &self.bytes {
-            Bytes::Pinned(buffer) => buffer.bytes(),
-            Bytes::Copied(bytes) => bytes,
-        }
     }
 }
 
@@ -138,22 +94,8 @@ impl Slice {
         let slots = spec.optimizer.slots().len();
         let initial = spec.optimizer.initial_state();
         let memory = match spec.apply {
-            Apply::Exact => Memory::Exact(SliceLock::new(ExactMemory {
-                params: Arc::new(Buffer::filled(len, 0.0)),
-                spare: None,
-                state: (0..slots).map(|_| Buffer::filled(len, initial)).collect(),
-                step: 0,
-                version: 0,
-                identities: Identities::default(),
-            })),
-            Apply::Hogwild => Memory::Hogwild(HogwildMemory {
-                params: RacyBuffer::filled(len, 0.0),
-                state: (0..slots).map(|_| RacyBuffer::filled(len, initial)).collect(),
-                step: AtomicU64::new(0),
-                version: AtomicU64::new(0),
-                turn: AtomicU64::new(0),
-                identities: Mutex::default(),
-            }),
+            Apply::Exact => Memory::Exact(SliceLock::new(ExactMemory::new(len, slots, initial))),
+            Apply::Hogwild => Memory::Hogwild(HogwildMemory::new(len, slots, initial)),
         };
         Self { id, spec: spec.clone(), index, group, len, slots, isa, sink, counters, memory }
     }
@@ -205,7 +147,7 @@ impl Slice {
         if let (true, Err(_), Memory::Exact(memory)) = (fault("check_after_apply"), &checked, &self.memory)
             && push.body.len() == 4 * self.len
         {
-            self.change_exact(&mut memory.lock(), push);
+            memory.lock().change(self, push);
         }
         if let Err(error) = checked {
             Counters::count(&self.counters.refused);
@@ -216,7 +158,7 @@ impl Slice {
             Memory::Exact(memory) => {
                 let mut memory = memory.lock();
                 match self.arrive(&mut memory.identities, push, admission, done) {
-                    (Arrival::Apply, done) => (Ok(self.change_exact(&mut memory, push)), done),
+                    (Arrival::Apply, done) => (Ok(memory.change(self, push)), done),
                     (Arrival::Hold, Some(done)) => {
                         drop(memory);
                         return policy.hold(Held::new(self.clone(), push, Box::new(done)));
@@ -229,7 +171,7 @@ impl Slice {
                 let (arrival, done) = self.arrive(&mut lock(&memory.identities), push, admission, done);
                 match (arrival, done) {
                     (Arrival::Apply, Some(done)) => {
-                        let (applied, waiting) = self.change_hogwild(memory, push);
+                        let (applied, waiting) = memory.change(self, push);
                         answer_all(waiting, applied);
                         return done(Ok(applied));
                     }
@@ -312,7 +254,7 @@ impl Slice {
                     return Err(fenced());
                 };
                 let waiting = std::mem::take(waiting);
-                (self.change_exact(&mut memory, push), waiting)
+                (memory.change(self, push), waiting)
             }
             Memory::Hogwild(memory) => {
                 let mut identities = lock(&memory.identities);
@@ -325,7 +267,7 @@ impl Slice {
                 };
                 *outcome = Outcome::Applying(waiting);
                 drop(identities);
-                self.change_hogwild(memory, push)
+                memory.change(self, push)
             }
         };
         answer_all(waiting, applied);
@@ -347,103 +289,6 @@ impl Slice {
 
     fn lr(&self, push: &Push<'_>) -> f64 {
         push.lr.unwrap_or_else(|| self.spec.optimizer.lr())
-    }
-
-    fn change_exact(&self, memory: &mut ExactMemory, push: &Push<'_>) -> Applied {
-        let dropped = fault("drop_half") && push.identity.sequence.is_multiple_of(2);
-        match push.action {
-            Action::Gradient if dropped => {}
-            Action::Gradient => {
-                let rule = self.spec.optimizer.rule(memory.step, self.lr(push));
-                let params = self.unpinned(&mut memory.params, &mut memory.spare);
-                let storage = Exact { params: params.values_mut(), state: &mut memory.state };
-                apply(self.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
-                memory.step += 1;
-            }
-            Action::Assign => {
-                let params = self.unpinned(&mut memory.params, &mut memory.spare);
-                push.codec.decode(self.isa, push.body, params.values_mut());
-            }
-            Action::AssignState { step } => {
-                for (k, slot) in memory.state.iter_mut().enumerate() {
-                    let body = &push.body[4 * k * self.len..4 * (k + 1) * self.len];
-                    push.codec.decode(self.isa, body, slot.values_mut());
-                }
-                memory.step = step;
-            }
-        }
-        memory.version += u64::from(!(dropped || fault("version_not_bumped")));
-        let own = memory.identities.count_own(push.identity.client);
-        let applied = Applied {
-            version: memory.version,
-            own,
-            staleness: staleness(push.base, memory.version, own),
-            scale: push.scale.unwrap_or(1.0),
-            duplicate: false,
-        };
-        memory.identities.note(push.identity, Outcome::Applied(applied));
-        self.record(push, applied);
-        applied
-    }
-
-    /// The parameters for writing: in place if nobody reads them, else a copy, so that the reader keeps its version.
-    fn unpinned<'a>(&self, params: &'a mut Arc<Buffer>, spare: &mut Option<Arc<Buffer>>) -> &'a mut Buffer {
-        if Arc::get_mut(params).is_none() {
-            Counters::count(&self.counters.slice_copies);
-            let mut copy = spare.take().unwrap_or_else(|| Arc::new(Buffer::filled(self.len, 0.0)));
-            match Arc::get_mut(&mut copy) {
-                Some(copy) => copy.values_mut().copy_from_slice(params.values()),
-                None => copy = Arc::new(Buffer::clone(params)),
-            }
-            *spare = Some(std::mem::replace(params, copy));
-        }
-        Arc::make_mut(params)
-    }
-
-    /// Applies a push whose identity this thread has claimed; gives back the repeats that waited for it.
-    fn change_hogwild(&self, memory: &HogwildMemory, push: &Push<'_>) -> (Applied, Vec<Completion>) {
-        match push.action {
-            Action::Gradient => {
-                let step = memory.step.fetch_add(1, Ordering::Relaxed);
-                let rule = self.spec.optimizer.rule(step, self.lr(push));
-                let blocks = self.len.div_ceil(BLOCK).max(1) as u64;
-                let turn = memory.turn.fetch_add(1, Ordering::Relaxed);
-                // An odd stride of about 5/8 of the blocks keeps concurrent pushes far apart.
-                let first_block = (turn.wrapping_mul((blocks * 5 / 8) | 1) % blocks) as usize;
-                let storage =
-                    Hogwild { isa: self.isa, params: &memory.params, state: &memory.state, first_block };
-                apply(self.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
-            }
-            Action::Assign => self.store_racy(&memory.params, push, 0),
-            Action::AssignState { step } => {
-                memory.state.iter().enumerate().for_each(|(k, slot)| self.store_racy(slot, push, k));
-                memory.step.store(step, Ordering::Relaxed);
-            }
-        }
-        let mut identities = lock(&memory.identities);
-        let version = memory.version.fetch_add(1, Ordering::AcqRel) + 1;
-        let own = identities.count_own(push.identity.client);
-        let applied = Applied {
-            version,
-            own,
-            staleness: staleness(push.base, version, own),
-            scale: push.scale.unwrap_or(1.0),
-            duplicate: false,
-        };
-        let waiting = identities.note(push.identity, Outcome::Applied(applied));
-        drop(identities);
-        self.record(push, applied);
-        (applied, waiting)
-    }
-
-    /// Stores the `k`-th run of `len` float32 values of an assignment's body.
-    fn store_racy(&self, buffer: &RacyBuffer, push: &Push<'_>, k: usize) {
-        let body = &push.body[4 * k * self.len..4 * (k + 1) * self.len];
-        let mut block = [0.0; BLOCK];
-        for (at, len) in crate::block::blocks(self.len) {
-            push.codec.decode(self.isa, &body[4 * at..4 * (at + len)], &mut block[..len]);
-            buffer.store(self.isa, at, &block[..len]);
-        }
     }
 
     fn record(&self, push: &Push<'_>, applied: Applied) {
@@ -469,64 +314,24 @@ impl Slice {
     pub fn pull(&self, client: u64) -> Snapshot {
         Counters::count(&self.counters.pulls);
         match &self.memory {
-            Memory::Exact(memory) => {
-                let memory = memory.lock();
-                let (version, own, step) = (memory.version, memory.identities.own(client), memory.step);
-                let bytes = if fault("copy_on_write_skipped") {
-                    Bytes::Copied(Arc::new(memory.params.bytes().to_vec()))
-                } else {
-                    Bytes::Pinned(memory.params.clone())
-                };
-                Snapshot { version, own, step, bytes }
-            }
-            Memory::Hogwild(memory) => self.snapshot_hogwild(memory, client, &[&memory.params]),
+            Memory::Exact(memory) => memory.lock().pull(client),
+            Memory::Hogwild(memory) => memory.pull(self, client),
         }
     }
 
     /// The optimizer state, all slots one after the other; a copy.
     pub fn pull_state(&self, client: u64) -> Snapshot {
         match &self.memory {
-            Memory::Exact(memory) => {
-                let memory = memory.lock();
-                let bytes = memory.state.iter().flat_map(|slot| slot.bytes().iter().copied()).collect();
-                Snapshot {
-                    version: memory.version,
-                    own: memory.identities.own(client),
-                    step: memory.step,
-                    bytes: Bytes::Copied(Arc::new(bytes)),
-                }
-            }
-            Memory::Hogwild(memory) => {
-                self.snapshot_hogwild(memory, client, &memory.state.iter().collect::<Vec<_>>())
-            }
+            Memory::Exact(memory) => memory.lock().pull_state(client),
+            Memory::Hogwild(memory) => memory.pull_state(self, client),
         }
-    }
-
-    fn snapshot_hogwild(&self, memory: &HogwildMemory, client: u64, buffers: &[&RacyBuffer]) -> Snapshot {
-        let version = memory.version.load(Ordering::Acquire);
-        let own = lock(&memory.identities).own(client);
-        let step = memory.step.load(Ordering::Relaxed);
-        let mut bytes = Vec::with_capacity(4 * self.len * buffers.len());
-        let mut block = [0.0; BLOCK];
-        for buffer in buffers {
-            for (at, len) in crate::block::blocks(self.len) {
-                buffer.load(self.isa, at, &mut block[..len]);
-                bytes.extend_from_slice(bytemuck::cast_slice(&block[..len]));
-            }
-        }
-        Snapshot { version, own, step, bytes: Bytes::Copied(Arc::new(bytes)) }
     }
 
     /// The version, and how many of its changes were the client's own.
     pub fn version(&self, client: u64) -> (u64, u64) {
         match &self.memory {
-            Memory::Exact(memory) => {
-                let memory = memory.lock();
-                (memory.version, memory.identities.own(client))
-            }
-            Memory::Hogwild(memory) => {
-                (memory.version.load(Ordering::Acquire), lock(&memory.identities).own(client))
-            }
+            Memory::Exact(memory) => memory.lock().version(client),
+            Memory::Hogwild(memory) => memory.version(client),
         }
     }
 

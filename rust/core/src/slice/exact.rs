@@ -1,0 +1,114 @@
+//! The memory of an `exact` slice, under its lock: plain, and copy-on-write where a pull has pinned it.
+
+use super::snapshot::{Bytes, Snapshot};
+use super::{Counters, Slice, staleness};
+use crate::apply::{Exact, apply};
+use crate::fault::fault;
+use crate::frame::{Action, Applied, Push};
+use crate::identity::{Identities, Outcome};
+use crate::params::Buffer;
+use crate::sync::Arc;
+
+#[derive(Debug)]
+pub(super) struct ExactMemory {
+    /// Shared with the pulls that are being sent; a push that meets such a pin writes to a spare copy instead.
+    params: Arc<Buffer>,
+    /// The buffer that the last such push left behind; its pages are warm when the next one needs a copy.
+    spare: Option<Arc<Buffer>>,
+    state: Vec<Buffer>,
+    step: u64,
+    version: u64,
+    pub(super) identities: Identities,
+}
+
+impl ExactMemory {
+    pub(super) fn new(len: usize, slots: usize, initial_state: f32) -> Self {
+        Self {
+            params: Arc::new(Buffer::filled(len, 0.0)),
+            spare: None,
+            state: (0..slots).map(|_| Buffer::filled(len, initial_state)).collect(),
+            step: 0,
+            version: 0,
+            identities: Identities::default(),
+        }
+    }
+
+    /// Applies a push that is new, under the slice's lock.
+    pub(super) fn change(&mut self, slice: &Slice, push: &Push<'_>) -> Applied {
+        let dropped = fault("drop_half") && push.identity.sequence.is_multiple_of(2);
+        match push.action {
+            Action::Gradient if dropped => {}
+            Action::Gradient => {
+                let rule = slice.spec.optimizer.rule(self.step, slice.lr(push));
+                let params = unpinned(slice, &mut self.params, &mut self.spare);
+                let storage = Exact { params: params.values_mut(), state: &mut self.state };
+                apply(slice.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
+                self.step += 1;
+            }
+            Action::Assign => {
+                let params = unpinned(slice, &mut self.params, &mut self.spare);
+                push.codec.decode(slice.isa, push.body, params.values_mut());
+            }
+            Action::AssignState { step } => {
+                for (k, slot) in self.state.iter_mut().enumerate() {
+                    let body = &push.body[4 * k * slice.len..4 * (k + 1) * slice.len];
+                    push.codec.decode(slice.isa, body, slot.values_mut());
+                }
+                self.step = step;
+            }
+        }
+        self.version += u64::from(!(dropped || fault("version_not_bumped")));
+        let own = self.identities.count_own(push.identity.client);
+        let applied = Applied {
+            version: self.version,
+            own,
+            staleness: staleness(push.base, self.version, own),
+            scale: push.scale.unwrap_or(1.0),
+            duplicate: false,
+        };
+        self.identities.note(push.identity, Outcome::Applied(applied));
+        slice.record(push, applied);
+        applied
+    }
+
+    /// The values, pinned.
+    pub(super) fn pull(&self, client: u64) -> Snapshot {
+        if fault("copy_on_write_skipped") {
+            return self.snapshot(client, Bytes::Copied(Arc::new(self.params.bytes().to_vec())));
+        }
+        self.snapshot(client, Bytes::Pinned(self.params.clone()))
+    }
+
+    /// A copy of the state, all slots one after the other.
+    pub(super) fn pull_state(&self, client: u64) -> Snapshot {
+        let slots: Vec<_> = self.state.iter().map(Buffer::bytes).collect();
+        self.snapshot(client, Bytes::Copied(Arc::new(slots.concat())))
+    }
+
+    fn snapshot(&self, client: u64, bytes: Bytes) -> Snapshot {
+        let (version, own) = self.version(client);
+        Snapshot { version, own, step: self.step, bytes }
+    }
+
+    pub(super) fn version(&self, client: u64) -> (u64, u64) {
+        (self.version, self.identities.own(client))
+    }
+}
+
+/// The parameters for writing: in place if nobody reads them, else a copy, so that the reader keeps its version.
+fn unpinned<'a>(
+    slice: &Slice,
+    params: &'a mut Arc<Buffer>,
+    spare: &mut Option<Arc<Buffer>>,
+) -> &'a mut Buffer {
+    if Arc::get_mut(params).is_none() {
+        Counters::count(&slice.counters.slice_copies);
+        let mut copy = spare.take().unwrap_or_else(|| Arc::new(Buffer::filled(slice.len, 0.0)));
+        match Arc::get_mut(&mut copy) {
+            Some(copy) => copy.values_mut().copy_from_slice(params.values()),
+            None => copy = Arc::new(Buffer::clone(params)),
+        }
+        *spare = Some(std::mem::replace(params, copy));
+    }
+    Arc::make_mut(params)
+}

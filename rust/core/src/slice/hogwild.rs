@@ -1,0 +1,108 @@
+//! The memory of a `hogwild` slice: no lock around the values, only around the table of identities.
+
+use super::snapshot::{Bytes, Snapshot};
+use super::{Slice, staleness};
+use crate::apply::{Hogwild, apply};
+use crate::block::{BLOCK, blocks};
+use crate::frame::{Action, Applied, Push};
+use crate::identity::{Completion, Identities, Outcome};
+use crate::params::RacyBuffer;
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+
+#[derive(Debug)]
+pub(super) struct HogwildMemory {
+    params: RacyBuffer,
+    state: Vec<RacyBuffer>,
+    step: AtomicU64,
+    version: AtomicU64,
+    /// Where the next push begins, so that racing pushes do not walk in lockstep.
+    turn: AtomicU64,
+    pub(super) identities: Mutex<Identities>,
+}
+
+impl HogwildMemory {
+    pub(super) fn new(len: usize, slots: usize, initial_state: f32) -> Self {
+        Self {
+            params: RacyBuffer::filled(len, 0.0),
+            state: (0..slots).map(|_| RacyBuffer::filled(len, initial_state)).collect(),
+            step: AtomicU64::new(0),
+            version: AtomicU64::new(0),
+            turn: AtomicU64::new(0),
+            identities: Mutex::default(),
+        }
+    }
+
+    /// Applies a push whose identity this thread has claimed; gives back the repeats that waited for it.
+    pub(super) fn change(&self, slice: &Slice, push: &Push<'_>) -> (Applied, Vec<Completion>) {
+        match push.action {
+            Action::Gradient => {
+                let step = self.step.fetch_add(1, Ordering::Relaxed);
+                let rule = slice.spec.optimizer.rule(step, slice.lr(push));
+                let blocks = slice.len.div_ceil(BLOCK).max(1) as u64;
+                let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+                // An odd stride of about 5/8 of the blocks keeps concurrent pushes far apart.
+                let first_block = (turn.wrapping_mul((blocks * 5 / 8) | 1) % blocks) as usize;
+                let storage =
+                    Hogwild { isa: slice.isa, params: &self.params, state: &self.state, first_block };
+                apply(slice.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
+            }
+            Action::Assign => store_racy(slice, &self.params, push, 0),
+            Action::AssignState { step } => {
+                self.state.iter().enumerate().for_each(|(k, slot)| store_racy(slice, slot, push, k));
+                self.step.store(step, Ordering::Relaxed);
+            }
+        }
+        let mut identities = lock(&self.identities);
+        let version = self.version.fetch_add(1, Ordering::AcqRel) + 1;
+        let own = identities.count_own(push.identity.client);
+        let applied = Applied {
+            version,
+            own,
+            staleness: staleness(push.base, version, own),
+            scale: push.scale.unwrap_or(1.0),
+            duplicate: false,
+        };
+        let waiting = identities.note(push.identity, Outcome::Applied(applied));
+        drop(identities);
+        slice.record(push, applied);
+        (applied, waiting)
+    }
+
+    /// A copy of the values, perhaps in the middle of pushes.
+    pub(super) fn pull(&self, slice: &Slice, client: u64) -> Snapshot {
+        self.snapshot(slice, client, std::slice::from_ref(&self.params))
+    }
+
+    /// A copy of the state, all slots one after the other.
+    pub(super) fn pull_state(&self, slice: &Slice, client: u64) -> Snapshot {
+        self.snapshot(slice, client, &self.state)
+    }
+
+    fn snapshot(&self, slice: &Slice, client: u64, buffers: &[RacyBuffer]) -> Snapshot {
+        let (version, own) = self.version(client);
+        let step = self.step.load(Ordering::Relaxed);
+        let mut bytes = Vec::with_capacity(4 * slice.len * buffers.len());
+        let mut block = [0.0; BLOCK];
+        for buffer in buffers {
+            for (at, len) in blocks(slice.len) {
+                buffer.load(slice.isa, at, &mut block[..len]);
+                bytes.extend_from_slice(bytemuck::cast_slice(&block[..len]));
+            }
+        }
+        Snapshot { version, own, step, bytes: Bytes::Copied(Arc::new(bytes)) }
+    }
+
+    pub(super) fn version(&self, client: u64) -> (u64, u64) {
+        (self.version.load(Ordering::Acquire), lock(&self.identities).own(client))
+    }
+}
+
+/// Stores the `k`-th run of `len` float32 values of an assignment's body.
+fn store_racy(slice: &Slice, buffer: &RacyBuffer, push: &Push<'_>, k: usize) {
+    let body = &push.body[4 * k * slice.len..4 * (k + 1) * slice.len];
+    let mut block = [0.0; BLOCK];
+    for (at, len) in blocks(slice.len) {
+        push.codec.decode(slice.isa, &body[4 * at..4 * (at + len)], &mut block[..len]);
+        buffer.store(slice.isa, at, &block[..len]);
+    }
+}
