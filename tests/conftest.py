@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,28 @@ def server() -> Iterator[fastps.Server]:
     """Three shards in this process."""
     with fastps.serve(shards=3) as server:
         yield server
+
+
+Gone = Callable[[fastps.ParameterServer], None]
+
+
+@pytest.fixture
+def stop_for(server: fastps.Server) -> Gone:
+    """Stops the servers and waits until this client, which has the tensor "w", has lost its connection."""
+
+    def stop(ps: fastps.ParameterServer) -> None:
+        server.stop()
+        late = time.monotonic() + 30
+        while time.monotonic() < late:
+            try:
+                ps.pull("w", timeout=0.2)
+            except fastps.ConnectionLostError:
+                return
+            except fastps.UnavailableError:  # "the server is stopping"
+                time.sleep(0.01)
+        pytest.fail("the servers still answer")
+
+    return stop
 
 
 @pytest.fixture(params=["local", "remote"])

@@ -1,12 +1,23 @@
-"""The byte contract from Python: the golden digests, and what encode and decode refuse."""
+"""The byte contract from Python: the golden digests and vectors, also on every instruction set, and what
+encode and decode refuse.
+
+`python tests/test_codecs.py` prints digests and vectors, on the instruction set in `FASTPS_ISA`.
+"""
 
 import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fastps
 
+VECTORS = json.loads((Path(__file__).parent / "vectors" / "codecs.json").read_text())
+ISAS = ("scalar", "avx2", "avx512", "neon")
 CODECS = [
     fastps.Float32(),
     fastps.BFloat16(),
@@ -17,7 +28,7 @@ CODECS = [
 
 
 def golden_input(n=5000):
-    """Section 6, Q5 of the reference: exact in every language."""
+    """The input of "golden" in tests/vectors/codecs.json: exact in every language."""
     i = np.arange(n, dtype=np.uint64)
     u = ((2654435761 * i + 12345) % 2**32).astype(np.uint32).view(np.int32)
     x = u.astype(np.float32) * np.float32(2.0**-31)
@@ -37,6 +48,70 @@ def test_golden_digests():
     body = fastps.OneBit().encode(x)
     assert (len(body), digest(body)) == (665, "2123c88f841979d5413d7841b9ecdbda")
     assert fastps.Float32().encode(x) == x.tobytes()
+
+
+def made(name, case):
+    """The codec of a golden body or a vector, and what its push is numbered by."""
+    where = {key: int(case[key], 16) for key in ("first_element", "sequence") if key in case}
+    if "seed" in case:
+        return fastps.Int8(stochastic=True, seed=int(case["seed"], 16)), where
+    plain = {"float32": fastps.Float32, "bfloat16": fastps.BFloat16, "int8": fastps.Int8}
+    return (plain | {"onebit": fastps.OneBit})[name](), where
+
+
+def golden_bodies():
+    """What `VECTORS` has under "golden", "bodies", as this build makes it."""
+    x = golden_input()
+    bodies = {}
+    for name, case in VECTORS["golden"]["bodies"].items():
+        codec, where = made(name, case)
+        body = codec.encode(x, **where)
+        decoded = digest(codec.decode(body, x.size).tobytes())
+        bodies[name] = case | {"bytes": len(body), "sha256": digest(body), "decoded_sha256": decoded}
+    return bodies
+
+
+def vectors():
+    """What `VECTORS` has under "cases", as this build makes it."""
+    cases = []
+    for case in VECTORS["cases"]:
+        codec, where = made(case["codec"], case)
+        x = np.frombuffer(bytes.fromhex(case["input"]), "<f4")
+        got = dict(case)
+        if "residual" in case:
+            residual = np.frombuffer(bytearray.fromhex(case["residual"]), "<f4")
+            body = codec.encode(x, residual, **where)
+            if "residual_after" in case:
+                got["residual_after"] = residual.tobytes().hex()
+        else:
+            body = codec.encode(x, **where)
+        decoded = codec.decode(body, case["n"])
+        cases.append(got | {"body": body.hex(), "decoded": decoded.tobytes().hex()})
+    return cases
+
+
+def test_golden_bodies_and_vectors():
+    assert golden_bodies() == VECTORS["golden"]["bodies"]
+    assert vectors() == VECTORS["cases"]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_instruction_set_gives_the_golden_bodies_and_vectors(isa):
+    run = subprocess.run(
+        [sys.executable, str(Path(__file__))],
+        env=os.environ | {"FASTPS_ISA": isa},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if run.returncode != 0 and f"this CPU lacks {isa}" in run.stderr:
+        required = os.environ.get("FASTPS_REQUIRE_ISA", "").replace(",", " ").split()
+        assert isa not in required, f"FASTPS_REQUIRE_ISA lists {isa}, and this CPU lacks it"
+        pytest.skip(f"this CPU lacks {isa}")
+    assert run.returncode == 0, run.stderr[-4000:]
+    made_there = json.loads(run.stdout)
+    assert made_there["bodies"] == VECTORS["golden"]["bodies"]
+    assert made_there["cases"] == VECTORS["cases"]
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
@@ -122,3 +197,7 @@ def test_residual_must_be_writable_memory_of_its_own():
     read_only.flags.writeable = False
     with pytest.raises(fastps.ConfigError, match="read-only"):
         fastps.OneBit().encode(x, read_only)
+
+
+if __name__ == "__main__":
+    json.dump({"bodies": golden_bodies(), "cases": vectors()}, sys.stdout)

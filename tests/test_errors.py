@@ -112,16 +112,47 @@ def test_bases():
         assert issubclass(getattr(fastps, name), base)
         assert issubclass(getattr(fastps, name), fastps.FastpsError)
     error = fastps.PartialPush("half", error=fastps.UnavailableError("gone", shard=2))
-    assert (error.shard, error.receipts, error.in_doubt) == (2, {}, [])
+    assert (error.shard, error.receipts, error.in_doubt) == (2, {}, ())
     assert error.__cause__ is error.error
 
 
-def test_a_server_that_goes_away(server):
-    with pytest.raises(fastps.FastpsError) as caught, fastps.connect(server.addresses, timeout=1.0) as ps:
+def test_a_server_that_goes_away(server, stop_for):
+    with fastps.connect(server.addresses, timeout=0.5) as ps:
         ps.register("w", f32(1), optimizer=fastps.SGD())
-        server.stop()
-        ps.push("w", f32(1))
-    assert isinstance(
-        caught.value,
-        (fastps.DeadlineError, fastps.ConnectionLostError, fastps.UnavailableError, fastps.PartialPush),
-    )
+        stop_for(ps)
+        for call in (
+            lambda: ps.push("w", f32(1)),
+            lambda: ps.push({"w": f32(1)}, codec=fastps.Int8()),
+            lambda: ps.push_pull("w", f32(1)),
+            lambda: ps.pull("w"),
+            lambda: ps.assign("w", f32(1)),
+        ):
+            with pytest.raises(fastps.ConnectionLostError, match=server.address_list[0]) as caught:
+                call()
+            error = caught.value
+            assert type(error) is fastps.ConnectionLostError
+            assert (error.tensor, error.shard, error.expected, error.got) == ("w", 0, None, None)
+            assert error.retry_after is None
+
+
+NO_ARRAY = "an array beside the name"
+NO_NAME = "a tensor's name beside the array"
+
+
+@pytest.mark.parametrize("verb", ["push", "push_async", "push_pull"])
+def test_a_name_comes_with_an_array_and_a_mapping_without(w, verb):
+    array = np.zeros((2, 3), np.float32)
+    bound = w.bind({"w": array})
+    for arguments, tensor, expected, got in (
+        (("w",), "w", NO_ARRAY, "None"),
+        (("w", None), "w", NO_ARRAY, "None"),
+        (({"w": array}, array), None, NO_NAME, "dict"),
+        ((bound, array), None, NO_NAME, "Bound"),
+        ((7, array), None, NO_NAME, "int"),
+        ((7,), None, "a mapping of names to arrays", "int"),
+    ):
+        with pytest.raises(fastps.ConfigError) as caught:
+            getattr(w, verb)(*arguments)
+        error = caught.value
+        assert (error.tensor, error.shard, error.expected, error.got) == (tensor, None, expected, got)
+        assert expected in str(error)

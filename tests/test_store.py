@@ -259,11 +259,40 @@ def test_wrong_arguments(w):
 def test_check_finite_can_be_skipped():
     with fastps.Store(check_finite=False) as store:
         store.register("w", f32(0), optimizer=fastps.SGD(lr=1.0))
-        try:
-            store.push("w", f32(np.inf))
-        except fastps.NonFiniteError:
-            pytest.skip("the store looks all the same")
-        assert not np.isfinite(store.pull("w")).all()
+        assert store.push("w", f32(np.inf)).version == 2
+        assert store.push(store.bind({"w": f32(1)}))["w"].version == 3
+        assert store.pull("w").tolist() == [-np.inf]
+
+
+def test_codecs_feedback_and_assign_always_look():
+    with fastps.Store(check_finite=False) as store:
+        store.register("w", f32(0), optimizer=fastps.SGD(lr=1.0))
+        for call in (
+            *(lambda c=c: store.push("w", f32(np.inf), codec=c) for c in (fastps.BFloat16(), fastps.Int8())),
+            lambda: store.push(store.bind({"w": f32(np.inf)}, codec=fastps.OneBit())),
+            lambda: store.assign("w", f32(np.inf)),
+        ):
+            with pytest.raises(fastps.NonFiniteError, match="index 0") as caught:
+                call()
+            error = caught.value
+            assert (error.tensor, error.shard, error.expected, error.got) == (
+                "w",
+                None,
+                "finite values",
+                "inf",
+            )
+        assert store.versions("w")["w"] == 1
+
+
+def test_a_server_looks_where_the_client_does_not(server):
+    with fastps.connect(server.addresses, check_finite=False) as ps:
+        ps.register("w", f32(0, 0), optimizer=fastps.SGD(lr=1.0))
+        with pytest.raises(fastps.NonFiniteError, match="element 1") as caught:
+            ps.push("w", f32(0, np.nan))
+        error = caught.value
+        assert (error.tensor, error.shard) == ("w", 0)
+        assert (error.expected, error.got) == ("finite float32 values", "NaN")
+        assert ps.pull("w").tolist() == [0, 0]
 
 
 def test_memory_limit():

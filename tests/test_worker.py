@@ -235,14 +235,26 @@ def test_state_of_other_parameters_is_refused(store):
         b.load_state_dict(a.state_dict())
 
 
-def test_a_server_that_goes_away(server):
-    with fastps.connect(server.addresses, timeout=1.0) as ps:
+def test_a_server_that_goes_away(server, stop_for):
+    with fastps.connect(server.addresses, timeout=0.5) as ps:
         ps.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD())
         worker = fastps.Worker(ps, {"w": np.zeros(4)}, mode=fastps.Local(lr=0.5))
         worker.step({"w": np.ones(4, np.float32)})
-        server.stop()
-        with pytest.raises(fastps.FastpsError):
+        stop_for(ps)
+
+        def steps():
             for _ in range(5):
                 worker.step({"w": np.ones(4, np.float32)})
-        with pytest.raises(fastps.FastpsError):
-            worker.close()
+
+        # The worker's own connection may still bring "the server is stopping".
+        allowed = {fastps.UnavailableError: 1.0, fastps.ConnectionLostError: None}
+        with pytest.raises(tuple(allowed)) as caught:
+            steps()
+        error = caught.value
+        assert (error.tensor, error.shard, error.retry_after) == ("w", 0, allowed[type(error)])
+        for call in (steps, worker.close):
+            with pytest.raises(fastps.ConnectionLostError) as caught:
+                call()
+            error = caught.value
+            assert type(error) is fastps.ConnectionLostError
+            assert (error.tensor, error.shard, error.expected, error.got) == ("w", 0, None, None)

@@ -1,5 +1,5 @@
-"""fastps: a parameter server. It holds a model's weights, so that machines of any speed can train one model
-    together.
+"""fastps: a parameter server. It holds a model's weights, so that machines of any speed can train one
+model together.
 
 >>> import fastps, numpy as np
 >>> with fastps.Store() as store:                       # in process; no server
@@ -94,7 +94,6 @@ __all__ = [
     "serve",
 ]
 
-if hasattr(
-    _os, "register_at_fork"
-):  # a child is told what to do instead of waiting for threads that it lacks
+# A child is told what to do instead of waiting for threads that it lacks.
+if hasattr(_os, "register_at_fork"):
     _os.register_at_fork(after_in_child=_fastps.forked)

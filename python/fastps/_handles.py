@@ -61,11 +61,10 @@ class PushPulled(NamedTuple):
 
 
 class PushHandle(Generic[R]):
-    """A push under way, from `push_async`. Its arrays are read until it is done: leave them unchanged so
-        long.
+    """A push under way, from `push_async`.
 
-    It can be awaited in asyncio. An error that nobody reads here is raised by the next call on the object
-    that pushed, or by its ``close()``.
+    Its arrays are read until it is done: leave them unchanged so long. It can be awaited in asyncio. An error
+    that nobody reads here is raised by the next call on the object that pushed, or by its ``close()``.
     """
 
     __slots__ = ("_flight", "_name")
@@ -120,10 +119,10 @@ class PushHandle(Generic[R]):
 
 
 class Bound:
-    """Gradients that are pushed again and again, from `fastps.Store.bind`: their memory is looked up and
-        pinned once.
+    """Gradients that are pushed again and again, from `fastps.Store.bind`.
 
-    Fill the same arrays anew, then ``x.push(bound)``. Owns its error feedback; admits one push at a time.
+    Their memory is looked up and pinned once. Fill the same arrays anew, then ``x.push(bound)``. Owns its
+    error feedback; admits one push at a time.
 
     Attributes:
         feedback: The `ErrorFeedback`; None with `fastps.Float32`, which forgets nothing.

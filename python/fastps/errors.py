@@ -1,11 +1,14 @@
-"""Every exception of fastps. The same fields come from the core, from a server and from the edge, so that a
-refusal
-always names the tensor, the shard, what was expected and what came."""
+"""Every exception of fastps.
+
+The same fields come from the core, from a server and from the edge, so that a refusal always names the tensor,
+the shard, what was expected and what came.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from fastps._fastps import InDoubt, Receipt
@@ -134,6 +137,32 @@ class ForkError(FastpsError, RuntimeError):
     """The object was made before a fork and is used in the child; make a new one there, or use ``spawn``."""
 
 
+class InDoubts(tuple["InDoubt", ...]):
+    """The slices of a push whose answer is missing.
+
+    >>> fastps.PartialPush().in_doubt.result()
+    []
+    """
+
+    __slots__ = ()
+
+    def result(self, timeout: float = 30.0) -> list[Literal["applied", "fenced", "unknown"]]:
+        """Waits until the servers tell what became of every slice, also over reconnections.
+
+        Args:
+            timeout: Seconds for all together.
+
+        Returns:
+            One word per slice, in order: ``"applied"``; ``"fenced"``: not applied, and never will be;
+            ``"unknown"``: nobody can tell any more.
+
+        Raises:
+            DeadlineError: A server has not told yet; ask again.
+        """
+        end = time.monotonic() + timeout
+        return [doubt.result(max(0.0, end - time.monotonic())) for doubt in self]
+
+
 class PartialPush(FastpsError):  # noqa: N818
     """A push of which some slices were applied, or may have been, and others not.
 
@@ -143,15 +172,15 @@ class PartialPush(FastpsError):  # noqa: N818
         refused: ``(tensor, elements, error)`` of each slice that was refused; ``elements`` is a ``range`` of
             the tensor in row-major order.
         applied: ``(tensor, elements, version)`` of each slice that was applied, of tensors not applied whole.
-        in_doubt: Slices whose answer is missing; ``result(timeout)`` of each tells ``"applied"``,
-            ``"fenced"`` or ``"unknown"``, also after a reconnection.
+        in_doubt: Slices whose answer is missing; ``in_doubt.result(timeout)`` tells of all what became of
+            them, ``result(timeout)`` of each one of it alone, also after a reconnection.
     """
 
     error: FastpsError
     receipts: Mapping[str, Receipt]
     refused: Sequence[tuple[str, range, FastpsError]]
     applied: Sequence[tuple[str, range, int]]
-    in_doubt: Sequence[InDoubt]
+    in_doubt: InDoubts
 
     def __init__(
         self,
@@ -177,4 +206,4 @@ class PartialPush(FastpsError):  # noqa: N818
         self.receipts = dict(receipts or {})
         self.refused = list(refused)
         self.applied = list(applied)
-        self.in_doubt = list(in_doubt)
+        self.in_doubt = InDoubts(in_doubt)

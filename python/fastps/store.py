@@ -32,8 +32,7 @@ class TensorSpec:
         dtype: Element type; ``"float32"``.
         apply: ``"exact"``: one push at a time per slice, and every pull of a slice is one whole version;
             ``"hogwild"``: no locks (Niu et al. 2011), values never tear, racing pushes to the same element
-                may
-            overwrite each other.
+            may overwrite each other.
         group: What mode, quota and consistent cut attach to.
         optimizer: The rule that gradients are applied by.
     """
@@ -114,7 +113,19 @@ class ParameterServer:
         return TensorSpec(name, *self._native.spec(name, timeout))
 
     def versions(self, names: str | Iterable[str] | None = None, *, timeout: float | None = None) -> Versions:
-        """The present versions of tensors (None: of all): how many changes each slice has seen."""
+        """The present versions of tensors: how many changes each slice has seen, its registration included.
+
+        Args:
+            names: A name, or several; None: all tensors.
+
+        Returns:
+            `Versions`: ``versions[name]`` is the least of the tensor's slices, ``versions.slices(name)`` a
+            tuple with one number per slice.
+
+        Raises:
+            UnknownTensorError: There is no tensor of such a name.
+            DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
+        """
         if names is None:
             names = self._native.names(timeout)
         return self._native.versions([names] if isinstance(names, str) else list(names), timeout)
@@ -172,8 +183,9 @@ class ParameterServer:
             A `Receipt`, or a Mapping of them that owns its numbers. A receipt always means "applied".
 
         Raises:
-            UnknownTensorError, ShapeError, DTypeError, NonFiniteError, ConfigError: Nothing was sent or
-                changed.
+            UnknownTensorError, ShapeError, DTypeError, NonFiniteError: Nothing was sent or changed.
+            ConfigError: An option is invalid, a name came without an array, or a mapping or bound list came
+                with one; nothing was sent or changed.
             PartialPush: Some slices were, or may have been, applied; it tells which.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
 
@@ -184,9 +196,10 @@ class ParameterServer:
         >>> store.push({"w": np.ones(2, np.float32)}, codec=fastps.Int8(), lr=1.0)["w"].version
         3
         """
+        _check_gradient(name, grad)
         how = (codec, lr, scale, based_on, timeout)
-        if grad is not None:
-            return self._native.push(name, grad, how)  # type: ignore[arg-type]
+        if isinstance(name, str):
+            return self._native.push(name, grad, how)
         if type(name) is Bound:
             return Receipts(self._native.push_bound(name._native, how))
         return Receipts(self._native.push_list(_dict(name), how))
@@ -237,6 +250,7 @@ class ParameterServer:
         >>> handle.result(timeout=10)["w"].version
         2
         """
+        _check_gradient(name, grad)
         how = (codec, lr, scale, based_on, timeout)
         if type(name) is Bound:
             return PushHandle(self._native.push_bound_async(name._native, how, True), None)
@@ -260,12 +274,24 @@ class ParameterServer:
 
         Arguments as `push`; `out` as in `pull`.
 
+        Returns:
+            A `PushPulled`, ``(values, receipts, versions)``: for one name an ndarray and a `Receipt`, for a
+            mapping or a bound list a dict and a Mapping of them; and the `Versions` of the values, the base
+            of later pushes.
+
+        Raises:
+            UnknownTensorError, ShapeError, DTypeError, NonFiniteError, ConfigError: As `push` does, and for
+                an `out` that does not fit; nothing was sent or changed.
+            PartialPush: Some slices were, or may have been, applied; it tells which.
+            DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
+
         >>> store = fastps.Store()
         >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
         >>> values, receipt, versions = store.push_pull("w", np.ones(2, np.float32))
         >>> values, receipt.version, versions["w"]
         (array([-0.5, -0.5], dtype=float32), 2, 2)
         """
+        _check_gradient(name, grad)
         how = (codec, lr, scale, based_on, timeout)
         if isinstance(name, str):
             into = None if out is None else {name: out}
@@ -295,8 +321,7 @@ class ParameterServer:
 
         Returns:
             A `Bound` for `push`, `push_async` and `push_pull`. It owns its error feedback and admits one push
-            at a
-            time: a second one before the first is done raises `ConfigError`.
+            at a time: a second one before the first is done raises `ConfigError`.
 
         >>> store = fastps.Store()
         >>> store.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD(lr=1.0))
@@ -370,7 +395,25 @@ class ParameterServer:
     # -- values and state ------------------------------------------------------------------------------------
 
     def assign(self, name: str, array: Any, *, timeout: float | None = None) -> Receipt:
-        """Replaces a tensor's values; no optimizer step. Raises as `push` does."""
+        """Replaces a tensor's values; no optimizer step, and the optimizer's state stays.
+
+        Args:
+            name: A tensor's name.
+            array: Its new values, of the tensor's shape. They must be finite, whatever ``check_finite`` is.
+
+        Returns:
+            A `Receipt`: every slice has these values, and its version went up by one.
+
+        Raises:
+            UnknownTensorError, ShapeError, DTypeError, NonFiniteError: Nothing was sent or changed.
+            PartialPush: Some slices were, or may have been, replaced; it tells which.
+            DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD())
+        >>> store.assign("w", np.ones(2, np.float32)).version
+        2
+        """
         return self._native.assign(name, array, timeout)
 
     def state(self, name: str, *, timeout: float | None = None) -> dict[str, Any]:
@@ -390,10 +433,22 @@ class ParameterServer:
         return state
 
     def load_state(self, name: str, state: Arrays, *, timeout: float | None = None) -> Receipt:
-        """Replaces a tensor's optimizer state, given as `state` returns it; ``"step"`` may be one number.
+        """Replaces a tensor's optimizer state, given as `state` returns it.
+
+        Args:
+            name: A tensor's name.
+            state: ``"step"``, one number or one per slice; and each state tensor, float32 of the tensor's
+                shape.
+
+        Returns:
+            A `Receipt`: every slice has this state, and its version went up by one.
 
         Raises:
-            ConfigError: Names are missing or too many.
+            UnknownTensorError: There is no tensor of this name.
+            ConfigError: Names are missing or too many, or ``"step"`` is not as many integers >= 0.
+            ShapeError, DTypeError: A state tensor has not the tensor's shape, or is not float32.
+            PartialPush: Some slices were, or may have been, replaced; it tells which.
+            DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
         """
         slots = dict(state)
         steps = np.atleast_1d(np.asarray(slots.pop("step", ())))
@@ -408,7 +463,16 @@ class ParameterServer:
         return self._native.load_state(name, [int(s) for s in steps], slots, timeout)
 
     def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Counters: ``{"client": {name: n}, "shards": [{"address": str, "counters": {name: n}}, ...]}``."""
+        """Counters since the start of this client and of each shard.
+
+        Returns:
+            ``{"client": {name: n}, "shards": [{"address": "host:port", "counters": {name: n}}, ...]}``, the
+            shards in the order of their indices; in process one shard with the address ``""``. Bytes are
+            those of gradients and values; ``"bytes_saved"`` is what a codec left out of float32.
+
+        Raises:
+            DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
+        """
         return self._native.stats(timeout)
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -479,9 +543,20 @@ def _dict(values: Any) -> dict[str, Any]:
     if isinstance(values, Mapping):
         return dict(values)
     expected, got = "a mapping of names to arrays", type(values).__name__
-    if isinstance(values, str):
-        expected, got = "an array beside the name", "None"
     raise ConfigError(f"wrong argument: expected {expected}, got {got}", expected=expected, got=got)
+
+
+def _check_gradient(name: Any, grad: Any) -> None:
+    """A name has an array beside it, a mapping or a bound list has none."""
+    if isinstance(name, str) is (grad is not None):
+        return
+    tensor, expected, got = None, "a tensor's name beside the array", type(name).__name__
+    if isinstance(name, str):
+        tensor, expected, got = name, "an array beside the name", "None"
+    where = "" if tensor is None else f" (tensor {tensor!r})"
+    raise ConfigError(
+        f"wrong arguments{where}: expected {expected}, got {got}", tensor=tensor, expected=expected, got=got
+    )
 
 
 class Store(ParameterServer):
@@ -490,8 +565,9 @@ class Store(ParameterServer):
     Args:
         threads: Most threads that one call uses, its own included; None: as many as there are cores. Only
             calls on large tensors use more than one.
-        check_finite: Scan gradients for NaN and infinity before anything is changed. False saves one read of
-            them.
+        check_finite: Scan gradients for NaN and infinity before anything is changed. False saves that scan
+            for uncompressed pushes without error feedback, and only there: such a push then applies what
+            comes. Codecs other than `fastps.Float32` and error feedback always scan.
         memory_limit: Most bytes of parameters and optimizer state; None: no limit.
 
     >>> with fastps.Store() as store:
@@ -519,8 +595,9 @@ def connect(
         addresses: ``"host:port,host:port"`` or a list of ``"host:port"``, in any order; one is enough to find
             the others.
         timeout: Seconds after which a call gives up; each verb can override it.
-        check_finite: Scan gradients for NaN and infinity before anything is sent. The servers refuse such
-            values in any case.
+        check_finite: Scan gradients for NaN and infinity before anything is sent. False saves that scan for
+            uncompressed pushes without error feedback, and only there; the servers refuse such values in any
+            case, but slices of the same push may have been applied by then (`PartialPush`).
 
     Returns:
         A `ParameterServer`, to be used as a context manager. Pickled (for ``spawn``), it connects anew when

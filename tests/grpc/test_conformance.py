@@ -762,6 +762,23 @@ def test_bytes_that_are_no_frame_end_their_stream_only(target: ForeignClient) ->
         assert ended.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
 
 
+def test_another_version_of_the_protocol_is_unimplemented(target: ForeignClient) -> None:
+    frame = target.frame(target.pb.KIND_PULL, target.entry("small"), 0)
+    with unharmed(target):
+        for channel in target.channels:
+            exchange = channel.stream_stream(
+                "/fastps.v2.Data/Exchange",
+                request_serializer=target.pb.Frame.SerializeToString,
+                response_deserializer=target.pb.Frame.FromString,
+            )
+            with pytest.raises(grpc.RpcError) as ended:
+                list(exchange(iter([frame]), timeout=TIMEOUT))
+            assert ended.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        shard = target.entry("small").placement.shards[0]
+        with _stream(target, shard) as stream:
+            target.accepted(stream.exchange([target.frame(target.pb.KIND_PULL, target.entry("small"), 0)])[0])
+
+
 def test_half_closing_ends_the_stream_well(target: ForeignClient) -> None:
     stream = Stream(target.stubs, target.channels[0])
     stream.close()

@@ -1,5 +1,6 @@
-"""The serial baseline: the same model, data, rate and number of updates in one process, in plain NumPy,
-without fastps.
+"""The serial baseline: one process, plain NumPy, without fastps.
+
+It has the same model, data, rate and number of updates.
 """
 
 from __future__ import annotations
@@ -21,12 +22,11 @@ ADAGRAD_EPS = 1e-10
 
 
 def serial_accuracy(config: Config, dataset: Dataset, updates: int) -> float:
-    """Test accuracy in [0, 1] after ``updates`` Adagrad updates, each from the sum of ``push_every``
-    minibatches.
+    """Test accuracy in [0, 1] after ``updates`` Adagrad updates.
 
-    The sum is what one push of a Downpour worker carries, so both have seen the same number of images.
-    Whatever ``--optimizer`` runs in the shards, the baseline is Adagrad; its rate is ``--lr`` if the shards
-    run Adagrad too.
+    Each is made from the sum of the gradients of ``push_every`` minibatches. The sum is what one push
+    of a Downpour worker carries, so both have seen the same number of images. Whatever ``--optimizer``
+    runs in the shards, the baseline is Adagrad; its rate is ``--lr`` if the shards run Adagrad too.
     """
     rng = np.random.default_rng([config.seed, 3])
     params = init_params(dataset.inputs, config.hidden, 10, np.random.default_rng([config.seed, 0]))

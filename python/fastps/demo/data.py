@@ -1,5 +1,4 @@
-"""The data sets of the demo: UCI handwritten digits (in the package) and MNIST (the original files, from a
-folder).
+"""The data sets of the demo: UCI handwritten digits (in the package) and MNIST (original files in a folder).
 
 Images come out as float32 rows in [0, 1] less the mean training image; labels as int64. Nothing is unpickled.
 """
@@ -46,9 +45,7 @@ class Dataset:
         return int(self.train_x.shape[1])
 
     def share(self, index: int, count: int, seed: int) -> tuple[Array, Labels]:
-        """Share ``index`` of ``count`` disjoint random shares of the training images (Downpour splits the
-        data).
-        """
+        """Share ``index`` of ``count`` disjoint random shares of the training images, as in Downpour."""
         order = np.random.default_rng([seed, 1]).permutation(len(self.train_y))
         rows = order[index::count]
         return self.train_x[rows], self.train_y[rows]

@@ -15,17 +15,13 @@ import threading
 from collections.abc import Callable
 
 VARIABLE = "FASTPS_LIFELINE"
-"""Set to ``stdin`` by the demo for the server processes that it starts (``fastps serve`` then watches its
-input).
-"""
+"""The demo sets it to ``stdin`` for its server processes; ``fastps serve`` then watches its input."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def hold_on_to(parent: int) -> None:
-    """Ask the kernel (Linux) to kill this process when its parent dies; leave now if ``parent`` is gone
-    already.
-    """
+    """Ask the kernel (Linux) to kill this process when its parent dies; leave now if it is gone already."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -48,8 +44,6 @@ def watch_stdin(on_line: Callable[[str], object], on_eof: Callable[[], None]) ->
 
 
 def attach_server() -> None:
-    """In a server process started by the demo: stop gracefully when standard input ends. Otherwise do
-    nothing.
-    """
+    """In a server process that the demo started: stop gracefully when standard input ends; else nothing."""
     if os.environ.get(VARIABLE) == "stdin":
         watch_stdin(lambda _: None, lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -49,9 +49,7 @@ def softmax(logits: Array) -> Array:
 
 
 def loss_and_grads(params: Params, x: Array, y: NDArray[np.integer[Any]]) -> tuple[float, Params]:
-    """Mean cross-entropy of a batch and its gradient with respect to each parameter (same names and
-    shapes).
-    """
+    """Mean cross-entropy of a batch and its gradient for each parameter (same names and shapes)."""
     n = len(y)
     hidden, logits = forward(params, x)
     p = softmax(logits)

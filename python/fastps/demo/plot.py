@@ -19,9 +19,7 @@ def has_matplotlib() -> bool:
 
 
 def draw(run: Run, path: Path) -> None:
-    """Write the PNG. matplotlib keeps its caches in a folder beside it for the time being, and nowhere
-    else.
-    """
+    """Write the PNG. Meanwhile matplotlib keeps its caches in a folder beside it, and nowhere else."""
     scratch = path.parent / ".matplotlib"
     before = os.environ.get("MPLCONFIGDIR")
     os.environ["MPLCONFIGDIR"] = str(scratch)

@@ -1,9 +1,8 @@
-"""One Downpour worker of the demo: ``python -m fastps.demo.worker``, started by
-:mod:`fastps.demo.processes`.
+"""One Downpour worker of the demo: ``python -m fastps.demo.worker``.
 
-Standard input: one line of JSON (what to do), ``go`` once all are ready, ``stop`` when it is time to flush
-and end. Its end means that the parent is gone: the worker leaves at once. Standard output: one JSON object
-a line, see :func:`_report`.
+:mod:`fastps.demo.processes` starts it. Standard input: one line of JSON (what to do), ``go`` once all are
+ready, ``stop`` when it is time to flush and end. Its end means that the parent is gone: the worker leaves at
+once. Standard output: one JSON object a line, see :func:`_report`.
 """
 
 from __future__ import annotations

@@ -37,6 +37,9 @@ pub enum Action {
     },
 }
 
+/// Largest step count that a state may claim: float64 holds it exactly, and no run comes near it.
+pub const MAX_STEP: u64 = 1 << 53;
+
 /// One push to one slice. The body is borrowed: from the caller's array, or from the message as it arrived.
 #[derive(Clone, Copy, Debug)]
 pub struct Push<'a> {
@@ -77,6 +80,11 @@ impl Push<'_> {
             return Err(
                 Error::new(Kind::Config, "invalid scale of a push").expected("a finite number", scale)
             );
+        }
+        if let Action::AssignState { step } = self.action
+            && step > MAX_STEP
+        {
+            return Err(Error::new(Kind::Config, "invalid step").expected("at most 2^53", step));
         }
         if self.action != Action::Gradient && self.codec != CodecId::Float32 {
             return Err(Error::new(Kind::Frame, "an assignment is not compressed")

@@ -88,11 +88,15 @@ impl Identities {
         let Some(client) = self.clients.get_mut(&identity.client) else {
             return Vec::new();
         };
-        let Some(at) = client.window.iter().rposition(|(sequence, _)| *sequence == identity.sequence) else {
+        // A fence stays, whatever becomes of the push.
+        let held = |(sequence, outcome): &(u64, Outcome)| {
+            *sequence == identity.sequence && matches!(outcome, Outcome::Held(_))
+        };
+        let Some(at) = client.window.iter().rposition(held) else {
             return Vec::new();
         };
         match client.window.remove(at) {
-            Some((_, Outcome::Held(waiting) | Outcome::Applying(waiting))) => waiting,
+            Some((_, Outcome::Held(waiting))) => waiting,
             _ => Vec::new(),
         }
     }

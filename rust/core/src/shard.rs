@@ -3,9 +3,10 @@
 use crate::error::{Error, Kind, Result};
 use crate::frame::{Applied, Identity, Push};
 use crate::isa::Isa;
+use crate::params::Meter;
 use crate::policy::{Immediate, Policy};
 use crate::record::{NoSink, Sink};
-use crate::slice::{Counters, Resolved, Slice, Snapshot};
+use crate::slice::{Counters, Place, Resolved, Slice, Snapshot};
 use crate::sync::{Arc, AtomicU64, Ordering, RwLock};
 use crate::tensor::{SliceId, TensorSpec};
 use std::collections::HashMap;
@@ -38,14 +39,15 @@ impl ShardConfig {
 pub struct Shard {
     config: ShardConfig,
     slices: RwLock<HashMap<SliceId, Arc<Slice>>>,
-    memory_used: AtomicU64,
+    meter: Arc<Meter>,
     counters: Arc<Counters>,
 }
 
 impl Shard {
     /// An empty shard.
     pub fn new(config: ShardConfig) -> Self {
-        Self { config, slices: RwLock::default(), memory_used: AtomicU64::new(0), counters: Arc::default() }
+        let meter = Meter::new(config.memory_limit);
+        Self { config, slices: RwLock::default(), meter, counters: Arc::default() }
     }
 
     /// Its index in the cluster.
@@ -56,19 +58,25 @@ impl Shard {
     /// Takes the memory of these slices (identifier, index in the tensor), all or none; values and state start at 0.
     pub fn create(&self, spec: &Arc<TensorSpec>, group: u32, slices: &[(SliceId, usize)]) -> Result<()> {
         spec.validate()?;
-        let lens = slices.iter().map(|(_, index)| spec.slice_range(*index).len());
-        let needed = lens.map(|len| Slice::memory_for(spec, len)).sum::<u64>();
-        self.take_memory(needed).map_err(|error| error.tensor(spec.name.clone()))?;
+        let bytes = |index: &usize| Slice::memory_for(spec, spec.slice_range(*index).len());
+        let needed = slices.iter().map(|(_, index)| bytes(index)).sum();
+        let mut charge =
+            self.meter.take(needed).map_err(|error| error.tensor(spec.name.clone()).shard(self.index()))?;
         let made: Vec<_> = slices
             .iter()
             .map(|(id, index)| {
-                let (sink, counters) = (self.config.sink.clone(), self.counters.clone());
-                Arc::new(Slice::new(*id, spec, *index, group, self.config.isa, sink, counters))
+                let place = Place {
+                    isa: self.config.isa,
+                    sink: self.config.sink.clone(),
+                    counters: self.counters.clone(),
+                    meter: self.meter.clone(),
+                    charge: charge.split(bytes(index)),
+                };
+                Arc::new(Slice::new(*id, spec, *index, group, place))
             })
             .collect();
         let mut all = self.slices.write().unwrap_or_else(PoisonError::into_inner);
         if let Some((id, _)) = slices.iter().find(|(id, _)| all.contains_key(id)) {
-            self.memory_used.fetch_sub(needed, Ordering::Relaxed);
             let error = Error::new(Kind::Config, format!("slice {} exists already", id.0));
             return Err(error.tensor(spec.name.clone()).shard(self.index()));
         }
@@ -76,26 +84,11 @@ impl Shard {
         Ok(())
     }
 
-    fn take_memory(&self, needed: u64) -> Result<()> {
-        let limit = self.config.memory_limit;
-        let take = |used: u64| used.checked_add(needed).filter(|sum| *sum <= limit);
-        match self.memory_used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
-            Ok(_) => Ok(()),
-            Err(used) => Err(Error::new(Kind::Capacity, "the tensor does not fit the shard's memory")
-                .shard(self.index())
-                .expected(
-                    format!("at most {} free bytes of {limit}", limit.saturating_sub(used)),
-                    format!("{needed} bytes"),
-                )
-                .retry_after_ms(1000)),
-        }
-    }
-
     /// Frees slices; unknown ones are ignored. Pulls that are being sent keep their values until they are done.
     pub fn remove(&self, slices: &[SliceId]) {
         let mut all = self.slices.write().unwrap_or_else(PoisonError::into_inner);
-        for slice in slices.iter().filter_map(|id| all.remove(id)) {
-            self.memory_used.fetch_sub(Slice::memory_for(slice.spec(), slice.len()), Ordering::Relaxed);
+        for id in slices {
+            all.remove(id);
         }
     }
 
@@ -150,8 +143,8 @@ impl Shard {
             ("slices", slices.len() as u64),
             ("versions", slices.iter().map(|slice| slice.version(0).0).sum()),
             ("identity_entries", slices.iter().map(|slice| slice.known_clients() as u64).sum()),
-            ("memory_used", count(&self.memory_used)),
-            ("memory_limit", self.config.memory_limit),
+            ("memory_used", self.meter.used()),
+            ("memory_limit", self.meter.limit()),
             ("pushes", count(&self.counters.pushes)),
             ("assigns", count(&self.counters.assigns)),
             ("duplicates", count(&self.counters.duplicates)),

@@ -13,7 +13,7 @@ use crate::frame::{Action, Applied, Base, Identity, Push};
 use crate::identity::{Completion, Identities, Outcome, Seen};
 use crate::isa::Isa;
 use crate::lock::SliceLock;
-use crate::params::Buffer;
+use crate::params::{Buffer, Charge, Meter};
 use crate::policy::{Admission, Held, Policy};
 use crate::record::{Record, Sink};
 use crate::sync::{Arc, AtomicU64, Ordering, lock};
@@ -34,6 +34,9 @@ pub struct Slice {
     isa: Isa,
     sink: Arc<dyn Sink>,
     counters: Arc<Counters>,
+    meter: Arc<Meter>,
+    /// The slice's own memory, as counted.
+    _charge: Charge,
     memory: Memory,
 }
 
@@ -60,6 +63,17 @@ impl Counters {
     }
 }
 
+/// What a slice gets from its shard.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) isa: Isa,
+    pub(crate) sink: Arc<dyn Sink>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) meter: Arc<Meter>,
+    /// For [`Slice::memory_for`] bytes.
+    pub(crate) charge: Charge,
+}
+
 /// What a slice knows about a push whose answer got lost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Resolved {
@@ -81,15 +95,8 @@ enum Arrival {
 }
 
 impl Slice {
-    pub(crate) fn new(
-        id: SliceId,
-        spec: &Arc<TensorSpec>,
-        index: usize,
-        group: u32,
-        isa: Isa,
-        sink: Arc<dyn Sink>,
-        counters: Arc<Counters>,
-    ) -> Self {
+    pub(crate) fn new(id: SliceId, spec: &Arc<TensorSpec>, index: usize, group: u32, place: Place) -> Self {
+        let Place { isa, sink, counters, meter, charge } = place;
         let len = spec.slice_range(index).len();
         let slots = spec.optimizer.slots().len();
         let initial = spec.optimizer.initial_state();
@@ -97,7 +104,8 @@ impl Slice {
             Apply::Exact => Memory::Exact(SliceLock::new(ExactMemory::new(len, slots, initial))),
             Apply::Hogwild => Memory::Hogwild(HogwildMemory::new(len, slots, initial)),
         };
-        Self { id, spec: spec.clone(), index, group, len, slots, isa, sink, counters, memory }
+        let spec = spec.clone();
+        Self { id, spec, index, group, len, slots, isa, sink, counters, meter, _charge: charge, memory }
     }
 
     /// Its identifier.
@@ -147,7 +155,7 @@ impl Slice {
         if let (true, Err(_), Memory::Exact(memory)) = (fault("check_after_apply"), &checked, &self.memory)
             && push.body.len() == 4 * self.len
         {
-            memory.lock().change(self, push);
+            let _ = memory.lock().change(self, push);
         }
         if let Err(error) = checked {
             Counters::count(&self.counters.refused);
@@ -158,7 +166,7 @@ impl Slice {
             Memory::Exact(memory) => {
                 let mut memory = memory.lock();
                 match self.arrive(&mut memory.identities, push, admission, done) {
-                    (Arrival::Apply, done) => (Ok(memory.change(self, push)), done),
+                    (Arrival::Apply, done) => (memory.change(self, push), done),
                     (Arrival::Hold, Some(done)) => {
                         drop(memory);
                         return policy.hold(Held::new(self.clone(), push, Box::new(done)));
@@ -254,7 +262,17 @@ impl Slice {
                     return Err(fenced());
                 };
                 let waiting = std::mem::take(waiting);
-                (memory.change(self, push), waiting)
+                match memory.change(self, push) {
+                    Ok(applied) => (applied, waiting),
+                    Err(error) => {
+                        memory.identities.withdraw(push.identity);
+                        drop(memory);
+                        for done in waiting {
+                            done(Err(error.clone()));
+                        }
+                        return Err(error);
+                    }
+                }
             }
             Memory::Hogwild(memory) => {
                 let mut identities = lock(&memory.identities);

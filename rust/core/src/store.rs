@@ -105,9 +105,7 @@ impl Store {
 
     fn tensor(&self, name: &str) -> Result<Arc<Tensor>> {
         let tensors = self.shared.tensors.read().unwrap_or_else(PoisonError::into_inner);
-        tensors.get(name).cloned().ok_or_else(|| {
-            Error::new(Kind::UnknownTensor, "no tensor of this name is registered").tensor(name)
-        })
+        tensors.get(name).cloned().ok_or_else(|| unknown(name))
     }
 
     fn identity(&self) -> Identity {
@@ -389,8 +387,9 @@ impl ParameterServer for Store {
     }
 
     fn unregister(&self, name: &str, _timeout: Duration) -> Result<()> {
-        let tensor = self.tensor(name)?;
-        self.shared.tensors.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+        let mut tensors = self.shared.tensors.write().unwrap_or_else(PoisonError::into_inner);
+        let tensor = tensors.remove(name).ok_or_else(|| unknown(name))?;
+        drop(tensors);
         self.shared.shard.remove(&tensor.slices.iter().map(|slice| slice.id()).collect::<Vec<_>>());
         Ok(())
     }
@@ -530,6 +529,10 @@ impl Drop for Store {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+fn unknown(name: &str) -> Error {
+    Error::new(Kind::UnknownTensor, "no tensor of this name is registered").tensor(name)
 }
 
 /// A second registration must be the same as the first.

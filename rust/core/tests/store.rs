@@ -280,6 +280,39 @@ fn a_pinned_version_stays_whole_while_pushes_go_on() {
     assert_eq!(shard.pull(0, SliceId(5)).unwrap().as_ref(), vec![9.0_f32.to_le_bytes(); 5000].concat());
 }
 
+#[test]
+fn versions_that_readers_keep_are_counted_and_bounded() {
+    let n = 5000;
+    let buffer = 64 * 313;
+    // The slice's parameters and spare copy, some bytes for the rest, and two more copies.
+    let shard = Shard::new(ShardConfig::new(0, 4 * buffer + 600, Isa::best()));
+    shard.create(&Arc::new(spec("w", n, Apply::Exact, ledger())), 0, &[(SliceId(5), 0)]).unwrap();
+    let counter = |name: &str| shard.counters().into_iter().find(|(n, _)| *n == name).unwrap().1;
+    let (before, limit) = (counter("memory_used"), counter("memory_limit"));
+    let (mut pins, mut applied) = (Vec::new(), 0_u64);
+    let refused = loop {
+        pins.push(shard.pull(0, SliceId(5)).unwrap());
+        match push_to(&shard, identity(applied + 1), &vec![-1.0; n]).recv().unwrap() {
+            Ok(_) => applied += 1,
+            Err(error) => break error,
+        }
+        assert!(counter("memory_used") <= limit);
+    };
+    assert_eq!(refused.kind, Kind::Capacity);
+    assert!(refused.retry_after_ms.is_some() && refused.tensor.as_deref() == Some("w"));
+    assert!(applied >= 2, "one copy is the slice's own, further ones are taken from the limit");
+    for (k, pin) in pins.iter().enumerate().take(applied as usize + 1) {
+        assert_eq!(
+            pin.as_ref(),
+            vec![(k as f32).to_le_bytes(); n].concat(),
+            "every reader keeps its version"
+        );
+    }
+    drop(pins);
+    assert_eq!(counter("memory_used"), before, "what the readers kept is given back");
+    push_to(&shard, identity(applied + 1), &vec![-1.0; n]).recv().unwrap().unwrap();
+}
+
 #[derive(Debug, Default)]
 struct HoldAll(Mutex<Vec<Held>>);
 
@@ -313,6 +346,32 @@ fn a_held_push_completes_later_or_is_fenced() {
         assert_eq!(answers[2].recv().unwrap().unwrap().version, 2);
         assert_eq!(shard.pull(0, SliceId(5)).unwrap().as_ref(), [2.0_f32.to_le_bytes(); 3].concat());
     }
+}
+
+#[test]
+fn a_fence_outlives_the_held_push() {
+    for apply in [Apply::Exact, Apply::Hogwild] {
+        let policy = Arc::new(HoldAll::default());
+        let shard = shard_of(3, apply, Some(policy.clone()));
+        let first = push_to(&shard, identity(1), &[-1.0; 3]);
+        assert_eq!(shard.resolve(SliceId(5), identity(1)), Ok(Resolved::Fenced));
+        let held = policy.0.lock().unwrap().pop().unwrap();
+        held.refuse(fastps_core::error::Error::new(Kind::Config, "no"));
+        assert_eq!(first.recv().unwrap().unwrap_err().kind, Kind::Config);
+        let late = push_to(&shard, identity(1), &[-1.0; 3]);
+        assert_eq!(late.recv().unwrap().unwrap_err().kind, Kind::Fenced, "fenced is for ever");
+    }
+}
+
+#[test]
+fn an_absurd_step_count_is_refused() {
+    let store = Store::new(StoreOptions::default()).unwrap();
+    store.register(spec("w", 3, Apply::Exact, Optimizer::Adam(Adam::default())), &[0.0; 3], SECOND).unwrap();
+    let mut state = store.state("w", SECOND).unwrap();
+    state.steps = vec![u64::MAX];
+    let Err(PushError::Refused(error)) = store.load_state("w", &state, SECOND) else { panic!("accepted") };
+    assert_eq!(error.kind, Kind::Config);
+    store.push(&[gradient("w", vec![1.0; 3])], &options()).unwrap();
 }
 
 #[test]

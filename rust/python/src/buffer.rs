@@ -199,7 +199,12 @@ fn from_buffer(object: &Bound<'_, PyAny>, buffer: Exported, access: Access) -> R
 }
 
 fn finish(data: *mut c_void, shape: Vec<u64>, owner: Owner) -> Result<Borrowed, Error> {
-    let len = shape.iter().try_fold(1_u64, |n, d| n.checked_mul(*d)).unwrap_or(u64::MAX) as usize;
+    let product = shape.iter().try_fold(1_u64, |n, d| n.checked_mul(*d));
+    let len = if shape.contains(&0) { Some(0) } else { product.filter(|n| *n <= isize::MAX as u64 / 4) };
+    let Some(len) = len.map(|n| n as usize) else {
+        let error = Error::new(Kind::Shape, "the array has too many elements");
+        return Err(error.expected("fewer than 2^61", format!("{shape:?}")));
+    };
     let data = if len == 0 {
         NonNull::dangling()
     } else {

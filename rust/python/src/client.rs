@@ -5,7 +5,7 @@ use crate::buffer::{Access, Borrowed, array, borrow, empty, sweep};
 use crate::call::{self, Here};
 use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
-use crate::flight::{PullFlight, PushFlight, Turn, Unread, reshaped, target, targets};
+use crate::flight::{Filler, PullFlight, PushFlight, Turn, Unread, reshaped, target, targets};
 use crate::options;
 use crate::values::{Receipt, Receipts, Versions};
 use fastps_core::codec::Codec;
@@ -209,16 +209,16 @@ impl Client {
         let names: Vec<Arc<str>> = gradients.iter().map(|g| g.name.clone()).collect();
         let specs = self.specs(py, server, &names, options.timeout)?;
         let (values, targets) = targets(py, &specs, out)?;
-        let (result, fits) = self.call(py, server, move |server| {
-            let mut fits = true;
-            let mut sink = |k: usize, at: usize, bytes: &[u8]| fits &= targets[k].write(at, bytes);
+        let (result, complete) = self.call(py, server, move |server| {
+            let mut filler = Filler::new(targets);
+            let mut sink = |k: usize, at: usize, bytes: &[u8]| filler.fill(k, at, bytes);
             let result = server.push_pull(&gradients, &options, &mut sink);
             drop((gradients, turn));
-            (result, fits)
+            (result, filler.is_complete())
         })?;
         sweep(py);
         let (receipts, versions) = result.or_raise(py)?;
-        if !fits {
+        if !complete {
             return Err(reshaped(py));
         }
         Ok((values, Receipts { names, receipts }, Versions(Arc::new(versions))))
@@ -250,15 +250,15 @@ impl Client {
         targets: Vec<Borrowed>,
         timeout: Duration,
     ) -> PyResult<Versions> {
-        let (versions, fits) = self.call(py, server, move |server| {
-            let mut fits = true;
-            let mut sink = |k: usize, at: usize, bytes: &[u8]| fits &= targets[k].write(at, bytes);
+        let (versions, complete) = self.call(py, server, move |server| {
+            let mut filler = Filler::new(targets);
+            let mut sink = |k: usize, at: usize, bytes: &[u8]| filler.fill(k, at, bytes);
             let versions = server.pull(&names, timeout, &mut sink);
-            (versions, fits)
+            (versions, filler.is_complete())
         })?;
         sweep(py);
         let versions = versions.or_raise(py)?;
-        if fits { Ok(Versions(Arc::new(versions))) } else { Err(reshaped(py)) }
+        if complete { Ok(Versions(Arc::new(versions))) } else { Err(reshaped(py)) }
     }
 }
 

@@ -61,7 +61,9 @@ impl Unread {
         }
         self.finished.store(0, Ordering::Relaxed);
         let mut failed = None;
-        lock(&self.flights).retain(|flight| {
+        // Taken out first: asking a ticket may call Python back, and nobody may wait for the lock with the GIL.
+        let mut flights = std::mem::take(&mut *lock(&self.flights));
+        flights.retain(|flight| {
             if !flight.ticket.is_done() {
                 return true;
             }
@@ -81,6 +83,7 @@ impl Unread {
                 _ => false,
             }
         });
+        lock(&self.flights).append(&mut flights);
         failed.map_or(Ok(()), |error| Err(errors::raise_push(py, &error)))
     }
 }
@@ -236,6 +239,29 @@ impl PullFlight {
 /// The error of a tensor that was registered anew with another shape while it was pulled.
 pub(crate) fn reshaped(py: Python<'_>) -> PyErr {
     raise(py, &Error::new(Kind::Shape, "a tensor changed its shape during the call; call again"))
+}
+
+/// Arrays that a pull fills; notices if a part stayed as it was.
+pub(crate) struct Filler {
+    targets: Vec<crate::buffer::Borrowed>,
+    missing: Vec<usize>,
+    fits: bool,
+}
+
+impl Filler {
+    pub(crate) fn new(targets: Vec<crate::buffer::Borrowed>) -> Self {
+        let missing = targets.iter().map(|target| 4 * target.as_slice().len()).collect();
+        Self { targets, missing, fits: true }
+    }
+
+    pub(crate) fn fill(&mut self, k: usize, at: usize, bytes: &[u8]) {
+        self.fits &= self.targets[k].write(at, bytes);
+        self.missing[k] = self.missing[k].saturating_sub(bytes.len());
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.fits && self.missing.iter().all(|missing| *missing == 0)
+    }
 }
 
 /// Where pulled values go: the caller's arrays, or new ones.

@@ -9,7 +9,7 @@ use fastps_core::isa::{Isa, Kernel};
 use fastps_core::verbs::Values;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, TryLockError};
 
 /// A worker's parameters, pinned once.
 #[pyclass(frozen, module = "fastps._fastps", name = "LocalSteps")]
@@ -68,7 +68,19 @@ impl LocalSteps {
         first: bool,
         check_finite: bool,
     ) -> PyResult<()> {
-        let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
+        // Never waits: whoever holds it may be waiting for the GIL.
+        let mut tensors = match self.tensors.try_lock() {
+            Ok(tensors) => tensors,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                return Err(errors::config(
+                    py,
+                    "a worker takes one step at a time",
+                    "one thread",
+                    "another one",
+                ));
+            }
+        };
         let mut work = Vec::with_capacity(tensors.len());
         let missing = |name: &str, expected: usize, got: usize| {
             let error =

@@ -1,9 +1,11 @@
 //! Exactly once over bad networks: a proxy cuts connections at any byte, in both directions, stalls, and swallows
-//! answers. What the servers hold must be what the clients were told, to the last push.
+//! answers; a relay sends every frame twice. What the servers hold must be what the clients were told, to the last
+//! push.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod cluster;
 mod proxy;
+mod relay;
 
 use cluster::Cluster;
 use fastps_core::codec::{Codec, ErrorFeedback};
@@ -13,6 +15,7 @@ use fastps_core::tensor::{Apply, DType, TensorSpec};
 use fastps_core::verbs::{Fate, Gradient, ParameterServer, PushError, PushOptions};
 use fastps_rpc::client::{Client, ConnectOptions};
 use proxy::Proxies;
+use relay::Relays;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
@@ -31,7 +34,8 @@ fn spec(name: &Arc<str>, n: usize, optimizer: Optimizer) -> TensorSpec {
 
 struct World {
     proxies: Proxies,
-    _cluster: Cluster,
+    _relays: Option<Relays>,
+    cluster: Cluster,
     truth: Arc<Client>,
     clients: Vec<Arc<Client>>,
 }
@@ -43,8 +47,20 @@ impl World {
     }
 
     fn of(seed: u64, optimizer: Optimizer) -> Self {
+        Self::build(seed, optimizer, |_| None)
+    }
+
+    /// The same with relays between proxies and shards that send every frame twice.
+    fn duplicating(seed: u64) -> Self {
+        let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
+        Self::build(seed, optimizer, |servers| Some(Relays::start(servers)))
+    }
+
+    fn build(seed: u64, optimizer: Optimizer, relays: impl FnOnce(&[String]) -> Option<Relays>) -> Self {
         let cluster = Cluster::start(3);
-        let proxies = Proxies::start(&cluster.addresses(), seed);
+        let relays = relays(&cluster.addresses());
+        let servers = relays.as_ref().map_or_else(|| cluster.addresses(), Relays::addresses);
+        let proxies = Proxies::start(&servers, seed);
         let connect = |addresses: &[String]| {
             Client::connect(addresses, ConnectOptions { timeout: PATIENT, ..ConnectOptions::default() })
                 .unwrap()
@@ -55,7 +71,12 @@ impl World {
             truth.register(spec, &vec![0.0; *n], PATIENT).unwrap();
         }
         let clients = (0..2).map(|_| connect(&proxies.addresses())).collect();
-        Self { proxies, _cluster: cluster, truth, clients }
+        Self { proxies, _relays: relays, cluster, truth, clients }
+    }
+
+    /// What the servers recognised as having come before.
+    fn duplicates(&self) -> u64 {
+        (0..3).map(|shard| self.cluster.counter(shard, "duplicates")).sum()
     }
 
     fn values(&self) -> Vec<Vec<f32>> {
@@ -211,8 +232,7 @@ fn deadlines_leave_doubts_that_settle() {
 }
 
 /// What was applied plus what the residuals hold is the sum of all gradients, also when pushes end in doubt.
-fn telescopes(seed: u64, codec: Codec, timeout: impl Fn(u64) -> Duration + Sync) {
-    let world = World::new(seed);
+fn telescopes(world: &World, codec: Codec, timeout: impl Fn(u64) -> Duration + Sync) {
     let begin = Instant::now();
     let sums: Mutex<Vec<Vec<f64>>> = Mutex::new(SHAPES.iter().map(|(_, n)| vec![0.0; *n]).collect());
     world.proxies.set_faulty(true);
@@ -268,17 +288,61 @@ fn telescopes(seed: u64, codec: Codec, timeout: impl Fn(u64) -> Duration + Sync)
 
 #[test]
 fn one_bit_telescopes_over_faults() {
-    telescopes(3, Codec::OneBit, |_| PATIENT);
+    telescopes(&World::new(3), Codec::OneBit, |_| PATIENT);
 }
 
 #[test]
 fn one_bit_telescopes_over_faults_and_deadlines() {
-    telescopes(4, Codec::OneBit, |round| Duration::from_millis(1 + round * 5 % 40));
+    telescopes(&World::new(4), Codec::OneBit, |round| Duration::from_millis(1 + round * 5 % 40));
 }
 
 #[test]
 fn float32_with_feedback_telescopes_over_faults_and_deadlines() {
-    telescopes(5, Codec::Float32, |round| Duration::from_millis(1 + round * 5 % 40));
+    telescopes(&World::new(5), Codec::Float32, |round| Duration::from_millis(1 + round * 5 % 40));
+}
+
+#[test]
+fn a_relay_that_duplicates_changes_nothing() {
+    const ROUNDS: u32 = 10;
+    let world = World::duplicating(8);
+    let ledger = Mutex::new(ledger());
+    std::thread::scope(|scope| {
+        for client in &world.clients {
+            scope.spawn(|| {
+                let ones = gradients(|_, _| -1.0);
+                let feedback = Arc::new(Mutex::new(ErrorFeedback::new()));
+                // Equal values lose nothing to either codec.
+                for round in 0..ROUNDS {
+                    let (codec, feedback) = match round % 2 {
+                        0 => (Codec::Float32, None),
+                        _ => (Codec::OneBit, Some(feedback.clone())),
+                    };
+                    let doubts = push_and_enter(client, &options(codec, PATIENT, feedback), &ones, &ledger);
+                    assert_eq!(doubts, (0, 0));
+                }
+            });
+        }
+    });
+    let ledger = ledger.into_inner().unwrap();
+    assert!(ledger.iter().flatten().all(|n| *n == 2 * ROUNDS), "{ledger:?}");
+    assert_exact(&world, &ledger);
+    // A push may return before the second copies of its last frames reach the shards.
+    let slices = ledger.iter().flatten().count() as u64;
+    let begin = Instant::now();
+    while world.duplicates() < u64::from(2 * ROUNDS) * slices && begin.elapsed() < PATIENT {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(world.duplicates(), u64::from(2 * ROUNDS) * slices, "each frame came twice");
+    assert_exact(&world, &ledger);
+    assert!(world.clients.iter().all(|c| counter(c, "duplicates") == 0), "clients saw second answers");
+}
+
+#[test]
+fn one_bit_telescopes_over_duplicates_and_faults() {
+    let world = World::duplicating(9);
+    telescopes(&world, Codec::OneBit, |_| PATIENT);
+    assert!(world.duplicates() > 0);
+    println!("{} duplicates", world.duplicates());
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Any bytes that arrive as a frame: no panic, no change by what is refused, no memory beyond the message's own.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use bytes::Bytes;
+use cap::Cap;
 use fastps_core::error::Result;
 use fastps_core::frame::{Applied, Push};
 use fastps_core::isa::Isa;
@@ -10,10 +12,44 @@ use fastps_core::tensor::{Apply, DType, SliceId, TensorSpec};
 use fastps_proto::v1 as pb;
 use fastps_rpc::convert::{self, Verb};
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use prost::Message;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::alloc::System;
+use std::cell::Cell;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 const ELEMENTS: usize = 130;
+/// A number of elements that nobody has.
+const HOSTILE: u64 = 1 << 60;
+/// What a case may allocate beyond the length of its message: the slice's next version (values and two slots of 130
+/// elements), the answer, an error's words, and what the test harness does meanwhile.
+const ALLOWANCE: usize = 8 << 10;
+
+#[global_allocator]
+static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
+
+/// Adds up the bytes allocated, also those freed again: no peak is higher.
+#[derive(Default)]
+struct Meter(usize);
+
+impl Meter {
+    fn during<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let before = ALLOCATOR.total_allocated();
+        let result = work();
+        self.0 += ALLOCATOR.total_allocated() - before;
+        result
+    }
+
+    fn check(&self, message: usize) {
+        assert!(self.0 <= message + ALLOWANCE, "{} bytes allocated for a message of {message}", self.0);
+    }
+}
+
+/// The allocator counts for all threads, so one test runs at a time.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// One shard for all cases: a hostile frame must leave it usable for the next.
 static SHARD: LazyLock<Shard> = LazyLock::new(|| {
@@ -32,22 +68,33 @@ static SHARD: LazyLock<Shard> = LazyLock::new(|| {
     shard
 });
 
-/// Gives a frame to the shard as the server does, and checks what the answer claims.
+/// Gives a frame to the shard as the server does, and checks what the answer claims and what it took.
 fn offer(frame: &pb::Frame) -> bool {
-    let Ok(request) = convert::request_from_frame(frame) else { return false };
+    let mut meter = Meter::default();
+    let done = give(frame, &mut meter);
+    meter.check(frame.encoded_len());
+    // In a server the session bounds how many clients a slice remembers.
+    if let Some(header) = frame.header.as_ref().filter(|header| header.client > 9) {
+        SHARD.forget_client(header.client);
+    }
+    done
+}
+
+fn give(frame: &pb::Frame, meter: &mut Meter) -> bool {
+    let Ok(request) = meter.during(|| convert::request_from_frame(frame)) else { return false };
     let before = SHARD.pull(0, request.slice).map(|s| (s.version, s.as_ref().to_vec()));
     match request.verb {
         Verb::Push { push, .. } => {
-            let result = push_now(&push);
+            let result = meter.during(|| push_now(&push));
             let after = SHARD.pull(0, request.slice).map(|s| (s.version, s.as_ref().to_vec()));
             if result.is_err() {
                 assert_eq!(before, after, "a refused frame changed its slice");
             }
             result.is_ok()
         }
-        Verb::Pull => SHARD.pull(request.route.client, request.slice).is_ok(),
-        Verb::PullState => SHARD.pull_state(request.route.client, request.slice).is_ok(),
-        Verb::Resolve(identity) => SHARD.resolve(request.slice, identity).is_ok(),
+        Verb::Pull => meter.during(|| SHARD.pull(request.route.client, request.slice).is_ok()),
+        Verb::PullState => meter.during(|| SHARD.pull_state(request.route.client, request.slice).is_ok()),
+        Verb::Resolve(identity) => meter.during(|| SHARD.resolve(request.slice, identity).is_ok()),
     }
 }
 
@@ -61,14 +108,14 @@ fn push_now(push: &Push<'_>) -> Result<Applied> {
 
 /// Mostly sensible numbers, so that frames get past the first check, and now and then any number.
 fn number(sensible: u64) -> impl Strategy<Value = u64> {
-    prop_oneof![8 => 0..=sensible, 1 => any::<u64>(), 1 => Just(1 << 60)]
+    prop_oneof![8 => 0..=sensible, 1 => any::<u64>(), 1 => Just(HOSTILE)]
 }
 
 fn header() -> impl Strategy<Value = pb::Header> {
     let kinds = (
         0..24_i32,
         number(3),
-        prop_oneof![6 => Just(ELEMENTS as u64), 1 => any::<u64>()],
+        prop_oneof![6 => Just(ELEMENTS as u64), 1 => any::<u64>(), 1 => Just(HOSTILE)],
         0..6_i32,
         0..3_i32,
     );
@@ -120,16 +167,32 @@ fn payload() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 50_000, failure_persistence: None, ..ProptestConfig::default() })]
+/// Runs one property's cases while nobody else allocates: the tests of this file take turns.
+fn check<S: Strategy>(messages: S, test: impl Fn(S::Value)) {
+    let _turn = turn();
+    let config = ProptestConfig { cases: 100_000, failure_persistence: None, ..ProptestConfig::default() };
+    let test = |message| {
+        test(message);
+        Ok(())
+    };
+    TestRunner::new(config).run(&messages, test).unwrap();
+}
 
-    #[test]
-    fn frames_with_any_fields(header in header(), payload in payload()) {
+#[test]
+fn frames_with_any_fields() {
+    let hostile = Cell::new(0);
+    check((header(), payload()), |(header, payload)| {
+        hostile.set(hostile.get() + u32::from(header.count == HOSTILE));
         offer(&pb::Frame { header: Some(header), payload: payload.into() });
-    }
+    });
+    assert!(hostile.get() > 1000, "{} hostile counts", hostile.get());
+}
 
-    #[test]
-    fn messages_of_any_bytes(header in header(), payload in payload(), flips in prop::collection::vec(any::<(u16, u8)>(), 0..6), cut in any::<u16>()) {
+#[test]
+fn messages_of_any_bytes() {
+    let hostile = Cell::new(0);
+    let flips = prop::collection::vec(any::<(u16, u8)>(), 0..6);
+    check((header(), payload(), flips, any::<u16>()), |(header, payload, flips, cut)| {
         let mut bytes = pb::Frame { header: Some(header), payload: payload.into() }.encode_to_vec();
         for (at, bits) in flips {
             let at = usize::from(at) % bytes.len();
@@ -138,16 +201,39 @@ proptest! {
         if cut % 4 == 0 {
             bytes.truncate(usize::from(cut) % bytes.len());
         }
-        if let Ok(frame) = pb::Frame::decode(bytes.as_slice()) {
+        let mut meter = Meter::default();
+        if let Ok(frame) = meter.during(|| pb::Frame::decode(bytes.as_slice())) {
+            let count = frame.header.as_ref().map_or(0, |header| header.count);
+            hostile.set(hostile.get() + u32::from(count == HOSTILE));
             offer(&frame);
-            let _ = convert::answer_from_frame(frame);
+            let _ = meter.during(|| convert::answer_from_frame(frame));
+        }
+        meter.check(bytes.len());
+    });
+    assert!(hostile.get() > 1000, "{} hostile counts", hostile.get());
+}
+
+#[test]
+fn a_count_is_not_believed() {
+    const COUNTS: [u64; 5] = [HOSTILE, u64::MAX, u64::MAX / 4 + 1, 1 << 32, 1 << 18];
+    let _turn = turn();
+    let payloads = [0, 1, 4 * ELEMENTS, 1 << 20].map(|n| Bytes::from(vec![0; n]));
+    for (kind, codec) in (0..24).flat_map(|kind| (0..6).map(move |codec| (kind, codec))) {
+        let payloads = payloads.iter();
+        for (payload, count) in payloads.flat_map(|p| COUNTS.map(|count| (p, count))) {
+            let header = pb::Header { kind, codec, count, ..gradient() };
+            let bytes = pb::Frame { header: Some(header), payload: payload.clone() }.encode_to_vec();
+            let mut meter = Meter::default();
+            let frame = meter.during(|| pb::Frame::decode(bytes.as_slice()).unwrap());
+            offer(&frame);
+            let _ = meter.during(|| convert::answer_from_frame(frame));
+            meter.check(bytes.len());
         }
     }
 }
 
-#[test]
-fn well_formed_frames_do_get_through() {
-    let header = pb::Header {
+fn gradient() -> pb::Header {
+    pb::Header {
         kind: pb::Kind::Gradient.into(),
         slice: 1,
         count: ELEMENTS as u64,
@@ -157,6 +243,11 @@ fn well_formed_frames_do_get_through() {
         sequence: 1,
         epoch: 1,
         ..pb::Header::default()
-    };
-    assert!(offer(&pb::Frame { header: Some(header), payload: vec![0; 4 * ELEMENTS].into() }));
+    }
+}
+
+#[test]
+fn well_formed_frames_do_get_through() {
+    let _turn = turn();
+    assert!(offer(&pb::Frame { header: Some(gradient()), payload: vec![0; 4 * ELEMENTS].into() }));
 }

@@ -2,6 +2,8 @@
 
 mod buffer;
 mod cell;
+mod meter;
 
 pub(crate) use buffer::Buffer;
 pub(crate) use cell::RacyBuffer;
+pub(crate) use meter::{Charge, Meter};

@@ -3,6 +3,7 @@
 use super::snapshot::{Bytes, Snapshot};
 use super::{Counters, Slice, staleness};
 use crate::apply::{Exact, apply};
+use crate::error::{Error, Kind, Result};
 use crate::fault::fault;
 use crate::frame::{Action, Applied, Push};
 use crate::identity::{Identities, Outcome};
@@ -33,20 +34,20 @@ impl ExactMemory {
         }
     }
 
-    /// Applies a push that is new, under the slice's lock.
-    pub(super) fn change(&mut self, slice: &Slice, push: &Push<'_>) -> Applied {
+    /// Applies a push that is new, under the slice's lock. On an error nothing was changed.
+    pub(super) fn change(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
         let dropped = fault("drop_half") && push.identity.sequence.is_multiple_of(2);
         match push.action {
             Action::Gradient if dropped => {}
             Action::Gradient => {
                 let rule = slice.spec.optimizer.rule(self.step, slice.lr(push));
-                let params = unpinned(slice, &mut self.params, &mut self.spare);
+                let params = unpinned(slice, &mut self.params, &mut self.spare)?;
                 let storage = Exact { params: params.values_mut(), state: &mut self.state };
                 apply(slice.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
                 self.step += 1;
             }
             Action::Assign => {
-                let params = unpinned(slice, &mut self.params, &mut self.spare);
+                let params = unpinned(slice, &mut self.params, &mut self.spare)?;
                 push.codec.decode(slice.isa, push.body, params.values_mut());
             }
             Action::AssignState { step } => {
@@ -68,7 +69,7 @@ impl ExactMemory {
         };
         self.identities.note(push.identity, Outcome::Applied(applied));
         slice.record(push, applied);
-        applied
+        Ok(applied)
     }
 
     /// The values, pinned.
@@ -95,20 +96,30 @@ impl ExactMemory {
     }
 }
 
-/// The parameters for writing: in place if nobody reads them, else a copy, so that the reader keeps its version.
+/// The parameters for writing: in place if nobody reads them, else a copy, so that the reader keeps its version. Of
+/// the copies, one per slice is part of its memory; a further one is counted as long as its readers take, and refused
+/// when there is no room for it.
 fn unpinned<'a>(
     slice: &Slice,
     params: &'a mut Arc<Buffer>,
     spare: &mut Option<Arc<Buffer>>,
-) -> &'a mut Buffer {
+) -> Result<&'a mut Buffer> {
     if Arc::get_mut(params).is_none() {
+        if let Some(pinned) = spare.take_if(|spare| Arc::get_mut(spare).is_none()) {
+            match slice.meter.take(Buffer::bytes_for(slice.len)) {
+                Ok(charge) => pinned.leave_to_readers(charge),
+                Err(error) => {
+                    *spare = Some(pinned);
+                    return Err(slice.name(error));
+                }
+            }
+        }
         Counters::count(&slice.counters.slice_copies);
         let mut copy = spare.take().unwrap_or_else(|| Arc::new(Buffer::filled(slice.len, 0.0)));
-        match Arc::get_mut(&mut copy) {
-            Some(copy) => copy.values_mut().copy_from_slice(params.values()),
-            None => copy = Arc::new(Buffer::clone(params)),
+        if let Some(copy) = Arc::get_mut(&mut copy) {
+            copy.values_mut().copy_from_slice(params.values());
         }
         *spare = Some(std::mem::replace(params, copy));
     }
-    Arc::make_mut(params)
+    Arc::get_mut(params).ok_or_else(|| Error::new(Kind::Internal, "a fresh buffer has readers"))
 }

@@ -35,15 +35,25 @@ impl Link {
             Waiter::Part(call, index) => (call, index),
             Waiter::Doubt(doubt) => {
                 match answer {
+                    // Another thread of the server is at it this moment: ask again.
+                    convert::Answer::Refused(error)
+                        if error.kind == Kind::Unavailable && error.retry_after_ms.is_some() =>
+                    {
+                        queue.push(pending.header, pending.payload, pending.waiter, pending.base_of);
+                        queue.wake();
+                    }
                     // It stays for the next connection: the server is about to stop.
                     convert::Answer::Refused(error) if error.kind == Kind::Unavailable => {
                         queue.frames.insert(tag, pending);
                     }
                     answer => {
+                        self.check_drained(&queue);
                         drop(queue);
                         doubt.settle(fate(&answer));
+                        return Ok(());
                     }
                 }
+                self.check_drained(&queue);
                 return Ok(());
             }
         };
@@ -66,7 +76,10 @@ impl Link {
                 let applied = Applied { version, own, staleness: None, scale: 1.0, duplicate: false };
                 Ok((Answer { applied, step }, Some(payload)))
             }
-            (_, convert::Answer::Refused(error)) if error.kind == Kind::Lease => {
+            // Of a reservation's frames, `lease` means the reservation's.
+            (_, convert::Answer::Refused(error))
+                if error.kind == Kind::Lease && pending.header.reservation == 0 =>
+            {
                 queue.lease_lost = true;
                 if pending.attempts == 1 || !call.identified {
                     // Nothing was changed: it waits for the next incarnation.

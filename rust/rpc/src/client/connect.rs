@@ -106,6 +106,7 @@ async fn meet_cluster(addresses: Vec<String>, name: String, deadline: Instant) -
     let mut shards: BTreeMap<u32, Met> = BTreeMap::new();
     let mut waiting = addresses;
     loop {
+        let known = shards.len();
         for met in meet_all(std::mem::take(&mut waiting), &name, deadline).await? {
             match shards.get(&met.hello.shard) {
                 Some(other) if other.hello.server != met.hello.server => {
@@ -144,8 +145,12 @@ async fn meet_cluster(addresses: Vec<String>, name: String, deadline: Instant) -
         if waiting.is_empty() {
             return Ok(shards.into_values().collect());
         }
-        if Instant::now() >= deadline {
-            return Err(Error::new(Kind::Connection, format!("no answer from {}", waiting.join(", "))));
+        if shards.len() == known {
+            let message = "an address of the cluster answers as another shard than it should";
+            return Err(Error::new(Kind::Config, message).expected(
+                format!("{size} shards"),
+                format!("{} behind {}", shards.len(), cluster.join(", ")),
+            ));
         }
     }
 }

@@ -40,6 +40,9 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+/// How long a call waits for a newer map before it makes do with the one at hand.
+const REFRESH: Duration = Duration::from_millis(500);
+
 /// A client of a cluster: its own identity, its own connection to each shard. Dropping it closes it.
 pub struct Client {
     addresses: Vec<String>,
@@ -120,7 +123,7 @@ impl Client {
     ) -> Result<(u64, Vec<Arc<Entry>>)> {
         self.alive()?;
         if self.shared.map_is_stale.swap(false, Ordering::AcqRel)
-            && self.refresh(Vec::new(), deadline).is_err()
+            && self.refresh(Vec::new(), deadline.min(after(REFRESH))).is_err()
         {
             // The map that we have must do, until shard 0 is back.
             self.shared.map_is_stale.store(true, Ordering::Release);

@@ -47,15 +47,16 @@ impl Client {
             self.shared.settle_doubts(feedback, deadline)?;
         }
         let isa = Isa::get()?;
+        // Only stochastic rounding depends on the sequence number; else encoding needs no turn. The turn comes before
+        // the residuals: whoever has the turn may have to give content back to them.
+        let in_turn = matches!(options.codec, Codec::Int8 { seed: Some(_) });
+        let mut turn = in_turn.then(|| self.turn());
         let mut guard = options.feedback.as_deref().map(lock);
         outgoing::check(isa, gradients, entries.iter().map(|e| &*e.spec), options, guard.as_deref_mut())?;
         stats::count(&self.shared.counters.pushes, 1);
         let lend = options.codec == Codec::Float32 && options.feedback.is_none();
         let lent = gradients.iter().filter(|_| lend);
         let memories: Vec<_> = lent.map(|g| Memory::new(g.values.clone())).collect();
-        // Only stochastic rounding depends on the sequence number; else encoding needs no turn.
-        let in_turn = matches!(options.codec, Codec::Int8 { seed: Some(_) });
-        let mut turn = in_turn.then(|| self.turn());
         let sequence = turn.as_deref_mut().map_or(0, next);
         let mut drafts = Vec::new();
         for (tensor, (gradient, entry)) in gradients.iter().zip(&entries).enumerate() {

@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Slices of initial values that are under way at a time: each is a copy.
 const WINDOW: usize = 16;
+/// How long to wait for a link's new session.
+const RENEWAL: Duration = Duration::from_millis(100);
 /// How often the reservation of a long upload is renewed.
 const RENEW: Duration = Duration::from_secs(5);
 /// How often a registration that came to nothing on the way is begun anew.
@@ -44,11 +46,14 @@ impl Client {
                 return Ok(());
             };
             match self.fill(&entry, reservation, values, deadline) {
-                Ok(()) => {
-                    self.commit(&spec, reservation, deadline).map_err(named)?;
-                    self.map.insert(entry);
-                    return Ok(());
-                }
+                Ok(()) => match self.commit(&entry, reservation, deadline) {
+                    Ok(()) => {
+                        self.map.insert(entry);
+                        return Ok(());
+                    }
+                    Err(error) if error.kind == Kind::Lease => failed = Some(named(error)),
+                    Err(error) => return Err(named(error)),
+                },
                 Err(error) => {
                     // Nothing was committed. What cannot be dropped now, because its shard is away, ends with the
                     // reservation's lease.
@@ -74,8 +79,9 @@ impl Client {
         })
     }
 
-    /// Makes the tensor exist. From here on nothing is dropped: an answer that got lost may have been a yes.
-    fn commit(&self, spec: &Arc<TensorSpec>, reservation: u64, deadline: Instant) -> Result<()> {
+    /// Makes the tensor exist. An answer that got lost may have been a yes, so slices are dropped only when shard 0
+    /// shows by another reservation that this one has ended.
+    fn commit(&self, entry: &Arc<Entry>, reservation: u64, deadline: Instant) -> Result<()> {
         let link = self.links[0].clone();
         let committed = self.block(async move {
             let ask = pb::CommitRequest { reservation, client: link.client() };
@@ -84,8 +90,12 @@ impl Client {
         });
         match committed {
             Ok(pb::CommitResponse {}) => Ok(()),
-            Err(error) => match self.reserve_place(spec, deadline) {
+            Err(error) => match self.reserve_place(&entry.spec, deadline) {
                 Ok(None) => Ok(()),
+                Ok(Some((other, _))) if other != reservation => {
+                    let _ = self.drop_slices(entry, deadline);
+                    Err(Error { kind: Kind::Lease, ..error })
+                }
                 _ => Err(error),
             },
         }
@@ -98,11 +108,19 @@ impl Client {
             loop {
                 let ask =
                     pb::RegisterRequest { spec: Some(convert::spec_to_wire(&spec)), client: link.client() };
-                let answer: pb::RegisterResponse = call(&link, deadline, |mut client, left| {
+                let answer = call(&link, deadline, |mut client, left| {
                     let ask = ask.clone();
                     async move { client.register(request(ask, left)).await }
                 })
-                .await?;
+                .await;
+                let answer: pb::RegisterResponse = match answer {
+                    // The session ended while we were suspended; the link is about to open a new one.
+                    Err(error) if error.kind == Kind::Lease && Instant::now() + RENEWAL < deadline => {
+                        tokio::time::sleep(RENEWAL).await;
+                        continue;
+                    }
+                    answer => answer?,
+                };
                 if answer.exists {
                     return Ok(None);
                 }
@@ -213,17 +231,25 @@ impl Client {
         let (_, entries) = self.look_up(std::iter::once(&name), deadline)?;
         let link = self.links[0].clone();
         let asked = name.to_string();
-        let answer: pb::UnregisterResponse = self.block(async move {
+        let answer: Result<pb::UnregisterResponse> = self.block(async move {
             call(&link, deadline, |mut client, left| {
                 let ask = pb::UnregisterRequest { name: asked.clone() };
                 async move { client.unregister(request(ask, left)).await }
             })
             .await
             .map_err(|error| error.tensor(asked.clone()))
-        })?;
+        });
+        if answer.as_ref().is_err_and(|error| error.kind != Kind::UnknownTensor) {
+            return answer.map(drop);
+        }
         self.map.remove(&name);
         let Some(known) = entries.first() else {
-            return Ok(());
+            return answer.map(drop);
+        };
+        // Gone already, perhaps by an attempt of this very call whose answer got lost: its slices must go all the same.
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => return self.drop_slices(known, deadline).and(Err(error)),
         };
         let placed = Entry::new(known.spec.clone(), answer.placement.as_ref(), self.links.len());
         self.drop_slices(&placed.unwrap_or_else(|_| known.clone()), deadline)
