@@ -1,5 +1,5 @@
 # `make` or `make help` lists the targets. Everything is installed into .venv and built in target/; nothing outside
-# this folder is written.
+# this folder is written but the caches of pip and cargo.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -68,7 +68,7 @@ dev: .venv/.made | tools ## Build and install in place (editable), with all that
 	@rm -f .venv/.demo .venv/.test
 
 clean: ## Remove everything that was built or installed here
-	rm -rf .venv target dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv $(TARGET) dist build .pytest_cache .mypy_cache .ruff_cache
 	find python tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 tools:

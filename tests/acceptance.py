@@ -98,7 +98,10 @@ def main() -> int:
     parser.add_argument("--codecs", nargs="+", choices=CODECS, default=CODECS)
     parser.add_argument("--seconds", type=float, help="shorter training than the defaults, for a quick look")
     parser.add_argument(
-        "--mnist", metavar="DIR", help="folder of the original MNIST files: one run on them too"
+        "--mnist",
+        metavar="DIR",
+        default=os.environ.get("FASTPS_DATA_DIR") and os.path.join(os.environ["FASTPS_DATA_DIR"], "mnist"),
+        help="folder of the original MNIST files: one run on them too (default: that of FASTPS_DATA_DIR)",
     )
     parser.add_argument("--no-fault", action="store_true", help="leave out the server that drops pushes")
     args = parser.parse_args()

@@ -222,3 +222,15 @@ def test_percentiles_are_those_of_the_samples() -> None:
     assert percentile({3: 1}, 0.99) == 3
     assert percentile({0: 50, 1: 49, 9: 1}, 0.5) == 0
     assert percentile({0: 50, 1: 49, 9: 1}, 0.99) == 1
+
+
+MNIST = Path(os.environ.get("FASTPS_DATA_DIR", "/nowhere")) / "mnist"
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(not MNIST.is_dir(), reason="FASTPS_DATA_DIR names no folder with mnist/")
+def test_mnist_from_its_original_files(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fastps", "demo", "--data", "mnist", "--data-dir", str(MNIST), "--json"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout.splitlines()[-1])["test_accuracy"] >= 0.975

@@ -1,7 +1,7 @@
 """Every exception of fastps.
 
-The same fields come from the core, from a server and from the edge, so that a refusal always names the tensor,
-the shard, what was expected and what came.
+The same fields come from the core, from a server and from the edge, so that a refusal always names the
+tensor, the shard, what was expected and what came.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-//! One record per applied change, handed to a sink in the order of the slice's versions: what a log, a standby or an
+//! One record per applied change, handed to a sink (`exact`: in the order of the slice's versions): what a log, a standby or an
 //! audit needs to repeat it bit for bit.
 
 use crate::codec::CodecId;

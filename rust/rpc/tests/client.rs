@@ -478,6 +478,17 @@ fn a_doubt_settles_when_the_connection_is_back() {
 }
 
 #[test]
+fn payloads_may_carry_checksums() {
+    let cluster = Cluster::start(2);
+    let checked = ConnectOptions { timeout: TIMEOUT, checksums: Some(true), ..ConnectOptions::default() };
+    let client = Client::connect(&cluster.addresses(), checked).unwrap();
+    client.register(spec("w", &[BIG], sgd()), &numbers(BIG as usize, 1), TIMEOUT).unwrap();
+    for codec in [Codec::Float32, Codec::Int8 { seed: None }] {
+        client.push(&[gradient("w", &[BIG], numbers(BIG as usize, 2))], &options(codec)).unwrap();
+    }
+}
+
+#[test]
 fn slices_are_spread_over_the_shards_by_load() {
     let cluster = Cluster::start(3);
     let client = connect(&cluster);

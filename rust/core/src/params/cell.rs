@@ -11,7 +11,7 @@
 //! behaviours of that loop, so it adds no operation that the abstract machine lacks. Assembly rather than intrinsics,
 //! because an intrinsic's load is an ordinary one that the compiler may repeat, split or merge. The buffers are
 //! aligned to 64 bytes and only aligned vectors are used; a tail goes through the scalar backend. One lane width per
-//! buffer: 4 bytes, never mixed. `cfg(fastps_scalar)`, Miri and unknown CPUs use the scalar backend alone.
+//! buffer: 4 bytes, never mixed. `cfg(fastps_scalar)`, Miri and all CPUs but x86-64 use the scalar backend alone.
 #![allow(unsafe_code)]
 
 use crate::isa::Isa;

@@ -25,14 +25,24 @@ pub struct ConnectOptions {
     pub timeout: Duration,
     /// For people: shown in the servers' statistics.
     pub name: String,
+    /// Send a CRC-32C with every payload; `None` = to servers that are not on loopback.
+    pub checksums: Option<bool>,
     /// Where the client's tasks run; `None` = the process's own runtime, started when first needed.
     pub runtime: Option<Handle>,
 }
 
 impl Default for ConnectOptions {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(30), name: format!("pid {}", std::process::id()), runtime: None }
+        let name = format!("pid {}", std::process::id());
+        Self { timeout: Duration::from_secs(30), name, checksums: None, runtime: None }
     }
+}
+
+/// Whether an address (`host:port`) is this machine's loopback; a name that must be looked up is not.
+pub(super) fn is_loopback(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let ip = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
+    host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
 }
 
 /// A server that said hello.
@@ -66,6 +76,7 @@ impl Client {
             process: Process::current(),
             client: random()?,
             name: options.name.clone(),
+            checksums: options.checksums,
             counters: Counters::default(),
             incarnations: AtomicU64::new(0),
             map_is_stale: AtomicBool::new(false),
@@ -204,5 +215,25 @@ async fn meet(address: &str, name: &str, deadline: Instant) -> Result<Met> {
         }
         tokio::time::sleep(pause_now).await;
         pause = (2 * pause).min(Duration::from_millis(500));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_loopback;
+
+    #[test]
+    fn loopback_is_told_from_the_network() {
+        for (address, expected) in [
+            ("127.0.0.1:7070", true),
+            ("127.3.2.1:7070", true),
+            ("localhost:7070", true),
+            ("[::1]:7070", true),
+            ("192.168.0.7:7070", false),
+            ("[fe80::1]:7070", false),
+            ("host-a:7070", false),
+        ] {
+            assert_eq!(is_loopback(address), expected, "{address}");
+        }
     }
 }

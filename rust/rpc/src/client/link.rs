@@ -6,6 +6,7 @@
 //! question about it takes the end of the queue.
 
 use super::call::{Call, Outcome, Part};
+use super::connect::is_loopback;
 use super::doubt::Doubt;
 use super::payload::Payload;
 use super::queue::{MOST_UNANSWERED, Pending, Queue, Waiter};
@@ -36,6 +37,8 @@ pub(super) enum Abandoned {
 /// The link to one shard.
 pub(super) struct Link {
     shard: u32,
+    /// Whether payloads carry a CRC-32C.
+    checksums: bool,
     pub(super) address: String,
     pub(super) channel: Channel,
     pub(super) lease: std::time::Duration,
@@ -56,6 +59,7 @@ impl Link {
         let queue = Queue::new(client, hello.server);
         Arc::new(Self {
             shard: hello.shard,
+            checksums: shared.checksums.unwrap_or_else(|| !is_loopback(&address)),
             address,
             channel,
             lease: std::time::Duration::from_millis(u64::from(hello.lease_ms.max(300))),
@@ -128,8 +132,9 @@ impl Link {
                 pending.header.sequence += 1 << 32;
             }
             stats::sent(&self.shared.counters, &pending.header, payload.len(), pending.attempts);
-            let header = Some(pending.header.clone());
-            return Poll::Ready(Some(pb::Frame { header, payload }));
+            let mut header = pending.header.clone();
+            header.crc32c = (self.checksums && !payload.is_empty()).then(|| convert::crc32c(&payload));
+            return Poll::Ready(Some(pb::Frame { header: Some(header), payload }));
         }
         queue.stream = Some(context.waker().clone());
         Poll::Pending

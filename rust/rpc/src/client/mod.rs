@@ -64,6 +64,7 @@ pub(crate) struct Shared {
     process: Process,
     client: u64,
     name: String,
+    checksums: Option<bool>,
     counters: Counters,
     /// How often a link had to take a new incarnation.
     incarnations: AtomicU64,
