@@ -174,10 +174,13 @@ def test_a_stalled_reader_sees_whole_versions_and_delays_no_push() -> None:
         ps.pull("w")
         ps.push("w", minus_one)
         assert counters(ps, "slice_copies") == 0, "an undisturbed pull copies nothing"
+        reader.spec("w")  # the map must be known: asking for it would stall as well
         pulled: list[np.ndarray] = []
         proxy.stall(True)
         thread = threading.Thread(target=lambda: pulled.append(reader.pull("w")))
         thread.start()
+        while ps.stats()["shards"][0]["counters"]["pulls"] < 30 + 3:  # its shard has begun to answer
+            time.sleep(0.01)
         for _ in range(10):
             ps.push("w", minus_one, timeout=30.0)
             shard = ps.stats()["shards"][0]["counters"]
