@@ -15,7 +15,7 @@ CORE = ROOT / "rust/core/src"
 
 # Modules of a level may import modules of lower levels only, never each other.
 CORE_LEVELS = [
-    {"error", "sync", "block", "fault"},
+    {"error", "sync", "block", "dtype", "fault"},
     {"isa", "lock"},
     {"params", "codec", "optim", "finite"},
     {"tensor", "apply"},

@@ -41,7 +41,7 @@ impl Storage for Exact<'_> {
         let used = self.state.len().min(MAX_SLOTS);
         let mut slots: [&mut [f32]; MAX_SLOTS] = Default::default();
         for (slot, buffer) in slots.iter_mut().zip(self.state.iter_mut()) {
-            *slot = &mut buffer.values_mut()[at..at + len];
+            *slot = &mut buffer.values_mut::<f32>()[at..at + len];
         }
         rule.step(&mut self.params[at..at + len], &mut slots[..used], g);
     }

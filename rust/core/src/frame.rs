@@ -1,6 +1,7 @@
 //! What travels to a slice and what comes back, after its lengths were checked once.
 
 use crate::codec::CodecId;
+use crate::dtype::DType;
 use crate::error::{Error, Kind, Result};
 use crate::isa::Isa;
 use crate::tensor::SliceId;
@@ -68,7 +69,7 @@ pub struct Push<'a> {
 impl Push<'_> {
     /// The one check of a push, before anything is looked up or changed: sizes against `slice_len` elements and
     /// `slots` state slots, settings, and every byte of the body.
-    pub(crate) fn validate(&self, isa: Isa, slice_len: usize, slots: usize) -> Result<()> {
+    pub(crate) fn validate(&self, isa: Isa, dtype: DType, slice_len: usize, slots: usize) -> Result<()> {
         if self.count != slice_len as u64 {
             return Err(Error::new(Kind::Shape, "the frame's element count is not the slice's")
                 .expected(format!("{slice_len} elements"), format!("{} elements", self.count)));
@@ -86,9 +87,10 @@ impl Push<'_> {
         {
             return Err(Error::new(Kind::Config, "invalid step").expected("at most 2^53", step));
         }
-        if self.action != Action::Gradient && self.codec != CodecId::Float32 {
+        let plain = CodecId::plain(dtype);
+        if self.action != Action::Gradient && self.codec != plain {
             return Err(Error::new(Kind::Frame, "an assignment is not compressed")
-                .expected("codec float32", format!("{:?}", self.codec)));
+                .expected(format!("codec {plain:?}"), format!("{:?}", self.codec)));
         }
         let elements = match self.action {
             Action::Gradient | Action::Assign => slice_len,
@@ -102,7 +104,7 @@ impl Push<'_> {
         }
         match self.action {
             // A state may have gone infinite on finite gradients (see `optim`); it is restored as it was.
-            Action::AssignState { .. } if self.body.len() == 4 * elements => Ok(()),
+            Action::AssignState { .. } if self.body.len() == plain.body_len(elements) => Ok(()),
             _ => self.codec.validate(isa, self.body, elements),
         }
     }

@@ -3,12 +3,13 @@
 //! One push: [`finite`] check -> [`codec`] (with error feedback) -> [`frame`] -> [`shard`] -> [`mod@slice`], in its turn ->
 //! `apply`: fused decode + optimizer step, block by block -> version, [`record`] -> receipt. A pull runs it backwards.
 //!
-//! Who may import whom: `error, sync, tensor, block <- isa <- {params | codec | optim} <- apply <- policy <- shard <-
+//! Who may import whom: `error, sync, dtype, block <- isa <- {params | codec | optim} <- apply <- policy <- shard <-
 //! store`; the modules in braces never import each other.
 
 mod apply;
 pub mod block;
 pub mod codec;
+pub mod dtype;
 pub mod error;
 pub mod fault;
 pub mod finite;

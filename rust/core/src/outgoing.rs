@@ -2,6 +2,7 @@
 //! slice is changed or the first byte leaves.
 
 use crate::codec::{Codec, ErrorFeedback};
+use crate::dtype::{Array, View};
 use crate::error::{Error, Kind, Result};
 use crate::finite;
 use crate::isa::Isa;
@@ -39,7 +40,7 @@ pub fn check<'a>(
         }
         check_shape(gradient, spec)?;
         if must_be_finite {
-            let values = gradient.values.as_slice();
+            let View::Float32(values) = gradient.values.view();
             let residual = match feedback.as_deref_mut() {
                 Some(feedback) => Some(&*feedback.residual(&gradient.name, values.len()).map_err(name)?),
                 None => None,
@@ -52,12 +53,35 @@ pub fn check<'a>(
 
 /// Fails unless the gradient has its tensor's shape.
 pub fn check_shape(gradient: &Gradient, spec: &TensorSpec) -> Result<()> {
-    if gradient.shape == spec.shape && gradient.values.as_slice().len() == spec.elements() {
+    let values = gradient.values.view();
+    check_dtype(values, spec)?;
+    if gradient.shape == spec.shape && values.len() == spec.elements() {
         return Ok(());
     }
     Err(Error::new(Kind::Shape, "the shape is not the registered one")
         .tensor(gradient.name.clone())
         .expected(format!("{:?}", spec.shape), format!("{:?}", gradient.shape)))
+}
+
+/// Fails unless values that replace a tensor's have its type and number and are all finite.
+pub fn check_values(isa: Isa, values: View<'_>, spec: &TensorSpec) -> Result<()> {
+    check_dtype(values, spec)?;
+    let name = |error: Error| error.tensor(spec.name.clone());
+    if values.len() != spec.elements() {
+        return Err(name(Error::new(Kind::Shape, "the values do not fill the shape"))
+            .expected(format!("{:?}", spec.shape), format!("{} values", values.len())));
+    }
+    let View::Float32(values) = values;
+    finite::check(isa, values, None).map_err(name)
+}
+
+fn check_dtype(values: View<'_>, spec: &TensorSpec) -> Result<()> {
+    if values.dtype() == spec.dtype {
+        return Ok(());
+    }
+    Err(Error::new(Kind::DType, "the dtype is not the registered one")
+        .tensor(spec.name.clone())
+        .expected(spec.dtype.name(), values.dtype().name()))
 }
 
 /// The bodies of a state assignment, one per slice: all slots one after the other.
@@ -78,8 +102,7 @@ pub fn state_bodies(spec: &TensorSpec, state: &State) -> Result<Vec<Vec<u8>>> {
         return Err(name(error.expected(spec.elements(), values.len())));
     }
     let body = |range: std::ops::Range<usize>| {
-        let run =
-            |(_, values): &(&str, Vec<f32>)| bytemuck::cast_slice::<f32, u8>(&values[range.clone()]).to_vec();
+        let run = |(_, values): &(&str, Array)| values.view().get(range.clone()).bytes().to_vec();
         state.slots.iter().flat_map(run).collect()
     };
     Ok(spec.slices().map(body).collect())

@@ -99,10 +99,10 @@ impl Slice {
         let Place { isa, sink, counters, meter, charge } = place;
         let len = spec.slice_range(index).len();
         let slots = spec.optimizer.slots().len();
-        let initial = spec.optimizer.initial_state();
+        let (dtype, initial) = (spec.dtype, spec.optimizer.initial_state());
         let memory = match spec.apply {
-            Apply::Exact => Memory::Exact(SliceLock::new(ExactMemory::new(len, slots, initial))),
-            Apply::Hogwild => Memory::Hogwild(HogwildMemory::new(len, slots, initial)),
+            Apply::Exact => Memory::Exact(SliceLock::new(ExactMemory::new(dtype, len, slots, initial))),
+            Apply::Hogwild => Memory::Hogwild(HogwildMemory::new(dtype, len, slots, initial)),
         };
         let spec = spec.clone();
         Self { id, spec, index, group, len, slots, isa, sink, counters, meter, _charge: charge, memory }
@@ -128,6 +128,11 @@ impl Slice {
         self.len
     }
 
+    /// Bytes of its values.
+    pub fn bytes(&self) -> usize {
+        self.spec.dtype.size() * self.len
+    }
+
     /// Whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -141,7 +146,7 @@ impl Slice {
     /// Memory of a slice of `spec` with `len` elements, in bytes: parameters, state, and one spare for copy-on-write.
     pub(crate) fn memory_for(spec: &TensorSpec, len: usize) -> u64 {
         let buffers = 1 + spec.optimizer.slots().len() as u64 + u64::from(spec.apply == Apply::Exact);
-        buffers * Buffer::bytes_for(len) + 512
+        buffers * Buffer::bytes_for(spec.dtype, len) + 512
     }
 
     /// Applies, holds or refuses a push; `done` is called exactly once, perhaps later and from another thread.
@@ -151,9 +156,9 @@ impl Slice {
         policy: &dyn Policy,
         done: impl FnOnce(Result<Applied>) + Send + 'static,
     ) {
-        let checked = push.validate(self.isa, self.len, self.slots);
+        let checked = push.validate(self.isa, self.spec.dtype, self.len, self.slots);
         if let (true, Err(_), Memory::Exact(memory)) = (fault("check_after_apply"), &checked, &self.memory)
-            && push.body.len() == 4 * self.len
+            && push.body.len() == self.bytes()
         {
             let _ = memory.lock().change(self, push);
         }
@@ -332,7 +337,7 @@ impl Slice {
     pub fn pull(&self, client: u64) -> Snapshot {
         Counters::count(&self.counters.pulls);
         match &self.memory {
-            Memory::Exact(memory) => memory.lock().pull(client),
+            Memory::Exact(memory) => memory.lock().pull(self, client),
             Memory::Hogwild(memory) => memory.pull(self, client),
         }
     }
@@ -340,7 +345,7 @@ impl Slice {
     /// The optimizer state, all slots one after the other; a copy.
     pub fn pull_state(&self, client: u64) -> Snapshot {
         match &self.memory {
-            Memory::Exact(memory) => memory.lock().pull_state(client),
+            Memory::Exact(memory) => memory.lock().pull_state(self, client),
             Memory::Hogwild(memory) => memory.pull_state(self, client),
         }
     }

@@ -1,6 +1,7 @@
 //! The in-process store: one shard in the caller's memory, with the same verbs as a cluster of servers.
 
 use crate::codec::{Codec, CodecId, ErrorFeedback, Position};
+use crate::dtype::{Array, View};
 use crate::error::{Error, Kind, Result};
 use crate::frame::{Action, Base, Identity, Push};
 use crate::isa::Isa;
@@ -137,8 +138,7 @@ impl Store {
         if options.codec == Codec::Float32 && feedback.is_none() {
             let elements = parts.iter().map(|part| part.range.len()).sum();
             let one = |(k, part): (usize, &Part)| {
-                let values = &gradients[part.tensor].values.as_slice()[part.range.clone()];
-                let body = bytemuck::cast_slice(values);
+                let body = gradients[part.tensor].values.view().get(part.range.clone()).bytes();
                 self.push_part(&collect, k, part, identity, options, CodecId::Float32, body);
             };
             match self.pool(elements) {
@@ -146,7 +146,7 @@ impl Store {
                 None => parts.iter().enumerate().for_each(one),
             }
             for part in &parts {
-                bytes[part.tensor] += 4 * part.range.len() as u64;
+                bytes[part.tensor] += part.slice.bytes() as u64;
             }
         } else {
             let mut body = Vec::new();
@@ -182,7 +182,7 @@ impl Store {
         feedback: Option<&mut ErrorFeedback>,
     ) -> Result<()> {
         let gradient = &gradients[part.tensor];
-        let values = gradient.values.as_slice();
+        let View::Float32(values) = gradient.values.view();
         let position = Position { first_element: part.range.start as u64, sequence: identity.sequence };
         let residual = match feedback {
             Some(feedback) => Some(&mut feedback.residual(&gradient.name, values.len())?[part.range.clone()]),
@@ -250,7 +250,7 @@ impl Store {
             }
         }
         self.bytes_pushed.fetch_add(bytes.iter().sum(), Ordering::Relaxed);
-        let plain: u64 = parts.iter().map(|part| 4 * part.range.len() as u64).sum();
+        let plain: u64 = parts.iter().map(|part| part.slice.bytes() as u64).sum();
         self.bytes_saved.fetch_add(plain.saturating_sub(bytes.iter().sum()), Ordering::Relaxed);
         self.pushed.fetch_add(1, Ordering::Relaxed);
         outcome.into_pushed(gradients, bytes)
@@ -273,7 +273,7 @@ impl Store {
                 lr: None,
                 scale: None,
                 count: slice.len() as u64,
-                codec: CodecId::Float32,
+                codec: CodecId::plain(tensor.spec.dtype),
                 body,
                 trusted: false,
             };
@@ -281,7 +281,11 @@ impl Store {
             self.shared.shard.push(&push, move |result| collect.put(k, result));
         }
         let name = &tensor.spec.name;
-        let gradients = [Gradient { name: name.clone(), shape: Vec::new(), values: Arc::new(Vec::new()) }];
+        let gradients = [Gradient {
+            name: name.clone(),
+            shape: Vec::new(),
+            values: Arc::new(Array::zeros(tensor.spec.dtype, 0)),
+        }];
         let bytes = actions.iter().map(|(_, body)| body.len() as u64).sum();
         let parts: Vec<_> = tensor
             .slices
@@ -351,16 +355,9 @@ impl ParameterServer for Store {
         Ok(Arc::new(Self::of(self.shared.clone())))
     }
 
-    fn register(&self, spec: TensorSpec, values: &[f32], timeout: Duration) -> Result<()> {
+    fn register(&self, spec: TensorSpec, values: View<'_>, timeout: Duration) -> Result<()> {
         spec.validate()?;
-        let name = |error: Error| error.tensor(spec.name.clone());
-        if values.len() != spec.elements() {
-            let error = Error::new(Kind::Shape, "the initial values do not fill the shape");
-            return Err(name(
-                error.expected(format!("{:?}", spec.shape), format!("{} values", values.len())),
-            ));
-        }
-        crate::finite::check(self.shared.isa, values, None).map_err(name)?;
+        outgoing::check_values(self.shared.isa, values, &spec)?;
         let _one_at_a_time = lock(&self.shared.registering);
         if let Ok(tensor) = self.tensor(&spec.name) {
             return same_spec(&tensor.spec, &spec);
@@ -373,7 +370,7 @@ impl ParameterServer for Store {
         let slices = ids.iter().map(|(id, _)| self.shared.shard.slice(*id)).collect::<Result<Vec<_>>>()?;
         let tensor = Arc::new(Tensor { spec: spec.clone(), slices });
         let actions: Vec<(Action, &[u8])> =
-            spec.slices().map(|range| (Action::Assign, bytemuck::cast_slice(&values[range]))).collect();
+            spec.slices().map(|range| (Action::Assign, values.get(range).bytes())).collect();
         if let Err(error) = self.change(&tensor, &actions, timeout) {
             self.shared.shard.remove(&ids.iter().map(|(id, _)| *id).collect::<Vec<_>>());
             return Err(match error {
@@ -443,11 +440,10 @@ impl ParameterServer for Store {
 
     fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {
         let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
-        let mut values: Vec<Vec<f32>> =
-            tensors.iter().map(|tensor| vec![0.0; tensor.spec.elements()]).collect();
+        let mut values: Vec<_> =
+            tensors.iter().map(|tensor| Array::zeros(tensor.spec.dtype, tensor.spec.elements())).collect();
         let versions = self.pull(&names, timeout, &mut |k, first, bytes: &[u8]| {
-            let out = &mut values[k][first..first + bytes.len() / 4];
-            CodecId::Float32.decode(self.shared.isa, bytes, out);
+            values[k].write(first, bytes);
         })?;
         Ok(Arc::new(Done(Ok(Pulled { values, versions }))))
     }
@@ -455,13 +451,10 @@ impl ParameterServer for Store {
     fn assign(&self, gradient: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
         let tensor = self.tensor(&gradient.name)?;
         outgoing::check_shape(gradient, &tensor.spec)?;
-        let values = gradient.values.as_slice();
-        crate::finite::check(self.shared.isa, values, None).map_err(|e| e.tensor(gradient.name.clone()))?;
-        let actions: Vec<(Action, &[u8])> = tensor
-            .spec
-            .slices()
-            .map(|range| (Action::Assign, bytemuck::cast_slice(&values[range])))
-            .collect();
+        let values = gradient.values.view();
+        outgoing::check_values(self.shared.isa, values, &tensor.spec)?;
+        let actions: Vec<(Action, &[u8])> =
+            tensor.spec.slices().map(|range| (Action::Assign, values.get(range).bytes())).collect();
         self.change(&tensor, &actions, timeout)
     }
 
@@ -471,15 +464,14 @@ impl ParameterServer for Store {
         let names = tensor.spec.optimizer.slots();
         let mut state = State {
             steps: Vec::new(),
-            slots: names.into_iter().map(|name| (name, vec![0.0; elements])).collect(),
+            slots: names.into_iter().map(|name| (name, Array::zeros(tensor.spec.dtype, elements))).collect(),
         };
         for slice in &tensor.slices {
             let snapshot = slice.pull_state(self.client);
             state.steps.push(snapshot.step);
             let range = tensor.spec.slice_range(slice.index());
             for (k, (_, values)) in state.slots.iter_mut().enumerate() {
-                let bytes = &snapshot.as_ref()[4 * k * range.len()..4 * (k + 1) * range.len()];
-                CodecId::Float32.decode(self.shared.isa, bytes, &mut values[range.clone()]);
+                values.write(range.start, &snapshot.as_ref()[k * slice.bytes()..][..slice.bytes()]);
             }
         }
         Ok(state)

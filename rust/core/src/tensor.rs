@@ -1,40 +1,11 @@
 //! What a tensor is, and how it is cut into slices: by its shape and dtype alone, never by the number of shards.
 
+use crate::dtype::DType;
 use crate::error::{Error, Kind, Result};
 use crate::optim::Optimizer;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// The element type of a tensor's parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum DType {
-    /// IEEE single precision.
-    Float32,
-}
-
-impl DType {
-    /// Bytes of one element.
-    pub const fn size(self) -> usize {
-        match self {
-            Self::Float32 => 4,
-        }
-    }
-
-    /// NumPy's name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Float32 => "float32",
-        }
-    }
-
-    /// Elements of a full slice: the largest multiple of 4096 that fits, with its header, one 1 MiB HTTP/2 frame.
-    pub const fn slice_len(self) -> usize {
-        let itemsize = if self.size() < 4 { 4 } else { self.size() };
-        4096 * (252 / itemsize)
-    }
-}
 
 /// How pushes to one slice meet each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -1,6 +1,7 @@
 //! The verbs that an in-process store and a cluster of servers have in common, and what they take and give.
 
 use crate::codec::{Codec, ErrorFeedback};
+use crate::dtype::{Array, View};
 use crate::error::{Error, Result};
 use crate::frame::Applied;
 use crate::tensor::{SliceId, TensorSpec};
@@ -9,15 +10,21 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Float32 values of a caller, kept alive and unchanged by it until the push that reads them is done.
+/// Values of a caller, kept alive and unchanged by it until the push that reads them is done.
 pub trait Values: Send + Sync {
     /// The values.
-    fn as_slice(&self) -> &[f32];
+    fn view(&self) -> View<'_>;
 }
 
 impl Values for Vec<f32> {
-    fn as_slice(&self) -> &[f32] {
-        self
+    fn view(&self) -> View<'_> {
+        View::Float32(self)
+    }
+}
+
+impl Values for Array {
+    fn view(&self) -> View<'_> {
+        Self::view(self)
     }
 }
 
@@ -193,14 +200,14 @@ pub struct State {
     /// Steps taken, per slice.
     pub steps: Vec<u64>,
     /// torch's state names and the values, row-major, in the order of [`crate::optim::Optimizer::slots`].
-    pub slots: Vec<(&'static str, Vec<f32>)>,
+    pub slots: Vec<(&'static str, Array)>,
 }
 
 /// Values that a pull without a target collected.
 #[derive(Clone, Debug)]
 pub struct Pulled {
     /// Per name of the call, row-major.
-    pub values: Vec<Vec<f32>>,
+    pub values: Vec<Array>,
     /// Their versions.
     pub versions: Versions,
 }
@@ -247,7 +254,7 @@ pub trait ParameterServer: Send + Sync + fmt::Debug {
     /// Another client of the same parameters, with an identity of its own.
     fn another(&self) -> Result<Arc<dyn ParameterServer>>;
     /// Creates a tensor; nothing happens if it exists with the same spec.
-    fn register(&self, spec: TensorSpec, values: &[f32], timeout: Duration) -> Result<()>;
+    fn register(&self, spec: TensorSpec, values: View<'_>, timeout: Duration) -> Result<()>;
     /// Removes a tensor.
     fn unregister(&self, name: &str, timeout: Duration) -> Result<()>;
     /// What a tensor is.

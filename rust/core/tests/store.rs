@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use fastps_core::codec::{Codec, CodecId, ErrorFeedback};
+use fastps_core::dtype::{DType, View};
 use fastps_core::error::Kind;
 use fastps_core::frame::{Action, Applied, Identity, Push};
 use fastps_core::isa::Isa;
@@ -11,7 +12,7 @@ use fastps_core::record::{Record, Sink};
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::slice::{Resolved, Slice};
 use fastps_core::store::{Store, StoreOptions};
-use fastps_core::tensor::{Apply, DType, SliceId, TensorSpec};
+use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use fastps_core::verbs::{Fate, Gradient, ParameterServer, PushError, PushOptions};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -52,7 +53,7 @@ fn gradient(name: &str, values: Vec<f32>) -> Gradient {
 
 fn pull(store: &dyn ParameterServer, name: &str) -> Vec<f32> {
     let ticket = store.pull_async(vec![name.into()], SECOND).unwrap();
-    ticket.wait(SECOND).unwrap().unwrap().values.remove(0)
+    ticket.wait(SECOND).unwrap().unwrap().values.remove(0).into()
 }
 
 fn counter(store: &dyn ParameterServer, name: &str) -> u64 {
@@ -64,7 +65,7 @@ fn counter(store: &dyn ParameterServer, name: &str) -> u64 {
 fn pushes_from_many_threads_lose_nothing() {
     let store = Store::new(StoreOptions::default()).unwrap();
     let n = SLICE + 7;
-    store.register(spec("w", n, Apply::Exact, ledger()), &vec![0.0; n], SECOND).unwrap();
+    store.register(spec("w", n, Apply::Exact, ledger()), View::Float32(&vec![0.0; n]), SECOND).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..3 {
             let client = store.another().unwrap();
@@ -86,7 +87,9 @@ fn hogwild_alone_equals_exact() {
     for n in [0, 1, 1023, 1024, 5000, SLICE + 1] {
         let initial: Vec<f32> = (0..n).map(|i| (i as f32).sin()).collect();
         for apply in [Apply::Exact, Apply::Hogwild] {
-            store.register(spec(&format!("{apply:?}{n}"), n, apply, adam), &initial, SECOND).unwrap();
+            store
+                .register(spec(&format!("{apply:?}{n}"), n, apply, adam), View::Float32(&initial), SECOND)
+                .unwrap();
         }
         for step in 0..3 {
             let g: Vec<f32> = (0..n).map(|i| ((i * 7 + step) as f32).cos()).collect();
@@ -111,7 +114,13 @@ fn threads_of_one_call_change_no_bit() {
         .map(|threads| {
             let store =
                 Store::new(StoreOptions { threads: Some(threads), ..StoreOptions::default() }).unwrap();
-            store.register(spec("w", n, Apply::Exact, Optimizer::Adam(Adam::default())), &g, SECOND).unwrap();
+            store
+                .register(
+                    spec("w", n, Apply::Exact, Optimizer::Adam(Adam::default())),
+                    View::Float32(&g),
+                    SECOND,
+                )
+                .unwrap();
             store.push(&[gradient("w", g.clone())], &options()).unwrap();
             pull(&store, "w")
         })
@@ -122,7 +131,7 @@ fn threads_of_one_call_change_no_bit() {
 #[test]
 fn staleness_counts_the_changes_of_others() {
     let store = Store::new(StoreOptions::default()).unwrap();
-    store.register(spec("w", 3, Apply::Exact, ledger()), &[0.0; 3], SECOND).unwrap();
+    store.register(spec("w", 3, Apply::Exact, ledger()), View::Float32(&[0.0; 3]), SECOND).unwrap();
     let other = store.another().unwrap();
     let base = Arc::new(store.versions(&["w".into()], SECOND).unwrap());
     let push = |client: &dyn ParameterServer, based_on| {
@@ -141,7 +150,7 @@ fn staleness_counts_the_changes_of_others() {
 fn a_bad_push_changes_nothing() {
     let store = Store::new(StoreOptions::default()).unwrap();
     for name in ["a", "b"] {
-        store.register(spec(name, 4, Apply::Exact, ledger()), &[1.0; 4], SECOND).unwrap();
+        store.register(spec(name, 4, Apply::Exact, ledger()), View::Float32(&[1.0; 4]), SECOND).unwrap();
     }
     let refused = |gradients: &[Gradient], options: &PushOptions| match store.push(gradients, options) {
         Err(PushError::Refused(error)) => error,
@@ -164,8 +173,8 @@ fn a_bad_push_changes_nothing() {
         Kind::Config
     );
     let other = spec("a", 4, Apply::Hogwild, ledger());
-    assert_eq!(store.register(other, &[1.0; 4], SECOND).unwrap_err().kind, Kind::Config);
-    store.register(spec("a", 4, Apply::Exact, ledger()), &[9.0; 4], SECOND).unwrap();
+    assert_eq!(store.register(other, View::Float32(&[1.0; 4]), SECOND).unwrap_err().kind, Kind::Config);
+    store.register(spec("a", 4, Apply::Exact, ledger()), View::Float32(&[9.0; 4]), SECOND).unwrap();
     assert_eq!(pull(&store, "a"), [1.0; 4]);
     assert_eq!(counter(&store, "versions"), 2);
 }
@@ -174,9 +183,12 @@ fn a_bad_push_changes_nothing() {
 fn a_registration_that_does_not_fit_is_refused() {
     let store = Store::new(StoreOptions { memory_limit: 1 << 20, ..StoreOptions::default() }).unwrap();
     let big = spec("big", SLICE, Apply::Exact, ledger());
-    assert_eq!(store.register(big, &vec![0.0; SLICE], SECOND).unwrap_err().kind, Kind::Capacity);
+    assert_eq!(
+        store.register(big, View::Float32(&vec![0.0; SLICE]), SECOND).unwrap_err().kind,
+        Kind::Capacity
+    );
     assert_eq!(counter(&store, "memory_used"), 0);
-    store.register(spec("small", 10, Apply::Exact, ledger()), &[0.0; 10], SECOND).unwrap();
+    store.register(spec("small", 10, Apply::Exact, ledger()), View::Float32(&[0.0; 10]), SECOND).unwrap();
     store.unregister("small", SECOND).unwrap();
     assert_eq!(counter(&store, "memory_used"), 0);
 }
@@ -185,7 +197,7 @@ fn a_registration_that_does_not_fit_is_refused() {
 fn error_feedback_telescopes() {
     let store = Store::new(StoreOptions::default()).unwrap();
     let n = SLICE + 100;
-    store.register(spec("w", n, Apply::Exact, ledger()), &vec![0.0; n], SECOND).unwrap();
+    store.register(spec("w", n, Apply::Exact, ledger()), View::Float32(&vec![0.0; n]), SECOND).unwrap();
     let feedback = Arc::new(Mutex::new(ErrorFeedback::new()));
     let options = PushOptions { codec: Codec::OneBit, feedback: Some(feedback.clone()), ..options() };
     let mut sum = vec![0.0_f64; n];
@@ -366,7 +378,13 @@ fn a_fence_outlives_the_held_push() {
 #[test]
 fn an_absurd_step_count_is_refused() {
     let store = Store::new(StoreOptions::default()).unwrap();
-    store.register(spec("w", 3, Apply::Exact, Optimizer::Adam(Adam::default())), &[0.0; 3], SECOND).unwrap();
+    store
+        .register(
+            spec("w", 3, Apply::Exact, Optimizer::Adam(Adam::default())),
+            View::Float32(&[0.0; 3]),
+            SECOND,
+        )
+        .unwrap();
     let mut state = store.state("w", SECOND).unwrap();
     state.steps = vec![u64::MAX];
     let Err(PushError::Refused(error)) = store.load_state("w", &state, SECOND) else { panic!("accepted") };
@@ -387,7 +405,7 @@ fn a_push_that_is_held_beyond_its_deadline_is_in_doubt() {
                 std::thread::yield_now();
             }
         });
-        store.register(spec("w", 3, Apply::Exact, ledger()), &[0.0; 3], 60 * SECOND).unwrap();
+        store.register(spec("w", 3, Apply::Exact, ledger()), View::Float32(&[0.0; 3]), 60 * SECOND).unwrap();
         release.join().unwrap();
     });
     let short = PushOptions { timeout: Duration::from_millis(20), ..options() };
@@ -416,7 +434,7 @@ impl Sink for Remember {
 fn every_applied_change_leaves_one_record() {
     let sink = Arc::new(Remember::default());
     let store = Store::new(StoreOptions { sink: sink.clone(), ..StoreOptions::default() }).unwrap();
-    store.register(spec("w", 2, Apply::Exact, ledger()), &[0.0; 2], SECOND).unwrap();
+    store.register(spec("w", 2, Apply::Exact, ledger()), View::Float32(&[0.0; 2]), SECOND).unwrap();
     store.push(&[gradient("w", vec![1.0; 2])], &PushOptions { lr: Some(0.5), ..options() }).unwrap();
     store.push(&[gradient("w", vec![f32::NAN; 2])], &options()).unwrap_err();
     let records = sink.0.lock().unwrap();

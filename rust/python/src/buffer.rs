@@ -13,6 +13,7 @@
 //!   without the GIL. Pulls never make a `&mut` of caller's memory: they copy bytes to the raw pointer.
 #![allow(unsafe_code)]
 
+use fastps_core::dtype::{DType, View};
 use fastps_core::error::{Error, Kind};
 use fastps_core::verbs::Values;
 use pyo3::exceptions::PyTypeError;
@@ -83,9 +84,10 @@ impl Exported {
     }
 }
 
-/// Borrowed float32 memory of a Python object.
+/// Borrowed memory of a Python object: values of one type.
 pub(crate) struct Borrowed {
-    data: NonNull<f32>,
+    data: NonNull<u8>,
+    dtype: DType,
     len: usize,
     shape: Vec<u64>,
     owner: Option<Owner>,
@@ -125,13 +127,31 @@ impl fmt::Debug for Borrowed {
 }
 
 impl Values for Borrowed {
-    fn as_slice(&self) -> &[f32] {
-        // SAFETY: checked by `borrow`; valid while `self` lives; nobody writes meanwhile (the file's header).
-        unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.len) }
+    fn view(&self) -> View<'_> {
+        match self.dtype {
+            DType::Float32 => View::Float32(self.f32s()),
+        }
     }
 }
 
 impl Borrowed {
+    /// The values of float32 memory.
+    pub(crate) fn f32s(&self) -> &[f32] {
+        let DType::Float32 = self.dtype;
+        // SAFETY: checked by `borrow`; valid while `self` lives; nobody writes meanwhile (the file's header).
+        unsafe { std::slice::from_raw_parts(self.data.cast().as_ptr(), self.len) }
+    }
+
+    /// Type of the values.
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Number of elements.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     /// Row-major shape.
     pub(crate) fn shape(&self) -> &[u64] {
         &self.shape
@@ -139,28 +159,33 @@ impl Borrowed {
 
     /// Copies little-endian bytes of whole elements to element `at`; false if they do not fit.
     pub(crate) fn write(&self, at: usize, bytes: &[u8]) -> bool {
-        let fits = bytes.len().is_multiple_of(4)
-            && at.checked_add(bytes.len() / 4).is_some_and(|end| end <= self.len);
+        let size = self.dtype.size();
+        let fits = bytes.len().is_multiple_of(size)
+            && at.checked_add(bytes.len() / size).is_some_and(|end| end <= self.len);
         if fits {
             // SAFETY: in bounds as just checked; the memory is writable, because all callers asked for `Access::Write`;
             // `copy` allows overlap, so `bytes` may even lie in the same array.
-            unsafe { std::ptr::copy(bytes.as_ptr(), self.data.as_ptr().add(at).cast::<u8>(), bytes.len()) };
+            unsafe { std::ptr::copy(bytes.as_ptr(), self.data.as_ptr().add(size * at), bytes.len()) };
         }
         fits
     }
 
     /// Whether the two share memory.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        let range = |b: &Self| (b.data.as_ptr() as usize, b.data.as_ptr() as usize + 4 * b.len);
+        let range = |b: &Self| {
+            let start = b.data.as_ptr() as usize;
+            (start, start + b.dtype.size() * b.len)
+        };
         let ((a, a_end), (b, b_end)) = (range(self), range(other));
         a < b_end && b < a_end
     }
 
-    /// The values, to be changed in place. Callers asked for [`Access::Write`] and made sure that nothing they use
+    /// The values of float32 memory, to be changed in place. Callers asked for [`Access::Write`] and made sure that nothing they use
     /// beside it [overlaps](Self::overlaps).
-    pub(crate) fn as_mut_slice(&mut self) -> &mut [f32] {
-        // SAFETY: as in `as_slice`; exclusive on our side by `&mut self` and the caller's overlap check.
-        unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr(), self.len) }
+    pub(crate) fn f32s_mut(&mut self) -> &mut [f32] {
+        let DType::Float32 = self.dtype;
+        // SAFETY: as in `f32s`; exclusive on our side by `&mut self` and the caller's overlap check.
+        unsafe { std::slice::from_raw_parts_mut(self.data.cast().as_ptr(), self.len) }
     }
 }
 
@@ -181,12 +206,9 @@ pub(crate) fn borrow(object: &Bound<'_, PyAny>, tensor: &str, access: Access) ->
 }
 
 fn from_buffer(object: &Bound<'_, PyAny>, buffer: Exported, access: Access) -> Result<Borrowed, Error> {
-    let format = buffer.format().to_bytes();
-    let native =
-        matches!(format, b"f" | b"@f" | b"=f") || (format == b"<f" && cfg!(target_endian = "little"));
-    if !native || buffer.0.itemsize != 4 {
-        return Err(wrong_dtype(object, buffer.format().to_str().ok()));
-    }
+    let dtype = from_format(buffer.format().to_bytes())
+        .filter(|dtype| usize::try_from(buffer.0.itemsize) == Ok(dtype.size()))
+        .ok_or_else(|| wrong_dtype(object, buffer.format().to_str().ok()))?;
     let shape = buffer.shape();
     if !buffer.is_contiguous(b'C') {
         return Err(not_contiguous(object, &shape, buffer.is_contiguous(b'F')));
@@ -195,27 +217,45 @@ fn from_buffer(object: &Bound<'_, PyAny>, buffer: Exported, access: Access) -> R
         return Err(read_only());
     }
     let data = buffer.0.buf;
-    finish(data, shape, Owner::Buffer(buffer))
+    finish(data, dtype, shape, Owner::Buffer(buffer))
 }
 
-fn finish(data: *mut c_void, shape: Vec<u64>, owner: Owner) -> Result<Borrowed, Error> {
+/// The type that a format of the buffer protocol names.
+fn from_format(format: &[u8]) -> Option<DType> {
+    let native = if cfg!(target_endian = "little") { b'<' } else { b'>' };
+    let code = match format {
+        [order, code @ ..] if matches!(order, b'@' | b'=') || *order == native => code,
+        code => code,
+    };
+    match code {
+        b"f" => Some(DType::Float32),
+        _ => None,
+    }
+}
+
+fn finish(data: *mut c_void, dtype: DType, shape: Vec<u64>, owner: Owner) -> Result<Borrowed, Error> {
     let product = shape.iter().try_fold(1_u64, |n, d| n.checked_mul(*d));
-    let len = if shape.contains(&0) { Some(0) } else { product.filter(|n| *n <= isize::MAX as u64 / 4) };
+    let len = if shape.contains(&0) {
+        Some(0)
+    } else {
+        product.filter(|n| *n <= (isize::MAX as usize / dtype.size()) as u64)
+    };
     let Some(len) = len.map(|n| n as usize) else {
         let error = Error::new(Kind::Shape, "the array has too many elements");
         return Err(error.expected("fewer than 2^61", format!("{shape:?}")));
     };
     let data = if len == 0 {
-        NonNull::dangling()
+        // Aligned for every type; nothing is read there.
+        NonNull::<u64>::dangling().cast()
     } else {
-        NonNull::new(data.cast::<f32>()).unwrap_or(NonNull::dangling())
+        NonNull::new(data.cast::<u8>()).unwrap_or(NonNull::dangling())
     };
-    let borrowed = Borrowed { data, len, shape, owner: Some(owner) };
-    if (borrowed.data.as_ptr() as usize).is_multiple_of(4) {
+    let borrowed = Borrowed { data, dtype, len, shape, owner: Some(owner) };
+    if (borrowed.data.as_ptr() as usize).is_multiple_of(dtype.size()) {
         Ok(borrowed)
     } else {
         Err(Error::new(Kind::Shape, "the array's memory is not aligned; pass a copy").expected(
-            "an address that is a multiple of 4",
+            format!("an address that is a multiple of {}", dtype.size()),
             format!("{:#x}", borrowed.data.as_ptr() as usize),
         ))
     }
@@ -306,9 +346,10 @@ fn checked_dlpack(
     flags: u64,
     access: Access,
 ) -> Result<Borrowed, Error> {
-    if (tensor.dtype_code, tensor.dtype_bits, tensor.dtype_lanes) != (DL_FLOAT, 32, 1) {
-        return Err(wrong_dtype(object, None));
-    }
+    let dtype = match (tensor.dtype_code, tensor.dtype_bits, tensor.dtype_lanes) {
+        (DL_FLOAT, 32, 1) => DType::Float32,
+        _ => return Err(wrong_dtype(object, None)),
+    };
     let ndim = usize::try_from(tensor.ndim).unwrap_or(0);
     let dims = |pointer: *mut i64| -> &[i64] {
         if ndim == 0 || pointer.is_null() {
@@ -332,7 +373,7 @@ fn checked_dlpack(
         return Err(read_only());
     }
     let data = tensor.data.wrapping_byte_add(tensor.byte_offset as usize);
-    finish(data, shape, Owner::Capsule(capsule.clone().unbind().into_any()))
+    finish(data, dtype, shape, Owner::Capsule(capsule.clone().unbind().into_any()))
 }
 
 fn describe(object: &Bound<'_, PyAny>, format: Option<&str>) -> String {
@@ -376,18 +417,20 @@ fn read_only() -> Error {
 }
 
 /// A new, uninitialised NumPy array, and its memory.
-pub(crate) fn empty<'py>(py: Python<'py>, shape: &[u64]) -> PyResult<(Bound<'py, PyAny>, Borrowed)> {
+pub(crate) fn empty<'py>(
+    py: Python<'py>,
+    dtype: DType,
+    shape: &[u64],
+) -> PyResult<(Bound<'py, PyAny>, Borrowed)> {
     static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    static FLOAT32: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let dtype = FLOAT32.import(py, "numpy", "float32")?;
-    let array = EMPTY.import(py, "numpy", "empty")?.call1((PyTuple::new(py, shape)?, dtype))?;
+    let array = EMPTY.import(py, "numpy", "empty")?.call1((PyTuple::new(py, shape)?, dtype.name()))?;
     let memory = borrow(&array, "", Access::Write)?;
     Ok((array, memory))
 }
 
 /// A new NumPy array with these values.
-pub(crate) fn array<'py>(py: Python<'py>, shape: &[u64], values: &[f32]) -> PyResult<Bound<'py, PyAny>> {
-    let (array, memory) = empty(py, shape)?;
-    memory.write(0, bytemuck::cast_slice(values));
+pub(crate) fn array<'py>(py: Python<'py>, shape: &[u64], values: View<'_>) -> PyResult<Bound<'py, PyAny>> {
+    let (array, memory) = empty(py, values.dtype(), shape)?;
+    memory.write(0, values.bytes());
     Ok(array)
 }

@@ -11,8 +11,8 @@ use crate::values::{Receipt, Receipts, Versions};
 use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
 use fastps_core::store::{Store, StoreOptions};
-use fastps_core::tensor::{DType, TensorSpec};
-use fastps_core::verbs::{Gradient, ParameterServer, PushOptions, Pushed, State};
+use fastps_core::tensor::TensorSpec;
+use fastps_core::verbs::{Gradient, ParameterServer, PushOptions, Pushed, State, Values};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -318,13 +318,13 @@ impl Client {
         let spec = TensorSpec {
             name: initial.name.clone(),
             shape: initial.shape.clone(),
-            dtype: DType::Float32,
+            dtype: initial.values.view().dtype(),
             apply: options::apply(py, apply)?,
             group: group.into(),
             optimizer: options::optimizer(optimizer)?,
         };
         let timeout = self.timeout(py, timeout)?;
-        let work = move |server: &Shared| server.register(spec, initial.values.as_slice(), timeout);
+        let work = move |server: &Shared| server.register(spec, initial.values.view(), timeout);
         let done = self.call(py, server, work)?;
         sweep(py);
         done.or_raise(py)
@@ -424,7 +424,7 @@ impl Client {
         let spec = &specs[0];
         let (value, into) = match out {
             Some(out) => (out.clone(), target(py, spec, out)?),
-            None => empty(py, &spec.shape)?,
+            None => empty(py, spec.dtype, &spec.shape)?,
         };
         let versions = self.pull_into(py, server, names, vec![into], timeout)?;
         Ok((value, versions))
@@ -511,7 +511,7 @@ impl Client {
         let dict = PyDict::new(py);
         dict.set_item("step", state.steps)?;
         for (slot, values) in &state.slots {
-            dict.set_item(slot, array(py, &spec.shape, values)?)?;
+            dict.set_item(slot, array(py, &spec.shape, values.view())?)?;
         }
         sweep(py);
         Ok(dict)
@@ -562,7 +562,7 @@ impl Client {
                     .expected(expected, got);
                 return Err(errors::raise(py, &error.tensor(&*name)));
             }
-            state.slots.push((slot, fastps_core::verbs::Values::as_slice(&values).to_vec()));
+            state.slots.push((slot, values.view().to_array()));
         }
         let receipt = self.call(py, server, move |server| server.load_state(&name, &state, timeout))?;
         sweep(py);

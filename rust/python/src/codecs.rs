@@ -4,10 +4,10 @@ use crate::buffer::{Access, Borrowed, array, borrow, sweep};
 use crate::errors::{OrRaise, config};
 use crate::options;
 use fastps_core::codec::{self, Position};
+use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind};
 use fastps_core::finite;
 use fastps_core::isa::Isa;
-use fastps_core::verbs::Values;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -31,7 +31,7 @@ pub(crate) fn encode<'py>(
     let values = borrow(array, "array", Access::Read)?;
     let mut residual = residual.map(|r| borrow(r, "residual", Access::Write)).transpose()?;
     if let Some(residual) = &residual {
-        let (expected, got) = (values.as_slice().len(), residual.as_slice().len());
+        let (expected, got) = (values.len(), residual.len());
         if expected != got {
             let error = Error::new(Kind::Shape, "the residual has another length").tensor("residual");
             return Err(error.expected(format!("{expected} elements"), format!("{got} elements")))
@@ -42,16 +42,10 @@ pub(crate) fn encode<'py>(
         }
     }
     let body = py.detach(|| {
-        finite::check(isa, values.as_slice(), residual.as_ref().map(Values::as_slice))?;
+        finite::check(isa, values.f32s(), residual.as_ref().map(Borrowed::f32s))?;
         let mut body = Vec::new();
         let position = Position { first_element, sequence };
-        codec.encode(
-            isa,
-            values.as_slice(),
-            residual.as_mut().map(Borrowed::as_mut_slice),
-            position,
-            &mut body,
-        );
+        codec.encode(isa, values.f32s(), residual.as_mut().map(Borrowed::f32s_mut), position, &mut body);
         Ok::<_, Error>(body)
     });
     drop((values, residual));
@@ -85,7 +79,7 @@ pub(crate) fn decode<'py>(
         id.decode(isa, bytes, &mut values);
         Ok(values)
     });
-    array(py, &[n as u64], &values.or_raise(py)?)
+    array(py, &[n as u64], View::Float32(&values.or_raise(py)?))
 }
 
 /// What earlier bodies did not say, per tensor: added to the next gradient by a `fastps.Worker` or a bound list
@@ -118,7 +112,7 @@ impl ErrorFeedback {
             py.detach(|| self.lock().entries().map(|(n, r)| (n.to_owned(), r.to_vec())).collect());
         let state = PyDict::new(py);
         for (name, residual) in copies {
-            state.set_item(name, array(py, &[residual.len() as u64], &residual)?)?;
+            state.set_item(name, array(py, &[residual.len() as u64], View::Float32(&residual))?)?;
         }
         sweep(py);
         Ok(state)
@@ -132,7 +126,7 @@ impl ErrorFeedback {
         let mut loaded = codec::ErrorFeedback::new();
         for (name, residual) in state {
             let name: String = name.extract()?;
-            let values = borrow(&residual, &name, Access::Read)?.as_slice().to_vec();
+            let values = borrow(&residual, &name, Access::Read)?.f32s().to_vec();
             loaded.load(&name, values).or_raise(py)?;
         }
         sweep(py);

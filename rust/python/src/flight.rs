@@ -6,7 +6,7 @@ use crate::errors::{self, OrRaise, raise};
 use crate::values::{Receipts, Versions, range};
 use fastps_core::error::{Error, Kind};
 use fastps_core::tensor::TensorSpec;
-use fastps_core::verbs::{self, Fate, Pulled, Pushed, Ticket, Values};
+use fastps_core::verbs::{self, Fate, Pulled, Pushed, Ticket};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -224,7 +224,7 @@ impl PullFlight {
         let (values, targets) = targets(py, &self.specs, out)?;
         let fits = py.detach(|| {
             targets.iter().zip(&pulled.values).all(|(target, values)| {
-                target.as_slice().len() == values.len() && target.write(0, bytemuck::cast_slice(values))
+                target.len() == values.len() && target.write(0, values.view().bytes())
             })
         });
         drop(targets);
@@ -250,7 +250,7 @@ pub(crate) struct Filler {
 
 impl Filler {
     pub(crate) fn new(targets: Vec<crate::buffer::Borrowed>) -> Self {
-        let missing = targets.iter().map(|target| 4 * target.as_slice().len()).collect();
+        let missing = targets.iter().map(|target| target.dtype().size() * target.len()).collect();
         Self { targets, missing, fits: true }
     }
 
@@ -274,7 +274,7 @@ pub(crate) fn targets<'py>(
     let mut targets = Vec::with_capacity(specs.len());
     for spec in specs {
         let (array, target) = match out {
-            None => empty(py, &spec.shape)?,
+            None => empty(py, spec.dtype, &spec.shape)?,
             Some(out) => {
                 let given = out.get_item(&*spec.name)?.ok_or_else(|| {
                     let error =

@@ -6,7 +6,6 @@ use fastps_core::block::blocks;
 use fastps_core::error::{Error, Kind};
 use fastps_core::finite;
 use fastps_core::isa::{Isa, Kernel};
-use fastps_core::verbs::Values;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::{Mutex, TryLockError};
@@ -117,12 +116,12 @@ impl LocalSteps {
         let checked = py.detach(|| {
             if check_finite {
                 for (name, _, _, gradient) in &work {
-                    finite::check(isa, gradient.as_slice(), None).map_err(|e| e.tensor(&***name))?;
+                    finite::check(isa, gradient.f32s(), None).map_err(|e| e.tensor(&***name))?;
                 }
             }
             for (_, params, sum, gradient) in &mut work {
-                let (params, sum) = (params.as_mut_slice(), sum.as_mut_slice());
-                isa.run(Step { params, sum, gradient: gradient.as_slice(), neg_lr, first });
+                let (params, sum) = (params.f32s_mut(), sum.f32s_mut());
+                isa.run(Step { params, sum, gradient: gradient.f32s(), neg_lr, first });
             }
             Ok::<_, Error>(())
         });

@@ -241,8 +241,9 @@ impl Exchange {
         match pull() {
             Ok(snapshot) => {
                 let state = (snapshot.version, snapshot.own, snapshot.step);
+                let dtype = snapshot.dtype;
                 let payload = Bytes::from_owner(Pinned { snapshot, _pin: pin });
-                place.send(Ok(convert::values(tag, state, applied, payload)));
+                place.send(Ok(convert::values(tag, dtype, state, applied, payload)));
             }
             Err(error) => self.refuse(place, tag, error),
         }

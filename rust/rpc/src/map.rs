@@ -284,8 +284,9 @@ fn slice_bytes(spec: &TensorSpec, len: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fastps_core::dtype::DType;
     use fastps_core::optim::{Adagrad, Optimizer, Sgd};
-    use fastps_core::tensor::{Apply, DType};
+    use fastps_core::tensor::Apply;
 
     const LEASE: Duration = Duration::from_secs(30);
 

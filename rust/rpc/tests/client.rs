@@ -7,10 +7,11 @@ mod proxy;
 
 use cluster::Cluster;
 use fastps_core::codec::{Codec, ErrorFeedback};
+use fastps_core::dtype::{Array, DType, View};
 use fastps_core::error::Kind;
 use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, Optimizer, Rmsprop, Sgd};
 use fastps_core::store::{Store, StoreOptions};
-use fastps_core::tensor::{Apply, DType, TensorSpec};
+use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::verbs::{
     Fate, Gradient, ParameterServer, PushError, PushOptions, Pushed, Receipt, State, Ticket, Versions,
 };
@@ -107,7 +108,7 @@ type Seen = (Vec<Receipt>, Vec<Vec<u32>>, Vec<Vec<(u64, u64)>>, Vec<State>);
 fn drive(ps: &dyn ParameterServer, optimizer: Optimizer, codec: Codec) -> Seen {
     for (k, (name, shape)) in SHAPES.iter().enumerate() {
         let n = shape.iter().product::<u64>() as usize;
-        ps.register(spec(name, shape, optimizer), &numbers(n, k as u32), TIMEOUT).unwrap();
+        ps.register(spec(name, shape, optimizer), View::Float32(&numbers(n, k as u32)), TIMEOUT).unwrap();
     }
     let feedback = (codec == Codec::OneBit).then(|| Arc::new(Mutex::new(ErrorFeedback::new())));
     let mut based_on = None;
@@ -170,7 +171,7 @@ fn equals_the_store_bit_for_bit() {
 fn calls_that_do_not_wait_keep_their_order() {
     let cluster = Cluster::start(3);
     let client = connect(&cluster);
-    client.register(spec("big", &[BIG], sgd()), &vec![0.0; BIG as usize], TIMEOUT).unwrap();
+    client.register(spec("big", &[BIG], sgd()), View::Float32(&vec![0.0; BIG as usize]), TIMEOUT).unwrap();
     let ones: Arc<Vec<f32>> = Arc::new(vec![-1.0; BIG as usize]);
     let mut tickets = Vec::new();
     for step in 1..=100_u32 {
@@ -184,7 +185,7 @@ fn calls_that_do_not_wait_keep_their_order() {
         let receipts = push.wait(TIMEOUT).unwrap().unwrap();
         assert_eq!(receipts[0].version, u64::from(step) + 1);
         let pulled = pull.wait(TIMEOUT).unwrap().unwrap();
-        assert!(pulled.values[0].iter().all(|x| *x == step as f32));
+        assert!(pulled.values[0] == Array::from(vec![step as f32; BIG as usize]));
         assert!(pull.is_done());
         let (tell, told) = std::sync::mpsc::channel();
         push.on_done(Box::new(move || tell.send(()).unwrap()));
@@ -197,8 +198,8 @@ fn calls_that_do_not_wait_keep_their_order() {
 fn staleness_counts_others_only() {
     let cluster = Cluster::start(2);
     let (a, b) = (connect(&cluster), connect(&cluster));
-    a.register(spec("w", &[3], sgd()), &[0.0; 3], TIMEOUT).unwrap();
-    b.register(spec("w", &[3], sgd()), &[9.0; 3], TIMEOUT).unwrap();
+    a.register(spec("w", &[3], sgd()), View::Float32(&[0.0; 3]), TIMEOUT).unwrap();
+    b.register(spec("w", &[3], sgd()), View::Float32(&[9.0; 3]), TIMEOUT).unwrap();
     assert_eq!(one(&*b, "w", 3), [0.0; 3], "an equal registration changes nothing");
     let base = Arc::new(pull(&*a, &[("w", &[3])]).1);
     let push = |ps: &dyn ParameterServer, base: Option<Arc<Versions>>| {
@@ -221,7 +222,7 @@ fn staleness_counts_others_only() {
 fn every_refusal_is_typed_and_changes_nothing() {
     let cluster = Cluster::start(2);
     let client = connect(&cluster);
-    client.register(spec("w", &[2, 3], sgd()), &[1.0; 6], TIMEOUT).unwrap();
+    client.register(spec("w", &[2, 3], sgd()), View::Float32(&[1.0; 6]), TIMEOUT).unwrap();
     let versions = || numbers_of(&client.versions(&["w".into()], TIMEOUT).unwrap());
     let before = versions();
     let refused = |gradients: &[Gradient], options: &PushOptions| match client.push(gradients, options) {
@@ -256,15 +257,15 @@ fn every_refusal_is_typed_and_changes_nothing() {
         (error.kind, error.tensor.as_deref(), error.shard.is_some()),
         (Kind::NonFinite, Some("w"), true)
     );
-    let error = client.register(spec("w", &[6], sgd()), &[0.0; 6], TIMEOUT).unwrap_err();
+    let error = client.register(spec("w", &[6], sgd()), View::Float32(&[0.0; 6]), TIMEOUT).unwrap_err();
     assert_eq!((error.kind, error.tensor.as_deref()), (Kind::Config, Some("w")));
-    let error = client.register(spec("v", &[6], sgd()), &[0.0; 5], TIMEOUT).unwrap_err();
+    let error = client.register(spec("v", &[6], sgd()), View::Float32(&[0.0; 5]), TIMEOUT).unwrap_err();
     assert_eq!(error.kind, Kind::Shape);
     assert_eq!(
         client.pull(&["no".into()], TIMEOUT, &mut |_, _, _| {}).unwrap_err().kind,
         Kind::UnknownTensor
     );
-    let state = State { steps: vec![0], slots: vec![("sum", vec![0.0; 6])] };
+    let state = State { steps: vec![0], slots: vec![("sum", vec![0.0; 6].into())] };
     assert!(client.load_state("w", &state, TIMEOUT).is_err());
     assert_eq!(versions(), before);
     assert_eq!(one(&*client, "w", 6), [1.0; 6]);
@@ -274,8 +275,8 @@ fn every_refusal_is_typed_and_changes_nothing() {
 fn a_refused_slice_leaves_the_others_applied() {
     let cluster = Cluster::start(3);
     let client = connect(&cluster);
-    client.register(spec("big", &[BIG], sgd()), &vec![0.0; BIG as usize], TIMEOUT).unwrap();
-    client.register(spec("w", &[3], sgd()), &[0.0; 3], TIMEOUT).unwrap();
+    client.register(spec("big", &[BIG], sgd()), View::Float32(&vec![0.0; BIG as usize]), TIMEOUT).unwrap();
+    client.register(spec("w", &[3], sgd()), View::Float32(&[0.0; 3]), TIMEOUT).unwrap();
     let mut values = vec![-1.0; BIG as usize];
     values[258_048] = f32::INFINITY;
     let gradients = [gradient("w", &[3], vec![-1.0; 3]), gradient("big", &[BIG], values)];
@@ -295,13 +296,13 @@ fn a_refused_slice_leaves_the_others_applied() {
 fn removed_tensors_are_unknown_and_may_come_back() {
     let cluster = Cluster::start(2);
     let (a, b) = (connect(&cluster), connect(&cluster));
-    a.register(spec("w", &[3], sgd()), &[1.0; 3], TIMEOUT).unwrap();
+    a.register(spec("w", &[3], sgd()), View::Float32(&[1.0; 3]), TIMEOUT).unwrap();
     assert_eq!(one(&*b, "w", 3), [1.0; 3]);
     a.unregister("w", TIMEOUT).unwrap();
     assert!(a.names(TIMEOUT).unwrap().is_empty());
     assert_eq!(a.spec("w", TIMEOUT).unwrap_err().kind, Kind::UnknownTensor);
     assert_eq!(b.pull(&["w".into()], TIMEOUT, &mut |_, _, _| {}).unwrap_err().kind, Kind::UnknownTensor);
-    a.register(spec("w", &[4], sgd()), &[2.0; 4], TIMEOUT).unwrap();
+    a.register(spec("w", &[4], sgd()), View::Float32(&[2.0; 4]), TIMEOUT).unwrap();
     assert_eq!(one(&*b, "w", 4), [2.0; 4]);
 }
 
@@ -310,12 +311,13 @@ fn what_does_not_fit_is_refused_and_leaves_room() {
     let cluster = Cluster::of(2, |config| config.memory_limit = Some(6 << 20));
     let client = connect(&cluster);
     let values = vec![0.0; 3 * BIG as usize];
-    let error = client.register(spec("huge", &[3 * BIG], sgd()), &values, TIMEOUT).unwrap_err();
+    let error =
+        client.register(spec("huge", &[3 * BIG], sgd()), View::Float32(&values), TIMEOUT).unwrap_err();
     assert_eq!(
         (error.kind, error.tensor.as_deref(), error.shard.is_some()),
         (Kind::Capacity, Some("huge"), true)
     );
-    client.register(spec("fits", &[258_048], sgd()), &vec![1.0; 258_048], TIMEOUT).unwrap();
+    client.register(spec("fits", &[258_048], sgd()), View::Float32(&vec![1.0; 258_048]), TIMEOUT).unwrap();
     assert_eq!(client.names(TIMEOUT).unwrap().len(), 1);
 }
 
@@ -327,7 +329,9 @@ fn many_threads_share_a_client_and_register_at_once() {
         for k in 0..4 {
             let client = &clients[k % 2];
             scope.spawn(move || {
-                client.register(spec("w", &[BIG], sgd()), &vec![0.0; BIG as usize], TIMEOUT).unwrap();
+                client
+                    .register(spec("w", &[BIG], sgd()), View::Float32(&vec![0.0; BIG as usize]), TIMEOUT)
+                    .unwrap();
                 for _ in 0..10 {
                     let ones = gradient("w", &[BIG], vec![-1.0; BIG as usize]);
                     assert!(
@@ -368,7 +372,7 @@ fn one_address_is_enough() {
 fn a_server_that_goes_away_ends_calls_at_their_deadline() {
     let cluster = Cluster::start(1);
     let client = connect(&cluster);
-    client.register(spec("w", &[3], sgd()), &[1.0; 3], TIMEOUT).unwrap();
+    client.register(spec("w", &[3], sgd()), View::Float32(&[1.0; 3]), TIMEOUT).unwrap();
     drop(cluster);
     let begin = Instant::now();
     let short = PushOptions { timeout: Duration::from_millis(300), ..options(Codec::Float32) };
@@ -389,7 +393,7 @@ fn a_server_that_goes_away_ends_calls_at_their_deadline() {
 fn closing_wakes_whoever_waits() {
     let cluster = Cluster::start(1);
     let client = connect(&cluster);
-    client.register(spec("w", &[3], sgd()), &[1.0; 3], TIMEOUT).unwrap();
+    client.register(spec("w", &[3], sgd()), View::Float32(&[1.0; 3]), TIMEOUT).unwrap();
     drop(cluster);
     let pull = client.pull_async(vec!["w".into()], Duration::from_mins(1)).unwrap();
     std::thread::scope(|scope| {
@@ -407,7 +411,7 @@ fn closing_wakes_whoever_waits() {
 fn unanswered(addresses: &[String], proxies: &Proxies) -> (Arc<Client>, Arc<dyn Ticket<Pushed>>) {
     let direct = Client::connect(addresses, ConnectOptions::default()).unwrap();
     let client = Client::connect(&proxies.addresses(), ConnectOptions::default()).unwrap();
-    client.register(spec("w", &[3], sgd()), &[0.0; 3], TIMEOUT).unwrap();
+    client.register(spec("w", &[3], sgd()), View::Float32(&[0.0; 3]), TIMEOUT).unwrap();
     proxies.set_deaf(true);
     let push = client.push_async(vec![gradient("w", &[3], vec![-1.0; 3])], options(Codec::Float32)).unwrap();
     while one(&*direct, "w", 3) != [1.0; 3] {}
@@ -454,7 +458,7 @@ fn a_server_that_was_started_anew_is_noticed() {
     assert_unknown(&*push);
     let error = client.pull(&["w".into()], TIMEOUT, &mut |_, _, _| {}).unwrap_err();
     assert_eq!((error.kind, error.tensor.as_deref()), (Kind::UnknownTensor, Some("w")));
-    client.register(spec("w", &[3], sgd()), &[5.0; 3], TIMEOUT).unwrap();
+    client.register(spec("w", &[3], sgd()), View::Float32(&[5.0; 3]), TIMEOUT).unwrap();
     assert_eq!(one(&*client, "w", 3), [5.0; 3]);
 }
 
@@ -482,7 +486,7 @@ fn payloads_may_carry_checksums() {
     let cluster = Cluster::start(2);
     let checked = ConnectOptions { timeout: TIMEOUT, checksums: Some(true), ..ConnectOptions::default() };
     let client = Client::connect(&cluster.addresses(), checked).unwrap();
-    client.register(spec("w", &[BIG], sgd()), &numbers(BIG as usize, 1), TIMEOUT).unwrap();
+    client.register(spec("w", &[BIG], sgd()), View::Float32(&numbers(BIG as usize, 1)), TIMEOUT).unwrap();
     for codec in [Codec::Float32, Codec::Int8 { seed: None }] {
         client.push(&[gradient("w", &[BIG], numbers(BIG as usize, 2))], &options(codec)).unwrap();
     }
@@ -492,10 +496,10 @@ fn payloads_may_carry_checksums() {
 fn slices_are_spread_over_the_shards_by_load() {
     let cluster = Cluster::start(3);
     let client = connect(&cluster);
-    client.register(spec("big", &[BIG], sgd()), &numbers(BIG as usize, 1), TIMEOUT).unwrap();
+    client.register(spec("big", &[BIG], sgd()), View::Float32(&numbers(BIG as usize, 1)), TIMEOUT).unwrap();
     assert_eq!([0, 1, 2].map(|shard| cluster.counter(shard, "slices")), [1, 1, 1]);
     let sizes = [0, 1, 2].map(|shard| cluster.counter(shard, "memory_used"));
-    client.register(spec("small", &[10], sgd()), &numbers(10, 2), TIMEOUT).unwrap();
+    client.register(spec("small", &[10], sgd()), View::Float32(&numbers(10, 2)), TIMEOUT).unwrap();
     let least = (0..3).min_by_key(|shard| sizes[*shard]).unwrap();
     assert_eq!(cluster.counter(least, "slices"), 2, "the next slice goes where there is most room");
     client.unregister("big", TIMEOUT).unwrap();

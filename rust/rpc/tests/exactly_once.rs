@@ -9,9 +9,10 @@ mod relay;
 
 use cluster::Cluster;
 use fastps_core::codec::{Codec, ErrorFeedback};
+use fastps_core::dtype::{DType, View};
 use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::store::{Store, StoreOptions};
-use fastps_core::tensor::{Apply, DType, TensorSpec};
+use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::verbs::{Fate, Gradient, ParameterServer, PushError, PushOptions};
 use fastps_rpc::client::{Client, ConnectOptions};
 use proxy::Proxies;
@@ -68,7 +69,7 @@ impl World {
         let truth = connect(&cluster.addresses());
         for (name, n) in &*SHAPES {
             let spec = spec(name, *n, optimizer);
-            truth.register(spec, &vec![0.0; *n], PATIENT).unwrap();
+            truth.register(spec, View::Float32(&vec![0.0; *n]), PATIENT).unwrap();
         }
         let clients = (0..2).map(|_| connect(&proxies.addresses())).collect();
         Self { proxies, _relays: relays, cluster, truth, clients }
@@ -258,7 +259,8 @@ fn telescopes(world: &World, codec: Codec, timeout: impl Fn(u64) -> Duration + S
                     // Whatever was refused or fenced goes back to the residual: the gradients were taken up.
                     let mut sums = sums.lock().unwrap();
                     for (sum, gradient) in sums.iter_mut().zip(&gradients) {
-                        for (s, g) in sum.iter_mut().zip(gradient.values.as_slice()) {
+                        let View::Float32(values) = gradient.values.view();
+                        for (s, g) in sum.iter_mut().zip(values) {
                             *s += f64::from(*g);
                         }
                     }
@@ -351,7 +353,7 @@ fn adam_over_faults_equals_the_store_bit_for_bit() {
     let world = World::of(7, adam);
     let store = Store::new(StoreOptions::default()).unwrap();
     for (name, n) in &*SHAPES {
-        store.register(spec(name, *n, adam), &vec![0.0; *n], PATIENT).unwrap();
+        store.register(spec(name, *n, adam), View::Float32(&vec![0.0; *n]), PATIENT).unwrap();
     }
     world.proxies.set_faulty(true);
     // Both clients keep residuals; their pushes alternate, so that the order is the same on both sides.

@@ -3,12 +3,13 @@
 
 use bytes::Bytes;
 use cap::Cap;
+use fastps_core::dtype::DType;
 use fastps_core::error::Result;
 use fastps_core::frame::{Applied, Push};
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Adam, Optimizer};
 use fastps_core::shard::{Shard, ShardConfig};
-use fastps_core::tensor::{Apply, DType, SliceId, TensorSpec};
+use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use fastps_proto::v1 as pb;
 use fastps_rpc::convert::{self, Verb};
 use proptest::prelude::*;

@@ -3,11 +3,12 @@
 
 use bytes::Bytes;
 use fastps_core::codec::CodecId;
+use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind};
 use fastps_core::frame::{Action, Base, Identity, Push};
 use fastps_core::policy::{Admission, Held, Policy};
 use fastps_core::slice::Slice;
-use fastps_core::tensor::{DType, SliceId};
+use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_client::ControlClient;
 use fastps_proto::v1::data_client::DataClient;

@@ -14,6 +14,7 @@ pub(crate) use float32::Float32Body;
 pub(crate) use int8::Int8Body;
 pub(crate) use onebit::OneBitBody;
 
+use crate::dtype::DType;
 use crate::error::{Error, Kind, Result};
 use crate::isa::Isa;
 
@@ -34,6 +35,13 @@ pub enum CodecId {
 impl CodecId {
     /// All codecs.
     pub const ALL: [Self; 4] = [Self::Float32, Self::BFloat16, Self::Int8, Self::OneBit];
+
+    /// The codec that leaves values of this type as they are.
+    pub fn plain(dtype: DType) -> Self {
+        match dtype {
+            DType::Float32 => Self::Float32,
+        }
+    }
 
     /// The codec of a wire number.
     pub fn from_wire(id: u32) -> Result<Self> {

@@ -3,6 +3,7 @@
 use super::snapshot::{Bytes, Snapshot};
 use super::{Counters, Slice, staleness};
 use crate::apply::{Exact, apply};
+use crate::dtype::DType;
 use crate::error::{Error, Kind, Result};
 use crate::fault::fault;
 use crate::frame::{Action, Applied, Push};
@@ -23,11 +24,11 @@ pub(super) struct ExactMemory {
 }
 
 impl ExactMemory {
-    pub(super) fn new(len: usize, slots: usize, initial_state: f32) -> Self {
+    pub(super) fn new(dtype: DType, len: usize, slots: usize, initial_state: f32) -> Self {
         Self {
-            params: Arc::new(Buffer::filled(len, 0.0)),
+            params: Arc::new(Buffer::filled(dtype, len, 0.0)),
             spare: None,
-            state: (0..slots).map(|_| Buffer::filled(len, initial_state)).collect(),
+            state: (0..slots).map(|_| Buffer::filled(dtype, len, initial_state)).collect(),
             step: 0,
             version: 0,
             identities: Identities::default(),
@@ -42,18 +43,19 @@ impl ExactMemory {
             Action::Gradient => {
                 let rule = slice.spec.optimizer.rule(self.step, slice.lr(push));
                 let params = unpinned(slice, &mut self.params, &mut self.spare)?;
-                let storage = Exact { params: params.values_mut(), state: &mut self.state };
+                let storage = match slice.spec.dtype {
+                    DType::Float32 => Exact { params: params.values_mut(), state: &mut self.state },
+                };
                 apply(slice.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
                 self.step += 1;
             }
             Action::Assign => {
                 let params = unpinned(slice, &mut self.params, &mut self.spare)?;
-                push.codec.decode(slice.isa, push.body, params.values_mut());
+                assign(slice, push, push.body, params);
             }
             Action::AssignState { step } => {
                 for (k, slot) in self.state.iter_mut().enumerate() {
-                    let body = &push.body[4 * k * slice.len..4 * (k + 1) * slice.len];
-                    push.codec.decode(slice.isa, body, slot.values_mut());
+                    assign(slice, push, &push.body[k * slice.bytes()..][..slice.bytes()], slot);
                 }
                 self.step = step;
             }
@@ -73,26 +75,33 @@ impl ExactMemory {
     }
 
     /// The values, pinned.
-    pub(super) fn pull(&self, client: u64) -> Snapshot {
+    pub(super) fn pull(&self, slice: &Slice, client: u64) -> Snapshot {
         if fault("copy_on_write_skipped") {
-            return self.snapshot(client, Bytes::Copied(Arc::new(self.params.bytes().to_vec())));
+            return self.snapshot(slice, client, Bytes::Copied(Arc::new(self.params.bytes().to_vec())));
         }
-        self.snapshot(client, Bytes::Pinned(self.params.clone()))
+        self.snapshot(slice, client, Bytes::Pinned(self.params.clone()))
     }
 
     /// A copy of the state, all slots one after the other.
-    pub(super) fn pull_state(&self, client: u64) -> Snapshot {
+    pub(super) fn pull_state(&self, slice: &Slice, client: u64) -> Snapshot {
         let slots: Vec<_> = self.state.iter().map(Buffer::bytes).collect();
-        self.snapshot(client, Bytes::Copied(Arc::new(slots.concat())))
+        self.snapshot(slice, client, Bytes::Copied(Arc::new(slots.concat())))
     }
 
-    fn snapshot(&self, client: u64, bytes: Bytes) -> Snapshot {
+    fn snapshot(&self, slice: &Slice, client: u64, bytes: Bytes) -> Snapshot {
         let (version, own) = self.version(client);
-        Snapshot { version, own, step: self.step, bytes }
+        Snapshot { dtype: slice.spec.dtype, version, own, step: self.step, bytes }
     }
 
     pub(super) fn version(&self, client: u64) -> (u64, u64) {
         (self.version, self.identities.own(client))
+    }
+}
+
+/// Replaces the values of one buffer by those of a body.
+fn assign(slice: &Slice, push: &Push<'_>, body: &[u8], buffer: &mut Buffer) {
+    match slice.spec.dtype {
+        DType::Float32 => push.codec.decode(slice.isa, body, buffer.values_mut()),
     }
 }
 
@@ -106,7 +115,7 @@ fn unpinned<'a>(
 ) -> Result<&'a mut Buffer> {
     if Arc::get_mut(params).is_none() {
         if let Some(pinned) = spare.take_if(|spare| Arc::get_mut(spare).is_none()) {
-            match slice.meter.take(Buffer::bytes_for(slice.len)) {
+            match slice.meter.take(Buffer::bytes_for(slice.spec.dtype, slice.len)) {
                 Ok(charge) => pinned.leave_to_readers(charge),
                 Err(error) => {
                     *spare = Some(pinned);
@@ -115,9 +124,10 @@ fn unpinned<'a>(
             }
         }
         Counters::count(&slice.counters.slice_copies);
-        let mut copy = spare.take().unwrap_or_else(|| Arc::new(Buffer::filled(slice.len, 0.0)));
+        let mut copy =
+            spare.take().unwrap_or_else(|| Arc::new(Buffer::filled(slice.spec.dtype, slice.len, 0.0)));
         if let Some(copy) = Arc::get_mut(&mut copy) {
-            copy.values_mut().copy_from_slice(params.values());
+            copy.copy_from(params);
         }
         *spare = Some(std::mem::replace(params, copy));
     }

@@ -4,6 +4,7 @@ use super::snapshot::{Bytes, Snapshot};
 use super::{Slice, staleness};
 use crate::apply::{Hogwild, apply};
 use crate::block::{BLOCK, blocks};
+use crate::dtype::DType;
 use crate::frame::{Action, Applied, Push};
 use crate::identity::{Completion, Identities, Outcome};
 use crate::params::RacyBuffer;
@@ -21,10 +22,14 @@ pub(super) struct HogwildMemory {
 }
 
 impl HogwildMemory {
-    pub(super) fn new(len: usize, slots: usize, initial_state: f32) -> Self {
+    pub(super) fn new(dtype: DType, len: usize, slots: usize, initial_state: f32) -> Self {
+        // One lane per element; a type of another width needs lanes of that width.
+        let filled = |value| match dtype {
+            DType::Float32 => RacyBuffer::filled(len, value),
+        };
         Self {
-            params: RacyBuffer::filled(len, 0.0),
-            state: (0..slots).map(|_| RacyBuffer::filled(len, initial_state)).collect(),
+            params: filled(0.0),
+            state: (0..slots).map(|_| filled(initial_state)).collect(),
             step: AtomicU64::new(0),
             version: AtomicU64::new(0),
             turn: AtomicU64::new(0),
@@ -81,7 +86,7 @@ impl HogwildMemory {
     fn snapshot(&self, slice: &Slice, client: u64, buffers: &[RacyBuffer]) -> Snapshot {
         let (version, own) = self.version(client);
         let step = self.step.load(Ordering::Relaxed);
-        let mut bytes = Vec::with_capacity(4 * slice.len * buffers.len());
+        let mut bytes = Vec::with_capacity(slice.bytes() * buffers.len());
         let mut block = [0.0; BLOCK];
         for buffer in buffers {
             for (at, len) in blocks(slice.len) {
@@ -89,7 +94,7 @@ impl HogwildMemory {
                 bytes.extend_from_slice(bytemuck::cast_slice(&block[..len]));
             }
         }
-        Snapshot { version, own, step, bytes: Bytes::Copied(Arc::new(bytes)) }
+        Snapshot { dtype: slice.spec.dtype, version, own, step, bytes: Bytes::Copied(Arc::new(bytes)) }
     }
 
     pub(super) fn version(&self, client: u64) -> (u64, u64) {
@@ -97,12 +102,13 @@ impl HogwildMemory {
     }
 }
 
-/// Stores the `k`-th run of `len` float32 values of an assignment's body.
+/// Stores the `k`-th run of values of an assignment's body.
 fn store_racy(slice: &Slice, buffer: &RacyBuffer, push: &Push<'_>, k: usize) {
-    let body = &push.body[4 * k * slice.len..4 * (k + 1) * slice.len];
+    let body = &push.body[k * slice.bytes()..][..slice.bytes()];
+    let size = slice.spec.dtype.size();
     let mut block = [0.0; BLOCK];
     for (at, len) in blocks(slice.len) {
-        push.codec.decode(slice.isa, &body[4 * at..4 * (at + len)], &mut block[..len]);
+        push.codec.decode(slice.isa, &body[size * at..size * (at + len)], &mut block[..len]);
         buffer.store(slice.isa, at, &block[..len]);
     }
 }

@@ -3,6 +3,7 @@
 
 use super::runtime::lock;
 use bytes::Bytes;
+use fastps_core::dtype::DType;
 use fastps_core::verbs::Values;
 use std::fmt;
 use std::ops::Range;
@@ -29,13 +30,14 @@ impl Payload {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Owned(bytes) => bytes.len(),
-            Self::Lent(_, range) => 4 * range.len(),
+            Self::Lent(memory, range) => memory.dtype.size() * range.len(),
         }
     }
 }
 
 /// A caller's values while its call lasts.
 pub(super) struct Memory {
+    dtype: DType,
     state: Mutex<State>,
     idle: Condvar,
 }
@@ -47,7 +49,12 @@ struct State {
 
 impl Memory {
     pub(super) fn new(values: Arc<dyn Values>) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(State { values: Some(values), readers: 0 }), idle: Condvar::new() })
+        let dtype = values.view().dtype();
+        Arc::new(Self {
+            dtype,
+            state: Mutex::new(State { values: Some(values), readers: 0 }),
+            idle: Condvar::new(),
+        })
     }
 
     /// Bytes that read the caller's memory directly. The encoder copies them within the poll that asked for them, so
@@ -86,8 +93,7 @@ struct Loan {
 
 impl AsRef<[u8]> for Loan {
     fn as_ref(&self) -> &[u8] {
-        let values = self.values.as_ref().and_then(|v| v.as_slice().get(self.range.clone()));
-        bytemuck::cast_slice(values.unwrap_or_default())
+        self.values.as_ref().map_or(&[], |values| values.view().get(self.range.clone()).bytes())
     }
 }
 
@@ -103,12 +109,13 @@ impl Drop for Loan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fastps_core::dtype::{Array, View};
 
     #[test]
     fn withdrawal_waits_for_readers_and_ends_reading() {
-        let memory = Memory::new(Arc::new(vec![1.0_f32, 2.0, 3.0]));
+        let memory = Memory::new(Arc::new(Array::Float32(vec![1.0, 2.0, 3.0])));
         let bytes = Payload::Lent(memory.clone(), 1..3).read();
-        assert_eq!(bytes.as_deref(), Some(bytemuck::cast_slice::<f32, u8>(&[2.0, 3.0])));
+        assert_eq!(bytes.as_deref(), Some(View::Float32(&[2.0, 3.0]).bytes()));
         let other = {
             let memory = memory.clone();
             std::thread::spawn(move || memory.withdraw())

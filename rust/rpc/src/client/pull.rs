@@ -8,6 +8,7 @@ use super::runtime::lock;
 use super::{Client, Shared, stats};
 use crate::convert::{self, Route};
 use bytes::Bytes;
+use fastps_core::dtype::Array;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SliceId;
 use fastps_core::verbs::{Pulled, Sink, SliceVersion, State, Ticket, Versions};
@@ -36,7 +37,7 @@ impl Client {
                     name: entry.spec.name.clone(),
                     link: self.links[*shard].clone(),
                     slice: slice.0,
-                    answer_bytes: Some(4 * runs * elements.len()),
+                    answer_bytes: Some(entry.spec.dtype.size() * runs * elements.len()),
                     elements,
                     sent_bytes: 0,
                     residue: Mutex::new(None),
@@ -61,14 +62,13 @@ impl Client {
         let (elements, slots) = (entry.spec.elements(), entry.spec.optimizer.slots());
         let mut state = State {
             steps: vec![0; entry.spec.slice_count()],
-            slots: slots.into_iter().map(|slot| (slot, vec![0.0; elements])).collect(),
+            slots: slots.into_iter().map(|slot| (slot, Array::zeros(entry.spec.dtype, elements))).collect(),
         };
         let call = self.start_pull(std::slice::from_ref(entry), epoch, true, deadline);
         let mut take = |part: &Part, values: &Bytes| {
-            let run = 4 * part.elements.len();
+            let run = entry.spec.dtype.size() * part.elements.len();
             for (k, (_, slot)) in state.slots.iter_mut().enumerate() {
-                let target = bytemuck::cast_slice_mut(&mut slot[part.elements.clone()]);
-                target.copy_from_slice(&values[k * run..(k + 1) * run]);
+                slot.write(part.elements.start, &values[k * run..(k + 1) * run]);
             }
         };
         call.wait(Duration::MAX, Some(&mut take))?;
@@ -122,8 +122,8 @@ pub(super) struct PullTicket {
     pub(super) shared: Arc<Shared>,
     pub(super) call: Arc<Call>,
     pub(super) client: u64,
-    /// Elements of each tensor.
-    pub(super) lens: Vec<usize>,
+    /// What was asked for.
+    pub(super) entries: Vec<Arc<Entry>>,
     /// The values were taken.
     pub(super) taken: Mutex<bool>,
 }
@@ -134,10 +134,10 @@ impl PullTicket {
         if std::mem::replace(&mut *lock(&self.taken), true) {
             return Err(Error::new(Kind::Config, "the values of this pull were taken before"));
         }
-        let mut values: Vec<_> = self.lens.iter().map(|len| vec![0.0_f32; *len]).collect();
+        let zeros = |entry: &Arc<Entry>| Array::zeros(entry.spec.dtype, entry.spec.elements());
+        let mut values: Vec<_> = self.entries.iter().map(zeros).collect();
         for (part, bytes) in self.call.take_arrived() {
-            let target = &mut values[part.tensor][part.elements.clone()];
-            bytemuck::cast_slice_mut(target).copy_from_slice(&bytes);
+            values[part.tensor].write(part.elements.start, &bytes);
         }
         Ok(Pulled { values, versions: versions(&self.call, self.client) })
     }

@@ -9,6 +9,7 @@ use super::{Client, after, stats};
 use crate::convert::{self, Route};
 use bytes::Bytes;
 use fastps_core::codec::{Codec, CodecId, Position};
+use fastps_core::dtype::View;
 use fastps_core::error::Result;
 use fastps_core::frame::{Action, Base, Identity, Push};
 use fastps_core::isa::Isa;
@@ -60,16 +61,16 @@ impl Client {
         let sequence = turn.as_deref_mut().map_or(0, next);
         let mut drafts = Vec::new();
         for (tensor, (gradient, entry)) in gradients.iter().zip(&entries).enumerate() {
-            let elements = gradient.values.as_slice().len();
+            let View::Float32(values) = gradient.values.view();
             let mut residual = match guard.as_deref_mut() {
-                Some(feedback) => Some(feedback.residual(&gradient.name, elements)?),
+                Some(feedback) => Some(feedback.residual(&gradient.name, values.len())?),
                 None => None,
             };
             for (k, range) in entry.spec.slices().enumerate() {
                 let (payload, residue) = if lend {
                     (Payload::Lent(memories[tensor].clone(), range.clone()), None)
                 } else {
-                    let values = &gradient.values.as_slice()[range.clone()];
+                    let values = &values[range.clone()];
                     let position = Position { first_element: range.start as u64, sequence };
                     let mut body = Vec::with_capacity(options.codec.id().body_len(values.len()));
                     let rest = residual.as_deref_mut().map(|r| &mut r[range.clone()]);
@@ -127,7 +128,7 @@ impl Client {
         let frame = convert::push_frame(0, route, &push, entry.spec.dtype, want_values, Bytes::new());
         let header = pb::Header { reservation: common.reservation, ..frame.header.unwrap_or_default() };
         let elements = entry.spec.slice_range(k);
-        let answer_bytes = want_values.then_some(4 * elements.len());
+        let answer_bytes = want_values.then_some(entry.spec.dtype.size() * elements.len());
         let part = Part {
             tensor,
             name: entry.spec.name.clone(),

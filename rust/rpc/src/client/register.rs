@@ -9,9 +9,11 @@ use super::{Client, after};
 use crate::convert;
 use bytes::Bytes;
 use fastps_core::codec::CodecId;
+use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::{Action, Push};
 use fastps_core::isa::Isa;
+use fastps_core::outgoing;
 use fastps_core::tensor::TensorSpec;
 use fastps_proto::v1 as pb;
 use std::sync::Arc;
@@ -27,17 +29,18 @@ const RENEW: Duration = Duration::from_secs(5);
 const ATTEMPTS: usize = 5;
 
 impl Client {
-    pub(super) fn register_tensor(&self, spec: TensorSpec, values: &[f32], timeout: Duration) -> Result<()> {
+    pub(super) fn register_tensor(
+        &self,
+        spec: TensorSpec,
+        values: View<'_>,
+        timeout: Duration,
+    ) -> Result<()> {
         self.alive()?;
         let deadline = after(timeout);
         let spec = Arc::new(spec);
         let named = |error: Error| error.tensor(spec.name.clone());
         spec.validate()?;
-        if values.len() != spec.elements() {
-            return Err(named(Error::new(Kind::Shape, "the initial values do not fill the shape"))
-                .expected(format!("{:?}", spec.shape), format!("{} values", values.len())));
-        }
-        fastps_core::finite::check(Isa::get()?, values, None).map_err(named)?;
+        outgoing::check_values(Isa::get()?, values, &spec)?;
         // A client owns its reservations as a whole, so its threads take turns.
         let _turn = self.registration_turn(deadline).map_err(named)?;
         let mut failed = None;
@@ -141,7 +144,7 @@ impl Client {
     }
 
     /// Takes the memory on the shards and fills it.
-    fn fill(&self, entry: &Arc<Entry>, reservation: u64, values: &[f32], deadline: Instant) -> Result<()> {
+    fn fill(&self, entry: &Arc<Entry>, reservation: u64, values: View<'_>, deadline: Instant) -> Result<()> {
         for (shard, link) in self.links.iter().enumerate() {
             let here = |(_, (_, place)): &(usize, &(_, usize))| *place == shard;
             let (indices, slices): (Vec<_>, Vec<_>) = entry
@@ -179,8 +182,9 @@ impl Client {
                 }
             }
             let draft = |(k, range): &(usize, std::ops::Range<usize>)| {
-                let body = Bytes::copy_from_slice(bytemuck::cast_slice(&values[range.clone()]));
-                let push = Push { action: Action::Assign, ..push(entry, *k, CodecId::Float32) };
+                let body = Bytes::copy_from_slice(values.get(range.clone()).bytes());
+                let push =
+                    Push { action: Action::Assign, ..push(entry, *k, CodecId::plain(entry.spec.dtype)) };
                 self.draft(0, entry, *k, &push, &common, false, Payload::Owned(body), None)
             };
             let call = self.submit(window.iter().map(draft).collect(), Vec::new(), deadline, true);

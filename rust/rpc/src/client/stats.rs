@@ -1,6 +1,7 @@
 //! What a client counts.
 
 use super::call::Answer;
+use crate::convert;
 use bytes::Bytes;
 use fastps_proto::v1 as pb;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +31,7 @@ pub(super) fn sent(counters: &Counters, header: &pb::Header, bytes: usize, attem
         count(&counters.frames_resent, 1);
     } else if header.kind == pb::Kind::Gradient as i32 {
         count(&counters.bytes_pushed, bytes as u64);
-        count(&counters.bytes_saved, (4 * header.count).saturating_sub(bytes as u64));
+        count(&counters.bytes_saved, convert::plain_len(header).saturating_sub(bytes as u64));
     }
 }
 

@@ -6,6 +6,7 @@ use super::pull::{PullTicket, versions};
 use super::receipts::{PushTicket, pushed};
 use super::{Client, after};
 use bytes::Bytes;
+use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::Action;
 use fastps_core::isa::Isa;
@@ -34,7 +35,7 @@ impl ParameterServer for Client {
         Ok(self.again()?)
     }
 
-    fn register(&self, spec: TensorSpec, values: &[f32], timeout: Duration) -> Result<()> {
+    fn register(&self, spec: TensorSpec, values: View<'_>, timeout: Duration) -> Result<()> {
         self.register_tensor(spec, values, timeout)
     }
 
@@ -96,16 +97,20 @@ impl ParameterServer for Client {
         let client = self.versions_id();
         let call = self.start_pull(&entries, epoch, false, deadline);
         self.deadlines.watch(&call);
-        let lens = entries.iter().map(|entry| entry.spec.elements()).collect();
-        Ok(Arc::new(PullTicket { shared: self.shared.clone(), call, client, lens, taken: Mutex::new(false) }))
+        Ok(Arc::new(PullTicket {
+            shared: self.shared.clone(),
+            call,
+            client,
+            entries,
+            taken: Mutex::new(false),
+        }))
     }
 
     fn assign(&self, gradient: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
         let (epoch, entries) = self.look_up(std::iter::once(&gradient.name), after(timeout))?;
         let entry = &entries[0];
         outgoing::check_shape(gradient, &entry.spec)?;
-        let named = |error: Error| error.tensor(gradient.name.clone());
-        fastps_core::finite::check(Isa::get()?, gradient.values.as_slice(), None).map_err(named)?;
+        outgoing::check_values(Isa::get()?, gradient.values.view(), &entry.spec)?;
         let memory = Memory::new(gradient.values.clone());
         let body = |range| (Action::Assign, Payload::Lent(memory.clone(), range));
         let bodies = entry.spec.slices().map(body).collect();

@@ -1,7 +1,10 @@
 //! Answers: built for a server, read for a client.
 
-use super::request::malformed;
+use super::request::{codec_to_wire, malformed};
+use super::spec::dtype_to_wire;
 use bytes::Bytes;
+use fastps_core::codec::CodecId;
+use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Result};
 use fastps_core::frame::Applied;
 use fastps_proto::v1 as pb;
@@ -29,14 +32,15 @@ pub fn receipt(tag: u64, applied: &Applied) -> pb::Frame {
 /// Values or state, with version, own changes and step of the slice; after a push that wanted them, with its receipt.
 pub fn values(
     tag: u64,
+    dtype: DType,
     (version, own, step): (u64, u64, u64),
     applied: Option<&Applied>,
     payload: Bytes,
 ) -> pb::Frame {
     let header = pb::Header {
-        count: payload.len() as u64 / 4,
-        codec: pb::Codec::Float32.into(),
-        dtype: pb::DType::DtypeFloat32.into(),
+        count: (payload.len() / dtype.size()) as u64,
+        codec: codec_to_wire(CodecId::plain(dtype)).into(),
+        dtype: dtype_to_wire(dtype).into(),
         version: Some(version),
         own: Some(own),
         step: Some(step),
@@ -74,7 +78,7 @@ pub enum Answer {
         step: u64,
         /// The receipt of the push that wanted them; its version and own are those of the values.
         applied: Option<Applied>,
-        /// Little-endian float32.
+        /// Little-endian values of the tensor's type.
         payload: Bytes,
     },
     /// Nothing was changed.
@@ -132,11 +136,11 @@ mod tests {
         for (frame, expected) in [
             (receipt(6, &applied), Answer::Receipt(applied)),
             (
-                values(6, (4, 0, 2), None, payload.clone()),
+                values(6, DType::Float32, (4, 0, 2), None, payload.clone()),
                 Answer::Values { version: 4, own: 0, step: 2, applied: None, payload: payload.clone() },
             ),
             (
-                values(6, (4, 0, 2), Some(&applied), payload.clone()),
+                values(6, DType::Float32, (4, 0, 2), Some(&applied), payload.clone()),
                 Answer::Values { version: 4, own: 0, step: 2, applied: Some(applied), payload },
             ),
             (refused(6, &error), Answer::Refused(error)),

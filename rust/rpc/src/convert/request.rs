@@ -4,9 +4,10 @@ use super::spec::{dtype_from_wire, dtype_to_wire};
 use bytes::Bytes;
 use crc_fast::CrcAlgorithm;
 use fastps_core::codec::CodecId;
+use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::{Action, Base, Identity, Push};
-use fastps_core::tensor::{DType, SliceId};
+use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
 
 /// What a frame says about where it goes, common to all requests.
@@ -60,7 +61,7 @@ pub fn crc32c(payload: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, payload) as u32
 }
 
-fn codec_to_wire(codec: CodecId) -> pb::Codec {
+pub(super) fn codec_to_wire(codec: CodecId) -> pb::Codec {
     match codec {
         CodecId::Float32 => pb::Codec::Float32,
         CodecId::BFloat16 => pb::Codec::Bfloat16,
@@ -176,6 +177,11 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     };
     let route = Route { group: h.group, epoch: h.epoch, client: h.client };
     Ok(Request { tag: h.tag, route, slice, verb })
+}
+
+/// Bytes that a push's elements take uncompressed.
+pub fn plain_len(header: &pb::Header) -> u64 {
+    dtype_from_wire(header.dtype).map_or(0, |dtype| dtype.size() as u64 * header.count)
 }
 
 fn header(kind: pb::Kind, tag: u64, slice: SliceId, route: Route) -> pb::Header {

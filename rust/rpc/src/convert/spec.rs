@@ -1,8 +1,9 @@
 //! Tensor specs and optimizer settings on the wire.
 
+use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, EpsMode, Optimizer, Rmsprop, Sgd};
-use fastps_core::tensor::{Apply, DType, TensorSpec};
+use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_proto::v1 as pb;
 use std::collections::HashMap;
 
@@ -158,8 +159,6 @@ pub fn optimizer_from_wire(wire: &pb::Optimizer) -> Result<Optimizer> {
 pub(super) fn dtype_to_wire(dtype: DType) -> pb::DType {
     match dtype {
         DType::Float32 => pb::DType::DtypeFloat32,
-        // DType is non-exhaustive: a new one gets its number here, with its first use.
-        _ => pb::DType::DtypeUnspecified,
     }
 }
 

@@ -1,0 +1,158 @@
+//! The element type of parameters, and values of one type. Everything that carries values, from a caller's array to
+//! a slice's memory, says its type here: another type is a variant of these three, and the compiler names the rest.
+
+use std::ops::Range;
+
+/// The element type of a tensor's parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// IEEE single precision.
+    Float32,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::Float32 => 4,
+        }
+    }
+
+    /// NumPy's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Float32 => "float32",
+        }
+    }
+
+    /// Elements of a full slice: the largest multiple of 4096 that fits, with its header, one 1 MiB HTTP/2 frame.
+    pub const fn slice_len(self) -> usize {
+        let itemsize = if self.size() < 4 { 4 } else { self.size() };
+        4096 * (252 / itemsize)
+    }
+}
+
+/// Row-major values of one type, borrowed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum View<'a> {
+    /// Of [`DType::Float32`].
+    Float32(&'a [f32]),
+}
+
+impl<'a> View<'a> {
+    /// Their type.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::Float32(_) => DType::Float32,
+        }
+    }
+
+    /// Number of elements.
+    pub fn len(self) -> usize {
+        match self {
+            Self::Float32(values) => values.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// Some of them; nothing if the range is not inside.
+    pub fn get(self, range: Range<usize>) -> Self {
+        match self {
+            Self::Float32(values) => Self::Float32(values.get(range).unwrap_or_default()),
+        }
+    }
+
+    /// Their bytes: the body of the type's plain codec.
+    pub fn bytes(self) -> &'a [u8] {
+        match self {
+            Self::Float32(values) => bytemuck::cast_slice(values),
+        }
+    }
+
+    /// A copy.
+    pub fn to_array(self) -> Array {
+        match self {
+            Self::Float32(values) => Array::Float32(values.to_vec()),
+        }
+    }
+}
+
+/// Row-major values of one type, owned.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Array {
+    /// Of [`DType::Float32`].
+    Float32(Vec<f32>),
+}
+
+impl Array {
+    /// `len` zeros.
+    pub fn zeros(dtype: DType, len: usize) -> Self {
+        match dtype {
+            DType::Float32 => Self::Float32(vec![0.0; len]),
+        }
+    }
+
+    /// The values.
+    pub fn view(&self) -> View<'_> {
+        match self {
+            Self::Float32(values) => View::Float32(values),
+        }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.view().len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Writes the bytes of whole elements at element `first`; false if they do not fit.
+    pub fn write(&mut self, first: usize, bytes: &[u8]) -> bool {
+        let target = match self {
+            Self::Float32(values) => values.get_mut(first..).map(bytemuck::cast_slice_mut),
+        };
+        let target: Option<&mut [u8]> =
+            target.and_then(|bytes_left: &mut [u8]| bytes_left.get_mut(..bytes.len()));
+        target.is_some_and(|target| {
+            target.copy_from_slice(bytes);
+            true
+        })
+    }
+}
+
+impl From<Vec<f32>> for Array {
+    fn from(values: Vec<f32>) -> Self {
+        Self::Float32(values)
+    }
+}
+
+impl From<Array> for Vec<f32> {
+    fn from(array: Array) -> Self {
+        match array {
+            Array::Float32(values) => values,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_take_whole_elements_that_fit() {
+        let mut array = Array::zeros(DType::Float32, 3);
+        let two = View::Float32(&[1.0, 2.0]).bytes();
+        assert!(array.write(1, two));
+        assert!(!array.write(2, two) && !array.write(4, &[]));
+        assert_eq!(array, Array::Float32(vec![0.0, 1.0, 2.0]));
+        assert_eq!(array.view().get(1..2), View::Float32(&[1.0]));
+        assert!(array.view().get(2..4).is_empty());
+    }
+}
