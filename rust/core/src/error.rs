@@ -2,6 +2,7 @@
 //! Python exception, so a refusal always names the tensor, the shard, what was expected and what came.
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 /// What went wrong; one variant per thing that a caller can react to.
@@ -42,9 +43,13 @@ pub enum Kind {
     Internal,
 }
 
-/// An error with everything that a person needs to act on it.
+/// An error with everything that a person needs to act on it. Boxed, so that a result that is well stays small.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Error(Box<Details>);
+
+/// What an error says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Error {
+pub struct Details {
     /// The category.
     pub kind: Kind,
     /// One sentence, lower-case, without the fields below.
@@ -67,7 +72,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// A new error without details.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self {
+        Self(Box::new(Details {
             kind,
             message: message.into(),
             tensor: None,
@@ -75,7 +80,7 @@ impl Error {
             expected: None,
             got: None,
             retry_after_ms: None,
-        }
+        }))
     }
 
     /// Names the tensor.
@@ -101,6 +106,31 @@ impl Error {
     pub fn retry_after_ms(mut self, ms: u64) -> Self {
         self.retry_after_ms = Some(ms);
         self
+    }
+}
+
+impl From<Details> for Error {
+    fn from(details: Details) -> Self {
+        Self(Box::new(details))
+    }
+}
+
+impl Deref for Error {
+    type Target = Details;
+    fn deref(&self) -> &Details {
+        &self.0
+    }
+}
+
+impl DerefMut for Error {
+    fn deref_mut(&mut self) -> &mut Details {
+        &mut self.0
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

@@ -64,6 +64,8 @@ pub struct Push<'a> {
     pub body: &'a [u8],
     /// The body is known to be finite and canonical: made in this process, after the finite check.
     pub trusted: bool,
+    /// It cannot come again, and nobody asks what became of it: a slice that applies it at once need not remember it.
+    pub once: bool,
 }
 
 impl Push<'_> {

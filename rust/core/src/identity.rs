@@ -4,6 +4,7 @@
 
 use crate::error::Result;
 use crate::frame::{Applied, Identity};
+use foldhash::fast::RandomState;
 use std::collections::{HashMap, VecDeque};
 
 /// How many outcomes per client and slice are remembered.
@@ -43,7 +44,9 @@ struct Client {
 /// The table of one slice.
 #[derive(Default)]
 pub(crate) struct Identities {
-    clients: HashMap<u64, Client>,
+    clients: HashMap<u64, Client, RandomState>,
+    /// A client and its `own`, ahead of the table: mostly one client changes a slice many times in a row.
+    recent: Option<(u64, u64)>,
 }
 
 impl Identities {
@@ -103,18 +106,36 @@ impl Identities {
 
     /// Counts one more change by this client.
     pub(crate) fn count_own(&mut self, client: u64) -> u64 {
-        let client = self.clients.entry(client).or_default();
-        client.own += 1;
-        client.own
+        let own = match self.recent {
+            Some((recent, own)) if recent == client => own + 1,
+            _ => {
+                self.settle_recent();
+                self.clients.entry(client).or_default().own + 1
+            }
+        };
+        self.recent = Some((client, own));
+        own
+    }
+
+    fn settle_recent(&mut self) {
+        if let Some((client, own)) = self.recent.take()
+            && let Some(client) = self.clients.get_mut(&client)
+        {
+            client.own = own;
+        }
     }
 
     /// How many changes were this client's.
     pub(crate) fn own(&self, client: u64) -> u64 {
-        self.clients.get(&client).map_or(0, |c| c.own)
+        match self.recent {
+            Some((recent, own)) if recent == client => own,
+            _ => self.clients.get(&client).map_or(0, |c| c.own),
+        }
     }
 
     /// Drops all that is known of a client.
     pub(crate) fn forget(&mut self, client: u64) {
+        self.recent = self.recent.filter(|(recent, _)| *recent != client);
         self.clients.remove(&client);
     }
 
@@ -152,7 +173,10 @@ mod tests {
         assert!(matches!(table.look_up(Identity { client: 7, sequence: 36 }), Seen::Forgotten));
         assert!(matches!(table.look_up(Identity { client: 7, sequence: 37 }), Seen::Before(_)));
         assert!(matches!(table.look_up(Identity { client: 8, sequence: 1 }), Seen::New));
+        assert_eq!((table.count_own(7), table.count_own(7), table.count_own(8), table.own(7)), (1, 2, 1, 2));
+        assert_eq!((table.count_own(7), table.own(8)), (3, 1));
         table.forget(7);
+        assert_eq!((table.own(7), table.own(8)), (0, 1));
         assert!(matches!(table.look_up(Identity { client: 7, sequence: 100 }), Seen::New));
     }
 }

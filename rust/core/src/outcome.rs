@@ -2,47 +2,45 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::frame::Applied;
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
-use crate::verbs::{Gradient, InDoubt, PartialPush, PushError, Pushed, Receipt};
+use crate::identity::Completion;
+use crate::sync::{Arc, Mutex, lock};
+use crate::verbs::{InDoubt, PartialPush, PushError, Pushed, Receipt};
 use std::ops::Range;
 use std::sync::{Condvar, PoisonError};
 use std::time::Duration;
 
-/// Gathers the answers of one call's slices.
-#[derive(Debug)]
+/// Gathers the answers of the slices that a policy holds.
+#[derive(Debug, Default)]
 pub(crate) struct Collect {
-    results: Mutex<Vec<Option<Result<Applied>>>>,
-    missing: AtomicU64,
+    late: Mutex<Late>,
     complete: Condvar,
 }
 
+#[derive(Debug, Default)]
+struct Late {
+    missing: usize,
+    results: Vec<(usize, Result<Applied>)>,
+}
+
 impl Collect {
-    pub(crate) fn new(n: usize) -> Arc<Self> {
-        Arc::new(Self {
-            results: Mutex::new(vec![None; n]),
-            missing: AtomicU64::new(n as u64),
-            complete: Condvar::new(),
+    /// What to call with the answer of slice `k`.
+    pub(crate) fn expect(self: &Arc<Self>, k: usize) -> Completion {
+        lock(&self.late).missing += 1;
+        let collect = self.clone();
+        Box::new(move |result| {
+            let mut late = lock(&collect.late);
+            late.missing -= 1;
+            late.results.push((k, result));
+            if late.missing == 0 {
+                collect.complete.notify_all();
+            }
         })
     }
 
-    pub(crate) fn put(&self, k: usize, result: Result<Applied>) {
-        let mut results = lock(&self.results);
-        results[k] = Some(result);
-        if self.missing.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.complete.notify_all();
-        }
-    }
-
-    /// Whether slice `k` was answered with a refusal.
-    pub(crate) fn was_refused(&self, k: usize) -> bool {
-        matches!(lock(&self.results)[k], Some(Err(_)))
-    }
-
-    pub(crate) fn wait(&self, timeout: Duration) -> Vec<Option<Result<Applied>>> {
-        let results = lock(&self.results);
-        let missing = |_: &mut Vec<_>| self.missing.load(Ordering::Relaxed) > 0;
-        let waited = self.complete.wait_timeout_while(results, timeout, missing);
-        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
+    /// The answers that came until the timeout.
+    pub(crate) fn wait(&self, timeout: Duration) -> Vec<(usize, Result<Applied>)> {
+        let waited = self.complete.wait_timeout_while(lock(&self.late), timeout, |late| late.missing > 0);
+        std::mem::take(&mut waited.unwrap_or_else(PoisonError::into_inner).0.results)
     }
 }
 
@@ -58,11 +56,10 @@ pub struct Outcomes {
 }
 
 impl Outcomes {
-    /// Receipts if everything was applied, else what failed. `bytes`: sent per gradient; `late`: what to say of a missing
-    /// answer.
-    pub fn into_pushed(self, gradients: &[Gradient], bytes: &[u64]) -> Pushed {
+    /// Receipts if everything was applied, else what failed. `names`: of the gradients; `bytes`: sent per gradient.
+    pub fn into_pushed(self, names: &dyn Fn(usize) -> Arc<str>, bytes: &[u64]) -> Pushed {
         let whole = |k: usize| {
-            let name = &gradients[k].name;
+            let name = &names(k);
             !self.refused.iter().any(|(n, ..)| n == name) && !self.in_doubt.iter().any(|d| d.tensor() == name)
         };
         let mut merged: Vec<_> = bytes.iter().map(|bytes| Receipt::of_nothing(*bytes)).collect();
@@ -81,10 +78,9 @@ impl Outcomes {
             return Err(PushError::Refused(error));
         }
         let receipts = merged.into_iter().enumerate().filter(|(k, _)| whole(*k));
-        let receipts = receipts.map(|(k, receipt)| (gradients[k].name.clone(), receipt)).collect();
+        let receipts = receipts.map(|(k, receipt)| (names(k), receipt)).collect();
         let torn = self.applied.iter().filter(|(k, ..)| !whole(*k));
-        let applied =
-            torn.map(|(k, range, applied)| (gradients[*k].name.clone(), range.clone(), *applied)).collect();
+        let applied = torn.map(|(k, range, applied)| (names(*k), range.clone(), *applied)).collect();
         let partial =
             PartialPush { error, receipts, refused: self.refused, applied, in_doubt: self.in_doubt };
         Err(PushError::Partial(Box::new(partial)))

@@ -7,18 +7,31 @@ use crate::error::{Error, Kind, Result};
 use crate::finite;
 use crate::isa::Isa;
 use crate::tensor::TensorSpec;
-use crate::verbs::{Gradient, PushOptions, State};
+use crate::verbs::{GradientRef, PushOptions, State};
 use std::collections::HashSet;
 
-/// Checks shapes, settings and values of a whole push. `specs` are those of `gradients`, in the same order.
+/// Checks shapes, settings and values of a whole push: its gradients, each with its tensor's spec.
 pub fn check<'a>(
     isa: Isa,
-    gradients: &[Gradient],
-    specs: impl Iterator<Item = &'a TensorSpec>,
+    gradients: impl Iterator<Item = (GradientRef<'a>, &'a TensorSpec)> + Clone,
     options: &PushOptions,
-    mut feedback: Option<&mut ErrorFeedback>,
+    feedback: Option<&mut ErrorFeedback>,
 ) -> Result<()> {
-    if options.codec == Codec::OneBit && feedback.is_none() {
+    check_options(options, feedback.is_some())?;
+    let mut names = HashSet::new();
+    for (gradient, spec) in gradients.clone() {
+        if !names.insert(gradient.name) {
+            let error = Error::new(Kind::Config, "a tensor stands twice in one push");
+            return Err(error.tensor(gradient.name));
+        }
+        check_shape(gradient, spec)?;
+    }
+    check_finite(isa, gradients.map(|(gradient, _)| gradient), options, feedback)
+}
+
+/// Checks the settings of a push.
+pub fn check_options(options: &PushOptions, has_feedback: bool) -> Result<()> {
+    if options.codec == Codec::OneBit && !has_feedback {
         return Err(Error::new(
             Kind::Config,
             "OneBit needs error feedback: push through a Worker or a bound list",
@@ -30,36 +43,40 @@ pub fn check<'a>(
     if let Some(scale) = options.scale.filter(|scale| !scale.is_finite()) {
         return Err(Error::new(Kind::Config, "invalid scale").expected("a finite number", scale));
     }
-    let mut names = HashSet::new();
-    // What is rounded or added to a residual must be finite, whatever the caller says about checking.
-    let must_be_finite = options.check_finite || options.codec != Codec::Float32 || feedback.is_some();
-    for (gradient, spec) in gradients.iter().zip(specs) {
-        let name = |error: Error| error.tensor(gradient.name.clone());
-        if !names.insert(&gradient.name) {
-            return Err(name(Error::new(Kind::Config, "a tensor stands twice in one push")));
-        }
-        check_shape(gradient, spec)?;
-        if must_be_finite {
-            let View::Float32(values) = gradient.values.view();
-            let residual = match feedback.as_deref_mut() {
-                Some(feedback) => Some(&*feedback.residual(&gradient.name, values.len()).map_err(name)?),
-                None => None,
-            };
-            finite::check(isa, values, residual).map_err(name)?;
-        }
+    Ok(())
+}
+
+/// Scans a whole push for NaN and infinity. What is rounded or added to a residual must be finite, whatever the
+/// options say about checking.
+pub fn check_finite<'a>(
+    isa: Isa,
+    gradients: impl Iterator<Item = GradientRef<'a>>,
+    options: &PushOptions,
+    mut feedback: Option<&mut ErrorFeedback>,
+) -> Result<()> {
+    if !options.check_finite && options.codec == Codec::Float32 && feedback.is_none() {
+        return Ok(());
+    }
+    for GradientRef { name, values, .. } in gradients {
+        let View::Float32(values) = values;
+        let named = |error: Error| error.tensor(name);
+        let residual = match feedback.as_deref_mut() {
+            Some(feedback) => Some(&*feedback.residual(name, values.len()).map_err(named)?),
+            None => None,
+        };
+        finite::check(isa, values, residual).map_err(named)?;
     }
     Ok(())
 }
 
-/// Fails unless the gradient has its tensor's shape.
-pub fn check_shape(gradient: &Gradient, spec: &TensorSpec) -> Result<()> {
-    let values = gradient.values.view();
-    check_dtype(values, spec)?;
-    if gradient.shape == spec.shape && values.len() == spec.elements() {
+/// Fails unless the gradient has its tensor's dtype and shape.
+pub fn check_shape(gradient: GradientRef<'_>, spec: &TensorSpec) -> Result<()> {
+    check_dtype(gradient.values, spec)?;
+    if gradient.shape == spec.shape && gradient.values.len() == spec.elements() {
         return Ok(());
     }
     Err(Error::new(Kind::Shape, "the shape is not the registered one")
-        .tensor(gradient.name.clone())
+        .tensor(gradient.name)
         .expected(format!("{:?}", spec.shape), format!("{:?}", gradient.shape)))
 }
 

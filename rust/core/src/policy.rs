@@ -94,6 +94,7 @@ impl Held {
             codec: self.codec,
             body: &self.body,
             trusted: true,
+            once: false,
         };
         let result = self.slice.apply_held(&push);
         self.complete(result);

@@ -34,11 +34,3 @@ pub trait Sink: Send + Sync + fmt::Debug {
     /// Takes one record.
     fn record(&self, record: &Record<'_>);
 }
-
-/// Keeps nothing.
-#[derive(Debug)]
-pub struct NoSink;
-
-impl Sink for NoSink {
-    fn record(&self, _record: &Record<'_>) {}
-}

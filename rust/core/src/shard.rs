@@ -2,10 +2,11 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::frame::{Applied, Identity, Push};
+use crate::identity::Completion;
 use crate::isa::Isa;
 use crate::params::Meter;
 use crate::policy::{Immediate, Policy};
-use crate::record::{NoSink, Sink};
+use crate::record::Sink;
 use crate::slice::{Counters, Place, Resolved, Slice, Snapshot};
 use crate::sync::{Arc, AtomicU64, Ordering, RwLock};
 use crate::tensor::{SliceId, TensorSpec};
@@ -23,14 +24,14 @@ pub struct ShardConfig {
     pub isa: Isa,
     /// When pushes are applied.
     pub policy: Arc<dyn Policy>,
-    /// Where records go.
-    pub sink: Arc<dyn Sink>,
+    /// Where records go, if anybody wants them.
+    pub sink: Option<Arc<dyn Sink>>,
 }
 
 impl ShardConfig {
     /// A shard that applies pushes on arrival and keeps no records.
     pub fn new(index: u32, memory_limit: u64, isa: Isa) -> Self {
-        Self { index, memory_limit, isa, policy: Arc::new(Immediate), sink: Arc::new(NoSink) }
+        Self { index, memory_limit, isa, policy: Arc::new(Immediate), sink: None }
     }
 }
 
@@ -102,13 +103,37 @@ impl Shard {
 
     /// Applies, holds or refuses a push; `done` is called exactly once, perhaps later and from another thread.
     pub fn push(&self, push: &Push<'_>, done: impl FnOnce(Result<Applied>) + Send + 'static) {
-        let index = self.index();
-        match self.slice(push.slice) {
-            Ok(slice) => slice.push(push, &*self.config.policy, move |r| {
-                done(r.map_err(|e| e.shard(index)));
+        let mut done = Some(done);
+        let settled = match self.slice(push.slice) {
+            Ok(slice) => self.push_to(&slice, push, || {
+                let done = done.take();
+                Box::new(move |result| {
+                    if let Some(done) = done {
+                        done(result);
+                    }
+                })
             }),
-            Err(error) => done(Err(error)),
+            Err(error) => Some(Err(error)),
+        };
+        if let (Some(result), Some(done)) = (settled, done) {
+            done(result);
         }
+    }
+
+    /// As [`Shard::push`], for a caller that has the slice: see [`Slice::push`].
+    pub(crate) fn push_to(
+        &self,
+        slice: &Arc<Slice>,
+        push: &Push<'_>,
+        later: impl FnOnce() -> Completion,
+    ) -> Option<Result<Applied>> {
+        let index = self.index();
+        let later = || -> Completion {
+            let done = later();
+            Box::new(move |result| done(result.map_err(|error: Error| error.shard(index))))
+        };
+        let settled = slice.push(push, &*self.config.policy, later);
+        settled.map(|result| result.map_err(|error| error.shard(index)))
     }
 
     /// The values of a slice at one version.
@@ -139,14 +164,21 @@ impl Shard {
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let slices = self.all();
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (pushes, assigns) = slices.iter().fold(
+            (count(&self.counters.pushes), count(&self.counters.assigns)),
+            |sum, slice| {
+                let (pushes, assigns) = slice.changes();
+                (sum.0 + pushes, sum.1 + assigns)
+            },
+        );
         vec![
             ("slices", slices.len() as u64),
             ("versions", slices.iter().map(|slice| slice.version(0).0).sum()),
             ("identity_entries", slices.iter().map(|slice| slice.known_clients() as u64).sum()),
             ("memory_used", self.meter.used()),
             ("memory_limit", self.meter.limit()),
-            ("pushes", count(&self.counters.pushes)),
-            ("assigns", count(&self.counters.assigns)),
+            ("pushes", pushes),
+            ("assigns", assigns),
             ("duplicates", count(&self.counters.duplicates)),
             ("refused", count(&self.counters.refused)),
             ("pulls", count(&self.counters.pulls)),

@@ -9,7 +9,7 @@ pub use snapshot::Snapshot;
 
 use crate::error::{Error, Kind, Result};
 use crate::fault::fault;
-use crate::frame::{Action, Applied, Base, Identity, Push};
+use crate::frame::{Applied, Base, Identity, Push};
 use crate::identity::{Completion, Identities, Outcome, Seen};
 use crate::isa::Isa;
 use crate::lock::SliceLock;
@@ -21,6 +21,7 @@ use crate::tensor::{Apply, SliceId, TensorSpec};
 use exact::ExactMemory;
 use hogwild::HogwildMemory;
 use std::fmt;
+use std::ops::Range;
 
 /// One slice of one tensor.
 #[derive(Debug)]
@@ -29,10 +30,12 @@ pub struct Slice {
     spec: Arc<TensorSpec>,
     index: usize,
     group: u32,
+    /// Its first element in the tensor.
+    first: usize,
     len: usize,
     slots: usize,
     isa: Isa,
-    sink: Arc<dyn Sink>,
+    sink: Option<Arc<dyn Sink>>,
     counters: Arc<Counters>,
     meter: Arc<Meter>,
     /// The slice's own memory, as counted.
@@ -49,6 +52,7 @@ enum Memory {
 /// What a shard counts over its slices.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
+    /// Of slices that are gone; those of others are counted by themselves.
     pub(crate) pushes: AtomicU64,
     pub(crate) assigns: AtomicU64,
     pub(crate) duplicates: AtomicU64,
@@ -67,7 +71,7 @@ impl Counters {
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) isa: Isa,
-    pub(crate) sink: Arc<dyn Sink>,
+    pub(crate) sink: Option<Arc<dyn Sink>>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) meter: Arc<Meter>,
     /// For [`Slice::memory_for`] bytes.
@@ -88,7 +92,7 @@ pub enum Resolved {
 /// What a push finds when it arrives.
 enum Arrival {
     Apply,
-    Hold,
+    Hold(Completion),
     Answer(Result<Applied>),
     /// A repeat of a push that is pending: the completion was queued behind it.
     Waits,
@@ -97,7 +101,8 @@ enum Arrival {
 impl Slice {
     pub(crate) fn new(id: SliceId, spec: &Arc<TensorSpec>, index: usize, group: u32, place: Place) -> Self {
         let Place { isa, sink, counters, meter, charge } = place;
-        let len = spec.slice_range(index).len();
+        let range = spec.slice_range(index);
+        let (first, len) = (range.start, range.len());
         let slots = spec.optimizer.slots().len();
         let (dtype, initial) = (spec.dtype, spec.optimizer.initial_state());
         let memory = match spec.apply {
@@ -105,7 +110,21 @@ impl Slice {
             Apply::Hogwild => Memory::Hogwild(HogwildMemory::new(dtype, len, slots, initial)),
         };
         let spec = spec.clone();
-        Self { id, spec, index, group, len, slots, isa, sink, counters, meter, _charge: charge, memory }
+        Self {
+            id,
+            spec,
+            index,
+            group,
+            first,
+            len,
+            slots,
+            isa,
+            sink,
+            counters,
+            meter,
+            _charge: charge,
+            memory,
+        }
     }
 
     /// Its identifier.
@@ -123,7 +142,12 @@ impl Slice {
         self.index
     }
 
-    /// Its elements.
+    /// Its elements in the tensor.
+    pub fn range(&self) -> Range<usize> {
+        self.first..self.first + self.len
+    }
+
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -149,13 +173,14 @@ impl Slice {
         buffers * Buffer::bytes_for(spec.dtype, len) + 512
     }
 
-    /// Applies, holds or refuses a push; `done` is called exactly once, perhaps later and from another thread.
+    /// Applies or refuses a push and says so. Where it must wait (a policy holds it, or it repeats one that waits), the
+    /// answer goes to what `later` gives, once, perhaps from another thread.
     pub(crate) fn push(
         self: &Arc<Self>,
         push: &Push<'_>,
         policy: &dyn Policy,
-        done: impl FnOnce(Result<Applied>) + Send + 'static,
-    ) {
+        later: impl FnOnce() -> Completion,
+    ) -> Option<Result<Applied>> {
         let checked = push.validate(self.isa, self.spec.dtype, self.len, self.slots);
         if let (true, Err(_), Memory::Exact(memory)) = (fault("check_after_apply"), &checked, &self.memory)
             && push.body.len() == self.bytes()
@@ -164,51 +189,45 @@ impl Slice {
         }
         if let Err(error) = checked {
             Counters::count(&self.counters.refused);
-            return done(Err(error.tensor(self.spec.name.clone())));
+            return Some(Err(self.name(error)));
         }
         let admission = policy.admit(self, push);
-        let (result, waiting) = match &self.memory {
+        let arrival = match &self.memory {
             Memory::Exact(memory) => {
                 let mut memory = memory.lock();
-                match self.arrive(&mut memory.identities, push, admission, done) {
-                    (Arrival::Apply, done) => (memory.change(self, push), done),
-                    (Arrival::Hold, Some(done)) => {
-                        drop(memory);
-                        return policy.hold(Held::new(self.clone(), push, Box::new(done)));
-                    }
-                    (Arrival::Answer(result), done) => (result, done),
-                    (Arrival::Waits | Arrival::Hold, _) => return,
+                match self.arrive(&mut memory.identities, push, admission, later) {
+                    Arrival::Apply => return Some(memory.change(self, push)),
+                    arrival => arrival,
                 }
             }
-            Memory::Hogwild(memory) => {
-                let (arrival, done) = self.arrive(&mut lock(&memory.identities), push, admission, done);
-                match (arrival, done) {
-                    (Arrival::Apply, Some(done)) => {
-                        let (applied, waiting) = memory.change(self, push);
-                        answer_all(waiting, applied);
-                        return done(Ok(applied));
-                    }
-                    (Arrival::Hold, Some(done)) => {
-                        return policy.hold(Held::new(self.clone(), push, Box::new(done)));
-                    }
-                    (Arrival::Answer(result), done) => (result, done),
-                    (Arrival::Waits | Arrival::Hold | Arrival::Apply, _) => return,
-                }
-            }
+            Memory::Hogwild(memory) => self.arrive(&mut lock(&memory.identities), push, admission, later),
         };
-        if let Some(done) = waiting {
-            done(result);
+        match (arrival, &self.memory) {
+            (Arrival::Apply, Memory::Hogwild(memory)) => {
+                let (applied, waiting) = memory.change(self, push);
+                answer_all(waiting, applied);
+                Some(Ok(applied))
+            }
+            (Arrival::Hold(done), _) => {
+                policy.hold(Held::new(self.clone(), push, done));
+                None
+            }
+            (Arrival::Answer(result), _) => Some(result),
+            (Arrival::Waits | Arrival::Apply, _) => None,
         }
     }
 
-    /// Looks the identity up and decides; takes the completion where it must wait.
-    fn arrive<D: FnOnce(Result<Applied>) + Send + 'static>(
+    /// Looks the identity up and decides.
+    fn arrive(
         &self,
         identities: &mut Identities,
         push: &Push<'_>,
         admission: Admission,
-        done: D,
-    ) -> (Arrival, Option<D>) {
+        later: impl FnOnce() -> Completion,
+    ) -> Arrival {
+        if push.once && matches!(admission, Admission::Apply) {
+            return Arrival::Apply;
+        }
         let seen = match identities.look_up(push.identity) {
             _ if fault("identity_off") => Seen::New,
             seen => seen,
@@ -216,21 +235,21 @@ impl Slice {
         match seen {
             Seen::Before(Outcome::Applied(applied)) => {
                 Counters::count(&self.counters.duplicates);
-                (Arrival::Answer(Ok(Applied { duplicate: true, ..*applied })), Some(done))
+                Arrival::Answer(Ok(Applied { duplicate: true, ..*applied }))
             }
             Seen::Before(Outcome::Fenced) => {
                 let error =
                     Error::new(Kind::Fenced, "the push was fenced: it was not applied and never will be");
-                (Arrival::Answer(Err(self.name(error))), Some(done))
+                Arrival::Answer(Err(self.name(error)))
             }
             Seen::Before(Outcome::Held(waiting) | Outcome::Applying(waiting)) => {
-                waiting.push(Box::new(done));
-                (Arrival::Waits, None)
+                waiting.push(later());
+                Arrival::Waits
             }
             Seen::Forgotten => {
                 let error =
                     Error::new(Kind::UnknownOutcome, "the push is older than what the slice remembers");
-                (Arrival::Answer(Err(self.name(error))), Some(done))
+                Arrival::Answer(Err(self.name(error)))
             }
             Seen::New => match admission {
                 Admission::Apply => {
@@ -238,15 +257,15 @@ impl Slice {
                     if self.spec.apply == Apply::Hogwild {
                         identities.note(push.identity, Outcome::Applying(Vec::new()));
                     }
-                    (Arrival::Apply, Some(done))
+                    Arrival::Apply
                 }
                 Admission::Hold => {
                     identities.note(push.identity, Outcome::Held(Vec::new()));
-                    (Arrival::Hold, Some(done))
+                    Arrival::Hold(later())
                 }
                 Admission::Refuse(error) => {
                     Counters::count(&self.counters.refused);
-                    (Arrival::Answer(Err(self.name(error))), Some(done))
+                    Arrival::Answer(Err(self.name(error)))
                 }
             },
         }
@@ -315,12 +334,8 @@ impl Slice {
     }
 
     fn record(&self, push: &Push<'_>, applied: Applied) {
-        let counter = match push.action {
-            Action::Gradient => &self.counters.pushes,
-            Action::Assign | Action::AssignState { .. } => &self.counters.assigns,
-        };
-        Counters::count(counter);
-        self.sink.record(&Record {
+        let Some(sink) = &self.sink else { return };
+        sink.record(&Record {
             slice: self.id,
             version: applied.version,
             identity: push.identity,
@@ -355,6 +370,14 @@ impl Slice {
         match &self.memory {
             Memory::Exact(memory) => memory.lock().version(client),
             Memory::Hogwild(memory) => memory.version(client),
+        }
+    }
+
+    /// Gradients and assignments that were applied.
+    pub(crate) fn changes(&self) -> (u64, u64) {
+        match &self.memory {
+            Memory::Exact(memory) => memory.lock().changes(),
+            Memory::Hogwild(memory) => memory.changes(),
         }
     }
 
@@ -414,6 +437,14 @@ fn staleness(base: Option<Base>, version: u64, own: u64) -> Option<u64> {
 fn answer_all(waiting: Vec<Completion>, applied: Applied) {
     for done in waiting {
         done(Ok(Applied { duplicate: true, ..applied }));
+    }
+}
+
+impl Drop for Slice {
+    fn drop(&mut self) {
+        let (pushes, assigns) = self.changes();
+        self.counters.pushes.fetch_add(pushes, Ordering::Relaxed);
+        self.counters.assigns.fetch_add(assigns, Ordering::Relaxed);
     }
 }
 

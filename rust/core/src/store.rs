@@ -3,24 +3,25 @@
 use crate::codec::{Codec, CodecId, ErrorFeedback, Position};
 use crate::dtype::{Array, View};
 use crate::error::{Error, Kind, Result};
-use crate::frame::{Action, Base, Identity, Push};
+use crate::frame::{Action, Applied, Base, Identity, Push};
 use crate::isa::Isa;
 use crate::outcome::{Collect, Outcomes};
 use crate::outgoing;
 use crate::policy::{Immediate, Policy};
-use crate::record::{NoSink, Sink};
+use crate::record::Sink;
 use crate::shard::{Shard, ShardConfig};
 use crate::slice::{Resolved, Slice};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, RwLock, lock};
 use crate::tensor::{SliceId, TensorSpec};
 use crate::verbs::{
-    Done, Fate, Gradient, InDoubt, ParameterServer, Pulled, PushError, PushOptions, Pushed, Receipt,
-    Sink as ValueSink, SliceVersion, State, Stats, Ticket, Versions,
+    Done, Fate, Gradient, GradientRef, InDoubt, ParameterServer, Pulled, PushError, PushOptions, Pushed,
+    Receipt, Sink as ValueSink, SliceVersion, State, Stats, Ticket, Versions,
 };
+use foldhash::fast::RandomState;
 use rayon::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{OnceLock, PoisonError};
+use std::sync::{OnceLock, PoisonError, RwLockReadGuard};
 use std::time::Duration;
 
 /// How a store is made.
@@ -32,13 +33,13 @@ pub struct StoreOptions {
     pub memory_limit: u64,
     /// When pushes are applied.
     pub policy: Arc<dyn Policy>,
-    /// Where records go.
-    pub sink: Arc<dyn Sink>,
+    /// Where records go, if anybody wants them.
+    pub sink: Option<Arc<dyn Sink>>,
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self { threads: None, memory_limit: u64::MAX, policy: Arc::new(Immediate), sink: Arc::new(NoSink) }
+        Self { threads: None, memory_limit: u64::MAX, policy: Arc::new(Immediate), sink: None }
     }
 }
 
@@ -59,7 +60,9 @@ struct Shared {
     shard: Shard,
     threads: usize,
     pool: OnceLock<Option<rayon::ThreadPool>>,
-    tensors: RwLock<BTreeMap<Arc<str>, Arc<Tensor>>>,
+    tensors: RwLock<Tensors>,
+    /// Changes when a tensor goes: what bound lists know is then looked up again.
+    generation: AtomicU64,
     registering: Mutex<()>,
     next_slice: AtomicU64,
     next_client: AtomicU64,
@@ -69,6 +72,29 @@ struct Shared {
 struct Tensor {
     spec: Arc<TensorSpec>,
     slices: Vec<Arc<Slice>>,
+}
+
+type Tensors = HashMap<Arc<str>, Arc<Tensor>, RandomState>;
+
+/// Where the gradients of a push go.
+#[derive(Debug)]
+struct Places {
+    generation: u64,
+    tensors: Vec<Arc<Tensor>>,
+}
+
+/// Gradients that are pushed again and again, and where they go.
+#[derive(Debug)]
+pub struct Bound {
+    gradients: Vec<Gradient>,
+    places: Mutex<Places>,
+}
+
+impl Bound {
+    /// The gradients.
+    pub fn gradients(&self) -> &[Gradient] {
+        &self.gradients
+    }
 }
 
 /// Elements above which one call is worth more than one thread.
@@ -91,6 +117,7 @@ impl Store {
             threads,
             pool: OnceLock::new(),
             tensors: RwLock::default(),
+            generation: AtomicU64::new(0),
             registering: Mutex::default(),
             next_slice: AtomicU64::new(1),
             next_client: AtomicU64::new(1),
@@ -105,8 +132,11 @@ impl Store {
     }
 
     fn tensor(&self, name: &str) -> Result<Arc<Tensor>> {
-        let tensors = self.shared.tensors.read().unwrap_or_else(PoisonError::into_inner);
-        tensors.get(name).cloned().ok_or_else(|| unknown(name))
+        self.tensors().get(name).cloned().ok_or_else(|| unknown(name))
+    }
+
+    fn tensors(&self) -> RwLockReadGuard<'_, Tensors> {
+        self.shared.tensors.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn identity(&self) -> Identity {
@@ -122,152 +152,226 @@ impl Store {
         self.shared.pool.get_or_init(build).as_ref()
     }
 
-    fn push_checked(
-        &self,
-        gradients: &[Gradient],
-        options: &PushOptions,
-    ) -> Result<(Vec<Arc<Tensor>>, Pushed)> {
-        let tensors = gradients.iter().map(|g| self.tensor(&g.name)).collect::<Result<Vec<_>>>()?;
+    /// Pushes gradients of memory that the caller lends for the call: [`ParameterServer::push`] without its owned list.
+    pub fn push_borrowed(&self, gradients: &[GradientRef<'_>], options: &PushOptions) -> Pushed {
+        let places = self.look_up(gradients.iter().map(|gradient| gradient.name))?;
+        let specs = places.tensors.iter().map(|tensor| &*tensor.spec);
         let mut feedback = options.feedback.as_deref().map(lock);
-        let specs = tensors.iter().map(|tensor| &*tensor.spec);
-        outgoing::check(self.shared.isa, gradients, specs, options, feedback.as_deref_mut())?;
-        let identity = self.identity();
-        let parts = parts(&tensors);
-        let collect = Collect::new(parts.len());
-        let mut bytes = vec![0; gradients.len()];
-        if options.codec == Codec::Float32 && feedback.is_none() {
-            let elements = parts.iter().map(|part| part.range.len()).sum();
-            let one = |(k, part): (usize, &Part)| {
-                let body = gradients[part.tensor].values.view().get(part.range.clone()).bytes();
-                self.push_part(&collect, k, part, identity, options, CodecId::Float32, body);
-            };
-            match self.pool(elements) {
-                Some(pool) => pool.install(|| parts.par_iter().enumerate().for_each(one)),
-                None => parts.iter().enumerate().for_each(one),
-            }
-            for part in &parts {
-                bytes[part.tensor] += part.slice.bytes() as u64;
-            }
-        } else {
-            let mut body = Vec::new();
-            for (k, part) in parts.iter().enumerate() {
-                self.encode(&mut body, gradients, part, identity, options, feedback.as_deref_mut())?;
-                bytes[part.tensor] += body.len() as u64;
-                self.push_part(&collect, k, part, identity, options, options.codec.id(), &body);
-                if let (Some(feedback), true) = (feedback.as_deref_mut(), collect.was_refused(k)) {
-                    let gradient = &gradients[part.tensor];
-                    let (first, n) = (part.range.start, part.range.len());
-                    feedback.give_back(
-                        self.shared.isa,
-                        &gradient.name,
-                        first,
-                        options.codec.id(),
-                        &body,
-                        n,
-                    )?;
-                }
+        let both = gradients.iter().copied().zip(specs);
+        outgoing::check(self.shared.isa, both, options, feedback.as_deref_mut())?;
+        self.push_to(&places, &|k| gradients[k].values, options, feedback.as_deref_mut())
+    }
+
+    /// Looks up where gradients go that will be pushed again and again, and checks their shapes.
+    pub fn bind(&self, gradients: Vec<Gradient>) -> Result<Bound> {
+        let places = self.look_up(gradients.iter().map(|gradient| &*gradient.name))?;
+        for (gradient, tensor) in gradients.iter().zip(&places.tensors) {
+            outgoing::check_shape(gradient.borrow(), &tensor.spec)?;
+        }
+        Ok(Bound { gradients, places: Mutex::new(places) })
+    }
+
+    /// Pushes a bound list. Its tensors are looked up again only if one was unregistered since.
+    pub fn push_bound(&self, bound: &Bound, options: &PushOptions) -> Pushed {
+        let mut places = lock(&bound.places);
+        let gradients = || bound.gradients.iter().map(Gradient::borrow);
+        if places.generation != self.shared.generation.load(Ordering::Acquire) {
+            *places = self.look_up(gradients().map(|gradient| gradient.name))?;
+            for (gradient, tensor) in gradients().zip(&places.tensors) {
+                outgoing::check_shape(gradient, &tensor.spec)?;
             }
         }
-        let pushed = self.settle(gradients, &parts, &collect, identity, options.timeout, &bytes);
-        Ok((tensors, pushed))
+        let mut feedback = options.feedback.as_deref().map(lock);
+        outgoing::check_options(options, feedback.is_some())?;
+        outgoing::check_finite(self.shared.isa, gradients(), options, feedback.as_deref_mut())?;
+        let values = |k: usize| bound.gradients[k].values.view();
+        self.push_to(&places, &values, options, feedback.as_deref_mut())
+    }
+
+    fn look_up<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<Places> {
+        let generation = self.shared.generation.load(Ordering::Acquire);
+        let all = self.tensors();
+        let find = |name: &str| all.get(name).cloned().ok_or_else(|| unknown(name));
+        Ok(Places { generation, tensors: names.map(find).collect::<Result<_>>()? })
+    }
+
+    /// Pushes what was checked; `values` of the k-th tensor.
+    fn push_to<'a>(
+        &self,
+        places: &Places,
+        values: &(dyn Fn(usize) -> View<'a> + Sync),
+        options: &PushOptions,
+        mut feedback: Option<&mut ErrorFeedback>,
+    ) -> Pushed {
+        let identity = self.identity();
+        let late = OnceLock::new();
+        let parts = places
+            .tensors
+            .iter()
+            .enumerate()
+            .flat_map(|(k, tensor)| tensor.slices.iter().map(move |slice| (k, slice)));
+        let mut results: Vec<Option<Result<Applied>>>;
+        let mut bytes = vec![0; places.tensors.len()];
+        if options.codec == Codec::Float32 && feedback.is_none() {
+            let one = |(part, (k, slice)): (usize, (usize, &Arc<Slice>))| {
+                let body = values(k).get(slice.range()).bytes();
+                self.push_part(
+                    &late,
+                    part,
+                    slice,
+                    identity,
+                    options,
+                    CodecId::plain(slice.spec().dtype),
+                    body,
+                )
+            };
+            let elements = parts.clone().map(|(_, slice)| slice.len()).sum();
+            results = match self.pool(elements) {
+                Some(pool) => {
+                    let all: Vec<_> = parts.clone().enumerate().collect();
+                    pool.install(|| all.into_par_iter().map(one).collect())
+                }
+                None => parts.clone().enumerate().map(one).collect(),
+            };
+            for (k, slice) in parts.clone() {
+                bytes[k] += slice.bytes() as u64;
+            }
+        } else {
+            results = Vec::new();
+            let mut body = Vec::new();
+            for (part, (k, slice)) in parts.clone().enumerate() {
+                self.encode(&mut body, values(k), slice, identity, options, feedback.as_deref_mut())?;
+                bytes[k] += body.len() as u64;
+                let codec = options.codec.id();
+                let result = self.push_part(&late, part, slice, identity, options, codec, &body);
+                if let (Some(feedback), Some(Err(_))) = (feedback.as_deref_mut(), &result) {
+                    let name = &slice.spec().name;
+                    feedback.give_back(
+                        self.shared.isa,
+                        name,
+                        slice.range().start,
+                        codec,
+                        &body,
+                        slice.len(),
+                    )?;
+                }
+                results.push(result);
+            }
+        }
+        self.settle(places, results, late.into_inner(), identity, options.timeout, &bytes)
     }
 
     fn encode(
         &self,
         body: &mut Vec<u8>,
-        gradients: &[Gradient],
-        part: &Part,
+        values: View<'_>,
+        slice: &Slice,
         identity: Identity,
         options: &PushOptions,
         feedback: Option<&mut ErrorFeedback>,
     ) -> Result<()> {
-        let gradient = &gradients[part.tensor];
-        let View::Float32(values) = gradient.values.view();
-        let position = Position { first_element: part.range.start as u64, sequence: identity.sequence };
+        let View::Float32(values) = values;
+        let range = slice.range();
+        let position = Position { first_element: range.start as u64, sequence: identity.sequence };
         let residual = match feedback {
-            Some(feedback) => Some(&mut feedback.residual(&gradient.name, values.len())?[part.range.clone()]),
+            Some(feedback) => Some(&mut feedback.residual(&slice.spec().name, values.len())?[range.clone()]),
             None => None,
         };
         body.clear();
-        options.codec.encode(self.shared.isa, &values[part.range.clone()], residual, position, body);
+        options.codec.encode(self.shared.isa, &values[range], residual, position, body);
         Ok(())
     }
 
+    /// Pushes one slice; the answer, or nothing if a policy holds it.
     #[allow(clippy::too_many_arguments)] // one push has that many sides
     fn push_part(
         &self,
-        collect: &Arc<Collect>,
-        k: usize,
-        part: &Part,
+        late: &OnceLock<Arc<Collect>>,
+        part: usize,
+        slice: &Arc<Slice>,
         identity: Identity,
         options: &PushOptions,
         codec: CodecId,
         body: &[u8],
-    ) {
+    ) -> Option<Result<Applied>> {
         let base = options.based_on.as_ref().and_then(|versions| {
-            let version = versions.tensor(&part.slice.spec().name)?.get(part.slice.index())?;
+            let version = versions.tensor(&slice.spec().name)?.get(slice.index())?;
             let own = (versions.client == self.client).then_some(version.own);
             Some(Base { version: version.version, own })
         });
         let push = Push {
-            slice: part.slice.id(),
+            slice: slice.id(),
             action: Action::Gradient,
             identity,
             base,
             lr: options.lr,
             scale: options.scale,
-            count: part.range.len() as u64,
+            count: slice.len() as u64,
             codec,
             body,
             trusted: true,
+            once: true,
         };
-        let collect = collect.clone();
-        self.shared.shard.push(&push, move |result| collect.put(k, result));
+        self.shared.shard.push_to(slice, &push, || late.get_or_init(Arc::default).expect(part))
     }
 
-    /// Waits for every slice and makes receipts of their answers.
+    /// Waits for what a policy holds and makes receipts of all answers.
     fn settle(
         &self,
-        gradients: &[Gradient],
-        parts: &[Part],
-        collect: &Collect,
+        places: &Places,
+        mut results: Vec<Option<Result<Applied>>>,
+        late: Option<Arc<Collect>>,
         identity: Identity,
         timeout: Duration,
         bytes: &[u64],
     ) -> Pushed {
-        let results = collect.wait(timeout);
+        for (part, result) in late.map(|late| late.wait(timeout)).unwrap_or_default() {
+            results[part] = Some(result);
+        }
+        let slices = || {
+            let all = places.tensors.iter().enumerate();
+            all.flat_map(|(k, tensor)| tensor.slices.iter().map(move |slice| (k, slice)))
+        };
+        self.count(bytes.iter().sum(), slices().map(|(_, slice)| slice.bytes() as u64).sum());
+        if results.iter().all(|result| matches!(result, Some(Ok(_)))) {
+            let mut receipts: Vec<_> = bytes.iter().map(|bytes| Receipt::of_nothing(*bytes)).collect();
+            for ((k, _), result) in slices().zip(&results) {
+                result.iter().flatten().for_each(|applied| receipts[k].add(applied));
+            }
+            return Ok(receipts);
+        }
         let mut outcome = Outcomes::default();
-        for (part, result) in parts.iter().zip(results) {
-            let name = gradients[part.tensor].name.clone();
+        for ((k, slice), result) in slices().zip(results) {
+            let name = slice.spec().name.clone();
             match result {
-                Some(Ok(applied)) => outcome.applied.push((part.tensor, part.range.clone(), applied)),
-                Some(Err(error)) => outcome.refused.push((name, part.range.clone(), error)),
-                None => outcome.in_doubt.push(Arc::new(HeldDoubt {
-                    slice: part.slice.clone(),
-                    range: part.range.clone(),
-                    identity,
-                })),
+                Some(Ok(applied)) => outcome.applied.push((k, slice.range(), applied)),
+                Some(Err(error)) => outcome.refused.push((name, slice.range(), error)),
+                None => outcome.in_doubt.push(Arc::new(HeldDoubt { slice: slice.clone(), identity })),
             }
         }
-        self.bytes_pushed.fetch_add(bytes.iter().sum(), Ordering::Relaxed);
-        let plain: u64 = parts.iter().map(|part| part.slice.bytes() as u64).sum();
-        self.bytes_saved.fetch_add(plain.saturating_sub(bytes.iter().sum()), Ordering::Relaxed);
+        outcome.into_pushed(&|k| places.tensors[k].spec.name.clone(), bytes)
+    }
+
+    /// Counts a push of so many bytes, which would be so many uncompressed.
+    fn count(&self, bytes: u64, plain: u64) {
+        self.bytes_pushed.fetch_add(bytes, Ordering::Relaxed);
+        self.bytes_saved.fetch_add(plain.saturating_sub(bytes), Ordering::Relaxed);
         self.pushed.fetch_add(1, Ordering::Relaxed);
-        outcome.into_pushed(gradients, bytes)
     }
 
     fn change(
         &self,
-        tensor: &Tensor,
+        tensor: &Arc<Tensor>,
         actions: &[(Action, &[u8])],
         timeout: Duration,
     ) -> Result<Receipt, PushError> {
         let identity = self.identity();
-        let collect = Collect::new(tensor.slices.len());
-        for (k, (slice, (action, body))) in tensor.slices.iter().zip(actions).enumerate() {
+        let late = OnceLock::new();
+        let change = |(part, slice): (usize, &Arc<Slice>)| {
+            let (action, body) = actions[part];
             let push = Push {
                 slice: slice.id(),
-                action: *action,
+                action,
                 identity,
                 base: None,
                 lr: None,
@@ -276,54 +380,22 @@ impl Store {
                 codec: CodecId::plain(tensor.spec.dtype),
                 body,
                 trusted: false,
+                once: true,
             };
-            let collect = collect.clone();
-            self.shared.shard.push(&push, move |result| collect.put(k, result));
-        }
-        let name = &tensor.spec.name;
-        let gradients = [Gradient {
-            name: name.clone(),
-            shape: Vec::new(),
-            values: Arc::new(Array::zeros(tensor.spec.dtype, 0)),
-        }];
+            self.shared.shard.push_to(slice, &push, || late.get_or_init(Arc::<Collect>::default).expect(part))
+        };
+        let results = tensor.slices.iter().enumerate().map(change).collect();
         let bytes = actions.iter().map(|(_, body)| body.len() as u64).sum();
-        let parts: Vec<_> = tensor
-            .slices
-            .iter()
-            .map(|slice| Part {
-                tensor: 0,
-                slice: slice.clone(),
-                range: tensor.spec.slice_range(slice.index()),
-            })
-            .collect();
-        let mut receipts = self.settle(&gradients, &parts, &collect, identity, timeout, &[bytes])?;
+        let places = Places { generation: 0, tensors: vec![tensor.clone()] };
+        let mut receipts = self.settle(&places, results, late.into_inner(), identity, timeout, &[bytes])?;
         receipts.pop().ok_or_else(|| Error::new(Kind::Internal, "a change without a receipt").into())
     }
-}
-
-/// The slices of a push, in the order of its tensors.
-fn parts(tensors: &[Arc<Tensor>]) -> Vec<Part> {
-    let of = |(k, tensor): (usize, &Arc<Tensor>)| {
-        let part = move |slice: &Arc<Slice>| (k, slice.clone());
-        tensor.slices.iter().map(part).collect::<Vec<_>>()
-    };
-    let all = tensors.iter().enumerate().flat_map(of);
-    all.map(|(tensor, slice)| Part { tensor, range: slice.spec().slice_range(slice.index()), slice })
-        .collect()
-}
-
-#[derive(Debug)]
-struct Part {
-    tensor: usize,
-    slice: Arc<Slice>,
-    range: Range<usize>,
 }
 
 /// A slice whose push a policy still held at the deadline.
 #[derive(Debug)]
 struct HeldDoubt {
     slice: Arc<Slice>,
-    range: Range<usize>,
     identity: Identity,
 }
 
@@ -335,7 +407,7 @@ impl InDoubt for HeldDoubt {
         0
     }
     fn elements(&self) -> Range<usize> {
-        self.range.clone()
+        self.slice.range()
     }
     fn result(&self, _timeout: Duration) -> Result<Fate> {
         Ok(match self.slice.resolve(self.identity)? {
@@ -386,6 +458,7 @@ impl ParameterServer for Store {
     fn unregister(&self, name: &str, _timeout: Duration) -> Result<()> {
         let mut tensors = self.shared.tensors.write().unwrap_or_else(PoisonError::into_inner);
         let tensor = tensors.remove(name).ok_or_else(|| unknown(name))?;
+        self.shared.generation.fetch_add(1, Ordering::Release);
         drop(tensors);
         self.shared.shard.remove(&tensor.slices.iter().map(|slice| slice.id()).collect::<Vec<_>>());
         Ok(())
@@ -396,15 +469,22 @@ impl ParameterServer for Store {
     }
 
     fn names(&self, _timeout: Duration) -> Result<Vec<Arc<str>>> {
-        Ok(self.shared.tensors.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect())
+        let mut names: Vec<_> = self.tensors().keys().cloned().collect();
+        names.sort();
+        Ok(names)
     }
 
     fn push(&self, gradients: &[Gradient], options: &PushOptions) -> Pushed {
-        self.push_checked(gradients, options)?.1
+        let borrowed: Vec<_> = gradients.iter().map(Gradient::borrow).collect();
+        self.push_borrowed(&borrowed, options)
     }
 
     fn push_async(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>> {
-        Ok(Arc::new(Done(self.push_checked(&gradients, &options)?.1)))
+        match self.push(&gradients, &options) {
+            // What a check found is the call's own error, as it is over the network.
+            Err(PushError::Refused(error)) => Err(error),
+            pushed => Ok(Arc::new(Done(pushed))),
+        }
     }
 
     fn push_pull(
@@ -413,8 +493,7 @@ impl ParameterServer for Store {
         options: &PushOptions,
         sink: &mut ValueSink<'_>,
     ) -> Result<(Vec<Receipt>, Versions), PushError> {
-        let (_, pushed) = self.push_checked(gradients, options)?;
-        let receipts = pushed?;
+        let receipts = self.push(gradients, options)?;
         let names: Vec<_> = gradients.iter().map(|g| g.name.clone()).collect();
         Ok((receipts, self.pull(&names, options.timeout, sink)?))
     }
@@ -450,7 +529,7 @@ impl ParameterServer for Store {
 
     fn assign(&self, gradient: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
         let tensor = self.tensor(&gradient.name)?;
-        outgoing::check_shape(gradient, &tensor.spec)?;
+        outgoing::check_shape(gradient.borrow(), &tensor.spec)?;
         let values = gradient.values.view();
         outgoing::check_values(self.shared.isa, values, &tensor.spec)?;
         let actions: Vec<(Action, &[u8])> =

@@ -39,6 +39,24 @@ pub struct Gradient {
     pub values: Arc<dyn Values>,
 }
 
+/// A gradient whose memory outlives the call: what a push that ends before it returns needs.
+#[derive(Clone, Copy, Debug)]
+pub struct GradientRef<'a> {
+    /// The tensor's name.
+    pub name: &'a str,
+    /// The shape of `values`.
+    pub shape: &'a [u64],
+    /// Row-major values.
+    pub values: View<'a>,
+}
+
+impl Gradient {
+    /// The same gradient, borrowed.
+    pub fn borrow(&self) -> GradientRef<'_> {
+        GradientRef { name: &self.name, shape: &self.shape, values: self.values.view() }
+    }
+}
+
 impl fmt::Debug for Gradient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gradient")

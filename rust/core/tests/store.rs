@@ -244,6 +244,7 @@ fn push_to(
         codec: CodecId::Float32,
         body: &bytes,
         trusted: false,
+        once: false,
     };
     shard.push(&push, move |result| done.send(result).unwrap());
     answer
@@ -433,7 +434,7 @@ impl Sink for Remember {
 #[test]
 fn every_applied_change_leaves_one_record() {
     let sink = Arc::new(Remember::default());
-    let store = Store::new(StoreOptions { sink: sink.clone(), ..StoreOptions::default() }).unwrap();
+    let store = Store::new(StoreOptions { sink: Some(sink.clone()), ..StoreOptions::default() }).unwrap();
     store.register(spec("w", 2, Apply::Exact, ledger()), View::Float32(&[0.0; 2]), SECOND).unwrap();
     store.push(&[gradient("w", vec![1.0; 2])], &PushOptions { lr: Some(0.5), ..options() }).unwrap();
     store.push(&[gradient("w", vec![f32::NAN; 2])], &options()).unwrap_err();

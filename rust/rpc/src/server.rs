@@ -56,9 +56,7 @@ impl Server {
             if let Some(policy) = &config.policy {
                 shard_config.policy = policy.clone();
             }
-            if let Some(sink) = &config.sink {
-                shard_config.sink = sink.clone();
-            }
+            shard_config.sink.clone_from(&config.sink);
             let map = if shard.index == 0 {
                 // The upper half is random: see `Map::new`.
                 let first = random()? >> 33 << 32;

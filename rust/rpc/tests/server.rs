@@ -189,6 +189,7 @@ fn frame(route: Route, slice: u64, action: Action, sequence: u64, values: &[f32]
         codec: CodecId::Float32,
         body: &body,
         trusted: false,
+        once: false,
     };
     convert::push_frame(1000 + sequence, route, &push, DType::Float32, false, body.clone())
 }
@@ -592,6 +593,7 @@ fn staleness_needs_a_base() {
         codec: CodecId::Float32,
         body: &body,
         trusted: false,
+        once: false,
     };
     let frame = convert::push_frame(1, route, &push, DType::Float32, false, body.clone());
     assert_eq!(frame.header.unwrap().base_version, Some(0));

@@ -20,6 +20,8 @@ pub(super) struct ExactMemory {
     state: Vec<Buffer>,
     step: u64,
     version: u64,
+    /// Changes that were assignments.
+    assigns: u64,
     pub(super) identities: Identities,
 }
 
@@ -31,6 +33,7 @@ impl ExactMemory {
             state: (0..slots).map(|_| Buffer::filled(dtype, len, initial_state)).collect(),
             step: 0,
             version: 0,
+            assigns: 0,
             identities: Identities::default(),
         }
     }
@@ -60,6 +63,7 @@ impl ExactMemory {
                 self.step = step;
             }
         }
+        self.assigns += u64::from(push.action != Action::Gradient);
         self.version += u64::from(!(dropped || fault("version_not_bumped")));
         let own = self.identities.count_own(push.identity.client);
         let applied = Applied {
@@ -69,7 +73,9 @@ impl ExactMemory {
             scale: push.scale.unwrap_or(1.0),
             duplicate: false,
         };
-        self.identities.note(push.identity, Outcome::Applied(applied));
+        if !push.once {
+            self.identities.note(push.identity, Outcome::Applied(applied));
+        }
         slice.record(push, applied);
         Ok(applied)
     }
@@ -93,6 +99,11 @@ impl ExactMemory {
         Snapshot { dtype: slice.spec.dtype, version, own, step: self.step, bytes }
     }
 
+    /// Gradients and assignments.
+    pub(super) fn changes(&self) -> (u64, u64) {
+        (self.version.saturating_sub(self.assigns), self.assigns)
+    }
+
     pub(super) fn version(&self, client: u64) -> (u64, u64) {
         (self.version, self.identities.own(client))
     }
@@ -113,7 +124,8 @@ fn unpinned<'a>(
     params: &'a mut Arc<Buffer>,
     spare: &mut Option<Arc<Buffer>>,
 ) -> Result<&'a mut Buffer> {
-    if Arc::get_mut(params).is_none() {
+    // Under the slice's lock no new reader can come.
+    if Arc::strong_count(params) > 1 {
         if let Some(pinned) = spare.take_if(|spare| Arc::get_mut(spare).is_none()) {
             match slice.meter.take(Buffer::bytes_for(slice.spec.dtype, slice.len)) {
                 Ok(charge) => pinned.leave_to_readers(charge),

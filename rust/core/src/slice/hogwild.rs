@@ -16,6 +16,8 @@ pub(super) struct HogwildMemory {
     state: Vec<RacyBuffer>,
     step: AtomicU64,
     version: AtomicU64,
+    /// Changes that were assignments.
+    assigns: AtomicU64,
     /// Where the next push begins, so that racing pushes do not walk in lockstep.
     turn: AtomicU64,
     pub(super) identities: Mutex<Identities>,
@@ -32,6 +34,7 @@ impl HogwildMemory {
             state: (0..slots).map(|_| filled(initial_state)).collect(),
             step: AtomicU64::new(0),
             version: AtomicU64::new(0),
+            assigns: AtomicU64::new(0),
             turn: AtomicU64::new(0),
             identities: Mutex::default(),
         }
@@ -57,6 +60,9 @@ impl HogwildMemory {
                 self.step.store(step, Ordering::Relaxed);
             }
         }
+        if push.action != Action::Gradient {
+            self.assigns.fetch_add(1, Ordering::Relaxed);
+        }
         let mut identities = lock(&self.identities);
         let version = self.version.fetch_add(1, Ordering::AcqRel) + 1;
         let own = identities.count_own(push.identity.client);
@@ -67,7 +73,8 @@ impl HogwildMemory {
             scale: push.scale.unwrap_or(1.0),
             duplicate: false,
         };
-        let waiting = identities.note(push.identity, Outcome::Applied(applied));
+        let waiting =
+            if push.once { Vec::new() } else { identities.note(push.identity, Outcome::Applied(applied)) };
         drop(identities);
         slice.record(push, applied);
         (applied, waiting)
@@ -95,6 +102,12 @@ impl HogwildMemory {
             }
         }
         Snapshot { dtype: slice.spec.dtype, version, own, step, bytes: Bytes::Copied(Arc::new(bytes)) }
+    }
+
+    /// Gradients and assignments.
+    pub(super) fn changes(&self) -> (u64, u64) {
+        let assigns = self.assigns.load(Ordering::Relaxed);
+        (self.version.load(Ordering::Relaxed).saturating_sub(assigns), assigns)
     }
 
     pub(super) fn version(&self, client: u64) -> (u64, u64) {

@@ -185,7 +185,7 @@ async fn meet_all(addresses: Vec<String>, name: &str, deadline: Instant) -> Resu
         return Ok(met);
     };
     let reasons: Vec<_> = failed.iter().map(|(address, error)| format!("{address} ({error})")).collect();
-    Err(Error { message: format!("cannot connect to {}", reasons.join(", ")), ..Error::new(first.kind, "") })
+    Err(Error::new(first.kind, format!("cannot connect to {}", reasons.join(", "))))
 }
 
 /// Says hello to one address, again until the deadline while nobody is there.

@@ -53,7 +53,8 @@ impl Client {
         let in_turn = matches!(options.codec, Codec::Int8 { seed: Some(_) });
         let mut turn = in_turn.then(|| self.turn());
         let mut guard = options.feedback.as_deref().map(lock);
-        outgoing::check(isa, gradients, entries.iter().map(|e| &*e.spec), options, guard.as_deref_mut())?;
+        let both = gradients.iter().map(Gradient::borrow).zip(entries.iter().map(|e| &*e.spec));
+        outgoing::check(isa, both, options, guard.as_deref_mut())?;
         stats::count(&self.shared.counters.pushes, 1);
         let lend = options.codec == Codec::Float32 && options.feedback.is_none();
         let lent = gradients.iter().filter(|_| lend);
@@ -205,5 +206,6 @@ pub(super) fn push(entry: &Entry, k: usize, codec: CodecId) -> Push<'static> {
         codec,
         body: &[],
         trusted: false,
+        once: false,
     }
 }

@@ -93,11 +93,12 @@ impl Client {
         });
         match committed {
             Ok(pb::CommitResponse {}) => Ok(()),
-            Err(error) => match self.reserve_place(&entry.spec, deadline) {
+            Err(mut error) => match self.reserve_place(&entry.spec, deadline) {
                 Ok(None) => Ok(()),
                 Ok(Some((other, _))) if other != reservation => {
                     let _ = self.drop_slices(entry, deadline);
-                    Err(Error { kind: Kind::Lease, ..error })
+                    error.kind = Kind::Lease;
+                    Err(error)
                 }
                 _ => Err(error),
             },

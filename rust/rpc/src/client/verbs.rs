@@ -109,7 +109,7 @@ impl ParameterServer for Client {
     fn assign(&self, gradient: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
         let (epoch, entries) = self.look_up(std::iter::once(&gradient.name), after(timeout))?;
         let entry = &entries[0];
-        outgoing::check_shape(gradient, &entry.spec)?;
+        outgoing::check_shape(gradient.borrow(), &entry.spec)?;
         outgoing::check_values(Isa::get()?, gradient.values.view(), &entry.spec)?;
         let memory = Memory::new(gradient.values.clone());
         let body = |range| (Action::Assign, Payload::Lent(memory.clone(), range));

@@ -1,6 +1,6 @@
 //! The error map: core [`Error`] <-> [`pb::Refusal`] <-> [`tonic::Status`].
 
-use fastps_core::error::{Error, Kind};
+use fastps_core::error::{Details, Error, Kind};
 use fastps_proto::v1 as pb;
 use prost::Message;
 use tonic::{Code, Status};
@@ -58,7 +58,7 @@ pub fn refusal(error: &Error) -> pb::Refusal {
 /// An error as it arrived.
 pub fn error_from_refusal(refusal: pb::Refusal) -> Error {
     let some = |text: String| (!text.is_empty()).then_some(text);
-    Error {
+    Error::from(Details {
         kind: kind_from_name(&refusal.kind),
         message: refusal.message,
         tensor: some(refusal.tensor).map(Into::into),
@@ -66,7 +66,7 @@ pub fn error_from_refusal(refusal: pb::Refusal) -> Error {
         expected: some(refusal.expected),
         got: some(refusal.got),
         retry_after_ms: refusal.retry_after_ms,
-    }
+    })
 }
 
 /// The status that ends a unary call: the code for any gRPC client, every field of the error in the details.

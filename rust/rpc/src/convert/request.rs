@@ -168,6 +168,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
                     codec,
                     body: &frame.payload,
                     trusted: false,
+                    once: false,
                 },
                 dtype: dtype_from_wire(h.dtype)?,
                 want_values: h.want_values,
@@ -253,6 +254,7 @@ mod tests {
             codec: CodecId::Float32,
             body,
             trusted: false,
+            once: false,
         }
     }
 
