@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -88,10 +89,23 @@ def test_close_raises_an_unread_error(server, stop_for):
     ps.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD())
     stop_for(ps)
     ps.push_async("w", np.ones(4, np.float32))
-    with pytest.raises(fastps.ConnectionLostError) as caught:
+    with pytest.raises(fastps.ConnectionLostError, match=server.address_list[0]) as caught:
         ps.close()
     assert_connection_lost(caught.value)
     ps.close()
+
+
+def test_close_waits_for_its_timeout_and_says_whom_it_did_not_reach(server, stop_for):
+    ps = fastps.connect(server.addresses, timeout=0.5)
+    ps.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD())
+    stop_for(ps)
+    handle = ps.push_async("w", np.ones(4, np.float32), timeout=60)
+    start = time.monotonic()
+    with pytest.raises(fastps.ConnectionLostError, match=server.address_list[0]) as caught:
+        ps.close()
+    assert 0.5 <= time.monotonic() - start < 30
+    assert_connection_lost(caught.value)
+    assert handle.done()
 
 
 def test_handle_timeout(server, stop_for):

@@ -168,24 +168,27 @@ impl Link {
             }
             Abandoned::Sent(doubt)
         } else {
-            Abandoned::NotSent(self.why_late(&queue, part))
+            Abandoned::NotSent(part.refused(self.not_sent(&queue)))
         };
         self.check_drained(&queue);
         abandoned
     }
 
-    fn why_late(&self, queue: &Queue, part: &Part) -> Error {
-        let error = match &queue.last_error {
-            _ if queue.closed => closed(),
-            Some(error) => Error::new(
-                Kind::Connection,
-                format!("the deadline passed without a connection to {}: {}", self.address, error.message),
-            ),
-            None => {
-                Error::new(Kind::Deadline, format!("the deadline passed before {} answered", self.address))
-            }
+    /// Why a frame that its call or its client has given up was not answered, or not even sent.
+    fn not_sent(&self, queue: &Queue) -> Error {
+        let (what, kind) = if queue.closed {
+            ("the client was closed", Kind::Connection)
+        } else {
+            ("the deadline passed", Kind::Deadline)
         };
-        part.refused(error)
+        let address = &self.address;
+        match &queue.last_error {
+            Some(error) => {
+                let message = format!("{what} without a connection to {address}: {}", error.message);
+                Error::new(Kind::Connection, message)
+            }
+            None => Error::new(kind, format!("{what} before {address} answered")),
+        }
     }
 
     /// Once the last frame under a lost incarnation is answered, the driver goes on under a new one.
@@ -285,12 +288,13 @@ impl Link {
         self.changed.notify_one();
         let unsent = queue.frames.extract_if(.., |_, p| p.attempts == 0 || !p.identified());
         let unsent: Vec<_> = unsent.map(|(_, p)| p.waiter).collect();
+        let error = self.not_sent(&queue);
         self.forget_sent(queue);
         for waiter in unsent {
             match waiter {
                 Waiter::Doubt(doubt) => doubt.settle(Fate::Unknown),
                 Waiter::Part(call, index) => {
-                    call.deliver(index, Outcome::Failed(call.parts[index].refused(closed())), None);
+                    call.deliver(index, Outcome::Failed(call.parts[index].refused(error.clone())), None);
                 }
             }
         }
