@@ -323,6 +323,38 @@ def test_one_step_is_close_to_torch(optimizer: str) -> None:
             close_to_torch({"parameters": np.asarray(store.pull("w")), **state}, s)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_the_state_of_torchs_sgd_is_continued(momentum: float, steps: int) -> None:
+    """It has no step count; that the first step is another rule than the others shows by the dampening."""
+    torch = pytest.importorskip("torch")
+    own = {"lr": 0.1, "momentum": momentum, "dampening": 0.3}
+    rng = np.random.default_rng(4)
+    p = torch.nn.Parameter(torch.tensor(rng.standard_normal(1000, np.float32)))
+    optimizer = torch.optim.SGD([p], **own)
+
+    def step() -> Array:
+        g = rng.standard_normal(1000, np.float32)
+        p.grad = torch.tensor(g)
+        optimizer.step()
+        return g
+
+    for _ in range(steps):
+        step()
+    with fastps.Store() as store:
+        store.register("w", p.detach(), optimizer=fastps.SGD(**own))
+        state = optimizer.state_dict()["state"].get(0, {})
+        assert "step" not in state
+        if momentum and not steps:  # torch has no buffer yet: nothing to load, and a missing name is an error
+            with pytest.raises(fastps.ConfigError, match="names"):
+                store.load_state("w", state)
+        else:
+            store.load_state("w", state)
+        for _ in range(2):
+            store.push("w", step())
+            assert np.asarray(store.pull("w")).tobytes() == p.detach().numpy().tobytes()
+
+
 def one_reference_step(s: Start) -> dict[str, Array]:
     optimizer = OPTIMIZERS[s.optimizer](**s.settings)
     optimizer.state = {name: x.copy() for name, x in s.state.items()}

@@ -195,8 +195,32 @@ def test_state_round_trip(ps):
     ):
         with pytest.raises(fastps.ConfigError):
             ps.load_state("b", bad)
-    with pytest.raises(fastps.ShapeError):
-        ps.load_state("b", {**state, "exp_avg": np.zeros(4, np.float32)})
+    for array, error, message in (
+        (np.zeros(4, np.float32), fastps.ShapeError, "state exp_avg has another shape"),
+        (np.zeros((2, 2), np.int32), fastps.DTypeError, "state exp_avg: "),
+        (state["exp_avg"].T, fastps.ShapeError, "state exp_avg: "),
+    ):
+        with pytest.raises(error, match=message) as caught:
+            ps.load_state("b", {**state, "exp_avg": array})
+        assert caught.value.tensor == "b"
+
+
+@pytest.mark.parametrize(
+    ("slices", "expected"),
+    [
+        (1, "one number, as the tensor has one slice"),
+        (2, "one number for all slices, or 2, one for each"),
+    ],
+)
+def test_a_state_with_another_number_of_steps(ps, slices, expected):
+    n = (slices - 1) * 63 * 4096 + 1
+    ps.register("w", np.zeros(n, np.float32), optimizer=fastps.SGD(momentum=0.9))
+    state = ps.state("w")
+    for steps in ([1] * slices, 7):
+        ps.load_state("w", {**state, "step": steps})
+    with pytest.raises(fastps.ConfigError, match="number of steps") as caught:
+        ps.load_state("w", {**state, "step": [1, 2, 3]})
+    assert (caught.value.tensor, caught.value.expected, caught.value.got) == ("w", expected, "3")
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (1, 1, 1), (2, 3, 5), (3 * 63 * 4096 + 5,)])

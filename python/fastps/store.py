@@ -15,7 +15,7 @@ from fastps._handles import Bound, PushHandle, PushPulled, Receipts
 from fastps._types import Array
 from fastps.codecs import Codec
 from fastps.errors import ConfigError
-from fastps.optim import Optimizer
+from fastps.optim import SGD, Optimizer
 
 __all__ = ["ParameterServer", "Store", "TensorSpec", "connect"]
 
@@ -438,7 +438,7 @@ class ParameterServer:
         Args:
             name: A tensor's name.
             state: ``"step"``, one number or one per slice; and each state tensor, float32 of the tensor's
-                shape.
+                shape. torch's SGD counts no steps, so its state may come without ``"step"``.
 
         Returns:
             A `Receipt`: every slice has this state, and its version went up by one.
@@ -451,6 +451,9 @@ class ParameterServer:
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
         """
         slots = dict(state)
+        if "step" not in slots and isinstance(self.spec(name, timeout=timeout).optimizer, SGD):
+            # Only the first step differs from the others: it fills the buffer.
+            slots["step"] = int("momentum_buffer" in slots)
         steps = np.atleast_1d(np.asarray(slots.pop("step", ())))
         if steps.ndim != 1 or steps.size == 0 or not np.all((steps >= 0) & (steps == np.floor(steps))):
             got = repr(state.get("step"))

@@ -191,18 +191,22 @@ impl Borrowed {
 
 /// Borrows the memory of `object`; `tensor` is what errors call it.
 pub(crate) fn borrow(object: &Bound<'_, PyAny>, tensor: &str, access: Access) -> PyResult<Borrowed> {
+    try_borrow(object, access)?.map_err(|error| crate::errors::raise(object.py(), &error.tensor(tensor)))
+}
+
+/// Borrows the memory of `object`; the caller says in the error whose it is.
+pub(crate) fn try_borrow(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Result<Borrowed, Error>> {
     // SAFETY: `object` is a live object and the GIL is held.
-    let result = if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
-        match Exported::get(object) {
+    if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
+        Ok(match Exported::get(object) {
             Ok(buffer) => from_buffer(object, buffer, access),
             Err(_) => Err(wrong_dtype(object, None)),
-        }
+        })
     } else if object.hasattr(intern!(object.py(), "__dlpack__"))? {
-        from_dlpack(object, access)?
+        from_dlpack(object, access)
     } else {
-        Err(wrong_dtype(object, None))
-    };
-    result.map_err(|error| crate::errors::raise(object.py(), &error.tensor(tensor)))
+        Ok(Err(wrong_dtype(object, None)))
+    }
 }
 
 fn from_buffer(object: &Bound<'_, PyAny>, buffer: Exported, access: Access) -> Result<Borrowed, Error> {

@@ -1,7 +1,7 @@
 //! A client of parameters, wherever they lie: one method per verb. Each takes Python's objects apart, calls the core
 //! once for the whole list, without the GIL, and puts the result together.
 
-use crate::buffer::{Access, Borrowed, array, borrow, empty, sweep};
+use crate::buffer::{Access, Borrowed, array, borrow, empty, sweep, try_borrow};
 use crate::call::{self, Here};
 use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
@@ -546,16 +546,19 @@ impl Client {
             1 => state.steps = vec![state.steps[0]; spec.slice_count()],
             n if n == spec.slice_count() => {}
             n => {
-                return Err(invalid(
-                    "wrong number of steps",
-                    format!("1 or {}", spec.slice_count()),
-                    n.to_string(),
-                ));
+                let expected = match spec.slice_count() {
+                    1 => "one number, as the tensor has one slice".to_owned(),
+                    slices => format!("one number for all slices, or {slices}, one for each"),
+                };
+                return Err(invalid("wrong number of steps in the state", expected, n.to_string()));
             }
         }
         for slot in expected {
             let Some(values) = slots.get_item(slot)? else { continue };
-            let values = borrow(&values, &format!("{name}/{slot}"), Access::Read)?;
+            let values = try_borrow(&values, Access::Read)?.map_err(|error| {
+                let message = format!("state {slot}: {}", error.message);
+                errors::raise(py, &Error { message, ..error }.tensor(&*name))
+            })?;
             if values.shape() != spec.shape {
                 let (expected, got) = (format!("{:?}", spec.shape), format!("{:?}", values.shape()));
                 let error = Error::new(Kind::Shape, format!("state {slot} has another shape"))
