@@ -154,6 +154,25 @@ def test_the_slices_of_a_tensor_are_spread(foreign: ForeignClient, fresh_name: F
     assert len(set(placement.slices)) == len(placement.slices) == 3
 
 
+def test_versions_come_without_values(
+    foreign: ForeignClient, native: fastps.ParameterServer, fresh_name: FreshName
+) -> None:
+    name, pb = fresh_name("versions"), foreign.pb
+    foreign.register(foreign.spec(name, (BIG,)), normal((BIG,), 2))
+    native.push(name, normal((BIG,), 3))
+    entry = foreign.entry(name)
+    asked = [foreign.frame(pb.KIND_PULL_VERSION, entry, k) for k in range(3)]
+    answers = foreign.exchange(name, asked)
+    assert [answer.payload for answer in answers] == [b""] * 3
+    wanted = pb.Header(kind=pb.KIND_VERSION, version=2, own=1)
+    for frame, answer in zip(asked, answers, strict=True):
+        wanted.tag = frame.header.tag
+        assert answer.header == wanted
+    assert native.versions(name).slices(name) == (2, 2, 2)
+    spoilt = foreign.frame(pb.KIND_PULL_VERSION, entry, 0, payload=b"x")
+    assert foreign.exchange(name, [spoilt])[0].header.refusal.kind == "frame"
+
+
 def test_an_unsealed_tensor_does_not_exist(
     foreign: ForeignClient, stubs: Stubs, server: fastps.Server, fresh_name: FreshName
 ) -> None:
@@ -178,8 +197,8 @@ def test_an_unsealed_tensor_does_not_exist(
     foreign.sequence += 1
     gradient = foreign.assign_frame(entry, mine[0][0], ones)
     gradient.header.kind = pb.KIND_GRADIENT
-    pull = foreign.frame(pb.KIND_PULL, entry, mine[0][0])
-    for refused in foreign.stream(0).exchange([gradient, pull]):
+    reads = [foreign.frame(k, entry, mine[0][0]) for k in (pb.KIND_PULL, pb.KIND_PULL_VERSION)]
+    for refused in foreign.stream(0).exchange([gradient, *reads]):
         assert refused.header.refusal.kind == "unknown_tensor"
         assert refused.header.refusal.retry_after_ms > 0
     # Not all values have come: neither sealed nor committed.

@@ -120,7 +120,8 @@ impl Exchange {
         let node = &self.node;
         node.check_serving()?;
         let request = convert::request_from_frame(frame)?;
-        let role = if matches!(request.verb, Verb::Pull) { pb::Role::Reader } else { pb::Role::Worker };
+        let reads = matches!(request.verb, Verb::Pull | Verb::PullVersion);
+        let role = if reads { pb::Role::Reader } else { pb::Role::Worker };
         let client = request.route.client;
         self.peer.principal.authorize(role, client)?;
         let now = Instant::now();
@@ -178,6 +179,12 @@ impl Exchange {
                 let pin = self.pin().await;
                 self.answer_values(place, tag, pin, None, || shard.pull_state(client, slice));
             }
+            Verb::PullVersion => match shard.slice(slice) {
+                Ok(slice) => {
+                    place.send(Ok(convert::version(tag, slice.version(client))));
+                }
+                Err(error) => self.refuse(place, tag, error),
+            },
             Verb::Resolve(identity) => match shard.resolve(slice, identity) {
                 Ok(Resolved::Applied(applied)) => {
                     let applied = Applied { duplicate: true, ..applied };

@@ -219,6 +219,36 @@ fn staleness_counts_others_only() {
 }
 
 #[test]
+fn versions_travel_without_values() {
+    let cluster = Cluster::start(2);
+    let (a, b) = (connect(&cluster), connect(&cluster));
+    a.register(spec("w", &[BIG], sgd()), View::Float32(&vec![0.0; BIG as usize]), TIMEOUT).unwrap();
+    b.push(&[gradient("w", &[BIG], numbers(BIG as usize, 1))], &options(Codec::Float32)).unwrap();
+    let names = [Arc::from("w")];
+    let pulled = |client: &Client| {
+        let stats = client.stats(TIMEOUT).unwrap().client;
+        stats.into_iter().find(|(name, _)| name == "bytes_pulled").unwrap().1
+    };
+    for client in [&a, &b] {
+        let before = pulled(client);
+        let versions = client.versions(&names, TIMEOUT).unwrap();
+        assert_eq!(pulled(client), before);
+        assert_eq!(versions, pull(&**client, &[("w", &[BIG])]).1);
+        assert_eq!(pulled(client), before + 4 * BIG);
+    }
+    let own = |client: &Client| numbers_of(&client.versions(&names, TIMEOUT).unwrap());
+    assert_eq!((own(&a), own(&b)), (vec![vec![(2, 1); 3]], vec![vec![(2, 1); 3]]));
+    // They are the base of a push like those of a pull.
+    let based_on = Some(Arc::new(a.versions(&names, TIMEOUT).unwrap()));
+    let zero = [gradient("w", &[BIG], vec![0.0; BIG as usize])];
+    b.push(&zero, &options(Codec::Float32)).unwrap();
+    let receipts = a.push(&zero, &PushOptions { based_on, ..options(Codec::Float32) }).unwrap();
+    assert_eq!(receipts[0].staleness, Some(1));
+    let missing = a.versions(&[Arc::from("none")], TIMEOUT).unwrap_err();
+    assert_eq!((missing.kind, missing.tensor.as_deref()), (Kind::UnknownTensor, Some("none")));
+}
+
+#[test]
 fn every_refusal_is_typed_and_changes_nothing() {
     let cluster = Cluster::start(2);
     let client = connect(&cluster);

@@ -94,6 +94,7 @@ fn give(frame: &pb::Frame, meter: &mut Meter) -> bool {
             result.is_ok()
         }
         Verb::Pull => meter.during(|| SHARD.pull(request.route.client, request.slice).is_ok()),
+        Verb::PullVersion => meter.during(|| SHARD.slice(request.slice).is_ok()),
         Verb::PullState => meter.during(|| SHARD.pull_state(request.route.client, request.slice).is_ok()),
         Verb::Resolve(identity) => meter.during(|| SHARD.resolve(request.slice, identity).is_ok()),
     }

@@ -12,7 +12,7 @@ use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_client::ControlClient;
 use fastps_proto::v1::data_client::DataClient;
-use fastps_rpc::convert::{self, Answer, Route};
+use fastps_rpc::convert::{self, Answer, Read, Route};
 use fastps_rpc::{Server, ServerConfig};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -102,7 +102,7 @@ impl Exchange {
     }
 
     async fn pull(&mut self, route: Route, slice: u64) -> (u64, Bytes) {
-        match self.ask(convert::read_frame(5, route, SliceId(slice), false)).await {
+        match self.ask(convert::read_frame(5, route, SliceId(slice), Read::Values)).await {
             Answer::Values { version, payload, applied: None, .. } => (version, payload),
             other => panic!("{other:?}"),
         }
@@ -217,12 +217,17 @@ async fn start_with(config: &ServerConfig) -> (Server, Shard, Exchange) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn register_push_pull() {
-    let (_server, mut shard, mut stream) = start().await;
+    let (server, mut shard, mut stream) = start().await;
     let (route, slice) = shard.create(&mut stream, "w", &[1.0, 2.0, 3.0]).await;
     let receipt = stream.ask(push(route, slice, 1, &[0.5, 0.5, 1.0])).await;
     let Answer::Receipt(applied) = receipt else { panic!("{receipt:?}") };
     assert_eq!((applied.version, applied.own, applied.duplicate), (2, 2, false));
     assert_eq!(stream.pull(route, slice).await, (2, bytes(&[0.5, 1.5, 2.0])));
+    for (asker, own) in [(shard.client, 2), (77, 0)] {
+        Shard::connect(&server.addresses()[0], asker).await;
+        let version = convert::read_frame(9, Route { client: asker, ..route }, SliceId(slice), Read::Version);
+        assert_eq!(stream.ask(version).await, Answer::Version { version: 2, own });
+    }
 
     let mut wants = push(route, slice, 2, &[1.0; 3]);
     header(&mut wants).want_values = true;
@@ -355,7 +360,7 @@ async fn state_travels_both_ways() {
     let mut assign = frame(route, slice, Action::AssignState { step: 7 }, 1, &[0.25; 6]);
     header(&mut assign).count = 3;
     assert!(matches!(stream.ask(assign).await, Answer::Receipt(_)));
-    let answer = stream.ask(convert::read_frame(5, route, SliceId(slice), true)).await;
+    let answer = stream.ask(convert::read_frame(5, route, SliceId(slice), Read::State)).await;
     assert!(matches!(answer, Answer::Values { step: 7, payload, .. } if payload == bytes(&[0.25; 6])));
 }
 
@@ -508,7 +513,9 @@ async fn a_reader_that_stalls_delays_nobody_and_pins_two_slices() {
     let slow = Shard::connect(&server.addresses()[0], 2).await;
     let mut stalled = slow.exchange().await;
     for _ in 0..40 {
-        stalled.send(convert::read_frame(5, Route { client: 2, ..route }, SliceId(slice), false)).await;
+        stalled
+            .send(convert::read_frame(5, Route { client: 2, ..route }, SliceId(slice), Read::Values))
+            .await;
     }
     tokio::time::sleep(Duration::from_millis(200)).await;
     let started = Instant::now();

@@ -570,6 +570,8 @@ pub enum Kind {
     Delta = 7,
     /// Request: an operation on named vectors (reserved: refused today).
     Vector = 8,
+    /// Request: the slice's version, without its values.
+    PullVersion = 9,
     /// Answer: the push or assignment was applied (now or, with `duplicate`, before).
     Receipt = 16,
     /// Answer: values or state.
@@ -578,6 +580,8 @@ pub enum Kind {
     Refused = 18,
     /// Answer to KIND_RESOLVE: not applied and never will be.
     Fenced = 19,
+    /// Answer to KIND_PULL_VERSION: the version.
+    Version = 20,
 }
 impl Kind {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -595,10 +599,12 @@ impl Kind {
             Self::Resolve => "KIND_RESOLVE",
             Self::Delta => "KIND_DELTA",
             Self::Vector => "KIND_VECTOR",
+            Self::PullVersion => "KIND_PULL_VERSION",
             Self::Receipt => "KIND_RECEIPT",
             Self::Values => "KIND_VALUES",
             Self::Refused => "KIND_REFUSED",
             Self::Fenced => "KIND_FENCED",
+            Self::Version => "KIND_VERSION",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -613,10 +619,12 @@ impl Kind {
             "KIND_RESOLVE" => Some(Self::Resolve),
             "KIND_DELTA" => Some(Self::Delta),
             "KIND_VECTOR" => Some(Self::Vector),
+            "KIND_PULL_VERSION" => Some(Self::PullVersion),
             "KIND_RECEIPT" => Some(Self::Receipt),
             "KIND_VALUES" => Some(Self::Values),
             "KIND_REFUSED" => Some(Self::Refused),
             "KIND_FENCED" => Some(Self::Fenced),
+            "KIND_VERSION" => Some(Self::Version),
             _ => None,
         }
     }
@@ -1575,7 +1583,8 @@ pub mod data_client {
             self
         }
         /// Every frame is answered by exactly one frame with the same tag, a refusal too, and the others go on. One client's
-        /// frames for one slice are applied in the order of the stream. Role: worker (KIND_PULL alone: reader).
+        /// frames for one slice are applied in the order of the stream. Role: worker (KIND_PULL and
+        /// KIND_PULL_VERSION: reader).
         pub async fn exchange(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::Frame>,
@@ -1619,7 +1628,8 @@ pub mod data_server {
             + std::marker::Send
             + 'static;
         /// Every frame is answered by exactly one frame with the same tag, a refusal too, and the others go on. One client's
-        /// frames for one slice are applied in the order of the stream. Role: worker (KIND_PULL alone: reader).
+        /// frames for one slice are applied in the order of the stream. Role: worker (KIND_PULL and
+        /// KIND_PULL_VERSION: reader).
         async fn exchange(
             &self,
             request: tonic::Request<tonic::Streaming<super::Frame>>,

@@ -23,7 +23,7 @@ impl Link {
                 convert::Answer::Receipt(applied) => doubt.settle(Fate::Applied { version: applied.version }),
                 convert::Answer::Values { version, .. } => doubt.settle(Fate::Applied { version }),
                 // The question that follows tells for sure.
-                convert::Answer::Refused(_) | convert::Answer::Fenced => {}
+                convert::Answer::Refused(_) | convert::Answer::Fenced | convert::Answer::Version { .. } => {}
             }
             return Ok(());
         }
@@ -76,6 +76,10 @@ impl Link {
                 let applied = Applied { version, own, staleness: None, scale: 1.0, duplicate: false };
                 Ok((Answer { applied, step }, Some(payload)))
             }
+            (false, convert::Answer::Version { version, own }) if part.answer_bytes.is_none() => {
+                let applied = Applied { version, own, staleness: None, scale: 1.0, duplicate: false };
+                Ok((Answer { applied, step: 0 }, None))
+            }
             // Of a reservation's frames, `lease` means the reservation's.
             (_, convert::Answer::Refused(error))
                 if error.kind == Kind::Lease && pending.header.reservation == 0 =>
@@ -123,6 +127,8 @@ fn fate(answer: &convert::Answer) -> Fate {
     match answer {
         convert::Answer::Receipt(applied) => Fate::Applied { version: applied.version },
         convert::Answer::Fenced => Fate::Fenced,
-        convert::Answer::Values { .. } | convert::Answer::Refused(_) => Fate::Unknown,
+        convert::Answer::Values { .. } | convert::Answer::Version { .. } | convert::Answer::Refused(_) => {
+            Fate::Unknown
+        }
     }
 }

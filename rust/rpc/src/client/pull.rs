@@ -1,4 +1,4 @@
-//! Pulls of values and of optimizer state.
+//! Pulls of values, of optimizer state and of versions.
 
 use super::call::{Call, Outcome, Part};
 use super::map::Entry;
@@ -6,7 +6,7 @@ use super::payload::Payload;
 use super::push::Draft;
 use super::runtime::lock;
 use super::{Client, Shared, stats};
-use crate::convert::{self, Route};
+use crate::convert::{self, Read, Route};
 use bytes::Bytes;
 use fastps_core::dtype::Array;
 use fastps_core::error::{Error, Kind, Result};
@@ -17,27 +17,33 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 impl Client {
-    /// Queues pulls of these tensors: of their values, or of their state.
+    /// Queues pulls of these tensors.
     pub(super) fn start_pull(
         &self,
         entries: &[Arc<Entry>],
         epoch: u64,
-        state: bool,
+        what: Read,
         deadline: Instant,
     ) -> Arc<Call> {
-        stats::count(&self.shared.counters.pulls, 1);
+        if what != Read::Version {
+            stats::count(&self.shared.counters.pulls, 1);
+        }
         let mut drafts = Vec::new();
         for (tensor, entry) in entries.iter().enumerate() {
-            let runs = if state { entry.spec.optimizer.slots().len() } else { 1 };
+            let runs = match what {
+                Read::Values => Some(1),
+                Read::State => Some(entry.spec.optimizer.slots().len()),
+                Read::Version => None,
+            };
             for (elements, (slice, shard)) in entry.spec.slices().zip(&entry.slices) {
                 let route = Route { group: entry.group, epoch, client: 0 };
-                let header = convert::read_frame(0, route, *slice, state).header.unwrap_or_default();
+                let header = convert::read_frame(0, route, *slice, what).header.unwrap_or_default();
                 let part = Part {
                     tensor,
                     name: entry.spec.name.clone(),
                     link: self.links[*shard].clone(),
                     slice: slice.0,
-                    answer_bytes: Some(entry.spec.dtype.size() * runs * elements.len()),
+                    answer_bytes: runs.map(|runs| entry.spec.dtype.size() * runs * elements.len()),
                     elements,
                     sent_bytes: 0,
                     residue: Mutex::new(None),
@@ -64,7 +70,7 @@ impl Client {
             steps: vec![0; entry.spec.slice_count()],
             slots: slots.into_iter().map(|slot| (slot, Array::zeros(entry.spec.dtype, elements))).collect(),
         };
-        let call = self.start_pull(std::slice::from_ref(entry), epoch, true, deadline);
+        let call = self.start_pull(std::slice::from_ref(entry), epoch, Read::State, deadline);
         let mut take = |part: &Part, values: &Bytes| {
             let run = entry.spec.dtype.size() * part.elements.len();
             for (k, (_, slot)) in state.slots.iter_mut().enumerate() {

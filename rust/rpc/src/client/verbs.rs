@@ -5,6 +5,7 @@ use super::payload::{Memory, Payload};
 use super::pull::{PullTicket, versions};
 use super::receipts::{PushTicket, pushed};
 use super::{Client, after};
+use crate::convert::Read;
 use bytes::Bytes;
 use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind, Result};
@@ -86,7 +87,7 @@ impl ParameterServer for Client {
         let deadline = after(timeout);
         let (epoch, entries) = self.look_up(names.iter(), deadline)?;
         let id = self.versions_id();
-        let call = self.start_pull(&entries, epoch, false, deadline);
+        let call = self.start_pull(&entries, epoch, Read::Values, deadline);
         self.finish_pull(&call, sink)?;
         Ok(versions(&call, id))
     }
@@ -95,7 +96,7 @@ impl ParameterServer for Client {
         let deadline = after(timeout);
         let (epoch, entries) = self.look_up(names.iter(), deadline)?;
         let client = self.versions_id();
-        let call = self.start_pull(&entries, epoch, false, deadline);
+        let call = self.start_pull(&entries, epoch, Read::Values, deadline);
         self.deadlines.watch(&call);
         Ok(Arc::new(PullTicket {
             shared: self.shared.clone(),
@@ -141,7 +142,12 @@ impl ParameterServer for Client {
     }
 
     fn versions(&self, names: &[Arc<str>], timeout: Duration) -> Result<Versions> {
-        self.pull(names, timeout, &mut |_, _, _| {})
+        let deadline = after(timeout);
+        let (epoch, entries) = self.look_up(names.iter(), deadline)?;
+        let id = self.versions_id();
+        let call = self.start_pull(&entries, epoch, Read::Version, deadline);
+        self.finish_pull(&call, &mut |_, _, _| {})?;
+        Ok(versions(&call, id))
     }
 
     fn stats(&self, timeout: Duration) -> Result<Stats> {

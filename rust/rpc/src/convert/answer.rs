@@ -52,6 +52,12 @@ pub fn values(
     pb::Frame { header: Some(header), payload }
 }
 
+/// The version of a slice, and how many of its changes are the asker's own.
+pub fn version(tag: u64, (version, own): (u64, u64)) -> pb::Frame {
+    let header = pb::Header { version: Some(version), own: Some(own), ..answer(pb::Kind::Version, tag) };
+    pb::Frame { header: Some(header), payload: Bytes::new() }
+}
+
 /// The answer to a frame that changed nothing.
 pub fn refused(tag: u64, error: &Error) -> pb::Frame {
     let header = pb::Header { refusal: Some(super::refusal(error)), ..answer(pb::Kind::Refused, tag) };
@@ -81,6 +87,13 @@ pub enum Answer {
         /// Little-endian values of the tensor's type.
         payload: Bytes,
     },
+    /// The version alone.
+    Version {
+        /// The slice's version.
+        version: u64,
+        /// How many of its changes are the asker's own.
+        own: u64,
+    },
     /// Nothing was changed.
     Refused(Error),
     /// It was not applied and never will be.
@@ -108,6 +121,10 @@ pub fn answer_from_frame(frame: pb::Frame) -> Result<(u64, Answer)> {
             step: h.step.ok_or_else(|| missing("step"))?,
             applied: h.scale.map(applied).transpose()?,
             payload: frame.payload,
+        },
+        Ok(pb::Kind::Version) => Answer::Version {
+            version: h.version.ok_or_else(|| missing("version"))?,
+            own: h.own.ok_or_else(|| missing("own"))?,
         },
         Ok(pb::Kind::Refused) => {
             Answer::Refused(super::error_from_refusal(h.refusal.ok_or_else(|| missing("refusal"))?))
@@ -143,6 +160,7 @@ mod tests {
                 values(6, DType::Float32, (4, 0, 2), Some(&applied), payload.clone()),
                 Answer::Values { version: 4, own: 0, step: 2, applied: Some(applied), payload },
             ),
+            (version(6, (4, 1)), Answer::Version { version: 4, own: 1 }),
             (refused(6, &error), Answer::Refused(error)),
             (fenced(6), Answer::Fenced),
         ] {

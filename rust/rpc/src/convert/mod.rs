@@ -6,9 +6,9 @@ mod error;
 mod request;
 mod spec;
 
-pub use answer::{Answer, answer_from_frame, fenced, receipt, refused, values};
+pub use answer::{Answer, answer_from_frame, fenced, receipt, refused, values, version};
 pub use error::{error_from_refusal, error_from_status, kind_from_name, kind_name, refusal, status};
 pub use request::{
-    Request, Route, Verb, crc32c, plain_len, push_frame, read_frame, request_from_frame, resolve_frame,
+    Read, Request, Route, Verb, crc32c, plain_len, push_frame, read_frame, request_from_frame, resolve_frame,
 };
 pub use spec::{optimizer_from_wire, optimizer_to_wire, spec_difference, spec_from_wire, spec_to_wire};

@@ -52,8 +52,21 @@ pub enum Verb<'a> {
     Pull,
     /// The optimizer state.
     PullState,
+    /// The version alone.
+    PullVersion,
     /// What became of a push?
     Resolve(Identity),
+}
+
+/// What a client reads of a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// The values.
+    Values,
+    /// The optimizer state.
+    State,
+    /// The version alone.
+    Version,
 }
 
 /// CRC-32C of a payload.
@@ -92,9 +105,10 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
         (kind == pb::Kind::Gradient, kind == pb::Kind::Assign, kind == pb::Kind::AssignState);
     let pushes = gradient || assign || state;
     let resolve = kind == pb::Kind::Resolve;
-    if !pushes && !resolve && !matches!(kind, pb::Kind::Pull | pb::Kind::PullState) {
+    let reads = matches!(kind, pb::Kind::Pull | pb::Kind::PullState | pb::Kind::PullVersion);
+    if !pushes && !resolve && !reads {
         return Err(malformed("this kind of frame is not a request, or reserved").expected(
-            "KIND_GRADIENT, _ASSIGN, _PULL, _PULL_STATE, _ASSIGN_STATE or _RESOLVE",
+            "KIND_GRADIENT, _ASSIGN, _PULL, _PULL_STATE, _PULL_VERSION, _ASSIGN_STATE or _RESOLVE",
             kind.as_str_name(),
         ));
     }
@@ -135,6 +149,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     let verb = match kind {
         pb::Kind::Pull => Verb::Pull,
         pb::Kind::PullState => Verb::PullState,
+        pb::Kind::PullVersion => Verb::PullVersion,
         pb::Kind::Resolve => Verb::Resolve(identity),
         _ => {
             let codec = CodecId::from_wire(h.codec as u32)?;
@@ -220,9 +235,13 @@ pub fn push_frame(
     pb::Frame { header: Some(header), payload }
 }
 
-/// A pull of the values, or of the state.
-pub fn read_frame(tag: u64, route: Route, slice: SliceId, state: bool) -> pb::Frame {
-    let kind = if state { pb::Kind::PullState } else { pb::Kind::Pull };
+/// A pull of the values, of the state, or of the version.
+pub fn read_frame(tag: u64, route: Route, slice: SliceId, what: Read) -> pb::Frame {
+    let kind = match what {
+        Read::Values => pb::Kind::Pull,
+        Read::State => pb::Kind::PullState,
+        Read::Version => pb::Kind::PullVersion,
+    };
     pb::Frame { header: Some(header(kind, tag, slice, route)), payload: Bytes::new() }
 }
 
@@ -278,10 +297,15 @@ mod tests {
             let request = request_from_frame(&frame).unwrap();
             assert!(matches!(request.verb, Verb::Push { push, .. } if push.action == action));
         }
-        for state in [false, true] {
-            let frame = read_frame(1, ROUTE, SliceId(5), state);
-            let verb = request_from_frame(&frame).unwrap().verb;
-            assert!(if state { matches!(verb, Verb::PullState) } else { matches!(verb, Verb::Pull) });
+        for what in [Read::Values, Read::State, Read::Version] {
+            let frame = read_frame(1, ROUTE, SliceId(5), what);
+            let read = match request_from_frame(&frame).unwrap().verb {
+                Verb::Pull => Read::Values,
+                Verb::PullState => Read::State,
+                Verb::PullVersion => Read::Version,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(read, what);
         }
         let frame = resolve_frame(1, ROUTE, SliceId(5), 8);
         let verb = request_from_frame(&frame).unwrap().verb;
@@ -314,7 +338,7 @@ mod tests {
             assert_eq!(error.kind, Kind::Frame, "{what}");
             assert!(error.message.contains(what), "{what}: {error}");
         }
-        let mut pull = read_frame(1, ROUTE, SliceId(5), false);
+        let mut pull = read_frame(1, ROUTE, SliceId(5), Read::Values);
         pull.payload = Bytes::from_static(b"x");
         assert!(request_from_frame(&pull).is_err());
     }
