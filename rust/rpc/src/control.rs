@@ -169,7 +169,7 @@ impl Control for ControlService {
             Access::Change,
             |_| 0,
             |node, _, m| {
-                node.reservations.seal(m.reservation)?;
+                node.reservations.seal(m.reservation, Instant::now())?;
                 Ok(pb::SealResponse {})
             },
         )
@@ -194,6 +194,19 @@ impl Control for ControlService {
                 map.commit(m.reservation, m.client)?;
                 Ok(pb::CommitResponse {})
             },
+        )
+    }
+
+    async fn settle(
+        &self,
+        request: Request<pb::SettleRequest>,
+    ) -> Result<Response<pb::SettleResponse>, Status> {
+        self.call(
+            request,
+            pb::Role::Worker,
+            Access::Change,
+            |_| 0,
+            |node, _, m| Ok(node.map()?.settle(&m.reservations, Instant::now())),
         )
     }
 

@@ -2,7 +2,8 @@
 //!
 //! A frame's way through the server: `incoming` (a connection, its principal and its pins) -> `data` (one task per
 //! stream; `convert` validates once) -> `node` (session, epoch, reservation) -> `fastps_core::shard` -> the answer.
-//! `control` serves the unary calls; on shard 0 they reach `map`.
+//! `control` serves the unary calls; on shard 0 they reach `map`. `settle` asks
+//! shard 0 about reservations that clients left behind.
 
 #[cfg(feature = "cli")]
 pub mod cli;
@@ -17,6 +18,7 @@ mod node;
 mod reservation;
 pub mod server;
 mod session;
+mod settle;
 
 pub use client::{Client, ConnectOptions};
 pub use config::ServerConfig;

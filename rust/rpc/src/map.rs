@@ -190,6 +190,27 @@ impl Map {
         }
     }
 
+    /// What became of these reservations. One that is under way and whose lease has run out ends here and now.
+    pub(crate) fn settle(&mut self, reservations: &[u64], now: Instant) -> pb::SettleResponse {
+        let mut settled = pb::SettleResponse::default();
+        for reservation in reservations {
+            let name = self.reservations.get(reservation);
+            match (name, name.and_then(|name| self.pending.get(name))) {
+                (Some(_), None) => settled.committed.push(*reservation),
+                (Some(_), Some(pending)) if pending.deadline >= now => {}
+                (Some(name), Some(_)) => {
+                    let name = name.clone();
+                    if let Some(pending) = self.pending.remove(&name) {
+                        self.release(&pending.entry);
+                    }
+                    settled.ended.push(*reservation);
+                }
+                (None, _) => settled.ended.push(*reservation),
+            }
+        }
+        settled
+    }
+
     /// Ends the registrations under way that own one of these slices.
     pub(crate) fn abandon(&mut self, slices: &[u64]) {
         let gone: HashSet<_> = slices.iter().collect();
@@ -352,6 +373,23 @@ mod tests {
             assert!(error.message.contains("optimizer"), "{error}");
             map.commit(reservation, 1).unwrap();
         }
+    }
+
+    #[test]
+    fn what_was_not_committed_in_time_ends_when_asked() {
+        let (mut map, now) = (Map::new(1, 1, LEASE), Instant::now());
+        let (kept, _) = reserved(map.register(&spec("kept", 10), 1, now).unwrap());
+        let (left, _) = reserved(map.register(&spec("left", 10), 1, now).unwrap());
+        let all = [kept, left, 4711];
+        map.commit(kept, 1).unwrap();
+        let early = pb::SettleResponse { committed: vec![kept], ended: vec![4711] };
+        assert_eq!(map.settle(&all, now + LEASE), early);
+        let late = pb::SettleResponse { committed: vec![kept], ended: vec![left, 4711] };
+        for _ in 0..2 {
+            assert_eq!(map.settle(&all, now + 2 * LEASE), late);
+        }
+        assert_eq!(map.commit(left, 1).unwrap_err().kind, Kind::Lease);
+        assert_eq!((map.counts().0, map.counts().1), (1, 0));
     }
 
     #[test]

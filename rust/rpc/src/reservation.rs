@@ -1,9 +1,11 @@
 //! Which registration each slice of this shard belongs to. A reservation holds memory under a lease; until it is
-//! sealed its slices take nothing but their initial values.
+//! sealed its slices take nothing but their initial values. Once sealed it stays until shard 0 tells that it was not
+//! committed (`settle` asks).
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
 use fastps_core::tensor::{SliceId, TensorSpec};
+use fastps_proto::v1 as pb;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,12 +18,22 @@ struct Open {
     deadline: Instant,
 }
 
+/// All values are here; whether the tensor exists, shard 0 knows.
+#[derive(Debug)]
+struct Sealed {
+    slices: Vec<SliceId>,
+    /// When to ask.
+    deadline: Instant,
+}
+
 #[derive(Debug, Default)]
 struct Table {
     /// The reservation of every slice that the shard holds.
     slices: HashMap<SliceId, u64>,
     /// Those that are not sealed.
     open: HashMap<u64, Open>,
+    /// Those that are sealed and not known to be committed.
+    sealed: HashMap<u64, Sealed>,
     expired: u64,
 }
 
@@ -121,12 +133,14 @@ impl Reservations {
         }
     }
 
-    /// Makes a reservation permanent once all its values have arrived. Repeats change nothing.
-    pub(crate) fn seal(&self, reservation: u64) -> Result<()> {
+    /// Closes a reservation once all its values have arrived. Repeats change nothing.
+    pub(crate) fn seal(&self, reservation: u64, now: Instant) -> Result<()> {
         let mut table = self.table();
         match table.open.get(&reservation) {
             Some(open) if open.missing.is_empty() => {
-                table.open.remove(&reservation);
+                if let Some(Open { slices, .. }) = table.open.remove(&reservation) {
+                    table.sealed.insert(reservation, Sealed { slices, deadline: now + self.lease });
+                }
                 Ok(())
             }
             Some(open) => {
@@ -158,6 +172,12 @@ impl Reservations {
                     table.open.remove(&reservation);
                 }
             }
+            if let Some(sealed) = table.sealed.get_mut(&reservation) {
+                sealed.slices.retain(|id| !gone.contains(id));
+                if sealed.slices.is_empty() {
+                    table.sealed.remove(&reservation);
+                }
+            }
         }
         table.forget(shard, slices);
     }
@@ -171,6 +191,33 @@ impl Reservations {
             table.expired += 1;
         }
         over.into_iter().map(|(reservation, _)| reservation).collect()
+    }
+
+    /// Reservations that were sealed a lease ago and are not known to be committed, at most `limit`.
+    pub(crate) fn unsettled(&self, limit: usize, now: Instant) -> Vec<u64> {
+        let table = self.table();
+        let due = table.sealed.iter().filter(|(_, sealed)| sealed.deadline < now);
+        due.map(|(reservation, _)| *reservation).take(limit).collect()
+    }
+
+    /// Takes what shard 0 says of the reservations that it was asked about: frees what was not committed, keeps what
+    /// was; asks for the others again after another lease.
+    pub(crate) fn settle(&self, shard: &Shard, asked: &[u64], told: &pb::SettleResponse, now: Instant) {
+        let mut table = self.table();
+        for reservation in asked {
+            if let Some(sealed) = table.sealed.get_mut(reservation) {
+                sealed.deadline = now + self.lease;
+            }
+        }
+        for reservation in &told.committed {
+            table.sealed.remove(reservation);
+        }
+        for reservation in &told.ended {
+            if let Some(sealed) = table.sealed.remove(reservation) {
+                table.forget(shard, &sealed.slices);
+                table.expired += 1;
+            }
+        }
     }
 
     /// Open reservations, and how many ran out.

@@ -8,6 +8,7 @@ use crate::map::Map;
 use crate::node::{Node, Phase};
 use crate::reservation::Reservations;
 use crate::session::Sessions;
+use crate::settle::settle;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
 use fastps_core::shard::{Shard, ShardConfig};
@@ -202,6 +203,7 @@ async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool) -> Result<()> {
         DataServer::new(DataService { node: node.clone() }).max_decoding_message_size(MAX_MESSAGE_BYTES);
 
     let sweeper = tokio::spawn(sweep(node.clone(), insecure && open));
+    let settler = tokio::spawn(settle(node.clone()));
     let mut draining = node.phase.clone();
     let drain = tokio::spawn(async move {
         let _ = draining.wait_for(|phase| *phase >= Phase::Draining).await;
@@ -228,6 +230,7 @@ async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool) -> Result<()> {
         })
         .await;
     sweeper.abort();
+    settler.abort();
     drain.abort();
     result.map_err(|error| internal("serving failed", error))
 }

@@ -465,6 +465,70 @@ async fn shards_share_a_tensor() {
     assert_eq!((hello.protocol_minor, hello.role()), (0, pb::Role::Admin));
 }
 
+/// Reserves the slices of a tensor that lies on two shards, fills and seals them.
+async fn seal_both(shards: &mut [Shard; 2], spec: &pb::TensorSpec) -> pb::RegisterResponse {
+    let place = shards[0].register(spec).await.unwrap();
+    let placement = place.placement.clone().unwrap();
+    assert_eq!(placement.shards, [0, 1]);
+    for (k, shard) in shards.iter_mut().enumerate() {
+        let ask = pb::ReserveRequest {
+            reservation: place.reservation,
+            spec: Some(spec.clone()),
+            indices: vec![k as u64],
+            slices: vec![placement.slices[k]],
+            group: placement.group,
+            client: CLIENT,
+        };
+        shard.control.reserve(timed(ask)).await.unwrap();
+        let route = Route { group: placement.group, epoch: 1, client: CLIENT };
+        let values = vec![1.0; SLICE as usize];
+        let frame = initial(route, placement.slices[k], place.reservation, &values);
+        let receipt = shard.exchange().await.ask(frame).await;
+        assert!(matches!(receipt, Answer::Receipt(_)), "{receipt:?}");
+        shard.seal(place.reservation).await.unwrap();
+    }
+    place
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn what_is_sealed_and_never_committed_is_freed_and_what_is_committed_stays() {
+    let reservation_lease = Duration::from_millis(200);
+    let (server, first, _stream) =
+        start_with(&ServerConfig { shards: 2, reservation_lease, ..config() }).await;
+    let second = Shard::connect(&server.addresses()[1], CLIENT).await;
+    let mut shards = [first, second];
+    let w = spec("w", 2 * SLICE);
+    let place = seal_both(&mut shards, &w).await;
+    // An owner that is slow, but alive, keeps its place.
+    for _ in 0..20 {
+        tokio::time::sleep(reservation_lease / 4).await;
+        assert_eq!(shards[0].register(&w).await.unwrap().reservation, place.reservation);
+    }
+    for shard in &mut shards {
+        assert!(shard.counter("memory_used").await > 4 * SLICE);
+    }
+    // One that has died loses it, on every shard.
+    let late = Instant::now() + Duration::from_secs(20);
+    for shard in &mut shards {
+        while shard.counter("memory_used").await > 0 {
+            assert!(Instant::now() < late, "the memory stays taken");
+            tokio::time::sleep(reservation_lease / 4).await;
+        }
+        assert_eq!(shard.counter("reservations_expired").await, 1);
+    }
+    assert_eq!(shards[0].counter("registrations").await, 0);
+    assert_eq!(shards[0].commit(place.reservation).await.unwrap_err().kind, Kind::Lease);
+
+    let again = seal_both(&mut shards, &w).await;
+    shards[0].commit(again.reservation).await.unwrap();
+    tokio::time::sleep(5 * reservation_lease).await;
+    let placement = again.placement.unwrap();
+    let route = Route { group: placement.group, epoch: 1, client: CLIENT };
+    for (shard, slice) in shards.iter().zip(placement.slices) {
+        assert_eq!(shard.exchange().await.pull(route, slice).await.1, bytes(&vec![1.0; SLICE as usize]));
+    }
+}
+
 /// Holds every gradient until told.
 #[derive(Debug, Default)]
 struct Holding(Mutex<Vec<Held>>);

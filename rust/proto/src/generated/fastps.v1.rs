@@ -326,7 +326,7 @@ pub struct SealRequest {
     #[prost(fixed64, tag = "1")]
     pub reservation: u64,
 }
-/// The slices are permanent.
+/// The slices have their values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SealResponse {}
 /// Last step of a registration.
@@ -342,6 +342,23 @@ pub struct CommitRequest {
 /// The tensor exists.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CommitResponse {}
+/// Asks what became of reservations.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SettleRequest {
+    /// Which.
+    #[prost(fixed64, repeated, tag = "1")]
+    pub reservations: ::prost::alloc::vec::Vec<u64>,
+}
+/// What became of them. Those in neither list are under way.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SettleResponse {
+    /// Committed.
+    #[prost(fixed64, repeated, tag = "1")]
+    pub committed: ::prost::alloc::vec::Vec<u64>,
+    /// Not committed, and never will be.
+    #[prost(fixed64, repeated, tag = "2")]
+    pub ended: ::prost::alloc::vec::Vec<u64>,
+}
 /// Removes a tensor.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnregisterRequest {
@@ -812,7 +829,8 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Reserve"));
             self.inner.unary(req, path, codec).await
         }
-        /// Third step, at each such shard: all its values have arrived, the reservation becomes permanent. Role: worker.
+        /// Third step, at each such shard: all its values have arrived; the slices stay once the tensor exists. Role:
+        /// worker.
         pub async fn seal(
             &mut self,
             request: impl tonic::IntoRequest<super::SealRequest>,
@@ -848,6 +866,26 @@ pub mod control_client {
             let path = http::uri::PathAndQuery::from_static("/fastps.v1.Control/Commit");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Commit"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// What became of reservations, at shard 0: a shard asks about those that are sealed there and whose lease has run out.
+        /// Role: worker.
+        pub async fn settle(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SettleRequest>,
+        ) -> std::result::Result<tonic::Response<super::SettleResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/fastps.v1.Control/Settle");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Settle"));
             self.inner.unary(req, path, codec).await
         }
         /// Removes a tensor from the map, at shard 0; answers with the places that still hold its slices. Role: worker.
@@ -952,7 +990,8 @@ pub mod control_server {
             &self,
             request: tonic::Request<super::ReserveRequest>,
         ) -> std::result::Result<tonic::Response<super::ReserveResponse>, tonic::Status>;
-        /// Third step, at each such shard: all its values have arrived, the reservation becomes permanent. Role: worker.
+        /// Third step, at each such shard: all its values have arrived; the slices stay once the tensor exists. Role:
+        /// worker.
         async fn seal(
             &self,
             request: tonic::Request<super::SealRequest>,
@@ -962,6 +1001,12 @@ pub mod control_server {
             &self,
             request: tonic::Request<super::CommitRequest>,
         ) -> std::result::Result<tonic::Response<super::CommitResponse>, tonic::Status>;
+        /// What became of reservations, at shard 0: a shard asks about those that are sealed there and whose lease has run out.
+        /// Role: worker.
+        async fn settle(
+            &self,
+            request: tonic::Request<super::SettleRequest>,
+        ) -> std::result::Result<tonic::Response<super::SettleResponse>, tonic::Status>;
         /// Removes a tensor from the map, at shard 0; answers with the places that still hold its slices. Role: worker.
         async fn unregister(
             &self,
@@ -1304,6 +1349,49 @@ pub mod control_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CommitSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fastps.v1.Control/Settle" => {
+                    #[allow(non_camel_case_types)]
+                    struct SettleSvc<T: Control>(pub Arc<T>);
+                    impl<T: Control> tonic::server::UnaryService<super::SettleRequest>
+                    for SettleSvc<T> {
+                        type Response = super::SettleResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SettleRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::settle(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SettleSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -14,7 +14,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// A channel that connects at its first call, and again whenever its connection has broken.
-pub(super) fn channel(address: &str) -> Result<Channel> {
+pub(crate) fn channel(address: &str) -> Result<Channel> {
     let fail = |e| {
         Error::new(Kind::Config, format!("invalid address {address:?}: {e}")).expected("host:port", address)
     };

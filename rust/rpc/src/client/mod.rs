@@ -24,6 +24,7 @@ mod stats;
 mod verbs;
 
 pub use connect::ConnectOptions;
+pub(crate) use control::channel;
 
 use deadlines::Deadlines;
 use doubt::Doubt;
