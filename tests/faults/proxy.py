@@ -9,12 +9,15 @@ import threading
 from types import TracebackType
 from typing import Self
 
+PATIENT = 60.0
+"""Longest stall, in seconds."""
+
 
 class Proxy:
     """Forwards connections from `address` to `target` ("host:port").
 
     `stall(True)` stops forwarding what the server sends; `cut()` closes all connections; `cut_after(n)`
-    closes them once n more bytes went to the server.
+    closes them once n more bytes went to the server; `cuts` counts those.
     """
 
     def __init__(self, target: str) -> None:
@@ -29,6 +32,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._closed = False
+        self.cuts = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def stall(self, stalled: bool) -> None:
@@ -71,8 +75,9 @@ class Proxy:
                         if self._left is not None:
                             data, cut = data[: self._left], len(data) >= self._left
                             self._left -= len(data)
+                            self.cuts += cut
                 else:
-                    self._resume.wait()
+                    self._resume.wait(PATIENT)
                 sink.sendall(data)
                 if cut:
                     return self.cut()
