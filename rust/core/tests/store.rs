@@ -1,7 +1,7 @@
 //! The in-process store through its public verbs, and the slices beneath it.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use fastps_core::codec::{Codec, CodecId, ErrorFeedback};
+use fastps_core::codec::{Codec, CodecId, ErrorFeedback, Position};
 use fastps_core::dtype::{DType, View};
 use fastps_core::error::Kind;
 use fastps_core::frame::{Action, Applied, Identity, Push};
@@ -14,10 +14,13 @@ use fastps_core::slice::{Resolved, Slice};
 use fastps_core::store::{Store, StoreOptions};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use fastps_core::verbs::{Fate, Gradient, ParameterServer, PushError, PushOptions};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SECOND: Duration = Duration::from_secs(1);
+/// The deadline of what must come.
+const PATIENT: Duration = Duration::from_mins(1);
 const SLICE: usize = 63 * 4096;
 
 fn spec(name: &str, n: usize, apply: Apply, optimizer: Optimizer) -> TensorSpec {
@@ -233,46 +236,158 @@ fn push_to(
 ) -> mpsc::Receiver<fastps_core::error::Result<Applied>> {
     let (done, answer) = mpsc::channel();
     let bytes: Vec<u8> = body.iter().flat_map(|x| x.to_le_bytes()).collect();
-    let push = Push {
-        slice: SliceId(5),
+    shard.push(&frame(5, identity, CodecId::Float32, body.len(), &bytes), move |result| {
+        done.send(result).unwrap();
+    });
+    answer
+}
+
+fn frame(slice: u64, identity: Identity, codec: CodecId, elements: usize, body: &[u8]) -> Push<'_> {
+    Push {
+        slice: SliceId(slice),
         action: Action::Gradient,
         identity,
         base: None,
         lr: None,
         scale: None,
-        count: body.len() as u64,
-        codec: CodecId::Float32,
-        body: &bytes,
+        count: elements as u64,
+        codec,
+        body,
         trusted: false,
         once: false,
-    };
-    shard.push(&push, move |result| done.send(result).unwrap());
-    answer
+    }
 }
 
 fn identity(sequence: u64) -> Identity {
     Identity { client: 77, sequence }
 }
 
+/// What fault tests work on: a tensor of 3 slices and 100 small ones, once counting with SGD and once with Adam.
+struct Site {
+    shard: Shard,
+    /// Gets the same pushes without faults.
+    quiet: Shard,
+    /// Identifier, elements, whether it counts.
+    slices: Vec<(u64, usize, bool)>,
+}
+
+impl Site {
+    fn new(apply: Apply, policy: Option<Arc<dyn Policy>>) -> Self {
+        let plain = ShardConfig::new(3, u64::MAX, Isa::best());
+        let config = match policy {
+            Some(policy) => ShardConfig { policy, ..ShardConfig::new(3, u64::MAX, Isa::best()) },
+            None => ShardConfig::new(3, u64::MAX, Isa::best()),
+        };
+        let mut site = Self { shard: Shard::new(config), quiet: Shard::new(plain), slices: Vec::new() };
+        for optimizer in [ledger(), Optimizer::Adam(Adam::default())] {
+            let counts = optimizer == ledger();
+            for (k, n) in std::iter::once(2 * SLICE + 5).chain([10; 100]).enumerate() {
+                let spec = Arc::new(spec(&format!("{k} {counts}"), n, apply, optimizer));
+                let first = 1 + site.slices.len() as u64;
+                let ids: Vec<_> =
+                    (0..spec.slice_count()).map(|index| (SliceId(first + index as u64), index)).collect();
+                site.shard.create(&spec, 0, &ids).unwrap();
+                site.quiet.create(&spec, 0, &ids).unwrap();
+                let slice = |(id, index): &(SliceId, usize)| (id.0, spec.slice_range(*index).len(), counts);
+                site.slices.extend(ids.iter().map(slice));
+            }
+        }
+        site
+    }
+
+    /// Plays a fault on every slice with two clients, one of Float32 and one of 1-bit, and compares. A play returns
+    /// what was applied, in its order.
+    fn everywhere(&self, play: impl Fn(&Scene<'_>) -> Vec<f32>) {
+        for &(slice, elements, counts) in &self.slices {
+            let (mut sum, mut version) = (0.0, 0);
+            for (client, codec) in [(77, Codec::Float32), (78, Codec::OneBit)] {
+                let scene = Scene { shard: &self.shard, client, codec, slice, elements, version };
+                let applied = play(&scene);
+                let quiet = Scene { shard: &self.quiet, ..scene };
+                for (k, value) in applied.iter().enumerate() {
+                    answer(&quiet.push(1 + k as u64, *value)).unwrap();
+                }
+                sum -= applied.iter().sum::<f32>();
+                version += applied.len() as u64;
+            }
+            let pulled = self.shard.pull(0, SliceId(slice)).unwrap();
+            assert_eq!(pulled.version, version, "slice {slice}");
+            assert!(pulled.as_ref() == self.quiet.pull(0, SliceId(slice)).unwrap().as_ref(), "slice {slice}");
+            let state = |shard: &Shard| shard.pull_state(0, SliceId(slice)).unwrap().as_ref().to_vec();
+            assert!(state(&self.shard) == state(&self.quiet), "state of slice {slice}");
+            if counts {
+                let one = sum.to_le_bytes();
+                assert!(
+                    pulled.as_ref().chunks_exact(4).all(|bytes| bytes == one),
+                    "slice {slice}: not {sum}"
+                );
+            }
+        }
+    }
+}
+
+/// One client at one slice.
+struct Scene<'a> {
+    shard: &'a Shard,
+    client: u64,
+    codec: Codec,
+    slice: u64,
+    elements: usize,
+    /// Of the slice, before this client came.
+    version: u64,
+}
+
+impl Scene<'_> {
+    fn identity(&self, sequence: u64) -> Identity {
+        Identity { client: self.client, sequence }
+    }
+
+    /// A push of this value to every element.
+    fn push(&self, sequence: u64, value: f32) -> mpsc::Receiver<fastps_core::error::Result<Applied>> {
+        let (done, answer) = mpsc::channel();
+        let mut body = Vec::new();
+        let values = vec![value; self.elements];
+        self.codec.encode(Isa::best(), &values, None, Position::default(), &mut body);
+        let push = frame(self.slice, self.identity(sequence), self.codec.id(), self.elements, &body);
+        self.shard.push(&push, move |result| done.send(result).unwrap());
+        answer
+    }
+
+    fn resolve(&self, sequence: u64) -> fastps_core::error::Result<Resolved> {
+        self.shard.resolve(SliceId(self.slice), self.identity(sequence))
+    }
+}
+
+fn answer(
+    receiver: &mpsc::Receiver<fastps_core::error::Result<Applied>>,
+) -> fastps_core::error::Result<Applied> {
+    receiver.recv_timeout(PATIENT).unwrap()
+}
+
 #[test]
 fn a_repeat_is_answered_and_not_applied() {
     for apply in [Apply::Exact, Apply::Hogwild] {
-        let shard = shard_of(3, apply, None);
-        let first = push_to(&shard, identity(1), &[-1.0; 3]).recv().unwrap().unwrap();
-        let again = push_to(&shard, identity(1), &[-1.0; 3]).recv().unwrap().unwrap();
-        assert_eq!(again, Applied { duplicate: true, ..first });
-        assert_eq!(shard.pull(0, SliceId(5)).unwrap().version, 1);
-        assert!(matches!(shard.resolve(SliceId(5), identity(1)), Ok(Resolved::Applied(a)) if a == first));
-        assert_eq!(shard.resolve(SliceId(5), identity(2)), Ok(Resolved::Fenced));
-        assert_eq!(push_to(&shard, identity(2), &[-1.0; 3]).recv().unwrap().unwrap_err().kind, Kind::Fenced);
-        for sequence in 3..100 {
-            push_to(&shard, identity(sequence), &[0.0; 3]).recv().unwrap().unwrap();
-        }
-        assert_eq!(shard.resolve(SliceId(5), identity(1)), Ok(Resolved::Unknown));
-        let late = push_to(&shard, identity(1), &[-1.0; 3]).recv().unwrap().unwrap_err();
-        assert_eq!((late.kind, late.shard), (Kind::UnknownOutcome, Some(3)));
-        let values = shard.pull(0, SliceId(5)).unwrap();
-        assert_eq!(values.as_ref(), [1.0_f32.to_le_bytes(); 3].concat());
+        Site::new(apply, None).everywhere(|scene| {
+            let first = answer(&scene.push(1, -1.0)).unwrap();
+            let again = answer(&scene.push(1, -1.0)).unwrap();
+            assert_eq!(again, Applied { duplicate: true, ..first });
+            assert_eq!(scene.shard.pull(0, SliceId(scene.slice)).unwrap().version, scene.version + 1);
+            assert!(matches!(scene.resolve(1), Ok(Resolved::Applied(a)) if a == first));
+            assert_eq!(scene.resolve(2), Ok(Resolved::Fenced));
+            assert_eq!(answer(&scene.push(2, -1.0)).unwrap_err().kind, Kind::Fenced);
+            let mut applied = vec![-1.0];
+            // Beyond its window a slice does not remember, and says so. The big slices are left out to save time.
+            if scene.elements <= 10 {
+                for sequence in 3..100 {
+                    answer(&scene.push(sequence, -0.5)).unwrap();
+                    applied.push(-0.5);
+                }
+                assert_eq!(scene.resolve(1), Ok(Resolved::Unknown));
+                let late = answer(&scene.push(1, -1.0)).unwrap_err();
+                assert_eq!((late.kind, late.shard), (Kind::UnknownOutcome, Some(3)));
+            }
+            applied
+        });
     }
 }
 
@@ -280,13 +395,13 @@ fn a_repeat_is_answered_and_not_applied() {
 fn a_pinned_version_stays_whole_while_pushes_go_on() {
     let shard = shard_of(5000, Apply::Exact, None);
     let copies = || shard.counters().into_iter().find(|(name, _)| *name == "slice_copies").unwrap().1;
-    push_to(&shard, identity(1), &vec![-1.0; 5000]).recv().unwrap().unwrap();
+    push_to(&shard, identity(1), &vec![-1.0; 5000]).recv_timeout(PATIENT).unwrap().unwrap();
     drop(shard.pull(0, SliceId(5)).unwrap());
-    push_to(&shard, identity(2), &vec![-1.0; 5000]).recv().unwrap().unwrap();
+    push_to(&shard, identity(2), &vec![-1.0; 5000]).recv_timeout(PATIENT).unwrap().unwrap();
     assert_eq!(copies(), 0, "an undisturbed pull copies nothing");
     let pinned = shard.pull(0, SliceId(5)).unwrap();
     for sequence in 3..10 {
-        push_to(&shard, identity(sequence), &vec![-1.0; 5000]).recv().unwrap().unwrap();
+        push_to(&shard, identity(sequence), &vec![-1.0; 5000]).recv_timeout(PATIENT).unwrap().unwrap();
     }
     assert_eq!(copies(), 1, "one copy per pin, not per push");
     assert_eq!(pinned.as_ref(), vec![2.0_f32.to_le_bytes(); 5000].concat());
@@ -305,7 +420,7 @@ fn versions_that_readers_keep_are_counted_and_bounded() {
     let (mut pins, mut applied) = (Vec::new(), 0_u64);
     let refused = loop {
         pins.push(shard.pull(0, SliceId(5)).unwrap());
-        match push_to(&shard, identity(applied + 1), &vec![-1.0; n]).recv().unwrap() {
+        match push_to(&shard, identity(applied + 1), &vec![-1.0; n]).recv_timeout(PATIENT).unwrap() {
             Ok(_) => applied += 1,
             Err(error) => break error,
         }
@@ -323,41 +438,61 @@ fn versions_that_readers_keep_are_counted_and_bounded() {
     }
     drop(pins);
     assert_eq!(counter("memory_used"), before, "what the readers kept is given back");
-    push_to(&shard, identity(applied + 1), &vec![-1.0; n]).recv().unwrap().unwrap();
+    push_to(&shard, identity(applied + 1), &vec![-1.0; n]).recv_timeout(PATIENT).unwrap().unwrap();
 }
 
+/// Holds everything, unless it is open.
 #[derive(Debug, Default)]
-struct HoldAll(Mutex<Vec<Held>>);
+struct HoldAll {
+    held: Mutex<Vec<Held>>,
+    open: AtomicBool,
+}
+
+impl HoldAll {
+    fn take(&self) -> Vec<Held> {
+        std::mem::take(&mut *self.held.lock().unwrap())
+    }
+}
 
 impl Policy for HoldAll {
     fn admit(&self, _slice: &Slice, _push: &Push<'_>) -> Admission {
-        Admission::Hold
+        if self.open.load(Ordering::SeqCst) { Admission::Apply } else { Admission::Hold }
     }
     fn hold(&self, held: Held) {
-        self.0.lock().unwrap().push(held);
+        self.held.lock().unwrap().push(held);
     }
+}
+
+/// Another thread does it; it must not take for ever.
+fn elsewhere(work: impl FnOnce() + Send + 'static) {
+    let (done, ended) = mpsc::channel();
+    std::thread::spawn(move || {
+        work();
+        done.send(()).unwrap();
+    });
+    ended.recv_timeout(PATIENT).unwrap();
 }
 
 #[test]
 fn a_held_push_completes_later_or_is_fenced() {
     for apply in [Apply::Exact, Apply::Hogwild] {
         let policy = Arc::new(HoldAll::default());
-        let shard = shard_of(3, apply, Some(policy.clone()));
-        let answers: Vec<_> =
-            (1..=4).map(|sequence| push_to(&shard, identity(sequence), &[-1.0; 3])).collect();
-        let repeat = push_to(&shard, identity(1), &[-1.0; 3]);
-        assert!(answers.iter().chain([&repeat]).all(|answer| answer.try_recv().is_err()));
-        assert_eq!(shard.resolve(SliceId(5), identity(2)), Ok(Resolved::Fenced));
-        let mut held = std::mem::take(&mut *policy.0.lock().unwrap());
-        assert_eq!(held.len(), 4, "a repeat of a held push waits, it is not held again");
-        drop(held.pop());
-        assert_eq!(answers[3].recv().unwrap().unwrap_err().kind, Kind::Unavailable);
-        std::thread::spawn(move || held.into_iter().for_each(Held::release)).join().unwrap();
-        assert_eq!(answers[0].recv().unwrap().unwrap().version, 1);
-        assert!(repeat.recv().unwrap().unwrap().duplicate);
-        assert_eq!(answers[1].recv().unwrap().unwrap_err().kind, Kind::Fenced);
-        assert_eq!(answers[2].recv().unwrap().unwrap().version, 2);
-        assert_eq!(shard.pull(0, SliceId(5)).unwrap().as_ref(), [2.0_f32.to_le_bytes(); 3].concat());
+        Site::new(apply, Some(policy.clone())).everywhere(|scene| {
+            let answers: Vec<_> = (1..=4).map(|sequence| scene.push(sequence, -(sequence as f32))).collect();
+            let repeat = scene.push(1, -1.0);
+            assert!(answers.iter().chain([&repeat]).all(|answer| answer.try_recv().is_err()));
+            assert_eq!(scene.resolve(2), Ok(Resolved::Fenced));
+            let mut held = policy.take();
+            assert_eq!(held.len(), 4, "a repeat of a held push waits, it is not held again");
+            drop(held.pop());
+            assert_eq!(answer(&answers[3]).unwrap_err().kind, Kind::Unavailable);
+            elsewhere(move || held.into_iter().for_each(Held::release));
+            assert_eq!(answer(&answers[0]).unwrap().version, scene.version + 1);
+            assert!(answer(&repeat).unwrap().duplicate);
+            assert_eq!(answer(&answers[1]).unwrap_err().kind, Kind::Fenced);
+            assert_eq!(answer(&answers[2]).unwrap().version, scene.version + 2);
+            vec![-1.0, -3.0]
+        });
     }
 }
 
@@ -365,14 +500,22 @@ fn a_held_push_completes_later_or_is_fenced() {
 fn a_fence_outlives_the_held_push() {
     for apply in [Apply::Exact, Apply::Hogwild] {
         let policy = Arc::new(HoldAll::default());
-        let shard = shard_of(3, apply, Some(policy.clone()));
-        let first = push_to(&shard, identity(1), &[-1.0; 3]);
-        assert_eq!(shard.resolve(SliceId(5), identity(1)), Ok(Resolved::Fenced));
-        let held = policy.0.lock().unwrap().pop().unwrap();
-        held.refuse(fastps_core::error::Error::new(Kind::Config, "no"));
-        assert_eq!(first.recv().unwrap().unwrap_err().kind, Kind::Config);
-        let late = push_to(&shard, identity(1), &[-1.0; 3]);
-        assert_eq!(late.recv().unwrap().unwrap_err().kind, Kind::Fenced, "fenced is for ever");
+        Site::new(apply, Some(policy.clone())).everywhere(|scene| {
+            let first = scene.push(1, -1.0);
+            assert_eq!(scene.resolve(1), Ok(Resolved::Fenced));
+            let held = policy.take().pop().unwrap();
+            held.refuse(fastps_core::error::Error::new(Kind::Config, "no"));
+            assert_eq!(answer(&first).unwrap_err().kind, Kind::Config);
+            let late = scene.push(1, -1.0);
+            assert_eq!(answer(&late).unwrap_err().kind, Kind::Fenced, "fenced is for ever");
+            let next = scene.push(2, -2.0);
+            elsewhere({
+                let held = policy.take();
+                move || held.into_iter().for_each(Held::release)
+            });
+            answer(&next).unwrap();
+            vec![-2.0]
+        });
     }
 }
 
@@ -397,26 +540,67 @@ fn an_absurd_step_count_is_refused() {
 fn a_push_that_is_held_beyond_its_deadline_is_in_doubt() {
     let policy = Arc::new(HoldAll::default());
     let store = Store::new(StoreOptions { policy: policy.clone(), ..StoreOptions::default() }).unwrap();
+    let shapes: Vec<_> = std::iter::once(2 * SLICE + 5).chain([10; 100]).collect();
+    let name =
+        |k: usize, owner: Option<usize>| owner.map_or(format!("{k}"), |owner| format!("{owner} adam {k}"));
+    let tensors: Vec<_> = [None, Some(0), Some(1)]
+        .into_iter()
+        .flat_map(|owner| shapes.iter().enumerate().map(move |(k, n)| (k, *n, owner)))
+        .collect();
+    let mirror = Store::new(StoreOptions::default()).unwrap();
+    let (registered, begin) = (AtomicBool::new(false), Instant::now());
     std::thread::scope(|scope| {
         let release = scope.spawn(|| {
-            loop {
-                if let Some(held) = policy.0.lock().unwrap().pop() {
-                    return held.release();
-                }
+            while !registered.load(Ordering::SeqCst) && begin.elapsed() < PATIENT {
+                policy.take().into_iter().for_each(Held::release);
                 std::thread::yield_now();
             }
         });
-        store.register(spec("w", 3, Apply::Exact, ledger()), View::Float32(&[0.0; 3]), 60 * SECOND).unwrap();
+        for (k, n, owner) in &tensors {
+            let optimizer = if owner.is_none() { ledger() } else { Optimizer::Adam(Adam::default()) };
+            for store in [&store, &mirror] {
+                let spec = spec(&name(*k, *owner), *n, Apply::Exact, optimizer);
+                store.register(spec, View::Float32(&vec![0.0; *n]), PATIENT).unwrap();
+            }
+        }
+        registered.store(true, Ordering::SeqCst);
         release.join().unwrap();
     });
-    let short = PushOptions { timeout: Duration::from_millis(20), ..options() };
-    let Err(PushError::Partial(partial)) = store.push(&[gradient("w", vec![-1.0; 3])], &short) else {
-        panic!("the push is held");
+    let clients = [store.another().unwrap(), store.another().unwrap()];
+    let feedbacks = [None, Some(Arc::new(Mutex::new(ErrorFeedback::new())))];
+    let gradients = |client: usize, value: f32| -> Vec<Gradient> {
+        let own = tensors.iter().filter(|(_, _, owner)| owner.is_none_or(|owner| owner == client));
+        own.map(|(k, n, owner)| gradient(&name(*k, *owner), vec![value; *n])).collect()
     };
-    assert_eq!((partial.error.kind, partial.in_doubt.len()), (Kind::Deadline, 1));
-    assert_eq!(partial.in_doubt[0].result(SECOND), Ok(Fate::Fenced));
-    policy.0.lock().unwrap().drain(..).for_each(Held::release);
-    assert_eq!(pull(&store, "w"), [0.0; 3], "what was fenced is never applied");
+    let how = |client: usize, timeout: Duration| {
+        let feedback: Option<Arc<Mutex<ErrorFeedback>>> = feedbacks[client].clone();
+        let codec = if feedback.is_some() { Codec::OneBit } else { Codec::Float32 };
+        PushOptions { codec, feedback, timeout, ..options() }
+    };
+    for (client, store) in clients.iter().enumerate() {
+        let short = how(client, Duration::from_millis(20));
+        let Err(PushError::Partial(partial)) = store.push(&gradients(client, -1.0), &short) else {
+            panic!("the push is held");
+        };
+        assert_eq!((partial.error.kind, partial.in_doubt.len()), (Kind::Deadline, 2 * 103));
+        for doubt in &partial.in_doubt {
+            assert_eq!(doubt.result(PATIENT), Ok(Fate::Fenced));
+        }
+    }
+    policy.take().into_iter().for_each(Held::release);
+    let zeros = |n: usize| vec![0.0_f32; n];
+    for (k, n, owner) in &tensors {
+        assert_eq!(pull(&store, &name(*k, *owner)), zeros(*n), "what was fenced is never applied");
+    }
+    policy.open.store(true, Ordering::SeqCst);
+    for (client, store) in clients.iter().enumerate() {
+        store.push(&gradients(client, -1.0), &options()).unwrap();
+        mirror.push(&gradients(client, -1.0), &options()).unwrap();
+    }
+    for (k, _, owner) in &tensors {
+        let name = name(*k, *owner);
+        assert_eq!(pull(&store, &name), pull(&mirror, &name), "{name}");
+    }
 }
 
 type Entry = (u64, u64, f64, Vec<u8>);

@@ -2,9 +2,12 @@
 //! error as documented.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod authors;
 mod cluster;
+mod ledger;
 mod proxy;
 
+use authors::World;
 use cluster::Cluster;
 use fastps_core::codec::{Codec, ErrorFeedback};
 use fastps_core::dtype::{Array, DType, View};
@@ -16,7 +19,7 @@ use fastps_core::verbs::{
     Fate, Gradient, ParameterServer, PushError, PushOptions, Pushed, Receipt, State, Ticket, Versions,
 };
 use fastps_rpc::client::{Client, ConnectOptions};
-use proxy::Proxies;
+use ledger::{Ledger, SLICE, TENSORS, Tensor, floats, until};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -303,23 +306,37 @@ fn every_refusal_is_typed_and_changes_nothing() {
 
 #[test]
 fn a_refused_slice_leaves_the_others_applied() {
-    let cluster = Cluster::start(3);
-    let client = connect(&cluster);
-    client.register(spec("big", &[BIG], sgd()), View::Float32(&vec![0.0; BIG as usize]), TIMEOUT).unwrap();
-    client.register(spec("w", &[3], sgd()), View::Float32(&[0.0; 3]), TIMEOUT).unwrap();
-    let mut values = vec![-1.0; BIG as usize];
-    values[258_048] = f32::INFINITY;
-    let gradients = [gradient("w", &[3], vec![-1.0; 3]), gradient("big", &[BIG], values)];
-    let result = client.push(&gradients, &PushOptions { check_finite: false, ..options(Codec::Float32) });
-    let Err(PushError::Partial(partial)) = result else { panic!("{result:?}") };
+    let mut world = World::start(|_| ());
+    let spoil = |gradients: &mut [Gradient], number: usize| {
+        let own = format!("adam {number} big");
+        for gradient in gradients.iter_mut().filter(|g| *g.name == *"big" || *g.name == *own) {
+            let mut values = floats(gradient.values.view().to_array());
+            values[SLICE] = f32::INFINITY;
+            *gradient = ledger::gradient(&gradient.name, values);
+        }
+    };
+    // Float32 may go unchecked: the server refuses the slices that are not finite.
+    let author = &mut world.authors[0];
+    let mut sent = author.next(|_| true);
+    spoil(&mut sent.gradients, 0);
+    let unchecked = PushOptions { check_finite: false, ..author.options(TIMEOUT) };
+    let pushed = author.client.push(&sent.gradients, &unchecked);
+    let Err(PushError::Partial(partial)) = &pushed else { panic!("{pushed:?}") };
     assert_eq!(partial.error.kind, Kind::NonFinite);
-    assert_eq!((partial.receipts.len(), &*partial.receipts[0].0), (1, "w"));
-    assert_eq!((partial.refused.len(), partial.applied.len(), partial.in_doubt.len()), (1, 2, 0));
-    assert_eq!(partial.refused[0].1, 258_048..2 * 258_048);
-    let got = one(&*client, "big", BIG);
-    for (k, x) in got.iter().enumerate() {
-        assert_eq!(*x, if partial.refused[0].1.contains(&k) { 0.0 } else { 1.0 });
-    }
+    assert_eq!(partial.receipts.len(), sent.gradients.len() - 2);
+    assert_eq!((partial.refused.len(), partial.applied.len(), partial.in_doubt.len()), (2, 4, 0));
+    assert!(partial.refused.iter().all(|(_, elements, _)| *elements == (SLICE..2 * SLICE)));
+    author.enter(&world.ledger, &sent, &pushed);
+    world.ledger.check(&*world.truth);
+    // A codec is checked in any case, and nothing is changed anywhere.
+    let author = &mut world.authors[1];
+    let mut sent = author.next(|_| true);
+    spoil(&mut sent.gradients, 1);
+    let unchecked = PushOptions { check_finite: false, ..author.options(TIMEOUT) };
+    let Err(PushError::Refused(error)) = author.client.push(&sent.gradients, &unchecked) else { panic!() };
+    assert_eq!((error.kind, error.shard), (Kind::NonFinite, None));
+    world.ledger.check(&*world.truth);
+    world.go_on();
 }
 
 #[test]
@@ -400,115 +417,160 @@ fn one_address_is_enough() {
 
 #[test]
 fn a_server_that_goes_away_ends_calls_at_their_deadline() {
-    let cluster = Cluster::start(1);
-    let client = connect(&cluster);
-    client.register(spec("w", &[3], sgd()), View::Float32(&[1.0; 3]), TIMEOUT).unwrap();
-    drop(cluster);
+    let mut world = World::start(|_| ());
+    world.go_on();
+    drop(world.cluster.take());
     let begin = Instant::now();
-    let short = PushOptions { timeout: Duration::from_millis(300), ..options(Codec::Float32) };
-    assert!(client.push(&[gradient("w", &[3], vec![1.0; 3])], &short).is_err());
-    let ticket = client.push_async(vec![gradient("w", &[3], vec![1.0; 3])], short).unwrap();
-    let (tell, told) = std::sync::mpsc::channel();
-    ticket.on_done(Box::new(move || tell.send(()).unwrap()));
-    told.recv_timeout(TIMEOUT).unwrap();
-    assert!(ticket.wait(Duration::ZERO).unwrap().is_err());
-    let error = client.pull(&["w".into()], Duration::from_millis(300), &mut |_, _, _| {}).unwrap_err();
-    assert!(matches!(error.kind, Kind::Connection | Kind::Deadline), "{error}");
-    assert_eq!((error.tensor.as_deref(), error.shard), (Some("w"), Some(0)));
-    assert!(client.stats(Duration::from_millis(300)).is_err());
-    assert!(begin.elapsed() < Duration::from_secs(5));
+    for author in &mut world.authors {
+        let short = author.options(Duration::from_millis(300));
+        let [first, second] = [(); 2].map(|()| author.next(|_| true).gradients);
+        assert!(author.client.push(&first, &short).is_err());
+        let ticket = author.client.push_async(second, short);
+        // With error feedback a push waits for what is in doubt, before it returns.
+        if let Ok(ticket) = ticket {
+            let (tell, told) = std::sync::mpsc::channel();
+            ticket.on_done(Box::new(move || tell.send(()).unwrap()));
+            told.recv_timeout(TIMEOUT).unwrap();
+            assert!(ticket.wait(Duration::ZERO).unwrap().is_err());
+        }
+        for tensor in TENSORS.iter().filter(|tensor| tensor.is_big()) {
+            let names = [tensor.name.clone()];
+            let error =
+                author.client.pull(&names, Duration::from_millis(100), &mut |_, _, _| {}).unwrap_err();
+            assert!(matches!(error.kind, Kind::Connection | Kind::Deadline), "{error}");
+            assert_eq!(error.tensor.as_deref(), Some(&*tensor.name));
+            assert!(error.shard.is_some_and(|shard| shard < 3));
+        }
+        assert!(author.client.stats(Duration::from_millis(300)).is_err());
+    }
+    assert!(begin.elapsed() < Duration::from_secs(10));
 }
 
 #[test]
 fn closing_wakes_whoever_waits() {
-    let cluster = Cluster::start(1);
-    let client = connect(&cluster);
-    client.register(spec("w", &[3], sgd()), View::Float32(&[1.0; 3]), TIMEOUT).unwrap();
-    drop(cluster);
-    let pull = client.pull_async(vec!["w".into()], Duration::from_mins(1)).unwrap();
-    std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| pull.wait(Duration::from_mins(1)).unwrap().unwrap_err());
-        assert!(pull.wait(Duration::from_millis(50)).is_none());
-        client.close();
-        let error = waiting.join().unwrap();
-        assert!(error.message.contains("closed"), "{error}");
-    });
-    assert!(client.names(TIMEOUT).unwrap_err().message.contains("closed"));
-    assert!(client.push(&[], &options(Codec::Float32)).is_err());
+    let mut world = World::start(|_| ());
+    drop(world.cluster.take());
+    let names: Vec<_> = TENSORS.iter().map(|tensor| tensor.name.clone()).collect();
+    for author in &mut world.authors {
+        let client = &author.client;
+        let pull = client.pull_async(names.clone(), Duration::from_mins(1)).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| pull.wait(Duration::from_mins(1)).unwrap().unwrap_err());
+            assert!(pull.wait(Duration::from_millis(50)).is_none());
+            client.close();
+            let error = waiting.join().unwrap();
+            assert!(error.message.contains("closed"), "{error}");
+        });
+        assert!(client.names(TIMEOUT).unwrap_err().message.contains("closed"));
+        assert!(client.push(&[], &options(Codec::Float32)).is_err());
+    }
 }
 
-/// A client whose push of -1 has arrived, while its answer was lost; and its ticket.
-fn unanswered(addresses: &[String], proxies: &Proxies) -> (Arc<Client>, Arc<dyn Ticket<Pushed>>) {
-    let direct = Client::connect(addresses, ConnectOptions::default()).unwrap();
-    let client = Client::connect(&proxies.addresses(), ConnectOptions::default()).unwrap();
-    client.register(spec("w", &[3], sgd()), View::Float32(&[0.0; 3]), TIMEOUT).unwrap();
-    proxies.set_deaf(true);
-    let push = client.push_async(vec![gradient("w", &[3], vec![-1.0; 3])], options(Codec::Float32)).unwrap();
-    while one(&*direct, "w", 3) != [1.0; 3] {}
-    assert!(!push.is_done());
-    (client, push)
-}
-
-fn assert_unknown(push: &dyn Ticket<Pushed>) {
+/// Every slice of the push is in doubt, and nobody can tell what became of it.
+fn assert_unknown(push: &dyn Ticket<Pushed>, slices: usize) {
     let Err(PushError::Partial(partial)) = push.wait(TIMEOUT).unwrap() else { panic!("it cannot be known") };
-    assert_eq!((partial.in_doubt.len(), partial.receipts.len(), partial.refused.len()), (1, 0, 0));
+    assert_eq!((partial.in_doubt.len(), partial.receipts.len(), partial.refused.len()), (slices, 0, 0));
     assert_eq!(partial.error.kind, Kind::UnknownOutcome);
-    let doubt = &partial.in_doubt[0];
-    assert_eq!((&**doubt.tensor(), doubt.shard(), doubt.elements()), ("w", 0, 0..3));
-    assert_eq!(doubt.result(TIMEOUT).unwrap(), Fate::Unknown);
+    for doubt in &partial.in_doubt {
+        assert_eq!(doubt.result(TIMEOUT).unwrap(), Fate::Unknown);
+    }
+    let places = |name: &str| {
+        let doubts = partial.in_doubt.iter().filter(|doubt| &**doubt.tensor() == name);
+        let mut places: Vec<_> = doubts.map(|doubt| (doubt.elements(), doubt.shard())).collect();
+        places.sort_unstable_by_key(|(elements, _)| elements.start);
+        places
+    };
+    let big = places("big");
+    assert!(big.iter().map(|(elements, _)| elements.clone()).eq(TENSORS[Tensor::named("big")].slices()));
+    let mut shards: Vec<_> = big.iter().map(|(_, shard)| *shard).collect();
+    shards.sort_unstable();
+    assert_eq!(shards, [0, 1, 2]);
 }
 
 #[test]
 fn a_lost_lease_makes_the_unanswered_unknown_and_the_rest_go_on() {
-    let cluster = Cluster::of(1, |config| config.lease = Duration::from_millis(300));
-    let proxies = Proxies::start(&cluster.addresses(), 1);
-    let (client, push) = unanswered(&cluster.addresses(), &proxies);
-    proxies.set_down(true);
-    let sessions = || cluster.counter(0, "sessions");
-    while sessions() > 0 {}
-    let waits = client.push_async(vec![gradient("w", &[3], vec![-1.0; 3])], options(Codec::Float32)).unwrap();
-    proxies.set_deaf(false);
-    proxies.set_down(false);
-    assert_unknown(&*push);
-    assert_eq!(waits.wait(TIMEOUT).unwrap().unwrap()[0].version, 3);
-    assert_eq!(one(&*client, "w", 3), [2.0; 3]);
+    let mut world = World::start(|config| config.lease = Duration::from_secs(1));
+    let pushes = world.unanswered(|_| true, TIMEOUT);
+    world.proxies.set_down(true);
+    let expired = |shard: usize| world.cluster().counter(shard, "sessions_expired");
+    until("both sessions end everywhere", || (0..3).all(|shard| expired(shard) == 2));
+    let mut waits = Vec::new();
+    for author in &mut world.authors {
+        let sent = author.next(|_| true);
+        let push = author.client.push_async(sent.gradients.clone(), author.options(TIMEOUT)).unwrap();
+        waits.push((sent, push));
+    }
+    world.reconnect();
+    for (author, ((sent, push), (next, wait))) in world.authors.iter_mut().zip(pushes.iter().zip(&waits)) {
+        assert_unknown(&**push, sent.values.len());
+        let pushed = wait.wait(TIMEOUT).unwrap();
+        for (gradient, receipt) in next.gradients.iter().zip(pushed.as_ref().unwrap()) {
+            let counted = TENSORS[Tensor::named(&gradient.name)].owner.is_none();
+            assert!(if counted { (4..=5).contains(&receipt.version) } else { receipt.version == 3 });
+            assert!(!receipt.duplicate);
+        }
+        author.enter(&world.ledger, next, &pushed);
+    }
+    world.ledger.check(&*world.truth);
+    world.go_on();
 }
 
 #[test]
 fn a_server_that_was_started_anew_is_noticed() {
-    let cluster = Cluster::start(1);
-    let addresses = cluster.addresses();
-    let proxies = Proxies::start(&addresses, 1);
-    let (client, push) = unanswered(&addresses, &proxies);
-    proxies.set_down(true);
-    drop(cluster);
-    let _cluster = Cluster::of(1, |config| config.listen = addresses);
-    proxies.set_deaf(false);
-    proxies.set_down(false);
-    assert_unknown(&*push);
-    let error = client.pull(&["w".into()], TIMEOUT, &mut |_, _, _| {}).unwrap_err();
-    assert_eq!((error.kind, error.tensor.as_deref()), (Kind::UnknownTensor, Some("w")));
-    client.register(spec("w", &[3], sgd()), View::Float32(&[5.0; 3]), TIMEOUT).unwrap();
-    assert_eq!(one(&*client, "w", 3), [5.0; 3]);
+    let mut world = World::start(|_| ());
+    let pushes = world.unanswered(|_| true, TIMEOUT);
+    world.proxies.set_down(true);
+    let addresses = world.cluster().addresses();
+    drop(world.cluster.take());
+    world.cluster = Some(Cluster::of(3, |config| config.listen = addresses));
+    world.reconnect();
+    for (author, (sent, push)) in world.authors.iter().zip(&pushes) {
+        assert_unknown(&**push, sent.values.len());
+        for tensor in TENSORS.iter().filter(|tensor| tensor.is_pushed_by(author.number)) {
+            let names = [tensor.name.clone()];
+            let error = author.client.pull(&names, TIMEOUT, &mut |_, _, _| {}).unwrap_err();
+            assert_eq!((error.kind, error.tensor.as_deref()), (Kind::UnknownTensor, Some(&*tensor.name)));
+        }
+    }
+    // Both register, and begin with new books.
+    world.authors.iter().for_each(|author| Ledger::register(&*author.client));
+    world.ledger = Ledger::new();
+    world.go_on();
 }
 
 #[test]
 fn a_doubt_settles_when_the_connection_is_back() {
-    let cluster = Cluster::start(1);
-    let proxies = Proxies::start(&cluster.addresses(), 1);
-    let (client, _push) = unanswered(&cluster.addresses(), &proxies);
-    let short = PushOptions { timeout: Duration::from_millis(200), ..options(Codec::Float32) };
+    let mut world = World::start(|_| ());
+    let first = world.unanswered(|tensor| !tensor.is_big(), TIMEOUT);
+    let second = world.unanswered(|_| true, Duration::from_secs(3));
+    let ended: Vec<_> = second.iter().map(|(_, push)| push.wait(TIMEOUT).unwrap()).collect();
     let begin = Instant::now();
-    let result = client.push(&[gradient("w", &[3], vec![-1.0; 3])], &short);
-    let Err(PushError::Partial(partial)) = result else { panic!("{result:?}") };
+    for (pushed, (sent, _)) in ended.iter().zip(&second) {
+        let Err(PushError::Partial(partial)) = pushed else { panic!("{pushed:?}") };
+        assert_eq!((partial.in_doubt.len(), partial.error.kind), (sent.values.len(), Kind::Deadline));
+        let doubt = &partial.in_doubt[0];
+        assert_eq!(doubt.result(Duration::from_millis(20)).unwrap_err().kind, Kind::Deadline);
+    }
     assert!(begin.elapsed() < Duration::from_secs(2));
-    let doubt = &partial.in_doubt[0];
-    assert_eq!(doubt.result(Duration::from_millis(20)).unwrap_err().kind, Kind::Deadline);
-    proxies.set_down(true);
-    proxies.set_deaf(false);
-    proxies.set_down(false);
-    assert_eq!(doubt.result(TIMEOUT).unwrap(), Fate::Applied { version: 3 });
-    assert_eq!(one(&*client, "w", 3), [2.0; 3]);
+    world.reconnect();
+    for (pushed, (_, push)) in ended.iter().zip(&first) {
+        let Err(PushError::Partial(partial)) = pushed else { panic!("{pushed:?}") };
+        for doubt in &partial.in_doubt {
+            let tensor = &TENSORS[Tensor::named(doubt.tensor())];
+            let Fate::Applied { version } = doubt.result(TIMEOUT).unwrap() else { panic!("{doubt:?}") };
+            let earlier = u64::from(!tensor.is_big());
+            let range = if tensor.owner.is_none() {
+                2 + earlier..=3 + 2 * earlier
+            } else {
+                2 + earlier..=2 + earlier
+            };
+            assert!(range.contains(&version), "{doubt:?}: version {version}");
+        }
+        let receipts = push.wait(TIMEOUT).unwrap().unwrap();
+        assert!(receipts.iter().all(|receipt| receipt.duplicate));
+    }
+    world.ledger.check(&*world.truth);
+    world.go_on();
 }
 
 #[test]

@@ -1,219 +1,27 @@
 //! The server through the generated client alone: what any gRPC client in any language can do.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests, too, fail by panicking")]
 
+mod ledger;
+mod stubs;
+
 use bytes::Bytes;
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
-use fastps_core::error::{Error, Kind};
+use fastps_core::error::Kind;
 use fastps_core::frame::{Action, Base, Identity, Push};
 use fastps_core::policy::{Admission, Held, Policy};
 use fastps_core::slice::Slice;
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
-use fastps_proto::v1::control_client::ControlClient;
-use fastps_proto::v1::data_client::DataClient;
+use fastps_rpc::ServerConfig;
 use fastps_rpc::convert::{self, Answer, Read, Route};
-use fastps_rpc::{Server, ServerConfig};
+use ledger::{PATIENT, Tensor};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Channel;
-use tonic::{Request, Status, Streaming};
-
-const CLIENT: u64 = 0xC11E;
-const SLICE: u64 = 63 * 4096;
-
-fn config() -> ServerConfig {
-    ServerConfig {
-        listen: vec!["127.0.0.1:0".into()],
-        memory_limit: Some(64 << 20),
-        ..ServerConfig::default()
-    }
-}
-
-fn spec(name: &str, elements: u64) -> pb::TensorSpec {
-    pb::TensorSpec {
-        name: name.into(),
-        shape: vec![elements],
-        dtype: pb::DType::DtypeFloat32.into(),
-        apply: pb::Apply::Exact.into(),
-        group: "default".into(),
-        optimizer: Some(pb::Optimizer {
-            name: "sgd".into(),
-            settings: [("lr".to_owned(), 1.0)].into(),
-            ..Default::default()
-        }),
-    }
-}
-
-fn bytes(values: &[f32]) -> Bytes {
-    values.iter().flat_map(|x| x.to_le_bytes()).collect()
-}
-
-fn timed<T>(message: T) -> Request<T> {
-    let mut request = Request::new(message);
-    request.set_timeout(Duration::from_secs(20));
-    request
-}
-
-fn error(status: Status) -> Error {
-    convert::error_from_status(&status)
-}
-
-/// One shard's client.
-struct Shard {
-    channel: Channel,
-    control: ControlClient<Channel>,
-    client: u64,
-}
-
-/// A stream of frames.
-struct Exchange {
-    frames: mpsc::Sender<pb::Frame>,
-    answers: Streaming<pb::Frame>,
-}
-
-impl Exchange {
-    async fn send(&self, frame: pb::Frame) {
-        self.frames.send(frame).await.unwrap();
-    }
-
-    async fn answer(&mut self) -> (u64, Answer) {
-        convert::answer_from_frame(self.answers.message().await.unwrap().unwrap()).unwrap()
-    }
-
-    async fn ask(&mut self, frame: pb::Frame) -> Answer {
-        let tag = frame.header.as_ref().map_or(0, |h| h.tag);
-        self.send(frame).await;
-        let (answered, answer) = self.answer().await;
-        assert_eq!(answered, tag);
-        answer
-    }
-
-    async fn refusal(&mut self, frame: pb::Frame) -> Error {
-        match self.ask(frame).await {
-            Answer::Refused(error) => {
-                assert!(error.shard.is_some(), "{error}");
-                error
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-
-    async fn pull(&mut self, route: Route, slice: u64) -> (u64, Bytes) {
-        match self.ask(convert::read_frame(5, route, SliceId(slice), Read::Values)).await {
-            Answer::Values { version, payload, applied: None, .. } => (version, payload),
-            other => panic!("{other:?}"),
-        }
-    }
-}
-
-impl Shard {
-    async fn connect(address: &str, client: u64) -> Self {
-        let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
-        let mut control = ControlClient::new(channel.clone());
-        let hello = pb::HelloRequest { client, name: "test".into(), ..Default::default() };
-        control.hello(timed(hello)).await.unwrap();
-        Self { channel, control, client }
-    }
-
-    async fn exchange(&self) -> Exchange {
-        let (frames, receiver) = mpsc::channel(64);
-        let mut data = DataClient::new(self.channel.clone()).max_decoding_message_size(8 << 20);
-        let answers = data.exchange(ReceiverStream::new(receiver)).await.unwrap().into_inner();
-        Exchange { frames, answers }
-    }
-
-    async fn register(&mut self, spec: &pb::TensorSpec) -> Result<pb::RegisterResponse, Error> {
-        let ask = pb::RegisterRequest { spec: Some(spec.clone()), client: self.client };
-        self.control.register(timed(ask)).await.map(tonic::Response::into_inner).map_err(error)
-    }
-
-    async fn reserve(&mut self, spec: &pb::TensorSpec, place: &pb::RegisterResponse) -> Result<u32, Error> {
-        let placement = place.placement.clone().unwrap();
-        let ask = pb::ReserveRequest {
-            reservation: place.reservation,
-            spec: Some(spec.clone()),
-            indices: (0..placement.slices.len() as u64).collect(),
-            slices: placement.slices,
-            group: placement.group,
-            client: self.client,
-        };
-        self.control.reserve(timed(ask)).await.map(|r| r.into_inner().lease_ms).map_err(error)
-    }
-
-    async fn seal(&mut self, reservation: u64) -> Result<(), Error> {
-        self.control.seal(timed(pb::SealRequest { reservation })).await.map(drop).map_err(error)
-    }
-
-    async fn commit(&mut self, reservation: u64) -> Result<(), Error> {
-        let ask = pb::CommitRequest { reservation, client: self.client };
-        self.control.commit(timed(ask)).await.map(drop).map_err(error)
-    }
-
-    /// The whole registration of a tensor of one slice, and the route of its frames.
-    async fn create(&mut self, exchange: &mut Exchange, name: &str, values: &[f32]) -> (Route, u64) {
-        let spec = spec(name, values.len() as u64);
-        let place = self.register(&spec).await.unwrap();
-        let slice = place.placement.as_ref().unwrap().slices[0];
-        let route = Route { group: place.placement.as_ref().unwrap().group, epoch: 1, client: self.client };
-        assert!(self.reserve(&spec, &place).await.unwrap() > 0);
-        let receipt = exchange.ask(initial(route, slice, place.reservation, values)).await;
-        assert!(matches!(receipt, Answer::Receipt(_)), "{receipt:?}");
-        self.seal(place.reservation).await.unwrap();
-        self.commit(place.reservation).await.unwrap();
-        (route, slice)
-    }
-
-    async fn counter(&mut self, name: &str) -> u64 {
-        self.control.stats(timed(pb::StatsRequest {})).await.unwrap().into_inner().counters[name]
-    }
-}
-
-fn push(route: Route, slice: u64, sequence: u64, values: &[f32]) -> pb::Frame {
-    frame(route, slice, Action::Gradient, sequence, values)
-}
-
-/// Sequence 0 here is 1 on the wire: the initial values'.
-fn frame(route: Route, slice: u64, action: Action, sequence: u64, values: &[f32]) -> pb::Frame {
-    let body = bytes(values);
-    let push = Push {
-        slice: SliceId(slice),
-        action,
-        identity: Identity { client: route.client, sequence: sequence + 1 },
-        base: None,
-        lr: None,
-        scale: None,
-        count: values.len() as u64,
-        codec: CodecId::Float32,
-        body: &body,
-        trusted: false,
-        once: false,
-    };
-    convert::push_frame(1000 + sequence, route, &push, DType::Float32, false, body.clone())
-}
-
-fn initial(route: Route, slice: u64, reservation: u64, values: &[f32]) -> pb::Frame {
-    let mut frame = frame(route, slice, Action::Assign, 0, values);
-    header(&mut frame).reservation = reservation;
-    frame
-}
-
-fn header(frame: &mut pb::Frame) -> &mut pb::Header {
-    frame.header.as_mut().unwrap()
-}
-
-async fn start() -> (Server, Shard, Exchange) {
-    start_with(&config()).await
-}
-
-async fn start_with(config: &ServerConfig) -> (Server, Shard, Exchange) {
-    let server = Server::start(config).unwrap();
-    let shard = Shard::connect(&server.addresses()[0], CLIENT).await;
-    let exchange = shard.exchange().await;
-    (server, shard, exchange)
-}
+use stubs::{
+    CLIENT, Peer, Piece, SLICE, Shard, World, bytes, config, error, frame, header, initial, on_shard,
+    pieces_of, push, spec, spec_of, start, start_with, timed, within,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn register_push_pull() {
@@ -260,24 +68,39 @@ async fn register_push_pull() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_repeat_is_not_applied_again_and_resolve_fences() {
-    let (_server, mut shard, mut stream) = start().await;
-    let (route, slice) = shard.create(&mut stream, "w", &[0.0; 3]).await;
-    for duplicate in [false, true, true] {
-        let Answer::Receipt(applied) = stream.ask(push(route, slice, 1, &[1.0; 3])).await else { panic!() };
-        assert_eq!((applied.version, applied.duplicate), (2, duplicate));
+    const LAST: u64 = fastps_core::identity::WINDOW as u64 + 10;
+    let mut world = World::start(config()).await;
+    for peer in 0..2 {
+        for piece in world.pieces_of(peer) {
+            let version = world.push_to(peer, piece, 1).await;
+            let client = &mut world.peers[peer];
+            for _ in 0..2 {
+                let again = client.push(piece, 1, -1.0);
+                let Answer::Receipt(applied) = client.ask(piece, again).await else { panic!() };
+                assert_eq!((applied.version, applied.duplicate), (version, true));
+            }
+            let answer = client.ask(piece, client.resolve(piece, 1)).await;
+            assert!(matches!(answer, Answer::Receipt(a) if a.version == version && a.duplicate));
+            assert_eq!(client.ask(piece, client.resolve(piece, 2)).await, Answer::Fenced);
+            let fenced = client.refusal(piece, client.push(piece, 2, -1.0)).await;
+            assert_eq!((fenced.kind, fenced.tensor.as_deref()), (Kind::Fenced, Some(piece.name())));
+            assert_eq!(client.ask(piece, client.resolve(piece, 2)).await, Answer::Fenced);
+        }
+        world.check();
     }
-    let resolve = |sequence: u64| convert::resolve_frame(9, route, SliceId(slice), sequence + 1);
-    assert!(matches!(stream.ask(resolve(1)).await, Answer::Receipt(a) if a.version == 2 && a.duplicate));
-    assert_eq!(stream.ask(resolve(2)).await, Answer::Fenced);
-    let fenced = stream.refusal(push(route, slice, 2, &[1.0; 3])).await;
-    assert_eq!((fenced.kind, fenced.tensor.as_deref()), (Kind::Fenced, Some("w")));
-    assert_eq!(stream.ask(resolve(2)).await, Answer::Fenced);
-    for sequence in 3..fastps_core::identity::WINDOW as u64 + 10 {
-        let answer = stream.ask(push(route, slice, sequence, &[0.0; 3])).await;
-        assert!(matches!(answer, Answer::Receipt(_)), "{answer:?}");
+    // Beyond its window a slice does not remember, and says so.
+    for peer in 0..2 {
+        for piece in world.pieces_of(peer).into_iter().filter(|piece| piece.part.0 < 3) {
+            let client = &mut world.peers[peer];
+            for sequence in 3..LAST {
+                let answer = client.ask(piece, client.push(piece, sequence, 0.0)).await;
+                assert!(matches!(answer, Answer::Receipt(_)), "{answer:?}");
+            }
+            let error = client.refusal(piece, client.resolve(piece, 1)).await;
+            assert_eq!(error.kind, Kind::UnknownOutcome);
+        }
     }
-    assert_eq!(stream.refusal(resolve(1)).await.kind, Kind::UnknownOutcome);
-    assert_eq!(stream.pull(route, slice).await.1, bytes(&[-1.0; 3]));
+    world.check();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -334,15 +157,22 @@ async fn every_bad_frame_is_refused_and_changes_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn an_oversize_message_ends_its_stream_alone() {
-    let (_server, mut shard, mut stream) = start().await;
-    let (route, slice) = shard.create(&mut stream, "w", &[1.0; 3]).await;
-    let mut other = shard.exchange().await;
-    let mut big = push(route, slice, 1, &[1.0; 3]);
-    big.payload = Bytes::from(vec![0; 5 << 20]);
-    stream.send(big).await;
-    let ended = stream.answers.message().await.unwrap_err();
-    assert_eq!(error(ended).kind, Kind::Frame);
-    assert_eq!(other.pull(route, slice).await, (1, bytes(&[1.0; 3])));
+    let mut world = World::start(config()).await;
+    for peer in 0..2 {
+        for piece in world.pieces_of(peer).into_iter().filter(Piece::is_of_big) {
+            let client = &world.peers[peer];
+            let mut doomed = client.shards[piece.shard].exchange().await;
+            let mut big = client.push(piece, 1, -1.0);
+            big.payload = Bytes::from(vec![0; 5 << 20]);
+            doomed.send(big).await;
+            let ended = doomed.message().await.unwrap_err();
+            assert_eq!(error(ended).kind, Kind::Frame);
+        }
+    }
+    for peer in 0..2 {
+        world.push(peer, 1).await;
+    }
+    world.check();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -366,72 +196,124 @@ async fn state_travels_both_ways() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_silent_client_loses_its_session() {
-    let lease = Duration::from_millis(150);
-    let (_server, mut shard, mut stream) = start_with(&ServerConfig { lease, ..config() }).await;
-    let (route, slice) = shard.create(&mut stream, "w", &[1.0; 3]).await;
-    stream.ask(push(route, slice, 1, &[1.0; 3])).await;
-    for _ in 0..6 {
+    let lease = Duration::from_millis(600);
+    let mut world = World::start(ServerConfig { lease, ..config() }).await;
+    world.push(0, 1).await;
+    world.push(1, 1).await;
+    // One slice on each shard: a pull is a sign of life.
+    let pieces: Vec<_> = world.pieces.iter().copied().filter(Piece::is_of_big).collect();
+    let mut of_shards: Vec<_> = pieces.iter().map(|piece| piece.shard).collect();
+    of_shards.sort_unstable();
+    assert_eq!(of_shards, [0, 1, 2]);
+    for third in 0..15 {
         tokio::time::sleep(lease / 3).await;
-        stream.pull(route, slice).await;
+        for peer in if third < 6 { 0..2 } else { 1..2 } {
+            for piece in &pieces {
+                world.peers[peer].pull(*piece).await;
+            }
+        }
+    }
+    // The first is forgotten on every shard; the second is not, nor what it pushed.
+    for piece in world.pieces_of(0) {
+        let first = &mut world.peers[0];
+        assert_eq!(first.refusal(piece, first.push(piece, 1, -1.0)).await.kind, Kind::Lease);
+    }
+    for piece in world.pieces_of(1) {
+        let second = &mut world.peers[1];
+        let answer = second.ask(piece, second.push(piece, 1, -1.0)).await;
+        assert!(matches!(answer, Answer::Receipt(applied) if applied.duplicate), "{answer:?}");
+    }
+    for shard in &mut world.peers[0].shards {
+        for renew in [true, false] {
+            let hello = pb::HelloRequest { client: CLIENT, renew, ..Default::default() };
+            assert_eq!(error(shard.control.hello(timed(hello)).await.unwrap_err()).kind, Kind::Lease);
+        }
+        assert_eq!(shard.counter("sessions_expired").await, 1);
     }
     tokio::time::sleep(3 * lease).await;
-    assert_eq!(stream.refusal(push(route, slice, 1, &[1.0; 3])).await.kind, Kind::Lease);
-    for renew in [true, false] {
-        let hello = pb::HelloRequest { client: CLIENT, renew, ..Default::default() };
-        assert_eq!(error(shard.control.hello(timed(hello)).await.unwrap_err()).kind, Kind::Lease);
+    for shard in &mut world.peers[1].shards {
+        assert_eq!(
+            (shard.counter("sessions_expired").await, shard.counter("identity_entries").await),
+            (2, 0)
+        );
     }
-    assert_eq!((shard.counter("sessions_expired").await, shard.counter("identity_entries").await), (1, 0));
-    let hello = pb::HelloRequest { client: 77, ..Default::default() };
-    shard.control.hello(timed(hello)).await.unwrap();
-    let route = Route { client: 77, ..route };
-    assert_eq!(stream.pull(route, slice).await, (2, bytes(&[0.0; 3])));
+    // New incarnations go on where the old ones ended.
+    for peer in 0..2 {
+        world.peers[peer] = Peer::connect(&world.server, 77 + peer as u64, peer).await;
+        world.push(peer, 1).await;
+    }
+    world.check();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_registration_is_waited_for_and_taken_over() {
-    let reservation_lease = Duration::from_millis(200);
-    let (server, mut first, mut stream) = start_with(&ServerConfig { reservation_lease, ..config() }).await;
-    let mut second = Shard::connect(&server.addresses()[0], 2).await;
-    let w = spec("w", 3);
-    let place = first.register(&w).await.unwrap();
-    let slice = place.placement.as_ref().unwrap().slices[0];
-    let route = Route { group: 1, epoch: 1, client: CLIENT };
-    first.reserve(&w, &place).await.unwrap();
-    first.reserve(&w, &place).await.unwrap();
-    assert_eq!(first.seal(place.reservation).await.unwrap_err().kind, Kind::Config);
-    assert_eq!(first.commit(place.reservation).await.unwrap_err().kind, Kind::Config);
-    let early = stream.refusal(push(route, slice, 1, &[1.0; 3])).await;
-    assert_eq!((early.kind, early.tensor.as_deref()), (Kind::UnknownTensor, Some("w")));
-    assert!(second.register(&w).await.unwrap().under_way);
-    assert_eq!(second.register(&spec("w", 4)).await.unwrap_err().kind, Kind::Config);
+    const LATE: &str = "adam 1 big";
+    let reservation_lease = Duration::from_millis(500);
+    let config = ServerConfig { reservation_lease, ..config() };
+    let mut world = World::start_without(config, Some(LATE)).await;
+    let late = Tensor::named(LATE);
+    let spec = spec_of(late);
+    let used = async |peer: &mut Peer| {
+        let mut used = Vec::new();
+        for shard in &mut peer.shards {
+            used.push(shard.counter("memory_used").await);
+        }
+        used
+    };
+    let [first, second] = &mut world.peers[..] else { panic!() };
+    let before = used(first).await;
+    let place = first.shards[0].register(&spec).await.unwrap();
+    let pieces = pieces_of(late, &place);
+    assert_eq!(pieces.len(), 3);
+    for shard in 0..3 {
+        let share = on_shard(&place, shard).unwrap();
+        first.shards[shard].reserve_part(&spec, &share).await.unwrap();
+        first.shards[shard].reserve_part(&spec, &share).await.unwrap();
+        assert_eq!(first.shards[shard].seal(place.reservation).await.unwrap_err().kind, Kind::Config);
+    }
+    assert_eq!(first.shards[0].commit(place.reservation).await.unwrap_err().kind, Kind::Config);
+    for piece in &pieces {
+        let early = first.refusal(*piece, first.push(*piece, 1, -1.0)).await;
+        assert_eq!((early.kind, early.tensor.as_deref()), (Kind::UnknownTensor, Some(LATE)));
+    }
+    assert!(second.shards[0].register(&spec).await.unwrap().under_way);
+    let other = stubs::spec(LATE, 4);
+    assert_eq!(second.shards[0].register(&other).await.unwrap_err().kind, Kind::Config);
 
     tokio::time::sleep(2 * reservation_lease).await;
-    assert_eq!((first.counter("memory_used").await, first.counter("reservations_expired").await), (0, 1));
-    let again = second.register(&w).await.unwrap();
+    assert_eq!(used(first).await, before);
+    for shard in &mut first.shards {
+        assert_eq!(shard.counter("reservations_expired").await, 1);
+    }
+    let again = second.shards[0].register(&spec).await.unwrap();
     assert!(!again.under_way && again.reservation != place.reservation);
-    assert_eq!(
-        stream.refusal(initial(route, slice, place.reservation, &[7.0; 3])).await.kind,
-        Kind::UnknownTensor
-    );
-    assert_eq!(first.seal(place.reservation).await.unwrap_err().kind, Kind::Lease);
-    assert_eq!(first.commit(place.reservation).await.unwrap_err().kind, Kind::Lease);
+    for piece in &pieces {
+        let values = vec![7.0; piece.elements];
+        let frame = initial(first.route(*piece), piece.slice, place.reservation, &values);
+        assert_eq!(first.refusal(*piece, frame).await.kind, Kind::UnknownTensor);
+    }
+    for shard in &mut first.shards {
+        assert_eq!(shard.seal(place.reservation).await.unwrap_err().kind, Kind::Lease);
+    }
+    assert_eq!(first.shards[0].commit(place.reservation).await.unwrap_err().kind, Kind::Lease);
 
-    let slice = again.placement.as_ref().unwrap().slices[0];
-    let mut other = second.exchange().await;
-    let route = Route { client: 2, ..route };
-    second.reserve(&w, &again).await.unwrap();
-    assert!(matches!(
-        other.ask(initial(route, slice, again.reservation, &[5.0; 3])).await,
-        Answer::Receipt(_)
-    ));
-    second.seal(again.reservation).await.unwrap();
-    assert_eq!(second.reserve(&w, &again).await.unwrap(), 0);
-    let late = other.refusal(initial(route, slice, again.reservation, &[6.0; 3])).await;
-    assert_eq!(late.kind, Kind::Config);
-    second.commit(again.reservation).await.unwrap();
-    second.commit(again.reservation).await.unwrap();
-    assert!(first.register(&w).await.unwrap().exists);
-    assert_eq!(other.pull(route, slice).await.1, bytes(&[5.0; 3]));
+    second.fill(&spec, &again, 0.0).await;
+    let pieces = pieces_of(late, &again);
+    for piece in &pieces {
+        let share = on_shard(&again, piece.shard).unwrap();
+        assert_eq!(second.shards[piece.shard].reserve_part(&spec, &share).await.unwrap(), 0);
+        let values = vec![6.0; piece.elements];
+        let frame = initial(second.route(*piece), piece.slice, again.reservation, &values);
+        assert_eq!(second.refusal(*piece, frame).await.kind, Kind::Config);
+    }
+    second.shards[0].commit(again.reservation).await.unwrap();
+    second.shards[0].commit(again.reservation).await.unwrap();
+    assert!(first.shards[0].register(&spec).await.unwrap().exists);
+    world.pieces.extend(pieces);
+    for peer in 0..2 {
+        world.push(peer, 1).await;
+    }
+    world.check();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -557,7 +439,8 @@ async fn held_pushes_are_answered_later_in_any_order() {
     let mut held = std::mem::take(&mut *holding.0.lock().unwrap());
     assert_eq!(held.len(), 8);
     held.reverse();
-    std::thread::spawn(|| held.into_iter().for_each(Held::release)).join().unwrap();
+    let release = tokio::task::spawn_blocking(|| held.into_iter().for_each(Held::release));
+    within(release).await.unwrap();
     let mut tags = Vec::new();
     for _ in 0..8 {
         let (tag, answer) = stream.answer().await;
@@ -571,57 +454,85 @@ async fn held_pushes_are_answered_later_in_any_order() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_reader_that_stalls_delays_nobody_and_pins_two_slices() {
-    let (server, mut shard, mut stream) = start().await;
-    let values = vec![1.0; SLICE as usize];
-    let (route, slice) = shard.create(&mut stream, "w", &values).await;
-    let slow = Shard::connect(&server.addresses()[0], 2).await;
-    let mut stalled = slow.exchange().await;
-    for _ in 0..40 {
-        stalled
-            .send(convert::read_frame(5, Route { client: 2, ..route }, SliceId(slice), Read::Values))
-            .await;
+    const READS: usize = 40;
+    let mut world = World::start(config()).await;
+    let bigs: Vec<_> = world.pieces.iter().copied().filter(Piece::is_of_big).collect();
+    let mut stalled = Peer::connect(&world.server, 3, 0).await;
+    for piece in &bigs {
+        for _ in 0..READS {
+            let read = convert::read_frame(5, stalled.route(*piece), SliceId(piece.slice), Read::Values);
+            stalled.streams[piece.shard].send(read).await;
+        }
     }
     tokio::time::sleep(Duration::from_millis(200)).await;
     let started = Instant::now();
     for sequence in 1..=20 {
-        let answer = stream.ask(push(route, slice, sequence, &values)).await;
-        assert!(matches!(answer, Answer::Receipt(_)), "{answer:?}");
+        for peer in 0..2 {
+            for piece in &bigs {
+                world.push_to(peer, *piece, sequence).await;
+            }
+        }
     }
     assert!(started.elapsed() < Duration::from_secs(5));
-    assert!(shard.counter("pulls").await < 40);
-    for _ in 0..40 {
-        let (_, Answer::Values { version, payload, .. }) = stalled.answer().await else { panic!() };
-        let expected = 2.0 - version as f32;
-        assert!(payload == bytes(&vec![expected; SLICE as usize]), "version {version} is not whole");
+    // The slices of a few elements fit the connection's window; of the others two are pinned.
+    for piece in bigs.iter().filter(|piece| piece.elements as u64 == SLICE) {
+        assert!(world.peers[0].shards[piece.shard].counter("pulls").await < READS as u64);
     }
+    for piece in &bigs {
+        for _ in 0..READS {
+            let (_, answer) = stalled.streams[piece.shard].answer().await;
+            let Answer::Values { version, payload, .. } = answer else { panic!("{answer:?}") };
+            let expected = version as f32 - 1.0;
+            assert!(payload == bytes(&vec![expected; piece.elements]), "version {version} is not whole");
+        }
+    }
+    for peer in 0..2 {
+        world.push(peer, 21).await;
+    }
+    world.check();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn stopping_takes_no_longer_than_told_whatever_clients_do() {
-    let (server, mut shard, mut stream) = start().await;
-    let (route, slice) = shard.create(&mut stream, "w", &[1.0; 3]).await;
-    // One that speaks no HTTP/2 at all, and one that is idle.
-    let _mute = std::net::TcpStream::connect(&server.addresses()[0]).unwrap();
-    let address = server.addresses()[0].clone();
-    let stopping = std::thread::spawn(move || {
+    let mut world = World::start(config()).await;
+    for peer in 0..2 {
+        world.push(peer, 1).await;
+    }
+    world.check();
+    let World { mut peers, pieces, truth: _idle, server, .. } = world;
+    let addresses = server.addresses().to_vec();
+    // Connections that speak no HTTP/2 at all, and those of a client that is idle.
+    let _mute: Vec<_> = addresses.iter().map(|a| std::net::TcpStream::connect(a).unwrap()).collect();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
         let started = Instant::now();
         server.stop(Duration::from_secs(5)).unwrap();
         server.stop(Duration::from_secs(5)).unwrap();
-        started.elapsed()
+        tell.send(started.elapsed()).unwrap();
     });
-    let draining = loop {
-        match stream.ask(push(route, slice, 1, &[0.0; 3])).await {
-            Answer::Refused(error) => break error,
-            _ => tokio::time::sleep(Duration::from_millis(10)).await,
+    let started = Instant::now();
+    for peer in &mut peers {
+        for piece in pieces.iter().copied().filter(Piece::is_of_big) {
+            let draining = loop {
+                assert!(started.elapsed() < PATIENT);
+                match peer.ask(piece, peer.push(piece, 1, -1.0)).await {
+                    Answer::Refused(error) => break error,
+                    _ => tokio::time::sleep(Duration::from_millis(10)).await,
+                }
+            };
+            assert_eq!(draining.kind, Kind::Unavailable);
+            assert!(draining.retry_after_ms.is_some());
         }
-    };
-    assert_eq!(draining.kind, Kind::Unavailable);
-    assert!(draining.retry_after_ms.is_some());
-    // The stream ends by itself.
-    assert!(matches!(stream.answers.message().await, Ok(None)));
-    let took = stopping.join().unwrap();
+    }
+    // The streams end by themselves.
+    for stream in peers.iter_mut().flat_map(|peer| &mut peer.streams) {
+        assert!(matches!(stream.message().await, Ok(None)));
+    }
+    let took = told.recv_timeout(PATIENT).unwrap();
     assert!(took < Duration::from_secs(5), "{took:?}");
-    drop(std::net::TcpListener::bind(address).unwrap());
+    for address in addresses {
+        drop(std::net::TcpListener::bind(address).unwrap());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -633,7 +544,7 @@ async fn health_and_reflection_answer() {
     let (_server, shard, _stream) = start().await;
     for service in ["", "fastps.v1.Control", "fastps.v1.Data"] {
         let ask = HealthCheckRequest { service: service.into() };
-        let answer = HealthClient::new(shard.channel.clone()).check(ask).await.unwrap().into_inner();
+        let answer = within(HealthClient::new(shard.channel.clone()).check(ask)).await.unwrap().into_inner();
         assert_eq!(answer.status, 1, "{service}");
     }
     let ask = ServerReflectionRequest {
@@ -641,8 +552,9 @@ async fn health_and_reflection_answer() {
         message_request: Some(MessageRequest::ListServices(String::new())),
     };
     let mut client = ServerReflectionClient::new(shard.channel.clone());
-    let mut answers = client.server_reflection_info(tokio_stream::once(ask)).await.unwrap().into_inner();
-    let answer = answers.message().await.unwrap().unwrap().message_response.unwrap();
+    let mut answers =
+        within(client.server_reflection_info(tokio_stream::once(ask))).await.unwrap().into_inner();
+    let answer = within(answers.message()).await.unwrap().unwrap().message_response.unwrap();
     let MessageResponse::ListServicesResponse(list) = answer else { panic!("{answer:?}") };
     let names: Vec<_> = list.service.iter().map(|s| s.name.as_str()).collect();
     assert!(names.contains(&"fastps.v1.Data") && names.contains(&"fastps.v1.Control"), "{names:?}");
