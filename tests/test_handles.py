@@ -72,8 +72,9 @@ def test_an_unread_error_is_raised_by_the_next_call(server, stop_for):
     ps.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD())
     stop_for(ps)
     handles = [ps.push_async("w", np.ones(4, np.float32)) for _ in range(2)]
+    late = time.monotonic() + 60
     while not all(h.done() for h in handles):
-        pass
+        assert time.monotonic() < late
     with pytest.raises(fastps.ConnectionLostError, match=server.address_list[0]) as caught:
         handles[0].result()
     assert_connection_lost(caught.value)
@@ -165,7 +166,7 @@ def test_bound_list_admits_one_push_at_a_time(store):
     start = threading.Barrier(4)
 
     def push():
-        start.wait()
+        start.wait(60)
         for _ in range(5):
             try:
                 pushed.append(store.push(bound)["big"].version)
@@ -176,7 +177,8 @@ def test_bound_list_admits_one_push_at_a_time(store):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive()
     assert len(pushed) + len(refused) == 20
     assert refused
     assert all("one push at a time" in text for text in refused)

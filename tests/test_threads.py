@@ -24,7 +24,8 @@ def run(count, work):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive()
     if errors:
         raise errors[0]
 
@@ -84,7 +85,7 @@ def test_the_gil_is_released(store):
         store.push("w", gradient, codec=fastps.Int8())
     end = time.perf_counter()
     stop.set()
-    thread.join()
+    thread.join(60)
     during = [b for b in beats if start < b < end]
     assert len(during) > 20 * (end - start)
 
@@ -104,5 +105,5 @@ def test_ctrl_c_ends_a_call_that_waits(server):
         except fastps.FastpsError:
             pytest.fail("the call ended before Ctrl-C")
         finally:
-            timer.join()
+            timer.join(60)
         assert time.monotonic() - begin < 2

@@ -195,7 +195,10 @@ mod tests {
         std::thread::scope(|scope| {
             let guard = order.lock();
             scope.spawn(|| order.lock().push(1_u32));
+            let mut yields = 0_u64;
             while lock(&order.queue).is_empty() {
+                yields += 1;
+                assert!(yields < 100_000_000, "the other thread does not queue");
                 std::thread::yield_now();
             }
             arrived.store(0, Ordering::Relaxed);
