@@ -86,15 +86,8 @@ struct Places {
 /// Gradients that are pushed again and again, and where they go.
 #[derive(Debug)]
 pub struct Bound {
-    gradients: Vec<Gradient>,
+    gradients: Arc<Vec<Gradient>>,
     places: Mutex<Places>,
-}
-
-impl Bound {
-    /// The gradients.
-    pub fn gradients(&self) -> &[Gradient] {
-        &self.gradients
-    }
 }
 
 /// Elements above which one call is worth more than one thread.
@@ -131,6 +124,11 @@ impl Store {
         Self { shared, client, sequence: zero(), pushed: zero(), bytes_pushed: zero(), bytes_saved: zero() }
     }
 
+    /// Another client of the same parameters: [`ParameterServer::another`] as a store.
+    pub fn sibling(&self) -> Self {
+        Self::of(self.shared.clone())
+    }
+
     fn tensor(&self, name: &str) -> Result<Arc<Tensor>> {
         self.tensors().get(name).cloned().ok_or_else(|| unknown(name))
     }
@@ -163,7 +161,7 @@ impl Store {
     }
 
     /// Looks up where gradients go that will be pushed again and again, and checks their shapes.
-    pub fn bind(&self, gradients: Vec<Gradient>) -> Result<Bound> {
+    pub fn bind(&self, gradients: Arc<Vec<Gradient>>) -> Result<Bound> {
         let places = self.look_up(gradients.iter().map(|gradient| &*gradient.name))?;
         for (gradient, tensor) in gradients.iter().zip(&places.tensors) {
             outgoing::check_shape(gradient.borrow(), &tensor.spec)?;
@@ -424,7 +422,7 @@ impl ParameterServer for Store {
     }
 
     fn another(&self) -> Result<Arc<dyn ParameterServer>> {
-        Ok(Arc::new(Self::of(self.shared.clone())))
+        Ok(Arc::new(self.sibling()))
     }
 
     fn register(&self, spec: TensorSpec, values: View<'_>, timeout: Duration) -> Result<()> {

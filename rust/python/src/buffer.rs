@@ -152,6 +152,11 @@ impl Borrowed {
         self.len
     }
 
+    /// Ends the loan at once: as dropping it, for a caller that has the GIL.
+    pub(crate) fn release(mut self, _py: Python<'_>) {
+        drop(self.owner.take());
+    }
+
     /// Row-major shape.
     pub(crate) fn shape(&self) -> &[u64] {
         &self.shape

@@ -7,14 +7,14 @@ use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
 use crate::flight::{Filler, PullFlight, PushFlight, Turn, Unread, reshaped, target, targets};
 use crate::options;
-use crate::values::{Receipt, Receipts, Versions};
+use crate::values::{Names, Receipt, Receipts, Versions};
 use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
-use fastps_core::store::{Store, StoreOptions};
+use fastps_core::store::{Bound as Local, Store, StoreOptions};
 use fastps_core::tensor::TensorSpec;
-use fastps_core::verbs::{Gradient, ParameterServer, PushOptions, Pushed, State, Values};
+use fastps_core::verbs::{Gradient, GradientRef, ParameterServer, PushOptions, Pushed, State, Values};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyString, PyTuple};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -28,7 +28,8 @@ type PushPulled<'py> = (Bound<'py, PyDict>, Receipts, Versions);
 #[derive(Debug)]
 pub(crate) struct Client {
     server: Here<Shared>,
-    remote: bool,
+    /// The same server, where it is a store in this process.
+    local: Option<Arc<Store>>,
     check_finite: bool,
     timeout: Duration,
     unread: Arc<Unread>,
@@ -40,7 +41,10 @@ pub(crate) struct Client {
 #[derive(Debug)]
 pub(crate) struct BoundList {
     server: Here<Shared>,
-    gradients: Arc<Vec<Gradient>>,
+    list: List,
+    elements: usize,
+    /// Where the gradients go in a store of this process.
+    local: Option<Local>,
     codec: Codec,
     #[pyo3(get)]
     feedback: Option<Py<ErrorFeedback>>,
@@ -52,16 +56,17 @@ type How<'py> =
     (Option<Bound<'py, PyAny>>, Option<f64>, Option<f32>, Option<Bound<'py, Versions>>, Option<f64>);
 
 impl Client {
-    pub(crate) fn new(server: Shared, remote: bool, check_finite: bool, timeout: Duration) -> Self {
-        let what = if remote { "client" } else { "store" };
-        Self {
-            server: Here::new(what, server),
-            remote,
-            check_finite,
-            timeout,
-            unread: Arc::default(),
-            closed: AtomicBool::new(false),
-        }
+    pub(crate) fn remote(server: Shared, check_finite: bool, timeout: Duration) -> Self {
+        Self::of(Here::new("client", server), None, check_finite, timeout)
+    }
+
+    fn local(store: Store, check_finite: bool, timeout: Duration) -> Self {
+        let store = Arc::new(store);
+        Self::of(Here::new("store", store.clone() as Shared), Some(store), check_finite, timeout)
+    }
+
+    fn of(server: Here<Shared>, local: Option<Arc<Store>>, check_finite: bool, timeout: Duration) -> Self {
+        Self { server, local, check_finite, timeout, unread: Arc::default(), closed: AtomicBool::new(false) }
     }
 
     /// What every verb begins with: the fork check, and the error of an earlier push that nobody has read.
@@ -87,7 +92,7 @@ impl Client {
         work: impl FnOnce(&Shared) -> T + Send + 'static,
     ) -> PyResult<T> {
         let server = server.clone();
-        call::run(py, self.remote, move || work(&server))
+        call::run(py, self.local.is_none(), move || work(&server))
     }
 
     fn options(
@@ -148,7 +153,7 @@ impl Client {
         options: PushOptions,
         turn: Option<Turn>,
     ) -> PyResult<Pushed> {
-        if !self.remote || !call::is_main(py)? {
+        if self.local.is_some() || !call::is_main(py)? {
             return Ok(py.detach(|| server.push(gradients, &options)));
         }
         let gradients = gradients.to_vec();
@@ -172,42 +177,42 @@ impl Client {
         &self,
         py: Python<'_>,
         server: &Shared,
-        gradients: Arc<Vec<Gradient>>,
+        list: List,
         options: PushOptions,
         turn: Option<Turn>,
     ) -> PyResult<Receipts> {
-        let names = gradients.iter().map(|g| g.name.clone()).collect();
-        let pushed = self.wait_for(py, server, &gradients, options, turn)?;
-        drop(gradients);
+        let pushed = self.wait_for(py, server, &list.gradients, options, turn)?;
+        drop(list.gradients);
         sweep(py);
-        Ok(Receipts { names, receipts: pushed.or_raise(py)? })
+        Ok(Receipts { names: list.names, receipts: pushed.or_raise(py)? })
     }
 
     fn send_async(
         &self,
         py: Python<'_>,
         server: &Shared,
-        gradients: Vec<Gradient>,
+        list: &List,
         options: PushOptions,
         turn: Option<Turn>,
         tracked: bool,
     ) -> PyResult<PushFlight> {
-        let names = gradients.iter().map(|g| g.name.clone()).collect();
+        let gradients = list.gradients.to_vec();
         let ticket = py.detach(|| server.push_async(gradients, options)).or_raise(py)?;
-        Ok(PushFlight::start(ticket, names, turn, &self.unread, tracked))
+        Ok(PushFlight::start(ticket, list.names.clone(), turn, &self.unread, tracked))
     }
 
     fn send_pull<'py>(
         &self,
         py: Python<'py>,
         server: &Shared,
-        gradients: Arc<Vec<Gradient>>,
+        list: List,
         options: PushOptions,
         out: Option<&Bound<'py, PyDict>>,
         turn: Option<Turn>,
     ) -> PyResult<PushPulled<'py>> {
-        let names: Vec<Arc<str>> = gradients.iter().map(|g| g.name.clone()).collect();
-        let specs = self.specs(py, server, &names, options.timeout)?;
+        let List { names, gradients } = list;
+        let tensors: Vec<Arc<str>> = gradients.iter().map(|g| g.name.clone()).collect();
+        let specs = self.specs(py, server, &tensors, options.timeout)?;
         let (values, targets) = targets(py, &specs, out)?;
         let (result, complete) = self.call(py, server, move |server| {
             let mut filler = Filler::new(targets);
@@ -262,13 +267,49 @@ impl Client {
     }
 }
 
-/// Looks at the memory of gradients.
-fn gradients(list: &Bound<'_, PyDict>) -> PyResult<Vec<Gradient>> {
-    let mut gradients = Vec::with_capacity(list.len());
-    for (name, array) in list {
-        gradients.push(gradient(name.extract()?, &array)?);
+/// Gradients of one push, their memory looked at.
+#[derive(Clone, Debug)]
+struct List {
+    names: Names,
+    gradients: Arc<Vec<Gradient>>,
+}
+
+impl List {
+    fn borrow(arrays: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let (mut names, mut gradients) = (Vec::with_capacity(arrays.len()), Vec::with_capacity(arrays.len()));
+        for (name, array) in arrays {
+            let name = name.cast_into::<PyString>()?;
+            gradients.push(gradient(name.to_str()?, &array)?);
+            names.push(name.unbind());
+        }
+        Ok(Self { names: Arc::new(names), gradients: Arc::new(gradients) })
     }
-    Ok(gradients)
+}
+
+/// Pushes to a store of this process, which is done with the arrays when it returns.
+fn push_lent(
+    py: Python<'_>,
+    store: &Store,
+    list: &Bound<'_, PyDict>,
+    options: &PushOptions,
+) -> PyResult<Receipts> {
+    let (mut names, mut memories) = (Vec::with_capacity(list.len()), Vec::with_capacity(list.len()));
+    for (name, array) in list {
+        let name = name.cast_into::<PyString>()?;
+        memories.push(borrow(&array, name.to_str()?, Access::Read)?);
+        names.push(name);
+    }
+    let mut gradients = Vec::with_capacity(list.len());
+    for (name, memory) in names.iter().zip(&memories) {
+        gradients.push(GradientRef { name: name.to_str()?, shape: memory.shape(), values: memory.view() });
+    }
+    let elements = memories.iter().map(Borrowed::len).sum();
+    let pushed = call::work(py, elements, || store.push_borrowed(&gradients, options));
+    for memory in memories {
+        memory.release(py);
+    }
+    let names = Arc::new(names.into_iter().map(Bound::unbind).collect());
+    Ok(Receipts { names, receipts: pushed.or_raise(py)? })
 }
 
 fn gradient(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Gradient> {
@@ -293,13 +334,16 @@ impl Client {
         let mut options = StoreOptions { threads, ..StoreOptions::default() };
         options.memory_limit = memory_limit.unwrap_or(options.memory_limit);
         let store = Store::new(options).or_raise(py)?;
-        Ok(Self::new(Arc::new(store), false, check_finite, Duration::from_secs(30)))
+        Ok(Self::local(store, check_finite, Duration::from_secs(30)))
     }
 
     fn another(&self, py: Python<'_>) -> PyResult<Self> {
         let server = self.enter(py)?;
+        if let Some(store) = &self.local {
+            return Ok(Self::local(store.sibling(), self.check_finite, self.timeout));
+        }
         let other = self.call(py, server, |server| server.another())?.or_raise(py)?;
-        Ok(Self::new(other, self.remote, self.check_finite, self.timeout))
+        Ok(Self::remote(other, self.check_finite, self.timeout))
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -338,10 +382,19 @@ impl Client {
     fn push(&self, py: Python<'_>, name: &str, grad: &Bound<'_, PyAny>, how: How<'_>) -> PyResult<Receipt> {
         let server = self.enter(py)?;
         let options = self.options(py, &how, None)?;
-        let gradients = Arc::new(vec![gradient(name, grad)?]);
-        let pushed = self.wait_for(py, server, &gradients, options, None)?;
-        drop(gradients);
-        sweep(py);
+        let pushed = if let Some(store) = &self.local {
+            let memory = borrow(grad, name, Access::Read)?;
+            let gradient = [GradientRef { name, shape: memory.shape(), values: memory.view() }];
+            let pushed = call::work(py, memory.len(), || store.push_borrowed(&gradient, &options));
+            memory.release(py);
+            pushed
+        } else {
+            let gradients = Arc::new(vec![gradient(name, grad)?]);
+            let pushed = self.wait_for(py, server, &gradients, options, None)?;
+            drop(gradients);
+            sweep(py);
+            pushed
+        };
         let receipts = pushed.or_raise(py)?;
         receipts
             .first()
@@ -352,14 +405,22 @@ impl Client {
     fn push_list(&self, py: Python<'_>, list: &Bound<'_, PyDict>, how: How<'_>) -> PyResult<Receipts> {
         let server = self.enter(py)?;
         let options = self.options(py, &how, None)?;
-        self.send(py, server, Arc::new(gradients(list)?), options, None)
+        if let Some(store) = &self.local {
+            return push_lent(py, store, list, &options);
+        }
+        self.send(py, server, List::borrow(list)?, options, None)
     }
 
     fn push_bound(&self, py: Python<'_>, list: &BoundList, how: How<'_>) -> PyResult<Receipts> {
         let server = self.enter(py)?;
         let options = self.bound_options(py, list, &how)?;
         let turn = Turn::take(py, &list.busy)?;
-        self.send(py, server, list.gradients.clone(), options, Some(turn))
+        if let (Some(store), Some(bound)) = (&self.local, &list.local) {
+            let pushed = call::work(py, list.elements, || store.push_bound(bound, &options));
+            drop(turn);
+            return Ok(Receipts { names: list.list.names.clone(), receipts: pushed.or_raise(py)? });
+        }
+        self.send(py, server, list.list.clone(), options, Some(turn))
     }
 
     fn push_list_async(
@@ -370,7 +431,7 @@ impl Client {
     ) -> PyResult<PushFlight> {
         let server = self.enter(py)?;
         let options = self.options(py, &how, None)?;
-        self.send_async(py, server, gradients(list)?, options, None, true)
+        self.send_async(py, server, &List::borrow(list)?, options, None, true)
     }
 
     fn push_bound_async(
@@ -383,7 +444,7 @@ impl Client {
         let server = self.enter(py)?;
         let options = self.bound_options(py, list, &how)?;
         let turn = Turn::take(py, &list.busy)?;
-        self.send_async(py, server, list.gradients.to_vec(), options, Some(turn), tracked)
+        self.send_async(py, server, &list.list, options, Some(turn), tracked)
     }
 
     fn push_pull<'py>(
@@ -395,7 +456,7 @@ impl Client {
     ) -> PyResult<PushPulled<'py>> {
         let server = self.enter(py)?;
         let options = self.options(py, &how, None)?;
-        self.send_pull(py, server, Arc::new(gradients(list)?), options, out, None)
+        self.send_pull(py, server, List::borrow(list)?, options, out, None)
     }
 
     fn push_pull_bound<'py>(
@@ -408,7 +469,7 @@ impl Client {
         let server = self.enter(py)?;
         let options = self.bound_options(py, list, &how)?;
         let turn = Turn::take(py, &list.busy)?;
-        self.send_pull(py, server, list.gradients.clone(), options, out, Some(turn))
+        self.send_pull(py, server, list.list.clone(), options, out, Some(turn))
     }
 
     fn pull<'py>(
@@ -463,9 +524,10 @@ impl Client {
     ) -> PyResult<BoundList> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         let codec = options::codec(codec)?;
-        let gradients = gradients(list)?;
-        let names: Vec<_> = gradients.iter().map(|g| g.name.clone()).collect();
-        let specs = self.specs(py, server, &names, timeout)?;
+        let list = List::borrow(list)?;
+        let gradients = &list.gradients;
+        let tensors: Vec<_> = gradients.iter().map(|g| g.name.clone()).collect();
+        let specs = self.specs(py, server, &tensors, timeout)?;
         for (gradient, spec) in gradients.iter().zip(&specs) {
             if gradient.shape != spec.shape {
                 let error =
@@ -480,7 +542,10 @@ impl Client {
             given => given,
         };
         let server = Here::new("bound list", server.clone());
-        Ok(BoundList { server, gradients: Arc::new(gradients), codec, feedback, busy: Arc::default() })
+        let elements = specs.iter().map(|spec| spec.elements()).sum();
+        let local =
+            self.local.as_ref().map(|store| store.bind(gradients.clone())).transpose().or_raise(py)?;
+        Ok(BoundList { server, list, elements, local, codec, feedback, busy: Arc::default() })
     }
 
     fn assign(
@@ -555,9 +620,9 @@ impl Client {
         }
         for slot in expected {
             let Some(values) = slots.get_item(slot)? else { continue };
-            let values = try_borrow(&values, Access::Read)?.map_err(|error| {
-                let message = format!("state {slot}: {}", error.message);
-                errors::raise(py, &Error { message, ..error }.tensor(&*name))
+            let values = try_borrow(&values, Access::Read)?.map_err(|mut error| {
+                error.message = format!("state {slot}: {}", error.message);
+                errors::raise(py, &error.tensor(&*name))
             })?;
             if values.shape() != spec.shape {
                 let (expected, got) = (format!("{:?}", spec.shape), format!("{:?}", values.shape()));
@@ -655,6 +720,6 @@ impl Client {
 #[pymethods]
 impl BoundList {
     fn names(&self) -> Vec<&str> {
-        self.gradients.iter().map(|g| &*g.name).collect()
+        self.list.gradients.iter().map(|g| &*g.name).collect()
     }
 }

@@ -3,7 +3,7 @@
 use crate::buffer::{Access, borrow, empty, sweep};
 use crate::call::{self, Here};
 use crate::errors::{self, OrRaise, raise};
-use crate::values::{Receipts, Versions, range};
+use crate::values::{Names, Receipts, Versions, range};
 use fastps_core::error::{Error, Kind};
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{self, Fate, Pulled, Pushed, Ticket};
@@ -125,14 +125,14 @@ impl Flight {
 #[derive(Debug)]
 pub(crate) struct PushFlight {
     flight: Here<Arc<Flight>>,
-    names: Vec<Arc<str>>,
+    names: Names,
 }
 
 impl PushFlight {
     /// `tracked`: an error that nobody reads is raised by the next call on the client.
     pub(crate) fn start(
         ticket: Arc<dyn Ticket<Pushed>>,
-        names: Vec<Arc<str>>,
+        names: Names,
         turn: Option<Turn>,
         unread: &Arc<Unread>,
         tracked: bool,

@@ -18,7 +18,7 @@ pub(crate) fn connect(py: Python<'_>, addresses: &str, timeout: f64, check_finit
         addresses.split(',').map(|a| a.trim().to_owned()).filter(|a| !a.is_empty()).collect();
     let options = ConnectOptions { timeout, ..ConnectOptions::default() };
     let connected = call::run(py, true, move || fastps_rpc::Client::connect(&addresses, options))?;
-    Ok(Client::new(connected.or_raise(py)?, true, check_finite, timeout))
+    Ok(Client::remote(connected.or_raise(py)?, check_finite, timeout))
 }
 
 /// Shard servers in this process; see `fastps.serve`.

@@ -4,7 +4,7 @@ use fastps_core::verbs;
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyTuple, PyType};
+use pyo3::types::{PyString, PyTuple, PyType};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -69,22 +69,26 @@ impl Receipt {
     }
 }
 
+/// The tensors of a call, in its order.
+pub(crate) type Names = Arc<Vec<Py<PyString>>>;
+
 /// Receipts of one call, turned into Python objects when looked at.
 #[pyclass(frozen, module = "fastps._fastps", name = "Receipts")]
 #[derive(Debug)]
 pub(crate) struct Receipts {
-    pub(crate) names: Vec<Arc<str>>,
+    pub(crate) names: Names,
     pub(crate) receipts: Vec<verbs::Receipt>,
 }
 
 #[pymethods]
 impl Receipts {
-    fn names(&self) -> Vec<&str> {
-        self.names.iter().map(|n| &**n).collect()
+    fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.names.iter().map(|name| name.bind(py)))
     }
 
-    fn at(&self, name: &str) -> PyResult<Receipt> {
-        let found = self.names.iter().position(|n| &**n == name).and_then(|i| self.receipts.get(i));
+    fn at(&self, py: Python<'_>, name: &str) -> PyResult<Receipt> {
+        let is = |n: &Py<PyString>| n.bind(py).to_str().is_ok_and(|n| n == name);
+        let found = self.names.iter().position(is).and_then(|i| self.receipts.get(i));
         found.map(Receipt::from).ok_or_else(|| PyKeyError::new_err(name.to_owned()))
     }
 

@@ -123,5 +123,6 @@ forward! {
     commit(CommitRequest) -> CommitResponse;
     unregister(UnregisterRequest) -> UnregisterResponse;
     drop(DropRequest) -> DropResponse;
+    settle(SettleRequest) -> SettleResponse;
     stats(StatsRequest) -> StatsResponse;
 }
