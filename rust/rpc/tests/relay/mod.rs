@@ -121,6 +121,7 @@ forward! {
     reserve(ReserveRequest) -> ReserveResponse;
     seal(SealRequest) -> SealResponse;
     commit(CommitRequest) -> CommitResponse;
+    settle(SettleRequest) -> SettleResponse;
     unregister(UnregisterRequest) -> UnregisterResponse;
     drop(DropRequest) -> DropResponse;
     settle(SettleRequest) -> SettleResponse;
