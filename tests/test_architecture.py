@@ -186,6 +186,16 @@ def test_the_base_package_needs_numpy_alone() -> None:
         assert not extra, f"{path.relative_to(ROOT)} imports {sorted(extra)} at its top level"
 
 
+def test_the_package_imports_nothing_of_the_demo() -> None:
+    """But `fastps.cli`, which runs it as a subcommand, when it is called."""
+    for path in python_files():
+        if ROOT / "python/fastps/demo" in path.parents:
+            continue
+        found = {(m, top) for m, top in python_imports(path) if m.startswith("fastps.demo")}
+        allowed = {("fastps.demo", False)} if path.name == "cli.py" else set()
+        assert found <= allowed, f"{path.relative_to(ROOT)} imports {found - allowed}"
+
+
 def test_the_extension_module_is_private() -> None:
     """Only the package itself names `fastps._fastps`; tests, examples and the demo use the public face."""
     for folder in ("python/fastps/demo", "examples"):

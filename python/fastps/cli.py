@@ -14,7 +14,15 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastps.demo.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, DemoError, Interrupted
+from fastps._process import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    CommandError,
+    Interrupted,
+    attach_server,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,9 +81,8 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(arguments: list[str]) -> int:
     """Run the Rust command line; it returns when the server has stopped."""
     from fastps import _fastps
-    from fastps.demo import lifeline
 
-    lifeline.attach_server()
+    attach_server()
     return int(_fastps.serve_cli(arguments))
 
 
@@ -122,4 +129,4 @@ def _guarded(action: Callable[[], int]) -> int:
             raise
         text = " ".join(str(error).split())
         print(f"fastps: {text or type(error).__name__}", file=sys.stderr)
-        return error.exit_code if isinstance(error, DemoError) else EXIT_FAILED
+        return error.exit_code if isinstance(error, CommandError) else EXIT_FAILED

@@ -12,7 +12,8 @@ import threading
 
 import numpy as np
 
-from fastps.demo import data, lifeline
+from fastps import _process
+from fastps.demo import data
 from fastps.demo.config import ADAGRAD_START, LEARNING_RATES, Config
 from fastps.demo.data import Dataset
 from fastps.demo.model import evaluate, init_params, loss_and_grads
@@ -62,10 +63,10 @@ def main() -> int:
         lines.append(line)
         arrived.set()
 
-    lifeline.watch_stdin(on_line, lambda: os._exit(1))
+    _process.watch_stdin(on_line, lambda: os._exit(1))
     arrived.wait()
     told = json.loads(lines[0])
-    lifeline.hold_on_to(told["parent"])
+    _process.hold_on_to(told["parent"])
     config = Config.from_mapping(told["config"])
     dataset = data.load(config.data, config.data_dir)
     print(json.dumps({"accuracy": serial_accuracy(config, dataset, told["updates"])}), flush=True)

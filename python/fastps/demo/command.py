@@ -7,8 +7,9 @@ import json
 import sys
 from pathlib import Path
 
+from fastps._process import EXIT_OK
 from fastps.demo.config import CODECS, LEARNING_RATES, TASKS, Config, from_arguments
-from fastps.demo.errors import EXIT_OK, DemoError
+from fastps.demo.errors import DemoError
 
 EPILOG = """\
 exit codes: 0 trained and reconciled; 1 failed, the last line says why; 2 wrong usage; 3 the acknowledged

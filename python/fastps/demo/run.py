@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 import fastps
+from fastps._process import Interrupted
 from fastps.demo import cluster, data
 from fastps.demo.config import Config
-from fastps.demo.errors import DemoError, Interrupted
+from fastps.demo.errors import DemoError
 from fastps.demo.ledger import COUNTER, Account, Balance, reconcile
 from fastps.demo.model import NAMES, evaluate
 from fastps.demo.processes import START_TIMEOUT, STOP_TIMEOUT, Baseline, Servers, WorkerProcess

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 import fastps
-from fastps.demo import data, lifeline
+from fastps import _process
+from fastps.demo import data
 from fastps.demo.cluster import codec, tensor_names
 from fastps.demo.config import Config
 from fastps.demo.ledger import COUNTER, Ledger
@@ -145,10 +146,10 @@ def main() -> int:
         if line in ("go", "stop"):
             go.set()
 
-    lifeline.watch_stdin(on_line, lambda: os._exit(1))
+    _process.watch_stdin(on_line, lambda: os._exit(1))
     arrived.wait()
     orders = Orders.from_json(first[0])
-    lifeline.hold_on_to(orders.parent)
+    _process.hold_on_to(orders.parent)
     try:
         train(orders, go, stop)
     except Exception as error:

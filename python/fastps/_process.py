@@ -1,8 +1,9 @@
-"""A child of the demo ends when its parent does, even when the parent was killed by SIGKILL.
+"""What the command line and its child processes share: how they fail, and that a child ends when its parent
+does, even when the parent was killed by SIGKILL.
 
-The parent holds the write end of the child's standard input; the kernel closes it whenever and however the
-parent ends, and the child reads end-of-file. On Linux the kernel also sends SIGKILL to a child that does
-not get to read it.
+For that the parent holds the write end of the child's standard input; the kernel closes it whenever and
+however the parent ends, and the child reads end-of-file. On Linux the kernel also sends SIGKILL to a child
+that does not get to read it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,29 @@ import sys
 import threading
 from collections.abc import Callable
 
-VARIABLE = "FASTPS_LIFELINE"
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+LIFELINE = "FASTPS_LIFELINE"
 """The demo sets it to ``stdin`` for its server processes; ``fastps serve`` then watches its input."""
 
 _PR_SET_PDEATHSIG = 1
+
+
+class CommandError(Exception):
+    """A subcommand cannot go on; the message is one line that names the fix."""
+
+    exit_code = EXIT_FAILED
+
+
+class Interrupted(BaseException):
+    """A signal asked the command to stop; carries the exit code 128 + signal number."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by signal {signum}")
+        self.exit_code = 128 + signum
 
 
 def hold_on_to(parent: int) -> None:
@@ -45,5 +65,5 @@ def watch_stdin(on_line: Callable[[str], object], on_eof: Callable[[], None]) ->
 
 def attach_server() -> None:
     """In a server process that the demo started: stop gracefully when standard input ends; else nothing."""
-    if os.environ.get(VARIABLE) == "stdin":
+    if os.environ.get(LIFELINE) == "stdin":
         watch_stdin(lambda _: None, lambda: os.kill(os.getpid(), signal.SIGTERM))
