@@ -19,7 +19,6 @@ import pytest
 from fastps.demo.config import CODECS
 from fastps.demo.errors import EXIT_MISMATCH, LedgerError
 from fastps.demo.ledger import COUNTER, Account, Ledger, reconcile
-from fastps.demo.state import percentile
 
 KEYS = {
     "test_accuracy",
@@ -215,13 +214,6 @@ def test_the_ledger_is_seen_by_other_readers(tmp_path: Path) -> None:
     writer.will_step(12, 4)
     writer.acknowledge(3)
     assert reader.read() == Account(12, 4, 3)
-
-
-def test_percentiles_are_those_of_the_samples() -> None:
-    assert percentile({}, 0.5) is None
-    assert percentile({3: 1}, 0.99) == 3
-    assert percentile({0: 50, 1: 49, 9: 1}, 0.5) == 0
-    assert percentile({0: 50, 1: 49, 9: 1}, 0.99) == 1
 
 
 MNIST = Path(os.environ.get("FASTPS_DATA_DIR", "/nowhere")) / "mnist"

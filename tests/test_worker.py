@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import fastps
+from fastps._stats import percentile
 
 SHAPES = {"w": (3, 5), "b": (4,), "s": ()}
 
@@ -258,3 +259,10 @@ def test_a_server_that_goes_away(server, stop_for):
             error = caught.value
             assert type(error) is fastps.ConnectionLostError
             assert (error.tensor, error.shard, error.expected, error.got) == ("w", 0, None, None)
+
+
+def test_percentiles_are_those_of_the_samples():
+    assert percentile({}, 0.5) is None
+    assert percentile({3: 1}, 0.99) == 3
+    assert percentile({0: 50, 1: 49, 9: 1}, 0.5) == 0
+    assert percentile({0: 50, 1: 49, 9: 1}, 0.99) == 1

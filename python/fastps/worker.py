@@ -12,6 +12,7 @@ import numpy as np
 from fastps import _fastps
 from fastps._fastps import ErrorFeedback, InDoubt, Versions
 from fastps._handles import Receipts
+from fastps._stats import percentile
 from fastps._types import Array
 from fastps.codecs import Codec, Float32
 from fastps.errors import ConfigError, FastpsError, PartialPush, UnknownOutcomeError
@@ -215,8 +216,8 @@ class Worker:
             "bytes_pushed": self._bytes_pushed,
             "bytes_saved": self._bytes_saved,
             "staleness": dict(sorted(self._staleness.items())),
-            "staleness_p50": self._percentile(0.5),
-            "staleness_p99": self._percentile(0.99),
+            "staleness_p50": percentile(self._staleness, 0.5),
+            "staleness_p99": percentile(self._staleness, 0.99),
         }
 
     def close(self) -> None:
@@ -338,12 +339,3 @@ class Worker:
                 tensor=unknown.tensor,
                 shard=unknown.shard,
             )
-
-    def _percentile(self, share: float) -> int | None:
-        total = self._staleness.total()
-        seen = 0
-        for value, count in sorted(self._staleness.items()):
-            seen += count
-            if seen >= share * total:
-                return value
-        return None

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fastps._stats import percentile
 from fastps.demo.cluster import initial_params, payload_bytes
 from fastps.demo.config import CODECS
-from fastps.demo.state import Run, percentile
+from fastps.demo.state import Run
 from fastps.demo.view import COLUMNS, human_bytes, worker_cells
 
 

@@ -14,17 +14,6 @@ from fastps.demo.config import Config
 from fastps.demo.ledger import Balance
 
 
-def percentile(histogram: Mapping[int, int], q: float) -> int | None:
-    """Smallest value that a share ``q`` (0 to 1) of the samples does not exceed; None without samples."""
-    need = q * sum(histogram.values())
-    seen = 0
-    for value in sorted(histogram):
-        seen += histogram[value]
-        if seen >= need:
-            return value
-    return None
-
-
 class WorkerState:
     """One worker as the parent sees it, from its reports."""
 

@@ -8,7 +8,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
-from fastps.demo.state import Run, WorkerState, percentile
+from fastps._stats import percentile
+from fastps.demo.state import Run, WorkerState
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
