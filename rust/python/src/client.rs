@@ -95,6 +95,18 @@ impl Client {
         call::run(py, self.local.is_none(), move || work(&server))
     }
 
+    /// The same; calls `leave` when Ctrl-C ends the wait, while the work goes on.
+    fn call_or<T: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        server: &Shared,
+        work: impl FnOnce(&Shared) -> T + Send + 'static,
+        leave: impl FnOnce(),
+    ) -> PyResult<T> {
+        let server = server.clone();
+        call::run_or(py, self.remote, move || work(&server), leave)
+    }
+
     fn options(
         &self,
         py: Python<'_>,
@@ -214,13 +226,15 @@ impl Client {
         let tensors: Vec<Arc<str>> = gradients.iter().map(|g| g.name.clone()).collect();
         let specs = self.specs(py, server, &tensors, options.timeout)?;
         let (values, targets) = targets(py, &specs, out)?;
-        let (result, complete) = self.call(py, server, move |server| {
-            let mut filler = Filler::new(targets);
+        let filler = Filler::new(targets);
+        let left = filler.clone();
+        let work = move |server: &Shared| {
             let mut sink = |k: usize, at: usize, bytes: &[u8]| filler.fill(k, at, bytes);
             let result = server.push_pull(&gradients, &options, &mut sink);
             drop((gradients, turn));
-            (result, filler.is_complete())
-        })?;
+            (result, filler.finish())
+        };
+        let (result, complete) = self.call_or(py, server, work, || left.abandon())?;
         sweep(py);
         let (receipts, versions) = result.or_raise(py)?;
         if !complete {
@@ -255,12 +269,14 @@ impl Client {
         targets: Vec<Borrowed>,
         timeout: Duration,
     ) -> PyResult<Versions> {
-        let (versions, complete) = self.call(py, server, move |server| {
-            let mut filler = Filler::new(targets);
+        let filler = Filler::new(targets);
+        let left = filler.clone();
+        let work = move |server: &Shared| {
             let mut sink = |k: usize, at: usize, bytes: &[u8]| filler.fill(k, at, bytes);
             let versions = server.pull(&names, timeout, &mut sink);
-            (versions, filler.is_complete())
-        })?;
+            (versions, filler.finish())
+        };
+        let (versions, complete) = self.call_or(py, server, work, || left.abandon())?;
         sweep(py);
         let versions = versions.or_raise(py)?;
         if complete { Ok(Versions(Arc::new(versions))) } else { Err(reshaped(py)) }

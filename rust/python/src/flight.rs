@@ -241,8 +241,11 @@ pub(crate) fn reshaped(py: Python<'_>) -> PyErr {
     raise(py, &Error::new(Kind::Shape, "a tensor changed its shape during the call; call again"))
 }
 
-/// Arrays that a pull fills; notices if a part stayed as it was.
-pub(crate) struct Filler {
+/// Arrays that a pull fills; notices if a part stayed as it was. After Ctrl-C nothing more is written to them.
+#[derive(Clone)]
+pub(crate) struct Filler(Arc<Mutex<Option<Filling>>>);
+
+struct Filling {
     targets: Vec<crate::buffer::Borrowed>,
     missing: Vec<usize>,
     fits: bool,
@@ -251,16 +254,24 @@ pub(crate) struct Filler {
 impl Filler {
     pub(crate) fn new(targets: Vec<crate::buffer::Borrowed>) -> Self {
         let missing = targets.iter().map(|target| target.dtype().size() * target.len()).collect();
-        Self { targets, missing, fits: true }
+        Self(Arc::new(Mutex::new(Some(Filling { targets, missing, fits: true }))))
     }
 
-    pub(crate) fn fill(&mut self, k: usize, at: usize, bytes: &[u8]) {
-        self.fits &= self.targets[k].write(at, bytes);
-        self.missing[k] = self.missing[k].saturating_sub(bytes.len());
+    pub(crate) fn fill(&self, k: usize, at: usize, bytes: &[u8]) {
+        if let Some(filling) = lock(&self.0).as_mut() {
+            filling.fits &= filling.targets[k].write(at, bytes);
+            filling.missing[k] = filling.missing[k].saturating_sub(bytes.len());
+        }
     }
 
-    pub(crate) fn is_complete(&self) -> bool {
-        self.fits && self.missing.iter().all(|missing| *missing == 0)
+    /// Lets go of the arrays; waits for a write under way, without which they could change after this.
+    pub(crate) fn abandon(&self) {
+        drop(lock(&self.0).take());
+    }
+
+    /// Lets go of the arrays; tells whether they are filled.
+    pub(crate) fn finish(&self) -> bool {
+        lock(&self.0).take().is_some_and(|f| f.fits && f.missing.iter().all(|missing| *missing == 0))
     }
 }
 
