@@ -37,19 +37,43 @@ enum Access {
     Change,
 }
 
+/// Which client a request speaks for; 0: no particular one.
+trait SpeaksFor {
+    fn client(&self) -> u64 {
+        0
+    }
+}
+
+macro_rules! speak_for_their_client {
+    ($($request:ident)*) => {
+        $(impl SpeaksFor for pb::$request {
+            fn client(&self) -> u64 {
+                self.client
+            }
+        })*
+    };
+}
+
+speak_for_their_client! { HelloRequest RegisterRequest ReserveRequest CommitRequest }
+impl SpeaksFor for pb::GetMapRequest {}
+impl SpeaksFor for pb::SealRequest {}
+impl SpeaksFor for pb::SettleRequest {}
+impl SpeaksFor for pb::UnregisterRequest {}
+impl SpeaksFor for pb::DropRequest {}
+impl SpeaksFor for pb::StatsRequest {}
+
 impl ControlService {
     /// Checks the principal, makes the call, and names the shard in what went wrong.
-    fn call<Q, A>(
+    fn call<Q: SpeaksFor, A>(
         &self,
         request: Request<Q>,
         role: pb::Role,
         access: Access,
-        client: impl FnOnce(&Q) -> u64,
         handle: impl FnOnce(&Node, &Peer, Q) -> Result<A>,
     ) -> Result<Response<A>, Status> {
         let peer = Peer::of(&request);
         let message = request.into_inner();
-        let allowed = peer.principal.authorize(role, client(&message)).and_then(|()| match access {
+        let allowed = peer.principal.authorize(role, message.client()).and_then(|()| match access {
             Access::Look => Ok(()),
             Access::Change => self.node.check_serving(),
         });
@@ -61,199 +85,141 @@ impl ControlService {
 #[tonic::async_trait]
 impl Control for ControlService {
     async fn hello(&self, request: Request<pb::HelloRequest>) -> Result<Response<pb::HelloResponse>, Status> {
-        self.call(
-            request,
-            pb::Role::Reader,
-            Access::Change,
-            |m| m.client,
-            |node, peer, m| {
-                node.sessions.hello(m.client, &m.name, m.renew, Instant::now())?;
-                Ok(pb::HelloResponse {
-                    protocol_minor: common_minor(m.protocol_minor),
-                    capabilities: Vec::new(),
-                    server: node.server,
-                    shard: node.index(),
-                    cluster: node.cluster.to_vec(),
-                    lease_ms: node.sessions.lease().as_millis() as u32,
-                    epoch: EPOCH,
-                    role: peer.principal.role.into(),
-                    max_message_bytes: MAX_MESSAGE_BYTES as u32,
-                })
-            },
-        )
+        self.call(request, pb::Role::Reader, Access::Change, |node, peer, m| {
+            node.sessions.hello(m.client, &m.name, m.renew, Instant::now())?;
+            Ok(pb::HelloResponse {
+                protocol_minor: common_minor(m.protocol_minor),
+                capabilities: Vec::new(),
+                server: node.server,
+                shard: node.index(),
+                cluster: node.cluster.to_vec(),
+                lease_ms: node.sessions.lease().as_millis() as u32,
+                epoch: EPOCH,
+                role: peer.principal.role.into(),
+                max_message_bytes: MAX_MESSAGE_BYTES as u32,
+            })
+        })
     }
 
     async fn get_map(
         &self,
         request: Request<pb::GetMapRequest>,
     ) -> Result<Response<pb::GetMapResponse>, Status> {
-        self.call(
-            request,
-            pb::Role::Reader,
-            Access::Look,
-            |_| 0,
-            |node, _, m| {
-                let (entries, next) = node.map()?.page(&m.names, &m.after, m.page_size as usize);
-                Ok(pb::GetMapResponse { epoch: EPOCH, entries, next })
-            },
-        )
+        self.call(request, pb::Role::Reader, Access::Look, |node, _, m| {
+            let (entries, next) = node.map()?.page(&m.names, &m.after, m.page_size as usize);
+            Ok(pb::GetMapResponse { epoch: EPOCH, entries, next })
+        })
     }
 
     async fn register(
         &self,
         request: Request<pb::RegisterRequest>,
     ) -> Result<Response<pb::RegisterResponse>, Status> {
-        self.call(
-            request,
-            pb::Role::Worker,
-            Access::Change,
-            |m| m.client,
-            |node, _, m| {
-                let mut map = node.map()?;
-                let spec = convert::spec_from_wire(m.spec.as_ref())?;
-                let now = Instant::now();
-                node.sessions.touch(m.client, now)?;
-                let empty = pb::RegisterResponse::default();
-                Ok(match map.register(&spec, m.client, now)? {
-                    Registered::Exists(placement) => {
-                        pb::RegisterResponse { exists: true, placement: Some(placement), ..empty }
-                    }
-                    Registered::UnderWay { retry_after_ms } => {
-                        pb::RegisterResponse { under_way: true, retry_after_ms, ..empty }
-                    }
-                    Registered::Reserved { reservation, placement } => {
-                        pb::RegisterResponse { reservation, placement: Some(placement), ..empty }
-                    }
-                })
-            },
-        )
+        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+            let mut map = node.map()?;
+            let spec = convert::spec_from_wire(m.spec.as_ref())?;
+            let now = Instant::now();
+            node.sessions.touch(m.client, now)?;
+            let empty = pb::RegisterResponse::default();
+            Ok(match map.register(&spec, m.client, now)? {
+                Registered::Exists(placement) => {
+                    pb::RegisterResponse { exists: true, placement: Some(placement), ..empty }
+                }
+                Registered::UnderWay { retry_after_ms } => {
+                    pb::RegisterResponse { under_way: true, retry_after_ms, ..empty }
+                }
+                Registered::Reserved { reservation, placement } => {
+                    pb::RegisterResponse { reservation, placement: Some(placement), ..empty }
+                }
+            })
+        })
     }
 
     async fn reserve(
         &self,
         request: Request<pb::ReserveRequest>,
     ) -> Result<Response<pb::ReserveResponse>, Status> {
-        self.call(
-            request,
-            pb::Role::Worker,
-            Access::Change,
-            |m| m.client,
-            |node, _, m| {
-                let spec = Arc::new(convert::spec_from_wire(m.spec.as_ref())?);
-                if m.slices.len() != m.indices.len() {
-                    return Err(Error::new(Kind::Config, "a reservation needs one index per slice")
-                        .tensor(spec.name.clone())
-                        .expected(m.slices.len(), m.indices.len()));
-                }
-                let now = Instant::now();
-                node.sessions.touch(m.client, now)?;
-                let pairs = m.slices.iter().zip(&m.indices);
-                let wish = Reserve {
-                    reservation: m.reservation,
-                    client: m.client,
-                    spec,
-                    group: m.group,
-                    slices: pairs.map(|(id, index)| (SliceId(*id), *index as usize)).collect(),
-                };
-                let open = node.reservations.reserve(&node.shard, &wish, now)?;
-                let lease_ms = if open { node.reservations.lease().as_millis() as u32 } else { 0 };
-                Ok(pb::ReserveResponse { lease_ms })
-            },
-        )
+        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+            let spec = Arc::new(convert::spec_from_wire(m.spec.as_ref())?);
+            if m.slices.len() != m.indices.len() {
+                return Err(Error::new(Kind::Config, "a reservation needs one index per slice")
+                    .tensor(spec.name.clone())
+                    .expected(m.slices.len(), m.indices.len()));
+            }
+            let now = Instant::now();
+            node.sessions.touch(m.client, now)?;
+            let pairs = m.slices.iter().zip(&m.indices);
+            let wish = Reserve {
+                reservation: m.reservation,
+                client: m.client,
+                spec,
+                group: m.group,
+                slices: pairs.map(|(id, index)| (SliceId(*id), *index as usize)).collect(),
+            };
+            let open = node.reservations.reserve(&node.shard, &wish, now)?;
+            let lease_ms = if open { node.reservations.lease().as_millis() as u32 } else { 0 };
+            Ok(pb::ReserveResponse { lease_ms })
+        })
     }
 
     async fn seal(&self, request: Request<pb::SealRequest>) -> Result<Response<pb::SealResponse>, Status> {
-        self.call(
-            request,
-            pb::Role::Worker,
-            Access::Change,
-            |_| 0,
-            |node, _, m| {
-                node.reservations.seal(m.reservation, Instant::now())?;
-                Ok(pb::SealResponse {})
-            },
-        )
+        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+            node.reservations.seal(m.reservation, Instant::now())?;
+            Ok(pb::SealResponse {})
+        })
     }
 
     async fn commit(
         &self,
         request: Request<pb::CommitRequest>,
     ) -> Result<Response<pb::CommitResponse>, Status> {
-        self.call(
-            request,
-            pb::Role::Worker,
-            Access::Change,
-            |m| m.client,
-            |node, _, m| {
-                let mut map = node.map()?;
-                node.sessions.touch(m.client, Instant::now())?;
-                let own = map.pending_on(m.reservation, node.index());
-                if own.iter().any(|slice| !node.reservations.is_sealed(*slice, m.reservation)) {
-                    return Err(Error::new(Kind::Config, "the reservation is not sealed"));
-                }
-                map.commit(m.reservation, m.client)?;
-                Ok(pb::CommitResponse {})
-            },
-        )
+        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+            let mut map = node.map()?;
+            node.sessions.touch(m.client, Instant::now())?;
+            let own = map.pending_on(m.reservation, node.index());
+            if own.iter().any(|slice| !node.reservations.is_sealed(*slice, m.reservation)) {
+                return Err(Error::new(Kind::Config, "the reservation is not sealed"));
+            }
+            map.commit(m.reservation, m.client)?;
+            Ok(pb::CommitResponse {})
+        })
     }
 
     async fn settle(
         &self,
         request: Request<pb::SettleRequest>,
     ) -> Result<Response<pb::SettleResponse>, Status> {
-        self.call(
-            request,
-            pb::Role::Worker,
-            Access::Change,
-            |_| 0,
-            |node, _, m| Ok(node.map()?.settle(&m.reservations, Instant::now())),
-        )
+        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+            Ok(node.map()?.settle(&m.reservations, Instant::now()))
+        })
     }
 
     async fn unregister(
         &self,
         request: Request<pb::UnregisterRequest>,
     ) -> Result<Response<pb::UnregisterResponse>, Status> {
-        self.call(
-            request,
-            pb::Role::Worker,
-            Access::Change,
-            |_| 0,
-            |node, _, m| {
-                let placement = node.map()?.unregister(&m.name, Instant::now())?;
-                Ok(pb::UnregisterResponse { placement: Some(placement) })
-            },
-        )
+        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+            let placement = node.map()?.unregister(&m.name, Instant::now())?;
+            Ok(pb::UnregisterResponse { placement: Some(placement) })
+        })
     }
 
     async fn drop(&self, request: Request<pb::DropRequest>) -> Result<Response<pb::DropResponse>, Status> {
-        self.call(
-            request,
-            pb::Role::Worker,
-            Access::Change,
-            |_| 0,
-            |node, _, m| {
-                if let Ok(mut map) = node.map() {
-                    map.abandon(&m.slices);
-                }
-                let slices: Vec<_> = m.slices.into_iter().map(SliceId).collect();
-                node.reservations.drop_slices(&node.shard, &slices);
-                Ok(pb::DropResponse {})
-            },
-        )
+        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+            if let Ok(mut map) = node.map() {
+                map.abandon(&m.slices);
+            }
+            let slices: Vec<_> = m.slices.into_iter().map(SliceId).collect();
+            node.reservations.drop_slices(&node.shard, &slices);
+            Ok(pb::DropResponse {})
+        })
     }
 
     async fn stats(&self, request: Request<pb::StatsRequest>) -> Result<Response<pb::StatsResponse>, Status> {
-        self.call(
-            request,
-            pb::Role::Reader,
-            Access::Look,
-            |_| 0,
-            |node, _, _| {
-                let counters =
-                    node.counters().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-                Ok(pb::StatsResponse { counters, sessions: node.sessions.list(Instant::now(), MAX_LISTED) })
-            },
-        )
+        self.call(request, pb::Role::Reader, Access::Look, |node, _, _| {
+            let counters =
+                node.counters().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+            Ok(pb::StatsResponse { counters, sessions: node.sessions.list(Instant::now(), MAX_LISTED) })
+        })
     }
 }
