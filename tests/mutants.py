@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -59,7 +60,8 @@ def build() -> list[tuple[str, Path]]:
             and message["profile"]["test"]
         ):
             tests.append((str(Path(message["manifest_path"]).parent), Path(message["executable"])))
-    return sorted(tests, key=lambda test: (test[0], test[1].name))  # the core's quick ones come first
+    # The core's quick ones come first, and of a crate the unit tests.
+    return sorted(tests, key=lambda test: (test[0], not test[1].name.startswith("fastps_"), test[1].name))
 
 
 def first_failure(tests: list[tuple[str, Path]], mutant: str, seconds: float) -> str | None:
@@ -74,7 +76,7 @@ def first_failure(tests: list[tuple[str, Path]], mutant: str, seconds: float) ->
         except subprocess.TimeoutExpired:
             return f"{name} (no end within {seconds:.0f} s)"
         if run.returncode != 0:
-            failed = [line.strip() for line in run.stdout.splitlines() if line.startswith("    ")]
+            failed = re.findall(r"^    ([\w:]+)$", run.stdout, re.MULTILINE)
             return f"{name}: {', '.join(sorted(set(failed))[:3]) or f'exit code {run.returncode}'}"
     return None
 

@@ -110,6 +110,7 @@ impl World {
         let proxies = Proxies::start(&cluster.addresses(), 1);
         let truth = connect(&cluster.addresses());
         Ledger::register(&*truth);
+        assert!((0..3).all(|shard| cluster.counter(shard, "slices") > 10), "all shards take part");
         let author = |number| Author::new(connect(&proxies.addresses()), number);
         let authors = (0..2).map(author).collect();
         Self { authors, proxies, cluster: Some(cluster), truth, ledger: Ledger::new() }
