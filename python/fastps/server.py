@@ -62,8 +62,8 @@ def serve(
         shards: Shards of this process.
         listen: ``"host:port"`` of the first shard (the others get the next ports), or one address for each.
             Port 0 is any free port.
-        memory_limit: Most bytes of parameters and optimizer state in this process; None: 80 % of the memory
-            that the machine or container has.
+        memory_limit: Most bytes that this process takes for tensors, readers and connections; None: 80 % of
+            the memory that the machine or container has.
         lease: Seconds that a client may be silent before it is forgotten.
         insecure: Needed to listen off loopback, where nothing is encrypted and everybody is admin.
         cluster: Addresses of all shards where other processes serve some of them, in the order of their

@@ -889,14 +889,14 @@ def test_a_bad_call_is_refused(target: ForeignClient, case: str) -> None:
 @pytest.fixture(scope="module")
 def strict(stubs: Stubs) -> Iterator[fastps.Server]:
     """Little memory, and a short lease."""
-    with fastps.serve(shards=2, memory_limit=16 << 20, lease=0.5) as server:
+    with fastps.serve(shards=2, memory_limit=64 << 20, lease=0.5) as server:
         yield server
 
 
 def test_a_registration_that_does_not_fit_leaves_nothing(stubs: Stubs, strict: fastps.Server) -> None:
     with ForeignClient(stubs, strict.address_list) as client:
         client.register(client.spec("fits", (SMALL,)), np.zeros(SMALL, np.float32))
-        used = [memory_used(client, shard) for shard in (0, 1)]
+        used = [memory_slices(client, shard) for shard in (0, 1)]
         with pytest.raises(Refused) as refused:
             client.register(client.spec("large", (8 << 20,)), np.zeros(8 << 20, np.float32))
         refusal = refused.value.refusal
@@ -907,12 +907,12 @@ def test_a_registration_that_does_not_fit_leaves_nothing(stubs: Stubs, strict: f
         assert "bytes" in refusal.expected
         assert "bytes" in refusal.got
         assert client.names() == ["fits"]
-        assert [memory_used(client, shard) for shard in (0, 1)] == used
+        assert [memory_slices(client, shard) for shard in (0, 1)] == used
         client.push("fits", np.ones(SMALL, np.float32))
 
 
-def memory_used(client: ForeignClient, shard: int) -> int:
-    return client.call(shard, "Stats", client.pb.StatsRequest()).counters["memory_used"]
+def memory_slices(client: ForeignClient, shard: int) -> int:
+    return client.call(shard, "Stats", client.pb.StatsRequest()).counters["memory_slices"]
 
 
 def test_an_expired_lease_ends_the_session_for_good(stubs: Stubs, strict: fastps.Server) -> None:

@@ -4,6 +4,8 @@
 
 use crate::error::Result;
 use crate::frame::{Applied, Identity};
+use crate::params::{Charge, Meter, Purpose};
+use crate::sync::Arc;
 use foldhash::fast::RandomState;
 use std::collections::{HashMap, VecDeque};
 
@@ -26,19 +28,25 @@ pub(crate) enum Outcome {
 
 /// What the table says about an identity that arrives.
 pub(crate) enum Seen<'a> {
+    /// The client has no entry yet: [`Identities::meet`] makes it.
+    Unmet,
     New,
     Before(&'a mut Outcome),
     /// Older than the window.
     Forgotten,
 }
 
-#[derive(Default)]
+/// What the entry of one client takes when its window is full: taken whole when the client is met, so that no push
+/// has to count.
+const ENTRY_BYTES: u64 = ((WINDOW + 1) * size_of::<(u64, Outcome)>() + 2 * size_of::<(u64, Client)>()) as u64;
+
 struct Client {
     /// Changes of the slice that were this client's.
     own: u64,
     /// Largest sequence that fell out of the window.
     forgotten: u64,
     window: VecDeque<(u64, Outcome)>,
+    _charge: Charge,
 }
 
 /// The table of one slice.
@@ -52,7 +60,7 @@ pub(crate) struct Identities {
 impl Identities {
     pub(crate) fn look_up(&mut self, identity: Identity) -> Seen<'_> {
         let Some(client) = self.clients.get_mut(&identity.client) else {
-            return Seen::New;
+            return Seen::Unmet;
         };
         let forgotten = identity.sequence <= client.forgotten;
         match client.window.iter_mut().rev().find(|(sequence, _)| *sequence == identity.sequence) {
@@ -62,9 +70,20 @@ impl Identities {
         }
     }
 
+    /// Makes the entry of a client that has none.
+    pub(crate) fn meet(&mut self, client: u64, meter: &Arc<Meter>) -> Result<()> {
+        let charge = meter.take(Purpose::Identities, ENTRY_BYTES)?;
+        let entry = Client { own: 0, forgotten: 0, window: VecDeque::new(), _charge: charge };
+        self.clients.insert(client, entry);
+        Ok(())
+    }
+
     /// Notes an outcome, in place of an earlier one of the same identity; gives back who waited for it.
+    /// Of a client that was forgotten meanwhile, nothing is noted: its session is over.
     pub(crate) fn note(&mut self, identity: Identity, outcome: Outcome) -> Vec<Completion> {
-        let client = self.clients.entry(identity.client).or_default();
+        let Some(client) = self.clients.get_mut(&identity.client) else {
+            return Vec::new();
+        };
         if let Some((_, old)) =
             client.window.iter_mut().rev().find(|(sequence, _)| *sequence == identity.sequence)
         {
@@ -110,11 +129,21 @@ impl Identities {
             Some((recent, own)) if recent == client => own + 1,
             _ => {
                 self.settle_recent();
-                self.clients.entry(client).or_default().own + 1
+                self.clients.get(&client).map_or(1, |entry| entry.own + 1)
             }
         };
         self.recent = Some((client, own));
         own
+    }
+
+    /// Makes the client the recent one, if it has an entry: counting its next change looks nothing up.
+    pub(crate) fn turn_to(&mut self, client: u64) -> bool {
+        if self.recent.is_some_and(|(recent, _)| recent == client) {
+            return true;
+        }
+        self.settle_recent();
+        self.recent = self.clients.get(&client).map(|entry| (client, entry.own));
+        self.recent.is_some()
     }
 
     fn settle_recent(&mut self) {
@@ -161,7 +190,11 @@ mod tests {
 
     #[test]
     fn remembers_a_window_per_client() {
+        let meter = Meter::new(ENTRY_BYTES);
         let mut table = Identities::default();
+        assert!(matches!(table.look_up(Identity { client: 7, sequence: 1 }), Seen::Unmet));
+        table.meet(7, &meter).unwrap();
+        assert!(table.meet(8, &meter).is_err());
         for sequence in 1..=100 {
             let identity = Identity { client: 7, sequence };
             assert!(matches!(table.look_up(identity), Seen::New));
@@ -172,11 +205,16 @@ mod tests {
         }
         assert!(matches!(table.look_up(Identity { client: 7, sequence: 36 }), Seen::Forgotten));
         assert!(matches!(table.look_up(Identity { client: 7, sequence: 37 }), Seen::Before(_)));
-        assert!(matches!(table.look_up(Identity { client: 8, sequence: 1 }), Seen::New));
+        let entry = &table.clients[&7];
+        let taken = entry.window.capacity() * size_of::<(u64, Outcome)>() + size_of::<(u64, Client)>();
+        assert!(taken as u64 <= ENTRY_BYTES, "{taken}");
+        table.meet(8, &Meter::new(ENTRY_BYTES)).unwrap();
+        assert!(table.turn_to(7) && table.turn_to(8) && !table.turn_to(9));
         assert_eq!((table.count_own(7), table.count_own(7), table.count_own(8), table.own(7)), (1, 2, 1, 2));
         assert_eq!((table.count_own(7), table.own(8)), (3, 1));
         table.forget(7);
         assert_eq!((table.own(7), table.own(8)), (0, 1));
-        assert!(matches!(table.look_up(Identity { client: 7, sequence: 100 }), Seen::New));
+        assert!(matches!(table.look_up(Identity { client: 7, sequence: 100 }), Seen::Unmet));
+        assert_eq!(meter.used(), 0);
     }
 }

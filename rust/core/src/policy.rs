@@ -3,7 +3,8 @@
 use crate::codec::CodecId;
 use crate::error::{Error, Result};
 use crate::frame::{Action, Applied, Base, Identity, Push};
-use crate::identity::Completion;
+use crate::identity::{Completion, Outcome};
+use crate::params::Charge;
 use crate::slice::Slice;
 use crate::sync::Arc;
 use crate::tensor::SliceId;
@@ -53,10 +54,17 @@ pub struct Held {
     count: u64,
     body: Vec<u8>,
     done: Option<Completion>,
+    _charge: Charge,
 }
 
 impl Held {
-    pub(crate) fn new(slice: Arc<Slice>, push: &Push<'_>, done: Completion) -> Self {
+    /// Memory that a held push takes: its body, itself, and its outcome where the client's window is full of pending
+    /// ones.
+    pub(crate) fn memory_for(push: &Push<'_>) -> u64 {
+        (push.body.len() + size_of::<Self>() + 2 * size_of::<(u64, Outcome)>()) as u64
+    }
+
+    pub(crate) fn new(slice: Arc<Slice>, push: &Push<'_>, done: Completion, charge: Charge) -> Self {
         Self {
             slice,
             identity: push.identity,
@@ -68,6 +76,7 @@ impl Held {
             count: push.count,
             body: push.body.to_vec(),
             done: Some(done),
+            _charge: charge,
         }
     }
 

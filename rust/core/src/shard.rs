@@ -4,7 +4,6 @@ use crate::error::{Error, Kind, Result};
 use crate::frame::{Applied, Identity, Push};
 use crate::identity::Completion;
 use crate::isa::Isa;
-use crate::params::Meter;
 use crate::policy::{Immediate, Policy};
 use crate::record::Sink;
 use crate::slice::{Counters, Place, Resolved, Slice, Snapshot};
@@ -13,12 +12,14 @@ use crate::tensor::{SliceId, TensorSpec};
 use std::collections::HashMap;
 use std::sync::PoisonError;
 
+pub use crate::params::{Charge, Meter, Purpose};
+
 /// What a shard is made of.
 #[derive(Clone, Debug)]
 pub struct ShardConfig {
     /// Its index in the cluster.
     pub index: u32,
-    /// Most bytes that its slices may take.
+    /// Most bytes that the shard may take: for its slices, their readers and its clients.
     pub memory_limit: u64,
     /// The instruction set of its kernels.
     pub isa: Isa,
@@ -56,13 +57,20 @@ impl Shard {
         self.config.index
     }
 
+    /// The shard's memory, for those who take some on its behalf.
+    pub fn meter(&self) -> &Arc<Meter> {
+        &self.meter
+    }
+
     /// Takes the memory of these slices (identifier, index in the tensor), all or none; values and state start at 0.
     pub fn create(&self, spec: &Arc<TensorSpec>, group: u32, slices: &[(SliceId, usize)]) -> Result<()> {
         spec.validate()?;
         let bytes = |index: &usize| Slice::memory_for(spec, spec.slice_range(*index).len());
         let needed = slices.iter().map(|(_, index)| bytes(index)).sum();
-        let mut charge =
-            self.meter.take(needed).map_err(|error| error.tensor(spec.name.clone()).shard(self.index()))?;
+        let mut charge = self
+            .meter
+            .take(Purpose::Slices, needed)
+            .map_err(|error| error.tensor(spec.name.clone()).shard(self.index()))?;
         let made: Vec<_> = slices
             .iter()
             .map(|(id, index)| {
@@ -138,12 +146,12 @@ impl Shard {
 
     /// The values of a slice at one version.
     pub fn pull(&self, client: u64, slice: SliceId) -> Result<Snapshot> {
-        Ok(self.slice(slice)?.pull(client))
+        self.slice(slice)?.pull(client).map_err(|error| error.shard(self.index()))
     }
 
     /// The optimizer state of a slice, all slots one after the other.
     pub fn pull_state(&self, client: u64, slice: SliceId) -> Result<Snapshot> {
-        Ok(self.slice(slice)?.pull_state(client))
+        self.slice(slice)?.pull_state(client).map_err(|error| error.shard(self.index()))
     }
 
     /// What became of a push? If it was not applied, it is fenced here and now.
@@ -177,6 +185,12 @@ impl Shard {
             ("identity_entries", slices.iter().map(|slice| slice.known_clients() as u64).sum()),
             ("memory_used", self.meter.used()),
             ("memory_limit", self.meter.limit()),
+            ("memory_slices", self.meter.used_for(Purpose::Slices)),
+            ("memory_copies", self.meter.used_for(Purpose::Copies)),
+            ("memory_answers", self.meter.used_for(Purpose::Answers)),
+            ("memory_held", self.meter.used_for(Purpose::Held)),
+            ("memory_identities", self.meter.used_for(Purpose::Identities)),
+            ("memory_connections", self.meter.used_for(Purpose::Connections)),
             ("pushes", pushes),
             ("assigns", assigns),
             ("duplicates", count(&self.counters.duplicates)),

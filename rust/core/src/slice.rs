@@ -13,7 +13,7 @@ use crate::frame::{Applied, Base, Identity, Push};
 use crate::identity::{Completion, Identities, Outcome, Seen};
 use crate::isa::Isa;
 use crate::lock::SliceLock;
-use crate::params::{Buffer, Charge, Meter};
+use crate::params::{Buffer, Charge, Meter, Purpose};
 use crate::policy::{Admission, Held, Policy};
 use crate::record::{Record, Sink};
 use crate::sync::{Arc, AtomicU64, Ordering, lock};
@@ -92,7 +92,7 @@ pub enum Resolved {
 /// What a push finds when it arrives.
 enum Arrival {
     Apply,
-    Hold(Completion),
+    Hold(Completion, Charge),
     Answer(Result<Applied>),
     /// A repeat of a push that is pending: the completion was queued behind it.
     Waits,
@@ -208,8 +208,8 @@ impl Slice {
                 answer_all(waiting, applied);
                 Some(Ok(applied))
             }
-            (Arrival::Hold(done), _) => {
-                policy.hold(Held::new(self.clone(), push, done));
+            (Arrival::Hold(done, charge), _) => {
+                policy.hold(Held::new(self.clone(), push, done, charge));
                 None
             }
             (Arrival::Answer(result), _) => Some(result),
@@ -225,10 +225,12 @@ impl Slice {
         admission: Admission,
         later: impl FnOnce() -> Completion,
     ) -> Arrival {
-        if push.once && matches!(admission, Admission::Apply) {
+        let client = push.identity.client;
+        if push.once && matches!(admission, Admission::Apply) && identities.turn_to(client) {
             return Arrival::Apply;
         }
         let seen = match identities.look_up(push.identity) {
+            Seen::Unmet => Seen::Unmet,
             _ if fault("identity_off") => Seen::New,
             seen => seen,
         };
@@ -251,24 +253,44 @@ impl Slice {
                     Error::new(Kind::UnknownOutcome, "the push is older than what the slice remembers");
                 Arrival::Answer(Err(self.name(error)))
             }
-            Seen::New => match admission {
-                Admission::Apply => {
-                    // Without a lock around the change, the claim must come first.
-                    if self.spec.apply == Apply::Hogwild {
-                        identities.note(push.identity, Outcome::Applying(Vec::new()));
+            seen @ (Seen::Unmet | Seen::New) => {
+                let unmet = matches!(seen, Seen::Unmet);
+                match self.admitted(identities, unmet, push, admission) {
+                    Ok(None) => Arrival::Apply,
+                    Ok(Some(charge)) => Arrival::Hold(later(), charge),
+                    Err(error) => {
+                        Counters::count(&self.counters.refused);
+                        Arrival::Answer(Err(self.name(error)))
                     }
-                    Arrival::Apply
                 }
-                Admission::Hold => {
-                    identities.note(push.identity, Outcome::Held(Vec::new()));
-                    Arrival::Hold(later())
-                }
-                Admission::Refuse(error) => {
-                    Counters::count(&self.counters.refused);
-                    Arrival::Answer(Err(self.name(error)))
-                }
-            },
+            }
         }
+    }
+
+    /// A new push goes the way that the policy says, if there is memory for what is remembered of it; a held one with
+    /// its own.
+    fn admitted(
+        &self,
+        identities: &mut Identities,
+        unmet: bool,
+        push: &Push<'_>,
+        admission: Admission,
+    ) -> Result<Option<Charge>> {
+        let charge = match admission {
+            Admission::Apply => None,
+            Admission::Hold => Some(self.meter.take(Purpose::Held, Held::memory_for(push))?),
+            Admission::Refuse(error) => return Err(error),
+        };
+        if unmet {
+            identities.meet(push.identity.client, &self.meter)?;
+        }
+        if charge.is_some() {
+            identities.note(push.identity, Outcome::Held(Vec::new()));
+        } else if self.spec.apply == Apply::Hogwild && !push.once {
+            // Without a lock around the change, the claim must come first.
+            identities.note(push.identity, Outcome::Applying(Vec::new()));
+        }
+        Ok(charge)
     }
 
     /// Applies a push that a policy had held.
@@ -348,21 +370,32 @@ impl Slice {
         });
     }
 
-    /// The values at one version: pinned for `exact`, copied (perhaps in the middle of pushes) for `hogwild`.
-    pub fn pull(&self, client: u64) -> Snapshot {
+    /// The values at one version: pinned for `exact`, copied (perhaps in the middle of pushes) for `hogwild`. A
+    /// copy that does not fit is refused.
+    pub fn pull(&self, client: u64) -> Result<Snapshot> {
         Counters::count(&self.counters.pulls);
-        match &self.memory {
+        let snapshot = match &self.memory {
             Memory::Exact(memory) => memory.lock().pull(self, client),
             Memory::Hogwild(memory) => memory.pull(self, client),
+        };
+        snapshot.map_err(|error| self.name(error))
+    }
+
+    /// Whether readers keep so many versions that the next push must take memory for its own.
+    pub fn needs_memory(&self) -> bool {
+        match &self.memory {
+            Memory::Exact(memory) => memory.lock().needs_memory(),
+            Memory::Hogwild(_) => false,
         }
     }
 
     /// The optimizer state, all slots one after the other; a copy.
-    pub fn pull_state(&self, client: u64) -> Snapshot {
-        match &self.memory {
+    pub fn pull_state(&self, client: u64) -> Result<Snapshot> {
+        let snapshot = match &self.memory {
             Memory::Exact(memory) => memory.lock().pull_state(self, client),
             Memory::Hogwild(memory) => memory.pull_state(self, client),
-        }
+        };
+        snapshot.map_err(|error| self.name(error))
     }
 
     /// The version, and how many of its changes were the client's own.
@@ -401,7 +434,11 @@ impl Slice {
                 let error = Error::new(Kind::Unavailable, "the push is being applied");
                 Err(self.name(error).retry_after_ms(1))
             }
-            Seen::New if fault("fence_forgotten") => Ok((Resolved::Fenced, Vec::new())),
+            Seen::New | Seen::Unmet if fault("fence_forgotten") => Ok((Resolved::Fenced, Vec::new())),
+            Seen::Unmet => {
+                table.meet(identity.client, &self.meter).map_err(|error| self.name(error))?;
+                Ok((Resolved::Fenced, table.note(identity, Outcome::Fenced)))
+            }
             Seen::Before(Outcome::Held(_)) | Seen::New => {
                 Ok((Resolved::Fenced, table.note(identity, Outcome::Fenced)))
             }

@@ -502,7 +502,7 @@ impl ParameterServer for Store {
         for (k, tensor) in tensors.iter().enumerate() {
             let mut of_slices = Vec::with_capacity(tensor.slices.len());
             for slice in &tensor.slices {
-                let snapshot = slice.pull(self.client);
+                let snapshot = slice.pull(self.client)?;
                 sink(k, tensor.spec.slice_range(slice.index()).start, snapshot.as_ref());
                 of_slices.push(SliceVersion {
                     slice: slice.id(),
@@ -544,7 +544,7 @@ impl ParameterServer for Store {
             slots: names.into_iter().map(|name| (name, Array::zeros(tensor.spec.dtype, elements))).collect(),
         };
         for slice in &tensor.slices {
-            let snapshot = slice.pull_state(self.client);
+            let snapshot = slice.pull_state(self.client)?;
             state.steps.push(snapshot.step);
             let range = tensor.spec.slice_range(slice.index());
             for (k, (_, values)) in state.slots.iter_mut().enumerate() {

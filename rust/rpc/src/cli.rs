@@ -27,7 +27,7 @@ struct Args {
     /// How others reach this process, where that is not the address it listens on: HOST or HOST:PORT.
     #[arg(long, env = "FASTPS_ADVERTISE")]
     advertise: Option<String>,
-    /// Most memory for parameters and optimizer state, as 4GiB, 500MB or bytes [default: 80 % of the machine's].
+    /// Most memory for tensors, readers and connections, as 4GiB, 500MB or bytes [default: 80 % of the machine's].
     #[arg(long, value_parser = parse_bytes, env = "FASTPS_MEMORY_LIMIT")]
     memory_limit: Option<u64>,
     /// How long a client may be silent before its session ends.

@@ -26,7 +26,7 @@ pub struct ServerConfig {
     pub lease: Duration,
     /// How long a registration may be silent.
     pub reservation_lease: Duration,
-    /// Most bytes of parameters and optimizer state in this process; `None`: 80 % of the machine's or cgroup's memory.
+    /// Most bytes of this process, for tensors, readers and connections; `None`: 80 % of the machine's or cgroup's memory.
     pub memory_limit: Option<u64>,
     /// Listen off loopback although nothing is encrypted and everybody is admin.
     pub insecure: bool,

@@ -1,13 +1,12 @@
 //! The data service: one task per stream reads frames in order and answers each with exactly one frame.
 //!
 //! A place in the bounded queue of answers is taken before a frame is read, so a completion never waits and a client
-//! that does not read stops only its own stream. Values are pinned, not copied, until they are encoded; a connection
-//! holds at most two pins.
+//! that does not read stops only its own stream. A connection holds at most two pins: see `answers`.
 
+use crate::answers::{Answer, Answers, MAX_OWED, Owed, Shared};
 use crate::convert::{self, Request, Verb};
 use crate::incoming::Peer;
 use crate::node::{Node, Phase};
-use bytes::Bytes;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::{Applied, Push};
 use fastps_core::slice::{Resolved, Snapshot};
@@ -16,16 +15,15 @@ use fastps_proto::v1 as pb;
 use fastps_proto::v1::data_server::Data;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{OwnedPermit, Sender, channel};
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::sync::oneshot;
 use tonic::{Status, Streaming};
 
-/// Answers that one stream may owe: pushes that a policy holds, and receipts that the client has not read.
-const MAX_OWED: usize = 4096;
+/// How long a push waits for readers to let go of the memory that it needs, before the slowest one is reset.
+const PATIENCE: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(5);
 
-type Answer = Result<pb::Frame, Status>;
 type Place = OwnedPermit<Answer>;
 
 /// The data service of one shard.
@@ -36,17 +34,24 @@ pub(crate) struct DataService {
 
 #[tonic::async_trait]
 impl Data for DataService {
-    type ExchangeStream = ReceiverStream<Answer>;
+    type ExchangeStream = Answers;
 
     async fn exchange(
         &self,
         request: tonic::Request<Streaming<pb::Frame>>,
     ) -> Result<tonic::Response<Self::ExchangeStream>, Status> {
         let peer = Peer::of(&request);
-        let stream = Exchange { node: self.node.clone(), peer };
-        let (answers, receiver) = channel(MAX_OWED);
-        tokio::spawn(stream.serve(request.into_inner(), answers));
-        Ok(tonic::Response::new(ReceiverStream::new(receiver)))
+        let shared = Shared::new(self.node.shard.meter())
+            .map_err(|error| convert::status(&error.shard(self.node.index())))?;
+        let stream = Exchange { node: self.node.clone(), peer, shared: shared.clone() };
+        let (answers, queue) = channel(MAX_OWED);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = stream.shared.was_reset() => {}
+                () = stream.serve(request.into_inner(), answers) => {}
+            }
+        });
+        Ok(tonic::Response::new(Answers { queue, shared }))
     }
 }
 
@@ -55,22 +60,15 @@ impl Data for DataService {
 struct Exchange {
     node: Arc<Node>,
     peer: Peer,
+    shared: Arc<Shared>,
 }
 
-/// A slice's bytes on their way out; dropped as soon as they are encoded.
-struct Pinned {
-    snapshot: Snapshot,
-    _pin: OwnedSemaphorePermit,
-}
-
-impl AsRef<[u8]> for Pinned {
-    fn as_ref(&self) -> &[u8] {
-        self.snapshot.as_ref()
-    }
+fn frame(frame: pb::Frame) -> Answer {
+    Ok(Owed::Frame(Box::new(frame)))
 }
 
 impl Exchange {
-    async fn serve(self, mut frames: Streaming<pb::Frame>, answers: Sender<Answer>) {
+    async fn serve(&self, mut frames: Streaming<pb::Frame>, answers: Sender<Answer>) {
         let mut phase = self.node.phase.clone();
         loop {
             let next = async {
@@ -158,40 +156,26 @@ impl Exchange {
         let shard = &self.node.shard;
         match request.verb {
             Verb::Push { push, want_values: true, .. } => self.push_pull(tag, &push, place).await,
-            Verb::Push { push, reservation, .. } => {
-                let stream = self.clone();
-                shard.push(&push, move |result| match result {
-                    Ok(applied) => {
-                        stream.count(client, &applied);
-                        if let Some(reservation) = reservation {
-                            stream.node.reservations.arrived(slice, reservation);
-                        }
-                        place.send(Ok(convert::receipt(tag, &applied)));
-                    }
-                    Err(error) => stream.refuse(place, tag, error),
-                });
-            }
+            Verb::Push { push, reservation, .. } => self.push(tag, &push, reservation, place).await,
             Verb::Pull => {
-                let pin = self.pin().await;
-                self.answer_values(place, tag, pin, None, || shard.pull(client, slice));
+                self.answer_values(place, tag, None, || shard.pull(client, slice)).await;
             }
             Verb::PullState => {
-                let pin = self.pin().await;
-                self.answer_values(place, tag, pin, None, || shard.pull_state(client, slice));
+                self.answer_values(place, tag, None, || shard.pull_state(client, slice)).await;
             }
             Verb::PullVersion => match shard.slice(slice) {
                 Ok(slice) => {
-                    place.send(Ok(convert::version(tag, slice.version(client))));
+                    place.send(frame(convert::version(tag, slice.version(client))));
                 }
                 Err(error) => self.refuse(place, tag, error),
             },
             Verb::Resolve(identity) => match shard.resolve(slice, identity) {
                 Ok(Resolved::Applied(applied)) => {
                     let applied = Applied { duplicate: true, ..applied };
-                    place.send(Ok(convert::receipt(tag, &applied)));
+                    place.send(frame(convert::receipt(tag, &applied)));
                 }
                 Ok(Resolved::Fenced) => {
-                    place.send(Ok(convert::fenced(tag)));
+                    place.send(frame(convert::fenced(tag)));
                 }
                 Ok(Resolved::Unknown) => {
                     let error = Error::new(Kind::UnknownOutcome, "the slice does not remember that far back");
@@ -202,14 +186,78 @@ impl Exchange {
         }
     }
 
+    /// A push whose answer is a receipt.
+    async fn push(&self, tag: u64, push: &Push<'_>, reservation: Option<u64>, mut place: Place) {
+        let begin = Instant::now();
+        loop {
+            match self.push_once(tag, push, reservation, place) {
+                None => return,
+                Some((back, error)) if !self.wait_for_readers(push.slice, begin).await => {
+                    return self.refuse(back, tag, error);
+                }
+                Some((back, _)) => place = back,
+            }
+        }
+    }
+
+    /// Gives the place back where there is no memory for the push right now.
+    fn push_once(
+        &self,
+        tag: u64,
+        push: &Push<'_>,
+        reservation: Option<u64>,
+        place: Place,
+    ) -> Option<(Place, Error)> {
+        let (slice, client) = (push.slice, push.identity.client);
+        let stream = self.clone();
+        let (full, mut refused) = oneshot::channel();
+        self.node.shard.push(push, move |result| match result {
+            Ok(applied) => {
+                stream.count(client, &applied);
+                if let Some(reservation) = reservation {
+                    stream.node.reservations.arrived(slice, reservation);
+                }
+                place.send(frame(convert::receipt(tag, &applied)));
+            }
+            Err(error) if error.kind == Kind::Capacity => {
+                // A push that a policy held is refused when nobody waits here any more.
+                if let Err((place, error)) = full.send((place, error)) {
+                    stream.refuse(place, tag, error);
+                }
+            }
+            Err(error) => stream.refuse(place, tag, error),
+        });
+        refused.close();
+        refused.try_recv().ok()
+    }
+
+    /// A push finds no memory because readers keep old versions: these go by themselves, or else the slowest reader is
+    /// reset. False: it is not the readers' doing.
+    async fn wait_for_readers(&self, slice: SliceId, since: Instant) -> bool {
+        if !self.node.shard.slice(slice).is_ok_and(|slice| slice.needs_memory()) {
+            return false;
+        }
+        if since.elapsed() >= PATIENCE {
+            return self.node.reset_slowest_reader();
+        }
+        tokio::time::sleep(PAUSE).await;
+        true
+    }
+
     /// A push whose answer is the new values. Where a policy holds it, later frames do not wait for it.
     async fn push_pull(&self, tag: u64, push: &Push<'_>, place: Place) {
         let (slice, client) = (push.slice, push.identity.client);
-        let (done, mut outcome) = oneshot::channel();
-        self.node.shard.push(push, move |result| drop(done.send(result)));
-        if let Ok(result) = outcome.try_recv() {
-            return self.after_push(tag, slice, client, result, place).await;
-        }
+        let begin = Instant::now();
+        let outcome = loop {
+            let (done, mut outcome) = oneshot::channel();
+            self.node.shard.push(push, move |result| drop(done.send(result)));
+            match outcome.try_recv() {
+                Ok(Err(error))
+                    if error.kind == Kind::Capacity && self.wait_for_readers(slice, begin).await => {}
+                Ok(result) => return self.after_push(tag, slice, client, result, place).await,
+                Err(_) => break outcome,
+            }
+        };
         let stream = self.clone();
         tokio::spawn(async move {
             let lost = || Err(Error::new(Kind::Internal, "a push was not completed"));
@@ -222,37 +270,44 @@ impl Exchange {
         match result {
             Ok(applied) => {
                 self.count(client, &applied);
-                let pin = self.pin().await;
-                self.answer_values(place, tag, pin, Some(&applied), || self.node.shard.pull(client, slice));
+                let pull = || self.node.shard.pull(client, slice);
+                self.answer_values(place, tag, Some(applied), pull).await;
             }
             Err(error) => self.refuse(place, tag, error),
         }
     }
 
-    /// Waits for a pin of this connection.
-    async fn pin(&self) -> Option<OwnedSemaphorePermit> {
-        self.peer.pins.clone().acquire_owned().await.ok()
-    }
-
-    fn answer_values(
+    /// Answers with values, once the connection has a pin for them.
+    async fn answer_values(
         &self,
         place: Place,
         tag: u64,
-        pin: Option<OwnedSemaphorePermit>,
-        applied: Option<&Applied>,
-        pull: impl FnOnce() -> Result<Snapshot>,
+        applied: Option<Applied>,
+        pull: impl Fn() -> Result<Snapshot>,
     ) {
-        let Some(pin) = pin else {
+        let Ok(permit) = self.peer.pins.clone().acquire_owned().await else {
             return self.refuse(place, tag, Error::new(Kind::Internal, "the connection's pins are closed"));
         };
-        match pull() {
-            Ok(snapshot) => {
-                let state = (snapshot.version, snapshot.own, snapshot.step);
-                let dtype = snapshot.dtype;
-                let payload = Bytes::from_owner(Pinned { snapshot, _pin: pin });
-                place.send(Ok(convert::values(tag, dtype, state, applied, payload)));
+        let begin = Instant::now();
+        loop {
+            let pulled = pull().and_then(|snapshot| {
+                self.shared.make_room(snapshot.as_ref().len())?;
+                Ok(snapshot)
+            });
+            match pulled {
+                Ok(snapshot) => {
+                    let pin = self.node.pins.add(snapshot, &self.shared, permit);
+                    place.send(Ok(Owed::Values { tag, applied, pin }));
+                    return;
+                }
+                Err(error) if applied.is_none() => return self.refuse(place, tag, error),
+                // The push was applied, so its answer may not be a refusal.
+                Err(error) if begin.elapsed() >= PATIENCE => {
+                    place.send(Err(convert::status(&error.shard(self.node.index()))));
+                    return;
+                }
+                Err(_) => tokio::time::sleep(PAUSE).await,
             }
-            Err(error) => self.refuse(place, tag, error),
         }
     }
 
@@ -264,6 +319,6 @@ impl Exchange {
 
     fn refuse(&self, place: Place, tag: u64, error: Error) {
         self.node.frames_refused.fetch_add(1, Ordering::Relaxed);
-        place.send(Ok(convert::refused(tag, &error.shard(self.node.index()))));
+        place.send(frame(convert::refused(tag, &error.shard(self.node.index()))));
     }
 }

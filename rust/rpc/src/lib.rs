@@ -1,10 +1,11 @@
 //! fastps over gRPC: the server, the client, and what both agree on.
 //!
 //! A frame's way through the server: `incoming` (a connection, its principal and its pins) -> `data` (one task per
-//! stream; `convert` validates once) -> `node` (session, epoch, reservation) -> `fastps_core::shard` -> the answer.
+//! stream; `convert` validates once) -> `node` (session, epoch, reservation) -> `fastps_core::shard` -> `answers`.
 //! `control` serves the unary calls; on shard 0 they reach `map`. `settle` asks
 //! shard 0 about reservations that clients left behind.
 
+mod answers;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod client;
@@ -19,6 +20,7 @@ mod reservation;
 pub mod server;
 mod session;
 mod settle;
+mod turn_away;
 
 pub use client::{Client, ConnectOptions};
 pub use config::ServerConfig;

@@ -1,5 +1,6 @@
 //! What all calls to one shard share, and who may make them.
 
+use crate::answers::Pins;
 use crate::map::Map;
 use crate::reservation::Reservations;
 use crate::session::Sessions;
@@ -38,7 +39,11 @@ pub(crate) struct Node {
     /// Shard 0 only.
     pub(crate) map: Option<Mutex<Map>>,
     pub(crate) phase: watch::Receiver<Phase>,
+    /// Values on their way to readers.
+    pub(crate) pins: Arc<Pins>,
     pub(crate) connections: AtomicU64,
+    pub(crate) connections_refused: AtomicU64,
+    pub(crate) streams_reset: AtomicU64,
     pub(crate) frames: AtomicU64,
     pub(crate) frames_refused: AtomicU64,
 }
@@ -106,6 +111,21 @@ impl Node {
         .expected(format!("epoch {EPOCH}"), format!("epoch {epoch}")))
     }
 
+    /// Ends the stream that has waited longest for its client to read, and frees what it has pinned. False: there is
+    /// none.
+    pub(crate) fn reset_slowest_reader(&self) -> bool {
+        let reason = Error::new(
+            Kind::Capacity,
+            "the stream was reset: its values waited longest to be read, and the shard's memory is full",
+        );
+        let reset = self.pins.reset_oldest(&reason.shard(self.index()).retry_after_ms(1000));
+        if reset {
+            self.streams_reset.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(shard = self.index(), "memory is full: the stream of the slowest reader is reset");
+        }
+        reset
+    }
+
     /// Ends what ran out.
     pub(crate) fn sweep(&self, period: std::time::Duration) {
         let now = Instant::now();
@@ -129,6 +149,8 @@ impl Node {
             ("reservations", reservations),
             ("reservations_expired", reservations_expired),
             ("connections", self.connections.load(Ordering::Relaxed)),
+            ("connections_refused", self.connections_refused.load(Ordering::Relaxed)),
+            ("streams_reset", self.streams_reset.load(Ordering::Relaxed)),
             ("frames", self.frames.load(Ordering::Relaxed)),
             ("frames_refused", self.frames_refused.load(Ordering::Relaxed)),
         ]);

@@ -65,15 +65,20 @@ impl Server {
             } else {
                 None
             };
+            let core = Shard::new(shard_config);
+            let sessions = Sessions::new(config.lease, core.meter().clone());
             let node = Arc::new(Node {
-                shard: Shard::new(shard_config),
+                shard: core,
                 server: random()?,
                 cluster: cluster.clone(),
-                sessions: Sessions::new(config.lease),
+                sessions,
                 reservations: Reservations::new(config.reservation_lease),
                 map,
                 phase: watching.clone(),
+                pins: Arc::default(),
                 connections: AtomicU64::new(0),
+                connections_refused: AtomicU64::new(0),
+                streams_reset: AtomicU64::new(0),
                 frames: AtomicU64::new(0),
                 frames_refused: AtomicU64::new(0),
             });
@@ -214,9 +219,9 @@ async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool) -> Result<()> {
     let mut stopping = node.phase.clone();
     let result = tonic::transport::Server::builder()
         .max_frame_size(1 << 20)
-        .initial_stream_window_size(2 << 20)
-        .initial_connection_window_size(16 << 20)
-        .max_concurrent_streams(64)
+        .initial_stream_window_size(incoming::STREAM_WINDOW)
+        .initial_connection_window_size(incoming::CONNECTION_WINDOW)
+        .max_concurrent_streams(16)
         .http2_max_header_list_size(16 << 10)
         .http2_keepalive_interval(Some(Duration::from_secs(20)))
         .http2_keepalive_timeout(Some(Duration::from_secs(20)))

@@ -3,9 +3,10 @@
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
+use fastps_core::shard::{Charge, Meter, Purpose};
 use fastps_proto::v1 as pb;
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Most live sessions of a shard.
@@ -20,7 +21,11 @@ struct Session {
     name: String,
     last_seen: Instant,
     applied: u64,
+    _memory: Charge,
 }
+
+/// What a session takes, with the longest name.
+const SESSION_BYTES: u64 = (MAX_NAME + 2 * size_of::<(u64, Session)>()) as u64;
 
 #[derive(Debug, Default)]
 struct Table {
@@ -35,12 +40,13 @@ struct Table {
 #[derive(Debug)]
 pub(crate) struct Sessions {
     lease: Duration,
+    meter: Arc<Meter>,
     table: Mutex<Table>,
 }
 
 impl Sessions {
-    pub(crate) fn new(lease: Duration) -> Self {
-        Self { lease, table: Mutex::default() }
+    pub(crate) fn new(lease: Duration, meter: Arc<Meter>) -> Self {
+        Self { lease, meter, table: Mutex::default() }
     }
 
     pub(crate) fn lease(&self) -> Duration {
@@ -73,7 +79,9 @@ impl Sessions {
                 .expected(format!("at most {MAX_SESSIONS}"), "one more")
                 .retry_after_ms(self.lease.as_millis() as u64));
         }
-        table.live.insert(client, Session { name: name.to_owned(), last_seen: now, applied: 0 });
+        let memory = self.meter.take(Purpose::Identities, SESSION_BYTES)?;
+        let session = Session { name: name.to_owned(), last_seen: now, applied: 0, _memory: memory };
+        table.live.insert(client, session);
         Ok(())
     }
 
@@ -156,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_session_lives_as_long_as_signs_of_life_come() {
-        let (sessions, start) = (Sessions::new(LEASE), Instant::now());
+        let (sessions, start) = (Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES)), Instant::now());
         sessions.hello(1, "a", false, start).unwrap();
         sessions.hello(1, "a", true, start).unwrap();
         for second in 1..30 {
@@ -175,17 +183,21 @@ mod tests {
 
     #[test]
     fn an_ended_incarnation_never_comes_back() {
-        let (sessions, start) = (Sessions::new(LEASE), Instant::now());
+        let (sessions, start) = (Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES)), Instant::now());
         assert_eq!(sessions.hello(1, "", true, start).unwrap_err().kind, Kind::Lease);
         sessions.hello(1, "", false, start).unwrap();
         (0..=11).for_each(|s| drop(sessions.sweep(start + PERIOD * s, PERIOD)));
         assert_eq!(sessions.hello(1, "", false, start).unwrap_err().kind, Kind::Lease);
         sessions.hello(2, "", false, start).unwrap();
+        sessions.hello(3, "", false, start).unwrap();
+        let full = sessions.hello(4, "", false, start).unwrap_err();
+        assert!(full.kind == Kind::Capacity && full.retry_after_ms.is_some(), "{full}");
+        sessions.hello(3, "", true, start).unwrap();
     }
 
     #[test]
     fn a_server_that_slept_ends_no_session() {
-        let (sessions, start) = (Sessions::new(LEASE), Instant::now());
+        let (sessions, start) = (Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES)), Instant::now());
         sessions.sweep(start, PERIOD);
         sessions.hello(1, "", false, start).unwrap();
         assert!(sessions.sweep(start + Duration::from_secs(1000), PERIOD).is_empty());
@@ -193,7 +205,7 @@ mod tests {
 
     #[test]
     fn bad_hellos_are_refused() {
-        let sessions = Sessions::new(LEASE);
+        let sessions = Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES));
         assert_eq!(sessions.hello(0, "", false, Instant::now()).unwrap_err().kind, Kind::Config);
         assert_eq!(
             sessions.hello(1, &"x".repeat(257), false, Instant::now()).unwrap_err().kind,

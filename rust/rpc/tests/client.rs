@@ -355,7 +355,7 @@ fn removed_tensors_are_unknown_and_may_come_back() {
 
 #[test]
 fn what_does_not_fit_is_refused_and_leaves_room() {
-    let cluster = Cluster::of(2, |config| config.memory_limit = Some(6 << 20));
+    let cluster = Cluster::of(2, |config| config.memory_limit = Some(28 << 20));
     let client = connect(&cluster);
     let values = vec![0.0; 3 * BIG as usize];
     let error =
@@ -590,11 +590,11 @@ fn slices_are_spread_over_the_shards_by_load() {
     let client = connect(&cluster);
     client.register(spec("big", &[BIG], sgd()), View::Float32(&numbers(BIG as usize, 1)), TIMEOUT).unwrap();
     assert_eq!([0, 1, 2].map(|shard| cluster.counter(shard, "slices")), [1, 1, 1]);
-    let sizes = [0, 1, 2].map(|shard| cluster.counter(shard, "memory_used"));
+    let sizes = [0, 1, 2].map(|shard| cluster.counter(shard, "memory_slices"));
     client.register(spec("small", &[10], sgd()), View::Float32(&numbers(10, 2)), TIMEOUT).unwrap();
     let least = (0..3).min_by_key(|shard| sizes[*shard]).unwrap();
     assert_eq!(cluster.counter(least, "slices"), 2, "the next slice goes where there is most room");
     client.unregister("big", TIMEOUT).unwrap();
     client.unregister("small", TIMEOUT).unwrap();
-    assert_eq!([0, 1, 2].map(|shard| cluster.counter(shard, "memory_used")), [0, 0, 0]);
+    assert_eq!([0, 1, 2].map(|shard| cluster.counter(shard, "memory_slices")), [0, 0, 0]);
 }

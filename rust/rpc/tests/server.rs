@@ -63,7 +63,7 @@ async fn register_push_pull() {
     shard.control.drop(timed(pb::DropRequest { slices: placement.slices })).await.unwrap();
     assert_eq!(stream.refusal(push(route, slice, 3, &[1.0; 3])).await.kind, Kind::UnknownTensor);
     assert_eq!(error(shard.control.unregister(timed(ask)).await.unwrap_err()).kind, Kind::UnknownTensor);
-    assert_eq!(shard.counter("memory_used").await, 0);
+    assert_eq!(shard.counter("memory_slices").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -256,7 +256,7 @@ async fn a_registration_is_waited_for_and_taken_over() {
     let used = async |peer: &mut Peer| {
         let mut used = Vec::new();
         for shard in &mut peer.shards {
-            used.push(shard.counter("memory_used").await);
+            used.push(shard.counter("memory_slices").await);
         }
         used
     };
@@ -319,15 +319,15 @@ async fn a_registration_is_waited_for_and_taken_over() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn what_does_not_fit_is_refused() {
     let (_server, mut shard, mut stream) =
-        start_with(&ServerConfig { memory_limit: Some(1 << 20), ..config() }).await;
-    let big = spec("big", SLICE);
+        start_with(&ServerConfig { memory_limit: Some(12 << 20), ..config() }).await;
+    let big = spec("big", 3 * SLICE);
     let place = shard.register(&big).await.unwrap();
     let refused = shard.reserve(&big, &place).await.unwrap_err();
     assert_eq!((refused.kind, refused.tensor.as_deref()), (Kind::Capacity, Some("big")));
     let slices = place.placement.unwrap().slices;
     shard.control.drop(timed(pb::DropRequest { slices })).await.unwrap();
     assert_eq!(shard.counter("registrations").await, 0);
-    assert_eq!(shard.counter("memory_used").await, 0);
+    assert_eq!(shard.counter("memory_slices").await, 0);
     assert_eq!(shard.register(&spec("huge", 1 << 56)).await.unwrap_err().kind, Kind::Capacity);
     assert_eq!(shard.register(&spec("absurd", 1 << 60)).await.unwrap_err().kind, Kind::Shape);
     shard.create(&mut stream, "small", &[1.0; 3]).await;
@@ -387,12 +387,12 @@ async fn what_is_sealed_and_never_committed_is_freed_and_what_is_committed_stays
         assert_eq!(shards[0].register(&w).await.unwrap().reservation, place.reservation);
     }
     for shard in &mut shards {
-        assert!(shard.counter("memory_used").await > 4 * SLICE);
+        assert!(shard.counter("memory_slices").await > 4 * SLICE);
     }
     // One that has died loses it, on every shard.
     let late = Instant::now() + Duration::from_secs(20);
     for shard in &mut shards {
-        while shard.counter("memory_used").await > 0 {
+        while shard.counter("memory_slices").await > 0 {
             assert!(Instant::now() < late, "the memory stays taken");
             tokio::time::sleep(reservation_lease / 4).await;
         }

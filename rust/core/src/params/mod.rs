@@ -6,4 +6,4 @@ mod meter;
 
 pub(crate) use buffer::Buffer;
 pub(crate) use cell::RacyBuffer;
-pub(crate) use meter::{Charge, Meter};
+pub use meter::{Charge, Meter, Purpose};

@@ -1,6 +1,6 @@
 //! The memory of an `exact` slice, under its lock: plain, and copy-on-write where a pull has pinned it.
 
-use super::snapshot::{Bytes, Snapshot};
+use super::snapshot::{Bytes, Copied, Snapshot};
 use super::{Counters, Slice, staleness};
 use crate::apply::{Exact, apply};
 use crate::dtype::DType;
@@ -8,7 +8,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fault::fault;
 use crate::frame::{Action, Applied, Push};
 use crate::identity::{Identities, Outcome};
-use crate::params::Buffer;
+use crate::params::{Buffer, Purpose};
 use crate::sync::Arc;
 
 #[derive(Debug)]
@@ -80,18 +80,34 @@ impl ExactMemory {
         Ok(applied)
     }
 
+    /// Whether readers keep both the values and the spare, so that the next push must take memory.
+    pub(super) fn needs_memory(&self) -> bool {
+        let has_readers = |buffer: &Arc<Buffer>| Arc::strong_count(buffer) > 1;
+        has_readers(&self.params) && self.spare.as_ref().is_some_and(has_readers)
+    }
+
     /// The values, pinned.
-    pub(super) fn pull(&self, slice: &Slice, client: u64) -> Snapshot {
+    pub(super) fn pull(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
         if fault("copy_on_write_skipped") {
-            return self.snapshot(slice, client, Bytes::Copied(Arc::new(self.params.bytes().to_vec())));
+            return self.copied(slice, client, std::iter::once(self.params.bytes()));
         }
-        self.snapshot(slice, client, Bytes::Pinned(self.params.clone()))
+        Ok(self.snapshot(slice, client, Bytes::Pinned(self.params.clone())))
     }
 
     /// A copy of the state, all slots one after the other.
-    pub(super) fn pull_state(&self, slice: &Slice, client: u64) -> Snapshot {
-        let slots: Vec<_> = self.state.iter().map(Buffer::bytes).collect();
-        self.snapshot(slice, client, Bytes::Copied(Arc::new(slots.concat())))
+    pub(super) fn pull_state(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
+        self.copied(slice, client, self.state.iter().map(Buffer::bytes))
+    }
+
+    fn copied<'a>(
+        &self,
+        slice: &Slice,
+        client: u64,
+        parts: impl Iterator<Item = &'a [u8]> + Clone,
+    ) -> Result<Snapshot> {
+        let len = parts.clone().map(<[u8]>::len).sum();
+        let bytes = Copied::take(&slice.meter, len, |to| parts.for_each(|part| to.extend_from_slice(part)))?;
+        Ok(self.snapshot(slice, client, bytes))
     }
 
     fn snapshot(&self, slice: &Slice, client: u64, bytes: Bytes) -> Snapshot {
@@ -127,7 +143,7 @@ fn unpinned<'a>(
     // Under the slice's lock no new reader can come.
     if Arc::strong_count(params) > 1 {
         if let Some(pinned) = spare.take_if(|spare| Arc::get_mut(spare).is_none()) {
-            match slice.meter.take(Buffer::bytes_for(slice.spec.dtype, slice.len)) {
+            match slice.meter.take(Purpose::Copies, Buffer::bytes_for(slice.spec.dtype, slice.len)) {
                 Ok(charge) => pinned.leave_to_readers(charge),
                 Err(error) => {
                     *spare = Some(pinned);

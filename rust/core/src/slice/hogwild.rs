@@ -1,14 +1,15 @@
 //! The memory of a `hogwild` slice: no lock around the values, only around the table of identities.
 
-use super::snapshot::{Bytes, Snapshot};
+use super::snapshot::{Copied, Snapshot};
 use super::{Slice, staleness};
 use crate::apply::{Hogwild, apply};
 use crate::block::{BLOCK, blocks};
 use crate::dtype::DType;
+use crate::error::Result;
 use crate::frame::{Action, Applied, Push};
 use crate::identity::{Completion, Identities, Outcome};
 use crate::params::RacyBuffer;
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 #[derive(Debug)]
 pub(super) struct HogwildMemory {
@@ -81,27 +82,28 @@ impl HogwildMemory {
     }
 
     /// A copy of the values, perhaps in the middle of pushes.
-    pub(super) fn pull(&self, slice: &Slice, client: u64) -> Snapshot {
+    pub(super) fn pull(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
         self.snapshot(slice, client, std::slice::from_ref(&self.params))
     }
 
     /// A copy of the state, all slots one after the other.
-    pub(super) fn pull_state(&self, slice: &Slice, client: u64) -> Snapshot {
+    pub(super) fn pull_state(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
         self.snapshot(slice, client, &self.state)
     }
 
-    fn snapshot(&self, slice: &Slice, client: u64, buffers: &[RacyBuffer]) -> Snapshot {
+    fn snapshot(&self, slice: &Slice, client: u64, buffers: &[RacyBuffer]) -> Result<Snapshot> {
         let (version, own) = self.version(client);
         let step = self.step.load(Ordering::Relaxed);
-        let mut bytes = Vec::with_capacity(slice.bytes() * buffers.len());
-        let mut block = [0.0; BLOCK];
-        for buffer in buffers {
-            for (at, len) in blocks(slice.len) {
-                buffer.load(slice.isa, at, &mut block[..len]);
-                bytes.extend_from_slice(bytemuck::cast_slice(&block[..len]));
+        let bytes = Copied::take(&slice.meter, slice.bytes() * buffers.len(), |bytes| {
+            let mut block = [0.0; BLOCK];
+            for buffer in buffers {
+                for (at, len) in blocks(slice.len) {
+                    buffer.load(slice.isa, at, &mut block[..len]);
+                    bytes.extend_from_slice(bytemuck::cast_slice(&block[..len]));
+                }
             }
-        }
-        Snapshot { dtype: slice.spec.dtype, version, own, step, bytes: Bytes::Copied(Arc::new(bytes)) }
+        })?;
+        Ok(Snapshot { dtype: slice.spec.dtype, version, own, step, bytes })
     }
 
     /// Gradients and assignments.

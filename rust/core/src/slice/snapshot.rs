@@ -1,7 +1,8 @@
 //! What a pull gets: the bytes of one slice at one version.
 
 use crate::dtype::DType;
-use crate::params::Buffer;
+use crate::error::Result;
+use crate::params::{Buffer, Charge, Meter, Purpose};
 use crate::sync::Arc;
 
 /// Values or state of one slice at one version; an `exact` slice's values are pinned, not copied.
@@ -21,14 +22,31 @@ pub struct Snapshot {
 #[derive(Clone, Debug)]
 pub(super) enum Bytes {
     Pinned(Arc<Buffer>),
-    Copied(Arc<Vec<u8>>),
+    Copied(Arc<Copied>),
+}
+
+/// Bytes of a reader's own, counted while it has them.
+#[derive(Debug)]
+pub(super) struct Copied {
+    bytes: Vec<u8>,
+    _charge: Charge,
+}
+
+impl Copied {
+    /// `len` bytes that `fill` appends, if there is room for them.
+    pub(super) fn take(meter: &Arc<Meter>, len: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Result<Bytes> {
+        let charge = meter.take(Purpose::Copies, len as u64)?;
+        let mut bytes = Vec::with_capacity(len);
+        fill(&mut bytes);
+        Ok(Bytes::Copied(Arc::new(Self { bytes, _charge: charge })))
+    }
 }
 
 impl AsRef<[u8]> for Snapshot {
     fn as_ref(&self) -> &[u8] {
         match &self.bytes {
             Bytes::Pinned(buffer) => buffer.bytes(),
-            Bytes::Copied(bytes) => bytes,
+            Bytes::Copied(copied) => &copied.bytes,
         }
     }
 }

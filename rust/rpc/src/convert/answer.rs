@@ -7,6 +7,7 @@ use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Result};
 use fastps_core::frame::Applied;
+use fastps_core::slice::Snapshot;
 use fastps_proto::v1 as pb;
 
 fn answer(kind: pb::Kind, tag: u64) -> pb::Header {
@@ -50,6 +51,12 @@ pub fn values(
         )
     };
     pb::Frame { header: Some(header), payload }
+}
+
+/// The same of a snapshot, which lives until the frame is encoded.
+pub(crate) fn snapshot(tag: u64, applied: Option<&Applied>, snapshot: Snapshot) -> pb::Frame {
+    let (dtype, state) = (snapshot.dtype, (snapshot.version, snapshot.own, snapshot.step));
+    values(tag, dtype, state, applied, Bytes::from_owner(snapshot))
 }
 
 /// The version of a slice, and how many of its changes are the asker's own.

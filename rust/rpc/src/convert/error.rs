@@ -95,7 +95,13 @@ pub fn error_from_status(status: &Status) -> Error {
         Code::Unimplemented | Code::FailedPrecondition | Code::AlreadyExists => Kind::Config,
         _ => Kind::Internal,
     };
-    Error::new(kind, format!("{}: {}", status.code().description(), status.message()))
+    let mut message = format!("{}: {}", status.code().description(), status.message());
+    // What the transport heard last, a farewell of the server included, stands at the end of the chain.
+    let cause = std::iter::successors(std::error::Error::source(status), |error| error.source()).last();
+    if let Some(cause) = cause.map(ToString::to_string).filter(|cause| !message.contains(cause)) {
+        message = format!("{message} ({cause})");
+    }
+    Error::new(kind, message)
 }
 
 #[cfg(test)]

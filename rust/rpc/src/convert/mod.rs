@@ -6,6 +6,7 @@ mod error;
 mod request;
 mod spec;
 
+pub(crate) use answer::snapshot;
 pub use answer::{Answer, answer_from_frame, fenced, receipt, refused, values, version};
 pub use error::{error_from_refusal, error_from_status, kind_from_name, kind_name, refusal, status};
 pub use request::{

@@ -1,0 +1,183 @@
+//! What a shard counts of its memory, and what it refuses when there is no more.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use fastps_core::codec::CodecId;
+use fastps_core::dtype::DType;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::frame::{Action, Applied, Identity, Push};
+use fastps_core::identity::WINDOW;
+use fastps_core::isa::Isa;
+use fastps_core::optim::{Adam, Optimizer, Sgd};
+use fastps_core::policy::{Admission, Held, Policy};
+use fastps_core::shard::{Shard, ShardConfig};
+use fastps_core::slice::{Resolved, Slice};
+use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use std::sync::{Arc, Mutex, mpsc};
+
+const SLICE: SliceId = SliceId(5);
+const N: usize = 5000;
+
+/// A shard with one slice, and exactly `room` bytes besides it.
+fn shard_with(room: u64, apply: Apply, optimizer: Optimizer, policy: Option<Arc<dyn Policy>>) -> Shard {
+    let shard = |limit: u64| {
+        let mut config = ShardConfig::new(0, limit, Isa::best());
+        if let Some(policy) = policy.clone() {
+            config.policy = policy;
+        }
+        let shard = Shard::new(config);
+        let spec = TensorSpec {
+            name: "w".into(),
+            shape: vec![N as u64],
+            dtype: DType::Float32,
+            apply,
+            group: "default".into(),
+            optimizer,
+        };
+        shard.create(&Arc::new(spec), 0, &[(SLICE, 0)]).unwrap();
+        shard
+    };
+    let slices = counter(&shard(u64::MAX), "memory_slices");
+    shard(slices + room)
+}
+
+fn ledger() -> Optimizer {
+    Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() })
+}
+
+fn counter(shard: &Shard, name: &str) -> u64 {
+    shard.counters().into_iter().find(|(n, _)| *n == name).unwrap().1
+}
+
+/// The counters of all purposes together are what is in use, and that is within the limit.
+fn check_sum(shard: &Shard) {
+    let purposes = ["slices", "copies", "answers", "held", "identities", "connections"];
+    let sum: u64 = purposes.iter().map(|purpose| counter(shard, &format!("memory_{purpose}"))).sum();
+    assert_eq!(sum, counter(shard, "memory_used"));
+    assert!(sum <= counter(shard, "memory_limit"));
+}
+
+fn push(shard: &Shard, client: u64, sequence: u64) -> mpsc::Receiver<Result<Applied>> {
+    let (done, answer) = mpsc::channel();
+    let body = vec![-1.0_f32; N].iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let push = Push {
+        slice: SLICE,
+        action: Action::Gradient,
+        identity: Identity { client, sequence },
+        base: None,
+        lr: None,
+        scale: None,
+        count: N as u64,
+        codec: CodecId::Float32,
+        body: &body,
+        trusted: false,
+        once: false,
+    };
+    shard.push(&push, move |result| done.send(result).unwrap());
+    answer
+}
+
+fn assert_full(error: &Error) {
+    assert_eq!((error.kind, error.tensor.as_deref(), error.shard), (Kind::Capacity, Some("w"), Some(0)));
+    assert!(error.retry_after_ms.is_some() && error.expected.is_some() && error.got.is_some(), "{error}");
+}
+
+#[test]
+fn a_copy_for_a_reader_that_does_not_fit_is_refused_and_fits_later() {
+    let copy = 4 * N as u64;
+    for apply in [Apply::Exact, Apply::Hogwild] {
+        // Room for one copy of the two state slots, and of the values.
+        let shard = shard_with(3 * copy + 100, apply, Optimizer::Adam(Adam::default()), None);
+        let before = counter(&shard, "memory_used");
+        let state = shard.pull_state(0, SLICE).unwrap();
+        assert_eq!(counter(&shard, "memory_copies"), 2 * copy);
+        assert_full(&shard.pull_state(0, SLICE).unwrap_err());
+        let values = shard.pull(0, SLICE).unwrap();
+        check_sum(&shard);
+        if apply == Apply::Hogwild {
+            assert_full(&shard.pull(0, SLICE).unwrap_err());
+        } else {
+            // Pinned, not copied.
+            assert_eq!(counter(&shard, "memory_copies"), 2 * copy);
+            shard.pull(0, SLICE).unwrap();
+        }
+        // A second owner of the same bytes takes no memory, and frees none.
+        let second = state.clone();
+        drop(state);
+        assert_full(&shard.pull_state(0, SLICE).unwrap_err());
+        drop(second);
+        shard.pull_state(0, SLICE).unwrap();
+        drop(values);
+        assert_eq!(counter(&shard, "memory_used"), before);
+    }
+}
+
+#[test]
+fn what_a_slice_remembers_of_its_clients_is_counted_until_they_leave() {
+    for apply in [Apply::Exact, Apply::Hogwild] {
+        let one = shard_with(1 << 20, apply, ledger(), None);
+        push(&one, 1, 1).recv().unwrap().unwrap();
+        let entry = counter(&one, "memory_identities");
+        assert!(entry >= WINDOW as u64 * size_of::<Applied>() as u64, "{entry}");
+        for sequence in 2..3 * WINDOW as u64 {
+            push(&one, 1, sequence).recv().unwrap().unwrap();
+        }
+        assert_eq!(counter(&one, "memory_identities"), entry, "one charge per client, not per push");
+
+        let shard = shard_with(100 * entry, apply, ledger(), None);
+        let before = counter(&shard, "memory_used");
+        for client in 1..=100 {
+            push(&shard, client, 1).recv().unwrap().unwrap();
+        }
+        assert_eq!(counter(&shard, "identity_entries"), 100);
+        check_sum(&shard);
+        let version = shard.pull(0, SLICE).map(|snapshot| snapshot.version);
+        assert_full(&push(&shard, 101, 1).recv().unwrap().unwrap_err());
+        assert_full(&shard.resolve(SLICE, Identity { client: 101, sequence: 1 }).unwrap_err().shard(0));
+        if let Ok(version) = version {
+            assert_eq!(shard.pull(0, SLICE).unwrap().version, version, "nothing was changed");
+        }
+        push(&shard, 100, 2).recv().unwrap().unwrap();
+        shard.forget_client(100);
+        let fenced = shard.resolve(SLICE, Identity { client: 101, sequence: 1 });
+        assert_eq!(fenced, Ok(Resolved::Fenced));
+        (1..=101).for_each(|client| shard.forget_client(client));
+        assert_eq!((counter(&shard, "memory_used"), counter(&shard, "identity_entries")), (before, 0));
+        check_sum(&shard);
+    }
+}
+
+#[derive(Debug, Default)]
+struct HoldAll(Mutex<Vec<Held>>);
+
+impl Policy for HoldAll {
+    fn admit(&self, _slice: &Slice, _push: &Push<'_>) -> Admission {
+        Admission::Hold
+    }
+    fn hold(&self, held: Held) {
+        self.0.lock().unwrap().push(held);
+    }
+}
+
+#[test]
+fn held_pushes_are_counted_and_one_too_many_is_refused() {
+    for apply in [Apply::Exact, Apply::Hogwild] {
+        let policy = Arc::new(HoldAll::default());
+        let body = 4 * N as u64;
+        let shard = shard_with(4 * body, apply, ledger(), Some(policy.clone()));
+        let before = counter(&shard, "memory_used");
+        let held: Vec<_> = (1..=3).map(|sequence| push(&shard, 1, sequence)).collect();
+        assert!(counter(&shard, "memory_held") >= 3 * body);
+        check_sum(&shard);
+        assert_full(&push(&shard, 1, 4).recv().unwrap().unwrap_err());
+        assert_eq!(policy.0.lock().unwrap().len(), 3);
+        policy.0.lock().unwrap().pop().unwrap().release();
+        assert_eq!(held[2].recv().unwrap().unwrap().version, 1);
+        // It counts as never seen, so the same push fits now.
+        let again = push(&shard, 1, 4);
+        policy.0.lock().unwrap().drain(..).for_each(Held::release);
+        assert_eq!(again.recv().unwrap().unwrap().version, 4);
+        assert_eq!(counter(&shard, "memory_held"), 0);
+        shard.forget_client(1);
+        assert_eq!(counter(&shard, "memory_used"), before);
+    }
+}

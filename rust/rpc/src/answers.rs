@@ -1,0 +1,159 @@
+//! The answers that a stream owes its client, and the memory that they keep until the client takes them.
+//!
+//! Values stay pinned in their slice until the connection asks for them; then they are encoded. At most
+//! [`ENCODED`] encoded answers per stream wait in the connection, and their memory stays the stream's, so a reader that
+//! stalls takes no more than it has. What it has pinned can be taken back at any time: its stream is reset.
+
+use crate::convert;
+use fastps_core::error::{Error, Result};
+use fastps_core::frame::Applied;
+use fastps_core::shard::{Charge, Meter, Purpose};
+use fastps_core::slice::Snapshot;
+use fastps_proto::MAX_MESSAGE_BYTES;
+use fastps_proto::v1 as pb;
+use futures_util::Stream;
+use std::collections::BTreeMap;
+use std::pin::Pin as Pinned;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use tokio::sync::mpsc::Receiver;
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tonic::Status;
+
+/// Answers that one stream may owe: pushes that a policy holds, and receipts that the client has not read.
+pub(crate) const MAX_OWED: usize = 4096;
+/// Encoded answers that hyper has at a time: one that it sends, and the next.
+const ENCODED: u64 = 2;
+/// What hyper may still have of earlier answers when it asks for the next.
+const LEFTOVERS: usize = 512 << 10;
+/// What a stream takes from its beginning: a message that is being put together, and the answers owed.
+const STREAM_BYTES: usize = MAX_MESSAGE_BYTES + MAX_OWED * size_of::<Answer>() + LEFTOVERS;
+
+/// One place in the queue of answers: a frame, or the status that ends the stream.
+pub(crate) type Answer = Result<Owed, Status>;
+
+/// An answer that waits for its turn.
+pub(crate) enum Owed {
+    Frame(Box<pb::Frame>),
+    Values { tag: u64, applied: Option<Applied>, pin: Pin },
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a stream's two halves share: its memory, and why it was reset.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    reset: watch::Sender<Option<Error>>,
+    /// For encoded answers, as large as the largest so far.
+    room: Mutex<Charge>,
+    _memory: Charge,
+}
+
+impl Shared {
+    /// Takes the memory of a new stream.
+    pub(crate) fn new(meter: &Arc<Meter>) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            reset: watch::Sender::new(None),
+            room: Mutex::new(meter.take(Purpose::Answers, 0)?),
+            _memory: meter.take(Purpose::Connections, STREAM_BYTES as u64)?,
+        }))
+    }
+
+    /// Makes room for encoded answers of this size.
+    pub(crate) fn make_room(&self, bytes: usize) -> Result<()> {
+        locked(&self.room).grow_to(ENCODED * bytes as u64)
+    }
+
+    /// Waits until the stream is reset.
+    pub(crate) async fn was_reset(&self) {
+        let _ = self.reset.subscribe().wait_for(Option::is_some).await;
+    }
+
+    fn status(&self) -> Option<Status> {
+        self.reset.borrow().as_ref().map(convert::status)
+    }
+}
+
+/// All pins of a shard, the oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Pins(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    next: u64,
+    by_age: BTreeMap<u64, (Snapshot, Arc<Shared>)>,
+}
+
+/// Values that wait to be encoded, and one of the connection's permits.
+#[derive(Debug)]
+pub(crate) struct Pin {
+    pins: Arc<Pins>,
+    age: u64,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Pins {
+    pub(crate) fn add(
+        self: &Arc<Self>,
+        snapshot: Snapshot,
+        stream: &Arc<Shared>,
+        permit: OwnedSemaphorePermit,
+    ) -> Pin {
+        let mut table = locked(&self.0);
+        table.next += 1;
+        let age = table.next;
+        table.by_age.insert(age, (snapshot, stream.clone()));
+        Pin { pins: self.clone(), age, _permit: permit }
+    }
+
+    /// Takes back everything that the stream with the oldest pin has pinned, and ends it. False: nothing is pinned.
+    pub(crate) fn reset_oldest(&self, reason: &Error) -> bool {
+        let mut table = locked(&self.0);
+        let Some((_, (_, stream))) = table.by_age.pop_first() else {
+            return false;
+        };
+        table.by_age.retain(|_, (_, other)| !Arc::ptr_eq(other, &stream));
+        stream.reset.send_replace(Some(reason.clone()));
+        true
+    }
+}
+
+impl Pin {
+    /// The values, unless they were taken back.
+    fn take(&self) -> Option<Snapshot> {
+        locked(&self.pins.0).by_age.remove(&self.age).map(|(snapshot, _)| snapshot)
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
+/// The stream of answers as tonic encodes it.
+pub(crate) struct Answers {
+    pub(crate) queue: Receiver<Answer>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Stream for Answers {
+    type Item = Result<pb::Frame, Status>;
+
+    fn poll_next(mut self: Pinned<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(status) = self.shared.status() {
+            return Poll::Ready(Some(Err(status)));
+        }
+        Poll::Ready(match ready!(self.queue.poll_recv(context)) {
+            None => None,
+            Some(Err(status)) => Some(Err(status)),
+            Some(Ok(Owed::Frame(frame))) => Some(Ok(*frame)),
+            Some(Ok(Owed::Values { tag, applied, pin })) => match pin.take() {
+                Some(snapshot) => Some(Ok(convert::snapshot(tag, applied.as_ref(), snapshot))),
+                None => self.shared.status().map(Err),
+            },
+        })
+    }
+}
