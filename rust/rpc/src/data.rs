@@ -63,8 +63,8 @@ struct Exchange {
     shared: Arc<Shared>,
 }
 
-fn frame(frame: pb::Frame) -> Answer {
-    Ok(Owed::Frame(Box::new(frame)))
+fn owed(frame: pb::Frame) -> Owed {
+    Owed::Frame(Box::new(frame))
 }
 
 impl Exchange {
@@ -172,10 +172,10 @@ impl Exchange {
             Verb::Resolve(identity) => match shard.resolve(slice, identity) {
                 Ok(Resolved::Applied(applied)) => {
                     let applied = Applied { duplicate: true, ..applied };
-                    place.send(frame(convert::receipt(tag, &applied)));
+                    place.send(Ok(owed(convert::receipt(tag, &applied))));
                 }
                 Ok(Resolved::Fenced) => {
-                    place.send(frame(convert::fenced(tag)));
+                    place.send(Ok(owed(convert::fenced(tag))));
                 }
                 Ok(Resolved::Unknown) => {
                     let error = Error::new(Kind::UnknownOutcome, "the slice does not remember that far back");
@@ -217,7 +217,7 @@ impl Exchange {
                 if let Some(reservation) = reservation {
                     stream.node.reservations.arrived(slice, reservation);
                 }
-                place.send(frame(convert::receipt(tag, &applied)));
+                place.send(Ok(owed(convert::receipt(tag, &applied))));
             }
             Err(error) if error.kind == Kind::Capacity => {
                 // A push that a policy held is refused when nobody waits here any more.
@@ -319,6 +319,6 @@ impl Exchange {
 
     fn refuse(&self, place: Place, tag: u64, error: Error) {
         self.node.frames_refused.fetch_add(1, Ordering::Relaxed);
-        place.send(frame(convert::refused(tag, &error.shard(self.node.index()))));
+        place.send(Ok(owed(convert::refused(tag, &error.shard(self.node.index())))));
     }
 }
