@@ -165,7 +165,7 @@ impl Exchange {
             }
             Verb::PullVersion => match shard.slice(slice) {
                 Ok(slice) => {
-                    place.send(frame(convert::version(tag, slice.version(client))));
+                    place.send(Ok(owed(convert::version(tag, slice.version(client)))));
                 }
                 Err(error) => self.refuse(place, tag, error),
             },
