@@ -104,7 +104,7 @@ impl Client {
         leave: impl FnOnce(),
     ) -> PyResult<T> {
         let server = server.clone();
-        call::run_or(py, self.remote, move || work(&server), leave)
+        call::run_or(py, self.local.is_none(), move || work(&server), leave)
     }
 
     fn options(

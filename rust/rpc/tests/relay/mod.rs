@@ -124,6 +124,5 @@ forward! {
     settle(SettleRequest) -> SettleResponse;
     unregister(UnregisterRequest) -> UnregisterResponse;
     drop(DropRequest) -> DropResponse;
-    settle(SettleRequest) -> SettleResponse;
     stats(StatsRequest) -> StatsResponse;
 }
