@@ -17,7 +17,7 @@ RUST_TESTED := --workspace --exclude fastps-python
 export PYO3_PYTHON := $(BIN)/python
 export CARGO_TARGET_DIR := $(TARGET)
 
-.PHONY: help demo test lint lint-rust lint-python test-rust test-python bench acceptance mutants docs dev clean tools
+.PHONY: help demo test lint lint-rust lint-python test-rust test-python loom tsan miri neon bench acceptance mutants docs dev clean tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ demo: .venv/.demo ## Train a real model on 2 servers and 4 worker processes; opt
 	@$(BIN)/fastps demo $(ARGS)
 
 test: .venv/.test ## Run all tests and lints; says at the end what was skipped and why
-	@$(MAKE) --no-print-directory lint-rust test-rust lint-python test-python
+	@$(MAKE) --no-print-directory lint-rust test-rust loom tsan miri neon lint-python test-python
 	@$(BIN)/python .ci/skipped.py $(TARGET)/pytest.xml $(TARGET)/rust-tests.txt
 
 lint: .venv/.test ## Check formatting, lints, types and the stub
@@ -49,6 +49,18 @@ test-rust:
 test-python: # in tests/, so that the installed package is tested and not the source tree
 	cd tests && FASTPS_WHEEL="$$(ls $(CARGO_TARGET_DIR)/wheel/*.whl)" \
 	  $(BIN)/python -m pytest --junitxml=$(CARGO_TARGET_DIR)/pytest.xml $(ARGS)
+
+loom: ## Check the models of the core's locks and claims in every order of their steps
+	CARGO_TARGET_DIR=$(TARGET)/loom RUSTFLAGS="--cfg loom" cargo test --locked --quiet -p fastps-core --test loom
+
+tsan: ## Look for data races in the core's threads with ThreadSanitizer
+	CARGO_TARGET_DIR=$(TARGET)/tsan .ci/tsan
+
+miri: ## Look for undefined behaviour in the core with Miri, if it is installed
+	CARGO_TARGET_DIR=$(TARGET)/miri .ci/miri
+
+neon: ## Compile the vector load and store for AArch64
+	CARGO_TARGET_DIR=$(TARGET)/neon $(PYTHON) .ci/neon.py
 
 bench: .venv/.demo ## Measure push + pull against raw sockets and write benchmarks/README.md
 	$(BIN)/python benchmarks/transport.py --output benchmarks/README.md $(ARGS)

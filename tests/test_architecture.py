@@ -18,7 +18,7 @@ CORE_LEVELS = [
     {"error", "sync", "block", "dtype", "fault"},
     {"isa", "lock"},
     {"params", "codec", "optim", "finite"},
-    {"tensor", "apply"},
+    {"tensor", "apply", "litmus"},
     {"frame"},
     {"record", "identity", "verbs"},
     {"slice+policy", "outgoing", "outcome"},

@@ -103,6 +103,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Self::Avx2 if self.is_available() => unsafe { run_avx2(kernel) },
+            // NEON belongs to the baseline of AArch64, so that the scalar entry is compiled for it.
             _ => kernel.run(),
         }
     }

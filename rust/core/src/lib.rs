@@ -16,15 +16,19 @@ pub mod finite;
 pub mod frame;
 pub mod identity;
 pub mod isa;
+pub mod litmus;
 pub mod lock;
 pub mod optim;
+#[cfg(not(loom))] // The models end at the shard.
 pub mod outcome;
+#[cfg(not(loom))]
 pub mod outgoing;
 mod params;
 pub mod policy;
 pub mod record;
 pub mod shard;
 pub mod slice;
+#[cfg(not(loom))]
 pub mod store;
 mod sync;
 pub mod tensor;

@@ -286,7 +286,7 @@ impl Slice {
         }
         if charge.is_some() {
             identities.note(push.identity, Outcome::Held(Vec::new()));
-        } else if self.spec.apply == Apply::Hogwild && !push.once {
+        } else if self.spec.apply == Apply::Hogwild && !push.once && !fault("claim_left_out") {
             // Without a lock around the change, the claim must come first.
             identities.note(push.identity, Outcome::Applying(Vec::new()));
         }
@@ -375,6 +375,10 @@ impl Slice {
     pub fn pull(&self, client: u64) -> Result<Snapshot> {
         Counters::count(&self.counters.pulls);
         let snapshot = match &self.memory {
+            Memory::Exact(memory) if fault("version_read_early") => {
+                let version = memory.lock().version(client).0;
+                memory.lock().pull(self, client).map(|snapshot| Snapshot { version, ..snapshot })
+            }
             Memory::Exact(memory) => memory.lock().pull(self, client),
             Memory::Hogwild(memory) => memory.pull(self, client),
         };
@@ -434,7 +438,9 @@ impl Slice {
                 let error = Error::new(Kind::Unavailable, "the push is being applied");
                 Err(self.name(error).retry_after_ms(1))
             }
-            Seen::New | Seen::Unmet if fault("fence_forgotten") => Ok((Resolved::Fenced, Vec::new())),
+            Seen::New | Seen::Unmet | Seen::Before(Outcome::Held(_)) if fault("fence_forgotten") => {
+                Ok((Resolved::Fenced, Vec::new()))
+            }
             Seen::Unmet => {
                 table.meet(identity.client, &self.meter).map_err(|error| self.name(error))?;
                 Ok((Resolved::Fenced, table.note(identity, Outcome::Fenced)))

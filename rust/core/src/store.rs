@@ -11,7 +11,7 @@ use crate::policy::{Immediate, Policy};
 use crate::record::Sink;
 use crate::shard::{Shard, ShardConfig};
 use crate::slice::{Resolved, Slice};
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering, RwLock, lock};
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering, RwLock, lock, read, write};
 use crate::tensor::{SliceId, TensorSpec};
 use crate::verbs::{
     Done, Fate, Gradient, GradientRef, InDoubt, ParameterServer, Pulled, PushError, PushOptions, Pushed,
@@ -21,7 +21,7 @@ use foldhash::fast::RandomState;
 use rayon::prelude::*;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{OnceLock, PoisonError, RwLockReadGuard};
+use std::sync::{OnceLock, RwLockReadGuard};
 use std::time::Duration;
 
 /// How a store is made.
@@ -134,7 +134,7 @@ impl Store {
     }
 
     fn tensors(&self) -> RwLockReadGuard<'_, Tensors> {
-        self.shared.tensors.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.shared.tensors)
     }
 
     fn identity(&self) -> Identity {
@@ -448,13 +448,13 @@ impl ParameterServer for Store {
                 PushError::Partial(partial) => partial.error,
             });
         }
-        let mut tensors = self.shared.tensors.write().unwrap_or_else(PoisonError::into_inner);
+        let mut tensors = write(&self.shared.tensors);
         tensors.insert(spec.name.clone(), tensor);
         Ok(())
     }
 
     fn unregister(&self, name: &str, _timeout: Duration) -> Result<()> {
-        let mut tensors = self.shared.tensors.write().unwrap_or_else(PoisonError::into_inner);
+        let mut tensors = write(&self.shared.tensors);
         let tensor = tensors.remove(name).ok_or_else(|| unknown(name))?;
         self.shared.generation.fetch_add(1, Ordering::Release);
         drop(tensors);

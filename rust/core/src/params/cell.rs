@@ -7,13 +7,14 @@
 //! > one relaxed atomic access per 4-byte lane, in unspecified order,
 //!
 //! which is what the scalar backend below does literally (`load_scalar`, `store_scalar`). The vector backends are
-//! inline assembly that does the same to 8 or 16 aligned lanes with one instruction: it performs a subset of the
-//! behaviours of that loop, so it adds no operation that the abstract machine lacks. Assembly rather than intrinsics,
-//! because an intrinsic's load is an ordinary one that the compiler may repeat, split or merge. The buffers are
-//! aligned to 64 bytes and only aligned vectors are used; a tail goes through the scalar backend. One lane width per
-//! buffer: 4 bytes, never mixed. `cfg(fastps_scalar)`, Miri and all CPUs but x86-64 use the scalar backend alone.
+//! inline assembly that does the same to 4, 8 or 16 lanes with one instruction: it performs a subset of the behaviours
+//! of that loop, so it adds no operation that the abstract machine lacks. Assembly rather than intrinsics, because an
+//! intrinsic's load is an ordinary one that the compiler may repeat, split or merge. One lane width per buffer: 4
+//! bytes, never mixed, and every lane is aligned; a tail goes through the scalar backend. `cfg(fastps_scalar)`, Miri,
+//! loom and other CPUs use the scalar backend alone. `crate::litmus` tries on the CPU at hand what is claimed here.
 #![allow(unsafe_code)]
 
+use crate::fault::fault;
 use crate::isa::Isa;
 use crate::sync::{AtomicU32, Ordering};
 
@@ -42,53 +43,27 @@ impl RacyBuffer {
         &self.lanes[i / 16].0[i % 16]
     }
 
-    /// Loads the elements from `at`, a multiple of 16. Every lane is one relaxed load.
+    /// Loads the elements from `at`. Every lane is one relaxed load. At a multiple of 16 no vector straddles a cache
+    /// line, which is faster.
     pub(crate) fn load(&self, isa: Isa, at: usize, out: &mut [f32]) {
-        let done = self.load_vectors(isa, at, out);
+        assert!(self.holds(at, out.len()), "a block outside its buffer");
+        let base = self.lanes.as_ptr().cast::<f32>().wrapping_add(at);
+        // SAFETY: the assertion keeps every vector inside the buffer, which `self` keeps alive; lanes are aligned.
+        let done = unsafe { vectors::load(isa, base, out) };
         load_scalar(self, at + done, &mut out[done..]);
     }
 
-    /// Stores the elements from `at`, a multiple of 16. Every lane is one relaxed store.
+    /// Stores the elements from `at`. Every lane is one relaxed store.
     pub(crate) fn store(&self, isa: Isa, at: usize, values: &[f32]) {
-        let done = self.store_vectors(isa, at, values);
+        assert!(self.holds(at, values.len()), "a block outside its buffer");
+        let base = self.lanes.as_ptr().cast::<f32>().cast_mut().wrapping_add(at);
+        // SAFETY: as in `load`; the lanes are atomics, so storing through a shared reference is allowed.
+        let done = unsafe { vectors::store(isa, base, values) };
         store_scalar(self, at + done, &values[done..]);
     }
 
-    #[cfg(not(all(target_arch = "x86_64", not(miri), not(fastps_scalar))))]
-    fn load_vectors(&self, _isa: Isa, _at: usize, _out: &mut [f32]) -> usize {
-        0
-    }
-
-    #[cfg(not(all(target_arch = "x86_64", not(miri), not(fastps_scalar))))]
-    fn store_vectors(&self, _isa: Isa, _at: usize, _values: &[f32]) -> usize {
-        0
-    }
-
-    #[cfg(all(target_arch = "x86_64", not(miri), not(fastps_scalar)))]
-    fn load_vectors(&self, isa: Isa, at: usize, out: &mut [f32]) -> usize {
-        assert!(at.is_multiple_of(16) && at + out.len() <= self.len, "a block outside its buffer");
-        let base = self.lanes.as_ptr().cast::<f32>().wrapping_add(at);
-        match isa {
-            // SAFETY: the assertion keeps every vector inside the buffer, which `self` keeps alive; `base` is aligned
-            // to 64 bytes because `at` is a multiple of 16 and a `Line` is aligned; `is_available` proves the feature.
-            Isa::Avx512 if isa.is_available() => unsafe { x86_64::load_avx512(base, out) },
-            // SAFETY: as above.
-            Isa::Avx2 if isa.is_available() => unsafe { x86_64::load_avx2(base, out) },
-            _ => 0,
-        }
-    }
-
-    #[cfg(all(target_arch = "x86_64", not(miri), not(fastps_scalar)))]
-    fn store_vectors(&self, isa: Isa, at: usize, values: &[f32]) -> usize {
-        assert!(at.is_multiple_of(16) && at + values.len() <= self.len, "a block outside its buffer");
-        let base = self.lanes.as_ptr().cast::<f32>().cast_mut().wrapping_add(at);
-        match isa {
-            // SAFETY: as in `load_vectors`; the lanes are atomics, so storing through a shared reference is allowed.
-            Isa::Avx512 if isa.is_available() => unsafe { x86_64::store_avx512(base, values) },
-            // SAFETY: as above.
-            Isa::Avx2 if isa.is_available() => unsafe { x86_64::store_avx2(base, values) },
-            _ => 0,
-        }
+    fn holds(&self, at: usize, len: usize) -> bool {
+        at.checked_add(len).is_some_and(|end| end <= self.len)
     }
 }
 
@@ -106,124 +81,237 @@ fn load_scalar(buffer: &RacyBuffer, at: usize, out: &mut [f32]) {
 
 fn store_scalar(buffer: &RacyBuffer, at: usize, values: &[f32]) {
     for (i, x) in values.iter().enumerate() {
-        buffer.lane(at + i).store(x.to_bits(), Ordering::Relaxed);
+        let lane = buffer.lane(at + i);
+        #[cfg(not(loom))]
+        if fault("plain_store") {
+            // SAFETY: none: a race that ThreadSanitizer and Miri must report.
+            unsafe { lane.as_ptr().write(x.to_bits()) };
+            continue;
+        }
+        if fault("torn_lane") {
+            let half = (lane.load(Ordering::Relaxed) & 0xFFFF_0000) | (x.to_bits() & 0xFFFF);
+            lane.store(half, Ordering::Relaxed);
+        }
+        lane.store(x.to_bits(), Ordering::Relaxed);
     }
 }
 
-/// The leaf operations. Each function copies whole vectors and returns how many elements it copied.
-#[cfg(all(target_arch = "x86_64", not(miri), not(fastps_scalar)))]
-mod x86_64 {
+/// The leaf operations on one vector.
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(any(miri, loom, fastps_scalar))))]
+macro_rules! leaf {
+    ($load:ident, $store:ident, $feature:literal, $vector:ty, $class:ident, $load_text:literal, $store_text:literal) => {
+        /// # Safety
+        /// `p` is valid for atomic loads of a vector's lanes and aligned to one.
+        #[inline]
+        #[target_feature(enable = $feature)]
+        unsafe fn $load(p: *const f32) -> $vector {
+            let vector: $vector;
+            // SAFETY: valid by the caller's promise; the meaning is one relaxed load per lane. Not `pure`: another
+            // thread may store between two executions.
+            unsafe {
+                asm!($load_text, v = lateout($class) vector, p = in(reg) p,
+                     options(nostack, preserves_flags, readonly));
+            }
+            vector
+        }
+
+        /// # Safety
+        /// `p` is valid for atomic stores of a vector's lanes and aligned to one.
+        #[inline]
+        #[target_feature(enable = $feature)]
+        unsafe fn $store(p: *mut f32, vector: $vector) {
+            // SAFETY: valid by the caller's promise; the meaning is one relaxed store per lane.
+            unsafe {
+                asm!($store_text, v = in($class) vector, p = in(reg) p, options(nostack, preserves_flags));
+            }
+        }
+    };
+}
+
+/// Loops over whole vectors between racing and private memory; they return how many elements they copied.
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(any(miri, loom, fastps_scalar))))]
+macro_rules! loops {
+    ($load_all:ident, $store_all:ident, $feature:literal, $width:literal, $load:ident, $store:ident, $read:ident,
+     $write:ident) => {
+        /// # Safety
+        /// `base` is valid for atomic loads of `out.len()` lanes and aligned to one; the CPU has the feature.
+        #[target_feature(enable = $feature)]
+        unsafe fn $load_all(base: *const f32, out: &mut [f32]) -> usize {
+            let chunks = out.chunks_exact_mut($width);
+            let done = chunks.len() * $width;
+            for (i, chunk) in chunks.enumerate() {
+                // SAFETY: inside the lanes of the caller's promise; the chunk is a vector's private elements.
+                unsafe { $write(chunk.as_mut_ptr(), $load(base.add(i * $width))) };
+            }
+            done
+        }
+
+        /// # Safety
+        /// `base` is valid for atomic stores of `values.len()` lanes and aligned to one; the CPU has the feature.
+        #[target_feature(enable = $feature)]
+        unsafe fn $store_all(base: *mut f32, values: &[f32]) -> usize {
+            let chunks = values.chunks_exact($width);
+            let done = chunks.len() * $width;
+            for (i, chunk) in chunks.enumerate() {
+                // SAFETY: as above.
+                unsafe { $store(base.add(i * $width), $read(chunk.as_ptr())) };
+            }
+            done
+        }
+    };
+}
+
+#[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
+mod vectors {
+    use crate::isa::Isa;
     use std::arch::asm;
     use std::arch::x86_64::{
         __m256, __m512, _mm256_loadu_ps, _mm256_storeu_ps, _mm512_loadu_ps, _mm512_storeu_ps,
     };
 
-    macro_rules! leaf {
-        ($load:ident, $store:ident, $feature:literal, $vector:ty, $class:ident, $width:literal, $mov_load:literal,
-         $mov_store:literal, $read:ident, $write:ident) => {
-            /// # Safety
-            /// `base` is aligned to a vector and valid for atomic loads of `out.len()` elements; the CPU has the
-            /// feature.
-            #[target_feature(enable = $feature)]
-            pub(super) unsafe fn $load(base: *const f32, out: &mut [f32]) -> usize {
-                let vectors = out.chunks_exact_mut($width);
-                let done = vectors.len() * $width;
-                for (i, chunk) in vectors.enumerate() {
-                    let vector: $vector;
-                    // SAFETY: inside the buffer by the caller's promise; the meaning is one relaxed load per lane.
-                    // Not `pure`: another thread may store between two executions.
-                    unsafe {
-                        asm!($mov_load, v = lateout($class) vector, p = in(reg) base.add(i * $width),
-                             options(nostack, preserves_flags, readonly));
-                    }
-                    // SAFETY: the chunk has exactly one vector's elements, and no alignment is asked for.
-                    unsafe { $write(chunk.as_mut_ptr(), vector) };
-                }
-                done
-            }
-
-            /// # Safety
-            /// `base` is aligned to a vector and valid for atomic stores of `values.len()` elements; the CPU has the
-            /// feature.
-            #[target_feature(enable = $feature)]
-            pub(super) unsafe fn $store(base: *mut f32, values: &[f32]) -> usize {
-                let vectors = values.chunks_exact($width);
-                let done = vectors.len() * $width;
-                for (i, chunk) in vectors.enumerate() {
-                    // SAFETY: the chunk has exactly one vector's elements, and no alignment is asked for.
-                    let vector = unsafe { $read(chunk.as_ptr()) };
-                    // SAFETY: inside the buffer by the caller's promise; the meaning is one relaxed store per lane.
-                    unsafe {
-                        asm!($mov_store, v = in($class) vector, p = in(reg) base.add(i * $width),
-                             options(nostack, preserves_flags));
-                    }
-                }
-                done
-            }
-        };
-    }
-
     leaf!(
-        load_avx512,
-        store_avx512,
+        load_zmm,
+        store_zmm,
         "avx512f",
         __m512,
         zmm_reg,
-        16,
-        "vmovaps {v}, zmmword ptr [{p}]",
-        "vmovaps zmmword ptr [{p}], {v}",
-        _mm512_loadu_ps,
-        _mm512_storeu_ps
+        "vmovups {v}, zmmword ptr [{p}]",
+        "vmovups zmmword ptr [{p}], {v}"
     );
     leaf!(
-        load_avx2,
-        store_avx2,
+        load_ymm,
+        store_ymm,
         "avx2",
         __m256,
         ymm_reg,
-        8,
-        "vmovaps {v}, ymmword ptr [{p}]",
-        "vmovaps ymmword ptr [{p}], {v}",
-        _mm256_loadu_ps,
-        _mm256_storeu_ps
+        "vmovups {v}, ymmword ptr [{p}]",
+        "vmovups ymmword ptr [{p}], {v}"
     );
+    loops!(load_avx512, store_avx512, "avx512f", 16, load_zmm, store_zmm, _mm512_loadu_ps, _mm512_storeu_ps);
+    loops!(load_avx2, store_avx2, "avx2", 8, load_ymm, store_ymm, _mm256_loadu_ps, _mm256_storeu_ps);
+
+    /// # Safety
+    /// `base` is valid for atomic loads of `out.len()` lanes and aligned to one.
+    pub(super) unsafe fn load(isa: Isa, base: *const f32, out: &mut [f32]) -> usize {
+        match isa {
+            // SAFETY: the caller's promise; `is_available` proves the feature.
+            Isa::Avx512 if isa.is_available() => unsafe { load_avx512(base, out) },
+            // SAFETY: as above.
+            Isa::Avx2 if isa.is_available() => unsafe { load_avx2(base, out) },
+            _ => 0,
+        }
+    }
+
+    /// # Safety
+    /// `base` is valid for atomic stores of `values.len()` lanes and aligned to one.
+    pub(super) unsafe fn store(isa: Isa, base: *mut f32, values: &[f32]) -> usize {
+        match isa {
+            // SAFETY: the caller's promise; `is_available` proves the feature.
+            Isa::Avx512 if isa.is_available() => unsafe { store_avx512(base, values) },
+            // SAFETY: as above.
+            Isa::Avx2 if isa.is_available() => unsafe { store_avx2(base, values) },
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(all(target_arch = "aarch64", not(any(miri, loom, fastps_scalar))))]
+mod vectors {
+    use crate::isa::Isa;
+    use std::arch::aarch64::{float32x4_t, vld1q_f32, vst1q_f32};
+    use std::arch::asm;
+
+    // LD1 and ST1 access element by element: each is atomic where it is aligned to itself, whatever the vector's place.
+    leaf!(load_q, store_q, "neon", float32x4_t, vreg, "ld1 {{{v:v}.4s}}, [{p}]", "st1 {{{v:v}.4s}}, [{p}]");
+    loops!(load_neon, store_neon, "neon", 4, load_q, store_q, vld1q_f32, vst1q_f32);
+
+    /// # Safety
+    /// `base` is valid for atomic loads of `out.len()` lanes and aligned to one.
+    pub(super) unsafe fn load(isa: Isa, base: *const f32, out: &mut [f32]) -> usize {
+        match isa {
+            // SAFETY: the caller's promise; every AArch64 CPU of this target has NEON.
+            Isa::Neon => unsafe { load_neon(base, out) },
+            _ => 0,
+        }
+    }
+
+    /// # Safety
+    /// `base` is valid for atomic stores of `values.len()` lanes and aligned to one.
+    pub(super) unsafe fn store(isa: Isa, base: *mut f32, values: &[f32]) -> usize {
+        match isa {
+            // SAFETY: the caller's promise; every AArch64 CPU of this target has NEON.
+            Isa::Neon => unsafe { store_neon(base, values) },
+            _ => 0,
+        }
+    }
+}
+
+/// No vectors: the scalar backend does it all.
+#[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri, loom, fastps_scalar))]
+mod vectors {
+    use crate::isa::Isa;
+
+    /// # Safety
+    /// None is needed: nothing is touched.
+    pub(super) unsafe fn load(_isa: Isa, _base: *const f32, _out: &mut [f32]) -> usize {
+        0
+    }
+
+    /// # Safety
+    /// None is needed: nothing is touched.
+    pub(super) unsafe fn store(_isa: Isa, _base: *mut f32, _values: &[f32]) -> usize {
+        0
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn isas() -> impl Iterator<Item = Isa> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_available())
+    }
+
+    /// Lengths around every vector width, line and block; a few alone where each access is interpreted.
+    fn lengths() -> Vec<usize> {
+        if cfg!(miri) {
+            return vec![0, 1, 15, 16, 17, 33, 130];
+        }
+        (0..=257).chain([1023, 1024, 1025, 4097]).collect()
+    }
+
+    fn values(n: usize) -> Vec<f32> {
+        (1..=n as u32).map(|i| f32::from_bits(0x7FC0_0001_u32.wrapping_mul(i))).collect()
+    }
+
+    fn bits(values: &[f32]) -> Vec<u32> {
+        values.iter().map(|x| x.to_bits()).collect()
+    }
+
     #[test]
-    fn every_backend_stores_and_loads_the_same_bits() {
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            for n in (0..=130).chain([1023, 1024, 1025, 4097]) {
-                let values: Vec<f32> =
-                    (0..n).map(|i| f32::from_bits(0x7FC0_0001_u32.wrapping_mul(i as u32 + 1))).collect();
-                let buffer = RacyBuffer::filled(n, 1.0);
-                buffer.store(isa, 0, &values);
-                for reader in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-                    let mut out = vec![0.0; n];
-                    buffer.load(reader, 0, &mut out);
-                    assert!(out.iter().zip(&values).all(|(a, b)| a.to_bits() == b.to_bits()), "{isa:?} {n}");
+    fn every_backend_stores_and_loads_the_same_bits_at_every_place() {
+        for (isa, n) in isas().flat_map(|isa| lengths().into_iter().map(move |n| (isa, n))) {
+            let values = values(n);
+            // Every place in a line, for the racing memory and for the private one.
+            for at in 0..if n <= 257 { 17 } else { 2 } {
+                let buffer = RacyBuffer::filled(n + 33, 1.0);
+                buffer.store(isa, at, &values);
+                for reader in isas() {
+                    let mut out = vec![0.0; n + at];
+                    buffer.load(reader, at, &mut out[at..]);
+                    assert_eq!(bits(&out[at..]), bits(&values), "{isa:?} {reader:?} {n} at {at}");
+                    let mut around = vec![0.0; n + 33];
+                    buffer.load(reader, 0, &mut around);
+                    around.drain(at..at + n);
+                    assert!(around.iter().all(|x| *x == 1.0), "{isa:?} stores beside {n} at {at}");
                 }
             }
         }
     }
 
     #[test]
-    fn racing_threads_never_tear_a_value() {
-        let buffer = RacyBuffer::filled(4096, 1.0);
-        let isa = Isa::best();
-        std::thread::scope(|scope| {
-            for value in [1.0_f32, -2.5e30] {
-                let buffer = &buffer;
-                scope.spawn(move || (0..200).for_each(|_| buffer.store(isa, 0, &vec![value; 4096])));
-            }
-            let mut out = vec![0.0; 4096];
-            for _ in 0..200 {
-                buffer.load(isa, 0, &mut out);
-                assert!(out.iter().all(|x| *x == 1.0 || *x == -2.5e30));
-            }
-        });
+    #[should_panic(expected = "outside its buffer")]
+    fn a_block_outside_is_refused() {
+        RacyBuffer::filled(16, 0.0).load(Isa::best(), 1, &mut [0.0; 16]);
     }
 }

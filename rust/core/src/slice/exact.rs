@@ -9,7 +9,7 @@ use crate::fault::fault;
 use crate::frame::{Action, Applied, Push};
 use crate::identity::{Identities, Outcome};
 use crate::params::{Buffer, Purpose};
-use crate::sync::Arc;
+use crate::sync::Counted as Arc;
 
 #[derive(Debug)]
 pub(super) struct ExactMemory {
@@ -154,7 +154,7 @@ fn unpinned<'a>(
         Counters::count(&slice.counters.slice_copies);
         let mut copy =
             spare.take().unwrap_or_else(|| Arc::new(Buffer::filled(slice.spec.dtype, slice.len, 0.0)));
-        if let Some(copy) = Arc::get_mut(&mut copy) {
+        if let (Some(copy), false) = (Arc::get_mut(&mut copy), fault("spare_not_filled")) {
             copy.copy_from(params);
         }
         *spare = Some(std::mem::replace(params, copy));

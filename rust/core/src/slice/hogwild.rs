@@ -6,6 +6,7 @@ use crate::apply::{Hogwild, apply};
 use crate::block::{BLOCK, blocks};
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::fault::fault;
 use crate::frame::{Action, Applied, Push};
 use crate::identity::{Completion, Identities, Outcome};
 use crate::params::RacyBuffer;
@@ -65,7 +66,8 @@ impl HogwildMemory {
             self.assigns.fetch_add(1, Ordering::Relaxed);
         }
         let mut identities = lock(&self.identities);
-        let version = self.version.fetch_add(1, Ordering::AcqRel) + 1;
+        let bump = u64::from(!fault("version_not_bumped"));
+        let version = self.version.fetch_add(bump, Ordering::AcqRel) + 1;
         let own = identities.count_own(push.identity.client);
         let applied = Applied {
             version,

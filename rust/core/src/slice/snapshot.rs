@@ -3,7 +3,7 @@
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::params::{Buffer, Charge, Meter, Purpose};
-use crate::sync::Arc;
+use crate::sync::{Arc, Counted};
 
 /// Values or state of one slice at one version; an `exact` slice's values are pinned, not copied.
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ pub struct Snapshot {
 
 #[derive(Clone, Debug)]
 pub(super) enum Bytes {
-    Pinned(Arc<Buffer>),
+    Pinned(Counted<Buffer>),
     Copied(Arc<Copied>),
 }
 
