@@ -17,10 +17,11 @@ RUST_TESTED := --workspace --exclude fastps-python
 export PYO3_PYTHON := $(BIN)/python
 export CARGO_TARGET_DIR := $(TARGET)
 
-.PHONY: help demo test lint lint-rust lint-python test-rust test-python loom tsan miri neon bench acceptance mutants docs dev clean tools
+.PHONY: help demo test lint lint-rust lint-python test-rust test-python loom tsan miri neon bench bench-kernels \
+        acceptance mutants docs dev clean tools
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/.demo ## Train a real model on 2 servers and 4 worker processes; options: make demo ARGS="--codec int8"
 	@$(BIN)/fastps demo $(ARGS)
@@ -64,6 +65,9 @@ neon: ## Compile the vector load and store for AArch64
 
 bench: .venv/.demo ## Measure push + pull against raw sockets and write benchmarks/README.md
 	$(BIN)/python benchmarks/transport.py --output benchmarks/README.md $(ARGS)
+
+bench-kernels: .venv/.test ## Measure optimizers, codecs and slices against plain C and torch and write benchmarks/README.md
+	$(BIN)/python benchmarks/kernels.py --output benchmarks/README.md $(ARGS)
 
 acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check accuracy and ledger
 	$(BIN)/python tests/acceptance.py $(ARGS)

@@ -11,32 +11,27 @@ medians of all repetitions. The table goes to standard output and, between its t
 from __future__ import annotations
 
 import argparse
-import datetime
 import multiprocessing
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from harness import Step, compile_c, machine, readable, table, timed, write_between_markers
 from numpy.typing import NDArray
 
 import fastps
 
-HERE = Path(__file__).resolve().parent
 UNITS = {"K": 1 << 10, "M": 1 << 20}
 LR = 0.01
 
 Arrays = dict[str, NDArray[np.float32]]
-Step = Callable[[], object]
 Samples = dict[str, list[int]]
 
 
@@ -74,14 +69,6 @@ class Reference:
         """Ends both processes."""
         self._client.communicate()
         self._server.wait(10)
-
-
-def build_reference(folder: Path) -> Path:
-    """Compiles the reference with the system's C compiler for this machine."""
-    program = folder / "raw_socket"
-    source = HERE / "reference" / "raw_socket.c"
-    subprocess.run(["cc", "-std=gnu11", "-O3", "-march=native", "-o", program, source], check=True)
-    return program
 
 
 def _serve(pipe: Connection) -> None:
@@ -146,13 +133,6 @@ def variants(
     }
 
 
-def timed(step: Step) -> int:
-    """Nanoseconds of one step."""
-    start = time.perf_counter_ns()
-    step()
-    return time.perf_counter_ns() - start
-
-
 def measure(reference: Reference, steps: dict[str, Step], size: int, effort: Effort) -> Samples:
     """All variants, turn by turn. A first step of each warms up; a second one says how many fit the time."""
     for step in steps.values():
@@ -169,32 +149,23 @@ def measure(reference: Reference, steps: dict[str, Step], size: int, effort: Eff
     return samples
 
 
-def readable(nanoseconds: float) -> str:
-    """Three digits, in us or ms."""
-    value, unit = (nanoseconds / 1e3, "us") if nanoseconds < 1e6 else (nanoseconds / 1e6, "ms")
-    return f"{value:.{max(0, 2 - len(str(int(value))) + 1)}f} {unit}"
-
-
 def size_name(size: int) -> str:
     """`65536` -> `64 KB`."""
     return f"{size >> 20} MB" if size >= 1 << 20 else f"{size >> 10} KB"
 
 
-def table(results: dict[int, Samples]) -> list[str]:
+def rows(results: dict[int, Samples]) -> list[str]:
     """Medians, and in brackets the ratio to the reference of the same row."""
     names = list(next(iter(results.values())))
-    lines = [
-        "| N | raw sockets | " + " | ".join(names[1:]) + " | repetitions |",
-        "|---" * (len(names) + 2) + "|",
-    ]
-    for size, samples in results.items():
+
+    def row(size: int, samples: Samples) -> list[str]:
         raw = statistics.median(samples["raw"])
-        cells = [size_name(size), readable(raw)]
-        for name in names[1:]:
-            median = statistics.median(samples[name])
-            cells.append(f"{readable(median)} ({median / raw:.2f})")
-        lines.append("| " + " | ".join([*cells, str(len(samples["raw"]))]) + " |")
-    return lines
+        medians = [statistics.median(samples[name]) for name in names[1:]]
+        ratios = [f"{readable(median)} ({median / raw:.2f})" for median in medians]
+        return [size_name(size), readable(raw), *ratios, str(len(samples["raw"]))]
+
+    columns = ["N", "raw sockets", *names[1:], "repetitions"]
+    return table(columns, (row(size, samples) for size, samples in results.items()))
 
 
 def verdict(results: dict[int, Samples]) -> list[str]:
@@ -208,37 +179,6 @@ def verdict(results: dict[int, Samples]) -> list[str]:
         f"`push_pull` against raw sockets: at least as fast at {', '.join(won) or 'no size'}; "
         f"slower at {', '.join(lost) or 'no size'}."
     ]
-
-
-def machine() -> list[str]:
-    """What the figures depend on."""
-    facts = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
-    cpu = dict(line.split(":", 1) for line in facts.split("\n\n")[0].splitlines() if ":" in line)
-    cpu = {key.strip(): value.strip() for key, value in cpu.items()}
-    flags = set(cpu.get("flags", "").split())
-    simd = next((isa for isa in ("avx512f", "avx2", "asimd") if isa in flags), "unknown")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    compiler = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=True).stdout
-    model = cpu.get("model name", platform.processor() or platform.machine())
-    family = f"family {cpu.get('cpu family', '?')} model {cpu.get('model', '?')}"
-    hypervisor = ", virtual machine" if "hypervisor" in flags else ""
-    cpus, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
-    busy = " (**busy with other work: the figures say little, repeat them**)" if load > cpus / 2 else ""
-    return [
-        f"- {cpus} CPUs, {model} ({family}, {simd}{hypervisor}), {memory:.0f} GiB",
-        f"- {platform.system()} {platform.release()}, Python {platform.python_version()}, "
-        f"NumPy {np.__version__}, {compiler.splitlines()[0]}, fastps {fastps.__version__}",
-        f"- {datetime.date.today()}, load average at the start {load:.2f}{busy}",
-    ]
-
-
-def write_between_markers(path: Path, lines: list[str]) -> None:
-    """Replaces what stands between the markers of this suite."""
-    begin, end = "<!-- transport: begin -->", "<!-- transport: end -->"
-    text = path.read_text()
-    before, rest = text.split(begin)
-    _, after = rest.split(end)
-    path.write_text("\n".join([before + begin, *lines, end + after]))
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -262,7 +202,7 @@ def main() -> None:
     results: dict[int, Samples] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        reference = Reference(build_reference(folder), max(arguments.sizes))
+        reference = Reference(compile_c(folder / "raw_socket", ["raw_socket.c"]), max(arguments.sizes))
         stack.callback(reference.close)
         address = stack.enter_context(server_process())
         unchecked = stack.enter_context(fastps.connect(address, check_finite=False))
@@ -270,11 +210,11 @@ def main() -> None:
         for size in arguments.sizes:
             steps = variants(unchecked, checked, size)
             results[size] = measure(reference, steps, size, effort)
-            print(table({size: results[size]})[-1], file=sys.stderr, flush=True)
-    lines = [*header, *table(results), "", *verdict(results)]
+            print(rows({size: results[size]})[-1], file=sys.stderr, flush=True)
+    lines = [*header, *rows(results), "", *verdict(results)]
     print("\n".join(lines))
     if arguments.output:
-        write_between_markers(arguments.output, lines)
+        write_between_markers(arguments.output, "transport", lines)
 
 
 if __name__ == "__main__":

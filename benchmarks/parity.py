@@ -1,0 +1,76 @@
+"""Before kernels.py times anything: the C references must give the same bits and bytes as fastps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from peers import RULES, Rule
+from references import Floats, Reference
+
+import fastps
+
+CODECS: dict[str, fastps.Codec] = {"int8": fastps.Int8(), "onebit": fastps.OneBit()}
+
+
+def normal(n: int, seed: int = 0) -> Floats:
+    """A gradient."""
+    return np.random.default_rng(seed).standard_normal(n, np.float32) * np.float32(1e-3)
+
+
+def check_all(c: Reference) -> None:
+    """Ends the program where C and fastps differ: such a reference is worth nothing."""
+    for rule in RULES.values():
+        check_optimizer(c, rule)
+    for name, codec in CODECS.items():
+        check_codec(c, name, codec)
+
+
+def check_optimizer(c: Reference, rule: Rule) -> None:
+    """Three steps after the first one, which for momentum is another formula."""
+    n = 5003
+    gradient = normal(n, 1)
+    with fastps.Store(threads=1) as store:
+        store.register("w", normal(n, 2), optimizer=rule.settings)
+        store.push("w", gradient)
+        arrays = [c.memory(n, values) for values in values_and_state(store)]
+        for step in range(2, 5):
+            c.runner(rule.kernel, *arrays, n=n, read=gradient, scalars=rule.scalars(step))(1)
+            store.push("w", gradient)
+        for ours, theirs in zip(values_and_state(store), arrays, strict=True):
+            same(rule.kernel, ours, theirs.array)
+
+
+def values_and_state(store: fastps.Store) -> Iterator[Floats]:
+    """Parameters, then the state in the order of torch's names."""
+    yield store.pull("w")
+    yield from (slot for name, slot in store.state("w").items() if name != "step")
+
+
+def check_codec(c: Reference, name: str, codec: fastps.Codec) -> None:
+    """Bodies, decoded values and residuals; zeros and values too small to be said among them."""
+    n = 64 * 1024
+    values = normal(n, 3) * np.repeat(np.float32(2.0) ** np.arange(-120, 8, dtype=np.float32), n // 128)
+    values[5000:9000] = 0.0
+    values[9001] = -0.0
+    body = codec.encode(values)
+    theirs = np.zeros(len(body), np.uint8)
+    c.runner(f"{name}_encode", theirs, n=n, read=values)(1)
+    same(f"{name}_encode", np.frombuffer(body, np.uint8), theirs)
+    decoded = np.empty(n, np.float32)
+    c.runner(f"{name}_decode", decoded, n=n, read=theirs)(1)
+    same(f"{name}_decode", codec.decode(body, n), decoded)
+    residual, residual_of_c = normal(n, 4), normal(n, 4)
+    for _ in range(2):
+        body = codec.encode(values, residual)
+        c.runner(f"{name}_feedback", theirs, residual_of_c, n=n, read=values)(1)
+        same(f"{name}_feedback", np.frombuffer(body, np.uint8), theirs)
+        same(f"{name}_feedback", residual, residual_of_c)
+
+
+def same(kernel: str, ours: NDArray[Any], theirs: NDArray[Any]) -> None:
+    """Bit for bit."""
+    if ours.tobytes() != theirs.tobytes():
+        raise SystemExit(f"{kernel}: C and fastps differ; nothing was measured")

@@ -1,0 +1,199 @@
+//! What Python's overhead would hide, timed from Rust for `benchmarks/kernels.py`: codecs, bodies as a server applies
+//! them, threads that meet in one vector.
+//!
+//! Reads lines "CASE ELEMENTS REPETITIONS" from standard input and answers each with one line: the nanoseconds of every
+//! repetition. What a case needs is made at its first line and kept until another number of elements is asked for.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
+
+use fastps_core::codec::{Codec, CodecId, Position};
+use fastps_core::frame::{Action, Identity, Push};
+use fastps_core::isa::Isa;
+use fastps_core::optim::{Optimizer, Sgd};
+use fastps_core::shard::{Shard, ShardConfig};
+use fastps_core::tensor::{Apply, DType, SliceId, TensorSpec};
+use std::collections::HashMap;
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+/// A repetition with threads makes at least this many updates, so that starting them does not show.
+const ELEMENTS: usize = 1 << 25;
+
+/// One repetition.
+type Case = Box<dyn FnMut() -> Duration>;
+
+fn main() {
+    let mut cases: HashMap<String, Case> = HashMap::new();
+    let mut made_for = 0;
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let words: Vec<_> = line.split(' ').collect();
+        let [name, elements, repetitions] = words[..] else {
+            panic!("not CASE ELEMENTS REPETITIONS: {line}")
+        };
+        let (elements, repetitions): (usize, u32) = (elements.parse().unwrap(), repetitions.parse().unwrap());
+        if elements != made_for {
+            cases.clear();
+            made_for = elements;
+        }
+        let case = cases.entry(name.to_owned()).or_insert_with(|| case(name, elements));
+        let times: Vec<_> = (0..repetitions).map(|_| case().as_nanos().to_string()).collect();
+        println!("{}", times.join(" "));
+    }
+}
+
+fn case(name: &str, n: usize) -> Case {
+    let (what, how) = name.split_once('-').unwrap();
+    match (what, how) {
+        ("encode", codec) => encode(codec_of(codec), n, false),
+        ("feedback", codec) => encode(codec_of(codec), n, true),
+        ("decode", codec) => decode(codec_of(codec), n),
+        ("apply", codec) => apply(codec_of(codec), n),
+        // Threads that push into one vector, or each into its own: the same number of updates altogether.
+        ("meet", threads) => contend(n, threads.parse().unwrap(), false),
+        ("private", threads) => contend(n, threads.parse().unwrap(), true),
+        _ => panic!("unknown case {name}"),
+    }
+}
+
+fn codec_of(name: &str) -> Codec {
+    match name {
+        "float32" => Codec::Float32,
+        "bfloat16" => Codec::BFloat16,
+        "int8" => Codec::Int8 { seed: None },
+        "onebit" => Codec::OneBit,
+        _ => panic!("unknown codec {name}"),
+    }
+}
+
+/// Values of both signs and many magnitudes (a linear congruential generator).
+fn values(n: usize) -> Vec<f32> {
+    let mut state = 12_345_u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state as i32 as f32
+    };
+    (0..n).map(|_| 1e-3 / 2_147_483_648.0 * next()).collect()
+}
+
+fn timed(work: impl FnOnce()) -> Duration {
+    let start = Instant::now();
+    work();
+    start.elapsed()
+}
+
+fn encode(codec: Codec, n: usize, feedback: bool) -> Case {
+    let isa = Isa::get().unwrap();
+    let values = values(n);
+    let mut residual = if feedback { vec![0.0; n] } else { Vec::new() };
+    let mut body = Vec::new();
+    Box::new(move || {
+        timed(|| {
+            body.clear();
+            let residual = feedback.then_some(&mut residual[..]);
+            codec.encode(isa, &values, residual, Position::default(), &mut body);
+        })
+    })
+}
+
+fn decode(codec: Codec, n: usize) -> Case {
+    let isa = Isa::get().unwrap();
+    let mut body = Vec::new();
+    codec.encode(isa, &values(n), None, Position::default(), &mut body);
+    let mut out = vec![1.0; n];
+    Box::new(move || timed(|| codec.id().decode(isa, &body, &mut out)))
+}
+
+/// One SGD tensor on a shard of its own, and the bodies of one gradient for its slices.
+struct Tensor {
+    shard: Shard,
+    codec: CodecId,
+    bodies: Vec<(SliceId, usize, Vec<u8>)>,
+}
+
+impl Tensor {
+    fn new(codec: Codec, n: usize) -> Arc<Self> {
+        let isa = Isa::get().unwrap();
+        let spec = Arc::new(TensorSpec {
+            name: "w".into(),
+            shape: vec![n as u64],
+            dtype: DType::Float32,
+            apply: Apply::Exact,
+            group: "default".into(),
+            optimizer: Optimizer::Sgd(Sgd { lr: 1e-3, ..Sgd::default() }),
+        });
+        let shard = Shard::new(ShardConfig::new(0, u64::MAX, isa));
+        let ids: Vec<_> = (0..spec.slice_count()).map(|k| (SliceId(k as u64), k)).collect();
+        shard.create(&spec, 0, &ids).unwrap();
+        let gradient = values(n);
+        let body = |(id, k): &(SliceId, usize)| {
+            let values = &gradient[spec.slice_range(*k)];
+            let mut body = Vec::new();
+            codec.encode(isa, values, None, Position::default(), &mut body);
+            (*id, values.len(), body)
+        };
+        let bodies = ids.iter().map(body).collect();
+        Arc::new(Self { shard, codec: codec.id(), bodies })
+    }
+
+    /// Pushes the gradient; `trusted`: without the check of a server.
+    fn push(&self, identity: Identity, trusted: bool) {
+        for (slice, n, body) in &self.bodies {
+            let push = Push {
+                slice: *slice,
+                action: Action::Gradient,
+                identity,
+                base: None,
+                lr: None,
+                scale: None,
+                count: *n as u64,
+                codec: self.codec,
+                body,
+                trusted,
+            };
+            self.shard.push(&push, |applied| assert!(applied.is_ok()));
+        }
+    }
+}
+
+/// float32 without a check, the plain step; the others as a server applies them, checked.
+fn apply(codec: Codec, n: usize) -> Case {
+    let tensor = Tensor::new(codec, n);
+    let mut sequence = 0;
+    Box::new(move || {
+        sequence += 1;
+        timed(|| tensor.push(Identity { client: 1, sequence }, codec == Codec::Float32))
+    })
+}
+
+fn contend(n: usize, threads: u64, private: bool) -> Case {
+    let shared = Tensor::new(Codec::Float32, n);
+    let tensor = |_| if private { Tensor::new(Codec::Float32, n) } else { shared.clone() };
+    let tensors: Vec<_> = (0..threads).map(tensor).collect();
+    // An even number, at least one push of each of two threads.
+    let updates = 2 * (ELEMENTS / n / 2).max(1) as u64;
+    let mut sequence = 0;
+    Box::new(move || {
+        let barrier = Barrier::new(tensors.len());
+        let sequences = sequence + 1..sequence + 1 + updates / threads;
+        sequence = sequences.end;
+        let work = |client: u64, tensor: &Tensor| {
+            barrier.wait();
+            let start = Instant::now();
+            sequences.clone().for_each(|sequence| tensor.push(Identity { client, sequence }, true));
+            (start, Instant::now())
+        };
+        let work = &work;
+        let times: Vec<_> = std::thread::scope(|scope| {
+            let spawn = |(client, tensor): (u64, &Arc<Tensor>)| {
+                let tensor = tensor.clone();
+                scope.spawn(move || work(client, &tensor))
+            };
+            let spawned: Vec<_> = (1..).zip(&tensors).map(spawn).collect();
+            spawned.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let first = times.iter().map(|(start, _)| *start).min().unwrap();
+        let last = times.iter().map(|(_, end)| *end).max().unwrap();
+        // Of one update of n elements.
+        (last - first) / updates as u32
+    })
+}
