@@ -6,11 +6,12 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 use fastps_core::codec::{Codec, CodecId, Position};
+use fastps_core::dtype::DType;
 use fastps_core::frame::{Action, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::shard::{Shard, ShardConfig};
-use fastps_core::tensor::{Apply, DType, SliceId, TensorSpec};
+use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use std::collections::HashMap;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
@@ -84,13 +85,12 @@ fn timed(work: impl FnOnce()) -> Duration {
 fn encode(codec: Codec, n: usize, feedback: bool) -> Case {
     let isa = Isa::get().unwrap();
     let values = values(n);
-    let mut residual = if feedback { vec![0.0; n] } else { Vec::new() };
-    let mut body = Vec::new();
+    let mut residual = if feedback { vec![1e-9; n] } else { Vec::new() };
+    let mut body = vec![1; codec.id().body_len(n)];
     Box::new(move || {
         timed(|| {
-            body.clear();
             let residual = feedback.then_some(&mut residual[..]);
-            codec.encode(isa, &values, residual, Position::default(), &mut body);
+            codec.encode_into(isa, &values, residual, Position::default(), &mut body);
         })
     })
 }
@@ -149,6 +149,7 @@ impl Tensor {
                 codec: self.codec,
                 body,
                 trusted,
+                once: false,
             };
             self.shard.push(&push, |applied| assert!(applied.is_ok()));
         }

@@ -1,8 +1,8 @@
-//! The fused loop: decode one block, step one block, store one block; the only file that sees storage, codecs and
-//! optimizers together. Compiled once per (storage, codec, optimizer, instruction set); nothing is ever decoded into
-//! a temporary the size of the tensor.
+//! The fused loop: decode, step, store; the only file that sees storage, codecs and optimizers together. Compiled once
+//! per (storage, codec, optimizer, instruction set). A body whose elements lie there one by one is decoded in the step's
+//! own loop, the others block by block; nothing is ever decoded into a temporary the size of the tensor.
 
-use crate::block::{BLOCK, blocks};
+use crate::block::{BLOCK, Block, Lane};
 use crate::codec::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody};
 use crate::isa::{Isa, Kernel};
 use crate::optim::{MAX_SLOTS, Rule, Step};
@@ -10,12 +10,14 @@ use crate::params::{Buffer, RacyBuffer};
 
 /// Parameters and optimizer state of one slice, a block at a time.
 pub(crate) trait Storage {
+    /// Most elements of one `update`.
+    const SPAN: usize;
     fn len(&self) -> usize;
     /// The block that a push begins with; racing pushes begin at different ones.
     fn first_block(&self) -> usize;
     /// Steps the elements from `at` on, as many as `g` has. Not a closure: it must be inlined into the loop that carries
     /// the target features.
-    fn update<R: Step>(&mut self, at: usize, rule: R, g: &mut [f32]);
+    fn update<R: Step, G: Lane>(&mut self, at: usize, rule: R, g: &[G]);
 }
 
 /// Plain memory under the slice's lock: updated in place.
@@ -25,6 +27,8 @@ pub(crate) struct Exact<'a> {
 }
 
 impl Storage for Exact<'_> {
+    const SPAN: usize = usize::MAX;
+
     #[inline(always)]
     fn len(&self) -> usize {
         self.params.len()
@@ -36,7 +40,7 @@ impl Storage for Exact<'_> {
     }
 
     #[inline(always)]
-    fn update<R: Step>(&mut self, at: usize, rule: R, g: &mut [f32]) {
+    fn update<R: Step, G: Lane>(&mut self, at: usize, rule: R, g: &[G]) {
         let len = g.len();
         let used = self.state.len().min(MAX_SLOTS);
         let mut slots: [&mut [f32]; MAX_SLOTS] = Default::default();
@@ -56,6 +60,8 @@ pub(crate) struct Hogwild<'a> {
 }
 
 impl Storage for Hogwild<'_> {
+    const SPAN: usize = BLOCK;
+
     #[inline(always)]
     fn len(&self) -> usize {
         self.params.len()
@@ -67,21 +73,21 @@ impl Storage for Hogwild<'_> {
     }
 
     #[inline(always)]
-    fn update<R: Step>(&mut self, at: usize, rule: R, g: &mut [f32]) {
+    fn update<R: Step, G: Lane>(&mut self, at: usize, rule: R, g: &[G]) {
         let len = g.len();
-        let mut params = [0.0; BLOCK];
-        let mut state = [[0.0; BLOCK]; MAX_SLOTS];
+        let (mut params, mut state) = (Block::ZERO, [Block::ZERO; MAX_SLOTS]);
+        let params = &mut params.0[..len];
         let used = self.state.len().min(MAX_SLOTS);
-        self.params.load(self.isa, at, &mut params[..len]);
+        self.params.load(self.isa, at, params);
         let mut slots: [&mut [f32]; MAX_SLOTS] = Default::default();
         for ((slot, memory), buffer) in slots.iter_mut().zip(state.iter_mut()).zip(self.state) {
-            buffer.load(self.isa, at, &mut memory[..len]);
-            *slot = &mut memory[..len];
+            *slot = &mut memory.0[..len];
+            buffer.load(self.isa, at, slot);
         }
-        rule.step(&mut params[..len], &mut slots[..used], g);
-        self.params.store(self.isa, at, &params[..len]);
+        rule.step(params, &mut slots[..used], g);
+        self.params.store(self.isa, at, params);
         for (memory, buffer) in state.iter().zip(self.state) {
-            buffer.store(self.isa, at, &memory[..len]);
+            buffer.store(self.isa, at, &memory.0[..len]);
         }
     }
 }
@@ -121,18 +127,39 @@ impl<S: Storage, B: Body, R: Step> Kernel for Fused<S, B, R> {
     fn run(mut self) {
         let n = self.storage.len();
         let first = self.storage.first_block() * BLOCK;
-        let mut gradient = [0.0; BLOCK];
-        let turned =
-            blocks(n).skip_while(|(at, _)| *at < first).chain(blocks(n).take_while(|(at, _)| *at < first));
-        for (at, len) in turned {
-            let g = &mut gradient[..len];
-            self.body.decode(at, g);
-            if self.scale != 1.0 {
-                for x in g.iter_mut() {
-                    *x *= self.scale;
-                }
-            }
-            self.storage.update(at, self.rule, g);
+        let mut gradient = Block::ZERO;
+        self.range(first.min(n), n, &mut gradient);
+        self.range(0, first.min(n), &mut gradient);
+    }
+}
+
+impl<S: Storage, B: Body, R: Step> Fused<S, B, R> {
+    /// The elements `from..end`; `from` is a multiple of [`BLOCK`]. `gradient` is scratch.
+    #[inline(always)]
+    fn range(&mut self, from: usize, end: usize, gradient: &mut Block) {
+        let mut at = from;
+        while at < end {
+            let left = end - at;
+            let lanes = self.body.lanes(at..at + left.min(S::SPAN)).filter(|_| self.scale == 1.0);
+            at += if let Some(lanes) = lanes {
+                self.storage.update(at, self.rule, lanes);
+                lanes.len()
+            } else {
+                let gradient = &mut gradient.0[..left.min(BLOCK)];
+                self.block(at, gradient);
+                gradient.len()
+            };
         }
+    }
+
+    #[inline(always)]
+    fn block(&mut self, at: usize, g: &mut [f32]) {
+        self.body.decode(at, g);
+        if self.scale != 1.0 {
+            for x in g.iter_mut() {
+                *x *= self.scale;
+            }
+        }
+        self.storage.update(at, self.rule, &*g);
     }
 }

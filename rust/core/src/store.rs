@@ -275,8 +275,9 @@ impl Store {
             Some(feedback) => Some(&mut feedback.residual(&slice.spec().name, values.len())?[range.clone()]),
             None => None,
         };
-        body.clear();
-        options.codec.encode(self.shared.isa, &values[range], residual, position, body);
+        // Slices have one length, but for the last: nothing is cleared before it is overwritten.
+        body.resize(options.codec.id().body_len(range.len()), 0);
+        options.codec.encode_into(self.shared.isa, &values[range], residual, position, body);
         Ok(())
     }
 

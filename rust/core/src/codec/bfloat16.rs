@@ -3,9 +3,10 @@
 
 use super::Body;
 use super::error_feedback::{self, Encoder};
-use crate::block::BLOCK;
+use crate::block::{BLOCK, Lane};
 use crate::error::{Error, Kind, Result};
 use crate::isa::{Isa, Kernel};
+use std::ops::Range;
 
 const WIDTH: usize = 2;
 const EXPONENT: u16 = 0x7F80;
@@ -44,8 +45,11 @@ impl Encoder for Writer<'_> {
     }
 
     #[inline(always)]
-    fn written(&self) -> impl Body {
-        BFloat16Body::new(self.body, self.body.len() / WIDTH)
+    fn unsaid(&self, at: usize, v: &[f32; BLOCK], e: &mut [f32]) {
+        let (body, _) = self.body[WIDTH * at..][..WIDTH * e.len()].as_chunks::<WIDTH>();
+        for ((e, v), b) in e.iter_mut().zip(v).zip(body) {
+            *e = v - widen(*b);
+        }
     }
 }
 
@@ -83,6 +87,13 @@ impl Kernel for AllFinite<'_> {
     }
 }
 
+impl Lane for [u8; WIDTH] {
+    #[inline(always)]
+    fn value(self) -> f32 {
+        widen(self)
+    }
+}
+
 /// A validated body of bfloat16 values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BFloat16Body<'a> {
@@ -99,6 +110,13 @@ impl<'a> BFloat16Body<'a> {
 }
 
 impl Body for BFloat16Body<'_> {
+    type Lane = [u8; WIDTH];
+
+    #[inline(always)]
+    fn lanes(&self, range: Range<usize>) -> Option<&[[u8; WIDTH]]> {
+        Some(self.body[WIDTH * range.start..WIDTH * range.end].as_chunks().0)
+    }
+
     #[inline(always)]
     fn decode(&self, at: usize, out: &mut [f32]) {
         let (body, _) = self.body[WIDTH * at..][..WIDTH * out.len()].as_chunks::<WIDTH>();

@@ -3,7 +3,7 @@
 //! every codec, and the residuals of one worker.
 
 use super::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody};
-use crate::block::{BLOCK, blocks};
+use crate::block::{BLOCK, Block, blocks};
 use crate::error::{Error, Kind, Result};
 use crate::isa::{Isa, Kernel};
 use std::collections::BTreeMap;
@@ -12,20 +12,22 @@ use std::collections::BTreeMap;
 pub(super) trait Encoder {
     /// Encodes the elements `at..at + len` given as `v[..len]`; the rest of `v` is zero.
     fn block(&mut self, at: usize, v: &[f32; BLOCK], len: usize);
-    /// The body as far as it is written.
-    fn written(&self) -> impl Body;
+    /// Leaves in `e` what the body does not say of the block `v` at `at`, which was just encoded: `v - decoded`. Not by
+    /// way of decoded values in memory: their stores would stand in the way of the loads beside them.
+    fn unsaid(&self, at: usize, v: &[f32; BLOCK], e: &mut [f32]);
 }
 
 /// Encodes `v = values + residual`, block by block, and leaves `v - decoded` in the residual: one rounding
-/// each, never fused. What is subtracted comes from the codec's own decoder, so it is what the server will
-/// apply.
+/// each, never fused. What is subtracted is bit for bit what the server will decode.
 pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, encoder: impl Encoder) {
-    isa.run(Encode { values, residual, encoder });
+    match residual {
+        None => isa.run(Encode { values, encoder }),
+        Some(residual) => isa.run(EncodeSum { values, residual, encoder }),
+    }
 }
 
 struct Encode<'a, E> {
     values: &'a [f32],
-    residual: Option<&'a mut [f32]>,
     encoder: E,
 }
 
@@ -33,25 +35,47 @@ impl<E: Encoder> Kernel for Encode<'_, E> {
     type Out = ();
     #[inline(always)]
     fn run(mut self) {
-        let mut v = [0.0; BLOCK];
-        let mut decoded = [0.0; BLOCK];
-        for (at, len) in blocks(self.values.len()) {
-            let g = &self.values[at..at + len];
-            v[..len].copy_from_slice(g);
-            v[len..].fill(0.0);
-            let Some(residual) = &mut self.residual else {
-                self.encoder.block(at, &v, len);
-                continue;
-            };
-            let e = &mut residual[at..at + len];
-            for (v, e) in v[..len].iter_mut().zip(&*e) {
-                *v += *e;
+        let (whole, rest) = self.values.as_chunks::<BLOCK>();
+        for (k, v) in whole.iter().enumerate() {
+            self.encoder.block(k * BLOCK, v, BLOCK);
+        }
+        if !rest.is_empty() {
+            let mut v = Block::ZERO;
+            v.0[..rest.len()].copy_from_slice(rest);
+            self.encoder.block(self.values.len() - rest.len(), &v.0, rest.len());
+        }
+    }
+}
+
+struct EncodeSum<'a, E> {
+    values: &'a [f32],
+    residual: &'a mut [f32],
+    encoder: E,
+}
+
+impl<E: Encoder> Kernel for EncodeSum<'_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run(mut self) {
+        let mut v = Block::ZERO;
+        let v = &mut v.0;
+        let (whole, g_rest) = self.values.as_chunks::<BLOCK>();
+        let (residuals, e_rest) = self.residual.as_chunks_mut::<BLOCK>();
+        for (k, (g, e)) in whole.iter().zip(residuals).enumerate() {
+            for ((v, g), e) in v.iter_mut().zip(g).zip(&*e) {
+                *v = g + e;
             }
-            self.encoder.block(at, &v, len);
-            self.encoder.written().decode(at, &mut decoded[..len]);
-            for ((e, v), d) in e.iter_mut().zip(&v).zip(&decoded) {
-                *e = v - d;
+            self.encoder.block(k * BLOCK, v, BLOCK);
+            self.encoder.unsaid(k * BLOCK, v, e);
+        }
+        if !g_rest.is_empty() {
+            let (at, len) = (BLOCK * whole.len(), g_rest.len());
+            v.fill(0.0);
+            for ((v, g), e) in v.iter_mut().zip(g_rest).zip(&*e_rest) {
+                *v = g + e;
             }
+            self.encoder.block(at, v, len);
+            self.encoder.unsaid(at, v, e_rest);
         }
     }
 }
@@ -171,11 +195,12 @@ impl Kernel for GiveBack<'_> {
 
 #[inline(always)]
 fn add(body: impl Body, residual: &mut [f32], store: bool) -> bool {
-    let mut decoded = [0.0; BLOCK];
+    let mut decoded = Block::ZERO;
+    let decoded = &mut decoded.0;
     let mut finite = true;
     for (at, len) in blocks(residual.len()) {
         body.decode(at, &mut decoded[..len]);
-        for (e, d) in residual[at..at + len].iter_mut().zip(&decoded) {
+        for (e, d) in residual[at..at + len].iter_mut().zip(&*decoded) {
             let sum = *e + d;
             finite &= sum.is_finite();
             *e = if store { sum } else { *e };

@@ -2,9 +2,10 @@
 
 use super::Body;
 use super::error_feedback::{self, Encoder};
-use crate::block::BLOCK;
+use crate::block::{BLOCK, Lane};
 use crate::error::{Error, Kind, Result};
 use crate::isa::{Isa, Kernel};
+use std::ops::Range;
 
 const WIDTH: usize = 4;
 const EXPONENT: u32 = 0x7F80_0000;
@@ -27,8 +28,11 @@ impl Encoder for Writer<'_> {
     }
 
     #[inline(always)]
-    fn written(&self) -> impl Body {
-        Float32Body::new(self.body, self.body.len() / WIDTH)
+    fn unsaid(&self, at: usize, v: &[f32; BLOCK], e: &mut [f32]) {
+        let (body, _) = self.body[WIDTH * at..][..WIDTH * e.len()].as_chunks::<WIDTH>();
+        for ((e, v), b) in e.iter_mut().zip(v).zip(body) {
+            *e = v - f32::from_le_bytes(*b);
+        }
     }
 }
 
@@ -61,6 +65,13 @@ impl Kernel for AllFinite<'_> {
     }
 }
 
+impl Lane for [u8; WIDTH] {
+    #[inline(always)]
+    fn value(self) -> f32 {
+        f32::from_le_bytes(self)
+    }
+}
+
 /// A validated body of float32 values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Float32Body<'a> {
@@ -77,6 +88,13 @@ impl<'a> Float32Body<'a> {
 }
 
 impl Body for Float32Body<'_> {
+    type Lane = [u8; WIDTH];
+
+    #[inline(always)]
+    fn lanes(&self, range: Range<usize>) -> Option<&[[u8; WIDTH]]> {
+        Some(self.body[WIDTH * range.start..WIDTH * range.end].as_chunks().0)
+    }
+
     #[inline(always)]
     fn decode(&self, at: usize, out: &mut [f32]) {
         let (body, _) = self.body[WIDTH * at..][..WIDTH * out.len()].as_chunks::<WIDTH>();

@@ -14,6 +14,7 @@ use super::philox;
 use super::{Body, Position};
 use crate::error::{Error, Kind, Result};
 use crate::isa::{Isa, Kernel};
+use std::ops::Range;
 
 /// Elements that share a scale.
 pub(super) const BLOCK: usize = 64;
@@ -47,13 +48,18 @@ impl Encoder for Writer<'_> {
     fn block(&mut self, at: usize, v: &[f32; crate::block::BLOCK], len: usize) {
         let (scales, elements) = self.body.split_at_mut(self.n.div_ceil(BLOCK));
         let scales = &mut scales[at / BLOCK..][..len.div_ceil(BLOCK)];
-        let mut q = [0; crate::block::BLOCK];
-        let (q_blocks, _) = q.as_chunks_mut::<BLOCK>();
+        let elements = &mut elements[at..at + len];
         let (v_blocks, _) = v.as_chunks::<BLOCK>();
         match self.seed {
             None => {
-                for ((scale, q), v) in scales.iter_mut().zip(q_blocks).zip(v_blocks) {
+                let (whole, rest) = elements.as_chunks_mut::<BLOCK>();
+                for ((scale, q), v) in scales.iter_mut().zip(&mut *whole).zip(v_blocks) {
                     *scale = nearest(v, q);
+                }
+                if !rest.is_empty() {
+                    let mut q = [0; BLOCK];
+                    scales[whole.len()] = nearest(&v_blocks[whole.len()], &mut q);
+                    rest.copy_from_slice(&q[..rest.len()]);
                 }
             }
             Some(seed) => {
@@ -66,17 +72,26 @@ impl Encoder for Writer<'_> {
                     random_bits(seed, counter, self.position.sequence, u);
                 }
                 let (noise, _) = noise.as_chunks::<BLOCK>();
-                for (((scale, q), v), u) in scales.iter_mut().zip(q_blocks).zip(v_blocks).zip(noise) {
-                    *scale = stochastic(v, u, q);
+                let blocks = elements.chunks_mut(BLOCK).zip(v_blocks).zip(noise);
+                for (scale, ((elements, v), u)) in scales.iter_mut().zip(blocks) {
+                    let mut q = [0; BLOCK];
+                    *scale = stochastic(v, u, &mut q);
+                    elements.copy_from_slice(&q[..elements.len()]);
                 }
             }
         }
-        elements[at..at + len].copy_from_slice(&q[..len]);
     }
 
     #[inline(always)]
-    fn written(&self) -> impl Body {
-        Int8Body::new(self.body, self.n)
+    fn unsaid(&self, at: usize, v: &[f32; crate::block::BLOCK], e: &mut [f32]) {
+        let (scales, elements) = self.body.split_at(self.n.div_ceil(BLOCK));
+        let blocks = e.chunks_mut(BLOCK).zip(v.as_chunks::<BLOCK>().0).zip(elements[at..].chunks(BLOCK));
+        for (((e, v), q), &scale) in blocks.zip(&scales[at / BLOCK..]) {
+            let factor = factor(scale);
+            for ((e, v), &q) in e.iter_mut().zip(v).zip(q) {
+                *e = v - f32::from(q as i8) * factor;
+            }
+        }
     }
 }
 
@@ -100,7 +115,8 @@ fn nearest(v: &[f32; BLOCK], q: &mut [u8; BLOCK]) -> u8 {
     let factor = if e == 0 { 0.0 } else { power(133 + 127 - e) };
     for (q, x) in q.iter_mut().zip(v) {
         let rounded = ((x * factor + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
-        *q = rounded.clamp(-127, 127) as u8;
+        // In two steps: narrowing that saturates is one instruction.
+        *q = (rounded.clamp(-128, 127) as i8).max(-127) as u8;
     }
     e as u8
 }
@@ -210,6 +226,13 @@ impl<'a> Int8Body<'a> {
 }
 
 impl Body for Int8Body<'_> {
+    type Lane = f32;
+
+    #[inline(always)]
+    fn lanes(&self, _range: Range<usize>) -> Option<&[f32]> {
+        None
+    }
+
     #[inline(always)]
     fn decode(&self, at: usize, out: &mut [f32]) {
         let elements = &self.elements[at..at + out.len()];
@@ -225,10 +248,16 @@ impl Body for Int8Body<'_> {
     }
 }
 
+/// What one step of a block's elements is worth.
+#[inline(always)]
+fn factor(scale: u8) -> f32 {
+    // E - 133 + 127 is the exponent field of 2^(E - 133).
+    if scale == 0 { 0.0 } else { power(u32::from(scale).wrapping_sub(6)) }
+}
+
 #[inline(always)]
 fn scaled(q: &[u8], scale: u8, out: &mut [f32]) {
-    // E - 133 + 127 is the exponent field of 2^(E - 133).
-    let factor = if scale == 0 { 0.0 } else { power(u32::from(scale).wrapping_sub(6)) };
+    let factor = factor(scale);
     for (out, &q) in out.iter_mut().zip(q) {
         *out = f32::from(q as i8) * factor;
     }

@@ -14,9 +14,11 @@ pub(crate) use float32::Float32Body;
 pub(crate) use int8::Int8Body;
 pub(crate) use onebit::OneBitBody;
 
+use crate::block::Lane;
 use crate::dtype::DType;
 use crate::error::{Error, Kind, Result};
 use crate::isa::Isa;
+use std::ops::Range;
 
 /// A codec as bytes name it: what a decoder needs to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -112,8 +114,12 @@ fn whole<B: Body>(body: B, out: &mut [f32]) {
 
 /// A validated body that is decoded block by block.
 pub(crate) trait Body: Copy {
-    /// Decodes the elements `at..at + out.len()`; `at` is a multiple of [`crate::block::BLOCK`] and the range lies
-    /// inside the body.
+    /// How one element lies in a body that needs no decoding in blocks.
+    type Lane: Lane;
+    /// The elements `range` as they lie there; `None` where they must be decoded.
+    fn lanes(&self, range: Range<usize>) -> Option<&[Self::Lane]>;
+    /// Decodes the elements `at..at + out.len()`; `at` is a multiple of [`crate::block::BLOCK`] and the range lies inside
+    /// one block of the body.
     fn decode(&self, at: usize, out: &mut [f32]);
 }
 
@@ -166,7 +172,18 @@ impl Codec {
     ) {
         let start = out.len();
         out.resize(start + self.id().body_len(values.len()), 0);
-        let body = &mut out[start..];
+        self.encode_into(isa, values, residual, position, &mut out[start..]);
+    }
+
+    /// As [`Codec::encode`], into memory of exactly [`CodecId::body_len`] bytes.
+    pub fn encode_into(
+        self,
+        isa: Isa,
+        values: &[f32],
+        residual: Option<&mut [f32]>,
+        position: Position,
+        body: &mut [u8],
+    ) {
         match self {
             Self::Float32 => float32::encode(isa, values, residual, body),
             Self::BFloat16 => bfloat16::encode(isa, values, residual, body),

@@ -18,13 +18,16 @@ use super::Body;
 use super::error_feedback::{self, Encoder};
 use crate::error::{Error, Kind, Result};
 use crate::isa::Isa;
+use std::ops::Range;
 
 /// Elements that share two means.
 pub(super) const BLOCK: usize = crate::block::BLOCK;
 /// Exponent fields below this one give the means zero.
 const SMALLEST: u32 = 32;
-/// Elements whose magnitudes (24 bits each) are summed in 32 bits.
-const SUM: usize = 128;
+/// Sums that are kept side by side.
+const LANES: usize = 16;
+/// Elements that are decoded together.
+const RUN: usize = 64;
 /// Bytes of the two means of a block.
 const MEANS: usize = 8;
 
@@ -44,7 +47,7 @@ impl Encoder for Writer<'_> {
         // The padding of `v` is +0.0: it adds nothing to a sum and leaves the pad bits zero.
         let signs = signs(v);
         bits[at / 8..][..len.div_ceil(8)].copy_from_slice(&signs[..len.div_ceil(8)]);
-        let negative = signs.iter().map(|b| u64::from(b.count_ones())).sum::<u64>();
+        let negative = count(&signs);
         let pair = means_of(v, len as u64 - negative, negative);
         let (means, _) = means.as_chunks_mut::<4>();
         for (mean, value) in means[2 * (at / BLOCK)..][..2].iter_mut().zip(pair) {
@@ -53,20 +56,35 @@ impl Encoder for Writer<'_> {
     }
 
     #[inline(always)]
-    fn written(&self) -> impl Body {
-        OneBitBody::new(self.body, self.n)
+    fn unsaid(&self, at: usize, v: &[f32; BLOCK], e: &mut [f32]) {
+        let [positive, negative] = OneBitBody::new(self.body, self.n).pair(at);
+        for (e, v) in e.iter_mut().zip(v) {
+            *e = v - if v.is_sign_negative() { negative } else { positive };
+        }
     }
 }
 
+/// The sign bits. First a byte for each, 0 or 1; then a product gathers eight of them in its highest byte.
 #[inline(always)]
 fn signs(v: &[f32; BLOCK]) -> [u8; BLOCK / 8] {
+    const GATHER: u64 = 0x0102_0408_1020_4080;
     let mut out = [0; BLOCK / 8];
-    for (out, v) in out.iter_mut().zip(v.as_chunks::<8>().0) {
-        for (i, x) in v.iter().enumerate() {
-            *out |= ((x.to_bits() >> 31) << i) as u8;
+    for (out, v) in out.as_chunks_mut::<8>().0.iter_mut().zip(v.as_chunks::<64>().0) {
+        let mut bytes = [0; 64];
+        for (byte, x) in bytes.iter_mut().zip(v) {
+            *byte = (x.to_bits() >> 31) as u8;
+        }
+        for (out, &eight) in out.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *out = (u64::from_le_bytes(eight).wrapping_mul(GATHER) >> 56) as u8;
         }
     }
     out
+}
+
+#[inline(always)]
+fn count(signs: &[u8; BLOCK / 8]) -> u64 {
+    let (words, _) = signs.as_chunks::<8>();
+    words.iter().fold(0, |sum, &word| sum + u64::from_le_bytes(word).count_ones()).into()
 }
 
 /// The means of the positive and the negative elements, given how many there are of each.
@@ -81,21 +99,20 @@ fn means_of(v: &[f32; BLOCK], positive: u64, negative: u64) -> [f32; 2] {
         // The caller was told not to look: say so, and the server refuses it.
         return [f32::NAN; 2];
     }
-    let (mut all, mut below) = (0, 0);
-    for v in v.as_chunks::<SUM>().0 {
-        let (mut part, mut part_below) = (0u32, 0u32);
-        for x in v {
+    // A lane sums 24 bits of 64 elements: that fits. Lanes are added once, at the end.
+    let (mut all, mut below) = ([0; LANES], [0; LANES]);
+    for v in v.as_chunks::<LANES>().0 {
+        for ((all, below), x) in all.iter_mut().zip(&mut below).zip(v) {
             // |x| = m * 2^(f - 150) with the exponent field f, so |x| * 2^(150 - E) is m shifted right by E -
             // f; for a subnormal, whose f is 0, nothing is left.
-            let bits = x.to_bits();
-            let shift = e.wrapping_sub((bits >> 23) & 0xFF).min(31);
-            let a = ((bits & 0x007F_FFFF) | 0x0080_0000) >> shift;
-            part = part.wrapping_add(a);
-            part_below = part_below.wrapping_add(a & ((bits as i32) >> 31) as u32);
+            let magnitude = x.to_bits() & 0x7FFF_FFFF;
+            let shift = e.wrapping_sub(magnitude >> 23).min(31);
+            let a = ((magnitude & 0x007F_FFFF) | 0x0080_0000) >> shift;
+            *all = u32::wrapping_add(*all, a);
+            *below = u32::wrapping_add(*below, if x.is_sign_negative() { a } else { 0 });
         }
-        all += u64::from(part);
-        below += u64::from(part_below);
     }
+    let [all, below] = [all, below].map(|lanes| lanes.iter().map(|&lane| u64::from(lane)).sum::<u64>());
     let unit = f32::from_bits((e + 127 - 158) << 23);
     [(all - below, positive), (below, negative)].map(|(sum, count)| {
         let mean = (256 * sum + count / 2).checked_div(count).unwrap_or(0);
@@ -138,31 +155,52 @@ impl<'a> OneBitBody<'a> {
     }
 }
 
+impl OneBitBody<'_> {
+    /// What a positive and what a negative element of the block at `at` become.
+    #[inline(always)]
+    fn pair(&self, at: usize) -> [f32; 2] {
+        let means = &self.means[2 * (at / BLOCK)..][..2];
+        [f32::from_le_bytes(means[0]), -f32::from_le_bytes(means[1])]
+    }
+}
+
 impl Body for OneBitBody<'_> {
+    type Lane = f32;
+
+    #[inline(always)]
+    fn lanes(&self, _range: Range<usize>) -> Option<&[f32]> {
+        None
+    }
+
     #[inline(always)]
     fn decode(&self, at: usize, out: &mut [f32]) {
-        for (k, out) in out.chunks_mut(BLOCK).enumerate() {
-            let at = at + k * BLOCK;
-            let means = &self.means[2 * (at / BLOCK)..][..2];
-            let pair = [f32::from_le_bytes(means[0]), -f32::from_le_bytes(means[1])];
-            let bits = &self.bits[at / 8..][..out.len().div_ceil(8)];
-            let (out, rest) = out.as_chunks_mut::<8>();
-            for (out, &byte) in out.iter_mut().zip(bits) {
-                select(byte, pair, out);
-            }
-            if let (false, Some(&byte)) = (rest.is_empty() || crate::fault::fault("codec_tail"), bits.last())
-            {
-                select(byte, pair, rest);
-            }
+        let pair = self.pair(at);
+        let bits = &self.bits[at / 8..][..out.len().div_ceil(8)];
+        let (out, rest) = out.as_chunks_mut::<RUN>();
+        let (words, last) = bits.split_at(RUN / 8 * out.len());
+        for (out, word) in out.iter_mut().zip(words.as_chunks().0) {
+            select(word, pair, out);
+        }
+        if !(rest.is_empty() || crate::fault::fault("codec_tail")) {
+            let (mut word, mut tail) = ([0; RUN / 8], [0.0; RUN]);
+            word[..last.len()].copy_from_slice(last);
+            select(&word, pair, &mut tail);
+            rest.copy_from_slice(&tail[..rest.len()]);
         }
     }
 }
 
-/// One byte at a time: with 16 or 32 elements LLVM goes through the mask registers of AVX-512 one bit at a
-/// time, four times slower.
+/// The values that bits choose. First a byte for each bit, 0 or not; then one comparison for a vector of bytes. Tested
+/// straight away, LLVM takes the bits one by one.
 #[inline(always)]
-fn select(byte: u8, [positive, negative]: [f32; 2], out: &mut [f32]) {
-    for (i, out) in out.iter_mut().enumerate() {
-        *out = if byte & (1 << i) == 0 { positive } else { negative };
+fn select(bits: &[u8; RUN / 8], [positive, negative]: [f32; 2], out: &mut [f32; RUN]) {
+    const SPREAD: u64 = 0x0101_0101_0101_0101;
+    const EACH: u64 = 0x8040_2010_0804_0201;
+    let mut flags = [0; RUN];
+    for (flags, &byte) in flags.as_chunks_mut::<8>().0.iter_mut().zip(bits) {
+        *flags = (u64::from(byte).wrapping_mul(SPREAD) & EACH).to_le_bytes();
+    }
+    for (out, flag) in out.iter_mut().zip(flags) {
+        *out = if flag == 0 { positive } else { negative };
     }
 }

@@ -11,7 +11,8 @@
 //!
 //! The paper has no learning rate (`lr = 1`); it puts `eps` inside both roots, and so does torch.
 
-use super::{Step, decay, invalid, non_negative, prepare};
+use super::{Prepare, Step, invalid, non_negative};
+use crate::block::Lane;
 use crate::error::Result;
 
 /// Settings of Adadelta, named as torch names them.
@@ -60,11 +61,10 @@ impl Adadelta {
     pub(crate) fn rule(&self, _step: u64, lr: f64) -> AdadeltaRule {
         AdadeltaRule {
             neg_lr: -lr as f32,
-            weight_decay: decay(self.weight_decay),
+            prepare: Prepare::new(self.maximize, self.weight_decay),
             rho: self.rho as f32,
             rest: (1.0 - self.rho) as f32,
             eps: self.eps as f32,
-            maximize: self.maximize,
         }
     }
 }
@@ -73,23 +73,27 @@ impl Adadelta {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdadeltaRule {
     neg_lr: f32,
-    weight_decay: Option<f32>,
+    prepare: Prepare,
     rho: f32,
     /// 1 - rho.
     rest: f32,
     eps: f32,
-    maximize: bool,
 }
 
 impl Step for AdadeltaRule {
     #[inline(always)]
-    fn step(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &mut [f32]) {
-        let Self { neg_lr, weight_decay, rho, rest, eps, maximize } = *self;
+    fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
         let [s, u] = state else { unreachable!("Adadelta has two state slots") };
-        let n = p.len();
-        let (s, u, g) = (&mut s[..n], &mut u[..n], &mut g[..n]);
-        prepare(g, p, maximize, weight_decay);
-        for (((p, s), u), &mut g) in p.iter_mut().zip(s).zip(u).zip(g) {
+        self.pass(p, s, u, g);
+    }
+}
+
+impl AdadeltaRule {
+    #[inline(always)]
+    fn pass<G: Lane>(&self, p: &mut [f32], s: &mut [f32], u: &mut [f32], g: &[G]) {
+        let Self { neg_lr, prepare, rho, rest, eps } = *self;
+        for (((p, s), u), &g) in p.iter_mut().zip(s).zip(u).zip(g) {
+            let g = prepare.of(g, *p);
             *s = (rest * g).mul_add(g, *s * rho);
             let dx = (*u + eps).sqrt() / (*s + eps).sqrt() * g;
             *u = (rest * dx).mul_add(dx, *u * rho);
@@ -108,7 +112,7 @@ mod tests {
     fn the_update_uses_the_old_mean_of_updates() {
         // s = 0.5 * 28 + 0.5 * 4 = 16 - 1; sqrt(3 + 1) / sqrt(15 + 1) * 2 = 1; u = 0.5 * 3 + 0.5 * 1.
         let (mut p, mut s, mut u) = ([5.0; 3], [26.0; 3], [3.0; 3]);
-        HALF.rule(0, 0.25).step(&mut p, &mut [&mut s, &mut u], &mut [2.0; 3]);
+        HALF.rule(0, 0.25).step(&mut p, &mut [&mut s, &mut u], &[2.0; 3]);
         assert_eq!((p, s, u), ([4.75; 3], [15.0; 3], [2.0; 3]));
     }
 
@@ -117,7 +121,7 @@ mod tests {
         // -6 + 1 * 4 = -2: the step above, mirrored.
         let (mut p, mut s, mut u) = ([4.0], [26.0], [3.0]);
         let adadelta = Adadelta { weight_decay: 1.0, maximize: true, ..HALF };
-        adadelta.rule(9, 1.0).step(&mut p, &mut [&mut s, &mut u], &mut [6.0]);
+        adadelta.rule(9, 1.0).step(&mut p, &mut [&mut s, &mut u], &[6.0]);
         assert_eq!((p, s, u), ([5.0], [15.0], [2.0]));
     }
 

@@ -9,7 +9,8 @@
 //! p   = p + (-clr * g) / d              clr = lr / (1 + step * lr_decay) in float64, step counting from 0
 //! ```
 
-use super::{EpsMode, Step, decay, non_negative, prepare, split_eps};
+use super::{EpsMode, Prepare, Step, non_negative, split_eps};
+use crate::block::Lane;
 use crate::error::Result;
 
 /// Settings of Adagrad, named as torch names them.
@@ -69,10 +70,9 @@ impl Adagrad {
         let (eps_in, eps_out) = split_eps(self.eps, self.eps_mode);
         AdagradRule {
             neg_lr: -(lr / (1.0 + step as f64 * self.lr_decay)) as f32,
-            weight_decay: decay(self.weight_decay),
+            prepare: Prepare::new(self.maximize, self.weight_decay),
             eps_in,
             eps_out,
-            maximize: self.maximize,
         }
     }
 }
@@ -81,21 +81,25 @@ impl Adagrad {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdagradRule {
     neg_lr: f32,
-    weight_decay: Option<f32>,
+    prepare: Prepare,
     eps_in: f32,
     eps_out: f32,
-    maximize: bool,
 }
 
 impl Step for AdagradRule {
     #[inline(always)]
-    fn step(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &mut [f32]) {
-        let Self { neg_lr, weight_decay, eps_in, eps_out, maximize } = *self;
+    fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
         let [s] = state else { unreachable!("Adagrad has one state slot") };
-        let n = p.len();
-        let (s, g) = (&mut s[..n], &mut g[..n]);
-        prepare(g, p, maximize, weight_decay);
-        for ((p, s), &mut g) in p.iter_mut().zip(s).zip(g) {
+        self.pass(p, s, g);
+    }
+}
+
+impl AdagradRule {
+    #[inline(always)]
+    fn pass<G: Lane>(&self, p: &mut [f32], s: &mut [f32], g: &[G]) {
+        let Self { neg_lr, prepare, eps_in, eps_out } = *self;
+        for ((p, s), &g) in p.iter_mut().zip(s).zip(g) {
+            let g = prepare.of(g, *p);
             *s = g.mul_add(g, *s);
             let d = (*s + eps_in).sqrt() + eps_out;
             *p += neg_lr * g / d;
@@ -109,7 +113,7 @@ mod tests {
 
     fn one(adagrad: Adagrad, step: u64, p: f32, s: f32, g: f32) -> (f32, f32) {
         let (mut p, mut s) = ([p; 5], [s; 5]);
-        adagrad.rule(step, adagrad.lr).step(&mut p, &mut [&mut s], &mut [g; 5]);
+        adagrad.rule(step, adagrad.lr).step(&mut p, &mut [&mut s], &[g; 5]);
         assert!(p.iter().all(|x| x.to_bits() == p[0].to_bits()));
         (p[0], s[0])
     }

@@ -15,7 +15,8 @@
 //!
 //! `t` is the number of this step, counting from 1: steps of the slice, never epochs.
 
-use super::{Step, decay, invalid, lerp, non_negative, prepare};
+use super::{Prepare, Step, invalid, lerp, non_negative};
+use crate::block::Lane;
 use crate::error::Result;
 
 /// Settings of Adam, named as torch names them (`betas` is the pair `beta1`, `beta2`).
@@ -94,15 +95,14 @@ impl Adam {
         let correction2 = 1.0 - self.beta2.powf(t);
         AdamRule {
             neg_size: -(lr / correction1) as f32,
-            weight_decay: decay(self.weight_decay),
-            shrink: None,
+            prepare: Prepare::new(self.maximize, self.weight_decay),
+            shrink: 1.0,
             rest1: (1.0 - self.beta1) as f32,
             beta2: self.beta2 as f32,
             rest2: (1.0 - self.beta2) as f32,
             root_correction2: correction2.powf(0.5) as f32,
             eps: self.eps as f32,
             amsgrad: self.amsgrad,
-            maximize: self.maximize,
         }
     }
 }
@@ -122,9 +122,8 @@ impl AdamW {
     pub(crate) fn rule(&self, step: u64, lr: f64) -> AdamRule {
         let weight_decay = self.0.weight_decay;
         AdamRule {
-            weight_decay: None,
-            shrink: (weight_decay != 0.0).then_some((1.0 - lr * weight_decay) as f32),
-            ..self.0.rule(step, lr)
+            shrink: (1.0 - lr * weight_decay) as f32,
+            ..Adam { weight_decay: 0.0, ..self.0 }.rule(step, lr)
         }
     }
 }
@@ -133,9 +132,9 @@ impl AdamW {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdamRule {
     neg_size: f32,
-    weight_decay: Option<f32>,
-    /// `AdamW`'s factor on the parameters.
-    shrink: Option<f32>,
+    prepare: Prepare,
+    /// `AdamW`'s factor on the parameters; 1, which is exact, where there is no decay.
+    shrink: f32,
     /// 1 - beta1.
     rest1: f32,
     beta2: f32,
@@ -144,7 +143,6 @@ pub(crate) struct AdamRule {
     root_correction2: f32,
     eps: f32,
     amsgrad: bool,
-    maximize: bool,
 }
 
 impl AdamRule {
@@ -163,37 +161,39 @@ impl AdamRule {
 
 impl Step for AdamRule {
     #[inline(always)]
-    fn step(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &mut [f32]) {
-        let n = p.len();
-        let g = &mut g[..n];
-        if let Some(shrink) = self.shrink {
-            for p in p.iter_mut() {
-                *p *= shrink;
-            }
-        }
-        prepare(g, p, self.maximize, self.weight_decay);
+    fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
         match (state, self.amsgrad) {
-            ([m, v], false) => {
-                let m = &mut m[..n];
-                lerp(m, g, self.rest1);
-                for (((p, &mut m), v), &mut g) in p.iter_mut().zip(m).zip(&mut v[..n]).zip(g) {
-                    *v = self.square(*v, g);
-                    *p = self.moved(*p, m, *v);
-                }
-            }
-            ([m, v, x], true) => {
-                let m = &mut m[..n];
-                lerp(m, g, self.rest1);
-                for ((((p, &mut m), v), x), &mut g) in
-                    p.iter_mut().zip(m).zip(&mut v[..n]).zip(&mut x[..n]).zip(g)
-                {
-                    *v = self.square(*v, g);
-                    // torch's maximum: NaN if either is.
-                    *x = if *v > *x || v.is_nan() { *v } else { *x };
-                    *p = self.moved(*p, m, *x);
-                }
-            }
+            ([m, v], false) => self.plain(p, m, v, g),
+            ([m, v, x], true) => self.amsgrad(p, m, v, x, g),
             _ => unreachable!("Adam's state slots follow its settings"),
+        }
+    }
+}
+
+impl AdamRule {
+    #[inline(always)]
+    fn plain<G: Lane>(&self, p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[G]) {
+        let rule = *self;
+        for (((p, m), v), &g) in p.iter_mut().zip(m).zip(v).zip(g) {
+            let old = *p * rule.shrink;
+            let g = rule.prepare.of(g, old);
+            *m = lerp(*m, g, rule.rest1);
+            *v = rule.square(*v, g);
+            *p = rule.moved(old, *m, *v);
+        }
+    }
+
+    #[inline(always)]
+    fn amsgrad<G: Lane>(&self, p: &mut [f32], m: &mut [f32], v: &mut [f32], x: &mut [f32], g: &[G]) {
+        let rule = *self;
+        for ((((p, m), v), x), &g) in p.iter_mut().zip(m).zip(v).zip(x).zip(g) {
+            let old = *p * rule.shrink;
+            let g = rule.prepare.of(g, old);
+            *m = lerp(*m, g, rule.rest1);
+            *v = rule.square(*v, g);
+            // torch's maximum: NaN if either is.
+            *x = if *v > *x || v.is_nan() { *v } else { *x };
+            *p = rule.moved(old, *m, *x);
         }
     }
 }
@@ -218,7 +218,7 @@ mod tests {
         for beta1 in [0.0, 0.5, 0.75] {
             let (mut p, mut m, mut v) = ([0.0; 3], [0.0; 3], [0.0; 3]);
             let adam = Adam { beta1, ..HALF };
-            adam.rule(0, 1.0).step(&mut p, &mut [&mut m, &mut v], &mut [3.0; 3]);
+            adam.rule(0, 1.0).step(&mut p, &mut [&mut m, &mut v], &[3.0; 3]);
             assert_eq!((p, v), ([-0.75; 3], [0.25 * 9.0; 3]));
             assert_eq!(m, [(1.0 - beta1 as f32) * 3.0; 3]);
         }
@@ -229,7 +229,7 @@ mod tests {
         let rule = Adam { amsgrad: true, ..HALF }.rule(0, 1.0);
         let (mut p, mut m, mut v) = ([0.0; 3], [0.0; 3], [0.0, 0.0, f32::NAN]);
         let mut x = [9.0, 0.0, 1.0];
-        rule.step(&mut p, &mut [&mut m, &mut v, &mut x], &mut [2.0; 3]);
+        rule.step(&mut p, &mut [&mut m, &mut v, &mut x], &[2.0; 3]);
         assert_eq!(x[..2], [9.0, 1.0]);
         assert!(x[2].is_nan());
         // 2 * 1 / (3 / 0.5 + 1).
@@ -240,10 +240,10 @@ mod tests {
     fn decay_on_the_gradient_and_on_the_parameters() {
         let decaying = Adam { weight_decay: 0.5, ..HALF };
         let (mut p, mut m, mut v) = ([4.0], [0.0], [0.0]);
-        decaying.rule(0, 1.0).step(&mut p, &mut [&mut m, &mut v], &mut [1.0]);
+        decaying.rule(0, 1.0).step(&mut p, &mut [&mut m, &mut v], &[1.0]);
         assert_eq!((p, m), ([4.0 - 0.75], [1.5]));
         let (mut p, mut m, mut v) = ([4.0], [0.0], [0.0]);
-        AdamW(decaying).rule(0, 1.0).step(&mut p, &mut [&mut m, &mut v], &mut [3.0]);
+        AdamW(decaying).rule(0, 1.0).step(&mut p, &mut [&mut m, &mut v], &[3.0]);
         assert_eq!((p, m), ([2.0 - 0.75], [1.5]));
         assert_eq!(AdamW::default().0.weight_decay, 1e-2);
     }

@@ -19,6 +19,7 @@ pub(crate) use rmsprop::RmspropRule;
 pub use sgd::Sgd;
 pub(crate) use sgd::SgdRule;
 
+use crate::block::Lane;
 use crate::error::{Error, Kind, Result};
 use std::cell::Cell;
 
@@ -61,11 +62,11 @@ pub(crate) enum Rule {
     Adam(AdamRule),
 }
 
-/// One optimizer step on one block.
+/// One optimizer step on a run of elements.
 pub(crate) trait Step: Copy {
-    /// Updates parameters `p` and the state slots (in the order of [`Optimizer::slots`]) with gradient `g`, which may
-    /// be used as scratch. All have the same length, at most [`crate::block::BLOCK`].
-    fn step(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &mut [f32]);
+    /// Updates parameters `p` and the state slots (in the order of [`Optimizer::slots`]) with gradient `g`; all have the
+    /// same length. One pass: arithmetic and memory then overlap.
+    fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]);
 }
 
 /// Most state slots that an optimizer can have.
@@ -169,41 +170,37 @@ pub(crate) fn non_negative(argument: &str, value: f64) -> Result<()> {
     }
 }
 
-// What several rules share: each a pass over one block, which stays in the first-level cache.
+// What several rules share, for one element.
 
-/// The gradient as the rule sees it: negated if `maximize`, then `fma(weight_decay, p, g)` if there is a decay.
-#[inline(always)]
-pub(crate) fn prepare(g: &mut [f32], p: &[f32], maximize: bool, weight_decay: Option<f32>) {
-    if maximize {
-        for g in g.iter_mut() {
-            *g = -*g;
-        }
+/// What the gradient becomes before the rule sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Prepare {
+    maximize: bool,
+    weight_decay: Option<f32>,
+}
+
+impl Prepare {
+    pub(crate) fn new(maximize: bool, weight_decay: f64) -> Self {
+        Self { maximize, weight_decay: decay(weight_decay) }
     }
-    if let Some(decay) = weight_decay {
-        for (g, &p) in g.iter_mut().zip(p) {
-            *g = decay.mul_add(p, *g);
-        }
+
+    /// Negated if `maximize`, then `fma(weight_decay, p, g)` if there is a decay.
+    #[inline(always)]
+    pub(crate) fn of(self, g: impl Lane, p: f32) -> f32 {
+        let g = g.value();
+        let g = if self.maximize { -g } else { g };
+        self.weight_decay.map_or(g, |decay| decay.mul_add(p, g))
     }
 }
 
 /// torch's `avg.lerp_(g, weight)`, which has two forms, so that `weight = 1` gives `g` exactly.
 #[inline(always)]
-pub(crate) fn lerp(avg: &mut [f32], g: &[f32], weight: f32) {
-    let all = avg.iter_mut().zip(g);
-    if weight.abs() < 0.5 {
-        for (a, &g) in all {
-            *a = weight.mul_add(g - *a, *a);
-        }
-    } else {
-        let back = weight - 1.0;
-        for (a, &g) in all {
-            *a = back.mul_add(g - *a, g);
-        }
-    }
+pub(crate) fn lerp(avg: f32, g: f32, weight: f32) -> f32 {
+    if weight.abs() < 0.5 { weight.mul_add(g - avg, avg) } else { (weight - 1.0).mul_add(g - avg, g) }
 }
 
 /// A decay as the rules take it: none if 0, else rounded once (a tiny one may round to 0, and still counts).
-pub(crate) fn decay(weight_decay: f64) -> Option<f32> {
+fn decay(weight_decay: f64) -> Option<f32> {
     (weight_decay != 0.0).then_some(weight_decay as f32)
 }
 

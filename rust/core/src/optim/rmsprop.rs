@@ -13,7 +13,8 @@
 //! p   = fma(-lr, b, p)                  momentum > 0
 //! ```
 
-use super::{EpsMode, Step, decay, lerp, non_negative, prepare, split_eps};
+use super::{EpsMode, Prepare, Step, lerp, non_negative, split_eps};
+use crate::block::Lane;
 use crate::error::Result;
 
 /// Settings of `RMSprop`, named as torch names them.
@@ -83,7 +84,7 @@ impl Rmsprop {
         let (eps_in, eps_out) = split_eps(self.eps, self.eps_mode);
         RmspropRule {
             neg_lr: -lr as f32,
-            weight_decay: decay(self.weight_decay),
+            prepare: Prepare::new(self.maximize, self.weight_decay),
             alpha: self.alpha as f32,
             rest: (1.0 - self.alpha) as f32,
             momentum: self.momentum as f32,
@@ -91,7 +92,6 @@ impl Rmsprop {
             eps_out,
             has_momentum: self.momentum > 0.0,
             centered: self.centered,
-            maximize: self.maximize,
         }
     }
 }
@@ -100,7 +100,7 @@ impl Rmsprop {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RmspropRule {
     neg_lr: f32,
-    weight_decay: Option<f32>,
+    prepare: Prepare,
     alpha: f32,
     /// 1 - alpha.
     rest: f32,
@@ -109,7 +109,6 @@ pub(crate) struct RmspropRule {
     eps_out: f32,
     has_momentum: bool,
     centered: bool,
-    maximize: bool,
 }
 
 impl RmspropRule {
@@ -128,45 +127,66 @@ impl RmspropRule {
 
 impl Step for RmspropRule {
     #[inline(always)]
-    fn step(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &mut [f32]) {
-        let Self { neg_lr, momentum, .. } = *self;
-        let n = p.len();
-        let g = &mut g[..n];
-        prepare(g, p, self.maximize, self.weight_decay);
+    fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
         match (state, self.has_momentum, self.centered) {
-            ([s], false, false) => {
-                for ((p, s), &mut g) in p.iter_mut().zip(&mut s[..n]).zip(g) {
-                    *s = self.square(*s, g);
-                    *p += neg_lr * g / self.root(*s);
-                }
-            }
-            ([s, b], true, false) => {
-                for (((p, s), b), &mut g) in p.iter_mut().zip(&mut s[..n]).zip(&mut b[..n]).zip(g) {
-                    *s = self.square(*s, g);
-                    *b = *b * momentum + g / self.root(*s);
-                    *p = neg_lr.mul_add(*b, *p);
-                }
-            }
-            ([s, a], false, true) => {
-                let a = &mut a[..n];
-                lerp(a, g, self.rest);
-                for (((p, s), &mut a), &mut g) in p.iter_mut().zip(&mut s[..n]).zip(a).zip(g) {
-                    *s = self.square(*s, g);
-                    *p += neg_lr * g / self.root((-a).mul_add(a, *s));
-                }
-            }
-            ([s, b, a], true, true) => {
-                let a = &mut a[..n];
-                lerp(a, g, self.rest);
-                for ((((p, s), b), &mut a), &mut g) in
-                    p.iter_mut().zip(&mut s[..n]).zip(&mut b[..n]).zip(a).zip(g)
-                {
-                    *s = self.square(*s, g);
-                    *b = *b * momentum + g / self.root((-a).mul_add(a, *s));
-                    *p = neg_lr.mul_add(*b, *p);
-                }
-            }
+            ([s], false, false) => self.plain(p, s, g),
+            ([s, b], true, false) => self.momentum(p, s, b, g),
+            ([s, a], false, true) => self.centered(p, s, a, g),
+            ([s, b, a], true, true) => self.centered_momentum(p, s, b, a, g),
             _ => unreachable!("RMSprop's state slots follow its settings"),
+        }
+    }
+}
+
+impl RmspropRule {
+    #[inline(always)]
+    fn plain<G: Lane>(&self, p: &mut [f32], s: &mut [f32], g: &[G]) {
+        let rule = *self;
+        for ((p, s), &g) in p.iter_mut().zip(s).zip(g) {
+            let g = rule.prepare.of(g, *p);
+            *s = rule.square(*s, g);
+            *p += rule.neg_lr * g / rule.root(*s);
+        }
+    }
+
+    #[inline(always)]
+    fn momentum<G: Lane>(&self, p: &mut [f32], s: &mut [f32], b: &mut [f32], g: &[G]) {
+        let rule = *self;
+        for (((p, s), b), &g) in p.iter_mut().zip(s).zip(b).zip(g) {
+            let g = rule.prepare.of(g, *p);
+            *s = rule.square(*s, g);
+            *b = *b * rule.momentum + g / rule.root(*s);
+            *p = rule.neg_lr.mul_add(*b, *p);
+        }
+    }
+
+    #[inline(always)]
+    fn centered<G: Lane>(&self, p: &mut [f32], s: &mut [f32], a: &mut [f32], g: &[G]) {
+        let rule = *self;
+        for (((p, s), a), &g) in p.iter_mut().zip(s).zip(a).zip(g) {
+            let g = rule.prepare.of(g, *p);
+            *s = rule.square(*s, g);
+            *a = lerp(*a, g, rule.rest);
+            *p += rule.neg_lr * g / rule.root((-*a).mul_add(*a, *s));
+        }
+    }
+
+    #[inline(always)]
+    fn centered_momentum<G: Lane>(
+        &self,
+        p: &mut [f32],
+        s: &mut [f32],
+        b: &mut [f32],
+        a: &mut [f32],
+        g: &[G],
+    ) {
+        let rule = *self;
+        for ((((p, s), b), a), &g) in p.iter_mut().zip(s).zip(b).zip(a).zip(g) {
+            let g = rule.prepare.of(g, *p);
+            *s = rule.square(*s, g);
+            *a = lerp(*a, g, rule.rest);
+            *b = *b * rule.momentum + g / rule.root((-*a).mul_add(*a, *s));
+            *p = rule.neg_lr.mul_add(*b, *p);
         }
     }
 }
@@ -191,7 +211,7 @@ mod tests {
         let mut p = [p];
         let mut state: Vec<[f32; 1]> = state[..rmsprop.slots().len()].iter().map(|&x| [x]).collect();
         let mut views: Vec<&mut [f32]> = state.iter_mut().map(|s| &mut s[..]).collect();
-        rmsprop.rule(0, rmsprop.lr).step(&mut p, &mut views, &mut [g]);
+        rmsprop.rule(0, rmsprop.lr).step(&mut p, &mut views, &[g]);
         (p[0], state.into_iter().map(|[x]| x).collect())
     }
 

@@ -14,8 +14,10 @@
 //! The learning rate stays outside the velocity `b`, as in torch: a schedule does not rescale what is stored.
 //! With these operations every result equals `torch.optim.SGD` bit for bit.
 
-use super::{Step, decay, invalid, non_negative, prepare};
+use super::{Prepare, Step, invalid, non_negative};
+use crate::block::Lane;
 use crate::error::Result;
+use crate::fault::fault;
 
 /// Settings of stochastic gradient descent, named as torch names them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,10 +76,9 @@ impl Sgd {
         };
         SgdRule {
             neg_lr: -lr as f32,
-            weight_decay: decay(self.weight_decay),
+            prepare: Prepare::new(self.maximize, self.weight_decay),
             momentum: self.momentum as f32,
             undamped: (1.0 - self.dampening) as f32,
-            maximize: self.maximize,
             form,
         }
     }
@@ -87,10 +88,9 @@ impl Sgd {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SgdRule {
     neg_lr: f32,
-    weight_decay: Option<f32>,
+    prepare: Prepare,
     momentum: f32,
     undamped: f32,
-    maximize: bool,
     form: Form,
 }
 
@@ -106,50 +106,55 @@ enum Form {
 
 impl Step for SgdRule {
     #[inline(always)]
-    fn step(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &mut [f32]) {
-        let Self { neg_lr, weight_decay, momentum, undamped, maximize, form } = *self;
-        let n = p.len();
-        let g = &mut g[..n];
-        prepare(g, p, maximize, weight_decay);
-        if crate::fault::fault("unfused_multiply_add") {
-            for (p, g) in p.iter_mut().zip(g.iter()) {
-                *p += neg_lr * *g;
-            }
-            return;
+    fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
+        match (self.form, state) {
+            (Form::Plain, _) => self.plain(p, g),
+            (form, [b]) => self.with_velocity(form, p, b, g),
+            _ => unreachable!("SGD with momentum has one state slot"),
         }
-        if let Form::Plain = form {
-            for (p, g) in p.iter_mut().zip(g) {
-                *p = neg_lr.mul_add(*g, *p);
-            }
-            return;
+    }
+}
+
+impl SgdRule {
+    #[inline(always)]
+    fn plain<G: Lane>(&self, p: &mut [f32], g: &[G]) {
+        let Self { neg_lr, prepare, .. } = *self;
+        for (p, &g) in p.iter_mut().zip(g) {
+            let g = prepare.of(g, *p);
+            *p = if fault("unfused_multiply_add") { *p + neg_lr * g } else { neg_lr.mul_add(g, *p) };
         }
-        let [b] = state else { unreachable!("SGD with momentum has one state slot") };
-        let b = &mut b[..n];
+    }
+
+    #[inline(always)]
+    fn with_velocity<G: Lane>(&self, form: Form, p: &mut [f32], b: &mut [f32], g: &[G]) {
+        let Self { neg_lr, prepare, momentum, undamped, .. } = *self;
         let all = p.iter_mut().zip(b).zip(g);
         match form {
             Form::Plain => {}
             Form::First => {
-                for ((p, b), g) in all {
-                    *b = *g;
-                    *p = neg_lr.mul_add(*g, *p);
+                for ((p, b), &g) in all {
+                    *b = prepare.of(g, *p);
+                    *p = neg_lr.mul_add(*b, *p);
                 }
             }
             Form::FirstNesterov => {
-                for ((p, b), g) in all {
-                    *b = *g;
-                    *p = neg_lr.mul_add(momentum.mul_add(*g, *g), *p);
+                for ((p, b), &g) in all {
+                    let g = prepare.of(g, *p);
+                    *b = g;
+                    *p = neg_lr.mul_add(momentum.mul_add(g, g), *p);
                 }
             }
             Form::Momentum => {
-                for ((p, b), g) in all {
-                    *b = undamped.mul_add(*g, *b * momentum);
+                for ((p, b), &g) in all {
+                    *b = undamped.mul_add(prepare.of(g, *p), *b * momentum);
                     *p = neg_lr.mul_add(*b, *p);
                 }
             }
             Form::Nesterov => {
-                for ((p, b), g) in all {
-                    *b = undamped.mul_add(*g, *b * momentum);
-                    *p = neg_lr.mul_add(momentum.mul_add(*b, *g), *p);
+                for ((p, b), &g) in all {
+                    let g = prepare.of(g, *p);
+                    *b = undamped.mul_add(g, *b * momentum);
+                    *p = neg_lr.mul_add(momentum.mul_add(*b, g), *p);
                 }
             }
         }
@@ -166,7 +171,7 @@ mod tests {
     fn run(sgd: Sgd, steps: u64, p: &mut [f32], b: &mut [f32], g: &[f32]) {
         for step in 0..steps {
             let mut state: Vec<&mut [f32]> = if sgd.slots().is_empty() { vec![] } else { vec![&mut *b] };
-            sgd.rule(step, sgd.lr).step(p, &mut state, &mut g.to_vec());
+            sgd.rule(step, sgd.lr).step(p, &mut state, g);
         }
     }
 
@@ -187,7 +192,7 @@ mod tests {
         run(damped, 1, &mut p, &mut b, &[2.0; 3]);
         assert_eq!((p, b), ([-1.0; 3], [2.0; 3]));
         let mut state: [&mut [f32]; 1] = [&mut b];
-        damped.rule(1, damped.lr).step(&mut p, &mut state, &mut [2.0; 3]);
+        damped.rule(1, damped.lr).step(&mut p, &mut state, &[2.0; 3]);
         assert_eq!((p, b), ([-2.0; 3], [2.0; 3]));
     }
 
@@ -201,11 +206,14 @@ mod tests {
 
     #[test]
     fn a_decay_that_rounds_to_zero_still_counts() {
-        // torch: fma(0, p, -0) is +0, where no decay would leave -0.
-        let mut g = [-0.0];
-        let rule = Sgd { weight_decay: 1e-60, lr: 0.0, ..Sgd::default() }.rule(0, 0.0);
-        rule.step(&mut [1.0], &mut [], &mut g);
-        assert_eq!(g[0].to_bits(), 0);
+        // torch: fma(0, p, -0) is +0, where no decay would leave -0; the first velocity is the gradient.
+        let first_velocity = |weight_decay| {
+            let mut b = [1.0];
+            let rule = Sgd { weight_decay, ..MOMENTUM }.rule(0, 0.0);
+            rule.step(&mut [1.0], &mut [&mut b], &[-0.0]);
+            b[0].to_bits()
+        };
+        assert_eq!((first_velocity(1e-60), first_velocity(0.0)), (0, (-0.0_f32).to_bits()));
     }
 
     #[test]
