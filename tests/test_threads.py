@@ -113,30 +113,33 @@ def test_ctrl_c_ends_a_call_that_waits(server):
 def test_a_pull_that_ctrl_c_ended_writes_no_more():
     n = 300_000
     zero, one = np.zeros(n, np.float32), np.ones(n, np.float32)
-    with fastps.serve() as server, Proxy(server.addresses) as proxy:
-        with fastps.connect(proxy.address, timeout=30.0) as ps:
-            ps.register("w", one, optimizer=fastps.SGD())
-            for calls, pull in enumerate(
-                (
-                    lambda out: ps.pull("w", out=out),
-                    lambda out: ps.pull(["w"], out={"w": out}),
-                    lambda out: ps.push_pull("w", zero, out=out),
-                ),
-                start=1,
-            ):
-                out = np.zeros(n, np.float32)
-                proxy.stall(True)
-                timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-                timer.start()
-                with pytest.raises(KeyboardInterrupt):
-                    pull(out)
-                    time.sleep(2)
-                timer.join()
-                proxy.stall(False)
-                late = time.monotonic() + 20
-                while ps.stats()["client"]["bytes_pulled"] < 4 * n * calls:
-                    assert time.monotonic() < late, "the values never came"
-                    time.sleep(0.01)
-                time.sleep(0.2)
-                assert not out.any()
-            assert ps.pull("w").all()
+    with (
+        fastps.serve() as server,
+        Proxy(server.addresses) as proxy,
+        fastps.connect(proxy.address, timeout=30.0) as ps,
+    ):
+        ps.register("w", one, optimizer=fastps.SGD())
+        for calls, pull in enumerate(
+            (
+                lambda out: ps.pull("w", out=out),
+                lambda out: ps.pull(["w"], out={"w": out}),
+                lambda out: ps.push_pull("w", zero, out=out),
+            ),
+            start=1,
+        ):
+            out = np.zeros(n, np.float32)
+            proxy.stall(True)
+            timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                pull(out)
+                time.sleep(2)
+            timer.join()
+            proxy.stall(False)
+            late = time.monotonic() + 20
+            while ps.stats()["client"]["bytes_pulled"] < 4 * n * calls:
+                assert time.monotonic() < late, "the values never came"
+                time.sleep(0.01)
+            time.sleep(0.2)
+            assert not out.any()
+        assert ps.pull("w").all()

@@ -15,6 +15,7 @@ import fastps
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from foreign_client import ForeignClient, Stubs, generate
+from samples import BIG, SMALL, normal
 
 PROTOS = Path(__file__).resolve().parents[2] / "protos"
 
@@ -37,6 +38,14 @@ def foreign(stubs: Stubs, server: fastps.Server) -> Iterator[ForeignClient]:
     """A foreign client that has said hello to both shards."""
     with ForeignClient(stubs, server.address_list) as client:
         yield client
+
+
+@pytest.fixture
+def target(foreign: ForeignClient) -> ForeignClient:
+    """A client of two tensors, one of three slices and a small one."""
+    foreign.register(foreign.spec("target", (BIG,), "adam", {"lr": 0.1}), normal((BIG,), 12))
+    foreign.register(foreign.spec("small", (SMALL,), "sgd", {"lr": 0.5}), normal((SMALL,), 13))
+    return foreign
 
 
 @pytest.fixture

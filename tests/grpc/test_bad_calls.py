@@ -1,0 +1,79 @@
+"""Bad unary calls. Every case leaves values and versions alone, and the server goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from foreign_client import ForeignClient, Message, Refused
+from samples import SMALL, STATUS, unharmed
+
+Control = Callable[[ForeignClient], tuple[str, Message]]
+
+
+def registering(**fields: Any) -> Control:
+    def request(client: ForeignClient) -> tuple[str, Message]:
+        spec = client.spec(**({"name": "bad", "shape": (4,)} | fields))
+        return "Register", client.pb.RegisterRequest(spec=spec, client=client.client)
+
+    return request
+
+
+def calling(method: str, **fields: Any) -> Control:
+    return lambda client: (method, getattr(client.pb, f"{method}Request")(**fields))
+
+
+SMALL_SPEC: dict[str, Any] = {"name": "small", "shape": (SMALL,), "optimizer": "sgd", "settings": {"lr": 0.5}}
+ADAM = {"optimizer": "adam", "settings": {}}
+MOMENTUM = {"settings": {"lr": 0.5, "momentum": 0.9}}
+LONG = "x" * 1024  # errors quote no more than that
+# what: (call, kind, tensor, expected, got)
+BAD_CALLS: dict[str, tuple[Control, str, str, str, str]] = {
+    "unknown name": (calling("Unregister", name="nobody"), "unknown_tensor", "nobody", "", ""),
+    "another shape": (registering(**SMALL_SPEC | {"shape": (14,)}), "config", "small", "13", "14"),
+    "another rule": (registering(**SMALL_SPEC | ADAM), "config", "small", "sgd", "adam"),
+    "another setting": (registering(**SMALL_SPEC | MOMENTUM), "config", "small", "0", "0.9"),
+    "another apply": (registering(**SMALL_SPEC | {"apply": 2}), "config", "small", "Exact", "Hogwild"),
+    "another group": (registering(**SMALL_SPEC | {"group": "other"}), "config", "small", "default", "other"),
+    "2^60 elements": (registering(shape=(1 << 60,)), "shape", "bad", "2^57", str(1 << 60)),
+    "2^80 elements": (registering(shape=(1 << 40, 1 << 40)), "shape", "bad", "2^57", str(1 << 40)),
+    "33 dimensions": (registering(shape=(1,) * 33), "shape", "bad", "32", "33"),
+    "no name": (registering(name=""), "config", "", "1 to 1024", "0"),
+    "a name of 1025 bytes": (registering(name="x" * 1025), "config", LONG, "1 to 1024", "1025"),
+    "a name of 100,000 bytes": (registering(name="x" * 100_000), "config", LONG, "1 to 1024", "100000"),
+    "an unknown name of 100,000 bytes": (
+        calling("Unregister", name="x" * 100_000),
+        "unknown_tensor",
+        LONG,
+        "",
+        "",
+    ),
+    "no group": (registering(group=""), "config", "bad", "1 to 1024", "0"),
+    "float64": (registering(dtype=2), "dtype", "bad", "FLOAT32", "FLOAT64"),
+    "no dtype": (registering(dtype=0), "dtype", "bad", "FLOAT32", "UNSPECIFIED"),
+    "no apply": (registering(apply=0), "config", "bad", "1 or 2", "0"),
+    "unknown rule": (registering(optimizer="lion"), "config", "bad", "sgd", "lion"),
+    "unknown setting": (registering(settings={"beta3": 1}), "config", "bad", "lr", "beta3"),
+    "invalid setting": (registering(settings={"momentum": -1}), "config", "bad", "", "-1"),
+    "a flag that is 2": (registering(settings={"maximize": 2}), "config", "bad", "0 or 1", "2"),
+    "no spec": (calling("Register", client=1), "config", "", "", ""),
+    "sealing nothing": (calling("Seal", reservation=4711), "lease", "", "", ""),
+    "committing nothing": (calling("Commit", reservation=4711), "lease", "", "", ""),
+    "a hello without client": (calling("Hello"), "config", "", "", ""),
+    "renewing what is not there": (calling("Hello", client=4711, renew=True), "lease", "", "", ""),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_a_bad_call_is_refused(target: ForeignClient, case: str) -> None:
+    build, kind, tensor, expected, got = BAD_CALLS[case]
+    method, request = build(target)
+    with unharmed(target), pytest.raises(Refused) as refused:
+        target.call(0, method, request)
+    refusal = refused.value.refusal
+    assert (refusal.kind, refused.value.code) == (kind, STATUS[kind]), refusal
+    assert refusal.message, refusal
+    assert (refusal.HasField("shard"), refusal.shard, refusal.tensor) == (True, 0, tensor), refusal
+    assert expected in refusal.expected, refusal
+    assert got in refusal.got, refusal

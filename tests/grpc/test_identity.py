@@ -1,0 +1,82 @@
+"""Repeats, questions about lost answers, and staleness."""
+
+from __future__ import annotations
+
+import encoders
+import numpy as np
+from foreign_client import ForeignClient
+from samples import BIG, SMALL, FreshName
+
+import fastps
+
+
+def test_duplicates_are_answered_not_applied(foreign: ForeignClient, fresh_name: FreshName) -> None:
+    name = fresh_name("w")
+    foreign.register(foreign.spec(name, (BIG,), "sgd", {"lr": 1.0}), np.zeros(BIG, np.float32))
+    frames = foreign.gradient_frames(name, np.full(BIG, -1, np.float32))
+    first = [foreign.accepted(a) for a in foreign.exchange(name, frames)]
+    again = [foreign.accepted(a) for a in foreign.exchange(name, frames)]
+    assert [h.duplicate for h in first] == [False] * 3
+    assert [h.duplicate for h in again] == [True] * 3
+    assert [h.version for h in again] == [h.version for h in first] == foreign.pull(name)[1]
+    assert foreign.pull(name)[0].tobytes() == np.ones(BIG, np.float32).tobytes()
+
+
+def test_resolve_tells_or_fences(foreign: ForeignClient, fresh_name: FreshName) -> None:
+    name = fresh_name("w")
+    foreign.register(foreign.spec(name, (BIG,), "sgd", {"lr": 1.0}), np.zeros(BIG, np.float32))
+    entry, pb = foreign.entry(name), foreign.pb
+    frames = foreign.gradient_frames(name, np.full(BIG, -1, np.float32))
+    applied = foreign.accepted(foreign.exchange(name, frames[:1])[0])
+    asked = [foreign.frame(pb.KIND_RESOLVE, entry, k, sequence=foreign.sequence) for k in range(3)]
+    answers = [a.header for a in foreign.exchange(name, asked)]
+    assert [h.kind for h in answers] == [pb.KIND_RECEIPT, pb.KIND_FENCED, pb.KIND_FENCED]
+    assert answers[0].duplicate
+    assert answers[0].version == applied.version
+    # What is fenced stays fenced, for a late frame and for a second question.
+    late = foreign.exchange(name, frames)
+    kinds = [a.header.refusal.kind for a in late]
+    assert kinds == ["", "fenced", "fenced"]
+    assert late[0].header.duplicate
+    assert [a.header.kind for a in foreign.exchange(name, asked)] == [h.kind for h in answers]
+    values = foreign.pull(name)[0]
+    assert values[: encoders.SLICE_LEN].min() == 1
+    assert not values[encoders.SLICE_LEN :].any()
+    foreign.push(name, np.full(BIG, -1, np.float32))
+    assert foreign.pull(name)[0][-1] == 1
+
+
+def test_a_push_older_than_the_window_is_unknown(foreign: ForeignClient, fresh_name: FreshName) -> None:
+    name = fresh_name("w")
+    foreign.register(foreign.spec(name, (SMALL,), "sgd", {"lr": 1.0}), np.zeros(SMALL, np.float32))
+    frames = [foreign.gradient_frames(name, np.full(SMALL, -1, np.float32))[0] for _ in range(70)]
+    foreign.exchange(name, frames)
+    (old,) = foreign.exchange(name, frames[:1])
+    assert old.header.refusal.kind == "unknown_outcome"
+    assert old.header.refusal.tensor == name
+    question = foreign.frame(
+        foreign.pb.KIND_RESOLVE, foreign.entry(name), 0, sequence=frames[0].header.sequence
+    )
+    (answer,) = foreign.exchange(name, [question])
+    assert answer.header.refusal.kind == "unknown_outcome"
+    (recent,) = foreign.exchange(name, frames[-1:])
+    assert recent.header.duplicate
+    assert foreign.pull(name)[0].tobytes() == np.full(SMALL, 70, np.float32).tobytes()
+
+
+def test_staleness_counts_the_pushes_of_others(
+    foreign: ForeignClient, native: fastps.ParameterServer, fresh_name: FreshName
+) -> None:
+    name = fresh_name("w")
+    gradient = np.ones(SMALL, np.float32)
+    foreign.register(foreign.spec(name, (SMALL,)), np.zeros(SMALL, np.float32))
+    pull = foreign.frame(foreign.pb.KIND_PULL, foreign.entry(name), 0)
+    base = foreign.accepted(foreign.exchange(name, [pull])[0])
+    for _ in range(3):
+        native.push(name, gradient)
+    foreign.push(name, gradient)
+    (receipt,) = foreign.push(name, gradient, base_version=base.version, base_own=base.own)
+    assert receipt.staleness == 3
+    assert (receipt.version, receipt.own) == (base.version + 5, base.own + 2)
+    (receipt,) = foreign.push(name, gradient)
+    assert not receipt.HasField("staleness")

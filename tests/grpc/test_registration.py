@@ -1,0 +1,194 @@
+"""Registration both ways, and what ends it: no memory, no lease."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import encoders
+import numpy as np
+import pytest
+from foreign_client import ForeignClient, Refused, Stubs
+from samples import BIG, SHAPES, SMALL, STATUS, FreshName, normal
+
+import fastps
+
+
+@pytest.mark.parametrize("apply", ["exact", "hogwild"])
+def test_a_foreign_tensor_is_native_and_a_native_one_foreign(
+    foreign: ForeignClient, native: fastps.ParameterServer, fresh_name: FreshName, apply: str
+) -> None:
+    for shape in SHAPES:
+        theirs, ours = fresh_name("theirs"), fresh_name("ours")
+        initial = normal(shape, 1)
+        number = {"exact": foreign.pb.APPLY_EXACT, "hogwild": foreign.pb.APPLY_HOGWILD}[apply]
+        spec = foreign.spec(theirs, shape, "adagrad", {"lr": 0.25, "eps": 1e-8}, apply=number)
+        assert foreign.register(spec, initial)
+        native.register(ours, initial, optimizer=fastps.Adagrad(lr=0.25, eps=1e-8), apply=apply)
+        assert {theirs, ours} <= set(native.names())
+        assert {theirs, ours} <= set(foreign.names())
+        for name in (theirs, ours):
+            values, versions = foreign.pull(name)
+            assert values.shape == shape
+            assert values.tobytes() == initial.tobytes()
+            assert native.pull(name).tobytes() == initial.tobytes()
+            assert len(versions) == max(1, -(-initial.size // encoders.SLICE_LEN))
+            assert len(set(versions)) == 1
+        # The same spec again is a no-op for either side; the values stay.
+        native.register(theirs, initial + 1, optimizer=fastps.Adagrad(lr=0.25, eps=1e-8), apply=apply)
+        same = foreign.spec(ours, shape, "adagrad", {"lr": 0.25, "eps": 1e-8}, apply=number)
+        assert not foreign.register(same, initial + 1)
+        assert native.pull(theirs).tobytes() == foreign.pull(ours)[0].tobytes() == initial.tobytes()
+
+
+def test_the_slices_of_a_tensor_are_spread(foreign: ForeignClient, fresh_name: FreshName) -> None:
+    name = fresh_name("spread")
+    foreign.register(foreign.spec(name, (BIG,)), normal((BIG,), 2))
+    placement = foreign.entry(name).placement
+    assert set(placement.shards) == {0, 1}
+    assert len(set(placement.slices)) == len(placement.slices) == 3
+
+
+def test_versions_come_without_values(
+    foreign: ForeignClient, native: fastps.ParameterServer, fresh_name: FreshName
+) -> None:
+    name, pb = fresh_name("versions"), foreign.pb
+    foreign.register(foreign.spec(name, (BIG,)), normal((BIG,), 2))
+    native.push(name, normal((BIG,), 3))
+    entry = foreign.entry(name)
+    asked = [foreign.frame(pb.KIND_PULL_VERSION, entry, k) for k in range(3)]
+    answers = foreign.exchange(name, asked)
+    assert [answer.payload for answer in answers] == [b""] * 3
+    wanted = pb.Header(kind=pb.KIND_VERSION, version=2, own=1)
+    for frame, answer in zip(asked, answers, strict=True):
+        wanted.tag = frame.header.tag
+        assert answer.header == wanted
+    assert native.versions(name).slices(name) == (2, 2, 2)
+    spoilt = foreign.frame(pb.KIND_PULL_VERSION, entry, 0, payload=b"x")
+    assert foreign.exchange(name, [spoilt])[0].header.refusal.kind == "frame"
+
+
+def test_an_unsealed_tensor_does_not_exist(
+    foreign: ForeignClient, stubs: Stubs, server: fastps.Server, fresh_name: FreshName
+) -> None:
+    name, ones = fresh_name("half"), np.ones(BIG, np.float32)
+    pb, spec = foreign.pb, foreign.spec(name, (BIG,))
+    first = foreign.call(0, "Register", pb.RegisterRequest(spec=spec, client=foreign.client))
+    entry = pb.MapEntry(spec=spec, placement=first.placement)
+    mine = {shard: [k for k, s in enumerate(entry.placement.shards) if s == shard] for shard in (0, 1)}
+    seal = pb.SealRequest(reservation=first.reservation)
+    commit = pb.CommitRequest(reservation=first.reservation, client=foreign.client)
+    with ForeignClient(stubs, server.address_list) as other:
+        again = other.call(0, "Register", pb.RegisterRequest(spec=spec, client=other.client))
+        assert again.under_way
+        assert again.retry_after_ms > 0
+    # Every step may be repeated.
+    repeated = foreign.call(0, "Register", pb.RegisterRequest(spec=spec, client=foreign.client))
+    assert (repeated.reservation, repeated.placement) == (first.reservation, first.placement)
+    for shard in (0, 1, 0, 1):
+        answer = foreign.call(shard, "Reserve", foreign.reserve_request(spec, first, mine[shard]))
+        assert answer.lease_ms > 0
+    # Nothing but initial values goes in or out.
+    foreign.sequence += 1
+    gradient = foreign.assign_frame(entry, mine[0][0], ones)
+    gradient.header.kind = pb.KIND_GRADIENT
+    reads = [foreign.frame(k, entry, mine[0][0]) for k in (pb.KIND_PULL, pb.KIND_PULL_VERSION)]
+    for refused in foreign.stream(0).exchange([gradient, *reads]):
+        assert refused.header.refusal.kind == "unknown_tensor"
+        assert refused.header.refusal.retry_after_ms > 0
+    # Not all values have come: neither sealed nor committed.
+    for shard, method, request in [(0, "Seal", seal), (1, "Seal", seal), (0, "Commit", commit)]:
+        with pytest.raises(Refused) as early:
+            foreign.call(shard, method, request)
+        assert early.value.refusal.kind == "config"
+    for shard in (0, 1):
+        frames = [foreign.assign_frame(entry, k, ones, first.reservation) for k in mine[shard]]
+        for duplicate in (False, True):
+            answers = [foreign.accepted(a) for a in foreign.stream(shard).exchange(frames)]
+            assert {a.kind for a in answers} == {pb.KIND_RECEIPT}
+            assert {a.duplicate for a in answers} == {duplicate}
+        assert name not in foreign.names()
+        for _ in range(2):
+            foreign.call(shard, "Seal", seal)
+    assert name not in foreign.names()
+    for _ in range(2):
+        foreign.call(0, "Commit", commit)
+    assert name in foreign.names()
+    assert foreign.pull(name)[0].tobytes() == ones.tobytes()
+
+
+def test_unregister(foreign: ForeignClient, native: fastps.ParameterServer, fresh_name: FreshName) -> None:
+    name = fresh_name("gone")
+    foreign.register(foreign.spec(name, (BIG,)), normal((BIG,), 3))
+    entry = foreign.entry(name)
+    gone = foreign.call(0, "Unregister", foreign.pb.UnregisterRequest(name=name)).placement
+    assert gone == entry.placement
+    for shard in set(gone.shards):
+        slices = [s for s, at in zip(gone.slices, gone.shards, strict=True) if at == shard]
+        foreign.call(shard, "Drop", foreign.pb.DropRequest(slices=slices))
+    assert name not in foreign.names()
+    assert name not in native.names()
+    answers = foreign.exchange(name, [foreign.frame(foreign.pb.KIND_PULL, entry, k) for k in range(3)])
+    assert [a.header.refusal.kind for a in answers] == ["unknown_tensor"] * 3
+    # The name is free again; slice identifiers never recur.
+    foreign.register(foreign.spec(name, (BIG,)), normal((BIG,), 3))
+    assert not set(gone.slices) & set(
+        foreign.call(0, "GetMap", foreign.pb.GetMapRequest(names=[name])).entries[0].placement.slices
+    )
+
+
+@pytest.fixture(scope="module")
+def strict(stubs: Stubs) -> Iterator[fastps.Server]:
+    """Little memory, and a short lease."""
+    with fastps.serve(shards=2, memory_limit=64 << 20, lease=0.5) as server:
+        yield server
+
+
+def test_a_registration_that_does_not_fit_leaves_nothing(stubs: Stubs, strict: fastps.Server) -> None:
+    with ForeignClient(stubs, strict.address_list) as client:
+        client.register(client.spec("fits", (SMALL,)), np.zeros(SMALL, np.float32))
+        used = [memory_slices(client, shard) for shard in (0, 1)]
+        with pytest.raises(Refused) as refused:
+            client.register(client.spec("large", (8 << 20,)), np.zeros(8 << 20, np.float32))
+        refusal = refused.value.refusal
+        assert (refusal.kind, refused.value.code) == ("capacity", STATUS["capacity"])
+        assert refusal.tensor == "large"
+        assert refusal.HasField("shard")
+        assert refusal.retry_after_ms > 0
+        assert "bytes" in refusal.expected
+        assert "bytes" in refusal.got
+        assert client.names() == ["fits"]
+        assert [memory_slices(client, shard) for shard in (0, 1)] == used
+        client.push("fits", np.ones(SMALL, np.float32))
+
+
+def memory_slices(client: ForeignClient, shard: int) -> int:
+    return client.call(shard, "Stats", client.pb.StatsRequest()).counters["memory_slices"]
+
+
+def test_an_expired_lease_ends_the_session_for_good(stubs: Stubs, strict: fastps.Server) -> None:
+    with (
+        ForeignClient(stubs, strict.address_list) as sleeper,
+        ForeignClient(stubs, strict.address_list) as other,
+    ):
+        spec = sleeper.spec("leased", (SMALL,), "sgd", {"lr": 1.0})
+        sleeper.register(spec, np.zeros(SMALL, np.float32))
+        gradient = np.full(SMALL, -1, np.float32)
+        sleeper.push("leased", gradient)
+        asked = sleeper.frame(sleeper.pb.KIND_RESOLVE, sleeper.entry("leased"), 0, sequence=sleeper.sequence)
+        for _ in range(12):
+            time.sleep(0.1)
+            # A frame is a sign of life for one shard, a hello for the other.
+            other.pull("leased")
+            other.hello(1 - other.entry("leased").placement.shards[0], renew=True)
+        frame = sleeper.gradient_frames("leased", gradient)[0]
+        for late in (frame, asked):
+            (answer,) = sleeper.exchange("leased", [late])
+            assert answer.header.refusal.kind == "lease"
+        # What the slices remembered of its pushes may be gone, so it never comes back under this number.
+        for renew in (True, False):
+            with pytest.raises(Refused) as refused:
+                sleeper.hello(0, renew=renew)
+            assert refused.value.refusal.kind == "lease"
+        other.push("leased", gradient)
+        assert other.pull("leased")[0].tobytes() == np.full(SMALL, 2, np.float32).tobytes()
