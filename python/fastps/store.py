@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -20,6 +20,16 @@ from fastps.optim import SGD, Optimizer
 __all__ = ["ParameterServer", "Store", "TensorSpec", "connect"]
 
 Arrays = Mapping[str, Any]
+
+
+class PushOptions(TypedDict, total=False):
+    """How a push is made, as `ParameterServer.push` explains."""
+
+    codec: Codec | None
+    lr: float | None
+    scale: float | None
+    based_on: Versions | None
+    timeout: float | None
 
 
 @dataclass(frozen=True)
@@ -133,29 +143,9 @@ class ParameterServer:
     # -- push ------------------------------------------------------------------------------------------------
 
     @overload
-    def push(
-        self,
-        name: str,
-        grad: Any,
-        *,
-        codec: Codec | None = None,
-        lr: float | None = None,
-        scale: float | None = None,
-        based_on: Versions | None = None,
-        timeout: float | None = None,
-    ) -> Receipt: ...
+    def push(self, name: str, grad: Any, **how: Unpack[PushOptions]) -> Receipt: ...
     @overload
-    def push(
-        self,
-        name: Arrays | Bound,
-        grad: None = None,
-        *,
-        codec: Codec | None = None,
-        lr: float | None = None,
-        scale: float | None = None,
-        based_on: Versions | None = None,
-        timeout: float | None = None,
-    ) -> Receipts: ...
+    def push(self, name: Arrays | Bound, grad: None = None, **how: Unpack[PushOptions]) -> Receipts: ...
     def push(
         self,
         name: str | Arrays | Bound,
@@ -205,28 +195,10 @@ class ParameterServer:
         return Receipts(self._native.push_list(_dict(name), how))
 
     @overload
-    def push_async(
-        self,
-        name: str,
-        grad: Any,
-        *,
-        codec: Codec | None = None,
-        lr: float | None = None,
-        scale: float | None = None,
-        based_on: Versions | None = None,
-        timeout: float | None = None,
-    ) -> PushHandle[Receipt]: ...
+    def push_async(self, name: str, grad: Any, **how: Unpack[PushOptions]) -> PushHandle[Receipt]: ...
     @overload
     def push_async(
-        self,
-        name: Arrays | Bound,
-        grad: None = None,
-        *,
-        codec: Codec | None = None,
-        lr: float | None = None,
-        scale: float | None = None,
-        based_on: Versions | None = None,
-        timeout: float | None = None,
+        self, name: Arrays | Bound, grad: None = None, **how: Unpack[PushOptions]
     ) -> PushHandle[Receipts]: ...
     def push_async(
         self,
