@@ -126,29 +126,39 @@ impl<S: Storage, B: Body, R: Step> Kernel for Fused<S, B, R> {
     #[inline(always)]
     fn run(mut self) {
         let n = self.storage.len();
-        let first = self.storage.first_block() * BLOCK;
-        let mut gradient = Block::ZERO;
-        self.range(first.min(n), n, &mut gradient);
-        self.range(0, first.min(n), &mut gradient);
+        let first = (self.storage.first_block() * BLOCK).min(n);
+        if self.scale == 1.0 && self.body.lanes(0..n).is_some() {
+            self.lanes(first, n);
+            self.lanes(0, first);
+        } else {
+            // Only here: its zeros cost as much as a step on a small tensor.
+            let mut gradient = Block::ZERO;
+            self.blocks(first, n, &mut gradient);
+            self.blocks(0, first, &mut gradient);
+        }
     }
 }
 
 impl<S: Storage, B: Body, R: Step> Fused<S, B, R> {
-    /// The elements `from..end`; `from` is a multiple of [`BLOCK`]. `gradient` is scratch.
+    /// The elements `from..end` of a body that is its own values; `from` is a multiple of [`BLOCK`].
     #[inline(always)]
-    fn range(&mut self, from: usize, end: usize, gradient: &mut Block) {
+    fn lanes(&mut self, from: usize, end: usize) {
         let mut at = from;
         while at < end {
-            let left = end - at;
-            let lanes = self.body.lanes(at..at + left.min(S::SPAN)).filter(|_| self.scale == 1.0);
-            at += if let Some(lanes) = lanes {
-                self.storage.update(at, self.rule, lanes);
-                lanes.len()
-            } else {
-                let gradient = &mut gradient.0[..left.min(BLOCK)];
-                self.block(at, gradient);
-                gradient.len()
-            };
+            let Some(lanes) = self.body.lanes(at..end.min(at + S::SPAN)) else { return };
+            self.storage.update(at, self.rule, lanes);
+            at += lanes.len();
+        }
+    }
+
+    /// The same of any body; `gradient` is scratch.
+    #[inline(always)]
+    fn blocks(&mut self, from: usize, end: usize, gradient: &mut Block) {
+        let mut at = from;
+        while at < end {
+            let g = &mut gradient.0[..(end - at).min(BLOCK)];
+            self.block(at, g);
+            at += g.len();
         }
     }
 

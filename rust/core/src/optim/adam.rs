@@ -18,6 +18,7 @@
 use super::{Prepare, Step, invalid, lerp, non_negative};
 use crate::block::Lane;
 use crate::error::Result;
+use std::cell::Cell;
 
 /// Settings of Adam, named as torch names them (`betas` is the pair `beta1`, `beta2`).
 ///
@@ -90,9 +91,7 @@ impl Adam {
 
     /// The scalars of one step. (torch counts steps in float32, up to 2^24; both corrections are 1 long before.)
     pub(crate) fn rule(&self, step: u64, lr: f64) -> AdamRule {
-        let t = (step + 1) as f64;
-        let correction1 = 1.0 - self.beta1.powf(t);
-        let correction2 = 1.0 - self.beta2.powf(t);
+        let (correction1, root_correction2) = corrections(self.beta1, self.beta2, step);
         AdamRule {
             neg_size: -(lr / correction1) as f32,
             prepare: Prepare::new(self.maximize, self.weight_decay),
@@ -100,7 +99,7 @@ impl Adam {
             rest1: (1.0 - self.beta1) as f32,
             beta2: self.beta2 as f32,
             rest2: (1.0 - self.beta2) as f32,
-            root_correction2: correction2.powf(0.5) as f32,
+            root_correction2: root_correction2 as f32,
             eps: self.eps as f32,
             amsgrad: self.amsgrad,
         }
@@ -126,6 +125,23 @@ impl AdamW {
             ..Adam { weight_decay: 0.0, ..self.0 }.rule(step, lr)
         }
     }
+}
+
+/// `1 - beta1^t` and the root of `1 - beta2^t`. The tensors of a list mostly step alike, so each thread remembers its
+/// last answer: the powers cost as much as the step of a small tensor.
+fn corrections(beta1: f64, beta2: f64, step: u64) -> (f64, f64) {
+    type Known = ((f64, f64, u64), (f64, f64));
+    thread_local!(static LAST: Cell<Option<Known>> = const { Cell::new(None) });
+    let asked = (beta1, beta2, step);
+    if let Some((known, answer)) = LAST.get()
+        && known == asked
+    {
+        return answer;
+    }
+    let t = (step + 1) as f64;
+    let answer = (1.0 - beta1.powf(t), (1.0 - beta2.powf(t)).powf(0.5));
+    LAST.set(Some((asked, answer)));
+    answer
 }
 
 /// The scalars of one step of Adam or `AdamW`.

@@ -21,7 +21,6 @@ pub(crate) use sgd::SgdRule;
 
 use crate::block::Lane;
 use crate::error::{Error, Kind, Result};
-use std::cell::Cell;
 
 /// Where `eps` stands under a running mean of squares `s`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -128,23 +127,7 @@ impl Optimizer {
 
     /// The scalars of one step. `step` counts from 0: how many steps the slice has taken before this one. `lr`
     /// replaces the settings' rate.
-    ///
-    /// The tensors of a list mostly step alike, so each thread remembers its last answer: Adam's powers cost more than
-    /// its step on a small tensor.
     pub(crate) fn rule(&self, step: u64, lr: f64) -> Rule {
-        thread_local!(static LAST: Cell<Option<(Optimizer, u64, f64, Rule)>> = const { Cell::new(None) });
-        if let Some((optimizer, last_step, last_lr, rule)) = LAST.get()
-            && (last_step, last_lr) == (step, lr)
-            && optimizer == *self
-        {
-            return rule;
-        }
-        let rule = self.new_rule(step, lr);
-        LAST.set(Some((*self, step, lr, rule)));
-        rule
-    }
-
-    fn new_rule(&self, step: u64, lr: f64) -> Rule {
         match self {
             Self::Sgd(o) => Rule::Sgd(o.rule(step, lr)),
             Self::Adagrad(o) => Rule::Adagrad(o.rule(step, lr)),
