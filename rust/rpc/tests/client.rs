@@ -543,7 +543,9 @@ fn a_doubt_settles_when_the_connection_is_back() {
     let mut world = World::start(|_| ());
     let first = world.unanswered(|tensor| !tensor.is_big(), TIMEOUT);
     let second = world.unanswered(|_| true, Duration::from_secs(3));
+    let begin = Instant::now();
     let ended: Vec<_> = second.iter().map(|(_, push)| push.wait(TIMEOUT).unwrap()).collect();
+    assert!(begin.elapsed() < Duration::from_secs(3 + 2), "a push ends at its deadline");
     let begin = Instant::now();
     for (pushed, (sent, _)) in ended.iter().zip(&second) {
         let Err(PushError::Partial(partial)) = pushed else { panic!("{pushed:?}") };
