@@ -33,7 +33,6 @@ MUTANTS = {
     "copy_on_write_skipped": "a pull copies instead of pinning, and the push never notices",
     "frame_length_trusted": "the length of a body is not checked",
     "fence_forgotten": "a push that was answered with 'fenced' is applied when it arrives late",
-    "lock_not_fair": "a waiting thread is overtaken without end",
     "spare_not_filled": "the copy of copy-on-write keeps what was in the spare buffer",
     "torn_lane": "a hogwild store writes each lane in two halves",
     "drop_half": "every second push is acknowledged but not applied",
