@@ -149,7 +149,7 @@ impl Tensor {
                 codec: self.codec,
                 body,
                 trusted,
-                once: false,
+                once: trusted,
             };
             self.shard.push(&push, |applied| assert!(applied.is_ok()));
         }

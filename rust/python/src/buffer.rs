@@ -191,9 +191,8 @@ impl Borrowed {
         let fits = bytes.len().is_multiple_of(size)
             && at.checked_add(bytes.len() / size).is_some_and(|end| end <= self.len);
         if fits {
-            // SAFETY: in bounds as just checked; the memory is writable, because all callers asked for `Access::Write`;
-            // `copy` allows overlap, so `bytes` may even lie in the same array.
-            unsafe { std::ptr::copy(bytes.as_ptr(), self.data.as_ptr().add(size * at), bytes.len()) };
+            // SAFETY: in bounds as just checked; the memory is writable, because all callers asked for `Access::Write`.
+            unsafe { copy(bytes, self.data.as_ptr().add(size * at), size * self.len >= STREAMED) };
         }
         fits
     }
@@ -220,6 +219,51 @@ impl Borrowed {
 /// Borrows the memory of `object`; `tensor` is what errors call it.
 pub(crate) fn borrow(object: &Bound<'_, PyAny>, tensor: &str, access: Access) -> PyResult<Borrowed> {
     try_borrow(object, access)?.map_err(|error| crate::errors::raise(object.py(), &error.tensor(tensor)))
+}
+
+/// Bytes of a target that no cache holds until somebody reads it: it is written past the caches, which saves reading it
+/// first (measured: 1.2 times the speed; below, 0.6 times).
+const STREAMED: usize = 1 << 25;
+
+/// Copies bytes, past the caches if `streamed`. Overlap is allowed.
+///
+/// # Safety
+///
+/// `to` is valid for writes of `from.len()` bytes.
+unsafe fn copy(from: &[u8], to: *mut u8, streamed: bool) {
+    #[cfg(target_arch = "x86_64")]
+    if streamed && (from.as_ptr() as usize).abs_diff(to as usize) >= from.len() {
+        // SAFETY: as the caller promises, and the two were just seen not to overlap.
+        return unsafe { stream(from, to) };
+    }
+    let _ = streamed;
+    // SAFETY: as the caller promises; `copy` allows overlap.
+    unsafe { std::ptr::copy(from.as_ptr(), to, from.len()) };
+}
+
+/// # Safety
+///
+/// `to` is valid for writes of `from.len()` bytes, none of them in `from`.
+#[cfg(target_arch = "x86_64")]
+unsafe fn stream(from: &[u8], to: *mut u8) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    const LINE: usize = 64;
+    let (head, rest) = from.split_at(to.align_offset(LINE).min(from.len()));
+    let (lines, tail) = rest.as_chunks::<LINE>();
+    // SAFETY: all three parts together are `from`, and go to the same offsets of `to`; the lines begin where `to` is
+    // aligned to a line. SSE2 is part of x86-64. The fence orders the streamed stores before whatever comes next.
+    unsafe {
+        std::ptr::copy_nonoverlapping(head.as_ptr(), to, head.len());
+        let mut target = to.add(head.len());
+        for line in lines {
+            for k in (0..LINE).step_by(size_of::<__m128i>()) {
+                _mm_stream_si128(target.add(k).cast(), _mm_loadu_si128(line.as_ptr().add(k).cast()));
+            }
+            target = target.add(LINE);
+        }
+        _mm_sfence();
+        std::ptr::copy_nonoverlapping(tail.as_ptr(), target, tail.len());
+    }
 }
 
 /// Borrows the memory of `object`; the caller says in the error whose it is.

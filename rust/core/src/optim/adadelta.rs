@@ -11,7 +11,7 @@
 //!
 //! The paper has no learning rate (`lr = 1`); it puts `eps` inside both roots, and so does torch.
 
-use super::{Prepare, Step, invalid, non_negative};
+use super::{AsItCame, Changed, Prepare, Step, invalid, non_negative};
 use crate::block::Lane;
 use crate::error::Result;
 
@@ -61,7 +61,7 @@ impl Adadelta {
     pub(crate) fn rule(&self, _step: u64, lr: f64) -> AdadeltaRule {
         AdadeltaRule {
             neg_lr: -lr as f32,
-            prepare: Prepare::new(self.maximize, self.weight_decay),
+            prepare: Changed::new(self.maximize, self.weight_decay),
             rho: self.rho as f32,
             rest: (1.0 - self.rho) as f32,
             eps: self.eps as f32,
@@ -73,7 +73,7 @@ impl Adadelta {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdadeltaRule {
     neg_lr: f32,
-    prepare: Prepare,
+    prepare: Option<Changed>,
     rho: f32,
     /// 1 - rho.
     rest: f32,
@@ -83,15 +83,23 @@ pub(crate) struct AdadeltaRule {
 impl Step for AdadeltaRule {
     #[inline(always)]
     fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
-        let [s, u] = state else { unreachable!("Adadelta has two state slots") };
-        self.pass(p, s, u, g);
+        match self.prepare {
+            None => self.prepared(AsItCame, p, state, g),
+            Some(prepare) => self.prepared(prepare, p, state, g),
+        }
     }
 }
 
 impl AdadeltaRule {
     #[inline(always)]
-    fn pass<G: Lane>(&self, p: &mut [f32], s: &mut [f32], u: &mut [f32], g: &[G]) {
-        let Self { neg_lr, prepare, rho, rest, eps } = *self;
+    fn prepared<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
+        let [s, u] = state else { unreachable!("Adadelta has two state slots") };
+        self.pass(prepare, p, s, u, g);
+    }
+
+    #[inline(always)]
+    fn pass<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], s: &mut [f32], u: &mut [f32], g: &[G]) {
+        let Self { neg_lr, rho, rest, eps, .. } = *self;
         for (((p, s), u), &g) in p.iter_mut().zip(s).zip(u).zip(g) {
             let g = prepare.of(g, *p);
             *s = (rest * g).mul_add(g, *s * rho);

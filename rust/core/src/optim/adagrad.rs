@@ -9,7 +9,7 @@
 //! p   = p + (-clr * g) / d              clr = lr / (1 + step * lr_decay) in float64, step counting from 0
 //! ```
 
-use super::{EpsMode, Prepare, Step, non_negative, split_eps};
+use super::{AsItCame, Changed, EpsMode, Prepare, Step, non_negative, split_eps};
 use crate::block::Lane;
 use crate::error::Result;
 
@@ -70,7 +70,7 @@ impl Adagrad {
         let (eps_in, eps_out) = split_eps(self.eps, self.eps_mode);
         AdagradRule {
             neg_lr: -(lr / (1.0 + step as f64 * self.lr_decay)) as f32,
-            prepare: Prepare::new(self.maximize, self.weight_decay),
+            prepare: Changed::new(self.maximize, self.weight_decay),
             eps_in,
             eps_out,
         }
@@ -81,7 +81,7 @@ impl Adagrad {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdagradRule {
     neg_lr: f32,
-    prepare: Prepare,
+    prepare: Option<Changed>,
     eps_in: f32,
     eps_out: f32,
 }
@@ -89,15 +89,23 @@ pub(crate) struct AdagradRule {
 impl Step for AdagradRule {
     #[inline(always)]
     fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
-        let [s] = state else { unreachable!("Adagrad has one state slot") };
-        self.pass(p, s, g);
+        match self.prepare {
+            None => self.prepared(AsItCame, p, state, g),
+            Some(prepare) => self.prepared(prepare, p, state, g),
+        }
     }
 }
 
 impl AdagradRule {
     #[inline(always)]
-    fn pass<G: Lane>(&self, p: &mut [f32], s: &mut [f32], g: &[G]) {
-        let Self { neg_lr, prepare, eps_in, eps_out } = *self;
+    fn prepared<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
+        let [s] = state else { unreachable!("Adagrad has one state slot") };
+        self.pass(prepare, p, s, g);
+    }
+
+    #[inline(always)]
+    fn pass<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], s: &mut [f32], g: &[G]) {
+        let Self { neg_lr, eps_in, eps_out, .. } = *self;
         for ((p, s), &g) in p.iter_mut().zip(s).zip(g) {
             let g = prepare.of(g, *p);
             *s = g.mul_add(g, *s);

@@ -15,7 +15,7 @@
 //!
 //! `t` is the number of this step, counting from 1: steps of the slice, never epochs.
 
-use super::{Prepare, Step, invalid, lerp, non_negative};
+use super::{AsItCame, Changed, Prepare, Step, invalid, lerp, non_negative};
 use crate::block::Lane;
 use crate::error::Result;
 use std::cell::Cell;
@@ -94,7 +94,7 @@ impl Adam {
         let (correction1, root_correction2) = corrections(self.beta1, self.beta2, step);
         AdamRule {
             neg_size: -(lr / correction1) as f32,
-            prepare: Prepare::new(self.maximize, self.weight_decay),
+            prepare: Changed::new(self.maximize, self.weight_decay),
             shrink: 1.0,
             rest1: (1.0 - self.beta1) as f32,
             beta2: self.beta2 as f32,
@@ -148,7 +148,7 @@ fn corrections(beta1: f64, beta2: f64, step: u64) -> (f64, f64) {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdamRule {
     neg_size: f32,
-    prepare: Prepare,
+    prepare: Option<Changed>,
     /// `AdamW`'s factor on the parameters; 1, which is exact, where there is no decay.
     shrink: f32,
     /// 1 - beta1.
@@ -178,21 +178,29 @@ impl AdamRule {
 impl Step for AdamRule {
     #[inline(always)]
     fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
-        match (state, self.amsgrad) {
-            ([m, v], false) => self.plain(p, m, v, g),
-            ([m, v, x], true) => self.amsgrad(p, m, v, x, g),
-            _ => unreachable!("Adam's state slots follow its settings"),
+        match self.prepare {
+            None => self.prepared(AsItCame, p, state, g),
+            Some(prepare) => self.prepared(prepare, p, state, g),
         }
     }
 }
 
 impl AdamRule {
     #[inline(always)]
-    fn plain<G: Lane>(&self, p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[G]) {
+    fn prepared<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
+        match (state, self.amsgrad) {
+            ([m, v], false) => self.plain(prepare, p, m, v, g),
+            ([m, v, x], true) => self.amsgrad(prepare, p, m, v, x, g),
+            _ => unreachable!("Adam's state slots follow its settings"),
+        }
+    }
+
+    #[inline(always)]
+    fn plain<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[G]) {
         let rule = *self;
         for (((p, m), v), &g) in p.iter_mut().zip(m).zip(v).zip(g) {
             let old = *p * rule.shrink;
-            let g = rule.prepare.of(g, old);
+            let g = prepare.of(g, old);
             *m = lerp(*m, g, rule.rest1);
             *v = rule.square(*v, g);
             *p = rule.moved(old, *m, *v);
@@ -200,11 +208,19 @@ impl AdamRule {
     }
 
     #[inline(always)]
-    fn amsgrad<G: Lane>(&self, p: &mut [f32], m: &mut [f32], v: &mut [f32], x: &mut [f32], g: &[G]) {
+    fn amsgrad<P: Prepare, G: Lane>(
+        &self,
+        prepare: P,
+        p: &mut [f32],
+        m: &mut [f32],
+        v: &mut [f32],
+        x: &mut [f32],
+        g: &[G],
+    ) {
         let rule = *self;
         for ((((p, m), v), x), &g) in p.iter_mut().zip(m).zip(v).zip(x).zip(g) {
             let old = *p * rule.shrink;
-            let g = rule.prepare.of(g, old);
+            let g = prepare.of(g, old);
             *m = lerp(*m, g, rule.rest1);
             *v = rule.square(*v, g);
             // torch's maximum: NaN if either is.

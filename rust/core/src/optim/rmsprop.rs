@@ -13,7 +13,7 @@
 //! p   = fma(-lr, b, p)                  momentum > 0
 //! ```
 
-use super::{EpsMode, Prepare, Step, lerp, non_negative, split_eps};
+use super::{AsItCame, Changed, EpsMode, Prepare, Step, lerp, non_negative, split_eps};
 use crate::block::Lane;
 use crate::error::Result;
 
@@ -84,7 +84,7 @@ impl Rmsprop {
         let (eps_in, eps_out) = split_eps(self.eps, self.eps_mode);
         RmspropRule {
             neg_lr: -lr as f32,
-            prepare: Prepare::new(self.maximize, self.weight_decay),
+            prepare: Changed::new(self.maximize, self.weight_decay),
             alpha: self.alpha as f32,
             rest: (1.0 - self.alpha) as f32,
             momentum: self.momentum as f32,
@@ -100,7 +100,7 @@ impl Rmsprop {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RmspropRule {
     neg_lr: f32,
-    prepare: Prepare,
+    prepare: Option<Changed>,
     alpha: f32,
     /// 1 - alpha.
     rest: f32,
@@ -128,32 +128,47 @@ impl RmspropRule {
 impl Step for RmspropRule {
     #[inline(always)]
     fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
-        match (state, self.has_momentum, self.centered) {
-            ([s], false, false) => self.plain(p, s, g),
-            ([s, b], true, false) => self.momentum(p, s, b, g),
-            ([s, a], false, true) => self.centered(p, s, a, g),
-            ([s, b, a], true, true) => self.centered_momentum(p, s, b, a, g),
-            _ => unreachable!("RMSprop's state slots follow its settings"),
+        match self.prepare {
+            None => self.prepared(AsItCame, p, state, g),
+            Some(prepare) => self.prepared(prepare, p, state, g),
         }
     }
 }
 
 impl RmspropRule {
     #[inline(always)]
-    fn plain<G: Lane>(&self, p: &mut [f32], s: &mut [f32], g: &[G]) {
+    fn prepared<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
+        match (state, self.has_momentum, self.centered) {
+            ([s], false, false) => self.plain(prepare, p, s, g),
+            ([s, b], true, false) => self.momentum(prepare, p, s, b, g),
+            ([s, a], false, true) => self.centered(prepare, p, s, a, g),
+            ([s, b, a], true, true) => self.centered_momentum(prepare, p, s, b, a, g),
+            _ => unreachable!("RMSprop's state slots follow its settings"),
+        }
+    }
+
+    #[inline(always)]
+    fn plain<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], s: &mut [f32], g: &[G]) {
         let rule = *self;
         for ((p, s), &g) in p.iter_mut().zip(s).zip(g) {
-            let g = rule.prepare.of(g, *p);
+            let g = prepare.of(g, *p);
             *s = rule.square(*s, g);
             *p += rule.neg_lr * g / rule.root(*s);
         }
     }
 
     #[inline(always)]
-    fn momentum<G: Lane>(&self, p: &mut [f32], s: &mut [f32], b: &mut [f32], g: &[G]) {
+    fn momentum<P: Prepare, G: Lane>(
+        &self,
+        prepare: P,
+        p: &mut [f32],
+        s: &mut [f32],
+        b: &mut [f32],
+        g: &[G],
+    ) {
         let rule = *self;
         for (((p, s), b), &g) in p.iter_mut().zip(s).zip(b).zip(g) {
-            let g = rule.prepare.of(g, *p);
+            let g = prepare.of(g, *p);
             *s = rule.square(*s, g);
             *b = *b * rule.momentum + g / rule.root(*s);
             *p = rule.neg_lr.mul_add(*b, *p);
@@ -161,10 +176,17 @@ impl RmspropRule {
     }
 
     #[inline(always)]
-    fn centered<G: Lane>(&self, p: &mut [f32], s: &mut [f32], a: &mut [f32], g: &[G]) {
+    fn centered<P: Prepare, G: Lane>(
+        &self,
+        prepare: P,
+        p: &mut [f32],
+        s: &mut [f32],
+        a: &mut [f32],
+        g: &[G],
+    ) {
         let rule = *self;
         for (((p, s), a), &g) in p.iter_mut().zip(s).zip(a).zip(g) {
-            let g = rule.prepare.of(g, *p);
+            let g = prepare.of(g, *p);
             *s = rule.square(*s, g);
             *a = lerp(*a, g, rule.rest);
             *p += rule.neg_lr * g / rule.root((-*a).mul_add(*a, *s));
@@ -172,8 +194,9 @@ impl RmspropRule {
     }
 
     #[inline(always)]
-    fn centered_momentum<G: Lane>(
+    fn centered_momentum<P: Prepare, G: Lane>(
         &self,
+        prepare: P,
         p: &mut [f32],
         s: &mut [f32],
         b: &mut [f32],
@@ -182,7 +205,7 @@ impl RmspropRule {
     ) {
         let rule = *self;
         for ((((p, s), b), a), &g) in p.iter_mut().zip(s).zip(b).zip(a).zip(g) {
-            let g = rule.prepare.of(g, *p);
+            let g = prepare.of(g, *p);
             *s = rule.square(*s, g);
             *a = lerp(*a, g, rule.rest);
             *b = *b * rule.momentum + g / rule.root((-*a).mul_add(*a, *s));

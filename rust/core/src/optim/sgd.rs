@@ -14,7 +14,7 @@
 //! The learning rate stays outside the velocity `b`, as in torch: a schedule does not rescale what is stored.
 //! With these operations every result equals `torch.optim.SGD` bit for bit.
 
-use super::{Prepare, Step, invalid, non_negative};
+use super::{AsItCame, Changed, Prepare, Step, invalid, non_negative};
 use crate::block::Lane;
 use crate::error::Result;
 use crate::fault::fault;
@@ -76,7 +76,7 @@ impl Sgd {
         };
         SgdRule {
             neg_lr: -lr as f32,
-            prepare: Prepare::new(self.maximize, self.weight_decay),
+            prepare: Changed::new(self.maximize, self.weight_decay),
             momentum: self.momentum as f32,
             undamped: (1.0 - self.dampening) as f32,
             form,
@@ -88,7 +88,7 @@ impl Sgd {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SgdRule {
     neg_lr: f32,
-    prepare: Prepare,
+    prepare: Option<Changed>,
     momentum: f32,
     undamped: f32,
     form: Form,
@@ -107,18 +107,26 @@ enum Form {
 impl Step for SgdRule {
     #[inline(always)]
     fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
-        match (self.form, state) {
-            (Form::Plain, _) => self.plain(p, g),
-            (form, [b]) => self.with_velocity(form, p, b, g),
-            _ => unreachable!("SGD with momentum has one state slot"),
+        match self.prepare {
+            None => self.prepared(AsItCame, p, state, g),
+            Some(prepare) => self.prepared(prepare, p, state, g),
         }
     }
 }
 
 impl SgdRule {
     #[inline(always)]
-    fn plain<G: Lane>(&self, p: &mut [f32], g: &[G]) {
-        let Self { neg_lr, prepare, .. } = *self;
+    fn prepared<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
+        match (self.form, state) {
+            (Form::Plain, _) => self.plain(prepare, p, g),
+            (form, [b]) => self.with_velocity(prepare, form, p, b, g),
+            _ => unreachable!("SGD with momentum has one state slot"),
+        }
+    }
+
+    #[inline(always)]
+    fn plain<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], g: &[G]) {
+        let Self { neg_lr, .. } = *self;
         for (p, &g) in p.iter_mut().zip(g) {
             let g = prepare.of(g, *p);
             *p = if fault("unfused_multiply_add") { *p + neg_lr * g } else { neg_lr.mul_add(g, *p) };
@@ -126,8 +134,15 @@ impl SgdRule {
     }
 
     #[inline(always)]
-    fn with_velocity<G: Lane>(&self, form: Form, p: &mut [f32], b: &mut [f32], g: &[G]) {
-        let Self { neg_lr, prepare, momentum, undamped, .. } = *self;
+    fn with_velocity<P: Prepare, G: Lane>(
+        &self,
+        prepare: P,
+        form: Form,
+        p: &mut [f32],
+        b: &mut [f32],
+        g: &[G],
+    ) {
+        let Self { neg_lr, momentum, undamped, .. } = *self;
         let all = p.iter_mut().zip(b).zip(g);
         match form {
             Form::Plain => {}
