@@ -22,7 +22,7 @@ CORE_LEVELS = [
     {"frame"},
     {"record", "identity", "verbs"},
     {"slice+policy", "outgoing", "outcome"},
-    {"shard"},
+    {"shard", "held"},
     {"store"},
 ]
 # A policy decides about a slice's pushes and releases them to it: the one pair that knows each other.

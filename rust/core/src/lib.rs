@@ -14,6 +14,7 @@ pub mod error;
 pub mod fault;
 pub mod finite;
 pub mod frame;
+mod held;
 pub mod identity;
 pub mod isa;
 pub mod litmus;

@@ -4,23 +4,23 @@ use crate::codec::{Codec, CodecId, ErrorFeedback, Position};
 use crate::dtype::{Array, View};
 use crate::error::{Error, Kind, Result};
 use crate::frame::{Action, Applied, Base, Identity, Push};
+use crate::held::{HeldDoubt, Residue};
 use crate::isa::Isa;
 use crate::outcome::{Collect, Outcomes};
 use crate::outgoing;
 use crate::policy::{Immediate, Policy};
 use crate::record::Sink;
 use crate::shard::{Shard, ShardConfig};
-use crate::slice::{Resolved, Slice};
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering, RwLock, lock, read, write};
+use crate::slice::Slice;
+use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, RwLock, lock, read, write};
 use crate::tensor::{SliceId, TensorSpec};
 use crate::verbs::{
-    Done, Fate, Gradient, GradientRef, InDoubt, ParameterServer, Pulled, PushError, PushOptions, Pushed,
-    Receipt, Sink as ValueSink, SliceVersion, State, Stats, Ticket, Versions,
+    Done, Gradient, GradientRef, ParameterServer, Pulled, PushError, PushOptions, Pushed, Receipt,
+    Sink as ValueSink, SliceVersion, State, Stats, Ticket, Versions,
 };
 use foldhash::fast::RandomState;
 use rayon::prelude::*;
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::{OnceLock, RwLockReadGuard};
 use std::time::Duration;
 
@@ -81,6 +81,12 @@ type Tensors = HashMap<Arc<str>, Arc<Tensor>, RandomState>;
 struct Places {
     generation: u64,
     tensors: Vec<Arc<Tensor>>,
+}
+
+/// What a push that a policy holds waits for, and what it must not lose.
+struct Held {
+    late: Option<Arc<Collect>>,
+    residues: Vec<(usize, Residue)>,
 }
 
 /// Gradients that are pushed again and again, and where they go.
@@ -157,7 +163,7 @@ impl Store {
         let mut feedback = options.feedback.as_deref().map(lock);
         let both = gradients.iter().copied().zip(specs);
         outgoing::check(self.shared.isa, both, options, feedback.as_deref_mut())?;
-        self.push_to(&places, &|k| gradients[k].values, options, feedback.as_deref_mut())
+        self.push_to(&places, &|k| gradients[k].values, options, feedback)
     }
 
     /// Looks up where gradients go that will be pushed again and again, and checks their shapes.
@@ -183,7 +189,7 @@ impl Store {
         outgoing::check_options(options, feedback.is_some())?;
         outgoing::check_finite(self.shared.isa, gradients(), options, feedback.as_deref_mut())?;
         let values = |k: usize| bound.gradients[k].values.view();
-        self.push_to(&places, &values, options, feedback.as_deref_mut())
+        self.push_to(&places, &values, options, feedback)
     }
 
     fn look_up<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<Places> {
@@ -199,10 +205,11 @@ impl Store {
         places: &Places,
         values: &(dyn Fn(usize) -> View<'a> + Sync),
         options: &PushOptions,
-        mut feedback: Option<&mut ErrorFeedback>,
+        mut feedback: Option<MutexGuard<'_, ErrorFeedback>>,
     ) -> Pushed {
         let identity = self.identity();
         let late = OnceLock::new();
+        let mut residues = Vec::new();
         let parts = places
             .tensors
             .iter()
@@ -242,21 +249,33 @@ impl Store {
                 bytes[k] += body.len() as u64;
                 let codec = options.codec.id();
                 let result = self.push_part(&late, part, slice, identity, options, codec, &body);
-                if let (Some(feedback), Some(Err(_))) = (feedback.as_deref_mut(), &result) {
-                    let name = &slice.spec().name;
-                    feedback.give_back(
-                        self.shared.isa,
-                        name,
-                        slice.range().start,
-                        codec,
-                        &body,
-                        slice.len(),
-                    )?;
+                if let (Some(guard), Some(feedback)) = (feedback.as_deref_mut(), &options.feedback) {
+                    let (name, range) = (&slice.spec().name, slice.range());
+                    match result {
+                        Some(Ok(_)) => {}
+                        Some(Err(_)) => {
+                            guard.give_back(self.shared.isa, name, range.start, codec, &body, range.len())?;
+                        }
+                        None => residues.push((part, self.residue(slice, feedback, codec, &body))),
+                    }
                 }
                 results.push(result);
             }
         }
-        self.settle(places, results, late.into_inner(), identity, options.timeout, &bytes)
+        drop(feedback);
+        let held = Held { late: late.into_inner(), residues };
+        self.settle(places, results, held, identity, options.timeout, &bytes)
+    }
+
+    fn residue(
+        &self,
+        slice: &Arc<Slice>,
+        feedback: &Arc<Mutex<ErrorFeedback>>,
+        codec: CodecId,
+        body: &[u8],
+    ) -> Residue {
+        let (slice, feedback) = (slice.clone(), feedback.clone());
+        Residue { isa: self.shared.isa, slice, feedback, codec, body: body.to_vec() }
     }
 
     fn encode(
@@ -319,12 +338,16 @@ impl Store {
         &self,
         places: &Places,
         mut results: Vec<Option<Result<Applied>>>,
-        late: Option<Arc<Collect>>,
+        held: Held,
         identity: Identity,
         timeout: Duration,
         bytes: &[u64],
     ) -> Pushed {
-        for (part, result) in late.map(|late| late.wait(timeout)).unwrap_or_default() {
+        let mut residues: HashMap<usize, Residue> = held.residues.into_iter().collect();
+        for (part, result) in held.late.map(|late| late.wait(timeout)).unwrap_or_default() {
+            if let (Some(residue), Err(_)) = (residues.remove(&part), &result) {
+                residue.give_back()?;
+            }
             results[part] = Some(result);
         }
         let slices = || {
@@ -340,12 +363,15 @@ impl Store {
             return Ok(receipts);
         }
         let mut outcome = Outcomes::default();
-        for ((k, slice), result) in slices().zip(results) {
+        for (part, ((k, slice), result)) in slices().zip(results).enumerate() {
             let name = slice.spec().name.clone();
             match result {
                 Some(Ok(applied)) => outcome.applied.push((k, slice.range(), applied)),
                 Some(Err(error)) => outcome.refused.push((name, slice.range(), error)),
-                None => outcome.in_doubt.push(Arc::new(HeldDoubt { slice: slice.clone(), identity })),
+                None => {
+                    let doubt = HeldDoubt::new(slice.clone(), identity, residues.remove(&part));
+                    outcome.in_doubt.push(Arc::new(doubt));
+                }
             }
         }
         outcome.into_pushed(&|k| places.tensors[k].spec.name.clone(), bytes)
@@ -386,34 +412,9 @@ impl Store {
         let results = tensor.slices.iter().enumerate().map(change).collect();
         let bytes = actions.iter().map(|(_, body)| body.len() as u64).sum();
         let places = Places { generation: 0, tensors: vec![tensor.clone()] };
-        let mut receipts = self.settle(&places, results, late.into_inner(), identity, timeout, &[bytes])?;
+        let held = Held { late: late.into_inner(), residues: Vec::new() };
+        let mut receipts = self.settle(&places, results, held, identity, timeout, &[bytes])?;
         receipts.pop().ok_or_else(|| Error::new(Kind::Internal, "a change without a receipt").into())
-    }
-}
-
-/// A slice whose push a policy still held at the deadline.
-#[derive(Debug)]
-struct HeldDoubt {
-    slice: Arc<Slice>,
-    identity: Identity,
-}
-
-impl InDoubt for HeldDoubt {
-    fn tensor(&self) -> &Arc<str> {
-        &self.slice.spec().name
-    }
-    fn shard(&self) -> u32 {
-        0
-    }
-    fn elements(&self) -> Range<usize> {
-        self.slice.range()
-    }
-    fn result(&self, _timeout: Duration) -> Result<Fate> {
-        Ok(match self.slice.resolve(self.identity)? {
-            Resolved::Applied(applied) => Fate::Applied { version: applied.version },
-            Resolved::Fenced => Fate::Fenced,
-            Resolved::Unknown => Fate::Unknown,
-        })
     }
 }
 

@@ -3,7 +3,7 @@
 
 use fastps_core::codec::{Codec, CodecId, ErrorFeedback, Position};
 use fastps_core::dtype::{DType, View};
-use fastps_core::error::Kind;
+use fastps_core::error::{Error, Kind};
 use fastps_core::frame::{Action, Applied, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Adam, Optimizer, Sgd};
@@ -627,4 +627,57 @@ fn every_applied_change_leaves_one_record() {
     let records = sink.0.lock().unwrap();
     let one = [1.0_f32.to_le_bytes(); 2].concat();
     assert_eq!(*records, [(1, 1, 1.0, vec![0; 8]), (1, 2, 0.5, one)]);
+}
+
+/// The residual of "w", as a push of nothing would carry it.
+fn residual(feedback: &Mutex<ErrorFeedback>) -> Vec<f32> {
+    feedback.lock().unwrap().entries().flat_map(|(_, values)| values.to_vec()).collect()
+}
+
+#[test]
+fn what_was_held_and_never_applied_returns_to_the_residual() {
+    let policy = Arc::new(HoldAll::default());
+    let store = Store::new(StoreOptions { policy: policy.clone(), ..StoreOptions::default() }).unwrap();
+    policy.open.store(true, Ordering::SeqCst);
+    let n = 3 * SLICE;
+    store.register(spec("w", n, Apply::Exact, ledger()), View::Float32(&vec![0.0; n]), SECOND).unwrap();
+    policy.open.store(false, Ordering::SeqCst);
+    let feedback = Arc::new(Mutex::new(ErrorFeedback::new()));
+    let pushed = |timeout| PushOptions {
+        codec: Codec::OneBit,
+        feedback: Some(feedback.clone()),
+        timeout,
+        ..options()
+    };
+    // Refused while the call waits: the policy's thread needs the store's, not the other way round.
+    let refuser = policy.clone();
+    let refusing = std::thread::spawn(move || {
+        let late = Instant::now() + PATIENT;
+        let mut held = Vec::new();
+        while held.len() < 3 && Instant::now() < late {
+            held.append(&mut refuser.take());
+            std::thread::yield_now();
+        }
+        for held in held {
+            held.refuse(Error::new(Kind::Unavailable, "no"));
+        }
+    });
+    let ones = [gradient("w", vec![1.0; n])];
+    let refused = store.push(&ones, &pushed(PATIENT)).unwrap_err();
+    refusing.join().unwrap();
+    assert!(matches!(refused, PushError::Refused(error) if error.kind == Kind::Unavailable));
+    assert_eq!(residual(&feedback), vec![1.0; n], "the content of a refused push returns");
+
+    // Still held at the deadline: in doubt, and given back once, when it is fenced.
+    let Err(PushError::Partial(partial)) = store.push(&ones, &pushed(Duration::ZERO)) else { panic!("held") };
+    assert_eq!((partial.in_doubt.len(), residual(&feedback)), (3, vec![0.0; n]));
+    for doubt in &partial.in_doubt {
+        assert_eq!(doubt.result(SECOND).unwrap(), Fate::Fenced);
+        assert_eq!(doubt.result(SECOND).unwrap(), Fate::Fenced);
+    }
+    assert_eq!(residual(&feedback), vec![2.0; n], "both pushes are in it");
+    policy.take().into_iter().for_each(Held::release);
+    policy.open.store(true, Ordering::SeqCst);
+    store.push(&[gradient("w", vec![0.0; n])], &pushed(PATIENT)).unwrap();
+    assert_eq!(pull(&store, "w"), vec![-2.0; n], "nothing is lost and nothing counts twice");
 }

@@ -1,0 +1,71 @@
+//! What an in-process push keeps of a slice whose push a policy holds: the way to ask what became of it, and what
+//! returns to error feedback if it is never applied.
+
+use crate::codec::{CodecId, ErrorFeedback};
+use crate::error::Result;
+use crate::frame::Identity;
+use crate::isa::Isa;
+use crate::slice::{Resolved, Slice};
+use crate::sync::{Arc, Mutex, lock};
+use crate::verbs::{Fate, InDoubt};
+use std::ops::Range;
+use std::time::Duration;
+
+/// A held body and the residuals that it came from.
+#[derive(Debug)]
+pub(crate) struct Residue {
+    pub(crate) isa: Isa,
+    pub(crate) slice: Arc<Slice>,
+    pub(crate) feedback: Arc<Mutex<ErrorFeedback>>,
+    pub(crate) codec: CodecId,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Residue {
+    /// Gives the content back to the residual: it was not applied and never will be.
+    pub(crate) fn give_back(&self) -> Result<()> {
+        let (name, range) = (&self.slice.spec().name, self.slice.range());
+        lock(&self.feedback).give_back(self.isa, name, range.start, self.codec, &self.body, range.len())
+    }
+}
+
+/// A slice whose push a policy still held at the deadline.
+#[derive(Debug)]
+pub(crate) struct HeldDoubt {
+    slice: Arc<Slice>,
+    identity: Identity,
+    residue: Mutex<Option<Residue>>,
+}
+
+impl HeldDoubt {
+    pub(crate) fn new(slice: Arc<Slice>, identity: Identity, residue: Option<Residue>) -> Self {
+        Self { slice, identity, residue: Mutex::new(residue) }
+    }
+}
+
+impl InDoubt for HeldDoubt {
+    fn tensor(&self) -> &Arc<str> {
+        &self.slice.spec().name
+    }
+
+    fn shard(&self) -> u32 {
+        0
+    }
+
+    fn elements(&self) -> Range<usize> {
+        self.slice.range()
+    }
+
+    fn result(&self, _timeout: Duration) -> Result<Fate> {
+        let fate = match self.slice.resolve(self.identity)? {
+            Resolved::Applied(applied) => Fate::Applied { version: applied.version },
+            Resolved::Fenced => Fate::Fenced,
+            Resolved::Unknown => Fate::Unknown,
+        };
+        // Once, whoever asks again.
+        if let (Some(residue), Fate::Fenced) = (lock(&self.residue).take(), fate) {
+            residue.give_back()?;
+        }
+        Ok(fate)
+    }
+}
