@@ -20,8 +20,10 @@ pub const MAX_OVERTAKES: u64 = if cfg!(loom) { 1 } else { 64 };
 /// wake-up takes 25 us. A model checker needs no more than one look.
 const TRIES: u32 = if cfg!(loom) { 1 } else { 100 };
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 2000 };
-/// Each look at the lock takes its cache line from the holder, so that it is rarer than one at the waiter's own flag.
-const LOOKS_PER_TRY: u32 = 64;
+/// Each look at the lock takes its cache line from the holder, so that it is rare, more so in the queue, where a thread can
+/// look at its own flag instead.
+const LOOKS_PER_ATTEMPT: u32 = 32;
+const LOOKS_PER_TRY: u32 = 128;
 
 const LOCKED: u32 = 1;
 const WAITING: u32 = 2;
@@ -105,8 +107,8 @@ impl<T> SliceLock<T> {
     }
 
     fn wait(&self) {
-        for _ in 0..TRIES {
-            if self.is_free() && self.try_word() {
+        for look in 0..TRIES {
+            if look % LOOKS_PER_ATTEMPT == 0 && self.is_free() && self.try_word() {
                 return;
             }
             spin_loop();
