@@ -1,4 +1,4 @@
-"""The command line: ``fastps demo | serve | status`` and ``fastps-server``.
+"""The command line: ``fastps demo | serve | status | doctor`` and ``fastps-server``.
 
 Exit codes: 0 success; 1 failure, told in one line that names the fix; 2 wrong usage; 3 (``demo``) pushes
 and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n. ``FASTPS_TRACEBACK=1``
@@ -50,6 +50,7 @@ def server() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from fastps import doctor
     from fastps.demo import command
 
     parser = argparse.ArgumentParser(
@@ -75,6 +76,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     status.add_argument("--json", action="store_true", help="print one JSON object")
     status.set_defaults(execute=_status)
+    physician = commands.add_parser(
+        "doctor",
+        help="is this machine fit: instruction sets, tearing, memory, wake-ups, loopback, limits",
+        description="Look at this machine and measure its parts for about ten seconds; warn of what would\n"
+        "surprise. Exit code 1 if a lane of a vector tears, else 0.",
+    )
+    doctor.add_arguments(physician)
+    physician.set_defaults(execute=doctor.execute)
     return parser
 
 

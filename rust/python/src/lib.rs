@@ -8,6 +8,7 @@ mod buffer;
 mod call;
 mod client;
 mod codecs;
+mod doctor;
 mod errors;
 mod flight;
 mod options;
@@ -26,6 +27,8 @@ mod _fastps {
     use super::client::{BoundList, Client};
     #[pymodule_export]
     use super::codecs::{ErrorFeedback, decode, encode};
+    #[pymodule_export]
+    use super::doctor::{instruction_set, instruction_sets, tearing};
     #[pymodule_export]
     use super::flight::{InDoubt, PullFlight, PushFlight};
     #[pymodule_export]

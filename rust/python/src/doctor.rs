@@ -1,0 +1,30 @@
+//! What this CPU has and how it behaves, for `fastps doctor`.
+
+use crate::errors::OrRaise;
+use fastps_core::isa::Isa;
+use fastps_core::litmus;
+use pyo3::prelude::*;
+
+/// Bytes of a lane.
+const LANE: usize = 4;
+
+/// The names of the instruction sets that this CPU has, as `FASTPS_ISA` takes them.
+#[pyfunction]
+pub(crate) fn instruction_sets() -> Vec<&'static str> {
+    Isa::ALL.into_iter().filter(|isa| isa.is_available()).map(Isa::name).collect()
+}
+
+/// The name of the instruction set that this process uses; raises where `FASTPS_ISA` asks for one that is not there.
+#[pyfunction]
+pub(crate) fn instruction_set(py: Python<'_>) -> PyResult<&'static str> {
+    Ok(Isa::get().or_raise(py)?.name())
+}
+
+/// Races two storing threads against this one, which loads `loads` lines at each place. Gives for each place its
+/// distance in bytes from the border of a cache line, the loads, how many of them mixed both values, and torn lanes.
+#[pyfunction]
+pub(crate) fn tearing(py: Python<'_>, isa: &str, loads: u64) -> PyResult<Vec<(usize, u64, u64, u64)>> {
+    let isa = Isa::parse(isa).or_raise(py)?;
+    let report = py.detach(|| litmus::tearing(isa, loads));
+    Ok(report.trials.iter().map(|t| (t.shift * LANE, t.loads, t.mixed, t.torn_lanes)).collect())
+}
