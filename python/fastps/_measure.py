@@ -20,6 +20,7 @@ import numpy as np
 from fastps import _fastps
 
 MIB = 2**20
+GIB = 2**30
 PAGE = 4096
 MESSAGE = 4096
 """Bytes of a round trip."""
@@ -41,6 +42,18 @@ class Trial:
     """Loads that held lanes of both values: allowed, and the proof that there was a race."""
     torn: int = 0
     """Lanes that held neither value."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """None: it could not be measured."""
+
+    copy_one_thread_gb_s: float | None
+    copy_all_cores_gb_s: float | None
+    first_touch_us_per_page: float | None
+    wakeup_us: float | None
+    tcp_round_trip_us: float | None
+    tcp_gb_s: float | None
 
 
 def litmus(seconds: float) -> list[Trial]:
@@ -199,7 +212,8 @@ def _with_connection(
 def _child(arguments: list[str], seconds: float) -> Iterator[subprocess.Popen[bytes]]:
     """A process of `_echo.py`; killed at the end, and when it takes too long, so that nobody waits for it."""
     command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_echo.py")), *arguments]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0)
     watchdog = threading.Timer(seconds + PATIENCE, child.kill)
     watchdog.daemon = True
     watchdog.start()
