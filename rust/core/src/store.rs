@@ -29,7 +29,7 @@ use std::time::Duration;
 pub struct StoreOptions {
     /// Threads that one call may use, its own included; `None` = as many as the machine has cores.
     pub threads: Option<usize>,
-    /// Most bytes of parameters and state.
+    /// Most bytes of memory, of every purpose.
     pub memory_limit: u64,
     /// When pushes are applied.
     pub policy: Arc<dyn Policy>,
