@@ -98,17 +98,17 @@ def about_speed(measured: Measured) -> Iterator[str]:
     touch, wakeup, tcp = measured.first_touch_us_per_page, measured.wakeup_us, measured.tcp_round_trip_us
     if touch and touch > 2:
         yield (
-            f"{touch:.2g} us for each fresh page of memory, where 0.1 to 1 is usual: registering large "
+            f"{touch:.2g} us for each fresh page of memory, and 2 is much: registering large "
             "tensors is slow. Make arrays once and reuse them (pull with out=)"
         )
     if wakeup and wakeup > 100:
         yield (
-            f"{wakeup:.0f} us to wake a sleeping process, where 5 to 50 is usual: small pushes are slow. "
+            f"{wakeup:.0f} us to wake a sleeping process, and 100 is much: small pushes are slow. "
             "Is the machine busy, or does it save power? Push more tensors per call, or use push_async"
         )
     if tcp and tcp > 500:
         yield (
-            f"{tcp:.0f} us for a round trip over loopback, where 20 to 100 is usual: "
+            f"{tcp:.0f} us for a round trip over loopback, and 500 is much: "
             "is there a firewall or a proxy in its way, or is the machine busy?"
         )
 
