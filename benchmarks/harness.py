@@ -55,7 +55,8 @@ class Turns:
         """
         counts, uncounted = {}, {}
         for name, run in runners.items():
-            fit = int(seconds_per_turn * 1e9 / max(1, min(run(2))))
+            first = run(1)[0]
+            fit = int(seconds_per_turn * 1e9 / max(1, min(first, *run(2)) if first < 1e8 else first))
             counts[name], uncounted[name] = max(1, min(200, fit)), int(fit > 0)
         self._medians: dict[str, list[float]] = {name: [] for name in runners}
         names = list(runners)
