@@ -222,7 +222,7 @@ pub(crate) fn borrow(object: &Bound<'_, PyAny>, tensor: &str, access: Access) ->
 }
 
 /// Bytes of a target that no cache holds until somebody reads it: it is written past the caches, which saves reading it
-/// first (measured: 1.2 times the speed; below, 0.6 times).
+/// first. Measured at 256 MiB: 1.5 times memcpy's speed. The limit itself is the size of a large cache, not measured.
 const STREAMED: usize = 1 << 25;
 
 /// Copies bytes, past the caches if `streamed`. Overlap is allowed.
