@@ -406,6 +406,9 @@ fn exchange_api(object: &Bound<'_, PyAny>) -> Option<&'static DlExchangeApi> {
 /// Memory that is only read, through the table; `None` if there is none, or it does not know this object.
 fn from_exchange(object: &Bound<'_, PyAny>) -> Option<Result<Borrowed, Error>> {
     let export = exchange_api(object)?.managed_from_object?;
+    if requires_grad(object) {
+        return None;
+    }
     let mut managed = std::ptr::null_mut();
     // SAFETY: the table's function for objects of this very type, with the GIL held; it fills `managed` if it
     // returns 0, else it sets an exception.
@@ -430,21 +433,10 @@ fn from_dlpack(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Result<Bor
     if !in_host_memory(kind) {
         return Ok(Err(not_in_host_memory(object, kind, id)));
     }
-    if access == Access::Write
-        && object.getattr(intern!(py, "requires_grad")).is_ok_and(|flag| flag.is_truthy().unwrap_or(false))
-    {
+    if requires_grad(object) {
         let error = Error::new(Kind::DType, "the tensor requires grad; pass tensor.detach()");
         return Ok(Err(error.expected("a tensor without grad", "requires_grad=True")));
     }
-    let detached;
-    let object = match object.getattr(intern!(py, "detach")) {
-        // What is only read may require grad.
-        Ok(detach) if access == Access::Read => {
-            detached = detach.call0()?;
-            &detached
-        }
-        _ => object,
-    };
     let name = intern!(py, "__dlpack__");
     let versioned = [("max_version", (1_u32, 0_u32))].into_py_dict(py)?;
     let capsule = match object.call_method(name, (), Some(&versioned)) {
@@ -514,6 +506,12 @@ fn checked_dlpack(
     }
     let data = tensor.data.wrapping_byte_add(tensor.byte_offset as usize);
     finish(data, dtype, shape, owner)
+}
+
+/// A parameter where its gradient was meant, mostly.
+fn requires_grad(object: &Bound<'_, PyAny>) -> bool {
+    let flag = object.getattr(intern!(object.py(), "requires_grad"));
+    flag.is_ok_and(|flag| flag.is_truthy().unwrap_or(false))
 }
 
 fn in_host_memory(kind: i32) -> bool {
