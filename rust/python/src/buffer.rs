@@ -63,10 +63,9 @@ impl Exported {
     fn get(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut view = Box::new(ffi::Py_buffer::new());
         // SAFETY: `object` is alive, the GIL is held, and `view` has its place on the heap for as long as it is used.
-        let failed =
-            unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, ffi::PyBUF_RECORDS_RO) } != 0;
+        let code = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, ffi::PyBUF_RECORDS_RO) };
         // An exception leaves nothing to release.
-        if failed { Err(PyErr::fetch(object.py())) } else { Ok(Self(view)) }
+        if code != 0 { Err(PyErr::fetch(object.py())) } else { Ok(Self(view)) }
     }
 
     fn format(&self) -> &CStr {
