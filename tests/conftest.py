@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,26 +33,49 @@ def server() -> Iterator[fastps.Server]:
         yield server
 
 
-Gone = Callable[[fastps.ParameterServer], None]
+@dataclass
+class Leaving:
+    """Two clients of three shards that will stop; gradients for 100 small tensors and one of three slices."""
+
+    server: fastps.Server
+    clients: list[fastps.ParameterServer]
+    grads: dict[str, np.ndarray]
+
+    def stop(self) -> None:
+        """Stops the servers; returns when both clients have lost all their connections."""
+        self.server.stop()
+        late = time.monotonic() + 30
+        for ps in self.clients:
+            names, lost = itertools.cycle(self.grads), set()
+            while len(lost) < len(self.server.address_list):
+                assert time.monotonic() < late, "the servers still answer"
+                try:
+                    ps.pull(next(names), timeout=0.2)
+                except fastps.ConnectionLostError as error:
+                    lost.add(error.shard)
+                except (fastps.UnavailableError, fastps.DeadlineError):  # "the server is stopping"
+                    time.sleep(0.01)
+
+    def check(self, error: BaseException) -> None:
+        """The error says which server is gone."""
+        assert type(error) is fastps.ConnectionLostError
+        assert error.tensor in self.grads
+        assert self.server.address_list[error.shard] in str(error)
+        assert (error.expected, error.got, error.retry_after) == (None, None, None)
 
 
 @pytest.fixture
-def stop_for(server: fastps.Server) -> Gone:
-    """Stops the servers and waits until this client, which has the tensor "w", has lost its connection."""
-
-    def stop(ps: fastps.ParameterServer) -> None:
-        server.stop()
-        late = time.monotonic() + 30
-        while time.monotonic() < late:
-            try:
-                ps.pull("w", timeout=0.2)
-            except fastps.ConnectionLostError:
-                return
-            except fastps.UnavailableError:  # "the server is stopping"
-                time.sleep(0.01)
-        pytest.fail("the servers still answer")
-
-    return stop
+def leaving(server: fastps.Server) -> Iterator[Leaving]:
+    # The small ones first: so each shard gets some.
+    grads = {f"small{k}": np.ones(10, np.float32) for k in range(100)}
+    grads["w"] = np.ones(2 * 63 * 4096 + 5, np.float32)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(fastps.connect(server.addresses, timeout=1.0)) for _ in range(2)]
+        for name, gradient in grads.items():
+            clients[0].register(name, np.zeros_like(gradient), optimizer=fastps.Adam(), timeout=30)
+        for ps in clients:
+            ps.pull(grads, timeout=30)
+        yield Leaving(server, clients, grads)
 
 
 @pytest.fixture(params=["local", "remote"])

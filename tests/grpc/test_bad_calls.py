@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from foreign_client import ForeignClient, Message, Refused
+from foreign_client import TIMEOUT, ForeignClient, Message, Refused, trailing_refusal
 from samples import SMALL, STATUS, unharmed
+
+import grpc
 
 Control = Callable[[ForeignClient], tuple[str, Message]]
 
@@ -77,3 +79,23 @@ def test_a_bad_call_is_refused(target: ForeignClient, case: str) -> None:
     assert (refusal.HasField("shard"), refusal.shard, refusal.tensor) == (True, 0, tensor), refusal
     assert expected in refusal.expected, refusal
     assert got in refusal.got, refusal
+
+
+UNREADABLE = {
+    "above the limit": (b"\0" * ((4 << 20) + 1), "at most 4194304 bytes", "found 4194305 bytes"),
+    "no message": (b"\xff" * 40, "protobuf", "failed to decode"),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_bytes_that_nobody_can_read_are_refused(target: ForeignClient, case: str) -> None:
+    request, expected, got = UNREADABLE[case]
+    with unharmed(target):
+        for shard, channel in enumerate(target.channels):
+            with pytest.raises(grpc.RpcError) as ended:
+                channel.unary_unary("/fastps.v1.Control/Register")(request, timeout=TIMEOUT)
+            assert ended.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            refusal = trailing_refusal(target.stubs, ended.value)
+            assert (refusal.kind, refusal.HasField("shard"), refusal.shard) == ("frame", True, shard)
+            assert expected in refusal.expected
+            assert got in refusal.got

@@ -88,7 +88,7 @@ impl Exchange {
                 Ok(None) => return,
                 // A message that is too large or no frame at all: nothing behind it can be read.
                 Err(status) => {
-                    place.send(Err(status));
+                    place.send(Err(convert::unreadable(status, self.node.index())));
                     return;
                 }
             }

@@ -2,6 +2,7 @@
 
 use crate::config::{Bound, ServerConfig};
 use crate::control::ControlService;
+use crate::convert;
 use crate::data::DataService;
 use crate::incoming;
 use crate::map::Map;
@@ -21,6 +22,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
+use tower::util::MapResponseLayer;
 
 /// How long a draining server goes on answering what it has read.
 const DRAIN: Duration = Duration::from_millis(200);
@@ -217,7 +219,9 @@ async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool) -> Result<()> {
         health.set_not_serving::<DataServer<DataService>>().await;
     });
     let mut stopping = node.phase.clone();
+    let index = node.index();
     let result = tonic::transport::Server::builder()
+        .layer(MapResponseLayer::new(move |response| convert::unreadable_response(response, index)))
         .max_frame_size(1 << 20)
         .initial_stream_window_size(incoming::STREAM_WINDOW)
         .initial_connection_window_size(incoming::CONNECTION_WINDOW)

@@ -426,30 +426,43 @@ impl Policy for Holding {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn held_pushes_are_answered_later_in_any_order() {
+    const PUSHES: u64 = 4;
     let holding = Arc::new(Holding::default());
-    let config = ServerConfig { policy: Some(holding.clone()), ..config() };
-    let (_server, mut shard, mut stream) = start_with(&config).await;
-    let (route, slice) = shard.create(&mut stream, "w", &[0.0; 3]).await;
-    for sequence in 1..=8 {
-        let mut frame = push(route, slice, sequence, &[1.0; 3]);
-        header(&mut frame).want_values = sequence > 4;
-        stream.send(frame).await;
+    let mut world = World::start(ServerConfig { policy: Some(holding.clone()), ..config() }).await;
+    let (mut owed, mut pushed) = ([[0; 3]; 2], 0);
+    for (peer, owed) in owed.iter_mut().enumerate() {
+        for piece in world.pieces_of(peer) {
+            let client = &mut world.peers[peer];
+            for sequence in 1..=PUSHES {
+                let mut frame = client.push(piece, sequence, -1.0);
+                header(&mut frame).want_values = sequence > PUSHES / 2;
+                client.streams[piece.shard].send(frame).await;
+                world.ledger.enter(piece.part, -1.0);
+                owed[piece.shard] += 1;
+                pushed += 1;
+            }
+            // What is asked later is answered at once.
+            assert_eq!(client.pull(piece).await, (1, bytes(&vec![0.0; piece.elements])));
+        }
     }
-    assert_eq!(stream.pull(route, slice).await, (1, bytes(&[0.0; 3])));
     let mut held = std::mem::take(&mut *holding.0.lock().unwrap());
-    assert_eq!(held.len(), 8);
+    assert_eq!(held.len(), pushed);
     held.reverse();
     let release = tokio::task::spawn_blocking(|| held.into_iter().for_each(Held::release));
-    within(release).await.unwrap();
-    let mut tags = Vec::new();
-    for _ in 0..8 {
-        let (tag, answer) = stream.answer().await;
-        assert_eq!(matches!(answer, Answer::Values { .. }), tag > 1004, "{answer:?}");
-        tags.push(tag);
+    for (peer, owed) in owed.into_iter().enumerate() {
+        for (shard, owed) in owed.into_iter().enumerate() {
+            let mut counts = [0; PUSHES as usize];
+            for _ in 0..owed {
+                let (tag, answer) = world.peers[peer].streams[shard].answer().await;
+                let sequence = tag - 1000;
+                assert_eq!(matches!(answer, Answer::Values { .. }), sequence > PUSHES / 2, "{answer:?}");
+                counts[sequence as usize - 1] += 1;
+            }
+            assert_eq!(counts, [owed / PUSHES as usize; PUSHES as usize]);
+        }
     }
-    tags.sort_unstable();
-    assert_eq!(tags, (1001..=1008).collect::<Vec<_>>());
-    assert_eq!(stream.pull(route, slice).await, (9, bytes(&[-8.0; 3])));
+    within(release).await.unwrap();
+    world.check();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -1,8 +1,9 @@
 //! The error map: core [`Error`] <-> [`pb::Refusal`] <-> [`tonic::Status`].
 
 use fastps_core::error::{Details, Error, Kind};
-use fastps_proto::v1 as pb;
+use fastps_proto::{MAX_MESSAGE_BYTES, v1 as pb};
 use prost::Message;
+use tonic::codegen::http;
 use tonic::{Code, Status};
 
 /// Kind, its name on the wire, and the status code of a unary call that it ends.
@@ -77,6 +78,25 @@ pub fn status(error: &Error) -> Status {
     Status::with_details(code, message, refusal(error).encode_to_vec().into())
 }
 
+/// The status with which gRPC itself ends a call whose message nobody could read, with what a refusal tells.
+pub fn unreadable(status: Status, shard: u32) -> Status {
+    let (message, expected) = match status.code() {
+        _ if !status.details().is_empty() => return status,
+        Code::OutOfRange => ("a message is too large", format!("at most {MAX_MESSAGE_BYTES} bytes")),
+        Code::Internal => ("bytes came that are no message of fastps.v1", "protobuf".to_owned()),
+        _ => return status,
+    };
+    self::status(&Error::new(Kind::Frame, message).shard(shard).expected(expected, status.message()))
+}
+
+/// The same for a response that is over before its handler has run.
+pub fn unreadable_response<B: Default>(response: http::Response<B>, shard: u32) -> http::Response<B> {
+    match Status::from_header_map(response.headers()) {
+        Some(status) if status.code() != Code::Ok => unreadable(status, shard).into_http(),
+        _ => response,
+    }
+}
+
 /// The error of a status: from its details, or from its code where the peer is not fastps or the transport failed.
 pub fn error_from_status(status: &Status) -> Error {
     if let Ok(refusal) = pb::Refusal::decode(status.details())
@@ -124,6 +144,18 @@ mod tests {
             }
         }
         assert_eq!(kind_from_name("of the future"), Kind::Internal);
+    }
+
+    #[test]
+    fn what_nobody_could_read_is_told_as_a_refusal() {
+        for code in [Status::out_of_range("found 5 bytes"), Status::internal("found 5 bytes")] {
+            let error = error_from_status(&unreadable(code, 2));
+            assert_eq!((error.kind, error.shard), (Kind::Frame, Some(2)));
+            assert_eq!(error.got.as_deref(), Some("found 5 bytes"));
+        }
+        assert_eq!(unreadable(Status::not_found("it"), 2).message(), "it");
+        let told = status(&Error::new(Kind::Internal, "it").shard(0));
+        assert_eq!(unreadable(told.clone(), 2).message(), told.message());
     }
 
     #[test]

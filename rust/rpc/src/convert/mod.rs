@@ -8,7 +8,10 @@ mod spec;
 
 pub(crate) use answer::snapshot;
 pub use answer::{Answer, answer_from_frame, fenced, receipt, refused, values, version};
-pub use error::{error_from_refusal, error_from_status, kind_from_name, kind_name, refusal, status};
+pub use error::{
+    error_from_refusal, error_from_status, kind_from_name, kind_name, refusal, status, unreadable,
+    unreadable_response,
+};
 pub use request::{
     Read, Request, Route, Verb, crc32c, plain_len, push_frame, read_frame, request_from_frame, resolve_frame,
 };
