@@ -1,10 +1,10 @@
 //! The byte contract from Python, and the residuals of error feedback.
 
-use crate::buffer::{Access, Borrowed, array, borrow, sweep};
+use crate::buffer::{Access, Borrowed, array, borrow, empty, sweep};
 use crate::errors::{OrRaise, config};
 use crate::options;
 use fastps_core::codec::{self, Position};
-use fastps_core::dtype::View;
+use fastps_core::dtype::{DType, View};
 use fastps_core::error::{Error, Kind};
 use fastps_core::finite;
 use fastps_core::isa::Isa;
@@ -68,18 +68,18 @@ pub(crate) fn decode<'py>(
         Err(_) => PyBytes::new(py, &PyBuffer::<u8>::get(body)?.to_vec(py)?),
     };
     let bytes = body.as_bytes();
-    let values = py.detach(|| {
+    let valid = py.detach(|| {
         // Before memory is taken: `n` may be anything, and the body's length is its only witness.
         if n > bytes.len().saturating_mul(8) {
             let expected = format!("at most {} elements", bytes.len().saturating_mul(8));
             return Err(Error::new(Kind::Frame, "the body is too short").expected(expected, n));
         }
-        id.validate(isa, bytes, n)?;
-        let mut values = vec![0.0; n];
-        id.decode(isa, bytes, &mut values);
-        Ok(values)
+        id.validate(isa, bytes, n)
     });
-    array(py, &[n as u64], View::Float32(&values.or_raise(py)?))
+    valid.or_raise(py)?;
+    let (array, mut values) = empty(py, DType::Float32, &[n as u64])?;
+    py.detach(|| id.decode(isa, bytes, values.f32s_mut()));
+    Ok(array)
 }
 
 /// What earlier bodies did not say, per tensor: added to the next gradient by a `fastps.Worker` or a bound list
