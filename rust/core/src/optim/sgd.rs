@@ -201,6 +201,17 @@ mod tests {
     }
 
     #[test]
+    fn multiplication_and_addition_round_once() {
+        // (1 + e)^2 is 1 + 2e + e^2; rounded by itself it would lose e^2.
+        let e = 2f32.powi(-12);
+        for sgd in [Sgd::default(), MOMENTUM] {
+            let (mut p, mut b) = ([1.0 + 2.0 * e; 33], [0.0; 33]);
+            run(Sgd { lr: f64::from(1.0 + e), ..sgd }, 1, &mut p, &mut b, &[1.0 + e; 33]);
+            assert_eq!(p, [-e * e; 33]);
+        }
+    }
+
+    #[test]
     fn first_step_is_not_damped() {
         let damped = Sgd { dampening: 0.5, ..MOMENTUM };
         let (mut p, mut b) = ([0.0; 3], [7.0; 3]);
