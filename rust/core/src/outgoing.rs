@@ -8,6 +8,7 @@ use crate::finite;
 use crate::isa::Isa;
 use crate::tensor::TensorSpec;
 use crate::verbs::{GradientRef, PushOptions, State};
+use foldhash::fast::RandomState;
 use std::collections::HashSet;
 
 /// Checks shapes, settings and values of a whole push: its gradients, each with its tensor's spec.
@@ -18,7 +19,8 @@ pub fn check<'a>(
     feedback: Option<&mut ErrorFeedback>,
 ) -> Result<()> {
     check_options(options, feedback.is_some())?;
-    let mut names = HashSet::new();
+    let (at_least, _) = gradients.size_hint();
+    let mut names = HashSet::with_capacity_and_hasher(at_least, RandomState::default());
     for (gradient, spec) in gradients.clone() {
         if !names.insert(gradient.name) {
             let error = Error::new(Kind::Config, "a tensor stands twice in one push");

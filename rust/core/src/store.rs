@@ -72,6 +72,7 @@ struct Shared {
 struct Tensor {
     spec: Arc<TensorSpec>,
     slices: Vec<Arc<Slice>>,
+    elements: usize,
 }
 
 type Tensors = HashMap<Arc<str>, Arc<Tensor>, RandomState>;
@@ -81,7 +82,43 @@ type Tensors = HashMap<Arc<str>, Arc<Tensor>, RandomState>;
 struct Places {
     generation: u64,
     tensors: Vec<Arc<Tensor>>,
+    /// Of all tensors.
+    elements: usize,
+    /// Of all values, not encoded.
+    bytes: u64,
 }
+
+impl Tensor {
+    /// Of its values, not encoded.
+    fn bytes(&self) -> u64 {
+        (self.spec.dtype.size() * self.elements) as u64
+    }
+}
+
+impl Places {
+    fn new(generation: u64, tensors: Vec<Arc<Tensor>>) -> Self {
+        let elements = tensors.iter().map(|tensor| tensor.elements).sum();
+        let bytes = tensors.iter().map(|tensor| tensor.bytes()).sum();
+        Self { generation, tensors, elements, bytes }
+    }
+
+    /// All slices, each with the index of its tensor.
+    fn parts(&self) -> impl Iterator<Item = (usize, &Arc<Slice>)> {
+        let all = self.tensors.iter().enumerate();
+        all.flat_map(|(k, tensor)| tensor.slices.iter().map(move |slice| (k, slice)))
+    }
+}
+
+/// What the slices of one push have in common.
+struct UnderWay<'a> {
+    identity: Identity,
+    options: &'a PushOptions,
+    /// Made when a policy holds the first one.
+    late: OnceLock<Arc<Collect>>,
+}
+
+/// What became of each slice, in the order of [`Places::parts`]; nothing yet of those that a policy holds.
+type Answers = Vec<Option<Result<Applied>>>;
 
 /// What a push that a policy holds waits for, and what it must not lose.
 struct Held {
@@ -163,7 +200,7 @@ impl Store {
         let mut feedback = options.feedback.as_deref().map(lock);
         let both = gradients.iter().copied().zip(specs);
         outgoing::check(self.shared.isa, both, options, feedback.as_deref_mut())?;
-        self.push_to(&places, &|k| gradients[k].values, options, feedback)
+        self.push_to(&places, |k| gradients[k].values, options, feedback)
     }
 
     /// Looks up where gradients go that will be pushed again and again, and checks their shapes.
@@ -188,83 +225,87 @@ impl Store {
         let mut feedback = options.feedback.as_deref().map(lock);
         outgoing::check_options(options, feedback.is_some())?;
         outgoing::check_finite(self.shared.isa, gradients(), options, feedback.as_deref_mut())?;
-        let values = |k: usize| bound.gradients[k].values.view();
-        self.push_to(&places, &values, options, feedback)
+        self.push_to(&places, |k| bound.gradients[k].values.view(), options, feedback)
     }
 
     fn look_up<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<Places> {
         let generation = self.shared.generation.load(Ordering::Acquire);
         let all = self.tensors();
         let find = |name: &str| all.get(name).cloned().ok_or_else(|| unknown(name));
-        Ok(Places { generation, tensors: names.map(find).collect::<Result<_>>()? })
+        Ok(Places::new(generation, names.map(find).collect::<Result<_>>()?))
     }
 
     /// Pushes what was checked; `values` of the k-th tensor.
     fn push_to<'a>(
         &self,
         places: &Places,
-        values: &(dyn Fn(usize) -> View<'a> + Sync),
+        values: impl Fn(usize) -> View<'a> + Sync,
         options: &PushOptions,
-        mut feedback: Option<MutexGuard<'_, ErrorFeedback>>,
+        feedback: Option<MutexGuard<'_, ErrorFeedback>>,
     ) -> Pushed {
-        let identity = self.identity();
-        let late = OnceLock::new();
-        let mut residues = Vec::new();
-        let parts = places
-            .tensors
-            .iter()
-            .enumerate()
-            .flat_map(|(k, tensor)| tensor.slices.iter().map(move |slice| (k, slice)));
-        let mut results: Vec<Option<Result<Applied>>>;
-        let mut bytes = vec![0; places.tensors.len()];
+        let push = UnderWay { identity: self.identity(), options, late: OnceLock::new() };
         if options.codec == Codec::Float32 && feedback.is_none() {
-            let one = |(part, (k, slice)): (usize, (usize, &Arc<Slice>))| {
-                let body = values(k).get(slice.range()).bytes();
-                self.push_part(
-                    &late,
-                    part,
-                    slice,
-                    identity,
-                    options,
-                    CodecId::plain(slice.spec().dtype),
-                    body,
-                )
-            };
-            let elements = parts.clone().map(|(_, slice)| slice.len()).sum();
-            results = match self.pool(elements) {
-                Some(pool) => {
-                    let all: Vec<_> = parts.clone().enumerate().collect();
-                    pool.install(|| all.into_par_iter().map(one).collect())
-                }
-                None => parts.clone().enumerate().map(one).collect(),
-            };
-            for (k, slice) in parts.clone() {
-                bytes[k] += slice.bytes() as u64;
-            }
-        } else {
-            results = Vec::new();
-            let mut body = Vec::new();
-            for (part, (k, slice)) in parts.clone().enumerate() {
-                self.encode(&mut body, values(k), slice, identity, options, feedback.as_deref_mut())?;
-                bytes[k] += body.len() as u64;
-                let codec = options.codec.id();
-                let result = self.push_part(&late, part, slice, identity, options, codec, &body);
-                if let (Some(guard), Some(feedback)) = (feedback.as_deref_mut(), &options.feedback) {
-                    let (name, range) = (&slice.spec().name, slice.range());
-                    match result {
-                        Some(Ok(_)) => {}
-                        Some(Err(_)) => {
-                            guard.give_back(self.shared.isa, name, range.start, codec, &body, range.len())?;
-                        }
-                        None => residues.push((part, self.residue(slice, feedback, codec, &body))),
-                    }
-                }
-                results.push(result);
-            }
+            let results = self.push_plain(places, &push, values);
+            let held = Held { late: push.late.into_inner(), residues: Vec::new() };
+            let sent = |k: usize| places.tensors[k].bytes();
+            return self.settle(places, results, held, push.identity, options.timeout, sent);
         }
-        drop(feedback);
-        let held = Held { late: late.into_inner(), residues };
-        self.settle(places, results, held, identity, options.timeout, &bytes)
+        let mut sent = vec![0; places.tensors.len()];
+        let (results, residues) = self.push_encoded(places, &push, values, feedback, &mut sent)?;
+        let held = Held { late: push.late.into_inner(), residues };
+        self.settle(places, results, held, push.identity, options.timeout, |k| sent[k])
+    }
+
+    /// Pushes values as they are, a large push with several threads.
+    fn push_plain<'a>(
+        &self,
+        places: &Places,
+        push: &UnderWay<'_>,
+        values: impl Fn(usize) -> View<'a> + Sync,
+    ) -> Answers {
+        let one = |(part, (k, slice)): (usize, (usize, &Arc<Slice>))| {
+            let body = values(k).get(slice.range()).bytes();
+            self.push_part(push, (part, k), slice, CodecId::plain(slice.spec().dtype), body)
+        };
+        let parts = places.parts().enumerate();
+        if let Some(pool) = self.pool(places.elements) {
+            let parts: Vec<_> = parts.collect();
+            return pool.install(|| parts.into_par_iter().map(one).collect());
+        }
+        let mut results = Vec::with_capacity(places.tensors.len());
+        parts.for_each(|part| results.push(one(part)));
+        results
+    }
+
+    /// Pushes encoded values; adds to `sent` the bytes of each tensor.
+    fn push_encoded<'a>(
+        &self,
+        places: &Places,
+        push: &UnderWay<'_>,
+        values: impl Fn(usize) -> View<'a>,
+        mut feedback: Option<MutexGuard<'_, ErrorFeedback>>,
+        sent: &mut [u64],
+    ) -> Result<(Answers, Vec<(usize, Residue)>)> {
+        let UnderWay { identity, options, .. } = *push;
+        let codec = options.codec.id();
+        let (mut results, mut residues, mut body) = (Vec::new(), Vec::new(), Vec::new());
+        for (part, (k, slice)) in places.parts().enumerate() {
+            self.encode(&mut body, values(k), slice, identity, options, feedback.as_deref_mut())?;
+            sent[k] += body.len() as u64;
+            let result = self.push_part(push, (part, k), slice, codec, &body);
+            if let (Some(guard), Some(feedback)) = (feedback.as_deref_mut(), &options.feedback) {
+                let (name, range) = (&slice.spec().name, slice.range());
+                match result {
+                    Some(Ok(_)) => {}
+                    Some(Err(_)) => {
+                        guard.give_back(self.shared.isa, name, range.start, codec, &body, range.len())?;
+                    }
+                    None => residues.push((part, self.residue(slice, feedback, codec, &body))),
+                }
+            }
+            results.push(result);
+        }
+        Ok((results, residues))
     }
 
     fn residue(
@@ -300,27 +341,26 @@ impl Store {
         Ok(())
     }
 
-    /// Pushes one slice; the answer, or nothing if a policy holds it.
-    #[allow(clippy::too_many_arguments)] // one push has that many sides
+    /// Pushes one slice, which is this part of the push and belongs to its k-th tensor; the answer, or nothing if a
+    /// policy holds it.
     fn push_part(
         &self,
-        late: &OnceLock<Arc<Collect>>,
-        part: usize,
+        push: &UnderWay<'_>,
+        (part, k): (usize, usize),
         slice: &Arc<Slice>,
-        identity: Identity,
-        options: &PushOptions,
         codec: CodecId,
         body: &[u8],
     ) -> Option<Result<Applied>> {
+        let UnderWay { identity, options, late } = push;
         let base = options.based_on.as_ref().and_then(|versions| {
-            let version = versions.tensor(&slice.spec().name)?.get(slice.index())?;
+            let version = versions.tensor_near(k, &slice.spec().name)?.get(slice.index())?;
             let own = (versions.client == self.client).then_some(version.own);
             Some(Base { version: version.version, own })
         });
         let push = Push {
             slice: slice.id(),
             action: Action::Gradient,
-            identity,
+            identity: *identity,
             base,
             lr: options.lr,
             scale: options.scale,
@@ -333,15 +373,15 @@ impl Store {
         self.shared.shard.push_to(slice, &push, || late.get_or_init(Arc::default).expect(part))
     }
 
-    /// Waits for what a policy holds and makes receipts of all answers.
+    /// Waits for what a policy holds and makes receipts of all answers; `sent`: bytes of the k-th tensor.
     fn settle(
         &self,
         places: &Places,
-        mut results: Vec<Option<Result<Applied>>>,
+        mut results: Answers,
         held: Held,
         identity: Identity,
         timeout: Duration,
-        bytes: &[u64],
+        sent: impl Fn(usize) -> u64,
     ) -> Pushed {
         let mut residues: HashMap<usize, Residue> = held.residues.into_iter().collect();
         for (part, result) in held.late.map(|late| late.wait(timeout)).unwrap_or_default() {
@@ -350,20 +390,14 @@ impl Store {
             }
             results[part] = Some(result);
         }
-        let slices = || {
-            let all = places.tensors.iter().enumerate();
-            all.flat_map(|(k, tensor)| tensor.slices.iter().map(move |slice| (k, slice)))
-        };
-        self.count(bytes.iter().sum(), slices().map(|(_, slice)| slice.bytes() as u64).sum());
-        if results.iter().all(|result| matches!(result, Some(Ok(_)))) {
-            let mut receipts: Vec<_> = bytes.iter().map(|bytes| Receipt::of_nothing(*bytes)).collect();
-            for ((k, _), result) in slices().zip(&results) {
-                result.iter().flatten().for_each(|applied| receipts[k].add(applied));
-            }
+        if let Some(receipts) = receipts(places, &results, &sent) {
+            self.count(receipts.iter().map(|receipt| receipt.bytes).sum(), places.bytes);
             return Ok(receipts);
         }
+        let sent: Vec<_> = (0..places.tensors.len()).map(sent).collect();
+        self.count(sent.iter().sum(), places.bytes);
         let mut outcome = Outcomes::default();
-        for (part, ((k, slice), result)) in slices().zip(results).enumerate() {
+        for (part, ((k, slice), result)) in places.parts().zip(results).enumerate() {
             let name = slice.spec().name.clone();
             match result {
                 Some(Ok(applied)) => outcome.applied.push((k, slice.range(), applied)),
@@ -374,7 +408,7 @@ impl Store {
                 }
             }
         }
-        outcome.into_pushed(&|k| places.tensors[k].spec.name.clone(), bytes)
+        outcome.into_pushed(&|k| places.tensors[k].spec.name.clone(), &sent)
     }
 
     /// Counts a push of so many bytes, which would be so many uncompressed.
@@ -411,9 +445,9 @@ impl Store {
         };
         let results = tensor.slices.iter().enumerate().map(change).collect();
         let bytes = actions.iter().map(|(_, body)| body.len() as u64).sum();
-        let places = Places { generation: 0, tensors: vec![tensor.clone()] };
+        let places = Places::new(0, vec![tensor.clone()]);
         let held = Held { late: late.into_inner(), residues: Vec::new() };
-        let mut receipts = self.settle(&places, results, held, identity, timeout, &[bytes])?;
+        let mut receipts = self.settle(&places, results, held, identity, timeout, |_| bytes)?;
         receipts.pop().ok_or_else(|| Error::new(Kind::Internal, "a change without a receipt").into())
     }
 }
@@ -440,7 +474,8 @@ impl ParameterServer for Store {
             .collect();
         self.shared.shard.create(&spec, 0, &ids)?;
         let slices = ids.iter().map(|(id, _)| self.shared.shard.slice(*id)).collect::<Result<Vec<_>>>()?;
-        let tensor = Arc::new(Tensor { spec: spec.clone(), slices });
+        let elements = spec.elements();
+        let tensor = Arc::new(Tensor { spec: spec.clone(), slices, elements });
         let actions: Vec<(Action, &[u8])> =
             spec.slices().map(|range| (Action::Assign, values.get(range).bytes())).collect();
         if let Err(error) = self.change(&tensor, &actions, timeout) {
@@ -600,6 +635,25 @@ impl Drop for Store {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// The receipts of all tensors, if every slice applied its part; `sent`: bytes of the k-th tensor.
+fn receipts(
+    places: &Places,
+    results: &[Option<Result<Applied>>],
+    sent: impl Fn(usize) -> u64,
+) -> Option<Vec<Receipt>> {
+    let mut results = results.iter();
+    let mut receipts = Vec::with_capacity(places.tensors.len());
+    for (k, tensor) in places.tensors.iter().enumerate() {
+        let mut receipt = Receipt::of_nothing(sent(k));
+        for result in results.by_ref().take(tensor.slices.len()) {
+            let Some(Ok(applied)) = result else { return None };
+            receipt.add(applied);
+        }
+        receipts.push(receipt);
+    }
+    Some(receipts)
 }
 
 fn unknown(name: &str) -> Error {

@@ -110,6 +110,14 @@ impl Versions {
     pub fn tensor(&self, name: &str) -> Option<&[SliceVersion]> {
         self.tensors.iter().find(|(n, _)| &**n == name).map(|(_, v)| v.as_slice())
     }
+
+    /// The same of a tensor that is probably the k-th.
+    pub fn tensor_near(&self, k: usize, name: &str) -> Option<&[SliceVersion]> {
+        match self.tensors.get(k) {
+            Some((n, versions)) if &**n == name => Some(versions),
+            _ => self.tensor(name),
+        }
+    }
 }
 
 /// What became of one tensor of a push: always "applied".

@@ -11,6 +11,8 @@
 //! * Python code could change the elements while Rust reads them. The documented contract is that the caller does not
 //!   (until the call returns, or the handle is done), the same one that NumPy and torch have for code that runs
 //!   without the GIL. Pulls never make a `&mut` of caller's memory: they copy bytes to the raw pointer.
+//!
+//! A brief push goes without the exporter's lock, which would cost more than the push: see [`glance`].
 #![allow(unsafe_code)]
 
 use fastps_core::dtype::{DType, View};
@@ -23,8 +25,9 @@ use pyo3::types::{IntoPyDict, PyCapsule, PyTuple};
 use pyo3::{ffi, intern};
 use smallvec::SmallVec;
 use std::cell::Cell;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -310,14 +313,17 @@ fn from_format(format: &[u8]) -> Option<DType> {
     }
 }
 
-fn finish(data: *mut c_void, dtype: DType, shape: Shape, owner: Owner) -> Result<Borrowed, Error> {
+/// How many elements a shape has, if there is room for so many.
+fn elements(shape: &[u64], dtype: DType) -> Option<usize> {
+    if shape.contains(&0) {
+        return Some(0);
+    }
     let product = shape.iter().try_fold(1_u64, |n, d| n.checked_mul(*d));
-    let len = if shape.contains(&0) {
-        Some(0)
-    } else {
-        product.filter(|n| *n <= (isize::MAX as usize / dtype.size()) as u64)
-    };
-    let Some(len) = len.map(|n| n as usize) else {
+    product.filter(|n| *n <= (isize::MAX as usize / dtype.size()) as u64).map(|n| n as usize)
+}
+
+fn finish(data: *mut c_void, dtype: DType, shape: Shape, owner: Owner) -> Result<Borrowed, Error> {
+    let Some(len) = elements(&shape, dtype) else {
         let error = Error::new(Kind::Shape, "the array has too many elements");
         return Err(error.expected("fewer than 2^61", format!("{shape:?}")));
     };
@@ -357,6 +363,46 @@ struct DlTensor {
     byte_offset: u64,
 }
 
+impl DlTensor {
+    fn dtype(&self) -> Option<DType> {
+        match (self.dtype_code, self.dtype_bits, self.dtype_lanes) {
+            (DL_FLOAT, 32, 1) => Some(DType::Float32),
+            _ => None,
+        }
+    }
+
+    fn is_contiguous(&self) -> bool {
+        // SAFETY: by the DLPack standard, as long as the tensor lives.
+        let (shape, strides) = unsafe { (numbers(self.shape, self.ndim), numbers(self.strides, self.ndim)) };
+        let mut step = 1_u64;
+        let mut contiguous = true;
+        for (dim, stride) in shape.iter().zip(strides).rev() {
+            contiguous &= *dim == 1 || *stride == step;
+            step = step.saturating_mul(*dim);
+        }
+        contiguous || shape.contains(&0)
+    }
+
+    fn data(&self) -> *mut c_void {
+        self.data.wrapping_byte_add(self.byte_offset as usize)
+    }
+}
+
+/// `ndim` numbers, none of them negative but for strides; nothing where the pointer is null.
+///
+/// # Safety
+///
+/// Otherwise `ndim` numbers are there for as long as `'a`.
+unsafe fn numbers<'a>(pointer: *const i64, ndim: i32) -> &'a [u64] {
+    match usize::try_from(ndim) {
+        // SAFETY: as the caller promises; the two types have the same size and alignment.
+        Ok(ndim) if ndim > 0 && !pointer.is_null() => unsafe {
+            std::slice::from_raw_parts(pointer.cast::<u64>(), ndim)
+        },
+        _ => &[],
+    }
+}
+
 /// DLPack 1.x; the older `DLManagedTensor` begins with the tensor itself.
 #[repr(C)]
 struct DlManagedTensorVersioned {
@@ -377,6 +423,9 @@ struct DlExchangeApi {
     allocator: *const c_void,
     managed_from_object:
         Option<unsafe extern "C" fn(*mut c_void, *mut *mut DlManagedTensorVersioned) -> c_int>,
+    managed_to_object: *const c_void,
+    /// Says where the memory is; does not keep it.
+    tensor_from_object: Option<unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int>,
 }
 
 thread_local! {
@@ -477,34 +526,114 @@ fn checked_dlpack(
     if !in_host_memory(tensor.device.kind) {
         return Err(not_in_host_memory(object, tensor.device.kind, tensor.device.id));
     }
-    let dtype = match (tensor.dtype_code, tensor.dtype_bits, tensor.dtype_lanes) {
-        (DL_FLOAT, 32, 1) => DType::Float32,
-        _ => return Err(wrong_dtype(object, None)),
+    let Some(dtype) = tensor.dtype() else {
+        return Err(wrong_dtype(object, None));
     };
-    let ndim = usize::try_from(tensor.ndim).unwrap_or(0);
-    let dims = |pointer: *mut i64| -> &[i64] {
-        if ndim == 0 || pointer.is_null() {
-            return &[];
-        }
-        // SAFETY: by the DLPack standard `shape` and `strides`, where given, hold `ndim` numbers.
-        unsafe { std::slice::from_raw_parts(pointer, ndim) }
-    };
-    let shape: Shape = dims(tensor.shape).iter().map(|d| *d as u64).collect();
-    let strides = dims(tensor.strides);
-    let mut step = 1_i64;
-    let mut contiguous = true;
-    for (dim, stride) in shape.iter().zip(strides).rev() {
-        contiguous &= *dim == 1 || *stride == step;
-        step = step.saturating_mul(*dim as i64);
-    }
-    if !contiguous && !shape.contains(&0) {
+    // SAFETY: by the DLPack standard, as long as the tensor lives.
+    let shape = Shape::from_slice(unsafe { numbers(tensor.shape, tensor.ndim) });
+    if !tensor.is_contiguous() {
         return Err(not_contiguous(object, &shape, false));
     }
     if access == Access::Write && flags & DL_READ_ONLY != 0 {
         return Err(read_only());
     }
-    let data = tensor.data.wrapping_byte_add(tensor.byte_offset as usize);
-    finish(data, dtype, shape, owner)
+    finish(tensor.data(), dtype, shape, owner)
+}
+
+/// Whether [`glance`] may look at the object. Asking may run Python code, looking does not.
+pub(crate) fn is_plain(object: &Bound<'_, PyAny>) -> bool {
+    let exchanges = |api: &DlExchangeApi| api.tensor_from_object.is_some() && !requires_grad(object);
+    is_ndarray(object) || exchange_api(object).is_some_and(exchanges)
+}
+
+/// Shape and values of an object that [is plain](is_plain), without its exporter's lock: for a caller that keeps the
+/// GIL and runs no Python code as long as it uses them. `None` where it takes [`borrow`] to say what is wrong.
+pub(crate) fn glance<'a>(object: &'a Bound<'_, PyAny>) -> Option<(&'a [u64], View<'a>)> {
+    let (data, shape) = if is_ndarray(object) { numpy_floats(object) } else { exchanged_floats(object) }?;
+    let len = elements(shape, DType::Float32)?;
+    if len == 0 {
+        return Some((shape, View::Float32(&[])));
+    }
+    let data = NonNull::new(data.cast::<f32>()).filter(|data| data.is_aligned())?;
+    // SAFETY: so many float32 lie there, as their exporter says. `object` keeps them where they are as long as no
+    // Python code runs, by the caller's promise.
+    Some((shape, View::Float32(unsafe { std::slice::from_raw_parts(data.as_ptr(), len) })))
+}
+
+/// Address and shape of contiguous float32 in host memory, through the table of its type.
+fn exchanged_floats<'a>(object: &'a Bound<'_, PyAny>) -> Option<(*mut c_void, &'a [u64])> {
+    let look = exchange_api(object)?.tensor_from_object?;
+    let mut tensor = MaybeUninit::<DlTensor>::zeroed();
+    // SAFETY: the table's function for objects of this very type, with the GIL held; it fills `tensor` if it returns
+    // 0, else it sets an exception.
+    if unsafe { look(object.as_ptr().cast(), tensor.as_mut_ptr()) } != 0 {
+        drop(PyErr::take(object.py()));
+        return None;
+    }
+    // SAFETY: filled just now; besides, zeros are a value of every field.
+    let tensor = unsafe { tensor.assume_init() };
+    let fits = in_host_memory(tensor.device.kind)
+        && tensor.dtype() == Some(DType::Float32)
+        && tensor.is_contiguous();
+    // SAFETY: the shape is the object's own, by the DLPack standard.
+    fits.then(|| (tensor.data(), unsafe { numbers(tensor.shape, tensor.ndim) }))
+}
+
+/// How NumPy lays out an array. It belongs to its binary interface: the macros of its headers compile it into every
+/// extension.
+#[repr(C)]
+struct NumpyArray {
+    head: ffi::PyObject,
+    data: *mut c_void,
+    ndim: c_int,
+    shape: *const i64,
+    strides: *const i64,
+    base: *const c_void,
+    dtype: *const NumpyDType,
+    flags: c_int,
+}
+
+/// The beginning of a NumPy dtype.
+#[repr(C)]
+struct NumpyDType {
+    head: ffi::PyObject,
+    scalar: *const c_void,
+    kind: u8,
+    code: u8,
+    order: u8,
+}
+
+/// C-contiguous and aligned.
+const NUMPY_PLAIN: c_int = 0x0001 | 0x0100;
+
+/// Whether the object is a NumPy array, not of a subclass, of a NumPy whose layout is known.
+fn is_ndarray(object: &Bound<'_, PyAny>) -> bool {
+    static NDARRAY: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
+    let ndarray = NDARRAY.get_or_init(object.py(), || ndarray(object.py()).ok().flatten());
+    ndarray.as_ref().is_some_and(|ndarray| ndarray.as_ptr() == object.get_type_ptr().cast())
+}
+
+fn ndarray(py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+    let table =
+        py.import("numpy._core._multiarray_umath")?.getattr("_ARRAY_API")?.cast_into::<PyCapsule>()?;
+    let functions = table.pointer_checked(None)?.cast::<unsafe extern "C" fn() -> c_uint>();
+    // SAFETY: the first function of NumPy's table tells the version of its binary interface, in every version.
+    let version = unsafe { functions.as_ref()() };
+    let known = matches!(version >> 24, 1 | 2) && size_of::<usize>() == size_of::<i64>();
+    let ndarray = py.import("numpy")?.getattr("ndarray")?.unbind();
+    Ok(known.then_some(ndarray))
+}
+
+/// Address and shape of a NumPy array, if it is contiguous float32.
+fn numpy_floats<'a>(object: &'a Bound<'_, PyAny>) -> Option<(*mut c_void, &'a [u64])> {
+    // SAFETY: the object is an array of the layout above, as `is_ndarray` has found, and has a dtype.
+    let (array, dtype) = unsafe {
+        let array = &*object.as_ptr().cast::<NumpyArray>();
+        (array, &*array.dtype)
+    };
+    let fits = (dtype.code, dtype.order) == (b'f', b'=') && array.flags & NUMPY_PLAIN == NUMPY_PLAIN;
+    // SAFETY: an array has as many dimensions, and keeps their sizes.
+    fits.then(|| (array.data, unsafe { numbers(array.shape, array.ndim) }))
 }
 
 /// A parameter where its gradient was meant, mostly.

@@ -84,7 +84,7 @@ pub(crate) fn wait<T: Send>(
 }
 
 /// Elements of a push that is over before letting go of the GIL would pay: some microseconds of work.
-const BRIEF: usize = 1 << 17;
+pub(crate) const BRIEF: usize = 1 << 17;
 
 /// Does work on so many elements in this process: without the GIL, unless it is over at once.
 pub(crate) fn work<T: Send>(py: Python<'_>, elements: usize, work: impl FnOnce() -> T + Send) -> T {

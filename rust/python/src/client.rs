@@ -1,7 +1,7 @@
 //! A client of parameters, wherever they lie: one method per verb. Each takes Python's objects apart, calls the core
 //! once for the whole list, without the GIL, and puts the result together.
 
-use crate::buffer::{Access, Borrowed, array, borrow, empty, sweep, try_borrow};
+use crate::buffer::{Access, Borrowed, array, borrow, empty, glance, is_plain, sweep, try_borrow};
 use crate::call::{self, Here};
 use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
@@ -306,26 +306,43 @@ impl List {
 fn push_lent(
     py: Python<'_>,
     store: &Store,
-    list: &Bound<'_, PyDict>,
+    names: &[&str],
+    arrays: &[Bound<'_, PyAny>],
     options: &PushOptions,
-) -> PyResult<Receipts> {
-    let (mut names, mut memories) = (Vec::with_capacity(list.len()), Vec::with_capacity(list.len()));
-    for (name, array) in list {
-        let name = name.cast_into::<PyString>()?;
-        memories.push(borrow(&array, name.to_str()?, Access::Read)?);
-        names.push(name);
+) -> PyResult<Pushed> {
+    if let Some(gradients) = glances(names, arrays) {
+        return Ok(store.push_borrowed(&gradients, options));
     }
-    let mut gradients = Vec::with_capacity(list.len());
-    for (name, memory) in names.iter().zip(&memories) {
-        gradients.push(GradientRef { name: name.to_str()?, shape: memory.shape(), values: memory.view() });
-    }
+    let all = names.iter().zip(arrays);
+    let memories: Vec<_> =
+        all.map(|(name, array)| borrow(array, name, Access::Read)).collect::<PyResult<_>>()?;
+    let gradients: Vec<_> = names
+        .iter()
+        .zip(&memories)
+        .map(|(name, memory)| GradientRef { name, shape: memory.shape(), values: memory.view() })
+        .collect();
     let elements = memories.iter().map(Borrowed::len).sum();
     let pushed = call::work(py, elements, || store.push_borrowed(&gradients, options));
     for memory in memories {
         memory.release(py);
     }
-    let names = Arc::new(names.into_iter().map(Bound::unbind).collect());
-    Ok(Receipts { names, receipts: pushed.or_raise(py)? })
+    Ok(pushed)
+}
+
+/// The gradients of a push that keeps the GIL, because it will be over at once, if a glance at their arrays is enough.
+fn glances<'a>(names: &[&'a str], arrays: &'a [Bound<'_, PyAny>]) -> Option<Vec<GradientRef<'a>>> {
+    if !arrays.iter().all(is_plain) {
+        return None;
+    }
+    // From here on no Python code runs until the push is done.
+    let mut left = call::BRIEF;
+    let mut gradients = Vec::with_capacity(arrays.len());
+    for (name, array) in names.iter().zip(arrays) {
+        let (shape, values) = glance(array)?;
+        left = left.checked_sub(values.len())?;
+        gradients.push(GradientRef { name, shape, values });
+    }
+    Some(gradients)
 }
 
 fn gradient(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Gradient> {
@@ -399,11 +416,7 @@ impl Client {
         let server = self.enter(py)?;
         let options = self.options(py, &how, None)?;
         let pushed = if let Some(store) = &self.local {
-            let memory = borrow(grad, name, Access::Read)?;
-            let gradient = [GradientRef { name, shape: memory.shape(), values: memory.view() }];
-            let pushed = call::work(py, memory.len(), || store.push_borrowed(&gradient, &options));
-            memory.release(py);
-            pushed
+            push_lent(py, store, &[name], std::slice::from_ref(grad), &options)?
         } else {
             let gradients = Arc::new(vec![gradient(name, grad)?]);
             let pushed = self.wait_for(py, server, &gradients, options, None)?;
@@ -422,7 +435,14 @@ impl Client {
         let server = self.enter(py)?;
         let options = self.options(py, &how, None)?;
         if let Some(store) = &self.local {
-            return push_lent(py, store, list, &options);
+            let (mut names, mut arrays) = (Vec::with_capacity(list.len()), Vec::with_capacity(list.len()));
+            for (name, array) in list {
+                names.push(name.cast_into::<PyString>()?.unbind());
+                arrays.push(array);
+            }
+            let texts = names.iter().map(|name| name.bind(py).to_str()).collect::<PyResult<Vec<_>>>()?;
+            let receipts = push_lent(py, store, &texts, &arrays, &options)?.or_raise(py)?;
+            return Ok(Receipts { names: Arc::new(names), receipts });
         }
         self.send(py, server, List::borrow(list)?, options, None)
     }
