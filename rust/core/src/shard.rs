@@ -71,6 +71,8 @@ impl Shard {
             .meter
             .take(Purpose::Slices, needed)
             .map_err(|error| error.tensor(spec.name.clone()).shard(self.index()))?;
+        let whole = |(_, index): &&(SliceId, usize)| spec.slice_range(*index).len() == spec.dtype.slice_len();
+        let mut pieces = Slice::pieces(spec, slices.iter().filter(whole).count());
         let made: Vec<_> = slices
             .iter()
             .map(|(id, index)| {
@@ -81,7 +83,7 @@ impl Shard {
                     meter: self.meter.clone(),
                     charge: charge.split(bytes(index)),
                 };
-                Arc::new(Slice::new(*id, spec, *index, group, place))
+                Arc::new(Slice::new(*id, spec, *index, group, place, &mut pieces))
             })
             .collect();
         let mut all = write(&self.slices);

@@ -13,7 +13,7 @@ use crate::frame::{Applied, Base, Identity, Push};
 use crate::identity::{Completion, Identities, Outcome, Seen};
 use crate::isa::Isa;
 use crate::lock::SliceLock;
-use crate::params::{Buffer, Charge, Meter, Purpose};
+use crate::params::{Buffer, Charge, Meter, Pieces, Purpose};
 use crate::policy::{Admission, Held, Policy};
 use crate::record::{Record, Sink};
 use crate::sync::{Arc, AtomicU64, Ordering, lock};
@@ -99,14 +99,23 @@ enum Arrival {
 }
 
 impl Slice {
-    pub(crate) fn new(id: SliceId, spec: &Arc<TensorSpec>, index: usize, group: u32, place: Place) -> Self {
+    pub(crate) fn new(
+        id: SliceId,
+        spec: &Arc<TensorSpec>,
+        index: usize,
+        group: u32,
+        place: Place,
+        pieces: &mut Pieces,
+    ) -> Self {
         let Place { isa, sink, counters, meter, charge } = place;
         let range = spec.slice_range(index);
         let (first, len) = (range.start, range.len());
         let slots = spec.optimizer.slots().len();
         let (dtype, initial) = (spec.dtype, spec.optimizer.initial_state());
         let memory = match spec.apply {
-            Apply::Exact => Memory::Exact(SliceLock::new(ExactMemory::new(dtype, len, slots, initial))),
+            Apply::Exact => {
+                Memory::Exact(SliceLock::new(ExactMemory::new(dtype, len, slots, initial, pieces)))
+            }
             Apply::Hogwild => Memory::Hogwild(HogwildMemory::new(dtype, len, slots, initial)),
         };
         let spec = spec.clone();
@@ -171,6 +180,15 @@ impl Slice {
     pub(crate) fn memory_for(spec: &TensorSpec, len: usize) -> u64 {
         let buffers = 1 + spec.optimizer.slots().len() as u64 + u64::from(spec.apply == Apply::Exact);
         buffers * Buffer::bytes_for(spec.dtype, len) + 512
+    }
+
+    /// Memory for `count` whole slices of `spec`, values and state, to be made at once.
+    pub(crate) fn pieces(spec: &TensorSpec, count: usize) -> Pieces {
+        if spec.apply == Apply::Hogwild {
+            return Pieces::none();
+        }
+        let len = Buffer::bytes_for(spec.dtype, spec.dtype.slice_len()) as usize;
+        Pieces::new(len, count * (1 + spec.optimizer.slots().len()))
     }
 
     /// Applies or refuses a push and says so. Where it must wait (a policy holds it, or it repeats one that waits), the

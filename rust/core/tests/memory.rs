@@ -181,3 +181,61 @@ fn held_pushes_are_counted_and_one_too_many_is_refused() {
         assert_eq!(counter(&shard, "memory_used"), before);
     }
 }
+
+#[test]
+fn a_large_tensor_is_the_same_wherever_its_slices_lie() {
+    let optimizer = Optimizer::Adam(Adam::default());
+    let n = 3 * DType::Float32.slice_len() + 1234;
+    let spec = Arc::new(TensorSpec {
+        name: "w".into(),
+        shape: vec![n as u64],
+        dtype: DType::Float32,
+        apply: Apply::Exact,
+        group: "default".into(),
+        optimizer,
+    });
+    let ids: Vec<_> = (0..spec.slice_count()).map(|k| (SliceId(k as u64), k)).collect();
+    let shard = || Shard::new(ShardConfig::new(0, u64::MAX, Isa::best()));
+    let (together, apart) = (shard(), shard());
+    together.create(&spec, 0, &ids).unwrap();
+    ids.iter().for_each(|id| apart.create(&spec, 0, &[*id]).unwrap());
+    assert_eq!(counter(&together, "memory_slices"), counter(&apart, "memory_slices"));
+
+    let gradient: Vec<_> = (0..n).map(|i| (i as f32).sin()).collect();
+    let step = |shard: &Shard, sequence| {
+        for (id, k) in &ids {
+            let values = &gradient[spec.slice_range(*k)];
+            let identity = Identity { client: 1, sequence };
+            let push = Push {
+                slice: *id,
+                action: Action::Gradient,
+                identity,
+                base: None,
+                lr: None,
+                scale: None,
+                count: values.len() as u64,
+                codec: CodecId::Float32,
+                body: bytemuck::cast_slice(values),
+                trusted: false,
+                once: false,
+            };
+            shard.push(&push, |applied| assert!(applied.is_ok()));
+        }
+    };
+    let same = |id| {
+        let values = |shard: &Shard| shard.pull(1, id).unwrap();
+        let state = |shard: &Shard| shard.pull_state(1, id).unwrap();
+        assert!(values(&together).as_ref() == values(&apart).as_ref());
+        assert!(state(&together).as_ref() == state(&apart).as_ref());
+    };
+    // Each step meets pins, so it writes to the spare buffers that the one before left.
+    for sequence in 1..=3 {
+        let pins: Vec<_> = ids.iter().map(|(id, _)| (together.pull(1, *id), apart.pull(1, *id))).collect();
+        step(&together, sequence);
+        step(&apart, sequence);
+        drop(pins);
+        ids.iter().for_each(|(id, _)| same(*id));
+    }
+    together.remove(&ids.iter().map(|(id, _)| *id).collect::<Vec<_>>());
+    assert_eq!(counter(&together, "memory_slices"), 0);
+}

@@ -1,11 +1,20 @@
-//! Plain memory of an `exact` slice, aligned to a cache line.
+//! Plain memory of an `exact` slice.
 
 use super::meter::Charge;
+use super::pieces::{Piece, Pieces};
 use crate::dtype::DType;
 use bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
 use std::sync::OnceLock;
 
 const LINE: usize = 64;
+/// Large buffers take whole pages, and no system has larger ones.
+const PAGE: usize = 1 << 16;
+/// How far apart in a page the large arrays of one slice begin, the gradient's too, which mostly begins near the start of
+/// one: a step walks along all of them at once, and streams that agree in the low bits of their addresses hold each other
+/// up.
+const STAGGER: usize = 5 * LINE;
+/// Arrays after which the places repeat.
+const PLACES: usize = 4;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
@@ -13,26 +22,44 @@ struct Line([u8; LINE]);
 
 /// Values of one type, aligned to 64 bytes.
 pub(crate) struct Buffer {
-    lines: Vec<Line>,
+    memory: Memory,
+    /// The first value's byte.
+    start: usize,
     dtype: DType,
     len: usize,
     /// Set when only a reader keeps the buffer alive: the slice's own memory is counted elsewhere.
     charge: OnceLock<Charge>,
 }
 
+enum Memory {
+    Lines(Vec<Line>),
+    Piece(Piece),
+}
+
 impl Buffer {
-    /// `len` values, written once so that the first push does not pay for the pages.
-    pub(crate) fn filled(dtype: DType, len: usize, value: f32) -> Self {
-        let line = match dtype {
-            DType::Float32 => Line(bytemuck::cast([value; LINE / size_of::<f32>()])),
-        };
-        let lines = (dtype.size() * len).div_ceil(LINE);
-        Self { lines: vec![line; lines], dtype, len, charge: OnceLock::new() }
+    /// `len` values of a slice's `array`-th array, written once so that the first push does not pay for the pages.
+    pub(crate) fn filled(dtype: DType, len: usize, value: f32, array: usize, pieces: &mut Pieces) -> Self {
+        let bytes = Self::bytes_for(dtype, len) as usize;
+        let memory = pieces
+            .take(bytes)
+            .map_or_else(|| Memory::Lines(vec![Line([0; LINE]); bytes / LINE]), Memory::Piece);
+        let start = if bytes < PAGE { 0 } else { STAGGER * (1 + array % PLACES) };
+        let mut buffer = Self { memory, start, dtype, len, charge: OnceLock::new() };
+        match dtype {
+            DType::Float32 => buffer.values_mut().fill(value),
+        }
+        buffer
     }
 
     /// Bytes of memory that `len` values take.
     pub(crate) fn bytes_for(dtype: DType, len: usize) -> u64 {
-        (LINE * (dtype.size() * len).div_ceil(LINE)) as u64
+        let bytes = dtype.size() * len;
+        let taken = if bytes < PAGE {
+            bytes.next_multiple_of(LINE)
+        } else {
+            (bytes + STAGGER * PLACES).next_multiple_of(PAGE)
+        };
+        taken as u64
     }
 
     /// Counts the buffer's memory until its last reader is done.
@@ -43,18 +70,28 @@ impl Buffer {
 
     /// Copies the values of a buffer of the same type and length.
     pub(crate) fn copy_from(&mut self, other: &Self) {
-        self.lines.copy_from_slice(&other.lines);
+        self.values_mut::<u8>().copy_from_slice(other.bytes());
     }
 
-    /// The values, for writing; `T` is what `dtype` names.
+    /// The values, for writing; `T` is what `dtype` names, or a byte.
     pub(crate) fn values_mut<T: Pod>(&mut self) -> &mut [T] {
-        &mut cast_slice_mut(&mut self.lines)[..self.len]
+        let (start, end) = (self.start, self.start + self.dtype.size() * self.len);
+        let memory: &mut [u8] = match &mut self.memory {
+            Memory::Lines(lines) => cast_slice_mut(lines),
+            Memory::Piece(piece) => piece,
+        };
+        cast_slice_mut(&mut memory[start..end])
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        &cast_slice(&self.lines)[..self.dtype.size() * self.len]
+        let memory: &[u8] = match &self.memory {
+            Memory::Lines(lines) => cast_slice(lines),
+            Memory::Piece(piece) => piece,
+        };
+        &memory[self.start..][..self.dtype.size() * self.len]
     }
 }
+
 impl std::fmt::Debug for Buffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Buffer").field("len", &self.len).finish_non_exhaustive()

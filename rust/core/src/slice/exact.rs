@@ -8,8 +8,11 @@ use crate::error::{Error, Kind, Result};
 use crate::fault::fault;
 use crate::frame::{Action, Applied, Push};
 use crate::identity::{Identities, Outcome};
-use crate::params::{Buffer, Purpose};
+use crate::params::{Buffer, Pieces, Purpose};
 use crate::sync::Counted as Arc;
+
+/// The first of a slice's arrays; the state follows.
+const PARAMS: usize = 0;
 
 #[derive(Debug)]
 pub(super) struct ExactMemory {
@@ -26,11 +29,19 @@ pub(super) struct ExactMemory {
 }
 
 impl ExactMemory {
-    pub(super) fn new(dtype: DType, len: usize, slots: usize, initial_state: f32) -> Self {
+    pub(super) fn new(
+        dtype: DType,
+        len: usize,
+        slots: usize,
+        initial_state: f32,
+        pieces: &mut Pieces,
+    ) -> Self {
+        let params = Buffer::filled(dtype, len, 0.0, PARAMS, pieces);
+        let mut slot = |k| Buffer::filled(dtype, len, initial_state, PARAMS + 1 + k, pieces);
         Self {
-            params: Arc::new(Buffer::filled(dtype, len, 0.0)),
+            params: Arc::new(params),
             spare: None,
-            state: (0..slots).map(|_| Buffer::filled(dtype, len, initial_state)).collect(),
+            state: (0..slots).map(&mut slot).collect(),
             step: 0,
             version: 0,
             assigns: 0,
@@ -152,8 +163,8 @@ fn unpinned<'a>(
             }
         }
         Counters::count(&slice.counters.slice_copies);
-        let mut copy =
-            spare.take().unwrap_or_else(|| Arc::new(Buffer::filled(slice.spec.dtype, slice.len, 0.0)));
+        let fresh = || Buffer::filled(slice.spec.dtype, slice.len, 0.0, PARAMS, &mut Pieces::none());
+        let mut copy = spare.take().unwrap_or_else(|| Arc::new(fresh()));
         if let (Some(copy), false) = (Arc::get_mut(&mut copy), fault("spare_not_filled")) {
             copy.copy_from(params);
         }
