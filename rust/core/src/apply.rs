@@ -8,10 +8,13 @@ use crate::isa::{Isa, Kernel};
 use crate::optim::{MAX_SLOTS, Rule, Step};
 use crate::params::{Buffer, RacyBuffer};
 
-/// Parameters and optimizer state of one slice, a block at a time.
+/// Parameters and optimizer state of one slice, a run at a time.
 pub(crate) trait Storage {
     /// Most elements of one `update`.
     const SPAN: usize;
+    /// Elements that are decoded together: a divisor of [`BLOCK`].
+    type Run: AsMut<[f32]>;
+    const RUN: Self::Run;
     fn len(&self) -> usize;
     /// The block that a push begins with; racing pushes begin at different ones.
     fn first_block(&self) -> usize;
@@ -28,6 +31,8 @@ pub(crate) struct Exact<'a> {
 
 impl Storage for Exact<'_> {
     const SPAN: usize = usize::MAX;
+    type Run = Few;
+    const RUN: Few = Few([0.0; FEW]);
 
     #[inline(always)]
     fn len(&self) -> usize {
@@ -51,6 +56,20 @@ impl Storage for Exact<'_> {
     }
 }
 
+/// Elements of every codec's smallest block: so few that they stay in registers between decoder and step.
+const FEW: usize = 64;
+
+/// Room for them, aligned in case that they do not.
+#[repr(align(64))]
+pub(crate) struct Few([f32; FEW]);
+
+impl AsMut<[f32]> for Few {
+    #[inline(always)]
+    fn as_mut(&mut self) -> &mut [f32] {
+        &mut self.0
+    }
+}
+
 /// Racing memory: loaded into the first-level cache, stepped there, stored back.
 pub(crate) struct Hogwild<'a> {
     pub(crate) isa: Isa,
@@ -61,6 +80,8 @@ pub(crate) struct Hogwild<'a> {
 
 impl Storage for Hogwild<'_> {
     const SPAN: usize = BLOCK;
+    type Run = Block;
+    const RUN: Block = Block::ZERO;
 
     #[inline(always)]
     fn len(&self) -> usize {
@@ -131,10 +152,8 @@ impl<S: Storage, B: Body, R: Step> Kernel for Fused<S, B, R> {
             self.lanes(first, n);
             self.lanes(0, first);
         } else {
-            // Only here: its zeros cost as much as a step on a small tensor.
-            let mut gradient = Block::ZERO;
-            self.blocks(first, n, &mut gradient);
-            self.blocks(0, first, &mut gradient);
+            self.runs(first, n);
+            self.runs(0, first);
         }
     }
 }
@@ -151,19 +170,26 @@ impl<S: Storage, B: Body, R: Step> Fused<S, B, R> {
         }
     }
 
-    /// The same of any body; `gradient` is scratch.
+    /// The same of any body.
     #[inline(always)]
-    fn blocks(&mut self, from: usize, end: usize, gradient: &mut Block) {
+    fn runs(&mut self, from: usize, end: usize) {
         let mut at = from;
-        while at < end {
-            let g = &mut gradient.0[..(end - at).min(BLOCK)];
-            self.block(at, g);
+        let mut run = S::RUN;
+        let g = run.as_mut();
+        // Whole runs by themselves: their length is known where this is compiled.
+        while end - at >= g.len() {
+            self.run_at(at, g);
             at += g.len();
+        }
+        if at < end {
+            // Of its own: a part of `run` would keep that in memory.
+            let mut rest = S::RUN;
+            self.run_at(at, &mut rest.as_mut()[..end - at]);
         }
     }
 
     #[inline(always)]
-    fn block(&mut self, at: usize, g: &mut [f32]) {
+    fn run_at(&mut self, at: usize, g: &mut [f32]) {
         self.body.decode(at, g);
         if self.scale != 1.0 {
             for x in g.iter_mut() {

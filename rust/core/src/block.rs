@@ -12,6 +12,13 @@ impl Block {
     pub(crate) const ZERO: Self = Self([0.0; BLOCK]);
 }
 
+impl AsMut<[f32]> for Block {
+    #[inline(always)]
+    fn as_mut(&mut self) -> &mut [f32] {
+        &mut self.0
+    }
+}
+
 /// The blocks of `n` elements as (first element, length).
 #[inline(always)]
 pub fn blocks(n: usize) -> impl Iterator<Item = (usize, usize)> {

@@ -85,13 +85,24 @@ impl Encoder for Writer<'_> {
     #[inline(always)]
     fn unsaid(&self, at: usize, v: &[f32; crate::block::BLOCK], e: &mut [f32]) {
         let (scales, elements) = self.body.split_at(self.n.div_ceil(BLOCK));
-        let blocks = e.chunks_mut(BLOCK).zip(v.as_chunks::<BLOCK>().0).zip(elements[at..].chunks(BLOCK));
-        for (((e, v), q), &scale) in blocks.zip(&scales[at / BLOCK..]) {
-            let factor = factor(scale);
-            for ((e, v), &q) in e.iter_mut().zip(v).zip(q) {
-                *e = v - f32::from(q as i8) * factor;
-            }
+        let (scales, v) = (&scales[at / BLOCK..], v.as_chunks::<BLOCK>().0);
+        let (whole, e_rest) = e.as_chunks_mut::<BLOCK>();
+        let (q, q_rest) = elements[at..][..BLOCK * whole.len() + e_rest.len()].as_chunks::<BLOCK>();
+        for (((e, v), q), &scale) in whole.iter_mut().zip(v).zip(q).zip(scales) {
+            left(e, v, q, scale);
         }
+        if !e_rest.is_empty() {
+            left(e_rest, &v[whole.len()], q_rest, scales[whole.len()]);
+        }
+    }
+}
+
+/// What the elements `q` do not say of `v`.
+#[inline(always)]
+fn left(e: &mut [f32], v: &[f32], q: &[u8], scale: u8) {
+    let factor = factor(scale);
+    for ((e, v), &q) in e.iter_mut().zip(v).zip(q) {
+        *e = v - f32::from(q as i8) * factor;
     }
 }
 
@@ -188,24 +199,20 @@ impl Kernel for AllCanonical<'_> {
     type Out = bool;
     #[inline(always)]
     fn run(self) -> bool {
-        let mut good = self.scales.iter().fold(true, |good, &s| good & is_scale(s));
-        let (blocks, rest) = self.elements.as_chunks::<BLOCK>();
-        for (block, &scale) in blocks.iter().zip(self.scales) {
-            good &= canonical(block, scale);
-        }
-        if let (false, Some(&scale)) = (rest.is_empty(), self.scales.last()) {
-            good &= canonical(rest, scale);
-        }
-        good
+        // Folded, not searched: leaving early would keep a loop from being vectorised.
+        let scales = self.scales.iter().fold(true, |good, &s| good & is_scale(s));
+        let lowest = self.elements.iter().fold(0, |lowest: i8, &q| lowest.min(q as i8));
+        scales && lowest > i8::MIN && (!self.scales.contains(&0) || self.zeros())
     }
 }
 
-#[inline(always)]
-fn canonical(block: &[u8], scale: u8) -> bool {
-    // Folded, not searched: leaving early would keep the loop from being vectorised.
-    let any = block.iter().fold(0, |any, q| any | q);
-    let lowest = block.iter().fold(0, |found, &q| found | u8::from(q == 0x80));
-    lowest == 0 && (scale != 0 || any == 0)
+impl AllCanonical<'_> {
+    /// Whether the elements under the scale zero are zero.
+    #[inline(always)]
+    fn zeros(&self) -> bool {
+        let blocks = self.elements.chunks(BLOCK).zip(self.scales);
+        blocks.filter(|(_, scale)| **scale == 0).all(|(block, _)| block.iter().all(|&q| q == 0))
+    }
 }
 
 /// A validated body of bytes with block scales.

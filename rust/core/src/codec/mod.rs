@@ -118,8 +118,8 @@ pub(crate) trait Body: Copy {
     type Lane: Lane;
     /// The elements `range` as they lie there; `None` where they must be decoded.
     fn lanes(&self, range: Range<usize>) -> Option<&[Self::Lane]>;
-    /// Decodes the elements `at..at + out.len()`; `at` is a multiple of [`crate::block::BLOCK`] and the range lies inside
-    /// one block of the body.
+    /// Decodes the elements `at..at + out.len()`; `at` is a multiple of 64 and the range lies inside one
+    /// [`crate::block::BLOCK`] of the body.
     fn decode(&self, at: usize, out: &mut [f32]);
 }
 

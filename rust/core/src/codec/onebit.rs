@@ -190,17 +190,12 @@ impl Body for OneBitBody<'_> {
     }
 }
 
-/// The values that bits choose. First a byte for each bit, 0 or not; then one comparison for a vector of bytes. Tested
-/// straight away, LLVM takes the bits one by one.
+/// The values that bits choose. Two halves of 32 bits, because a vector has as many lanes of a word as of a value.
 #[inline(always)]
 fn select(bits: &[u8; RUN / 8], [positive, negative]: [f32; 2], out: &mut [f32; RUN]) {
-    const SPREAD: u64 = 0x0101_0101_0101_0101;
-    const EACH: u64 = 0x8040_2010_0804_0201;
-    let mut flags = [0; RUN];
-    for (flags, &byte) in flags.as_chunks_mut::<8>().0.iter_mut().zip(bits) {
-        *flags = (u64::from(byte).wrapping_mul(SPREAD) & EACH).to_le_bytes();
-    }
-    for (out, flag) in out.iter_mut().zip(flags) {
-        *out = if flag == 0 { positive } else { negative };
+    let bits = u64::from_le_bytes(*bits);
+    for (i, out) in out.iter_mut().enumerate() {
+        let half = if i < 32 { bits as u32 } else { (bits >> 32) as u32 };
+        *out = if half & (1 << (i % 32)) == 0 { positive } else { negative };
     }
 }
