@@ -13,6 +13,7 @@ use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
@@ -76,6 +77,36 @@ fn values(n: usize) -> Vec<f32> {
     (0..n).map(|_| 1e-3 / 2_147_483_648.0 * next()).collect()
 }
 
+/// Values that begin a cache line, as those of C do.
+struct Aligned {
+    memory: Vec<f32>,
+    start: usize,
+}
+
+impl Aligned {
+    fn new(values: &[f32]) -> Self {
+        let mut memory = vec![0.0; values.len() + 64 / size_of::<f32>()];
+        let start = memory.as_ptr().align_offset(64);
+        memory.truncate(start + values.len());
+        memory[start..].copy_from_slice(values);
+        Self { memory, start }
+    }
+}
+
+impl Deref for Aligned {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.memory[self.start..]
+    }
+}
+
+impl DerefMut for Aligned {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut self.memory[self.start..]
+    }
+}
+
 fn timed(work: impl FnOnce()) -> Duration {
     let start = Instant::now();
     work();
@@ -84,8 +115,8 @@ fn timed(work: impl FnOnce()) -> Duration {
 
 fn encode(codec: Codec, n: usize, feedback: bool) -> Case {
     let isa = Isa::get().unwrap();
-    let values = values(n);
-    let mut residual = if feedback { vec![1e-9; n] } else { Vec::new() };
+    let values = Aligned::new(&values(n));
+    let mut residual = Aligned::new(&vec![1e-9; if feedback { n } else { 0 }]);
     let mut body = vec![1; codec.id().body_len(n)];
     Box::new(move || {
         timed(|| {
@@ -99,7 +130,7 @@ fn decode(codec: Codec, n: usize) -> Case {
     let isa = Isa::get().unwrap();
     let mut body = Vec::new();
     codec.encode(isa, &values(n), None, Position::default(), &mut body);
-    let mut out = vec![1.0; n];
+    let mut out = Aligned::new(&vec![1.0; n]);
     Box::new(move || timed(|| codec.id().decode(isa, &body, &mut out)))
 }
 
