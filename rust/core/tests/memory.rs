@@ -198,7 +198,9 @@ fn a_large_tensor_is_the_same_wherever_its_slices_lie() {
     let shard = || Shard::new(ShardConfig::new(0, u64::MAX, Isa::best()));
     let (together, apart) = (shard(), shard());
     together.create(&spec, 0, &ids).unwrap();
-    ids.iter().for_each(|id| apart.create(&spec, 0, &[*id]).unwrap());
+    for id in &ids {
+        apart.create(&spec, 0, &[*id]).unwrap();
+    }
     assert_eq!(counter(&together, "memory_slices"), counter(&apart, "memory_slices"));
 
     let gradient: Vec<_> = (0..n).map(|i| (i as f32).sin()).collect();
@@ -234,7 +236,9 @@ fn a_large_tensor_is_the_same_wherever_its_slices_lie() {
         step(&together, sequence);
         step(&apart, sequence);
         drop(pins);
-        ids.iter().for_each(|(id, _)| same(*id));
+        for (id, _) in &ids {
+            same(*id);
+        }
     }
     together.remove(&ids.iter().map(|(id, _)| *id).collect::<Vec<_>>());
     assert_eq!(counter(&together, "memory_slices"), 0);

@@ -18,6 +18,7 @@
 use fastps_core::dtype::{DType, View};
 use fastps_core::error::{Error, Kind};
 use fastps_core::verbs::Values;
+use numpy::{PyArrayDyn, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -25,7 +26,7 @@ use pyo3::types::{IntoPyDict, PyCapsule, PyTuple};
 use pyo3::{ffi, intern};
 use smallvec::SmallVec;
 use std::cell::Cell;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -543,13 +544,14 @@ fn checked_dlpack(
 /// Whether [`glance`] may look at the object. Asking may run Python code, looking does not.
 pub(crate) fn is_plain(object: &Bound<'_, PyAny>) -> bool {
     let exchanges = |api: &DlExchangeApi| api.tensor_from_object.is_some() && !requires_grad(object);
-    is_ndarray(object) || exchange_api(object).is_some_and(exchanges)
+    object.is_instance_of::<PyUntypedArray>() || exchange_api(object).is_some_and(exchanges)
 }
 
 /// Shape and values of an object that [is plain](is_plain), without its exporter's lock: for a caller that keeps the
 /// GIL and runs no Python code as long as it uses them. `None` where it takes [`borrow`] to say what is wrong.
 pub(crate) fn glance<'a>(object: &'a Bound<'_, PyAny>) -> Option<(&'a [u64], View<'a>)> {
-    let (data, shape) = if is_ndarray(object) { numpy_floats(object) } else { exchanged_floats(object) }?;
+    let numpy = object.is_instance_of::<PyUntypedArray>();
+    let (data, shape) = if numpy { numpy_floats(object) } else { exchanged_floats(object) }?;
     let len = elements(shape, DType::Float32)?;
     if len == 0 {
         return Some((shape, View::Float32(&[])));
@@ -579,61 +581,10 @@ fn exchanged_floats<'a>(object: &'a Bound<'_, PyAny>) -> Option<(*mut c_void, &'
     fits.then(|| (tensor.data(), unsafe { numbers(tensor.shape, tensor.ndim) }))
 }
 
-/// How NumPy lays out an array. It belongs to its binary interface: the macros of its headers compile it into every
-/// extension.
-#[repr(C)]
-struct NumpyArray {
-    head: ffi::PyObject,
-    data: *mut c_void,
-    ndim: c_int,
-    shape: *const i64,
-    strides: *const i64,
-    base: *const c_void,
-    dtype: *const NumpyDType,
-    flags: c_int,
-}
-
-/// The beginning of a NumPy dtype.
-#[repr(C)]
-struct NumpyDType {
-    head: ffi::PyObject,
-    scalar: *const c_void,
-    kind: u8,
-    code: u8,
-    order: u8,
-}
-
-/// C-contiguous and aligned.
-const NUMPY_PLAIN: c_int = 0x0001 | 0x0100;
-
-/// Whether the object is a NumPy array, not of a subclass, of a NumPy whose layout is known.
-fn is_ndarray(object: &Bound<'_, PyAny>) -> bool {
-    static NDARRAY: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
-    let ndarray = NDARRAY.get_or_init(object.py(), || ndarray(object.py()).ok().flatten());
-    ndarray.as_ref().is_some_and(|ndarray| ndarray.as_ptr() == object.get_type_ptr().cast())
-}
-
-fn ndarray(py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-    let table =
-        py.import("numpy._core._multiarray_umath")?.getattr("_ARRAY_API")?.cast_into::<PyCapsule>()?;
-    let functions = table.pointer_checked(None)?.cast::<unsafe extern "C" fn() -> c_uint>();
-    // SAFETY: the first function of NumPy's table tells the version of its binary interface, in every version.
-    let version = unsafe { functions.as_ref()() };
-    let known = matches!(version >> 24, 1 | 2) && size_of::<usize>() == size_of::<i64>();
-    let ndarray = py.import("numpy")?.getattr("ndarray")?.unbind();
-    Ok(known.then_some(ndarray))
-}
-
 /// Address and shape of a NumPy array, if it is contiguous float32.
 fn numpy_floats<'a>(object: &'a Bound<'_, PyAny>) -> Option<(*mut c_void, &'a [u64])> {
-    // SAFETY: the object is an array of the layout above, as `is_ndarray` has found, and has a dtype.
-    let (array, dtype) = unsafe {
-        let array = &*object.as_ptr().cast::<NumpyArray>();
-        (array, &*array.dtype)
-    };
-    let fits = (dtype.code, dtype.order) == (b'f', b'=') && array.flags & NUMPY_PLAIN == NUMPY_PLAIN;
-    // SAFETY: an array has as many dimensions, and keeps their sizes.
-    fits.then(|| (array.data, unsafe { numbers(array.shape, array.ndim) }))
+    let array = object.cast::<PyArrayDyn<f32>>().ok()?;
+    array.is_c_contiguous().then(|| (array.data().cast(), bytemuck::cast_slice(array.shape())))
 }
 
 /// A parameter where its gradient was meant, mostly.
