@@ -5,6 +5,7 @@
 //! stalls takes no more than it has. What it has pinned can be taken back at any time: its stream is reset.
 
 use crate::convert;
+use crate::wire::MAX_FRAME;
 use fastps_core::error::{Error, Result};
 use fastps_core::frame::Applied;
 use fastps_core::shard::{Charge, Meter, Purpose};
@@ -26,8 +27,11 @@ pub(crate) const MAX_OWED: usize = 4096;
 const ENCODED: u64 = 2;
 /// What hyper may still have of earlier answers when it asks for the next.
 const LEFTOVERS: usize = 512 << 10;
-/// What a stream takes from its beginning: a message that is being put together, and the answers owed.
-const STREAM_BYTES: usize = MAX_MESSAGE_BYTES + MAX_OWED * size_of::<Answer>() + LEFTOVERS;
+/// What a stream takes from its beginning: a message, and the answers owed.
+const STREAM_BYTES: usize = MAX_OWED * size_of::<Answer>() + LEFTOVERS;
+/// The message in work: put together by tonic; of a native client, as it came.
+const FOREIGN: usize = MAX_MESSAGE_BYTES;
+const NATIVE: usize = MAX_FRAME as usize;
 
 /// One place in the queue of answers: a frame, or the status that ends the stream.
 pub(crate) type Answer = Result<Owed, Status>;
@@ -53,11 +57,12 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// Takes the memory of a new stream.
-    pub(crate) fn new(meter: &Arc<Meter>) -> Result<Arc<Self>> {
+    pub(crate) fn new(meter: &Arc<Meter>, native: bool) -> Result<Arc<Self>> {
+        let bytes = STREAM_BYTES + if native { NATIVE } else { FOREIGN };
         Ok(Arc::new(Self {
             reset: watch::Sender::new(None),
             room: Mutex::new(meter.take(Purpose::Answers, 0)?),
-            _memory: meter.take(Purpose::Connections, STREAM_BYTES as u64)?,
+            _memory: meter.take(Purpose::Connections, bytes as u64)?,
         }))
     }
 
@@ -121,6 +126,11 @@ impl Pins {
 }
 
 impl Pin {
+    /// The values, unless they were taken back; they stay pinned until the pin is dropped.
+    pub(crate) fn lend(&self) -> Option<Snapshot> {
+        locked(&self.pins.0).by_age.get(&self.age).map(|(snapshot, _)| snapshot.clone())
+    }
+
     /// The values, unless they were taken back.
     fn take(&self) -> Option<Snapshot> {
         locked(&self.pins.0).by_age.remove(&self.age).map(|(snapshot, _)| snapshot)

@@ -7,12 +7,14 @@ use crate::answers::{Answer, Answers, MAX_OWED, Owed, Shared};
 use crate::convert::{self, Request, Verb};
 use crate::incoming::Peer;
 use crate::node::{Node, Phase};
+use crate::wire::{Messages, Spin};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::{Applied, Push};
 use fastps_core::slice::{Resolved, Snapshot};
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::data_server::Data;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -41,26 +43,37 @@ impl Data for DataService {
         request: tonic::Request<Streaming<pb::Frame>>,
     ) -> Result<tonic::Response<Self::ExchangeStream>, Status> {
         let peer = Peer::of(&request);
-        let shared = Shared::new(self.node.shard.meter())
+        let shared = Shared::new(self.node.shard.meter(), false)
             .map_err(|error| convert::status(&error.shard(self.node.index())))?;
         let stream = Exchange { node: self.node.clone(), peer, shared: shared.clone() };
         let (answers, queue) = channel(MAX_OWED);
-        tokio::spawn(async move {
-            tokio::select! {
-                () = stream.shared.was_reset() => {}
-                () = stream.serve(request.into_inner(), answers) => {}
-            }
-        });
+        let frames = Frames::Foreign(Box::new(request.into_inner()));
+        tokio::spawn(async move { stream.serve(frames, answers).await });
         Ok(tonic::Response::new(Answers { queue, shared }))
+    }
+}
+
+/// Where a stream's frames come from.
+pub(crate) enum Frames {
+    Foreign(Box<Streaming<pb::Frame>>),
+    Native(Messages, Spin),
+}
+
+impl Frames {
+    async fn next(&mut self) -> Result<Option<pb::Frame>, Status> {
+        match self {
+            Self::Foreign(frames) => frames.message().await,
+            Self::Native(frames, spin) => spin.wait(poll_fn(|cx| frames.poll_next(cx))).await,
+        }
     }
 }
 
 /// One stream.
 #[derive(Clone)]
-struct Exchange {
-    node: Arc<Node>,
-    peer: Peer,
-    shared: Arc<Shared>,
+pub(crate) struct Exchange {
+    pub(crate) node: Arc<Node>,
+    pub(crate) peer: Peer,
+    pub(crate) shared: Arc<Shared>,
 }
 
 fn owed(frame: pb::Frame) -> Owed {
@@ -68,12 +81,20 @@ fn owed(frame: pb::Frame) -> Owed {
 }
 
 impl Exchange {
-    async fn serve(&self, mut frames: Streaming<pb::Frame>, answers: Sender<Answer>) {
+    /// Reads and answers until either side ends the stream.
+    pub(crate) async fn serve(&self, frames: Frames, answers: Sender<Answer>) {
+        tokio::select! {
+            () = self.shared.was_reset() => {}
+            () = self.answer(frames, answers) => {}
+        }
+    }
+
+    async fn answer(&self, mut frames: Frames, answers: Sender<Answer>) {
         let mut phase = self.node.phase.clone();
         loop {
             let next = async {
                 let place = answers.clone().reserve_owned().await.ok()?;
-                Some((place, frames.message().await))
+                Some((place, frames.next().await))
             };
             let (place, frame) = tokio::select! {
                 // Ending our side of the stream lets the connection close gracefully.
@@ -237,9 +258,10 @@ impl Exchange {
         if !self.node.shard.slice(slice).is_ok_and(|slice| slice.needs_memory()) {
             return false;
         }
-        if since.elapsed() >= PATIENCE {
-            return self.node.reset_slowest_reader();
+        if since.elapsed() >= PATIENCE && !self.node.reset_slowest_reader() {
+            return false;
         }
+        // A native connection that was reset lets go of its memory in this time.
         tokio::time::sleep(PAUSE).await;
         true
     }

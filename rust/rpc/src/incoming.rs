@@ -1,20 +1,25 @@
 //! Accepted connections, each with what belongs to a connection: who is at the other end, and how many slices it may
 //! keep pinned.
+//!
+//! A native client is known by its first SETTINGS, which every HTTP/2 client sends before anything else (see `wire`): it is served by
+//! `native`, all others by tonic. What was read to find out is read again by whoever serves.
 
-use crate::node::{Node, Principal};
+use crate::native;
+use crate::node::{Node, Phase, Principal};
 use crate::turn_away::turn_away;
+use crate::wire::{NATIVE, Socket};
+use bytes::{Bytes, BytesMut};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::{Charge, Purpose};
-use futures_util::Stream;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, mpsc};
 use tonic::transport::server::Connected;
 
 /// Most connections of a shard.
@@ -29,6 +34,10 @@ const CONNECTION_BYTES: u64 = CONNECTION_WINDOW as u64 + (256 << 10);
 const PINS: usize = 2;
 /// Connections that are being told that there is no room for them.
 const TURNED_AWAY: usize = 64;
+/// How long a client may take to begin with HTTP/2.
+const OPENING: Duration = Duration::from_secs(10);
+/// The preface of every HTTP/2 client (RFC 9113, 3.4), before its SETTINGS.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// What the handlers know of a connection.
 #[derive(Clone, Debug)]
@@ -55,7 +64,9 @@ impl Peer {
 /// One connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    io: TcpStream,
+    io: Socket,
+    /// The first bytes, to be read again.
+    opening: Bytes,
     peer: Peer,
     node: Arc<Node>,
     _memory: Charge,
@@ -65,6 +76,47 @@ impl Drop for Connection {
     fn drop(&mut self) {
         self.node.connections.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+impl Connection {
+    pub(crate) fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// Reads until it is known who is at the other end.
+    async fn is_native(&mut self) -> io::Result<bool> {
+        let mut opening = BytesMut::with_capacity(128);
+        let native = loop {
+            match is_native(&opening) {
+                Some(native) => break native,
+                None if self.io.read_buf(&mut opening).await? == 0 => break false,
+                None => {}
+            }
+        };
+        self.opening = opening.freeze();
+        Ok(native)
+    }
+}
+
+/// Whether a client that begins with these bytes is native; `None`: that cannot be told yet.
+fn is_native(opening: &[u8]) -> Option<bool> {
+    const SETTINGS: u8 = 4;
+    const MAX_HEADER_LIST_SIZE: u16 = 6;
+    let preface = opening.len().min(PREFACE.len());
+    if opening[..preface] != PREFACE[..preface] {
+        return Some(false);
+    }
+    let [a, b, c, kind, _, _, _, _, _, settings @ ..] = opening.get(PREFACE.len()..)? else {
+        return None;
+    };
+    let length = u32::from_be_bytes([0, *a, *b, *c]) as usize;
+    if *kind != SETTINGS || length > 100 {
+        return Some(false);
+    }
+    let settings = settings.get(..length)?;
+    let [a, b] = MAX_HEADER_LIST_SIZE.to_be_bytes();
+    let [c, d, e, f] = NATIVE.to_be_bytes();
+    Some(settings.as_chunks::<6>().0.contains(&[a, b, c, d, e, f]))
 }
 
 impl Connected for Connection {
@@ -87,38 +139,70 @@ fn room(node: &Node) -> Result<Charge> {
     room.map_err(|error| error.shard(node.index()))
 }
 
-/// The connections of a listener, for ever: a failed accept (too many files, a peer that is gone) is waited out, and
-/// those for which there is no room are told so.
-pub(crate) fn accept(listener: TcpListener, node: Arc<Node>) -> impl Stream<Item = io::Result<Connection>> {
+/// Accepts connections until the server stops: a failed accept (too many files, a peer that is gone) is waited out, and
+/// those for which there is no room are told so. Native ones are served here, the others go to `foreign`. Returns when
+/// the native ones have ended.
+pub(crate) async fn accept(
+    listener: TcpListener,
+    node: Arc<Node>,
+    foreign: mpsc::Sender<io::Result<Connection>>,
+) {
     let leaving = Arc::new(Semaphore::new(TURNED_AWAY));
-    futures_util::stream::unfold((listener, node, leaving), |(listener, node, leaving)| async move {
-        loop {
-            match listener.accept().await {
-                Ok((io, _)) => match room(&node) {
-                    Ok(memory) => {
-                        let _ = io.set_nodelay(true);
-                        node.connections.fetch_add(1, Ordering::Relaxed);
-                        let connection =
-                            Connection { io, peer: Peer::new(), node: node.clone(), _memory: memory };
-                        return Some((Ok(connection), (listener, node, leaving)));
-                    }
-                    Err(error) => {
-                        node.connections_refused.fetch_add(1, Ordering::Relaxed);
-                        if let Ok(permit) = leaving.clone().try_acquire_owned() {
-                            tokio::spawn(async move {
-                                turn_away(io, &error).await;
-                                drop(permit);
-                            });
-                        }
-                    }
-                },
-                Err(error) => {
-                    tracing::warn!(shard = node.index(), %error, "accepting a connection failed");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
+    let (serving, mut served) = mpsc::channel::<()>(1);
+    let mut phase = node.phase.clone();
+    loop {
+        let accepted = tokio::select! {
+            _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => break,
+            accepted = listener.accept() => accepted.map(|(io, _)| Socket::from(io)),
+        };
+        match accepted {
+            Ok(io) => match room(&node) {
+                Ok(memory) => {
+                    node.connections.fetch_add(1, Ordering::Relaxed);
+                    let (opening, peer) = (Bytes::new(), Peer::new());
+                    let connection = Connection { io, opening, peer, node: node.clone(), _memory: memory };
+                    tokio::spawn(begin(connection, node.clone(), foreign.clone(), serving.clone()));
                 }
+                Err(error) => {
+                    node.connections_refused.fetch_add(1, Ordering::Relaxed);
+                    if let Ok(permit) = leaving.clone().try_acquire_owned() {
+                        tokio::spawn(async move {
+                            turn_away(io, &error).await;
+                            drop(permit);
+                        });
+                    }
+                }
+            },
+            Err(error) => {
+                tracing::warn!(shard = node.index(), %error, "accepting a connection failed");
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
-    })
+    }
+    drop((listener, foreign, serving));
+    served.recv().await;
+}
+
+/// Finds out who serves a connection. `serving` lives as long as it is served here.
+async fn begin(
+    mut connection: Connection,
+    node: Arc<Node>,
+    foreign: mpsc::Sender<io::Result<Connection>>,
+    serving: mpsc::Sender<()>,
+) {
+    let mut phase = node.phase.clone();
+    let native = tokio::select! {
+        _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => return,
+        native = tokio::time::timeout(OPENING, connection.is_native()) => native,
+    };
+    match native {
+        Ok(Ok(true)) => native::serve(connection, PREFACE.len(), node).await,
+        // Nobody takes it only where the server stops.
+        Ok(Ok(false)) => drop(foreign.send(Ok(connection)).await),
+        // The peer has gone, or does not begin.
+        Ok(Err(_)) | Err(_) => {}
+    }
+    drop(serving);
 }
 
 impl AsyncRead for Connection {
@@ -127,6 +211,11 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if !self.opening.is_empty() {
+            let n = self.opening.len().min(buf.remaining());
+            buf.put_slice(&self.opening.split_to(n));
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.io).poll_read(cx, buf)
     }
 }
@@ -155,5 +244,38 @@ impl AsyncWrite for Connection {
 
     fn is_write_vectored(&self) -> bool {
         self.io.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_native_client_is_known_by_its_settings() {
+        let opening = |settings: &[(u16, u32)]| {
+            let mut bytes = PREFACE.to_vec();
+            bytes.extend([0, 0, 6 * settings.len() as u8, 4, 0, 0, 0, 0, 0]);
+            for (name, value) in settings {
+                bytes.extend(name.to_be_bytes());
+                bytes.extend(value.to_be_bytes());
+            }
+            bytes
+        };
+        for (settings, native) in [
+            (&[][..], false),
+            (&[(6, NATIVE)], true),
+            (&[(4, NATIVE)], false),
+            (&[(2, 0), (6, 16 << 20)], false),
+            (&[(2, 0), (5, 1 << 20), (6, NATIVE), (4, 9)], true),
+        ] {
+            let bytes = opening(settings);
+            for n in 0..bytes.len() {
+                assert_eq!(is_native(&bytes[..n]), None, "{n} bytes of {settings:?}");
+            }
+            assert_eq!(is_native(&bytes), Some(native), "{settings:?}");
+        }
+        assert_eq!(is_native(b"GET / HTTP/1.1"), Some(false));
+        assert_eq!(is_native(b"PRJ"), Some(false));
     }
 }

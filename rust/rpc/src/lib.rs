@@ -1,7 +1,7 @@
 //! fastps over gRPC: the server, the client, and what both agree on.
 //!
-//! A frame's way through the server: `incoming` (a connection, its principal and its pins) -> `data` (one task per
-//! stream; `convert` validates once) -> `node` (session, epoch, reservation) -> `fastps_core::shard` -> `answers`.
+//! A frame's way through the server: `incoming` (a connection, its principal and its pins) -> `native` (our own clients)
+//! or tonic (all others) -> `data` (one task per stream; `convert` validates once) -> `node` (session, epoch, reservation) -> `fastps_core::shard` -> `answers`.
 //! `control` serves the unary calls; on shard 0 they reach `map`. `settle` asks
 //! shard 0 about reservations that clients left behind.
 
@@ -15,12 +15,14 @@ pub mod convert;
 mod data;
 mod incoming;
 mod map;
+mod native;
 mod node;
 mod reservation;
 pub mod server;
 mod session;
 mod settle;
 mod turn_away;
+mod wire;
 
 pub use client::{Client, ConnectOptions};
 pub use config::ServerConfig;

@@ -22,6 +22,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
+use tokio_stream::wrappers::ReceiverStream;
 use tower::util::MapResponseLayer;
 
 /// How long a draining server goes on answering what it has read.
@@ -219,8 +220,10 @@ async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool) -> Result<()> {
         health.set_not_serving::<DataServer<DataService>>().await;
     });
     let mut stopping = node.phase.clone();
+    let (foreign, connections) = tokio::sync::mpsc::channel(1);
+    let native = incoming::accept(listener, node.clone(), foreign);
     let index = node.index();
-    let result = tonic::transport::Server::builder()
+    let others = tonic::transport::Server::builder()
         .layer(MapResponseLayer::new(move |response| convert::unreadable_response(response, index)))
         .max_frame_size(1 << 20)
         .initial_stream_window_size(incoming::STREAM_WINDOW)
@@ -234,10 +237,10 @@ async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool) -> Result<()> {
         .add_service(reflection_v1alpha)
         .add_service(control)
         .add_service(data)
-        .serve_with_incoming_shutdown(incoming::accept(listener, node.clone()), async move {
+        .serve_with_incoming_shutdown(ReceiverStream::new(connections), async move {
             let _ = stopping.wait_for(|phase| *phase >= Phase::Stopping).await;
-        })
-        .await;
+        });
+    let ((), result) = tokio::join!(native, others);
     sweeper.abort();
     settler.abort();
     drain.abort();

@@ -1,15 +1,15 @@
 //! Connections for which a shard has no memory: told why in the first bytes, before anything is kept for them.
 
+use crate::wire::Socket;
 use fastps_core::error::Error;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 /// How long the peer may take to read why.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// Says in HTTP/2 why the connection cannot be served, and closes it.
-pub(crate) async fn turn_away(mut io: TcpStream, error: &Error) {
+pub(crate) async fn turn_away(mut io: Socket, error: &Error) {
     let work = async {
         io.write_all(&farewell(&error.to_string())).await?;
         io.shutdown().await?;

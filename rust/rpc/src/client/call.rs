@@ -4,6 +4,7 @@ use super::doubt::{Doubt, Residue};
 use super::link::{Abandoned, Link};
 use super::payload::Memory;
 use super::runtime::{Process, lock};
+use crate::wire::Spin;
 use bytes::Bytes;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::Applied;
@@ -11,8 +12,9 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 
 /// One slice of a call.
 pub(super) struct Part {
@@ -60,7 +62,7 @@ pub(super) struct Call {
     pub(super) parts: Vec<Part>,
     memories: Vec<Arc<Memory>>,
     state: Mutex<State>,
-    changed: Condvar,
+    changed: Notify,
 }
 
 struct State {
@@ -88,7 +90,10 @@ impl Call {
             callbacks: Vec::new(),
         };
         let state = Mutex::new(state);
-        Arc::new(Self { process, deadline, identified, parts, memories, state, changed: Condvar::new() })
+        let call =
+            Arc::new(Self { process, deadline, identified, parts, memories, state, changed: Notify::new() });
+        call.memories.iter().for_each(|memory| memory.belongs_to(Arc::downgrade(&call)));
+        call
     }
 
     /// Notes what became of a part; only the first outcome counts.
@@ -111,18 +116,28 @@ impl Call {
         if let Some(values) = values {
             state.arrived.push_back((part, values));
         }
-        if state.open > 0 {
-            drop(state);
-            self.changed.notify_all();
+        let open = state.open;
+        drop(state);
+        if open > 0 {
+            self.changed.notify_waiters();
+        } else if self.memories.iter().fold(true, |idle, memory| memory.withdraw() && idle) {
+            self.finish();
+        } else {
+            // The rest of it waits to be written to a peer that does not read.
+            self.parts.iter().for_each(|part| part.link.recall());
+        }
+    }
+
+    /// The call is done once every part has its outcome and nobody reads the caller's memory.
+    pub(super) fn finish(&self) {
+        let mut state = lock(&self.state);
+        if state.done || state.open > 0 || !self.memories.iter().all(|memory| memory.is_idle()) {
             return;
         }
-        drop(state);
-        self.memories.iter().for_each(|m| m.withdraw());
-        let mut state = lock(&self.state);
         state.done = true;
         let callbacks = std::mem::take(&mut state.callbacks);
         drop(state);
-        self.changed.notify_all();
+        self.changed.notify_waiters();
         for callback in callbacks {
             callback();
         }
@@ -159,40 +174,49 @@ impl Call {
     }
 
     /// Waits until all is done or the timeout or the deadline passes (that ends the call); hands out values as they
-    /// come. Tells whether all is done.
-    pub(super) fn wait(&self, timeout: Duration, mut take: Option<&mut Take<'_>>) -> Result<bool> {
+    /// come. Tells whether all is done. The waiting thread drives the client's connections itself.
+    pub(super) fn wait(&self, timeout: Duration, take: Option<&mut Take<'_>>) -> Result<bool> {
         self.process.check()?;
         let until = super::after(timeout).min(self.deadline);
-        let mut state = lock(&self.state);
+        // A call without parts was done from its beginning.
+        let Some(driver) = self.parts.first().and_then(|part| part.link.driver.upgrade()) else {
+            return Ok(lock(&self.state).done);
+        };
+        let done = driver.drive(async |spin| self.waiting(until, take, spin).await);
+        if self.parts.iter().any(|part| part.link.has_frames()) {
+            driver.nudge();
+        }
+        Ok(done)
+    }
+
+    async fn waiting(&self, until: Instant, mut take: Option<&mut Take<'_>>, spin: &mut Spin) -> bool {
+        let mut expired = false;
         loop {
-            if let Some(take) = &mut take
-                && !state.arrived.is_empty()
-            {
-                let arrived = std::mem::take(&mut state.arrived);
-                drop(state);
-                for (part, values) in arrived {
-                    take(&self.parts[part], &values);
+            let changed = self.changed.notified();
+            if let Some(take) = &mut take {
+                for (part, values) in self.take_arrived() {
+                    take(part, &values);
                 }
-                state = lock(&self.state);
-                continue;
             }
-            if state.done {
-                return Ok(true);
+            let mut until = until;
+            {
+                let state = lock(&self.state);
+                if state.done && (take.is_none() || state.arrived.is_empty()) {
+                    return true;
+                }
             }
             let now = Instant::now();
-            if now >= self.deadline {
-                drop(state);
+            if expired {
+                until = now + Duration::from_secs(1);
+            } else if now >= self.deadline {
+                expired = true;
                 self.expire();
-                state = lock(&self.state);
-                while !state.done {
-                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                }
                 continue;
+            } else if now >= until {
+                return false;
             }
-            if now >= until {
-                return Ok(false);
-            }
-            state = self.changed.wait_timeout(state, until - now).unwrap_or_else(PoisonError::into_inner).0;
+            // Too late is found out above.
+            let _ = tokio::time::timeout_at(until.into(), spin.wait(changed)).await;
         }
     }
 

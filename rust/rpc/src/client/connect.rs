@@ -3,7 +3,7 @@
 use super::deadlines::Deadlines;
 use super::link::Link;
 use super::map::{self, Map};
-use super::runtime::{self, Process, random};
+use super::runtime::{Driver, Process, random};
 use super::session::{drive, jitter};
 use super::stats::Counters;
 use super::{Client, Shared, after, control};
@@ -13,7 +13,6 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
@@ -27,14 +26,12 @@ pub struct ConnectOptions {
     pub name: String,
     /// Send a CRC-32C with every payload; `None` = to servers that are not on loopback.
     pub checksums: Option<bool>,
-    /// Where the client's tasks run; `None` = the process's own runtime, started when first needed.
-    pub runtime: Option<Handle>,
 }
 
 impl Default for ConnectOptions {
     fn default() -> Self {
         let name = format!("pid {}", std::process::id());
-        Self { timeout: Duration::from_secs(30), name, checksums: None, runtime: None }
+        Self { timeout: Duration::from_secs(30), name, checksums: None }
     }
 }
 
@@ -57,21 +54,13 @@ impl Client {
     /// Connects to a cluster by the addresses (`host:port`) of some or all of its shards, in any order.
     pub fn connect(addresses: &[String], options: ConnectOptions) -> Result<Arc<Self>> {
         let deadline = after(options.timeout);
-        let runtime = match &options.runtime {
-            Some(handle) => handle.clone(),
-            None => runtime::handle()?,
-        };
         if addresses.is_empty() {
             return Err(Error::new(Kind::Config, "no address to connect to").expected("host:port", "nothing"));
         }
-        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        let driver = Driver::start()?;
         let (asked, name) = (addresses.to_vec(), options.name.clone());
-        runtime.spawn(async move {
-            let _ = tell.send(meet_cluster(asked, name, deadline).await);
-        });
-        let met = told
-            .recv()
-            .unwrap_or_else(|_| Err(Error::new(Kind::Internal, "the client's runtime has ended")))?;
+        let met = driver.drive(async |_| meet_cluster(asked, name, deadline).await);
+        let met = met.inspect_err(|_| driver.end())?;
         let shared = Arc::new(Shared {
             process: Process::current(),
             client: random()?,
@@ -82,12 +71,13 @@ impl Client {
             map_is_stale: AtomicBool::new(false),
             doubts: Mutex::default(),
         });
-        let link = |met: Met| Link::new(shared.clone(), met.address, met.channel, met.client, &met.hello);
+        let link =
+            |met: Met| Link::new(shared.clone(), met.address, met.channel, met.client, &met.hello, &driver);
         let links: Vec<_> = met.into_iter().map(link).collect();
         let client = Self {
             addresses: addresses.to_vec(),
             options,
-            runtime,
+            driver: driver.clone(),
             shared,
             links,
             map: Arc::new(Map::default()),
@@ -97,11 +87,11 @@ impl Client {
             closed: watch::Sender::new(false),
         };
         for link in &client.links {
-            client.runtime.spawn(drive(link.clone()));
+            driver.spawn(drive(link.clone()));
         }
-        client.runtime.spawn(Deadlines::run(client.deadlines.clone(), client.closed.subscribe()));
+        driver.spawn(Deadlines::run(client.deadlines.clone(), client.closed.subscribe()));
         let (map, link, shards) = (client.map.clone(), client.links[0].clone(), client.links.len());
-        client.block(async move { map::refresh(&map, &link, shards, Vec::new(), deadline).await })?;
+        client.block(map::refresh(&map, &link, shards, Vec::new(), deadline))?;
         Ok(Arc::new(client))
     }
 

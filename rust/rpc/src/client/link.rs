@@ -10,7 +10,7 @@ use super::connect::is_loopback;
 use super::doubt::Doubt;
 use super::payload::Payload;
 use super::queue::{MOST_UNANSWERED, Pending, Queue, Waiter};
-use super::runtime::{lock, random};
+use super::runtime::{Driver, lock, random};
 use super::{Shared, stats};
 use crate::convert::{self, Route};
 use bytes::Bytes;
@@ -20,7 +20,7 @@ use fastps_core::verbs::Fate;
 use fastps_proto::v1 as pb;
 use std::fmt;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
 use tokio::sync::Notify;
 use tonic::transport::Channel;
@@ -42,6 +42,7 @@ pub(super) struct Link {
     pub(super) address: String,
     pub(super) channel: Channel,
     pub(super) lease: std::time::Duration,
+    pub(super) driver: Weak<Driver>,
     pub(super) shared: Arc<Shared>,
     pub(super) queue: Mutex<Queue>,
     /// Tells the driver that the link was closed or that its lease is lost.
@@ -55,6 +56,7 @@ impl Link {
         channel: Channel,
         client: u64,
         hello: &pb::HelloResponse,
+        driver: &Arc<Driver>,
     ) -> Arc<Self> {
         let queue = Queue::new(client, hello.server);
         Arc::new(Self {
@@ -63,6 +65,7 @@ impl Link {
             address,
             channel,
             lease: std::time::Duration::from_millis(u64::from(hello.lease_ms.max(300))),
+            driver: Arc::downgrade(driver),
             shared,
             queue: Mutex::new(queue),
             changed: Notify::new(),
@@ -80,6 +83,29 @@ impl Link {
 
     pub(super) fn is_closed(&self) -> bool {
         lock(&self.queue).closed
+    }
+
+    /// Whether anything waits to be sent or answered.
+    pub(super) fn has_frames(&self) -> bool {
+        !lock(&self.queue).frames.is_empty()
+    }
+
+    /// Whether the present session must end for the sake of a caller's memory.
+    pub(super) fn is_recalled(&self) -> bool {
+        lock(&self.queue).recalled
+    }
+
+    /// Ends the present session, so that it lets go of what it has not sent; what is not answered is sent on the next.
+    pub(super) fn recall(&self) {
+        let mut queue = lock(&self.queue);
+        if queue.session != 0 && !std::mem::replace(&mut queue.recalled, true) {
+            self.changed.notify_one();
+        }
+    }
+
+    /// The server's incarnation, as its hello told it.
+    pub(super) fn server(&self) -> u64 {
+        lock(&self.queue).server
     }
 
     /// Queues the frames of a call in their order.
@@ -209,6 +235,7 @@ impl Link {
         queue.sessions += 1;
         queue.session = queue.sessions;
         queue.cursor = 0;
+        queue.recalled = false;
         queue.unanswered.clear();
         queue.late.clear();
         queue.session

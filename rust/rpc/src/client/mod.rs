@@ -21,6 +21,7 @@ mod register;
 mod runtime;
 mod session;
 mod stats;
+mod stream;
 mod verbs;
 
 pub use connect::ConnectOptions;
@@ -32,13 +33,12 @@ use fastps_core::codec::ErrorFeedback;
 use fastps_core::error::{Error, Kind, Result};
 use link::{Link, closed};
 use map::{Entry, Map};
-use runtime::{Process, lock};
+use runtime::{Driver, Process, lock};
 use stats::Counters;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 /// How long a call waits for a newer map before it makes do with the one at hand.
@@ -48,7 +48,7 @@ const REFRESH: Duration = Duration::from_millis(500);
 pub struct Client {
     addresses: Vec<String>,
     options: ConnectOptions,
-    runtime: Handle,
+    driver: Arc<Driver>,
     shared: Arc<Shared>,
     links: Vec<Arc<Link>>,
     map: Arc<Map>,
@@ -157,18 +157,15 @@ impl Client {
         self.block(async move { map::refresh(&map, &link, shards, names, deadline).await })
     }
 
-    /// Waits for work on the runtime; closing the client ends it.
-    fn block<T: Send + 'static>(&self, work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
-        let (tell, told) = std::sync::mpsc::sync_channel(1);
+    /// Waits for work; closing the client ends it.
+    fn block<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         let mut ended = self.closed.subscribe();
-        self.runtime.spawn(async move {
-            let result = tokio::select! {
+        self.driver.drive(async |_| {
+            tokio::select! {
                 result = work => result,
                 _ = ended.wait_for(|closed| *closed) => Err(closed()),
-            };
-            let _ = tell.send(result);
-        });
-        told.recv().unwrap_or_else(|_| Err(Error::new(Kind::Internal, "the client's runtime has ended")))
+            }
+        })
     }
 
     fn shut(&self) {
@@ -176,6 +173,7 @@ impl Client {
             return;
         }
         self.links.iter().for_each(|link| link.close());
+        self.driver.end();
     }
 }
 
@@ -184,7 +182,7 @@ impl Drop for Client {
         self.shut();
         if self.shared.process.check().is_err() {
             // In a forked child nobody may touch what the parent's runtime might have held locked.
-            std::mem::forget(std::mem::take(&mut self.links));
+            std::mem::forget((std::mem::take(&mut self.links), self.driver.clone()));
         }
     }
 }

@@ -1,13 +1,14 @@
-//! What a frame carries, and the guard on a caller's memory: it is read when the stream is ready for the frame, and
-//! never again once the call has ended.
+//! What a frame carries, and the guard on a caller's memory: it is lent to the connection until it is written there, and
+//! a call has not ended before all of it has come back.
 
+use super::call::Call;
 use super::runtime::lock;
 use bytes::Bytes;
 use fastps_core::dtype::DType;
 use fastps_core::verbs::Values;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Weak};
 
 /// The payload of a frame that waits to be sent.
 #[derive(Clone, Debug)]
@@ -39,12 +40,13 @@ impl Payload {
 pub(super) struct Memory {
     dtype: DType,
     state: Mutex<State>,
-    idle: Condvar,
 }
 
 struct State {
     values: Option<Arc<dyn Values>>,
     readers: usize,
+    /// Whom it is told that reading has ended.
+    call: Weak<Call>,
 }
 
 impl Memory {
@@ -52,13 +54,16 @@ impl Memory {
         let dtype = values.view().dtype();
         Arc::new(Self {
             dtype,
-            state: Mutex::new(State { values: Some(values), readers: 0 }),
-            idle: Condvar::new(),
+            state: Mutex::new(State { values: Some(values), readers: 0, call: Weak::new() }),
         })
     }
 
-    /// Bytes that read the caller's memory directly. The encoder copies them within the poll that asked for them, so
-    /// they are short-lived.
+    /// The call that it belongs to.
+    pub(super) fn belongs_to(&self, call: Weak<Call>) {
+        lock(&self.state).call = call;
+    }
+
+    /// Bytes that read the caller's memory directly.
     fn lend(memory: &Arc<Self>, range: Range<usize>) -> Option<Bytes> {
         let mut state = lock(&memory.state);
         let values = state.values.clone()?;
@@ -67,15 +72,20 @@ impl Memory {
         Some(Bytes::from_owner(Loan { memory: memory.clone(), values: Some(values), range }))
     }
 
-    /// Ends all reading: returns when nobody reads, and nobody ever will again.
-    pub(super) fn withdraw(&self) {
+    /// Ends reading: nobody begins again. Whether nobody reads; else the call is told when that is so.
+    pub(super) fn withdraw(&self) -> bool {
         let mut state = lock(&self.state);
         let values = state.values.take();
-        while state.readers > 0 {
-            state = self.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        let idle = state.readers == 0;
         drop(state);
         drop(values);
+        idle
+    }
+
+    /// Whether nobody reads or ever will.
+    pub(super) fn is_idle(&self) -> bool {
+        let state = lock(&self.state);
+        state.values.is_none() && state.readers == 0
     }
 }
 
@@ -101,8 +111,14 @@ impl Drop for Loan {
     fn drop(&mut self) {
         // The reference goes first: whoever is told that reading has ended may rely on it.
         self.values = None;
-        lock(&self.memory.state).readers -= 1;
-        self.memory.idle.notify_all();
+        let mut state = lock(&self.memory.state);
+        state.readers -= 1;
+        let ended = state.values.is_none() && state.readers == 0;
+        let call = state.call.clone();
+        drop(state);
+        if ended && let Some(call) = call.upgrade() {
+            call.finish();
+        }
     }
 }
 
@@ -112,17 +128,15 @@ mod tests {
     use fastps_core::dtype::{Array, View};
 
     #[test]
-    fn withdrawal_waits_for_readers_and_ends_reading() {
+    fn withdrawal_ends_reading_once_the_loans_are_back() {
         let memory = Memory::new(Arc::new(Array::Float32(vec![1.0, 2.0, 3.0])));
         let bytes = Payload::Lent(memory.clone(), 1..3).read();
         assert_eq!(bytes.as_deref(), Some(View::Float32(&[2.0, 3.0]).bytes()));
-        let other = {
-            let memory = memory.clone();
-            std::thread::spawn(move || memory.withdraw())
-        };
-        assert!(!other.is_finished());
+        assert!(!memory.withdraw());
+        assert!(!memory.is_idle());
+        assert!(Payload::Lent(memory.clone(), 0..1).read().is_none());
+        assert_eq!(bytes.as_deref(), Some(View::Float32(&[2.0, 3.0]).bytes()));
         drop(bytes);
-        assert!(other.join().is_ok());
-        assert!(Payload::Lent(memory, 0..1).read().is_none());
+        assert!(memory.is_idle());
     }
 }

@@ -58,6 +58,8 @@ pub(super) struct Queue {
     /// The server does not know this incarnation any more: nothing more is sent under it.
     pub(super) lease_lost: bool,
     pub(super) closed: bool,
+    /// The present connection must end, because it keeps memory of a call that has ended.
+    pub(super) recalled: bool,
 }
 
 impl Queue {
@@ -76,6 +78,7 @@ impl Queue {
             last_error: None,
             lease_lost: false,
             closed: false,
+            recalled: false,
         }
     }
 

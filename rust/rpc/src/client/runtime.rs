@@ -1,10 +1,18 @@
-//! The one tokio runtime of a process that has clients: started by the first connect, never at import, never dropped.
+//! What runs a client's tasks: started by connect, never at import.
 
+use crate::wire::Spin;
 use fastps_core::error::{Error, Kind, Result};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use tokio::runtime::{Builder, Handle};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::Thread;
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Notify;
 
-static RUNTIME: Mutex<Option<(Process, Handle)>> = Mutex::new(None);
+/// So long after the last caller the client's own thread takes over.
+const LULL: Duration = Duration::from_millis(5);
+/// What closed connections get to say so.
+const FAREWELL: Duration = Duration::from_millis(10);
 
 /// The process that something belongs to. Threads, and with them the runtime, do not survive `fork`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,26 +32,126 @@ impl Process {
     }
 }
 
-/// The process's runtime; a forked child gets one of its own.
-pub(super) fn handle() -> Result<Handle> {
-    let mut slot = lock(&RUNTIME);
-    let process = Process::current();
-    if let Some((owner, handle)) = &*slot
-        && *owner == process
-    {
-        return Ok(handle.clone());
+/// Runs a client's tasks on one thread at a time: on the thread of a caller while it waits, so that an answer need not wake
+/// anybody else, and on a thread of the client's own while nobody does.
+#[derive(Debug)]
+pub(super) struct Driver {
+    runtime: Runtime,
+    spin: Mutex<Spin>,
+    /// Callers that wait at present, and those so far.
+    waiting: AtomicUsize,
+    callers: AtomicUsize,
+    /// The client's own thread drives.
+    driving: AtomicBool,
+    /// It shall let go: a caller has come.
+    let_go: Notify,
+    /// There is something to do for which no caller waits.
+    nudged: AtomicBool,
+    ended: AtomicBool,
+    own: OnceLock<Thread>,
+}
+
+impl Driver {
+    pub(super) fn start() -> Result<Arc<Self>> {
+        let fail = |e| Error::new(Kind::Internal, format!("the client's runtime cannot start: {e}"));
+        // A caller takes each slice before the next is read: the interval after which it is asked again is 1.
+        let driver = Arc::new(Self {
+            runtime: Builder::new_current_thread().event_interval(1).enable_all().build().map_err(fail)?,
+            spin: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+            callers: AtomicUsize::new(0),
+            driving: AtomicBool::new(false),
+            let_go: Notify::new(),
+            nudged: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            own: OnceLock::new(),
+        });
+        let this = driver.clone();
+        let own = std::thread::Builder::new().name("fastps-client".to_owned()).spawn(move || this.run());
+        let _ = driver.own.set(own.map_err(fail)?.thread().clone());
+        Ok(driver)
     }
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(2)
-        .thread_name("fastps-client")
-        .enable_all()
-        .build()
-        .map_err(|e| Error::new(Kind::Internal, format!("the client's runtime cannot start: {e}")))?;
-    let handle = runtime.handle().clone();
-    // Never dropped: its threads serve until the process ends, and a forked child must not join its parent's.
-    std::mem::forget(runtime);
-    *slot = Some((process, handle.clone()));
-    Ok(handle)
+
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(task);
+    }
+
+    /// Does work on this thread, and everything else that the client has to do meanwhile.
+    pub(super) fn drive<T>(&self, work: impl AsyncFnOnce(&mut Spin) -> T) -> T {
+        let _waiting = Waiting::begin(self);
+        let mut spin = std::mem::take(&mut *lock(&self.spin));
+        let result = self.runtime.block_on(work(&mut spin));
+        *lock(&self.spin) = spin;
+        result
+    }
+
+    /// There is something to do for which no caller waits.
+    pub(super) fn nudge(&self) {
+        if !self.driving.load(Ordering::SeqCst) {
+            self.nudged.store(true, Ordering::SeqCst);
+            self.unpark();
+        }
+    }
+
+    /// Ends the client's own thread once what is under way is over.
+    pub(super) fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        self.let_go.notify_one();
+        self.unpark();
+    }
+
+    fn unpark(&self) {
+        if let Some(own) = self.own.get() {
+            own.unpark();
+        }
+    }
+
+    /// The client's own thread.
+    fn run(&self) {
+        while !self.ended.load(Ordering::SeqCst) {
+            self.driving.store(true, Ordering::SeqCst);
+            if self.waiting.load(Ordering::SeqCst) == 0 {
+                self.runtime.block_on(self.let_go.notified());
+            }
+            self.driving.store(false, Ordering::SeqCst);
+            self.stand_by();
+        }
+        // Sessions end, and connections close.
+        self.runtime.block_on(async { tokio::time::sleep(FAREWELL).await });
+    }
+
+    /// Leaves driving to the callers, as long as they keep coming.
+    fn stand_by(&self) {
+        loop {
+            let before = self.callers.load(Ordering::SeqCst);
+            std::thread::park_timeout(LULL);
+            let lull =
+                self.waiting.load(Ordering::SeqCst) == 0 && self.callers.load(Ordering::SeqCst) == before;
+            if self.nudged.swap(false, Ordering::SeqCst) || lull || self.ended.load(Ordering::SeqCst) {
+                return;
+            }
+        }
+    }
+}
+
+/// A caller that waits.
+struct Waiting<'a>(&'a Driver);
+
+impl<'a> Waiting<'a> {
+    fn begin(driver: &'a Driver) -> Self {
+        driver.waiting.fetch_add(1, Ordering::SeqCst);
+        driver.callers.fetch_add(1, Ordering::SeqCst);
+        if driver.driving.load(Ordering::SeqCst) {
+            driver.let_go.notify_one();
+        }
+        Self(driver)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// Locks; a panic of another thread does not matter, because no state is left half-changed across a call.

@@ -3,20 +3,19 @@
 use super::control;
 use super::link::{Link, closed};
 use super::runtime::random;
+use super::stream::{Stream, broken};
 use crate::convert;
+use crate::wire::{Messages, Outbox, Piece, keep_alive};
 use fastps_core::error::{Error, Kind, Result};
-use fastps_proto::v1 as pb;
-use fastps_proto::v1::data_client::DataClient;
-use futures_util::Stream;
-use std::pin::Pin;
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
-use tonic::Streaming;
 
 /// Longest pause between two attempts to connect.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// How often a silent server is asked whether it is there.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// How long one attempt may take.
 const ATTEMPT: Duration = Duration::from_secs(5);
 
@@ -25,13 +24,19 @@ pub(super) async fn drive(link: Arc<Link>) {
     let mut pause = FIRST_PAUSE;
     while !link.is_closed() {
         let error = match attempt(open(&link)).await {
-            Ok(stream) => {
+            Ok((session, stream)) => {
                 link.opened();
                 pause = FIRST_PAUSE;
+                let Stream { mut connection, outbox, messages } = stream;
+                let pings = connection.ping_pong();
                 tokio::select! {
-                    error = receive(&link, stream) => error,
+                    biased;
+                    error = ended(&link) => error,
+                    result = connection => broken(result),
+                    error = receive(&link, messages) => error,
+                    error = send(&link, session, outbox) => error,
                     error = heartbeat(&link) => error,
-                    () = ended(&link) => closed(),
+                    () = keep_alive(pings, KEEP_ALIVE) => Error::new(Kind::Connection, "the server is silent"),
                 }
             }
             Err(error) => error,
@@ -62,7 +67,7 @@ async fn attempt<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 }
 
 /// Says hello, under a new incarnation if the old one is forgotten, and opens the stream.
-async fn open(link: &Arc<Link>) -> Result<Streaming<pb::Frame>> {
+async fn open(link: &Arc<Link>) -> Result<(u64, Stream)> {
     if link.is_drained() {
         link.renew()?;
         hello(link, false).await?;
@@ -73,14 +78,8 @@ async fn open(link: &Arc<Link>) -> Result<Streaming<pb::Frame>> {
         link.renew()?;
         hello(link, false).await?;
     }
-    let session = link.begin();
-    let outgoing = Outgoing { link: link.clone(), session };
-    let stream = DataClient::new(link.channel.clone())
-        .max_decoding_message_size(fastps_proto::MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(fastps_proto::MAX_MESSAGE_BYTES)
-        .exchange(outgoing)
-        .await;
-    stream.map(tonic::Response::into_inner).map_err(|status| convert::error_from_status(&status))
+    let stream = Stream::open(&link.address, link.server()).await?;
+    Ok((link.begin(), stream))
 }
 
 async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
@@ -93,16 +92,38 @@ async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
     Ok(())
 }
 
-async fn receive(link: &Link, mut stream: Streaming<pb::Frame>) -> Error {
+/// Takes answers until the stream ends.
+async fn receive(link: &Link, mut messages: Messages) -> Error {
     loop {
-        match stream.message().await {
+        match poll_fn(|cx| messages.poll_next(cx)).await {
             Ok(Some(frame)) => {
                 if let Err(error) = link.answer(frame) {
                     return error;
                 }
             }
-            Ok(None) => return Error::new(Kind::Connection, "the server ended the stream"),
+            Ok(None) => {
+                return match messages.trailers().await {
+                    Ok(()) => Error::new(Kind::Connection, "the server ended the stream"),
+                    Err(status) => convert::error_from_status(&status),
+                };
+            }
             Err(status) => return convert::error_from_status(&status),
+        }
+    }
+}
+
+/// Sends what waits, when the connection has room for it.
+async fn send(link: &Link, session: u64, mut outbox: Outbox) -> Error {
+    loop {
+        if let Err(error) = outbox.room().await {
+            return broken(Err(error));
+        }
+        let Some(frame) = poll_fn(|cx| link.poll_frame(session, cx)).await else {
+            // The link is closed, and the session about to end.
+            return std::future::pending().await;
+        };
+        if let Err(error) = outbox.send(Piece::new(frame, None)) {
+            return broken(Err(error));
         }
     }
 }
@@ -121,22 +142,18 @@ async fn heartbeat(link: &Arc<Link>) -> Error {
     }
 }
 
-async fn ended(link: &Link) {
-    while !link.is_closed() && !link.is_drained() {
+/// Returns when the session must end.
+async fn ended(link: &Link) -> Error {
+    loop {
+        if link.is_closed() || link.is_drained() {
+            return closed();
+        }
+        if link.is_recalled() {
+            return Error::new(
+                Kind::Connection,
+                "the server did not read what a call that has ended had to send",
+            );
+        }
         link.changed.notified().await;
-    }
-}
-
-/// The frames of one session, taken from the queue when the connection has room for them.
-struct Outgoing {
-    link: Arc<Link>,
-    session: u64,
-}
-
-impl Stream for Outgoing {
-    type Item = pb::Frame;
-
-    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<pb::Frame>> {
-        self.link.poll_frame(self.session, context)
     }
 }

@@ -66,6 +66,7 @@ impl ParameterServer for Client {
     fn push_async(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>> {
         let call = self.start_push(&gradients, &options, false)?;
         self.deadlines.watch(&call);
+        self.driver.nudge();
         Ok(Arc::new(PushTicket { shared: self.shared.clone(), call, tensors: gradients.len() }))
     }
 
@@ -98,6 +99,7 @@ impl ParameterServer for Client {
         let client = self.versions_id();
         let call = self.start_pull(&entries, epoch, Read::Values, deadline);
         self.deadlines.watch(&call);
+        self.driver.nudge();
         Ok(Arc::new(PullTicket {
             shared: self.shared.clone(),
             call,

@@ -1,0 +1,81 @@
+//! One connection to a shard's data service, and the one stream on it.
+
+use crate::convert;
+use crate::wire::{
+    Framed, MAX_FRAME, Messages, NATIVE, Outbox, PATH, Piece, RESET, SERVER, Socket, UNWRITTEN, status,
+};
+use fastps_core::error::{Error, Kind, Result};
+use h2::client::{Builder, Connection};
+use http::header::{CONTENT_TYPE, TE};
+use http::{HeaderMap, Request};
+use tokio::net::TcpStream;
+use tonic::{Code, Status};
+
+/// Bytes that the server may send before they are read.
+const STREAM_WINDOW: u32 = 4 << 20;
+const CONNECTION_WINDOW: u32 = 16 << 20;
+
+/// A stream that the server has accepted. Whoever has it polls the connection.
+pub(super) struct Stream {
+    pub(super) connection: Connection<Framed<Socket>, Piece>,
+    pub(super) outbox: Outbox,
+    pub(super) messages: Messages,
+}
+
+impl Stream {
+    /// Connects to the server with this incarnation.
+    pub(super) async fn open(address: &str, server: u64) -> Result<Self> {
+        let failed = |error| Error::new(Kind::Connection, format!("cannot connect: {error}"));
+        let socket = Socket::from(TcpStream::connect(address).await.map_err(failed)?);
+        let (mut requests, mut connection) = Builder::new()
+            .max_frame_size(MAX_FRAME)
+            .initial_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_header_list_size(NATIVE)
+            .max_send_buffer_size(UNWRITTEN)
+            .max_concurrent_reset_streams(RESET)
+            .enable_push(false)
+            .handshake(Framed::new(socket, 0))
+            .await
+            .map_err(|error| broken(Err(error)))?;
+        let request = Request::post(format!("http://{address}{PATH}"))
+            .header(CONTENT_TYPE, "application/grpc")
+            .header(TE, "trailers")
+            .body(())
+            .map_err(|error| Error::new(Kind::Internal, format!("a bad request: {error}")))?;
+        let (response, stream) = requests.send_request(request, false).map_err(|error| broken(Err(error)))?;
+        let response = tokio::select! {
+            biased;
+            result = &mut connection => return Err(broken(result)),
+            response = response => response.map_err(|error| broken(Err(error)))?,
+        };
+        check(response.headers(), server)?;
+        let messages = Messages::new(response.into_body(), None);
+        Ok(Self { connection, outbox: Outbox::new(stream), messages })
+    }
+}
+
+/// Fails unless the server accepts the stream and is the one that said hello.
+fn check(headers: &HeaderMap, server: u64) -> Result<()> {
+    if let Some(status) = Status::from_header_map(headers)
+        && status.code() != Code::Ok
+    {
+        return Err(convert::error_from_status(&status));
+    }
+    let told = headers.get(SERVER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    match told {
+        Some(other) if other != server => {
+            Err(Error::new(Kind::Connection, "the server was started anew between two calls"))
+        }
+        // Another implementation need not tell.
+        _ => Ok(()),
+    }
+}
+
+/// Why a connection is over.
+pub(super) fn broken(result: Result<(), h2::Error>) -> Error {
+    match result {
+        Ok(()) => Error::new(Kind::Connection, "the server closed the connection"),
+        Err(error) => Error::new(Kind::Connection, status(&error).message()),
+    }
+}

@@ -1,0 +1,128 @@
+//! One outgoing message: what stands before the payload, and the payload where it lies.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use fastps_proto::v1 as pb;
+use prost::Message;
+use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
+use std::fmt;
+use std::io::IoSlice;
+
+/// Field number of the payload.
+const PAYLOAD: u32 = 15;
+const HEADER: u32 = 1;
+/// Length of gRPC's own prefix: not compressed, and the length of the message.
+pub(super) const PREFIX: usize = 5;
+/// Payloads up to here are cheaper to copy than to send as a piece of their own.
+const COPIED: usize = 8 << 10;
+
+/// A message as `h2` sends it. It lets go of its payload as soon as all of it is written.
+pub(crate) struct Piece {
+    head: Bytes,
+    payload: Bytes,
+    /// Dropped together with the payload.
+    _keep: Option<Box<dyn Send>>,
+}
+
+impl Piece {
+    /// A frame; `keep` lives until it is written.
+    pub(crate) fn new(frame: pb::Frame, keep: Option<Box<dyn Send>>) -> Self {
+        let pb::Frame { header, payload } = frame;
+        let header_len = header.as_ref().map_or(0, |h| {
+            let len = h.encoded_len();
+            key_len(HEADER) + encoded_len_varint(len as u64) + len
+        });
+        let payload_len = match payload.len() {
+            0 => 0,
+            len => key_len(PAYLOAD) + encoded_len_varint(len as u64) + len,
+        };
+        let copied = if payload.len() <= COPIED { payload.len() } else { 0 };
+        let mut head = BytesMut::with_capacity(PREFIX + header_len + 16 + copied);
+        head.put_u8(0);
+        head.put_u32((header_len + payload_len) as u32);
+        if let Some(header) = &header {
+            prost::encoding::message::encode(HEADER, header, &mut head);
+        }
+        if !payload.is_empty() {
+            encode_key(PAYLOAD, WireType::LengthDelimited, &mut head);
+            encode_varint(payload.len() as u64, &mut head);
+        }
+        if copied == payload.len() {
+            head.put_slice(&payload);
+            return Self { head: head.freeze(), payload: Bytes::new(), _keep: None };
+        }
+        Self { head: head.freeze(), payload, _keep: keep }
+    }
+}
+
+impl Buf for Piece {
+    fn remaining(&self) -> usize {
+        self.head.len() + self.payload.len()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        if self.head.is_empty() { &self.payload } else { &self.head }
+    }
+
+    fn chunks_vectored<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
+        let mut n = 0;
+        for (part, slot) in [&self.head, &self.payload].into_iter().filter(|part| !part.is_empty()).zip(into)
+        {
+            *slot = IoSlice::new(part);
+            n += 1;
+        }
+        n
+    }
+
+    fn advance(&mut self, count: usize) {
+        let head = count.min(self.head.len());
+        self.head.advance(head);
+        self.payload.advance(count - head);
+        if self.payload.is_empty() {
+            // h2 keeps a frame that is written until it writes the next.
+            self.payload = Bytes::new();
+            self._keep = None;
+        }
+    }
+}
+
+impl fmt::Debug for Piece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Piece").field("remaining", &self.remaining()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(payload: usize) -> pb::Frame {
+        let header = pb::Header { tag: 7, count: 3, lr: Some(0.5), ..Default::default() };
+        let bytes: Vec<u8> = (0..payload).map(|k| (k % 251) as u8).collect();
+        pb::Frame { header: Some(header), payload: bytes.into() }
+    }
+
+    #[test]
+    fn the_bytes_are_those_of_the_generated_encoder() {
+        for payload in [0, 1, COPIED - 1, COPIED, COPIED + 1, 1 << 20] {
+            let frame = frame(payload);
+            let encoded = frame.encode_to_vec();
+            let mut piece = Piece::new(frame, None);
+            let bytes = piece.copy_to_bytes(piece.remaining());
+            assert_eq!(bytes[0], 0);
+            assert_eq!(bytes[1..PREFIX], (encoded.len() as u32).to_be_bytes());
+            assert!(bytes[PREFIX..] == encoded, "{payload}");
+        }
+        let empty = Piece::new(pb::Frame::default(), None);
+        assert_eq!(empty.chunk(), [0; PREFIX]);
+    }
+
+    #[test]
+    fn what_it_keeps_goes_with_the_last_byte() {
+        let kept = std::sync::Arc::new(());
+        let mut piece = Piece::new(frame(1 << 16), Some(Box::new(kept.clone())));
+        piece.advance(piece.remaining() - 1);
+        assert_eq!(std::sync::Arc::strong_count(&kept), 2);
+        piece.advance(1);
+        assert_eq!(std::sync::Arc::strong_count(&kept), 1);
+    }
+}

@@ -1,0 +1,70 @@
+//! A socket, of either kind.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+
+/// A connected stream socket.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl From<TcpStream> for Socket {
+    fn from(tcp: TcpStream) -> Self {
+        // Nothing here waits for more to send.
+        let _ = tcp.set_nodelay(true);
+        Self::Tcp(tcp)
+    }
+}
+
+impl From<UnixStream> for Socket {
+    fn from(unix: UnixStream) -> Self {
+        Self::Unix(unix)
+    }
+}
+
+macro_rules! either {
+    ($this:expr, $io:ident => $work:expr) => {
+        match $this {
+            Socket::Tcp($io) => $work,
+            Socket::Unix($io) => $work,
+        }
+    };
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        either!(self.get_mut(), io => Pin::new(io).poll_read(cx, buf))
+    }
+}
+
+// `is_write_vectored` must be forwarded, or h2 copies every payload behind its header.
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        either!(self.get_mut(), io => Pin::new(io).poll_write(cx, buf))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self.get_mut(), io => Pin::new(io).poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self.get_mut(), io => Pin::new(io).poll_shutdown(cx))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        either!(self.get_mut(), io => Pin::new(io).poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+}
