@@ -2,11 +2,13 @@
 
 use crate::wire::Spin;
 use fastps_core::error::{Error, Kind, Result};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Wake};
 use std::thread::Thread;
 use std::time::Duration;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::Notify;
 
 /// So long after the last caller the client's own thread takes over.
@@ -78,6 +80,12 @@ impl Driver {
 
     /// Does work on this thread, and everything else that the client has to do meanwhile.
     pub(super) fn drive<T>(&self, work: impl AsyncFnOnce(&mut Spin) -> T) -> T {
+        if Handle::try_current().is_ok() {
+            // A thread of somebody's runtime may not drive another: it sleeps while the client's own drives.
+            self.nudge();
+            let _inside = self.runtime.enter();
+            return sleep_on(work(&mut Spin::never()));
+        }
         let _waiting = Waiting::begin(self);
         let mut spin = std::mem::take(&mut *lock(&self.spin));
         let result = self.runtime.block_on(work(&mut spin));
@@ -130,6 +138,25 @@ impl Driver {
             if self.nudged.swap(false, Ordering::SeqCst) || lull || self.ended.load(Ordering::SeqCst) {
                 return;
             }
+        }
+    }
+}
+
+/// Polls a future when it is woken.
+fn sleep_on<T>(future: impl Future<Output = T>) -> T {
+    struct Sleeper(Thread);
+    impl Wake for Sleeper {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Sleeper(std::thread::current())).into();
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(result) => return result,
+            Poll::Pending => std::thread::park(),
         }
     }
 }

@@ -15,7 +15,8 @@ const MOST_SKIPPED: u32 = 63;
 /// Whether it pays to spin here, learnt from the waits so far.
 #[derive(Debug, Default)]
 pub(crate) struct Spin {
-    /// Waits that are not tried.
+    never: bool,
+    /// Waits that were left out after the last one in vain, and those that still are.
     skipped: u32,
     skip: u32,
 }
@@ -24,6 +25,11 @@ pub(crate) struct Spin {
 static CORES: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
 
 impl Spin {
+    /// For a thread that must not.
+    pub(crate) fn never() -> Self {
+        Self { never: true, ..Self::default() }
+    }
+
     /// Waits for what `work` gives. It spins only where a wait of late was short.
     pub(crate) async fn wait<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
@@ -32,7 +38,7 @@ impl Spin {
             return result;
         }
         let begin = Instant::now();
-        if self.skip > 0 || *CORES < 2 {
+        if self.never || self.skip > 0 || *CORES < 2 {
             self.skip = self.skip.saturating_sub(1);
             let result = work.await;
             self.learn(begin);
