@@ -161,7 +161,7 @@ impl Stream for Answers {
             Some(Err(status)) => Some(Err(status)),
             Some(Ok(Owed::Frame(frame))) => Some(Ok(*frame)),
             Some(Ok(Owed::Values { tag, applied, pin })) => match pin.take() {
-                Some(snapshot) => Some(Ok(convert::snapshot(tag, applied.as_ref(), snapshot))),
+                Some(snapshot) => Some(Ok(convert::snapshot(tag, applied.as_ref(), snapshot, ()))),
                 None => self.shared.status().map(Err),
             },
         })

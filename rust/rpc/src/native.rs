@@ -119,14 +119,14 @@ async fn write(mut answers: Answers, mut outbox: Outbox) -> Result<(), h2::Error
     loop {
         outbox.room().await?;
         match poll_fn(|cx| answers.queue.poll_recv(cx)).await {
-            Some(Ok(Owed::Frame(frame))) => outbox.send(Piece::new(*frame, None))?,
+            Some(Ok(Owed::Frame(frame))) => outbox.send(Piece::new(*frame))?,
             Some(Ok(Owed::Values { tag, applied, pin })) => {
                 // Taken back: the stream is being reset.
                 let Some(snapshot) = pin.lend() else {
                     return Ok(());
                 };
-                let frame = convert::snapshot(tag, applied.as_ref(), snapshot);
-                outbox.send(Piece::new(frame, Some(Box::new(pin))))?;
+                let frame = convert::snapshot(tag, applied.as_ref(), snapshot, pin);
+                outbox.send(Piece::new(frame))?;
             }
             Some(Err(status)) => return outbox.finish(trailers(&status)),
             None => return outbox.finish(trailers(&Status::new(Code::Ok, ""))),

@@ -120,19 +120,20 @@ impl Call {
         drop(state);
         if open > 0 {
             self.changed.notify_waiters();
-        } else if self.memories.iter().fold(true, |idle, memory| memory.withdraw() && idle) {
-            self.finish();
-        } else {
+            return;
+        }
+        self.memories.iter().for_each(|memory| memory.withdraw());
+        if !self.finish() {
             // The rest of it waits to be written to a peer that does not read.
             self.parts.iter().for_each(|part| part.link.recall());
         }
     }
 
-    /// The call is done once every part has its outcome and nobody reads the caller's memory.
-    pub(super) fn finish(&self) {
+    /// The call is done once every part has its outcome and nobody reads the caller's memory; tells whether it is.
+    pub(super) fn finish(&self) -> bool {
         let mut state = lock(&self.state);
         if state.done || state.open > 0 || !self.memories.iter().all(|memory| memory.is_idle()) {
-            return;
+            return state.done;
         }
         state.done = true;
         let callbacks = std::mem::take(&mut state.callbacks);
@@ -141,6 +142,7 @@ impl Call {
         for callback in callbacks {
             callback();
         }
+        true
     }
 
     pub(super) fn is_done(&self) -> bool {

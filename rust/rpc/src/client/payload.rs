@@ -72,14 +72,10 @@ impl Memory {
         Some(Bytes::from_owner(Loan { memory: memory.clone(), values: Some(values), range }))
     }
 
-    /// Ends reading: nobody begins again. Whether nobody reads; else the call is told when that is so.
-    pub(super) fn withdraw(&self) -> bool {
-        let mut state = lock(&self.state);
-        let values = state.values.take();
-        let idle = state.readers == 0;
-        drop(state);
+    /// Ends reading: nobody begins again. The call is told when those who have begun are done.
+    pub(super) fn withdraw(&self) {
+        let values = lock(&self.state).values.take();
         drop(values);
-        idle
     }
 
     /// Whether nobody reads or ever will.
@@ -132,7 +128,7 @@ mod tests {
         let memory = Memory::new(Arc::new(Array::Float32(vec![1.0, 2.0, 3.0])));
         let bytes = Payload::Lent(memory.clone(), 1..3).read();
         assert_eq!(bytes.as_deref(), Some(View::Float32(&[2.0, 3.0]).bytes()));
-        assert!(!memory.withdraw());
+        memory.withdraw();
         assert!(!memory.is_idle());
         assert!(Payload::Lent(memory.clone(), 0..1).read().is_none());
         assert_eq!(bytes.as_deref(), Some(View::Float32(&[2.0, 3.0]).bytes()));

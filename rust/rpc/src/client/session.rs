@@ -122,7 +122,7 @@ async fn send(link: &Link, session: u64, mut outbox: Outbox) -> Error {
             // The link is closed, and the session about to end.
             return std::future::pending().await;
         };
-        if let Err(error) = outbox.send(Piece::new(frame, None)) {
+        if let Err(error) = outbox.send(Piece::new(frame)) {
             return broken(Err(error));
         }
     }

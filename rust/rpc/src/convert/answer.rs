@@ -53,10 +53,21 @@ pub fn values(
     pb::Frame { header: Some(header), payload }
 }
 
-/// The same of a snapshot, which lives until the frame is encoded.
-pub(crate) fn snapshot(tag: u64, applied: Option<&Applied>, snapshot: Snapshot) -> pb::Frame {
+/// The same of a snapshot; it, and what it keeps, live until the payload is sent or copied.
+pub(crate) fn snapshot(
+    tag: u64,
+    applied: Option<&Applied>,
+    snapshot: Snapshot,
+    keep: impl Send + 'static,
+) -> pb::Frame {
+    struct Kept<T>(Snapshot, #[allow(dead_code, reason = "it is dropped")] T);
+    impl<T> AsRef<[u8]> for Kept<T> {
+        fn as_ref(&self) -> &[u8] {
+            self.0.as_ref()
+        }
+    }
     let (dtype, state) = (snapshot.dtype, (snapshot.version, snapshot.own, snapshot.step));
-    values(tag, dtype, state, applied, Bytes::from_owner(snapshot))
+    values(tag, dtype, state, applied, Bytes::from_owner(Kept(snapshot, keep)))
 }
 
 /// The version of a slice, and how many of its changes are the asker's own.

@@ -167,7 +167,7 @@ mod tests {
             cx: &mut Context<'_>,
             buf: &mut ReadBuf<'_>,
         ) -> Poll<io::Result<()>> {
-            if self.random() % 4 == 0 {
+            if self.random().is_multiple_of(4) {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }

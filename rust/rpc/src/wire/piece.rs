@@ -19,13 +19,10 @@ const COPIED: usize = 8 << 10;
 pub(crate) struct Piece {
     head: Bytes,
     payload: Bytes,
-    /// Dropped together with the payload.
-    _keep: Option<Box<dyn Send>>,
 }
 
 impl Piece {
-    /// A frame; `keep` lives until it is written.
-    pub(crate) fn new(frame: pb::Frame, keep: Option<Box<dyn Send>>) -> Self {
+    pub(crate) fn new(frame: pb::Frame) -> Self {
         let pb::Frame { header, payload } = frame;
         let header_len = header.as_ref().map_or(0, |h| {
             let len = h.encoded_len();
@@ -48,9 +45,9 @@ impl Piece {
         }
         if copied == payload.len() {
             head.put_slice(&payload);
-            return Self { head: head.freeze(), payload: Bytes::new(), _keep: None };
+            return Self { head: head.freeze(), payload: Bytes::new() };
         }
-        Self { head: head.freeze(), payload, _keep: keep }
+        Self { head: head.freeze(), payload }
     }
 }
 
@@ -80,7 +77,6 @@ impl Buf for Piece {
         if self.payload.is_empty() {
             // h2 keeps a frame that is written until it writes the next.
             self.payload = Bytes::new();
-            self._keep = None;
         }
     }
 }
@@ -106,23 +102,24 @@ mod tests {
         for payload in [0, 1, COPIED - 1, COPIED, COPIED + 1, 1 << 20] {
             let frame = frame(payload);
             let encoded = frame.encode_to_vec();
-            let mut piece = Piece::new(frame, None);
+            let mut piece = Piece::new(frame);
             let bytes = piece.copy_to_bytes(piece.remaining());
             assert_eq!(bytes[0], 0);
             assert_eq!(bytes[1..PREFIX], (encoded.len() as u32).to_be_bytes());
             assert!(bytes[PREFIX..] == encoded, "{payload}");
         }
-        let empty = Piece::new(pb::Frame::default(), None);
+        let empty = Piece::new(pb::Frame::default());
         assert_eq!(empty.chunk(), [0; PREFIX]);
     }
 
     #[test]
-    fn what_it_keeps_goes_with_the_last_byte() {
-        let kept = std::sync::Arc::new(());
-        let mut piece = Piece::new(frame(1 << 16), Some(Box::new(kept.clone())));
+    fn the_payload_goes_with_its_last_byte() {
+        let payload = frame(1 << 16).payload;
+        let mut piece = Piece::new(pb::Frame { payload: payload.clone(), ..pb::Frame::default() });
+        assert!(!payload.is_unique());
         piece.advance(piece.remaining() - 1);
-        assert_eq!(std::sync::Arc::strong_count(&kept), 2);
+        assert!(!payload.is_unique());
         piece.advance(1);
-        assert_eq!(std::sync::Arc::strong_count(&kept), 1);
+        assert!(payload.is_unique());
     }
 }

@@ -8,9 +8,10 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 /// How long a wait looks again.
-const BUDGET: Duration = Duration::from_micros(100);
-/// After so many waits in vain, only every so-many-th wait is tried.
-const MOST_SKIPPED: u32 = 63;
+const BUDGET: Duration = Duration::from_micros(200);
+/// Where it was in vain, so many waits are left out before the next try: a peer that sleeps, too, answers late only
+/// because both do.
+const MOST_SKIPPED: u32 = 7;
 
 /// Whether it pays to spin here, learnt from the waits so far.
 #[derive(Debug, Default)]
