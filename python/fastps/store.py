@@ -466,6 +466,11 @@ class ParameterServer:
         self._native.close()
 
     @property
+    def transport(self) -> dict[str, str]:
+        """How each server is reached, by its address: ``"unix: ..."`` or ``"tcp: ..."`` and why; empty in process."""
+        return dict(self._native.transport)
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._native.closed
@@ -563,6 +568,7 @@ def connect(
     addresses: str | Sequence[str],
     timeout: float = 30.0,
     check_finite: bool = True,
+    transport: Literal["tcp", "unix"] | None = None,
 ) -> ParameterServer:
     """Connects to the shards of a parameter server.
 
@@ -573,6 +579,9 @@ def connect(
         check_finite: Scan gradients for NaN and infinity before anything is sent. False saves that scan for
             uncompressed pushes without error feedback, and only there; the servers refuse such values in any
             case, but slices of the same push may have been applied by then (`PartialPush`).
+        transport: ``"tcp"`` or ``"unix"`` pins how gradients and values reach the servers. By default a server of the
+            same user on the same machine is reached through its Unix socket, the others over TCP;
+            `ParameterServer.transport` tells which and why.
 
     Returns:
         A `ParameterServer`, to be used as a context manager. Pickled (for ``spawn``), it connects anew when
@@ -583,5 +592,5 @@ def connect(
         ConfigError: An address is invalid.
     """
     text = addresses if isinstance(addresses, str) else ",".join(addresses)
-    options: dict[str, Any] = {"timeout": timeout, "check_finite": check_finite}
+    options: dict[str, Any] = {"timeout": timeout, "check_finite": check_finite, "transport": transport}
     return ParameterServer(_fastps.connect(text, **options), (text, options))

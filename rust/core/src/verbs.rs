@@ -312,6 +312,10 @@ pub trait ParameterServer: Send + Sync + fmt::Debug {
     fn versions(&self, names: &[Arc<str>], timeout: Duration) -> Result<Versions>;
     /// Counters.
     fn stats(&self, timeout: Duration) -> Result<Stats>;
+    /// For each server: its address, and how it is reached and why; nothing in process.
+    fn transport(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
     /// Ends the client's session; further calls fail.
     fn close(&self);
 }

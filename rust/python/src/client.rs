@@ -741,6 +741,12 @@ impl Client {
         self.closed.load(Ordering::Relaxed)
     }
 
+    /// For each server: its address, and how it is reached.
+    #[getter]
+    fn transport(&self, py: Python<'_>) -> PyResult<Vec<(String, String)>> {
+        Ok(self.server.get(py)?.transport())
+    }
+
     #[getter]
     fn check_finite(&self) -> bool {
         self.check_finite

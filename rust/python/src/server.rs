@@ -2,8 +2,8 @@
 
 use crate::call::{self, Here};
 use crate::client::Client;
-use crate::errors::OrRaise;
-use fastps_rpc::client::ConnectOptions;
+use crate::errors::{self, OrRaise};
+use fastps_rpc::client::{ConnectOptions, Transport};
 use fastps_rpc::{ServerConfig, cli};
 use pyo3::prelude::*;
 use std::ffi::OsString;
@@ -11,12 +11,26 @@ use std::sync::Arc;
 
 /// Connects to a cluster; see `fastps.connect`.
 #[pyfunction]
-#[pyo3(signature = (addresses, timeout=30.0, check_finite=true))]
-pub(crate) fn connect(py: Python<'_>, addresses: &str, timeout: f64, check_finite: bool) -> PyResult<Client> {
+#[pyo3(signature = (addresses, timeout=30.0, check_finite=true, transport=None))]
+pub(crate) fn connect(
+    py: Python<'_>,
+    addresses: &str,
+    timeout: f64,
+    check_finite: bool,
+    transport: Option<&str>,
+) -> PyResult<Client> {
+    let transport = match transport {
+        None => Transport::Auto,
+        Some("tcp") => Transport::Tcp,
+        Some("unix") => Transport::Unix,
+        Some(other) => {
+            return Err(errors::config(py, "unknown transport", "\"tcp\", \"unix\" or None", other));
+        }
+    };
     let timeout = call::duration(py, timeout)?;
     let addresses: Vec<String> =
         addresses.split(',').map(|a| a.trim().to_owned()).filter(|a| !a.is_empty()).collect();
-    let options = ConnectOptions { timeout, ..ConnectOptions::default() };
+    let options = ConnectOptions { timeout, transport, ..ConnectOptions::default() };
     let connected = call::run(py, true, move || fastps_rpc::Client::connect(&addresses, options))?;
     Ok(Client::remote(connected.or_raise(py)?, check_finite, timeout))
 }

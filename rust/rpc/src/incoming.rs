@@ -4,6 +4,7 @@
 //! A native client is known by its first SETTINGS, which every HTTP/2 client sends before anything else (see `wire`): it is served by
 //! `native`, all others by tonic. What was read to find out is read again by whoever serves.
 
+use crate::local::Local;
 use crate::native;
 use crate::node::{Node, Phase, Principal};
 use crate::turn_away::turn_away;
@@ -144,6 +145,7 @@ fn room(node: &Node) -> Result<Charge> {
 /// the native ones have ended.
 pub(crate) async fn accept(
     listener: TcpListener,
+    local: Option<Local>,
     node: Arc<Node>,
     foreign: mpsc::Sender<io::Result<Connection>>,
 ) {
@@ -154,6 +156,7 @@ pub(crate) async fn accept(
         let accepted = tokio::select! {
             _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => break,
             accepted = listener.accept() => accepted.map(|(io, _)| Socket::from(io)),
+            accepted = accept_local(local.as_ref()) => accepted,
         };
         match accepted {
             Ok(io) => match room(&node) {
@@ -179,8 +182,15 @@ pub(crate) async fn accept(
             }
         }
     }
-    drop((listener, foreign, serving));
+    drop((listener, local, foreign, serving));
     served.recv().await;
+}
+
+async fn accept_local(local: Option<&Local>) -> io::Result<Socket> {
+    match local {
+        Some(local) => local.listener.accept().await.map(|(io, _)| Socket::from(io)),
+        None => std::future::pending().await,
+    }
 }
 
 /// Finds out who serves a connection. `serving` lives as long as it is served here.

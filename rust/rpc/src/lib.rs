@@ -14,6 +14,7 @@ mod control;
 pub mod convert;
 mod data;
 mod incoming;
+mod local;
 mod map;
 mod native;
 mod node;
@@ -24,6 +25,6 @@ mod settle;
 mod turn_away;
 mod wire;
 
-pub use client::{Client, ConnectOptions};
+pub use client::{Client, ConnectOptions, Transport};
 pub use config::ServerConfig;
 pub use server::Server;

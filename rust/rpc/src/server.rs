@@ -5,6 +5,7 @@ use crate::control::ControlService;
 use crate::convert;
 use crate::data::DataService;
 use crate::incoming;
+use crate::local::Local;
 use crate::map::Map;
 use crate::node::{Node, Phase};
 use crate::reservation::Reservations;
@@ -221,7 +222,9 @@ async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool) -> Result<()> {
     });
     let mut stopping = node.phase.clone();
     let (foreign, connections) = tokio::sync::mpsc::channel(1);
-    let native = incoming::accept(listener, node.clone(), foreign);
+    let local = Local::open(node.server)
+        .inspect_err(|error| tracing::info!(shard = node.index(), %error, "there is no Unix socket"));
+    let native = incoming::accept(listener, local.ok(), node.clone(), foreign);
     let index = node.index();
     let others = tonic::transport::Server::builder()
         .layer(MapResponseLayer::new(move |response| convert::unreadable_response(response, index)))

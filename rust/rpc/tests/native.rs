@@ -19,7 +19,7 @@ use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use fastps_core::verbs::{Gradient, ParameterServer, PushError, PushOptions};
 use fastps_proto::v1 as pb;
-use fastps_rpc::client::{Client, ConnectOptions};
+use fastps_rpc::client::{Client, ConnectOptions, Transport};
 use fastps_rpc::convert::{self, Answer, Read};
 use fastps_rpc::{Server, ServerConfig};
 use h2::client::{Builder, ResponseFuture, SendRequest};
@@ -350,6 +350,51 @@ fn nothing_stalls() {
             });
         }
     });
+    runtime.shutdown_background();
+}
+
+#[test]
+fn a_server_on_this_machine_is_reached_through_its_unix_socket() {
+    let server = Server::start(&config()).unwrap();
+    let address = server.addresses()[0].clone();
+    let of = |address: &str, transport| {
+        let options = ConnectOptions { timeout: PATIENT, transport, ..ConnectOptions::default() };
+        Client::connect(&[address.to_owned()], options).unwrap()
+    };
+    let clients =
+        [of(&address, Transport::Auto), of(&address, Transport::Tcp), of(&address, Transport::Unix)];
+    let localhost = of(&address.replace("127.0.0.1", "localhost"), Transport::Auto);
+    clients[0].register(spec("w", 3), View::Float32(&[0.0; 3]), PATIENT).unwrap();
+    let values = Arc::new(vec![-1.0; 3]);
+    let gradient = || Gradient { name: "w".into(), shape: vec![3], values: values.clone() };
+    for (client, way) in
+        clients.iter().chain([&localhost]).zip(["unix: ", "tcp: asked for", "unix: ", "unix: "])
+    {
+        client.push(&[gradient()], &options(PATIENT)).unwrap();
+        let transport = client.transport();
+        assert!(transport.len() == 1 && transport[0].1.starts_with(way), "{transport:?}");
+    }
+    // Whoever is between client and server stays there.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let between = listener.local_addr().unwrap().to_string();
+    runtime.spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut server = TcpStream::connect(&address).await.unwrap();
+            tokio::spawn(async move { drop(tokio::io::copy_bidirectional(&mut client, &mut server).await) });
+        }
+    });
+    let client = of(&between, Transport::Auto);
+    client.push(&[gradient()], &options(PATIENT)).unwrap();
+    assert!(client.transport()[0].1.starts_with("tcp: "), "{:?}", client.transport());
+    let mut sum = [0.0; 3];
+    let mut take = |_: usize, _: usize, bytes: &[u8]| {
+        let values = bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value));
+        sum.iter_mut().zip(values).for_each(|(sum, value)| *sum = value);
+    };
+    client.pull(&["w".into()], PATIENT, &mut take).unwrap();
+    assert_eq!(sum, [5.0; 3]);
+    server.stop(Duration::from_secs(5)).unwrap();
     runtime.shutdown_background();
 }
 

@@ -6,6 +6,7 @@ use super::map::{self, Map};
 use super::runtime::{Driver, Process, random};
 use super::session::{drive, jitter};
 use super::stats::Counters;
+use super::way::{Transport, Way};
 use super::{Client, Shared, after, control};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
@@ -26,13 +27,21 @@ pub struct ConnectOptions {
     pub name: String,
     /// Send a CRC-32C with every payload; `None` = to servers that are not on loopback.
     pub checksums: Option<bool>,
+    /// How frames reach the servers.
+    pub transport: Transport,
 }
 
 impl Default for ConnectOptions {
     fn default() -> Self {
         let name = format!("pid {}", std::process::id());
-        Self { timeout: Duration::from_secs(30), name, checksums: None }
+        Self { timeout: Duration::from_secs(30), name, checksums: None, transport: Transport::Auto }
     }
+}
+
+/// Whether two addresses (`host:port`) are the same place, as far as their text tells.
+fn is_same(a: &str, b: &str) -> bool {
+    let port = |address: &str| address.rsplit_once(':').map(|(_, port)| port.to_owned());
+    a == b || (is_loopback(a) && is_loopback(b) && port(a) == port(b))
 }
 
 /// Whether an address (`host:port`) is this machine's loopback; a name that must be looked up is not.
@@ -71,8 +80,12 @@ impl Client {
             map_is_stale: AtomicBool::new(false),
             doubts: Mutex::default(),
         });
-        let link =
-            |met: Met| Link::new(shared.clone(), met.address, met.channel, met.client, &met.hello, &driver);
+        let link = |met: Met| {
+            let own = met.hello.cluster.get(met.hello.shard as usize);
+            let direct = own.is_some_and(|own| is_same(own, &met.address));
+            let way = Way::new(options.transport, direct);
+            Link::new(shared.clone(), met.address, met.channel, met.client, &met.hello, &driver, way)
+        };
         let links: Vec<_> = met.into_iter().map(link).collect();
         let client = Self {
             addresses: addresses.to_vec(),
@@ -210,7 +223,15 @@ async fn meet(address: &str, name: &str, deadline: Instant) -> Result<Met> {
 
 #[cfg(test)]
 mod tests {
-    use super::is_loopback;
+    use super::{is_loopback, is_same};
+
+    #[test]
+    fn one_place_may_have_two_names() {
+        assert!(is_same("host-a:7070", "host-a:7070"));
+        assert!(is_same("localhost:7070", "127.0.0.1:7070"));
+        assert!(!is_same("127.0.0.1:7070", "127.0.0.1:7071"));
+        assert!(!is_same("host-a:7070", "127.0.0.1:7070"));
+    }
 
     #[test]
     fn loopback_is_told_from_the_network() {

@@ -11,6 +11,7 @@ use super::doubt::Doubt;
 use super::payload::Payload;
 use super::queue::{MOST_UNANSWERED, Pending, Queue, Waiter};
 use super::runtime::{Driver, lock, random};
+use super::way::Way;
 use super::{Shared, stats};
 use crate::convert::{self, Route};
 use bytes::Bytes;
@@ -43,6 +44,7 @@ pub(super) struct Link {
     pub(super) channel: Channel,
     pub(super) lease: std::time::Duration,
     pub(super) driver: Weak<Driver>,
+    pub(super) way: Way,
     pub(super) shared: Arc<Shared>,
     pub(super) queue: Mutex<Queue>,
     /// Tells the driver that the link was closed or that its lease is lost.
@@ -57,6 +59,7 @@ impl Link {
         client: u64,
         hello: &pb::HelloResponse,
         driver: &Arc<Driver>,
+        way: Way,
     ) -> Arc<Self> {
         let queue = Queue::new(client, hello.server);
         Arc::new(Self {
@@ -66,6 +69,7 @@ impl Link {
             channel,
             lease: std::time::Duration::from_millis(u64::from(hello.lease_ms.max(300))),
             driver: Arc::downgrade(driver),
+            way,
             shared,
             queue: Mutex::new(queue),
             changed: Notify::new(),

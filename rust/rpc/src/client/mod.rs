@@ -23,9 +23,11 @@ mod session;
 mod stats;
 mod stream;
 mod verbs;
+mod way;
 
 pub use connect::ConnectOptions;
 pub(crate) use control::channel;
+pub use way::Transport;
 
 use deadlines::Deadlines;
 use doubt::Doubt;

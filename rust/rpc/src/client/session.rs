@@ -78,7 +78,7 @@ async fn open(link: &Arc<Link>) -> Result<(u64, Stream)> {
         link.renew()?;
         hello(link, false).await?;
     }
-    let stream = Stream::open(&link.address, link.server()).await?;
+    let stream = Stream::open(&link.way, &link.address, link.server()).await?;
     Ok((link.begin(), stream))
 }
 

@@ -1,5 +1,6 @@
 //! One connection to a shard's data service, and the one stream on it.
 
+use super::way::Way;
 use crate::convert;
 use crate::wire::{
     Framed, MAX_FRAME, Messages, NATIVE, Outbox, PATH, Piece, RESET, SERVER, Socket, UNWRITTEN, status,
@@ -8,7 +9,6 @@ use fastps_core::error::{Error, Kind, Result};
 use h2::client::{Builder, Connection};
 use http::header::{CONTENT_TYPE, TE};
 use http::{HeaderMap, Request};
-use tokio::net::TcpStream;
 use tonic::{Code, Status};
 
 /// Bytes that the server may send before they are read.
@@ -24,9 +24,8 @@ pub(super) struct Stream {
 
 impl Stream {
     /// Connects to the server with this incarnation.
-    pub(super) async fn open(address: &str, server: u64) -> Result<Self> {
-        let failed = |error| Error::new(Kind::Connection, format!("cannot connect: {error}"));
-        let socket = Socket::from(TcpStream::connect(address).await.map_err(failed)?);
+    pub(super) async fn open(way: &Way, address: &str, server: u64) -> Result<Self> {
+        let socket = way.connect(address, server).await?;
         let (mut requests, mut connection) = Builder::new()
             .max_frame_size(MAX_FRAME)
             .initial_window_size(STREAM_WINDOW)

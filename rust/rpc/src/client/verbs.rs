@@ -171,6 +171,10 @@ impl ParameterServer for Client {
         Ok(Stats { shards, client: self.shared.counters.list() })
     }
 
+    fn transport(&self) -> Vec<(String, String)> {
+        self.links.iter().map(|link| (link.address.clone(), link.way.present())).collect()
+    }
+
     fn close(&self) {
         self.shut();
     }

@@ -1,0 +1,68 @@
+//! How frames reach a server: over TCP, or through the Unix socket of a server on this machine.
+
+use super::runtime::lock;
+use crate::local;
+use crate::wire::Socket;
+use fastps_core::error::{Error, Kind, Result};
+use std::sync::Mutex;
+use tokio::net::{TcpStream, UnixStream};
+
+/// How frames reach a server; control calls go over TCP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// Through its Unix socket where it is on this machine and reached by its own address, else over TCP.
+    #[default]
+    Auto,
+    /// Over TCP.
+    Tcp,
+    /// Through its Unix socket.
+    Unix,
+}
+
+/// The way to one server.
+#[derive(Debug)]
+pub(super) struct Way {
+    asked: Transport,
+    /// It was reached by its own address, not through somebody in between.
+    direct: bool,
+    /// What is in use, and why.
+    present: Mutex<String>,
+}
+
+impl Way {
+    pub(super) fn new(asked: Transport, direct: bool) -> Self {
+        Self { asked, direct, present: Mutex::new("not connected yet".to_owned()) }
+    }
+
+    /// What is in use, and why.
+    pub(super) fn present(&self) -> String {
+        lock(&self.present).clone()
+    }
+
+    /// Connects to the server of this incarnation.
+    pub(super) async fn connect(&self, address: &str, server: u64) -> Result<Socket> {
+        let failed = |error| Error::new(Kind::Connection, format!("cannot connect: {error}"));
+        let why = match self.asked {
+            Transport::Tcp => "asked for".to_owned(),
+            Transport::Auto if !self.direct => "the server's own address is another one".to_owned(),
+            Transport::Auto | Transport::Unix => match unix(server).await {
+                Ok(socket) => {
+                    "unix: the server is on this machine".clone_into(&mut lock(&self.present));
+                    return Ok(socket);
+                }
+                Err(error) if self.asked == Transport::Unix => {
+                    return Err(failed(error)
+                        .expected("the server's Unix socket, of this user on this machine", address));
+                }
+                Err(error) => format!("no Unix socket of the server is here ({error})"),
+            },
+        };
+        let socket = TcpStream::connect(address).await.map_err(failed)?;
+        *lock(&self.present) = format!("tcp: {why}");
+        Ok(socket.into())
+    }
+}
+
+async fn unix(server: u64) -> std::io::Result<Socket> {
+    Ok(UnixStream::connect(local::path(server)?).await?.into())
+}
