@@ -114,6 +114,7 @@ impl Storage for Hogwild<'_> {
 }
 
 /// Applies one validated body to one slice.
+#[inline(always)]
 pub(crate) fn apply(isa: Isa, storage: impl Storage, codec: CodecId, body: &[u8], scale: f32, rule: Rule) {
     let n = storage.len();
     match codec {
@@ -124,6 +125,7 @@ pub(crate) fn apply(isa: Isa, storage: impl Storage, codec: CodecId, body: &[u8]
     }
 }
 
+#[inline(always)]
 fn with_body(isa: Isa, storage: impl Storage, body: impl Body, scale: f32, rule: Rule) {
     match rule {
         Rule::Sgd(rule) => isa.run(Fused { storage, body, scale, rule }),

@@ -138,6 +138,7 @@ impl Shard {
     }
 
     /// As [`Shard::push`], for a caller that has the slice: see [`Slice::push`].
+    #[inline(always)]
     pub(crate) fn push_to(
         &self,
         slice: &Arc<Slice>,

@@ -193,6 +193,7 @@ impl Slice {
 
     /// Applies or refuses a push and says so. Where it must wait (a policy holds it, or it repeats one that waits), the
     /// answer goes to what `later` gives, once, perhaps from another thread.
+    #[inline(always)]
     pub(crate) fn push(
         self: &Arc<Self>,
         push: &Push<'_>,

@@ -263,18 +263,31 @@ impl Store {
         push: &UnderWay<'_>,
         values: impl Fn(usize) -> View<'a> + Sync,
     ) -> Answers {
-        let one = |(part, (k, slice)): (usize, (usize, &Arc<Slice>))| {
-            let body = values(k).get(slice.range()).bytes();
-            self.push_part(push, (part, k), slice, CodecId::plain(slice.spec().dtype), body)
-        };
         let parts = places.parts().enumerate();
         if let Some(pool) = self.pool(places.elements) {
             let parts: Vec<_> = parts.collect();
+            let one = |(part, (k, slice))| self.push_values(push, (part, k), slice, values(k));
             return pool.install(|| parts.into_par_iter().map(one).collect());
         }
         let mut results = Vec::with_capacity(places.tensors.len());
-        parts.for_each(|part| results.push(one(part)));
+        for (part, (k, slice)) in parts {
+            results.push(self.push_values(push, (part, k), slice, values(k)));
+        }
         results
+    }
+
+    /// Pushes one slice of a tensor's values as they are. Inlined, as all that it calls up to the kernel: answers and
+    /// scalars that go through memory from function to function cost a tenth of a small push.
+    #[inline(always)]
+    fn push_values(
+        &self,
+        push: &UnderWay<'_>,
+        which: (usize, usize),
+        slice: &Arc<Slice>,
+        values: View<'_>,
+    ) -> Option<Result<Applied>> {
+        let codec = CodecId::plain(slice.spec().dtype);
+        self.push_part(push, which, slice, codec, values.get(slice.range()).bytes())
     }
 
     /// Pushes encoded values; adds to `sent` the bytes of each tensor.
@@ -343,6 +356,7 @@ impl Store {
 
     /// Pushes one slice, which is this part of the push and belongs to its k-th tensor; the answer, or nothing if a
     /// policy holds it.
+    #[inline(always)]
     fn push_part(
         &self,
         push: &UnderWay<'_>,

@@ -90,6 +90,7 @@ impl Adam {
     }
 
     /// The scalars of one step. (torch counts steps in float32, up to 2^24; both corrections are 1 long before.)
+    #[inline(always)]
     pub(crate) fn rule(&self, step: u64, lr: f64) -> AdamRule {
         let (correction1, root_correction2) = corrections(self.beta1, self.beta2, step);
         AdamRule {

@@ -127,6 +127,7 @@ impl Optimizer {
 
     /// The scalars of one step. `step` counts from 0: how many steps the slice has taken before this one. `lr`
     /// replaces the settings' rate.
+    #[inline(always)]
     pub(crate) fn rule(&self, step: u64, lr: f64) -> Rule {
         match self {
             Self::Sgd(o) => Rule::Sgd(o.rule(step, lr)),

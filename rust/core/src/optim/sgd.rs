@@ -66,6 +66,7 @@ impl Sgd {
     }
 
     /// The scalars of one step.
+    #[inline(always)]
     pub(crate) fn rule(&self, step: u64, lr: f64) -> SgdRule {
         let form = match (self.momentum != 0.0, step == 0, self.nesterov) {
             (false, _, _) => Form::Plain,

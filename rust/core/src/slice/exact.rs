@@ -50,6 +50,7 @@ impl ExactMemory {
     }
 
     /// Applies a push that is new, under the slice's lock. On an error nothing was changed.
+    #[inline(always)]
     pub(super) fn change(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
         let dropped = fault("drop_half") && push.identity.sequence.is_multiple_of(2);
         match push.action {
