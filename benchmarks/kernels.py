@@ -274,6 +274,8 @@ def small(bench: Bench) -> list[str]:
 SMALL = {
     ("SGD", 100, "bound list"): 5.0,
     ("Adam", 100, "bound list"): 20.0,
+    ("SGD", 100, "bound list, checked"): 7.0,
+    ("Adam", 100, "bound list, checked"): 22.0,
     ("SGD", 100, "dict of NumPy arrays"): 15.0,
     ("SGD", 100, "dict of torch tensors"): 15.0,
     ("SGD", 1, "bound list"): 1.0,
@@ -282,12 +284,18 @@ SMALL = {
 
 
 def small_runners(bench: Bench, rule: Rule, tensors: int) -> Iterator[tuple[str, Runner]]:
-    """`tensors` tensors of 1,000 floats, without the finite check."""
-    store = fastps.Store(check_finite=False)
+    """`tensors` tensors of 1,000 floats, without the finite check; and what their arithmetic takes alone."""
     gradients = {f"layer.{k}.weight": normal(1000, k) for k in range(tensors)}
-    for name, gradient in gradients.items():
-        store.register(name, np.zeros_like(gradient), optimizer=rule.settings)
+    stores = [fastps.Store(check_finite=check) for check in (False, True)]
+    for store in stores:
+        for name, gradient in gradients.items():
+            store.register(name, np.zeros_like(gradient), optimizer=rule.settings)
+    store, checked = stores
+    arrays = [[bench.c.memory(1000) for _ in range(1 + rule.slots)] for _ in gradients]
+    yield "C", bench.c.list_runner(rule.kernel, arrays, list(gradients.values()), rule.scalars(10))
+    yield "bound list, from Rust", bench.rust.runner(f"{rule.kernel}-{tensors}", 1000)
     yield "bound list", runner(functools.partial(store.push, store.bind(gradients)))
+    yield "bound list, checked", runner(functools.partial(checked.push, checked.bind(gradients)))
     yield "dict of NumPy arrays", runner(functools.partial(store.push, gradients))
     if tensors == 1:
         [(name, gradient)] = gradients.items()

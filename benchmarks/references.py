@@ -77,6 +77,32 @@ class Reference:
 
         return run
 
+    def list_runner(
+        self,
+        kernel: str,
+        written: list[list[Memory]],
+        read: list[Floats],
+        scalars: tuple[float, ...],
+    ) -> Runner:
+        """One pass over small tensors, one after the other: of each, the arrays that are written and read."""
+        count, n = len(read), read[0].size
+        column = ctypes.c_void_p * count
+        columns = [column(*(address(arrays[k]) for arrays in written)) for k in range(len(written[0]))]
+        columns += [column()] * (3 - len(columns))
+        gradients = column(*map(address, read))
+        values = (ctypes.c_float * max(1, len(scalars)))(*scalars)
+        function = getattr(self._library, kernel)
+
+        def run(repetitions: int) -> list[int]:
+            assert written  # keeps the memory
+            assert read
+            times = (ctypes.c_uint64 * repetitions)()
+            n_, count_, repetitions_ = map(ctypes.c_size_t, (n, count, repetitions))
+            self._library.repeat_list(function, n_, count_, *columns, gradients, values, repetitions_, times)
+            return list(times)
+
+        return run
+
 
 class RustBench:
     """A process that times fastps from Rust."""

@@ -78,3 +78,13 @@ void repeat(kernel *run, size_t n, size_t threads, void *a, void *b, void *c, co
         nanoseconds[r] = now() - start;
     }
 }
+
+/* As `repeat` on one thread, over `count` sets of small arrays, one after the other. */
+void repeat_list(kernel *run, size_t n, size_t count, void **a, void **b, void **c, void **g, const float *s,
+                 size_t repetitions, uint64_t *nanoseconds) {
+    for (size_t r = 0; r < repetitions; r++) {
+        const uint64_t start = now();
+        for (size_t k = 0; k < count; k++) run(n, a[k], b[k], c[k], g[k], s);
+        nanoseconds[r] = now() - start;
+    }
+}

@@ -1,17 +1,19 @@
 //! What Python's overhead would hide, timed from Rust for `benchmarks/kernels.py`: codecs, bodies as a server applies
-//! them, threads that meet in one vector.
+//! them, threads that meet in one vector, lists of small tensors.
 //!
 //! Reads lines "CASE ELEMENTS REPETITIONS" from standard input and answers each with one line: the nanoseconds of every
 //! repetition. What a case needs is made at its first line and kept until another number of elements is asked for.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 use fastps_core::codec::{Codec, CodecId, Position};
-use fastps_core::dtype::DType;
+use fastps_core::dtype::{DType, View};
 use fastps_core::frame::{Action, Identity, Push};
 use fastps_core::isa::Isa;
-use fastps_core::optim::{Optimizer, Sgd};
+use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::shard::{Shard, ShardConfig};
+use fastps_core::store::{Store, StoreOptions};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use fastps_core::verbs::{Gradient, ParameterServer, PushOptions};
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Barrier};
@@ -53,6 +55,12 @@ fn case(name: &str, n: usize) -> Case {
         // Threads that push into one vector, or each into its own: the same number of updates altogether.
         ("meet", threads) => contend(n, threads.parse().unwrap(), false),
         ("private", threads) => contend(n, threads.parse().unwrap(), true),
+        // A bound list of so many tensors.
+        ("sgd", tensors) => {
+            let sgd = Sgd { lr: 1e-3, ..Sgd::default() };
+            bound(n, tensors.parse().unwrap(), Optimizer::Sgd(sgd))
+        }
+        ("adam", tensors) => bound(n, tensors.parse().unwrap(), Optimizer::Adam(Adam::default())),
         _ => panic!("unknown case {name}"),
     }
 }
@@ -107,6 +115,17 @@ impl DerefMut for Aligned {
     }
 }
 
+fn spec(name: &str, n: usize, optimizer: Optimizer) -> TensorSpec {
+    TensorSpec {
+        name: name.into(),
+        shape: vec![n as u64],
+        dtype: DType::Float32,
+        apply: Apply::Exact,
+        group: "default".into(),
+        optimizer,
+    }
+}
+
 fn timed(work: impl FnOnce()) -> Duration {
     let start = Instant::now();
     work();
@@ -144,14 +163,7 @@ struct Tensor {
 impl Tensor {
     fn new(codec: Codec, n: usize) -> Arc<Self> {
         let isa = Isa::get().unwrap();
-        let spec = Arc::new(TensorSpec {
-            name: "w".into(),
-            shape: vec![n as u64],
-            dtype: DType::Float32,
-            apply: Apply::Exact,
-            group: "default".into(),
-            optimizer: Optimizer::Sgd(Sgd { lr: 1e-3, ..Sgd::default() }),
-        });
+        let spec = Arc::new(spec("w", n, Optimizer::Sgd(Sgd { lr: 1e-3, ..Sgd::default() })));
         let shard = Shard::new(ShardConfig::new(0, u64::MAX, isa));
         let ids: Vec<_> = (0..spec.slice_count()).map(|k| (SliceId(k as u64), k)).collect();
         shard.create(&spec, 0, &ids).unwrap();
@@ -228,4 +240,28 @@ fn contend(n: usize, threads: u64, private: bool) -> Case {
         // Of one update of n elements.
         (last - first) / updates as u32
     })
+}
+
+/// A store's bound list of tensors of n elements each, without the finite check.
+fn bound(n: usize, tensors: usize, optimizer: Optimizer) -> Case {
+    let store = Store::new(StoreOptions::default()).unwrap();
+    let timeout = Duration::from_secs(1);
+    let gradient = |k| {
+        let spec = spec(&format!("layer.{k}.weight"), n, optimizer);
+        let gradient =
+            Gradient { name: spec.name.clone(), shape: spec.shape.clone(), values: Arc::new(values(n)) };
+        store.register(spec, View::Float32(&vec![0.0; n]), timeout).unwrap();
+        gradient
+    };
+    let list = store.bind(Arc::new((0..tensors).map(gradient).collect())).unwrap();
+    let options = PushOptions {
+        codec: Codec::Float32,
+        lr: None,
+        scale: None,
+        based_on: None,
+        feedback: None,
+        check_finite: false,
+        timeout,
+    };
+    Box::new(move || timed(|| assert!(store.push_bound(&list, &options).is_ok())))
 }
