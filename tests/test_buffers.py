@@ -86,6 +86,49 @@ def test_memory_is_let_go(w):
         assert gone() is None
 
 
+class Subclass(np.ndarray):
+    """Not looked into, but asked for its buffer, as it may answer for itself."""
+
+
+# A short list is pushed with the GIL held, without locking its arrays; a long one is not.
+@pytest.mark.parametrize("size", [5, 100_000])
+def test_lists_of_mixed_arrays(store, size):
+    torch = pytest.importorskip("torch")
+    kinds = {
+        "ndarray": np.copy,
+        "view": lambda a: np.concatenate([a, a])[len(a) :],
+        "subclass": lambda a: a.copy().view(Subclass),
+        "memoryview": lambda a: memoryview(a.copy()),
+        "torch": lambda a: torch.from_numpy(a.copy()),
+        "torch-view": lambda a: torch.from_numpy(np.concatenate([a, a]))[len(a) :],
+    }
+    for chosen in (["ndarray", "view"], ["torch", "torch-view"], ["ndarray", "torch"], list(kinds)):
+        gradients = {
+            f"{kind} {len(chosen)}": np.full(size, k + 1, np.float32) for k, kind in enumerate(chosen)
+        }
+        for name, gradient in gradients.items():
+            store.register(name, np.zeros_like(gradient), optimizer=fastps.SGD(lr=1.0))
+        arrays = {name: kinds[name.split()[0]](gradient) for name, gradient in gradients.items()}
+        before = [sys.getrefcount(array) for array in arrays.values()]
+        receipts = store.push(arrays)
+        assert list(receipts) == list(gradients)
+        assert [sys.getrefcount(array) for array in arrays.values()] == before
+        for name, gradient in gradients.items():
+            np.testing.assert_array_equal(store.pull(name), -gradient)
+            store.unregister(name)
+
+
+@pytest.mark.parametrize(
+    "bad", [np.ones(4, ">f4"), np.ones((4, 2), np.float32)[:, 0], np.ones(4), np.ones((2, 2), np.float32).T]
+)
+def test_one_bad_array_of_a_list_changes_nothing(w, bad):
+    w.register("v", np.zeros(4, np.float32), optimizer=fastps.SGD())
+    with pytest.raises((fastps.DTypeError, fastps.ShapeError)) as caught:
+        w.push({"w": np.ones(4, np.float32), "v": bad})
+    assert caught.value.tensor == "v"
+    assert w.versions()["w"] == 1
+
+
 def test_a_buffer_in_use_stays_locked(w):
     memory = bytearray(16)
     bound = w.bind({"w": memoryview(memory).cast("f")})
