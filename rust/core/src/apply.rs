@@ -129,6 +129,7 @@ pub(crate) fn apply(isa: Isa, storage: impl Storage, codec: CodecId, body: &[u8]
 fn with_body(isa: Isa, storage: impl Storage, body: impl Body, scale: f32, rule: Rule) {
     match rule {
         Rule::Sgd(rule) => isa.run(Fused { storage, body, scale, rule }),
+        Rule::Momentum(rule) => isa.run(Fused { storage, body, scale, rule }),
         Rule::Adagrad(rule) => isa.run(Fused { storage, body, scale, rule }),
         Rule::Rmsprop(rule) => isa.run(Fused { storage, body, scale, rule }),
         Rule::Adadelta(rule) => isa.run(Fused { storage, body, scale, rule }),

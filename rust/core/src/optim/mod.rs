@@ -17,7 +17,7 @@ pub use adam::{Adam, AdamW};
 pub use rmsprop::Rmsprop;
 pub(crate) use rmsprop::RmspropRule;
 pub use sgd::Sgd;
-pub(crate) use sgd::SgdRule;
+pub(crate) use sgd::{MomentumRule, SgdRule};
 
 use crate::block::Lane;
 use crate::error::{Error, Kind, Result};
@@ -55,6 +55,7 @@ pub enum Optimizer {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rule {
     Sgd(SgdRule),
+    Momentum(MomentumRule),
     Adagrad(AdagradRule),
     Rmsprop(RmspropRule),
     Adadelta(AdadeltaRule),
@@ -130,7 +131,7 @@ impl Optimizer {
     #[inline(always)]
     pub(crate) fn rule(&self, step: u64, lr: f64) -> Rule {
         match self {
-            Self::Sgd(o) => Rule::Sgd(o.rule(step, lr)),
+            Self::Sgd(o) => o.rule(step, lr),
             Self::Adagrad(o) => Rule::Adagrad(o.rule(step, lr)),
             Self::Rmsprop(o) => Rule::Rmsprop(o.rule(step, lr)),
             Self::Adadelta(o) => Rule::Adadelta(o.rule(step, lr)),

@@ -14,7 +14,7 @@
 //! The learning rate stays outside the velocity `b`, as in torch: a schedule does not rescale what is stored.
 //! With these operations every result equals `torch.optim.SGD` bit for bit.
 
-use super::{AsItCame, Changed, Prepare, Step, invalid, non_negative};
+use super::{AsItCame, Changed, Prepare, Rule, Step, invalid, non_negative};
 use crate::block::Lane;
 use crate::error::Result;
 use crate::fault::fault;
@@ -67,27 +67,33 @@ impl Sgd {
 
     /// The scalars of one step.
     #[inline(always)]
-    pub(crate) fn rule(&self, step: u64, lr: f64) -> SgdRule {
-        let form = match (self.momentum != 0.0, step == 0, self.nesterov) {
-            (false, _, _) => Form::Plain,
-            (true, true, false) => Form::First,
-            (true, true, true) => Form::FirstNesterov,
-            (true, false, false) => Form::Momentum,
-            (true, false, true) => Form::Nesterov,
-        };
-        SgdRule {
-            neg_lr: -lr as f32,
-            prepare: Changed::new(self.maximize, self.weight_decay),
-            momentum: self.momentum as f32,
-            undamped: (1.0 - self.dampening) as f32,
-            form,
+    pub(crate) fn rule(&self, step: u64, lr: f64) -> Rule {
+        let (neg_lr, prepare) = (-lr as f32, Changed::new(self.maximize, self.weight_decay));
+        if self.momentum == 0.0 {
+            return Rule::Sgd(SgdRule { neg_lr, prepare });
         }
+        let form = match (step == 0, self.nesterov) {
+            (true, false) => Form::First,
+            (true, true) => Form::FirstNesterov,
+            (false, false) => Form::Momentum,
+            (false, true) => Form::Nesterov,
+        };
+        let (momentum, undamped) = (self.momentum as f32, (1.0 - self.dampening) as f32);
+        Rule::Momentum(MomentumRule { neg_lr, prepare, momentum, undamped, form })
     }
 }
 
-/// The scalars of one SGD step.
+/// The scalars of one step without momentum. A rule of its own: in so short a loop a decoded gradient never leaves the
+/// registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SgdRule {
+    neg_lr: f32,
+    prepare: Option<Changed>,
+}
+
+/// The scalars of one step with momentum.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MomentumRule {
     neg_lr: f32,
     prepare: Option<Changed>,
     momentum: f32,
@@ -98,7 +104,6 @@ pub(crate) struct SgdRule {
 /// What becomes of the velocity; in the first step it is a copy of the gradient, not damped.
 #[derive(Clone, Copy, Debug)]
 enum Form {
-    Plain,
     First,
     FirstNesterov,
     Momentum,
@@ -107,46 +112,42 @@ enum Form {
 
 impl Step for SgdRule {
     #[inline(always)]
-    fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
+    fn step<G: Lane>(&self, p: &mut [f32], _state: &mut [&mut [f32]], g: &[G]) {
         match self.prepare {
-            None => self.prepared(AsItCame, p, state, g),
-            Some(prepare) => self.prepared(prepare, p, state, g),
+            None => self.prepared(AsItCame, p, g),
+            Some(prepare) => self.prepared(prepare, p, g),
         }
     }
 }
 
 impl SgdRule {
     #[inline(always)]
-    fn prepared<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
-        match (self.form, state) {
-            (Form::Plain, _) => self.plain(prepare, p, g),
-            (form, [b]) => self.with_velocity(prepare, form, p, b, g),
-            _ => unreachable!("SGD with momentum has one state slot"),
-        }
-    }
-
-    #[inline(always)]
-    fn plain<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], g: &[G]) {
+    fn prepared<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], g: &[G]) {
         let Self { neg_lr, .. } = *self;
         for (p, &g) in p.iter_mut().zip(g) {
             let g = prepare.of(g, *p);
             *p = if fault("unfused_multiply_add") { *p + neg_lr * g } else { neg_lr.mul_add(g, *p) };
         }
     }
+}
 
+impl Step for MomentumRule {
     #[inline(always)]
-    fn with_velocity<P: Prepare, G: Lane>(
-        &self,
-        prepare: P,
-        form: Form,
-        p: &mut [f32],
-        b: &mut [f32],
-        g: &[G],
-    ) {
+    fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
+        let [b] = state else { unreachable!("SGD with momentum has one state slot") };
+        match self.prepare {
+            None => self.prepared(AsItCame, p, b, g),
+            Some(prepare) => self.prepared(prepare, p, b, g),
+        }
+    }
+}
+
+impl MomentumRule {
+    #[inline(always)]
+    fn prepared<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], b: &mut [f32], g: &[G]) {
         let Self { neg_lr, momentum, undamped, .. } = *self;
         let all = p.iter_mut().zip(b).zip(g);
-        match form {
-            Form::Plain => {}
+        match self.form {
             Form::First => {
                 for ((p, b), &g) in all {
                     *b = prepare.of(g, *p);
@@ -184,10 +185,18 @@ mod tests {
     const MOMENTUM: Sgd =
         Sgd { lr: 0.5, momentum: 0.5, dampening: 0.0, weight_decay: 0.0, nesterov: false, maximize: false };
 
+    fn take(rule: Rule, p: &mut [f32], state: &mut [&mut [f32]], g: &[f32]) {
+        match rule {
+            Rule::Sgd(rule) => rule.step(p, state, g),
+            Rule::Momentum(rule) => rule.step(p, state, g),
+            _ => unreachable!("not a rule of SGD"),
+        }
+    }
+
     fn run(sgd: Sgd, steps: u64, p: &mut [f32], b: &mut [f32], g: &[f32]) {
         for step in 0..steps {
             let mut state: Vec<&mut [f32]> = if sgd.slots().is_empty() { vec![] } else { vec![&mut *b] };
-            sgd.rule(step, sgd.lr).step(p, &mut state, g);
+            take(sgd.rule(step, sgd.lr), p, &mut state, g);
         }
     }
 
@@ -219,7 +228,7 @@ mod tests {
         run(damped, 1, &mut p, &mut b, &[2.0; 3]);
         assert_eq!((p, b), ([-1.0; 3], [2.0; 3]));
         let mut state: [&mut [f32]; 1] = [&mut b];
-        damped.rule(1, damped.lr).step(&mut p, &mut state, &[2.0; 3]);
+        take(damped.rule(1, damped.lr), &mut p, &mut state, &[2.0; 3]);
         assert_eq!((p, b), ([-2.0; 3], [2.0; 3]));
     }
 
@@ -237,7 +246,7 @@ mod tests {
         let first_velocity = |weight_decay| {
             let mut b = [1.0];
             let rule = Sgd { weight_decay, ..MOMENTUM }.rule(0, 0.0);
-            rule.step(&mut [1.0], &mut [&mut b], &[-0.0]);
+            take(rule, &mut [1.0], &mut [&mut b], &[-0.0]);
             b[0].to_bits()
         };
         assert_eq!((first_velocity(1e-60), first_velocity(0.0)), (0, (-0.0_f32).to_bits()));
