@@ -108,6 +108,9 @@ def optimizers(size: str, threads: int) -> Callable[[Bench], list[str]]:
                 ratio = turns.ratio("checked", "fastps")
                 target = 1.15 if size == "cached" else 1.5
                 rows.append(["SGD, time checked / unchecked", *[""] * len(figures), *reached(ratio, target)])
+                floor = 1 + turns.ratio("read", "fastps")
+                label = "SGD, the same if C read the gradient before the step"
+                rows.append([label, *[""] * len(figures), f"{floor:.2f}", "", ""])
         peers = ["torch fused", "torch foreach", "NumPy"] if bench.torch else []
         return table(["optimizer", "C", "fastps", "checked", *peers, "speed / C", *TARGET], rows)
 
@@ -132,6 +135,8 @@ def optimizer_runners(bench: Bench, rule: Rule, n: int, threads: int) -> Iterato
     arrays = [bench.c.memory(n) for _ in range(1 + rule.slots)]
     scalars = rule.scalars(10)
     yield "C", bench.c.runner(rule.kernel, *arrays, n=n, read=gradient, scalars=scalars, threads=threads)
+    if rule.kernel == "sgd" and threads == 1:
+        yield "read", bench.c.runner("read_only", np.zeros(1, np.uint32), n=n, read=gradient)
     if not bench.torch:
         return
     if rule.fused:
