@@ -13,7 +13,7 @@ use crate::frame::{Applied, Base, Identity, Push};
 use crate::identity::{Completion, Identities, Outcome, Seen};
 use crate::isa::Isa;
 use crate::lock::SliceLock;
-use crate::params::{Buffer, Charge, Meter, Pieces, Purpose};
+use crate::params::{Buffer, Charge, Meter, Pieces, Purpose, RacyBuffer};
 use crate::policy::{Admission, Held, Policy};
 use crate::record::{Record, Sink};
 use crate::sync::{Arc, AtomicU64, Ordering, lock};
@@ -178,8 +178,12 @@ impl Slice {
 
     /// Memory of a slice of `spec` with `len` elements, in bytes: parameters, state, and one spare for copy-on-write.
     pub(crate) fn memory_for(spec: &TensorSpec, len: usize) -> u64 {
-        let buffers = 1 + spec.optimizer.slots().len() as u64 + u64::from(spec.apply == Apply::Exact);
-        buffers * Buffer::bytes_for(spec.dtype, len) + 512
+        let arrays = 1 + spec.optimizer.slots().len() as u64;
+        let bytes = match spec.apply {
+            Apply::Exact => (arrays + 1) * Buffer::bytes_for(spec.dtype, len),
+            Apply::Hogwild => arrays * RacyBuffer::bytes_for(len),
+        };
+        bytes + 512
     }
 
     /// Memory for `count` whole slices of `spec`, values and state, to be made at once.

@@ -220,14 +220,17 @@ async fn readers_that_stall_cannot_stop_pushes() {
     let ones = |n: u64| push(Route { group: 1, epoch: 1, client: 1 }, slice, n, SLICE);
     assert!(matches!(stream.ask(ones(2)).await, Answer::Receipt(_)));
     // What is left is enough for half a copy.
-    let free = counter(&server, "memory_limit") - counter(&server, "memory_used") - BYTES / 2;
-    let filler = (free - 8192) as usize / 4;
-    // A tensor of one slice has at most SLICE elements.
-    let (mut k, mut rest) = (0, filler);
-    while rest > 16 {
-        let n = (rest / 2).min(SLICE);
+    let mut k = 0;
+    loop {
+        let free = counter(&server, "memory_limit") - counter(&server, "memory_used");
+        let filler = free.saturating_sub(BYTES / 2 + 8192) as usize / 4;
+        if filler <= 16 {
+            break;
+        }
+        // Its values and its spare; a tensor of one slice has at most SLICE elements.
+        let n = (filler / 2).min(SLICE);
         writer.create(&mut stream, &format!("filler{k}"), n, pb::Apply::Exact).await.unwrap();
-        (k, rest) = (k + 1, rest - 2 * n);
+        k += 1;
     }
     let mut sequence = 3;
     for (reader, answers) in &stalled {

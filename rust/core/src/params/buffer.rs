@@ -7,8 +7,10 @@ use bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
 use std::sync::OnceLock;
 
 const LINE: usize = 64;
-/// Large buffers take whole pages, and no system has larger ones.
+/// A whole slice takes whole pages; no system has larger ones.
 const PAGE: usize = 1 << 16;
+/// Bytes from which on the place in a page matters.
+const LARGE: usize = 1 << 16;
 /// How far apart in a page the large arrays of one slice begin, the gradient's too, which mostly begins near the start of
 /// one: a step walks along all of them at once, and streams that agree in the low bits of their addresses hold each other
 /// up.
@@ -43,7 +45,7 @@ impl Buffer {
         let memory = pieces
             .take(bytes)
             .map_or_else(|| Memory::Lines(vec![Line([0; LINE]); bytes / LINE]), Memory::Piece);
-        let start = if bytes < PAGE { 0 } else { STAGGER * (1 + array % PLACES) };
+        let start = if dtype.size() * len < LARGE { 0 } else { STAGGER * (1 + array % PLACES) };
         let mut buffer = Self { memory, start, dtype, len, charge: OnceLock::new() };
         match dtype {
             DType::Float32 => buffer.values_mut().fill(value),
@@ -54,12 +56,9 @@ impl Buffer {
     /// Bytes of memory that `len` values take.
     pub(crate) fn bytes_for(dtype: DType, len: usize) -> u64 {
         let bytes = dtype.size() * len;
-        let taken = if bytes < PAGE {
-            bytes.next_multiple_of(LINE)
-        } else {
-            (bytes + STAGGER * PLACES).next_multiple_of(PAGE)
-        };
-        taken as u64
+        let room = if bytes < LARGE { 0 } else { STAGGER * PLACES };
+        let unit = if len == dtype.slice_len() { PAGE } else { LINE };
+        (bytes + room).next_multiple_of(unit) as u64
     }
 
     /// Counts the buffer's memory until its last reader is done.

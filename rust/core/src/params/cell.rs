@@ -35,6 +35,11 @@ impl RacyBuffer {
         Self { lanes: (0..lines).map(|_| line()).collect(), len }
     }
 
+    /// Bytes of memory that `len` values take.
+    pub(crate) fn bytes_for(len: usize) -> u64 {
+        (size_of::<Line>() * len.div_ceil(16)) as u64
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.len
     }
