@@ -1,4 +1,4 @@
-"""Push and pull over TCP loopback, against raw sockets that do the same, in the same run.
+"""Push and pull over TCP loopback (one column: a Unix socket), against raw TCP sockets in the same run.
 
     python benchmarks/transport.py [--quick] [--sizes 4K,64K,1M,4M,64M] [--output benchmarks/README.md]
 
@@ -94,7 +94,10 @@ def server_process() -> Iterator[str]:
 
 
 def variants(
-    unchecked: fastps.ParameterServer, checked: fastps.ParameterServer, size: int
+    unchecked: fastps.ParameterServer,
+    checked: fastps.ParameterServer,
+    unix: fastps.ParameterServer,
+    size: int,
 ) -> dict[str, Step]:
     """One step of each kind, on a tensor of its own with `size` bytes."""
     n = size // 4
@@ -127,6 +130,7 @@ def variants(
     return {
         "push_pull": push_pull(unchecked, "fused"),
         "push_pull, checked": push_pull(checked, "checked"),
+        "push_pull, Unix": push_pull(unix, "unix"),
         "push, then pull": push_then_pull("two calls"),
         "int8": push_pull(unchecked, "int8", fastps.Int8()),
         "onebit": bound_push_pull("onebit", fastps.OneBit()),
@@ -205,10 +209,11 @@ def main() -> None:
         reference = Reference(compile_c(folder / "raw_socket", ["raw_socket.c"]), max(arguments.sizes))
         stack.callback(reference.close)
         address = stack.enter_context(server_process())
-        unchecked = stack.enter_context(fastps.connect(address, check_finite=False))
-        checked = stack.enter_context(fastps.connect(address, check_finite=True))
+        unchecked = stack.enter_context(fastps.connect(address, check_finite=False, transport="tcp"))
+        checked = stack.enter_context(fastps.connect(address, check_finite=True, transport="tcp"))
+        unix = stack.enter_context(fastps.connect(address, check_finite=False, transport="unix"))
         for size in arguments.sizes:
-            steps = variants(unchecked, checked, size)
+            steps = variants(unchecked, checked, unix, size)
             results[size] = measure(reference, steps, size, effort)
             print(rows({size: results[size]})[-1], file=sys.stderr, flush=True)
     lines = [*header, *rows(results), "", *verdict(results)]

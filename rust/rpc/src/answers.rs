@@ -50,8 +50,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 pub(crate) struct Shared {
     reset: watch::Sender<Option<Error>>,
-    /// For encoded answers, as large as the largest so far.
-    room: Mutex<Charge>,
+    /// For encoded answers, as large as the largest so far; a native client's are not encoded.
+    room: Option<Mutex<Charge>>,
     _memory: Charge,
 }
 
@@ -61,14 +61,14 @@ impl Shared {
         let bytes = STREAM_BYTES + if native { NATIVE } else { FOREIGN };
         Ok(Arc::new(Self {
             reset: watch::Sender::new(None),
-            room: Mutex::new(meter.take(Purpose::Answers, 0)?),
+            room: if native { None } else { Some(Mutex::new(meter.take(Purpose::Answers, 0)?)) },
             _memory: meter.take(Purpose::Connections, bytes as u64)?,
         }))
     }
 
     /// Makes room for encoded answers of this size.
     pub(crate) fn make_room(&self, bytes: usize) -> Result<()> {
-        locked(&self.room).grow_to(ENCODED * bytes as u64)
+        self.room.as_ref().map_or(Ok(()), |room| locked(room).grow_to(ENCODED * bytes as u64))
     }
 
     /// Waits until the stream is reset.
