@@ -1,0 +1,52 @@
+//! Pulls: what the tensors are, and their values into memory of the caller.
+
+use super::{Client, Shared};
+use crate::buffer::{Borrowed, sweep};
+use crate::errors::OrRaise;
+use crate::flight::{Filler, reshaped};
+use crate::values::Versions;
+use fastps_core::tensor::TensorSpec;
+use pyo3::prelude::*;
+use std::sync::Arc;
+use std::time::Duration;
+
+impl Client {
+    pub(super) fn specs(
+        &self,
+        py: Python<'_>,
+        server: &Shared,
+        names: &[Arc<str>],
+        timeout: Duration,
+    ) -> PyResult<Vec<Arc<TensorSpec>>> {
+        let find = |server: &Shared, names: &[Arc<str>], timeout| {
+            names.iter().map(|n| server.spec(n, timeout)).collect::<Result<Vec<_>, _>>()
+        };
+        // Usually the map is at hand, and nobody has to be asked.
+        if let Ok(specs) = py.detach(|| find(server, names, Duration::ZERO)) {
+            return Ok(specs);
+        }
+        let names = names.to_vec();
+        self.call(py, server, move |server| find(server, &names, timeout))?.or_raise(py)
+    }
+
+    pub(super) fn pull_into(
+        &self,
+        py: Python<'_>,
+        server: &Shared,
+        names: Vec<Arc<str>>,
+        targets: Vec<Borrowed>,
+        timeout: Duration,
+    ) -> PyResult<Versions> {
+        let filler = Filler::new(targets);
+        let left = filler.clone();
+        let work = move |server: &Shared| {
+            let mut sink = |k: usize, at: usize, bytes: &[u8]| filler.fill(k, at, bytes);
+            let versions = server.pull(&names, timeout, &mut sink);
+            (versions, filler.finish())
+        };
+        let (versions, complete) = self.call_or(py, server, work, || left.abandon())?;
+        sweep(py);
+        let versions = versions.or_raise(py)?;
+        if complete { Ok(Versions(Arc::new(versions))) } else { Err(reshaped(py)) }
+    }
+}
