@@ -467,7 +467,7 @@ class ParameterServer:
 
     @property
     def transport(self) -> dict[str, str]:
-        """How each server is reached and why, by address: ``"unix: ..."``, ``"tcp: ..."``; empty in process."""
+        """How each server is reached and why, by address: ``unix: ..`` or ``tcp: ..``; empty in process."""
         return dict(self._native.transport)
 
     @property
@@ -579,8 +579,8 @@ def connect(
         check_finite: Scan gradients for NaN and infinity before anything is sent. False saves that scan for
             uncompressed pushes without error feedback, and only there; the servers refuse such values in any
             case, but slices of the same push may have been applied by then (`PartialPush`).
-        transport: ``"tcp"`` or ``"unix"`` pins how gradients and values reach the servers. By default a server
-            of the same user on the same machine is reached through its Unix socket, the others over TCP;
+        transport: ``"tcp"`` or ``"unix"`` pins how gradients and values reach the servers. By default a
+            server of the same user on the same machine is reached through its Unix socket, others over TCP;
             `ParameterServer.transport` tells which and why.
 
     Returns:
