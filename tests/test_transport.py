@@ -1,8 +1,6 @@
 """How frames reach servers: which way is taken, what says so, and that all ways carry the same."""
 
-import os
-import stat
-import tempfile
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +11,10 @@ import fastps
 LARGE = 600_001
 
 
-def sockets() -> set[Path]:
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(runtime) / "fastps" if runtime else Path(tempfile.gettempdir()) / f"fastps-{os.getuid()}"
-    return set(folder.glob("*.sock"))
+def sockets() -> set[str]:
+    """The names of the servers' sockets on this machine; no file belongs to them."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return {name for line in lines if (name := line.split()[-1]).startswith("@fastps-")}
 
 
 @pytest.mark.parametrize("transport", ["tcp", "unix", None])
@@ -33,14 +31,12 @@ def test_every_way_carries_the_same(transport):
             assert way.startswith("tcp: asked for" if transport == "tcp" else "unix: ")
 
 
-def test_sockets_are_the_users_alone_and_go_with_their_server():
+@pytest.mark.skipif(sys.platform != "linux", reason="Unix sockets without a file are Linux's")
+def test_sockets_go_with_their_server():
     before = sockets()
     with fastps.serve(shards=2) as server, fastps.connect(server.addresses):
         made = sockets() - before
         assert len(made) == 2
-        for path in made:
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600
-            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert not made & sockets()
 
 

@@ -188,7 +188,7 @@ pub(crate) async fn accept(
 
 async fn accept_local(local: Option<&Local>) -> io::Result<Socket> {
     match local {
-        Some(local) => local.listener.accept().await.map(|(io, _)| Socket::from(io)),
+        Some(local) => local.accept().await.map(Socket::from),
         None => std::future::pending().await,
     }
 }

@@ -5,7 +5,7 @@ use crate::local;
 use crate::wire::Socket;
 use fastps_core::error::{Error, Kind, Result};
 use std::sync::Mutex;
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::TcpStream;
 
 /// How frames reach a server; control calls go over TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,10 +45,10 @@ impl Way {
         let why = match self.asked {
             Transport::Tcp => "asked for".to_owned(),
             Transport::Auto if !self.direct => "the server's own address is another one".to_owned(),
-            Transport::Auto | Transport::Unix => match unix(server).await {
+            Transport::Auto | Transport::Unix => match local::connect(server).await {
                 Ok(socket) => {
                     "unix: the server is on this machine".clone_into(&mut lock(&self.present));
-                    return Ok(socket);
+                    return Ok(socket.into());
                 }
                 Err(error) if self.asked == Transport::Unix => {
                     return Err(failed(error)
@@ -61,8 +61,4 @@ impl Way {
         *lock(&self.present) = format!("tcp: {why}");
         Ok(socket.into())
     }
-}
-
-async fn unix(server: u64) -> std::io::Result<Socket> {
-    Ok(UnixStream::connect(local::path(server)?).await?.into())
 }
