@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import statistics
 import sys
 import tempfile
 import threading
@@ -260,6 +261,31 @@ def pulls(bench: Bench) -> list[str]:
     return table(["floats", "memcpy", "pull(out=)", "speed / memcpy", *TARGET], rows)
 
 
+def registration(bench: Bench) -> list[str]:
+    """What a tensor costs before its first push: memory is taken, filled and touched once."""
+    rows = []
+    values, gradient = normal(bench.large), normal(bench.large, 1)
+    for name, arrays in [("SGD", 1), ("Adam", 3)]:
+        times: dict[str, list[int]] = {"C": [], "register": [], "first": [], "later": []}
+        for _ in range(bench.rounds):
+            start = time.perf_counter_ns()
+            memory = [bench.c.memory(bench.large, values if k == 0 else 0.0) for k in range(arrays)]
+            times["C"].append(time.perf_counter_ns() - start)
+            del memory
+            with fastps.Store(threads=1, check_finite=False) as store:
+                for step in ("register", "first", "later"):
+                    start = time.perf_counter_ns()
+                    if step == "register":
+                        store.register("w", values, optimizer=RULES[name].settings)
+                    else:
+                        store.push("w", gradient)
+                    times[step].append(time.perf_counter_ns() - start)
+        rows.append(
+            [f"{count(bench.large)}, {name}", *(readable(statistics.median(t)) for t in times.values())]
+        )
+    return table(["floats, optimizer", "C", "register", "first push", "second push"], rows)
+
+
 def small(bench: Bench) -> list[str]:
     """Many small tensors in one push, and one."""
     rows = []
@@ -322,6 +348,7 @@ SECTIONS: dict[str, Callable[[Bench], list[str]]] = {
     "encoded": encoded,
     "contention": contention,
     "pulls": pulls,
+    "registration": registration,
     "small": small,
 }
 

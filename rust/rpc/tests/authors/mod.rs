@@ -2,7 +2,7 @@
 //! between them and the 3 shards, and a third client sees the truth.
 
 use crate::cluster::Cluster;
-use crate::ledger::{Ledger, PATIENT, Part, SLICE, TENSORS, Tensor, gradient, until};
+use crate::ledger::{self, Ledger, PATIENT, Part, SLICE, TENSORS, Tensor, gradient, until};
 use crate::proxy::Proxies;
 use fastps_core::codec::{Codec, ErrorFeedback};
 use fastps_core::verbs::{Fate, Gradient, ParameterServer, PushError, PushOptions, Pushed, Ticket};
@@ -111,7 +111,12 @@ impl World {
         let truth = connect(&cluster.addresses());
         Ledger::register(&*truth);
         assert!((0..3).all(|shard| cluster.counter(shard, "slices") > 10), "all shards take part");
-        let author = |number| Author::new(connect(&proxies.addresses()), number);
+        let author = |number| {
+            let client = connect(&proxies.addresses());
+            // An answer from everywhere: all its streams are open before anything goes wrong.
+            ledger::pull(&*client, TENSORS.iter().map(|tensor| tensor.name.clone()).collect());
+            Author::new(client, number)
+        };
         let authors = (0..2).map(author).collect();
         Self { authors, proxies, cluster: Some(cluster), truth, ledger: Ledger::new() }
     }

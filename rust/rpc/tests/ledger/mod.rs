@@ -181,7 +181,7 @@ impl Ledger {
     }
 }
 
-fn pull(ps: &dyn ParameterServer, names: Vec<Arc<str>>) -> Vec<Vec<f32>> {
+pub(crate) fn pull(ps: &dyn ParameterServer, names: Vec<Arc<str>>) -> Vec<Vec<f32>> {
     let pulled = ps.pull_async(names, PATIENT).unwrap().wait(2 * PATIENT).unwrap().unwrap();
     pulled.values.into_iter().map(floats).collect()
 }
