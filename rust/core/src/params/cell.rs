@@ -97,7 +97,9 @@ fn store_scalar(buffer: &RacyBuffer, at: usize, values: &[f32]) {
             let half = (lane.load(Ordering::Relaxed) & 0xFFFF_0000) | (x.to_bits() & 0xFFFF);
             lane.store(half, Ordering::Relaxed);
             // Long enough that the half leaves the core by itself.
-            std::hint::spin_loop();
+            for _ in 0..64 {
+                std::hint::spin_loop();
+            }
         }
         lane.store(x.to_bits(), Ordering::Relaxed);
     }
