@@ -17,7 +17,7 @@ use proptest::test_runner::TestRunner;
 use prost::Message;
 use std::alloc::System;
 use std::cell::Cell;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex};
 
 const ELEMENTS: usize = 130;
 /// A number of elements that nobody has.
@@ -44,12 +44,6 @@ impl Meter {
     fn check(&self, message: usize) {
         assert!(self.0 <= message + ALLOWANCE, "{} bytes allocated for a message of {message}", self.0);
     }
-}
-
-/// The allocator counts for all threads, so one test runs at a time.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One shard for all cases: a hostile frame must leave it usable for the next.
@@ -169,9 +163,8 @@ fn payload() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// Runs one property's cases while nobody else allocates: the tests of this file take turns.
+/// Runs one property's cases.
 fn check<S: Strategy>(messages: S, test: impl Fn(S::Value)) {
-    let _turn = turn();
     let config = ProptestConfig { cases: 100_000, failure_persistence: None, ..ProptestConfig::default() };
     let test = |message| {
         test(message);
@@ -180,7 +173,15 @@ fn check<S: Strategy>(messages: S, test: impl Fn(S::Value)) {
     TestRunner::new(config).run(&messages, test).unwrap();
 }
 
+/// One test: the allocator counts for all threads, those of the test harness too, which begins and ends tests meanwhile.
 #[test]
+fn any_bytes_that_arrive_as_a_frame() {
+    well_formed_frames_do_get_through();
+    a_count_is_not_believed();
+    frames_with_any_fields();
+    messages_of_any_bytes();
+}
+
 fn frames_with_any_fields() {
     let hostile = Cell::new(0);
     check((header(), payload()), |(header, payload)| {
@@ -190,7 +191,6 @@ fn frames_with_any_fields() {
     assert!(hostile.get() > 1000, "{} hostile counts", hostile.get());
 }
 
-#[test]
 fn messages_of_any_bytes() {
     let hostile = Cell::new(0);
     let flips = prop::collection::vec(any::<(u16, u8)>(), 0..6);
@@ -215,10 +215,8 @@ fn messages_of_any_bytes() {
     assert!(hostile.get() > 1000, "{} hostile counts", hostile.get());
 }
 
-#[test]
 fn a_count_is_not_believed() {
     const COUNTS: [u64; 5] = [HOSTILE, u64::MAX, u64::MAX / 4 + 1, 1 << 32, 1 << 18];
-    let _turn = turn();
     let payloads = [0, 1, 4 * ELEMENTS, 1 << 20].map(|n| Bytes::from(vec![0; n]));
     for (kind, codec) in (0..24).flat_map(|kind| (0..6).map(move |codec| (kind, codec))) {
         let payloads = payloads.iter();
@@ -248,8 +246,6 @@ fn gradient() -> pb::Header {
     }
 }
 
-#[test]
 fn well_formed_frames_do_get_through() {
-    let _turn = turn();
     assert!(offer(&pb::Frame { header: Some(gradient()), payload: vec![0; 4 * ELEMENTS].into() }));
 }
