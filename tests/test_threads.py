@@ -91,6 +91,15 @@ def test_the_gil_is_released(store):
     assert len(during) > 20 * (end - start)
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C raises, also where the tests were started with it ignored, as shells start what they put aside."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_a_call_that_waits(server):
     ps = fastps.connect(server.addresses, timeout=30.0)
     ps.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD())
@@ -110,6 +119,7 @@ def test_ctrl_c_ends_a_call_that_waits(server):
         assert time.monotonic() - begin < 2
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_pull_that_ctrl_c_ended_writes_no_more():
     n = 300_000
     zero, one = np.zeros(n, np.float32), np.ones(n, np.float32)
