@@ -93,7 +93,7 @@ def test_the_gil_is_released(store):
 
 @pytest.fixture
 def ctrl_c():
-    """Ctrl-C raises, also where the tests were started with it ignored, as shells start what they put aside."""
+    """Ctrl-C raises, also where the tests were started with it ignored, as a shell starts background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
