@@ -3,16 +3,19 @@
 /// Elements of one block: a multiple of every codec's block, a divisor of every slice but a tensor's last.
 pub const BLOCK: usize = 1024;
 
-/// Room for one block, aligned to a cache line: a vector that crosses two costs twice.
+/// Room for one block.
+pub(crate) type Block = Room<BLOCK>;
+
+/// Room for so many elements, aligned to a cache line: a vector that crosses two costs twice.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-pub(crate) struct Block(pub(crate) [f32; BLOCK]);
+pub(crate) struct Room<const N: usize>(pub(crate) [f32; N]);
 
-impl Block {
-    pub(crate) const ZERO: Self = Self([0.0; BLOCK]);
+impl<const N: usize> Room<N> {
+    pub(crate) const ZERO: Self = Self([0.0; N]);
 }
 
-impl AsMut<[f32]> for Block {
+impl<const N: usize> AsMut<[f32]> for Room<N> {
     #[inline(always)]
     fn as_mut(&mut self) -> &mut [f32] {
         &mut self.0

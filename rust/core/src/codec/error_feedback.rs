@@ -3,73 +3,79 @@
 //! every codec, and the residuals of one worker.
 
 use super::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody};
-use crate::block::{BLOCK, Block, blocks};
+use crate::block::{Block, Room, blocks};
 use crate::error::{Error, Kind, Result};
 use crate::isa::{Isa, Kernel};
 use std::collections::BTreeMap;
 
-/// A codec's half of [`encode`]: writes one block of a body.
-pub(super) trait Encoder {
+/// A codec's half of [`encode`]: writes a body, N elements at a time. The fewer, the sooner what a block needs is at hand
+/// again; N is a multiple of the codec's own blocks.
+pub(super) trait Encoder<const N: usize> {
     /// Encodes the elements `at..at + len` given as `v[..len]`; the rest of `v` is zero.
-    fn block(&mut self, at: usize, v: &[f32; BLOCK], len: usize);
+    fn block(&mut self, at: usize, v: &[f32; N], len: usize);
     /// Leaves in `e` what the body does not say of the block `v` at `at`, which was just encoded: `v - decoded`. Not by
     /// way of decoded values in memory: their stores would stand in the way of the loads beside them.
-    fn unsaid(&self, at: usize, v: &[f32; BLOCK], e: &mut [f32]);
+    fn unsaid(&self, at: usize, v: &[f32; N], e: &mut [f32]);
 }
 
 /// Encodes `v = values + residual`, block by block, and leaves `v - decoded` in the residual: one rounding
 /// each, never fused. What is subtracted is bit for bit what the server will decode.
-pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, encoder: impl Encoder) {
+pub(super) fn encode<const N: usize>(
+    isa: Isa,
+    values: &[f32],
+    residual: Option<&mut [f32]>,
+    encoder: impl Encoder<N>,
+) {
     match residual {
-        None => isa.run(Encode { values, encoder }),
-        Some(residual) => isa.run(EncodeSum { values, residual, encoder }),
+        None => isa.run(Encode::<N, _> { values, encoder }),
+        Some(residual) => isa.run(EncodeSum::<N, _> { values, residual, encoder }),
     }
 }
 
-struct Encode<'a, E> {
+struct Encode<'a, const N: usize, E> {
     values: &'a [f32],
     encoder: E,
 }
 
-impl<E: Encoder> Kernel for Encode<'_, E> {
+impl<const N: usize, E: Encoder<N>> Kernel for Encode<'_, N, E> {
     type Out = ();
     #[inline(always)]
     fn run(mut self) {
-        let (whole, rest) = self.values.as_chunks::<BLOCK>();
+        let (whole, rest) = self.values.as_chunks::<N>();
         for (k, v) in whole.iter().enumerate() {
-            self.encoder.block(k * BLOCK, v, BLOCK);
+            self.encoder.block(k * N, v, N);
         }
         if !rest.is_empty() {
-            let mut v = Block::ZERO;
+            let mut v = Room::<N>::ZERO;
             v.0[..rest.len()].copy_from_slice(rest);
             self.encoder.block(self.values.len() - rest.len(), &v.0, rest.len());
         }
     }
 }
 
-struct EncodeSum<'a, E> {
+struct EncodeSum<'a, const N: usize, E> {
     values: &'a [f32],
     residual: &'a mut [f32],
     encoder: E,
 }
 
-impl<E: Encoder> Kernel for EncodeSum<'_, E> {
+impl<const N: usize, E: Encoder<N>> Kernel for EncodeSum<'_, N, E> {
     type Out = ();
     #[inline(always)]
     fn run(mut self) {
-        let mut v = Block::ZERO;
+        let mut v = Room::<N>::ZERO;
         let v = &mut v.0;
-        let (whole, g_rest) = self.values.as_chunks::<BLOCK>();
-        let (residuals, e_rest) = self.residual.as_chunks_mut::<BLOCK>();
+        let (whole, g_rest) = self.values.as_chunks::<N>();
+        let (residuals, e_rest) = self.residual.as_chunks_mut::<N>();
         for (k, (g, e)) in whole.iter().zip(residuals).enumerate() {
             for ((v, g), e) in v.iter_mut().zip(g).zip(&*e) {
                 *v = g + e;
             }
-            self.encoder.block(k * BLOCK, v, BLOCK);
-            self.encoder.unsaid(k * BLOCK, v, e);
+            self.encoder.block(k * N, v, N);
+            self.encoder.unsaid(k * N, v, e);
         }
         if !g_rest.is_empty() {
-            let (at, len) = (BLOCK * whole.len(), g_rest.len());
+            let (at, len) = (N * whole.len(), g_rest.len());
             v.fill(0.0);
             for ((v, g), e) in v.iter_mut().zip(g_rest).zip(&*e_rest) {
                 *v = g + e;

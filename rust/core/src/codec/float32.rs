@@ -18,7 +18,7 @@ struct Writer<'a> {
     body: &'a mut [u8],
 }
 
-impl Encoder for Writer<'_> {
+impl Encoder<BLOCK> for Writer<'_> {
     #[inline(always)]
     fn block(&mut self, at: usize, v: &[f32; BLOCK], len: usize) {
         let (out, _) = self.body[WIDTH * at..][..WIDTH * len].as_chunks_mut::<WIDTH>();

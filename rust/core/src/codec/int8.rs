@@ -33,66 +33,69 @@ pub(super) fn encode(
     position: Position,
     body: &mut [u8],
 ) {
-    error_feedback::encode(isa, values, residual, Writer { n: values.len(), body, seed, position });
+    let (scales, elements) = body.split_at_mut(values.len().div_ceil(BLOCK));
+    match seed {
+        None => error_feedback::encode(isa, values, residual, Nearest { scales, elements }),
+        Some(seed) => {
+            error_feedback::encode(isa, values, residual, Stochastic { scales, elements, seed, position });
+        }
+    }
 }
 
-struct Writer<'a> {
-    n: usize,
-    body: &'a mut [u8],
-    seed: Option<u64>,
-    position: Position,
+struct Nearest<'a> {
+    scales: &'a mut [u8],
+    elements: &'a mut [u8],
 }
 
-impl Encoder for Writer<'_> {
+impl Encoder<BLOCK> for Nearest<'_> {
     #[inline(always)]
-    fn block(&mut self, at: usize, v: &[f32; crate::block::BLOCK], len: usize) {
-        let (scales, elements) = self.body.split_at_mut(self.n.div_ceil(BLOCK));
-        let scales = &mut scales[at / BLOCK..][..len.div_ceil(BLOCK)];
-        let elements = &mut elements[at..at + len];
-        let (v_blocks, _) = v.as_chunks::<BLOCK>();
-        match self.seed {
-            None => {
-                let (whole, rest) = elements.as_chunks_mut::<BLOCK>();
-                for ((scale, q), v) in scales.iter_mut().zip(&mut *whole).zip(v_blocks) {
-                    *scale = nearest(v, q);
-                }
-                if !rest.is_empty() {
-                    let mut q = [0; BLOCK];
-                    scales[whole.len()] = nearest(&v_blocks[whole.len()], &mut q);
-                    rest.copy_from_slice(&q[..rest.len()]);
-                }
-            }
-            Some(seed) => {
-                let first = self.position.first_element.wrapping_add(at as u64) / 8;
-                let mut noise = [0; crate::block::BLOCK];
-                let counters = (first..).step_by(philox::LANES);
-                for (u, counter) in
-                    noise.as_chunks_mut::<NOISE>().0.iter_mut().take(len.div_ceil(NOISE)).zip(counters)
-                {
-                    random_bits(seed, counter, self.position.sequence, u);
-                }
-                let (noise, _) = noise.as_chunks::<BLOCK>();
-                let blocks = elements.chunks_mut(BLOCK).zip(v_blocks).zip(noise);
-                for (scale, ((elements, v), u)) in scales.iter_mut().zip(blocks) {
-                    let mut q = [0; BLOCK];
-                    *scale = stochastic(v, u, &mut q);
-                    elements.copy_from_slice(&q[..elements.len()]);
-                }
-            }
+    fn block(&mut self, at: usize, v: &[f32; BLOCK], len: usize) {
+        let elements = &mut self.elements[at..at + len];
+        let scale = &mut self.scales[at / BLOCK];
+        if let Some(q) = elements.first_chunk_mut() {
+            *scale = nearest(v, q);
+        } else {
+            let mut q = [0; BLOCK];
+            *scale = nearest(v, &mut q);
+            elements.copy_from_slice(&q[..len]);
         }
     }
 
     #[inline(always)]
-    fn unsaid(&self, at: usize, v: &[f32; crate::block::BLOCK], e: &mut [f32]) {
-        let (scales, elements) = self.body.split_at(self.n.div_ceil(BLOCK));
-        let (scales, v) = (&scales[at / BLOCK..], v.as_chunks::<BLOCK>().0);
-        let (whole, e_rest) = e.as_chunks_mut::<BLOCK>();
-        let (q, q_rest) = elements[at..][..BLOCK * whole.len() + e_rest.len()].as_chunks::<BLOCK>();
-        for (((e, v), q), &scale) in whole.iter_mut().zip(v).zip(q).zip(scales) {
-            left(e, v, q, scale);
+    fn unsaid(&self, at: usize, v: &[f32; BLOCK], e: &mut [f32]) {
+        left(e, v, &self.elements[at..at + e.len()], self.scales[at / BLOCK]);
+    }
+}
+
+struct Stochastic<'a> {
+    scales: &'a mut [u8],
+    elements: &'a mut [u8],
+    seed: u64,
+    position: Position,
+}
+
+impl Encoder<NOISE> for Stochastic<'_> {
+    #[inline(always)]
+    fn block(&mut self, at: usize, v: &[f32; NOISE], len: usize) {
+        let mut noise = [0; NOISE];
+        let first = self.position.first_element.wrapping_add(at as u64) / 8;
+        random_bits(self.seed, first, self.position.sequence, &mut noise);
+        let scales = &mut self.scales[at / BLOCK..];
+        let blocks = self.elements[at..at + len].chunks_mut(BLOCK);
+        let given = v.as_chunks::<BLOCK>().0.iter().zip(noise.as_chunks::<BLOCK>().0);
+        for (scale, (elements, (v, u))) in scales.iter_mut().zip(blocks.zip(given)) {
+            let mut q = [0; BLOCK];
+            *scale = stochastic(v, u, &mut q);
+            elements.copy_from_slice(&q[..elements.len()]);
         }
-        if !e_rest.is_empty() {
-            left(e_rest, &v[whole.len()], q_rest, scales[whole.len()]);
+    }
+
+    #[inline(always)]
+    fn unsaid(&self, at: usize, v: &[f32; NOISE], e: &mut [f32]) {
+        let elements = self.elements[at..].chunks(BLOCK).zip(&self.scales[at / BLOCK..]);
+        let blocks = e.chunks_mut(BLOCK).zip(v.as_chunks::<BLOCK>().0);
+        for ((e, v), (q, &scale)) in blocks.zip(elements) {
+            left(e, v, q, scale);
         }
     }
 }

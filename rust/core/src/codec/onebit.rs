@@ -40,7 +40,7 @@ struct Writer<'a> {
     body: &'a mut [u8],
 }
 
-impl Encoder for Writer<'_> {
+impl Encoder<BLOCK> for Writer<'_> {
     #[inline(always)]
     fn block(&mut self, at: usize, v: &[f32; BLOCK], len: usize) {
         let (means, bits) = self.body.split_at_mut(MEANS * self.n.div_ceil(BLOCK));
