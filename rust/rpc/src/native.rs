@@ -13,7 +13,6 @@ use futures_util::future::join;
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http::{HeaderMap, HeaderValue, Request, Response};
-use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -117,16 +116,14 @@ async fn exchange(
 /// Sends answers as they come, then how the stream ended. Fails when the peer has gone.
 async fn write(mut answers: Answers, mut outbox: Outbox) -> Result<(), h2::Error> {
     loop {
-        outbox.room().await?;
-        match poll_fn(|cx| answers.queue.poll_recv(cx)).await {
-            Some(Ok(Owed::Frame(frame))) => outbox.send(Piece::new(*frame))?,
+        match outbox.next(|cx| answers.queue.poll_recv(cx)).await? {
+            Some(Ok(Owed::Frame(frame))) => outbox.send(*frame)?,
             Some(Ok(Owed::Values { tag, applied, pin })) => {
                 // Taken back: the stream is being reset.
                 let Some(snapshot) = pin.lend() else {
                     return Ok(());
                 };
-                let frame = convert::snapshot(tag, applied.as_ref(), snapshot, pin);
-                outbox.send(Piece::new(frame))?;
+                outbox.send(convert::snapshot(tag, applied.as_ref(), snapshot, pin))?;
             }
             Some(Err(status)) => return outbox.finish(trailers(&status)),
             None => return outbox.finish(trailers(&Status::new(Code::Ok, ""))),

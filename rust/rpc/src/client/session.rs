@@ -5,7 +5,7 @@ use super::link::{Link, closed};
 use super::runtime::random;
 use super::stream::{Stream, broken};
 use crate::convert;
-use crate::wire::{Messages, Outbox, Piece, keep_alive};
+use crate::wire::{Messages, Outbox, keep_alive};
 use fastps_core::error::{Error, Kind, Result};
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -115,14 +115,13 @@ async fn receive(link: &Link, mut messages: Messages) -> Error {
 /// Sends what waits, when the connection has room for it.
 async fn send(link: &Link, session: u64, mut outbox: Outbox) -> Error {
     loop {
-        if let Err(error) = outbox.room().await {
-            return broken(Err(error));
-        }
-        let Some(frame) = poll_fn(|cx| link.poll_frame(session, cx)).await else {
+        let sent = match outbox.next(|cx| link.poll_frame(session, cx)).await {
+            Ok(Some(frame)) => outbox.send(frame),
             // The link is closed, and the session about to end.
-            return std::future::pending().await;
+            Ok(None) => return std::future::pending().await,
+            Err(error) => Err(error),
         };
-        if let Err(error) = outbox.send(Piece::new(frame)) {
+        if let Err(error) = sent {
             return broken(Err(error));
         }
     }

@@ -1,6 +1,8 @@
-//! Sends messages when the peer's window has room for them.
+//! Sends messages when the peer's window has room for them, small ones that are at hand together.
 
 use super::{MAX_FRAME, Piece};
+use bytes::BytesMut;
+use fastps_proto::v1 as pb;
 use h2::SendStream;
 use std::future::poll_fn;
 use std::task::{Context, Poll, ready};
@@ -8,6 +10,8 @@ use std::time::Duration;
 
 /// How long a message waits for a window that takes it whole.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// Small messages leave at the latest when there are so many bytes of them.
+const GATHERED: usize = 32 << 10;
 
 /// The outgoing half of a stream.
 #[derive(Debug)]
@@ -15,16 +19,35 @@ pub(crate) struct Outbox {
     stream: SendStream<Piece>,
     /// The peer's window has held a whole message, or was not tried.
     patient: bool,
+    /// Small messages that leave in one HTTP/2 frame.
+    gathered: BytesMut,
 }
 
 impl Outbox {
     pub(crate) fn new(stream: SendStream<Piece>) -> Self {
-        Self { stream, patient: true }
+        Self { stream, patient: true, gathered: BytesMut::new() }
+    }
+
+    /// Waits for what is to be sent next; what was gathered leaves where nothing is at hand.
+    pub(crate) async fn next<T>(
+        &mut self,
+        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Result<T, h2::Error> {
+        loop {
+            if self.gathered.is_empty() {
+                self.room().await?;
+                return Ok(poll_fn(poll).await);
+            }
+            match poll_fn(|cx| Poll::Ready(poll(cx))).await {
+                Poll::Ready(next) => return Ok(next),
+                Poll::Pending => self.flush()?,
+            }
+        }
     }
 
     /// Waits for room. A message that the window takes whole travels in one HTTP/2 frame, and its receiver need not
     /// put it together; a peer with small windows gets it in parts.
-    pub(crate) async fn room(&mut self) -> Result<(), h2::Error> {
+    async fn room(&mut self) -> Result<(), h2::Error> {
         self.stream.reserve_capacity(MAX_FRAME as usize);
         if self.stream.capacity() >= MAX_FRAME as usize {
             self.patient = true;
@@ -51,12 +74,25 @@ impl Outbox {
         Poll::Ready(Ok(()))
     }
 
-    pub(crate) fn send(&mut self, piece: Piece) -> Result<(), h2::Error> {
-        self.stream.send_data(piece, false)
+    pub(crate) fn send(&mut self, frame: pb::Frame) -> Result<(), h2::Error> {
+        if Piece::is_small(&frame) {
+            Piece::append(&frame, &mut self.gathered);
+            return if self.gathered.len() < GATHERED { Ok(()) } else { self.flush() };
+        }
+        self.flush()?;
+        self.stream.send_data(Piece::new(frame), false)
+    }
+
+    fn flush(&mut self) -> Result<(), h2::Error> {
+        if self.gathered.is_empty() {
+            return Ok(());
+        }
+        self.stream.send_data(Piece::from(self.gathered.split().freeze()), false)
     }
 
     /// Ends the stream.
     pub(crate) fn finish(&mut self, trailers: http::HeaderMap) -> Result<(), h2::Error> {
+        self.flush()?;
         self.stream.send_trailers(trailers)
     }
 }

@@ -23,31 +23,49 @@ pub(crate) struct Piece {
 
 impl Piece {
     pub(crate) fn new(frame: pb::Frame) -> Self {
-        let pb::Frame { header, payload } = frame;
-        let header_len = header.as_ref().map_or(0, |h| {
-            let len = h.encoded_len();
-            key_len(HEADER) + encoded_len_varint(len as u64) + len
-        });
-        let payload_len = match payload.len() {
-            0 => 0,
-            len => key_len(PAYLOAD) + encoded_len_varint(len as u64) + len,
-        };
-        let copied = if payload.len() <= COPIED { payload.len() } else { 0 };
-        let mut head = BytesMut::with_capacity(PREFIX + header_len + 16 + copied);
-        head.put_u8(0);
-        head.put_u32((header_len + payload_len) as u32);
-        if let Some(header) = &header {
-            prost::encoding::message::encode(HEADER, header, &mut head);
-        }
-        if !payload.is_empty() {
-            encode_key(PAYLOAD, WireType::LengthDelimited, &mut head);
-            encode_varint(payload.len() as u64, &mut head);
-        }
-        if copied == payload.len() {
-            head.put_slice(&payload);
-            return Self { head: head.freeze(), payload: Bytes::new() };
-        }
-        Self { head: head.freeze(), payload }
+        let mut head = BytesMut::new();
+        put_head(&frame, 0, &mut head);
+        Self { head: head.freeze(), payload: frame.payload }
+    }
+
+    /// Whether a message is cheaper to copy than to send as a piece of its own.
+    pub(super) fn is_small(frame: &pb::Frame) -> bool {
+        frame.payload.len() <= COPIED
+    }
+
+    /// Appends a whole message.
+    pub(super) fn append(frame: &pb::Frame, to: &mut BytesMut) {
+        put_head(frame, frame.payload.len(), to);
+        to.put_slice(&frame.payload);
+    }
+}
+
+impl From<Bytes> for Piece {
+    /// Whole messages.
+    fn from(head: Bytes) -> Self {
+        Self { head, payload: Bytes::new() }
+    }
+}
+
+/// Appends what stands before the payload; makes room for `more` bytes behind it, too.
+fn put_head(frame: &pb::Frame, more: usize, to: &mut BytesMut) {
+    let header_len = frame.header.as_ref().map_or(0, |h| {
+        let len = h.encoded_len();
+        key_len(HEADER) + encoded_len_varint(len as u64) + len
+    });
+    let payload_len = match frame.payload.len() {
+        0 => 0,
+        len => key_len(PAYLOAD) + encoded_len_varint(len as u64) + len,
+    };
+    to.reserve(PREFIX + header_len + 16 + more);
+    to.put_u8(0);
+    to.put_u32((header_len + payload_len) as u32);
+    if let Some(header) = &frame.header {
+        prost::encoding::message::encode(HEADER, header, to);
+    }
+    if !frame.payload.is_empty() {
+        encode_key(PAYLOAD, WireType::LengthDelimited, to);
+        encode_varint(frame.payload.len() as u64, to);
     }
 }
 
@@ -102,11 +120,14 @@ mod tests {
         for payload in [0, 1, COPIED - 1, COPIED, COPIED + 1, 1 << 20] {
             let frame = frame(payload);
             let encoded = frame.encode_to_vec();
-            let mut piece = Piece::new(frame);
-            let bytes = piece.copy_to_bytes(piece.remaining());
-            assert_eq!(bytes[0], 0);
-            assert_eq!(bytes[1..PREFIX], (encoded.len() as u32).to_be_bytes());
-            assert!(bytes[PREFIX..] == encoded, "{payload}");
+            let mut gathered = BytesMut::new();
+            Piece::append(&frame, &mut gathered);
+            for mut piece in [Piece::new(frame), Piece::from(gathered.freeze())] {
+                let bytes = piece.copy_to_bytes(piece.remaining());
+                assert_eq!(bytes[0], 0);
+                assert_eq!(bytes[1..PREFIX], (encoded.len() as u32).to_be_bytes());
+                assert!(bytes[PREFIX..] == encoded, "{payload}");
+            }
         }
         let empty = Piece::new(pb::Frame::default());
         assert_eq!(empty.chunk(), [0; PREFIX]);
