@@ -15,8 +15,8 @@ use crate::slice::Slice;
 use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, RwLock, lock, read, write};
 use crate::tensor::{SliceId, TensorSpec};
 use crate::verbs::{
-    Done, Gradient, GradientRef, ParameterServer, Pulled, PushError, PushOptions, Pushed, Receipt,
-    Sink as ValueSink, SliceVersion, State, Stats, Ticket, Versions,
+    Caller, Done, Gradient, GradientRef, ParameterServer, Pulled, PushError, PushOptions, Pushed, Receipt,
+    SliceVersion, State, Stats, Ticket, Versions,
 };
 use foldhash::fast::RandomState;
 use rayon::prelude::*;
@@ -523,7 +523,7 @@ impl ParameterServer for Store {
         Ok(names)
     }
 
-    fn push(&self, gradients: &[Gradient], options: &PushOptions) -> Pushed {
+    fn push_for(&self, _caller: &mut dyn Caller, gradients: &[Gradient], options: &PushOptions) -> Pushed {
         let borrowed: Vec<_> = gradients.iter().map(Gradient::borrow).collect();
         self.push_borrowed(&borrowed, options)
     }
@@ -540,21 +540,21 @@ impl ParameterServer for Store {
         &self,
         gradients: &[Gradient],
         options: &PushOptions,
-        sink: &mut ValueSink<'_>,
+        caller: &mut dyn Caller,
     ) -> Result<(Vec<Receipt>, Versions), PushError> {
         let receipts = self.push(gradients, options)?;
         let names: Vec<_> = gradients.iter().map(|g| g.name.clone()).collect();
-        Ok((receipts, self.pull(&names, options.timeout, sink)?))
+        Ok((receipts, self.pull(&names, options.timeout, caller)?))
     }
 
-    fn pull(&self, names: &[Arc<str>], _timeout: Duration, sink: &mut ValueSink<'_>) -> Result<Versions> {
+    fn pull(&self, names: &[Arc<str>], _timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
         let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
         let mut versions = Versions { client: self.client, tensors: Vec::with_capacity(names.len()) };
         for (k, tensor) in tensors.iter().enumerate() {
             let mut of_slices = Vec::with_capacity(tensor.slices.len());
             for slice in &tensor.slices {
                 let snapshot = slice.pull(self.client)?;
-                sink(k, tensor.spec.slice_range(slice.index()).start, snapshot.as_ref());
+                caller.take(k, tensor.spec.slice_range(slice.index()).start, snapshot.as_ref());
                 of_slices.push(SliceVersion {
                     slice: slice.id(),
                     version: snapshot.version,
@@ -570,7 +570,7 @@ impl ParameterServer for Store {
         let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
         let mut values: Vec<_> =
             tensors.iter().map(|tensor| Array::zeros(tensor.spec.dtype, tensor.spec.elements())).collect();
-        let versions = self.pull(&names, timeout, &mut |k, first, bytes: &[u8]| {
+        let versions = self.pull(&names, timeout, &mut |k: usize, first: usize, bytes: &[u8]| {
             values[k].write(first, bytes);
         })?;
         Ok(Arc::new(Done(Ok(Pulled { values, versions }))))

@@ -216,9 +216,32 @@ impl From<Error> for PushError {
 /// The result of a push: one receipt per gradient, in the order given.
 pub type Pushed = Result<Vec<Receipt>, PushError>;
 
-/// Takes pulled values: the index of the name in the call, the index of the first element, the values' bytes
-/// (little-endian, whole elements). Called in any order, each element once.
-pub type Sink<'a> = dyn FnMut(usize, usize, &[u8]) + 'a;
+/// Whoever waits for a call.
+pub trait Caller {
+    /// Takes pulled values: the index of the name in the call, the index of the first element, the values' bytes
+    /// (little-endian, whole elements). Called in any order, each element once.
+    fn take(&mut self, tensor: usize, first_element: usize, values: &[u8]);
+
+    /// Asked now and then in a long wait. A caller that waits no longer says what shall be done when the call, which
+    /// then goes on by itself, has ended; nothing more is handed to it.
+    fn leaves(&mut self) -> Option<Box<dyn FnOnce() + Send>> {
+        None
+    }
+}
+
+impl<F: FnMut(usize, usize, &[u8])> Caller for F {
+    fn take(&mut self, tensor: usize, first_element: usize, values: &[u8]) {
+        self(tensor, first_element, values);
+    }
+}
+
+/// A caller that waits for nothing but the end.
+#[derive(Clone, Copy, Debug)]
+pub struct Patient;
+
+impl Caller for Patient {
+    fn take(&mut self, _tensor: usize, _first_element: usize, _values: &[u8]) {}
+}
 
 /// A tensor's optimizer state.
 #[derive(Clone, Debug, PartialEq)]
@@ -288,7 +311,11 @@ pub trait ParameterServer: Send + Sync + fmt::Debug {
     /// The names of all tensors, sorted.
     fn names(&self, timeout: Duration) -> Result<Vec<Arc<str>>>;
     /// Pushes and waits until everything is applied.
-    fn push(&self, gradients: &[Gradient], options: &PushOptions) -> Pushed;
+    fn push(&self, gradients: &[Gradient], options: &PushOptions) -> Pushed {
+        self.push_for(&mut Patient, gradients, options)
+    }
+    /// The same for a caller that may leave.
+    fn push_for(&self, caller: &mut dyn Caller, gradients: &[Gradient], options: &PushOptions) -> Pushed;
     /// Pushes without waiting: scans and queues before it returns.
     fn push_async(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>>;
     /// Pushes and pulls the same tensors; the values contain the push.
@@ -296,10 +323,10 @@ pub trait ParameterServer: Send + Sync + fmt::Debug {
         &self,
         gradients: &[Gradient],
         options: &PushOptions,
-        sink: &mut Sink<'_>,
+        caller: &mut dyn Caller,
     ) -> Result<(Vec<Receipt>, Versions), PushError>;
     /// Pulls values into the caller's memory.
-    fn pull(&self, names: &[Arc<str>], timeout: Duration, sink: &mut Sink<'_>) -> Result<Versions>;
+    fn pull(&self, names: &[Arc<str>], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions>;
     /// Pulls without waiting.
     fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>>;
     /// Replaces a tensor's values.

@@ -110,23 +110,13 @@ pub(crate) fn is_main(py: Python<'_>) -> PyResult<bool> {
     Ok(known)
 }
 
-/// Runs what may take long.
+/// Runs what may take long. A call over the network made on the main thread runs on a helper thread, because only so
+/// can the main thread notice Ctrl-C; when it does, it is gone, and the call comes to its end (or timeout) by itself.
+/// Pushes and pulls, which must not wake another thread, ask for themselves: see `flight::Waiting`.
 pub(crate) fn run<T: Send + 'static>(
     py: Python<'_>,
     remote: bool,
     work: impl FnOnce() -> T + Send + 'static,
-) -> PyResult<T> {
-    run_or(py, remote, work, || {})
-}
-
-/// Runs what may take long. A call over the network made on the main thread runs on a helper thread, because only so
-/// can the main thread notice Ctrl-C; when it does, it calls `leave` and is gone, and the call comes to its end (or
-/// timeout) by itself.
-pub(crate) fn run_or<T: Send + 'static>(
-    py: Python<'_>,
-    remote: bool,
-    work: impl FnOnce() -> T + Send + 'static,
-    leave: impl FnOnce(),
 ) -> PyResult<T> {
     if !remote || !is_main(py)? {
         return Ok(py.detach(work));
@@ -154,12 +144,7 @@ pub(crate) fn run_or<T: Send + 'static>(
                 return Ok(value);
             }
             // A helper that is left behind ends with its job, as nobody can send to it any more.
-            Err(mpsc::RecvTimeoutError::Timeout) => {
-                if let Err(interrupt) = py.check_signals() {
-                    leave();
-                    return Err(interrupt);
-                }
-            }
+            Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(mpsc::RecvTimeoutError::Disconnected) => return Err(gone()),
         }
     }

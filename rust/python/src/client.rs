@@ -18,7 +18,8 @@ use fastps_core::error::{Error, Kind};
 use fastps_core::store::{Store, StoreOptions};
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{ParameterServer, State, Values};
-use push::{How, List, PushPulled, gradient, push_lent, push_lent_list};
+use pull::pull_into;
+use push::{How, List, PushPulled, gradient, push_lent, push_lent_list, send, wait_for};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::sync::Arc;
@@ -79,18 +80,6 @@ impl Client {
     ) -> PyResult<T> {
         let server = server.clone();
         call::run(py, self.local.is_none(), move || work(&server))
-    }
-
-    /// The same; calls `leave` when Ctrl-C ends the wait, while the work goes on.
-    fn call_or<T: Send + 'static>(
-        &self,
-        py: Python<'_>,
-        server: &Shared,
-        work: impl FnOnce(&Shared) -> T + Send + 'static,
-        leave: impl FnOnce(),
-    ) -> PyResult<T> {
-        let server = server.clone();
-        call::run_or(py, self.local.is_none(), move || work(&server), leave)
     }
 }
 
@@ -163,7 +152,7 @@ impl Client {
             push_lent(py, store, &[name], std::slice::from_ref(grad), &options)?
         } else {
             let gradients = Arc::new(vec![gradient(name, grad)?]);
-            let pushed = self.wait_for(py, server, &gradients, options, None)?;
+            let pushed = wait_for(py, server, &gradients, options, None)?;
             drop(gradients);
             sweep(py);
             pushed
@@ -181,7 +170,7 @@ impl Client {
         if let Some(store) = &self.local {
             return push_lent_list(py, store, list, &options);
         }
-        self.send(py, server, List::borrow(list)?, options, None)
+        send(py, server, List::borrow(list)?, options, None)
     }
 
     fn push_bound(&self, py: Python<'_>, list: &BoundList, how: How<'_>) -> PyResult<Receipts> {
@@ -193,7 +182,7 @@ impl Client {
             drop(turn);
             return Ok(Receipts { names: list.list.names.clone(), receipts: pushed.or_raise(py)? });
         }
-        self.send(py, server, list.list.clone(), options, Some(turn))
+        send(py, server, list.list.clone(), options, Some(turn))
     }
 
     fn push_list_async(
@@ -260,7 +249,7 @@ impl Client {
             Some(out) => (out.clone(), target(py, spec, out)?),
             None => empty(py, spec.dtype, &spec.shape)?,
         };
-        let versions = self.pull_into(py, server, names, vec![into], timeout)?;
+        let versions = pull_into(py, server, &names, vec![into], timeout)?;
         Ok((value, versions))
     }
 
@@ -275,7 +264,7 @@ impl Client {
         let names = shared(names);
         let specs = self.specs(py, server, &names, timeout)?;
         let (values, targets) = targets(py, &specs, out)?;
-        let versions = self.pull_into(py, server, names, targets, timeout)?;
+        let versions = pull_into(py, server, &names, targets, timeout)?;
         Ok((values, versions))
     }
 

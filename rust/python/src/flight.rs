@@ -241,37 +241,61 @@ pub(crate) fn reshaped(py: Python<'_>) -> PyErr {
     raise(py, &Error::new(Kind::Shape, "a tensor changed its shape during the call; call again"))
 }
 
-/// Arrays that a pull fills; notices if a part stayed as it was. After Ctrl-C nothing more is written to them.
-#[derive(Clone)]
-pub(crate) struct Filler(Arc<Mutex<Option<Filling>>>);
-
-struct Filling {
+/// Arrays that a pull fills; notices if a part stayed as it was.
+#[derive(Default)]
+pub(crate) struct Filler {
     targets: Vec<crate::buffer::Borrowed>,
+    /// Bytes of each that did not come yet.
     missing: Vec<usize>,
-    fits: bool,
+    misfit: bool,
 }
 
 impl Filler {
     pub(crate) fn new(targets: Vec<crate::buffer::Borrowed>) -> Self {
         let missing = targets.iter().map(|target| target.dtype().size() * target.len()).collect();
-        Self(Arc::new(Mutex::new(Some(Filling { targets, missing, fits: true }))))
+        Self { targets, missing, misfit: false }
     }
 
-    pub(crate) fn fill(&self, k: usize, at: usize, bytes: &[u8]) {
-        if let Some(filling) = lock(&self.0).as_mut() {
-            filling.fits &= filling.targets[k].write(at, bytes);
-            filling.missing[k] = filling.missing[k].saturating_sub(bytes.len());
-        }
+    fn is_full(&self) -> bool {
+        !self.misfit && self.missing.iter().all(|missing| *missing == 0)
     }
+}
 
-    /// Lets go of the arrays; waits for a write under way, without which they could change after this.
-    pub(crate) fn abandon(&self) {
-        drop(lock(&self.0).take());
+/// A thread that waits for a push or a pull. The main thread notices Ctrl-C; then it is gone, nothing more is written to
+/// the arrays, and the call comes to its end by itself.
+pub(crate) struct Waiting {
+    filler: Filler,
+    turn: Option<Turn>,
+    is_main: bool,
+    interrupt: Option<PyErr>,
+}
+
+impl Waiting {
+    pub(crate) fn new(py: Python<'_>, filler: Filler, turn: Option<Turn>) -> PyResult<Self> {
+        Ok(Self { filler, turn, is_main: call::is_main(py)?, interrupt: None })
     }
 
     /// Lets go of the arrays; tells whether they are filled.
-    pub(crate) fn finish(&self) -> bool {
-        lock(&self.0).take().is_some_and(|f| f.fits && f.missing.iter().all(|missing| *missing == 0))
+    pub(crate) fn end(self) -> PyResult<bool> {
+        self.interrupt.map_or(Ok(self.filler.is_full()), Err)
+    }
+}
+
+impl verbs::Caller for Waiting {
+    fn take(&mut self, k: usize, at: usize, bytes: &[u8]) {
+        let filler = &mut self.filler;
+        filler.misfit |= !filler.targets[k].write(at, bytes);
+        filler.missing[k] = filler.missing[k].saturating_sub(bytes.len());
+    }
+
+    fn leaves(&mut self) -> Option<Box<dyn FnOnce() + Send>> {
+        if !self.is_main {
+            return None;
+        }
+        let checked = Python::attach(|py: Python<'_>| -> PyResult<()> { py.check_signals() });
+        self.interrupt = Some(checked.err()?);
+        let turn = self.turn.take();
+        Some(Box::new(|| drop(turn)))
     }
 }
 

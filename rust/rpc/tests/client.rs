@@ -16,7 +16,8 @@ use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, Optimizer, Rmsprop, Sgd
 use fastps_core::store::{Store, StoreOptions};
 use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::verbs::{
-    Fate, Gradient, ParameterServer, PushError, PushOptions, Pushed, Receipt, State, Ticket, Versions,
+    Fate, Gradient, ParameterServer, Patient, PushError, PushOptions, Pushed, Receipt, State, Ticket,
+    Versions,
 };
 use fastps_rpc::client::{Client, ConnectOptions};
 use ledger::{Ledger, SLICE, TENSORS, Tensor, floats, until};
@@ -294,10 +295,7 @@ fn every_refusal_is_typed_and_changes_nothing() {
     assert_eq!((error.kind, error.tensor.as_deref()), (Kind::Config, Some("w")));
     let error = client.register(spec("v", &[6], sgd()), View::Float32(&[0.0; 5]), TIMEOUT).unwrap_err();
     assert_eq!(error.kind, Kind::Shape);
-    assert_eq!(
-        client.pull(&["no".into()], TIMEOUT, &mut |_, _, _| {}).unwrap_err().kind,
-        Kind::UnknownTensor
-    );
+    assert_eq!(client.pull(&["no".into()], TIMEOUT, &mut Patient).unwrap_err().kind, Kind::UnknownTensor);
     let state = State { steps: vec![0], slots: vec![("sum", vec![0.0; 6].into())] };
     assert!(client.load_state("w", &state, TIMEOUT).is_err());
     assert_eq!(versions(), before);
@@ -348,7 +346,7 @@ fn removed_tensors_are_unknown_and_may_come_back() {
     a.unregister("w", TIMEOUT).unwrap();
     assert!(a.names(TIMEOUT).unwrap().is_empty());
     assert_eq!(a.spec("w", TIMEOUT).unwrap_err().kind, Kind::UnknownTensor);
-    assert_eq!(b.pull(&["w".into()], TIMEOUT, &mut |_, _, _| {}).unwrap_err().kind, Kind::UnknownTensor);
+    assert_eq!(b.pull(&["w".into()], TIMEOUT, &mut Patient).unwrap_err().kind, Kind::UnknownTensor);
     a.register(spec("w", &[4], sgd()), View::Float32(&[2.0; 4]), TIMEOUT).unwrap();
     assert_eq!(one(&*b, "w", 4), [2.0; 4]);
 }
@@ -435,8 +433,7 @@ fn a_server_that_goes_away_ends_calls_at_their_deadline() {
         }
         for tensor in TENSORS.iter().filter(|tensor| tensor.is_big()) {
             let names = [tensor.name.clone()];
-            let error =
-                author.client.pull(&names, Duration::from_millis(100), &mut |_, _, _| {}).unwrap_err();
+            let error = author.client.pull(&names, Duration::from_millis(100), &mut Patient).unwrap_err();
             assert!(matches!(error.kind, Kind::Connection | Kind::Deadline), "{error}");
             assert_eq!(error.tensor.as_deref(), Some(&*tensor.name));
             assert!(error.shard.is_some_and(|shard| shard < 3));
@@ -528,7 +525,7 @@ fn a_server_that_was_started_anew_is_noticed() {
         assert_unknown(&**push, sent.values.len());
         for tensor in TENSORS.iter().filter(|tensor| tensor.is_pushed_by(author.number)) {
             let names = [tensor.name.clone()];
-            let error = author.client.pull(&names, TIMEOUT, &mut |_, _, _| {}).unwrap_err();
+            let error = author.client.pull(&names, TIMEOUT, &mut Patient).unwrap_err();
             assert_eq!((error.kind, error.tensor.as_deref()), (Kind::UnknownTensor, Some(&*tensor.name)));
         }
     }

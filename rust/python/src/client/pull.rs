@@ -3,7 +3,7 @@
 use super::{Client, Shared};
 use crate::buffer::{Borrowed, sweep};
 use crate::errors::OrRaise;
-use crate::flight::{Filler, reshaped};
+use crate::flight::{Filler, Waiting, reshaped};
 use crate::values::Versions;
 use fastps_core::tensor::TensorSpec;
 use pyo3::prelude::*;
@@ -28,25 +28,20 @@ impl Client {
         let names = names.to_vec();
         self.call(py, server, move |server| find(server, &names, timeout))?.or_raise(py)
     }
+}
 
-    pub(super) fn pull_into(
-        &self,
-        py: Python<'_>,
-        server: &Shared,
-        names: Vec<Arc<str>>,
-        targets: Vec<Borrowed>,
-        timeout: Duration,
-    ) -> PyResult<Versions> {
-        let filler = Filler::new(targets);
-        let left = filler.clone();
-        let work = move |server: &Shared| {
-            let mut sink = |k: usize, at: usize, bytes: &[u8]| filler.fill(k, at, bytes);
-            let versions = server.pull(&names, timeout, &mut sink);
-            (versions, filler.finish())
-        };
-        let (versions, complete) = self.call_or(py, server, work, || left.abandon())?;
-        sweep(py);
-        let versions = versions.or_raise(py)?;
-        if complete { Ok(Versions(Arc::new(versions))) } else { Err(reshaped(py)) }
-    }
+/// Pulls into the caller's arrays.
+pub(super) fn pull_into(
+    py: Python<'_>,
+    server: &Shared,
+    names: &[Arc<str>],
+    targets: Vec<Borrowed>,
+    timeout: Duration,
+) -> PyResult<Versions> {
+    let mut waiting = Waiting::new(py, Filler::new(targets), None)?;
+    let versions = py.detach(|| server.pull(names, timeout, &mut waiting));
+    let complete = waiting.end()?;
+    sweep(py);
+    let versions = versions.or_raise(py)?;
+    if complete { Ok(Versions(Arc::new(versions))) } else { Err(reshaped(py)) }
 }

@@ -5,7 +5,7 @@ use crate::buffer::{Access, Borrowed, borrow, glance, is_plain, sweep};
 use crate::call::{self, Here};
 use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
-use crate::flight::{Filler, PushFlight, Turn, reshaped, targets};
+use crate::flight::{Filler, PushFlight, Turn, Waiting, reshaped, targets};
 use crate::options;
 use crate::values::{Names, Receipts, Versions};
 use fastps_core::codec::Codec;
@@ -14,8 +14,8 @@ use fastps_core::store::{Bound as Local, Store};
 use fastps_core::verbs::{Gradient, GradientRef, PushOptions, Pushed, Values};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// Values by name, receipts, versions.
 pub(super) type PushPulled<'py> = (Bound<'py, PyDict>, Receipts, Versions);
@@ -94,49 +94,6 @@ impl Client {
         Ok(options)
     }
 
-    /// Pushes and waits. Over the network the main thread waits in slices, so that it notices Ctrl-C.
-    pub(super) fn wait_for(
-        &self,
-        py: Python<'_>,
-        server: &Shared,
-        gradients: &Arc<Vec<Gradient>>,
-        options: PushOptions,
-        turn: Option<Turn>,
-    ) -> PyResult<Pushed> {
-        if self.local.is_some() || !call::is_main(py)? {
-            return Ok(py.detach(|| server.push(gradients, &options)));
-        }
-        let gradients = gradients.to_vec();
-        let ticket = match py.detach(|| server.push_async(gradients, options)) {
-            Ok(ticket) => ticket,
-            Err(error) => return Ok(Err(error.into())),
-        };
-        // After Ctrl-C the push comes to its end by itself; a bound list is taken until then.
-        let turn = Arc::new(Mutex::new(turn));
-        let end =
-            |turn: &Mutex<Option<Turn>>| drop(turn.lock().unwrap_or_else(PoisonError::into_inner).take());
-        let later = turn.clone();
-        ticket.on_done(Box::new(move || end(&later)));
-        let pushed = call::wait(py, &*ticket, None)?;
-        end(&turn);
-        pushed.ok_or_else(|| errors::raise(py, &Error::new(Kind::Internal, "a push without a result")))
-    }
-
-    /// Sends a list of gradients and waits.
-    pub(super) fn send(
-        &self,
-        py: Python<'_>,
-        server: &Shared,
-        list: List,
-        options: PushOptions,
-        turn: Option<Turn>,
-    ) -> PyResult<Receipts> {
-        let pushed = self.wait_for(py, server, &list.gradients, options, turn)?;
-        drop(list.gradients);
-        sweep(py);
-        Ok(Receipts { names: list.names, receipts: pushed.or_raise(py)? })
-    }
-
     pub(super) fn send_async(
         &self,
         py: Python<'_>,
@@ -164,15 +121,10 @@ impl Client {
         let tensors: Vec<Arc<str>> = gradients.iter().map(|g| g.name.clone()).collect();
         let specs = self.specs(py, server, &tensors, options.timeout)?;
         let (values, targets) = targets(py, &specs, out)?;
-        let filler = Filler::new(targets);
-        let left = filler.clone();
-        let work = move |server: &Shared| {
-            let mut sink = |k: usize, at: usize, bytes: &[u8]| filler.fill(k, at, bytes);
-            let result = server.push_pull(&gradients, &options, &mut sink);
-            drop((gradients, turn));
-            (result, filler.finish())
-        };
-        let (result, complete) = self.call_or(py, server, work, || left.abandon())?;
+        let mut waiting = Waiting::new(py, Filler::new(targets), turn)?;
+        let result = py.detach(|| server.push_pull(&gradients, &options, &mut waiting));
+        let complete = waiting.end()?;
+        drop(gradients);
         sweep(py);
         let (receipts, versions) = result.or_raise(py)?;
         if !complete {
@@ -180,6 +132,34 @@ impl Client {
         }
         Ok((values, Receipts { names, receipts }, Versions(Arc::new(versions))))
     }
+}
+
+/// Pushes and waits. After Ctrl-C the push comes to its end by itself; a bound list is taken until then.
+pub(super) fn wait_for(
+    py: Python<'_>,
+    server: &Shared,
+    gradients: &Arc<Vec<Gradient>>,
+    options: PushOptions,
+    turn: Option<Turn>,
+) -> PyResult<Pushed> {
+    let mut waiting = Waiting::new(py, Filler::default(), turn)?;
+    let pushed = py.detach(|| server.push_for(&mut waiting, gradients, &options));
+    waiting.end()?;
+    Ok(pushed)
+}
+
+/// Sends a list of gradients and waits.
+pub(super) fn send(
+    py: Python<'_>,
+    server: &Shared,
+    list: List,
+    options: PushOptions,
+    turn: Option<Turn>,
+) -> PyResult<Receipts> {
+    let pushed = wait_for(py, server, &list.gradients, options, turn)?;
+    drop(list.gradients);
+    sweep(py);
+    Ok(Receipts { names: list.names, receipts: pushed.or_raise(py)? })
 }
 
 /// Gradients of one push, their memory looked at.

@@ -8,6 +8,7 @@ use crate::wire::Spin;
 use bytes::Bytes;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::Applied;
+use fastps_core::verbs::Caller;
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
@@ -15,6 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
+
+/// How often a caller is asked whether it still waits.
+const ASKED: Duration = Duration::from_millis(50);
 
 /// One slice of a call.
 pub(super) struct Part {
@@ -39,9 +43,6 @@ pub(super) struct Answer {
     pub(super) applied: Applied,
     pub(super) step: u64,
 }
-
-/// Takes values as they come.
-pub(super) type Take<'a> = dyn FnMut(&Part, &Bytes) + 'a;
 
 /// What became of a part.
 #[derive(Clone, Debug)]
@@ -176,49 +177,62 @@ impl Call {
     }
 
     /// Waits until all is done or the timeout or the deadline passes (that ends the call); hands out values as they
-    /// come. Tells whether all is done. The waiting thread drives the client's connections itself.
-    pub(super) fn wait(&self, timeout: Duration, take: Option<&mut Take<'_>>) -> Result<bool> {
+    /// come; without a caller they stay. Tells whether all is done. The waiting thread drives the client's connections
+    /// itself.
+    pub(super) fn wait(&self, timeout: Duration, caller: Option<&mut dyn Caller>) -> Result<bool> {
         self.process.check()?;
         let until = super::after(timeout).min(self.deadline);
         // A call without parts was done from its beginning.
         let Some(driver) = self.parts.first().and_then(|part| part.link.driver.upgrade()) else {
             return Ok(lock(&self.state).done);
         };
-        let done = driver.drive(async |spin| self.waiting(until, take, spin).await);
+        let done = driver.drive(async |spin| self.waiting(until, caller, spin).await);
         if self.parts.iter().any(|part| part.link.has_frames()) {
             driver.nudge();
         }
         Ok(done)
     }
 
-    async fn waiting(&self, until: Instant, mut take: Option<&mut Take<'_>>, spin: &mut Spin) -> bool {
-        let mut expired = false;
+    async fn waiting(&self, until: Instant, mut caller: Option<&mut dyn Caller>, spin: &mut Spin) -> bool {
+        let (mut expired, mut asked) = (false, Instant::now());
         loop {
             let changed = self.changed.notified();
-            if let Some(take) = &mut take {
+            if let Some(caller) = &mut caller {
                 for (part, values) in self.take_arrived() {
-                    take(part, &values);
+                    caller.take(part.tensor, part.elements.start, &values);
                 }
             }
-            let mut until = until;
             {
                 let state = lock(&self.state);
-                if state.done && (take.is_none() || state.arrived.is_empty()) {
+                if state.done && (caller.is_none() || state.arrived.is_empty()) {
                     return true;
                 }
             }
             let now = Instant::now();
-            if expired {
-                until = now + Duration::from_secs(1);
+            if let Some(caller) = &mut caller
+                && now >= asked + ASKED
+            {
+                asked = now;
+                if let Some(at_end) = caller.leaves() {
+                    self.on_done(at_end);
+                    return false;
+                }
+            }
+            let next = if expired {
+                now + Duration::from_secs(1)
             } else if now >= self.deadline {
                 expired = true;
                 self.expire();
                 continue;
             } else if now >= until {
                 return false;
-            }
+            } else if caller.is_some() {
+                until.min(asked + ASKED)
+            } else {
+                until
+            };
             // Too late is found out above.
-            let _ = tokio::time::timeout_at(until.into(), spin.wait(changed)).await;
+            let _ = tokio::time::timeout_at(next.into(), spin.wait(changed)).await;
         }
     }
 

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use fastps_core::dtype::Array;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SliceId;
-use fastps_core::verbs::{Pulled, Sink, SliceVersion, State, Ticket, Versions};
+use fastps_core::verbs::{Caller, Pulled, SliceVersion, State, Ticket, Versions};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -57,9 +57,8 @@ impl Client {
     }
 
     /// Waits for a pull and hands its values on.
-    pub(super) fn finish_pull(&self, call: &Call, sink: &mut Sink<'_>) -> Result<()> {
-        let mut take = |part: &Part, values: &Bytes| sink(part.tensor, part.elements.start, values);
-        call.wait(Duration::MAX, Some(&mut take))?;
+    pub(super) fn finish_pull(&self, call: &Arc<Call>, caller: &mut dyn Caller) -> Result<()> {
+        self.finish(call, caller)?;
         first_error(&self.shared, call)
     }
 
@@ -71,10 +70,10 @@ impl Client {
             slots: slots.into_iter().map(|slot| (slot, Array::zeros(entry.spec.dtype, elements))).collect(),
         };
         let call = self.start_pull(std::slice::from_ref(entry), epoch, Read::State, deadline);
-        let mut take = |part: &Part, values: &Bytes| {
-            let run = entry.spec.dtype.size() * part.elements.len();
+        let mut take = |_: usize, first: usize, values: &[u8]| {
+            let run = values.len() / state.slots.len().max(1);
             for (k, (_, slot)) in state.slots.iter_mut().enumerate() {
-                slot.write(part.elements.start, &values[k * run..(k + 1) * run]);
+                slot.write(first, &values[k * run..(k + 1) * run]);
             }
         };
         call.wait(Duration::MAX, Some(&mut take))?;

@@ -1,12 +1,12 @@
 //! The verbs, each in a few lines over the other files.
 
+use super::call::Call;
 use super::control::{call, request};
 use super::payload::{Memory, Payload};
 use super::pull::{PullTicket, versions};
 use super::receipts::{PushTicket, pushed};
 use super::{Client, after};
 use crate::convert::Read;
-use bytes::Bytes;
 use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::Action;
@@ -14,14 +14,29 @@ use fastps_core::isa::Isa;
 use fastps_core::outgoing;
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{
-    Gradient, ParameterServer, Pulled, PushError, PushOptions, Pushed, Receipt, Sink, State, Stats, Ticket,
-    Versions,
+    Caller, Gradient, ParameterServer, Patient, Pulled, PushError, PushOptions, Pushed, Receipt, State,
+    Stats, Ticket, Versions,
 };
 use fastps_proto::v1 as pb;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 impl Client {
+    /// Waits for a call. Where its caller leaves, it goes on by itself.
+    pub(super) fn finish(&self, call: &Arc<Call>, caller: &mut dyn Caller) -> Result<()> {
+        if call.wait(Duration::MAX, Some(caller))? {
+            return Ok(());
+        }
+        self.leave_alone(call);
+        Err(Error::new(Kind::Internal, "the caller waits no longer"))
+    }
+
+    /// Lets a call go on for which nobody waits.
+    fn leave_alone(&self, call: &Arc<Call>) {
+        self.deadlines.watch(call);
+        self.driver.nudge();
+    }
+
     fn one(receipts: Pushed) -> Result<Receipt, PushError> {
         receipts?.pop().ok_or_else(|| Error::new(Kind::Internal, "an assignment without a receipt").into())
     }
@@ -57,16 +72,15 @@ impl ParameterServer for Client {
         Ok(self.map.names())
     }
 
-    fn push(&self, gradients: &[Gradient], options: &PushOptions) -> Pushed {
+    fn push_for(&self, caller: &mut dyn Caller, gradients: &[Gradient], options: &PushOptions) -> Pushed {
         let call = self.start_push(gradients, options, false)?;
-        call.wait(Duration::MAX, None)?;
+        self.finish(&call, caller)?;
         pushed(&self.shared, &call, gradients.len())
     }
 
     fn push_async(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>> {
         let call = self.start_push(&gradients, &options, false)?;
-        self.deadlines.watch(&call);
-        self.driver.nudge();
+        self.leave_alone(&call);
         Ok(Arc::new(PushTicket { shared: self.shared.clone(), call, tensors: gradients.len() }))
     }
 
@@ -74,22 +88,20 @@ impl ParameterServer for Client {
         &self,
         gradients: &[Gradient],
         options: &PushOptions,
-        sink: &mut Sink<'_>,
+        caller: &mut dyn Caller,
     ) -> Result<(Vec<Receipt>, Versions), PushError> {
         let id = self.versions_id();
         let call = self.start_push(gradients, options, true)?;
-        let mut take =
-            |part: &super::call::Part, values: &Bytes| sink(part.tensor, part.elements.start, values);
-        call.wait(Duration::MAX, Some(&mut take))?;
+        self.finish(&call, caller)?;
         Ok((pushed(&self.shared, &call, gradients.len())?, versions(&call, id)))
     }
 
-    fn pull(&self, names: &[Arc<str>], timeout: Duration, sink: &mut Sink<'_>) -> Result<Versions> {
+    fn pull(&self, names: &[Arc<str>], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
         let deadline = after(timeout);
         let (epoch, entries) = self.look_up(names.iter(), deadline)?;
         let id = self.versions_id();
         let call = self.start_pull(&entries, epoch, Read::Values, deadline);
-        self.finish_pull(&call, sink)?;
+        self.finish_pull(&call, caller)?;
         Ok(versions(&call, id))
     }
 
@@ -98,8 +110,7 @@ impl ParameterServer for Client {
         let (epoch, entries) = self.look_up(names.iter(), deadline)?;
         let client = self.versions_id();
         let call = self.start_pull(&entries, epoch, Read::Values, deadline);
-        self.deadlines.watch(&call);
-        self.driver.nudge();
+        self.leave_alone(&call);
         Ok(Arc::new(PullTicket {
             shared: self.shared.clone(),
             call,
@@ -148,7 +159,7 @@ impl ParameterServer for Client {
         let (epoch, entries) = self.look_up(names.iter(), deadline)?;
         let id = self.versions_id();
         let call = self.start_pull(&entries, epoch, Read::Version, deadline);
-        self.finish_pull(&call, &mut |_, _, _| {})?;
+        self.finish_pull(&call, &mut Patient)?;
         Ok(versions(&call, id))
     }
 
