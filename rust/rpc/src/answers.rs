@@ -5,6 +5,7 @@
 //! stalls takes no more than it has. What it has pinned can be taken back at any time: its stream is reset.
 
 use crate::convert;
+use crate::room::{Busy, Room, StreamRoom};
 use crate::wire::MAX_FRAME;
 use fastps_core::error::{Error, Result};
 use fastps_core::frame::Applied;
@@ -17,7 +18,7 @@ use std::collections::BTreeMap;
 use std::pin::Pin as Pinned;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
-use tokio::sync::mpsc::Receiver;
+use tokio::sync::mpsc::{OwnedPermit, Receiver};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tonic::Status;
 
@@ -34,7 +35,27 @@ const FOREIGN: usize = MAX_MESSAGE_BYTES;
 const NATIVE: usize = MAX_FRAME as usize;
 
 /// One place in the queue of answers: a frame, or the status that ends the stream.
-pub(crate) type Answer = Result<Owed, Status>;
+pub(crate) struct Answer {
+    pub(crate) what: Result<Owed, Status>,
+    /// It is kept until it is written.
+    pub(crate) busy: Busy,
+}
+
+/// A place that was taken for an answer.
+pub(crate) struct Place {
+    permit: OwnedPermit<Answer>,
+    busy: Busy,
+}
+
+impl Place {
+    pub(crate) fn new(permit: OwnedPermit<Answer>, room: &Room) -> Self {
+        Self { permit, busy: room.busy() }
+    }
+
+    pub(crate) fn send(self, what: Result<Owed, Status>) {
+        self.permit.send(Answer { what, busy: self.busy });
+    }
+}
 
 /// An answer that waits for its turn.
 pub(crate) enum Owed {
@@ -52,17 +73,17 @@ pub(crate) struct Shared {
     reset: watch::Sender<Option<Error>>,
     /// For encoded answers, as large as the largest so far; a native client's are not encoded.
     room: Option<Mutex<Charge>>,
-    _memory: Charge,
+    _memory: StreamRoom,
 }
 
 impl Shared {
     /// Takes the memory of a new stream.
-    pub(crate) fn new(meter: &Arc<Meter>, native: bool) -> Result<Arc<Self>> {
+    pub(crate) fn new(meter: &Arc<Meter>, room: &Arc<Room>, native: bool) -> Result<Arc<Self>> {
         let bytes = STREAM_BYTES + if native { NATIVE } else { FOREIGN };
         Ok(Arc::new(Self {
             reset: watch::Sender::new(None),
             room: if native { None } else { Some(Mutex::new(meter.take(Purpose::Answers, 0)?)) },
-            _memory: meter.take(Purpose::Connections, bytes as u64)?,
+            _memory: room.open_stream(bytes as u64)?,
         }))
     }
 
@@ -156,7 +177,7 @@ impl Stream for Answers {
         if let Some(status) = self.shared.status() {
             return Poll::Ready(Some(Err(status)));
         }
-        Poll::Ready(match ready!(self.queue.poll_recv(context)) {
+        Poll::Ready(match ready!(self.queue.poll_recv(context)).map(|answer| answer.what) {
             None => None,
             Some(Err(status)) => Some(Err(status)),
             Some(Ok(Owed::Frame(frame))) => Some(Ok(*frame)),

@@ -11,6 +11,9 @@ use std::time::Duration;
 /// How long a stopping server takes at most: less than the 5 s that service managers commonly give.
 const STOP: Duration = Duration::from_secs(4);
 
+/// Open files that a server asks for, if it may have so many.
+const OPEN_FILES: u64 = 1 << 16;
+
 /// Serves shards of a fastps parameter server.
 #[derive(Debug, Parser)]
 #[command(name = "fastps-server", version)]
@@ -64,6 +67,18 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Every connection is an open file, and the usual limit of 1,024 is meant for programs that cannot deal with more.
+fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let most = limit.maximum.map_or(OPEN_FILES, |maximum| maximum.min(OPEN_FILES));
+    if limit.current.is_some_and(|current| current < most)
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(most), ..limit })
+    {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
+}
+
 /// Serves until SIGTERM or SIGINT. Takes the arguments with the program's name first; gives the exit status.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args = match Args::try_parse_from(args) {
@@ -77,6 +92,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     // A second call in one process keeps the first one's subscriber.
     let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    raise_open_files();
     match serve(args) {
         Ok(()) => 0,
         Err(error) => {

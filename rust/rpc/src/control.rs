@@ -71,7 +71,7 @@ impl ControlService {
         access: Access,
         handle: impl FnOnce(&Node, &Peer, Q) -> Result<A>,
     ) -> Result<Response<A>, Status> {
-        let peer = Peer::of(&request);
+        let peer = Peer::of(&request)?;
         let message = request.into_inner();
         let allowed = peer.principal.authorize(role, message.client()).and_then(|()| match access {
             Access::Look => Ok(()),

@@ -3,7 +3,7 @@
 //! A place in the bounded queue of answers is taken before a frame is read, so a completion never waits and a client
 //! that does not read stops only its own stream. A connection holds at most two pins: see `answers`.
 
-use crate::answers::{Answer, Answers, MAX_OWED, Owed, Shared};
+use crate::answers::{Answer, Answers, MAX_OWED, Owed, Place, Shared};
 use crate::convert::{self, Request, Verb};
 use crate::incoming::Peer;
 use crate::node::{Node, Phase};
@@ -18,15 +18,13 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::{OwnedPermit, Sender, channel};
+use tokio::sync::mpsc::{Sender, channel};
 use tokio::sync::oneshot;
 use tonic::{Status, Streaming};
 
 /// How long a push waits for readers to let go of the memory that it needs, before the slowest one is reset.
 const PATIENCE: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(5);
-
-type Place = OwnedPermit<Answer>;
 
 /// The data service of one shard.
 #[derive(Clone, Debug)]
@@ -42,8 +40,8 @@ impl Data for DataService {
         &self,
         request: tonic::Request<Streaming<pb::Frame>>,
     ) -> Result<tonic::Response<Self::ExchangeStream>, Status> {
-        let peer = Peer::of(&request);
-        let shared = Shared::new(self.node.shard.meter(), false)
+        let peer = Peer::of(&request)?;
+        let shared = Shared::new(self.node.shard.meter(), &peer.room, false)
             .map_err(|error| convert::status(&error.shard(self.node.index())))?;
         let stream = Exchange { node: self.node.clone(), peer, shared: shared.clone() };
         let (answers, queue) = channel(MAX_OWED);
@@ -93,8 +91,9 @@ impl Exchange {
         let mut phase = self.node.phase.clone();
         loop {
             let next = async {
-                let place = answers.clone().reserve_owned().await.ok()?;
-                Some((place, frames.next().await))
+                let permit = answers.clone().reserve_owned().await.ok()?;
+                let frame = frames.next().await;
+                Some((Place::new(permit, &self.peer.room), frame))
             };
             let (place, frame) = tokio::select! {
                 // Ending our side of the stream lets the connection close gracefully.

@@ -7,34 +7,40 @@
 use crate::local::Local;
 use crate::native;
 use crate::node::{Node, Phase, Principal};
+use crate::room::Room;
 use crate::turn_away::turn_away;
 use crate::wire::{NATIVE, Socket};
 use bytes::{Bytes, BytesMut};
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::shard::{Charge, Purpose};
+use http_body_util::BodyExt;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll};
-use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
+use tokio::time::{Sleep, sleep};
+use tonic::body::Body;
 use tonic::transport::server::Connected;
 
 /// Most connections of a shard.
-const MAX_CONNECTIONS: u64 = 4096;
+const MAX_CONNECTIONS: u64 = 1 << 14;
 /// Bytes that a client may send before they are read, on one stream and on all of a connection. A stalled stream
 /// leaves room for the others.
 pub(crate) const STREAM_WINDOW: u32 = 2 << 20;
 pub(crate) const CONNECTION_WINDOW: u32 = 2 * STREAM_WINDOW;
-/// What a connection takes: its window, and what HTTP/2 keeps of it and of its short calls.
+/// What a connection takes to work: its window, and what HTTP/2 keeps of it and of its short calls.
 const CONNECTION_BYTES: u64 = CONNECTION_WINDOW as u64 + (256 << 10);
 /// Slices that one connection may keep pinned: answers that are not encoded yet.
 const PINS: usize = 2;
 /// Connections that are being told that there is no room for them.
 const TURNED_AWAY: usize = 64;
+/// How long a connection that was at rest waits for memory to work.
+const PATIENCE: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(5);
 /// How long a client may take to begin with HTTP/2.
 const OPENING: Duration = Duration::from_secs(10);
 /// The preface of every HTTP/2 client (RFC 9113, 3.4), before its SETTINGS.
@@ -45,19 +51,28 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 pub(crate) struct Peer {
     pub(crate) principal: Principal,
     pub(crate) pins: Arc<Semaphore>,
+    pub(crate) room: Arc<Room>,
 }
 
 impl Peer {
-    pub(crate) fn new() -> Self {
-        Self { principal: Principal::ANYBODY, pins: Arc::new(Semaphore::new(PINS)) }
+    pub(crate) fn new(room: Arc<Room>) -> Self {
+        Self { principal: Principal::ANYBODY, pins: Arc::new(Semaphore::new(PINS)), room }
     }
 
     /// The peer of a request.
-    pub(crate) fn of<T>(request: &tonic::Request<T>) -> Self {
-        // Without connection info the caller is nobody in particular, with pins of its own.
-        request.extensions().get::<Self>().cloned().unwrap_or_else(|| Self {
-            principal: Principal { role: fastps_proto::v1::Role::Unspecified, client: None },
-            ..Self::new()
+    pub(crate) fn of<T>(request: &tonic::Request<T>) -> Result<Self, tonic::Status> {
+        let peer = request.extensions().get::<Self>().cloned();
+        peer.ok_or_else(|| tonic::Status::internal("a request without a connection"))
+    }
+
+    /// A request whose body keeps its connection from resting: what was received of it may wait there.
+    pub(crate) fn keep_busy(request: http::Request<Body>) -> http::Request<Body> {
+        let busy = request.extensions().get::<Self>().map(|peer| peer.room.busy());
+        request.map(|body| {
+            Body::new(body.map_frame(move |frame| {
+                let _ = &busy;
+                frame
+            }))
         })
     }
 }
@@ -65,12 +80,13 @@ impl Peer {
 /// One connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    io: Socket,
+    io: Take<Socket>,
     /// The first bytes, to be read again.
     opening: Bytes,
     peer: Peer,
     node: Arc<Node>,
-    _memory: Charge,
+    /// It has waited for memory since then, and looks again after this pause.
+    waiting: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 impl Drop for Connection {
@@ -90,12 +106,32 @@ impl Connection {
         let native = loop {
             match is_native(&opening) {
                 Some(native) => break native,
-                None if self.io.read_buf(&mut opening).await? == 0 => break false,
+                None if self.io.get_mut().read_buf(&mut opening).await? == 0 => break false,
                 None => {}
             }
         };
         self.opening = opening.freeze();
         Ok(native)
+    }
+
+    /// How many bytes may be read, once there is memory for them.
+    fn poll_admit(&mut self, cx: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
+        loop {
+            let error = match self.peer.room.admit(wanted) {
+                Ok(most) => {
+                    self.waiting = None;
+                    return Poll::Ready(Ok(most));
+                }
+                Err(error) => error,
+            };
+            let now = Instant::now();
+            let (since, pause) = self.waiting.get_or_insert_with(|| (now, Box::pin(sleep(PAUSE))));
+            if now.duration_since(*since) >= PATIENCE {
+                return Poll::Ready(Err(io::Error::other(error.shard(self.node.index()))));
+            }
+            ready!(pause.as_mut().poll(cx));
+            pause.as_mut().reset((now + PAUSE).into());
+        }
     }
 }
 
@@ -129,9 +165,9 @@ impl Connected for Connection {
 }
 
 /// Takes the memory of one more connection.
-fn room(node: &Node) -> Result<Charge> {
+fn room(node: &Node) -> Result<Arc<Room>> {
     let room = if node.connections.load(Ordering::Relaxed) < MAX_CONNECTIONS {
-        node.shard.meter().take(Purpose::Connections, CONNECTION_BYTES)
+        Room::take(node.shard.meter(), CONNECTION_BYTES)
     } else {
         Err(Error::new(Kind::Capacity, "the shard has too many connections")
             .expected(format!("at most {MAX_CONNECTIONS}"), "one more")
@@ -160,10 +196,11 @@ pub(crate) async fn accept(
         };
         match accepted {
             Ok(io) => match room(&node) {
-                Ok(memory) => {
+                Ok(room) => {
                     node.connections.fetch_add(1, Ordering::Relaxed);
-                    let (opening, peer) = (Bytes::new(), Peer::new());
-                    let connection = Connection { io, opening, peer, node: node.clone(), _memory: memory };
+                    let (opening, peer) = (Bytes::new(), Peer::new(room));
+                    let connection =
+                        Connection { io: io.take(0), opening, peer, node: node.clone(), waiting: None };
                     tokio::spawn(begin(connection, node.clone(), foreign.clone(), serving.clone()));
                 }
                 Err(error) => {
@@ -226,22 +263,27 @@ impl AsyncRead for Connection {
             buf.put_slice(&self.opening.split_to(n));
             return Poll::Ready(Ok(()));
         }
-        Pin::new(&mut self.io).poll_read(cx, buf)
+        let most = ready!(self.poll_admit(cx, buf.remaining()))?;
+        self.io.set_limit(most as u64);
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+        self.peer.room.passed(buf.filled().len() - before);
+        Poll::Ready(Ok(()))
     }
 }
 
 // `is_write_vectored` must be forwarded, or h2 copies every payload behind its header.
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
+        Pin::new(self.io.get_mut()).poll_write(cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
+        Pin::new(self.io.get_mut()).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
+        Pin::new(self.io.get_mut()).poll_shutdown(cx)
     }
 
     fn poll_write_vectored(
@@ -249,11 +291,11 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+        Pin::new(self.io.get_mut()).poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
+        self.io.get_ref().is_write_vectored()
     }
 }
 

@@ -19,6 +19,7 @@ mod map;
 mod native;
 mod node;
 mod reservation;
+mod room;
 pub mod server;
 mod session;
 mod settle;

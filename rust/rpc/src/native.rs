@@ -1,14 +1,13 @@
 //! Connections of native clients: the data service alone, driven through `h2`. Everybody else is served by tonic.
 
-use crate::answers::{Answers, MAX_OWED, Owed, Shared};
+use crate::answers::{Answer, Answers, MAX_OWED, Owed, Shared};
 use crate::convert;
 use crate::data::{Exchange, Frames};
 use crate::incoming::{CONNECTION_WINDOW, Connection, Peer};
 use crate::node::{Node, Phase};
 use crate::wire::{
-    Framed, MAX_FRAME, Messages, Outbox, PATH, Piece, RESET, SERVER, Spin, UNWRITTEN, keep_alive,
+    Arrivals, Framed, MAX_FRAME, Messages, Outbox, PATH, Piece, RESET, SERVER, Spin, UNWRITTEN, keep_alive,
 };
-use fastps_core::shard::Purpose;
 use futures_util::future::join;
 use h2::RecvStream;
 use h2::server::SendResponse;
@@ -80,13 +79,13 @@ async fn exchange(
     let path = request.uri().path();
     let meter = node.shard.meter();
     let shared = if path == PATH {
-        let shared = Shared::new(meter, true);
-        let both = shared.and_then(|shared| Ok((shared, meter.take(Purpose::Connections, 0)?)));
+        let shared = Shared::new(meter, &peer.room, true);
+        let both = shared.and_then(|shared| Ok((shared, Arrivals::new(&peer.room)?)));
         both.map_err(|error| convert::status(&error.shard(node.index())))
     } else {
         Err(Status::unimplemented(format!("a native connection serves {PATH} alone, not {path}")))
     };
-    let (shared, room) = match shared {
+    let (shared, arrivals) = match shared {
         Ok(both) => both,
         Err(status) => {
             // A peer that is gone need not know.
@@ -102,7 +101,7 @@ async fn exchange(
         return;
     };
     let (answers, queue) = channel(MAX_OWED);
-    let frames = Frames::Native(Messages::new(request.into_body(), Some(room)), Spin::default());
+    let frames = Frames::Native(Messages::new(request.into_body(), Some(arrivals)), Spin::default());
     let stream_of = Exchange { node, peer, shared: shared.clone() };
     let reading = stream_of.serve(frames, answers);
     let writing = write(Answers { queue, shared: shared.clone() }, Outbox::new(stream));
@@ -116,17 +115,20 @@ async fn exchange(
 /// Sends answers as they come, then how the stream ended. Fails when the peer has gone.
 async fn write(mut answers: Answers, mut outbox: Outbox) -> Result<(), h2::Error> {
     loop {
-        match outbox.next(|cx| answers.queue.poll_recv(cx)).await? {
-            Some(Ok(Owed::Frame(frame))) => outbox.send(*frame)?,
-            Some(Ok(Owed::Values { tag, applied, pin })) => {
+        let next = outbox.next(|cx| answers.queue.poll_recv(cx)).await?;
+        let Some(Answer { what, busy }) = next else {
+            return outbox.finish(trailers(&Status::new(Code::Ok, "")));
+        };
+        match what {
+            Ok(Owed::Frame(frame)) => outbox.send(*frame, Some(busy))?,
+            Ok(Owed::Values { tag, applied, pin }) => {
                 // Taken back: the stream is being reset.
                 let Some(snapshot) = pin.lend() else {
                     return Ok(());
                 };
-                outbox.send(convert::snapshot(tag, applied.as_ref(), snapshot, pin))?;
+                outbox.send(convert::snapshot(tag, applied.as_ref(), snapshot, pin), Some(busy))?;
             }
-            Some(Err(status)) => return outbox.finish(trailers(&status)),
-            None => return outbox.finish(trailers(&Status::new(Code::Ok, ""))),
+            Err(status) => return outbox.finish(trailers(&status)),
         }
     }
 }

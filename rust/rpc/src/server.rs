@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio_stream::wrappers::ReceiverStream;
-use tower::util::MapResponseLayer;
+use tower::util::{MapRequestLayer, MapResponseLayer};
 
 /// How long a draining server goes on answering what it has read.
 const DRAIN: Duration = Duration::from_millis(200);
@@ -227,6 +227,7 @@ async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool) -> Result<()> {
     let native = incoming::accept(listener, local.ok(), node.clone(), foreign);
     let index = node.index();
     let others = tonic::transport::Server::builder()
+        .layer(MapRequestLayer::new(incoming::Peer::keep_busy))
         .layer(MapResponseLayer::new(move |response| convert::unreadable_response(response, index)))
         .max_frame_size(1 << 20)
         .initial_stream_window_size(incoming::STREAM_WINDOW)

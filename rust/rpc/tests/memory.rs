@@ -209,11 +209,14 @@ async fn readers_that_stall_cannot_stop_pushes() {
     let mut writer = Peer::connect(&server, 1).await;
     let mut stream = writer.exchange().await.unwrap();
     let slice = writer.create(&mut stream, "w", SLICE, pb::Apply::Exact).await.unwrap();
+    let other = writer.create(&mut stream, "other", 4000, pb::Apply::Exact).await.unwrap();
     // Three readers, each with a version of its own: one pin is the slice's own spare, the others take memory.
     let mut stalled = Vec::new();
     for client in 2..5 {
         let reader = Peer::connect(&server, client).await;
         let mut answers = reader.exchange().await.unwrap();
+        // Their connections work, and have their memory.
+        assert!(matches!(answers.ask(push(reader.route(), other, 1, 4000)).await, Answer::Receipt(_)));
         assert!(matches!(answers.ask(pull(reader.route(), slice)).await, Answer::Values { .. }));
         stalled.push((reader, answers));
     }
@@ -385,7 +388,7 @@ async fn all_is_given_back_when_the_clients_have_left() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn connections_and_streams_for_which_there_is_no_room_are_told_so() {
-    let server = start(|config| config.memory_limit = Some(40 << 20));
+    let server = start(|config| config.memory_limit = Some(12 << 20));
     let mut peers = Vec::new();
     let refused = loop {
         match Peer::try_connect(&server, 1 + peers.len() as u64).await {
@@ -393,7 +396,7 @@ async fn connections_and_streams_for_which_there_is_no_room_are_told_so() {
             Err(status) => break status,
         }
         check_sum(&server);
-        assert!(peers.len() < 20, "connections are not bounded");
+        assert!(peers.len() < 1000, "connections are not bounded");
     };
     assert!(peers.len() >= 2);
     assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");

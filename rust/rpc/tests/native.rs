@@ -9,33 +9,28 @@
 
 mod cluster;
 mod ledger;
+mod peer;
 mod stubs;
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use cluster::Cluster;
 use fastps_core::codec::Codec;
 use fastps_core::dtype::{DType, View};
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use fastps_core::verbs::{Gradient, ParameterServer, PushError, PushOptions};
-use fastps_proto::v1 as pb;
 use fastps_rpc::client::{Client, ConnectOptions, Transport};
 use fastps_rpc::convert::{self, Answer, Read};
 use fastps_rpc::{Server, ServerConfig};
-use h2::client::{Builder, ResponseFuture, SendRequest};
-use h2::{Reason, RecvStream, SendStream};
-use http::{HeaderMap, Request};
+use h2::Reason;
 use ledger::PATIENT;
-use prost::Message;
+use peer::{Answers, EXCHANGE, call, connect, message, status};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stubs::{CLIENT, SLICE, Shard, bytes, config, header, push, start, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-const EXCHANGE: &str = "/fastps.v1.Data/Exchange";
-/// By which a server knows a native client (see `protos/README.md`).
-const NATIVE: u32 = 0x6670_7331;
 const BYTES: u64 = 4 * SLICE;
 
 /// xorshift64
@@ -48,65 +43,6 @@ impl Random {
         self.0 ^= self.0 << 17;
         (self.0 % n as u64) as usize
     }
-}
-
-/// A native connection with this window for each stream and for all.
-async fn connect(address: &str, window: u32) -> SendRequest<Bytes> {
-    let socket = within(TcpStream::connect(address)).await.unwrap();
-    socket.set_nodelay(true).unwrap();
-    let mut builder = Builder::new();
-    builder.max_header_list_size(NATIVE).initial_window_size(window).enable_push(false);
-    let (requests, connection) = within(builder.handshake(socket)).await.unwrap();
-    tokio::spawn(connection);
-    requests
-}
-
-fn call(requests: &mut SendRequest<Bytes>, path: &str) -> (ResponseFuture, SendStream<Bytes>) {
-    let request = Request::post(format!("http://fastps{path}")).header("content-type", "application/grpc");
-    requests.send_request(request.body(()).unwrap(), false).unwrap()
-}
-
-/// A stream whose answers are read with pauses, so many bytes of window at a time.
-struct Answers {
-    stream: RecvStream,
-    bytes: BytesMut,
-}
-
-impl Answers {
-    async fn of(response: ResponseFuture) -> Self {
-        let response = within(response).await.unwrap();
-        assert_eq!(response.status(), 200);
-        assert!(response.headers().contains_key("fastps-server"));
-        Self { stream: response.into_body(), bytes: BytesMut::new() }
-    }
-
-    async fn next(&mut self) -> (u64, Answer) {
-        loop {
-            if self.bytes.len() >= 5 {
-                let length = (&self.bytes[1..5]).get_u32() as usize;
-                if self.bytes.len() >= 5 + length {
-                    let mut message = self.bytes.split_to(5 + length).freeze();
-                    message.advance(5);
-                    return convert::answer_from_frame(pb::Frame::decode(message).unwrap()).unwrap();
-                }
-            }
-            let data = within(self.stream.data()).await.unwrap().unwrap();
-            self.stream.flow_control().release_capacity(data.len()).unwrap();
-            self.bytes.extend_from_slice(&data);
-        }
-    }
-}
-
-fn message(frame: &pb::Frame) -> Bytes {
-    let mut bytes = BytesMut::new();
-    bytes.put_u8(0);
-    bytes.put_u32(frame.encoded_len() as u32);
-    frame.encode(&mut bytes).unwrap();
-    bytes.freeze()
-}
-
-fn status(headers: &HeaderMap) -> &str {
-    headers.get("grpc-status").unwrap().to_str().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -206,6 +142,8 @@ async fn the_slowest_reader_is_reset_when_memory_is_full() {
     let mut shard = Shard::connect(&server.addresses()[0], CLIENT).await;
     let mut stream = shard.exchange().await;
     let (route, slice) = shard.create(&mut stream, "w", &vec![0.0; SLICE as usize]).await;
+    // Its own answers have their memory from here on.
+    stream.pull(route, slice).await;
     let pull = message(&convert::read_frame(5, route, SliceId(slice), Read::Values));
     let mut readers = Vec::new();
     for _ in 0..3 {

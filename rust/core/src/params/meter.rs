@@ -93,6 +93,13 @@ impl Charge {
         Ok(())
     }
 
+    /// Gives back what is more than `bytes`.
+    pub fn shrink_to(&mut self, bytes: u64) {
+        if bytes < self.bytes {
+            drop(self.split(self.bytes - bytes));
+        }
+    }
+
     /// Cuts a part off.
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
         let bytes = bytes.min(self.bytes);

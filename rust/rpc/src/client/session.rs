@@ -116,7 +116,7 @@ async fn receive(link: &Link, mut messages: Messages) -> Error {
 async fn send(link: &Link, session: u64, mut outbox: Outbox) -> Error {
     loop {
         let sent = match outbox.next(|cx| link.poll_frame(session, cx)).await {
-            Ok(Some(frame)) => outbox.send(frame),
+            Ok(Some(frame)) => outbox.send(frame, None),
             // The link is closed, and the session about to end.
             Ok(None) => return std::future::pending().await,
             Err(error) => Err(error),

@@ -2,14 +2,42 @@
 
 use super::piece::PREFIX;
 use crate::convert;
+use crate::room::{Busy, Room};
 use bytes::{Buf, Bytes, BytesMut};
+use fastps_core::error::Error;
 use fastps_core::shard::Charge;
 use fastps_proto::MAX_MESSAGE_BYTES;
 use fastps_proto::v1 as pb;
 use h2::RecvStream;
 use prost::Message;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tonic::{Code, Status};
+
+/// What a server's stream has received and not used, as its connection's memory sees it.
+#[derive(Debug)]
+pub(crate) struct Arrivals {
+    room: Arc<Room>,
+    /// Memory for messages that come in parts.
+    parts: Charge,
+    busy: Option<Busy>,
+}
+
+impl Arrivals {
+    pub(crate) fn new(room: &Arc<Room>) -> Result<Self, Error> {
+        Ok(Self { room: room.clone(), parts: room.parts()?, busy: None })
+    }
+
+    /// Whether there is anything.
+    fn note(&mut self, something: bool) {
+        if something {
+            self.busy.get_or_insert_with(|| self.room.busy());
+        } else {
+            self.busy = None;
+            self.parts.shrink_to(0);
+        }
+    }
+}
 
 /// The messages of one stream.
 #[derive(Debug)]
@@ -19,15 +47,15 @@ pub(crate) struct Messages {
     rest: Bytes,
     /// A message that came in parts.
     parts: BytesMut,
-    /// Memory for them, where it is counted.
-    room: Option<Charge>,
+    /// Their memory, where it is counted.
+    arrivals: Option<Arrivals>,
     /// Bytes received whose window was not given back.
     owed: usize,
 }
 
 impl Messages {
-    pub(crate) fn new(stream: RecvStream, room: Option<Charge>) -> Self {
-        Self { stream, rest: Bytes::new(), parts: BytesMut::new(), room, owed: 0 }
+    pub(crate) fn new(stream: RecvStream, arrivals: Option<Arrivals>) -> Self {
+        Self { stream, rest: Bytes::new(), parts: BytesMut::new(), arrivals, owed: 0 }
     }
 
     /// The next message, `None` at the end of the stream.
@@ -43,7 +71,11 @@ impl Messages {
                         .map_err(|e| Status::internal(format!("these bytes are not a frame: {e}"))),
                 );
             }
-            match ready!(self.stream.poll_data(cx)) {
+            let polled = self.stream.poll_data(cx);
+            if let Some(arrivals) = &mut self.arrivals {
+                arrivals.note(polled.is_ready() || !self.parts.is_empty());
+            }
+            match ready!(polled) {
                 Some(Ok(data)) => {
                     self.owed += data.len();
                     self.rest = data;
@@ -90,8 +122,8 @@ impl Messages {
         let Some(length) = length(&self.parts)? else {
             return Ok(None);
         };
-        if let Some(room) = &mut self.room {
-            room.grow_to((PREFIX + length) as u64).map_err(|error| convert::status(&error))?;
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.parts.grow_to((PREFIX + length) as u64).map_err(|error| convert::status(&error))?;
         }
         self.parts.reserve((PREFIX + length).saturating_sub(self.parts.len()));
         self.set_aside(PREFIX + length);

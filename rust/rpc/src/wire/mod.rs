@@ -14,7 +14,7 @@ mod spin;
 
 pub(crate) use framed::Framed;
 pub(crate) use keep_alive::keep_alive;
-pub(crate) use messages::{Messages, status};
+pub(crate) use messages::{Arrivals, Messages, status};
 pub(crate) use outbox::Outbox;
 pub(crate) use piece::Piece;
 pub(crate) use socket::Socket;

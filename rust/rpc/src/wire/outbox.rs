@@ -1,6 +1,7 @@
 //! Sends messages when the peer's window has room for them, small ones that are at hand together.
 
 use super::{MAX_FRAME, Piece};
+use crate::room::Busy;
 use bytes::BytesMut;
 use fastps_proto::v1 as pb;
 use h2::SendStream;
@@ -21,11 +22,13 @@ pub(crate) struct Outbox {
     patient: bool,
     /// Small messages that leave in one HTTP/2 frame.
     gathered: BytesMut,
+    /// Keeps their connection from resting.
+    busy: Option<Busy>,
 }
 
 impl Outbox {
     pub(crate) fn new(stream: SendStream<Piece>) -> Self {
-        Self { stream, patient: true, gathered: BytesMut::new() }
+        Self { stream, patient: true, gathered: BytesMut::new(), busy: None }
     }
 
     /// Waits for what is to be sent next; what was gathered leaves where nothing is at hand.
@@ -74,20 +77,23 @@ impl Outbox {
         Poll::Ready(Ok(()))
     }
 
-    pub(crate) fn send(&mut self, frame: pb::Frame) -> Result<(), h2::Error> {
+    /// Takes a message; its connection is busy until it is written.
+    pub(crate) fn send(&mut self, frame: pb::Frame, busy: Option<Busy>) -> Result<(), h2::Error> {
         if Piece::is_small(&frame) {
+            self.busy = busy;
             Piece::append(&frame, &mut self.gathered);
             return if self.gathered.len() < GATHERED { Ok(()) } else { self.flush() };
         }
         self.flush()?;
-        self.stream.send_data(Piece::new(frame), false)
+        self.stream.send_data(Piece::new(frame).keeping(busy), false)
     }
 
     fn flush(&mut self) -> Result<(), h2::Error> {
         if self.gathered.is_empty() {
             return Ok(());
         }
-        self.stream.send_data(Piece::from(self.gathered.split().freeze()), false)
+        let gathered = Piece::from(self.gathered.split().freeze());
+        self.stream.send_data(gathered.keeping(self.busy.take()), false)
     }
 
     /// Ends the stream.

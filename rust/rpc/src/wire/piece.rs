@@ -1,5 +1,6 @@
 //! One outgoing message: what stands before the payload, and the payload where it lies.
 
+use crate::room::Busy;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use fastps_proto::v1 as pb;
 use prost::Message;
@@ -19,13 +20,19 @@ const COPIED: usize = 8 << 10;
 pub(crate) struct Piece {
     head: Bytes,
     payload: Bytes,
+    busy: Option<Busy>,
 }
 
 impl Piece {
     pub(crate) fn new(frame: pb::Frame) -> Self {
         let mut head = BytesMut::new();
         put_head(&frame, 0, &mut head);
-        Self { head: head.freeze(), payload: frame.payload }
+        Self { head: head.freeze(), payload: frame.payload, busy: None }
+    }
+
+    /// Keeps its connection from resting until it is written.
+    pub(super) fn keeping(self, busy: Option<Busy>) -> Self {
+        Self { busy, ..self }
     }
 
     /// Whether a message is cheaper to copy than to send as a piece of its own.
@@ -43,7 +50,7 @@ impl Piece {
 impl From<Bytes> for Piece {
     /// Whole messages.
     fn from(head: Bytes) -> Self {
-        Self { head, payload: Bytes::new() }
+        Self { head, payload: Bytes::new(), busy: None }
     }
 }
 
@@ -95,6 +102,9 @@ impl Buf for Piece {
         if self.payload.is_empty() {
             // h2 keeps a frame that is written until it writes the next.
             self.payload = Bytes::new();
+            if self.head.is_empty() {
+                self.busy = None;
+            }
         }
     }
 }
