@@ -355,9 +355,9 @@ fn removed_tensors_are_unknown_and_may_come_back() {
 fn what_does_not_fit_is_refused_and_leaves_room() {
     let cluster = Cluster::of(2, |config| config.memory_limit = Some(28 << 20));
     let client = connect(&cluster);
-    let values = vec![0.0; 3 * BIG as usize];
+    let values = vec![0.0; 8 * BIG as usize];
     let error =
-        client.register(spec("huge", &[3 * BIG], sgd()), View::Float32(&values), TIMEOUT).unwrap_err();
+        client.register(spec("huge", &[8 * BIG], sgd()), View::Float32(&values), TIMEOUT).unwrap_err();
     assert_eq!(
         (error.kind, error.tensor.as_deref(), error.shard.is_some()),
         (Kind::Capacity, Some("huge"), true)

@@ -320,7 +320,7 @@ async fn a_registration_is_waited_for_and_taken_over() {
 async fn what_does_not_fit_is_refused() {
     let (_server, mut shard, mut stream) =
         start_with(&ServerConfig { memory_limit: Some(12 << 20), ..config() }).await;
-    let big = spec("big", 3 * SLICE);
+    let big = spec("big", 6 * SLICE);
     let place = shard.register(&big).await.unwrap();
     let refused = shard.reserve(&big, &place).await.unwrap_err();
     assert_eq!((refused.kind, refused.tensor.as_deref()), (Kind::Capacity, Some("big")));
