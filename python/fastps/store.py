@@ -569,6 +569,7 @@ def connect(
     timeout: float = 30.0,
     check_finite: bool = True,
     transport: Literal["tcp", "unix"] | None = None,
+    spin_us: int = 200,
 ) -> ParameterServer:
     """Connects to the shards of a parameter server.
 
@@ -582,6 +583,8 @@ def connect(
         transport: ``"tcp"`` or ``"unix"`` pins how gradients and values reach the servers. By default a
             server of the same user on the same machine is reached through its Unix socket, others over TCP;
             `ParameterServer.transport` tells which and why.
+        spin_us: Microseconds for which a call looks for its answer before it sleeps, where that paid of late;
+            a call that sleeps takes longer, one that looks takes the core meanwhile. 0: never, at most 1 s.
 
     Returns:
         A `ParameterServer`, to be used as a context manager. Pickled (for ``spawn``), it connects anew when
@@ -589,8 +592,13 @@ def connect(
 
     Raises:
         ConnectionLostError, DeadlineError: No server there; says where it tried.
-        ConfigError: An address is invalid.
+        ConfigError: An address or an option is invalid.
     """
     text = addresses if isinstance(addresses, str) else ",".join(addresses)
-    options: dict[str, Any] = {"timeout": timeout, "check_finite": check_finite, "transport": transport}
+    options: dict[str, Any] = {
+        "timeout": timeout,
+        "check_finite": check_finite,
+        "transport": transport,
+        "spin_us": spin_us,
+    }
     return ParameterServer(_fastps.connect(text, **options), (text, options))

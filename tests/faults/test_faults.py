@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import select
 import signal
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
@@ -22,8 +24,10 @@ import pytest
 import fastps
 from faults.ledger import CODECS, SLICE, TENSORS, Author, Ledger, whole
 from faults.proxy import Proxy
+from soak import transports
 
 PATIENT = 60.0
+LARGE = 2 * SLICE + 5
 
 
 def free_ports(count: int) -> list[int]:
@@ -107,11 +111,16 @@ class World:
 
 
 @contextlib.contextmanager
-def world(addresses: list[str], direct: list[str] | None = None) -> Iterator[World]:
+def world(
+    addresses: list[str], direct: list[str] | None = None, transport: str | None = None
+) -> Iterator[World]:
     """Clients that reach the shards at `addresses`; the truth goes by the `direct` ones."""
     with contextlib.ExitStack() as stack:
-        connect = [addresses] * len(CODECS) + [direct or addresses]
-        *clients, truth = [stack.enter_context(fastps.connect(a, timeout=PATIENT)) for a in connect]
+
+        def connect(addresses: list[str]) -> fastps.ParameterServer:
+            return stack.enter_context(fastps.connect(addresses, timeout=PATIENT, transport=transport))
+
+        *clients, truth = [connect(a) for a in [addresses] * len(CODECS) + [direct or addresses]]
         ledger = Ledger(truth)
         stack.callback(ledger.mirror.close)
         yield World(ledger, [Author(ps, ledger, k) for k, ps in enumerate(clients)], truth)
@@ -164,12 +173,15 @@ def test_a_killed_shard_leaves_receipts_and_says_what_is_in_doubt(shards: Shards
         both.check(spared)
 
 
-def test_a_stopped_shard_resolves_every_doubt(shards: Shards) -> None:
-    with world(shards.addresses) as both:
+@pytest.mark.parametrize("transport", transports())
+def test_a_stopped_shard_resolves_every_doubt(shards: Shards, transport: str) -> None:
+    with world(shards.addresses, transport=transport) as both:
         fates: Counter[str] = Counter()
         for _ in range(3):
             shards.signal(2, signal.SIGSTOP)
+            start = time.monotonic()
             partials = both.push_in_part(timeout=1.0)
+            assert time.monotonic() - start < 3.0, "a call's deadline is all that it costs"
             shards.signal(2, signal.SIGCONT)
             for author, partial in zip(both.authors, partials, strict=True):
                 assert {doubt.shard for doubt in partial.in_doubt} == {2}
@@ -179,6 +191,53 @@ def test_a_stopped_shard_resolves_every_doubt(shards: Shards) -> None:
         both.check()
         both.push()
         both.check()
+
+
+def _push_and_pull(address: str, transport: str, counts: Connection) -> None:
+    """Pushes and pulls until it is told to end."""
+    grads = {"w": np.full(LARGE, -1.0, np.float32)}
+    with fastps.connect(address, timeout=PATIENT, transport=transport) as ps:
+        pushed = 0
+        while not counts.poll():
+            ps.push_pull(grads)
+            pushed += 1
+            counts.send(pushed)
+
+
+@pytest.mark.parametrize("transport", transports())
+def test_a_stopped_client_costs_the_others_nothing(shards: Shards, transport: str) -> None:
+    address, one = shards.addresses[0], {"w": np.full(LARGE, -1.0, np.float32)}
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    with fastps.connect(address, timeout=PATIENT, transport=transport) as ps:
+        ps.register("w", np.zeros(LARGE, np.float32), optimizer=fastps.SGD(lr=1.0))
+        process = context.Process(target=_push_and_pull, args=(address, transport, theirs), daemon=True)
+        process.start()
+        assert process.pid is not None
+        try:
+            own, theirs_pushed = 0, 0
+            for pause in (0.0, 0.001, 0.003, 0.007, 0.013):
+                while not ours.poll():
+                    assert process.is_alive(), "the other client ended"
+                    time.sleep(0.001)
+                time.sleep(pause)
+                os.kill(process.pid, signal.SIGSTOP)
+                for _ in range(10):
+                    start = time.monotonic()
+                    ps.push_pull(one)
+                    own += 1
+                    assert time.monotonic() - start < 5.0, "it waits for a client that is stopped"
+                while ours.poll():
+                    theirs_pushed = ours.recv()
+                os.kill(process.pid, signal.SIGCONT)
+            ours.send("end")
+            process.join(PATIENT)
+            while ours.poll():
+                theirs_pushed = ours.recv()
+        finally:
+            process.kill()
+        assert process.exitcode == 0
+        np.testing.assert_array_equal(ps.pull("w"), np.float32(own + theirs_pushed))
 
 
 def until(condition: Callable[[], bool]) -> None:

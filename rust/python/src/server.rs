@@ -8,16 +8,18 @@ use fastps_rpc::{ServerConfig, cli};
 use pyo3::prelude::*;
 use std::ffi::OsString;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Connects to a cluster; see `fastps.connect`.
 #[pyfunction]
-#[pyo3(signature = (addresses, timeout=30.0, check_finite=true, transport=None))]
+#[pyo3(signature = (addresses, timeout=30.0, check_finite=true, transport=None, spin_us=200))]
 pub(crate) fn connect(
     py: Python<'_>,
     addresses: &str,
     timeout: f64,
     check_finite: bool,
     transport: Option<&str>,
+    spin_us: i64,
 ) -> PyResult<Client> {
     let transport = match transport {
         None => Transport::Auto,
@@ -30,9 +32,15 @@ pub(crate) fn connect(
     let timeout = call::duration(py, timeout)?;
     let addresses: Vec<String> =
         addresses.split(',').map(|a| a.trim().to_owned()).filter(|a| !a.is_empty()).collect();
-    let options = ConnectOptions { timeout, transport, ..ConnectOptions::default() };
+    let options =
+        ConnectOptions { timeout, transport, spin: spin(py, spin_us)?, ..ConnectOptions::default() };
     let connected = call::run(py, true, move || fastps_rpc::Client::connect(&addresses, options))?;
     Ok(Client::remote(connected.or_raise(py)?, check_finite, timeout))
+}
+
+fn spin(py: Python<'_>, us: i64) -> PyResult<Duration> {
+    let refused = |_| errors::config(py, "invalid spin_us", "0 to 1000000", &us.to_string());
+    u64::try_from(us).map(Duration::from_micros).map_err(refused)
 }
 
 /// Shard servers in this process; see `fastps.serve`.
@@ -54,6 +62,7 @@ impl Server {
         memory_limit: Option<u64>,
         lease: f64,
         insecure: bool,
+        spin_us: i64,
     ) -> PyResult<Self> {
         let config = ServerConfig {
             listen,
@@ -63,6 +72,7 @@ impl Server {
             lease: call::duration(py, lease)?,
             memory_limit,
             insecure,
+            spin: spin(py, spin_us)?,
             ..ServerConfig::default()
         };
         let server = py.detach(|| fastps_rpc::Server::start(&config)).or_raise(py)?;

@@ -36,6 +36,9 @@ struct Args {
     /// How long a client may be silent before its session ends.
     #[arg(long, default_value_t = 10_000, value_name = "MS", env = "FASTPS_LEASE_MS")]
     lease_ms: u64,
+    /// How long a thread looks for the next frame before it sleeps, where that paid of late; 0: never.
+    #[arg(long, default_value_t = 200, value_name = "US", env = "FASTPS_SPIN_US")]
+    spin_us: u64,
     /// Listen off loopback although nothing is encrypted and everybody may do everything.
     #[arg(long)]
     insecure: bool,
@@ -116,6 +119,7 @@ fn serve(args: Args) -> Result<()> {
             lease: Duration::from_millis(args.lease_ms),
             memory_limit: args.memory_limit,
             insecure: args.insecure,
+            spin: Duration::from_micros(args.spin_us),
             ..ServerConfig::default()
         })?;
         let mut out = std::io::stdout();

@@ -1,5 +1,7 @@
 //! What a server is told: where it listens, which cluster it is part of, and its limits.
 
+use crate::local::PREFIX;
+use crate::wire::{SPIN, Spin};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::policy::Policy;
 use fastps_core::record::Sink;
@@ -30,6 +32,11 @@ pub struct ServerConfig {
     pub memory_limit: Option<u64>,
     /// Listen off loopback although nothing is encrypted and everybody is admin.
     pub insecure: bool,
+    /// How long a thread looks for the next frame before it sleeps, where that paid of late; zero: never.
+    pub spin: Duration,
+    /// Begins the name of each shard's Unix socket. Clients look for the default; under another name they do not find it,
+    /// so a test can put somebody between.
+    pub socket: &'static str,
     /// When pushes are applied; `None`: at once.
     pub policy: Option<Arc<dyn Policy>>,
     /// Where records of changes go; `None`: nowhere.
@@ -47,6 +54,8 @@ impl Default for ServerConfig {
             reservation_lease: Duration::from_secs(30),
             memory_limit: None,
             insecure: false,
+            spin: SPIN,
+            socket: PREFIX,
             policy: None,
             sink: None,
         }
@@ -75,6 +84,7 @@ impl ServerConfig {
                 config("a lease is too short").expected("at least 10 ms", format!("{:?}", self.lease))
             );
         }
+        Spin::check(self.spin)?;
         if !self.insecure
             && let Some(open) = wanted.iter().find(|address| !address.ip().is_loopback())
         {
@@ -248,6 +258,7 @@ mod tests {
     fn bad_settings_are_refused() {
         refusal(&ServerConfig { shards: 0, ..on("127.0.0.1:0") });
         refusal(&ServerConfig { shards: 2, ..on("127.0.0.1:65535") });
+        refusal(&ServerConfig { spin: Duration::from_secs(2), ..on("127.0.0.1:0") });
         refusal(&on("nonsense"));
         refusal(&ServerConfig { listen: Vec::new(), ..ServerConfig::default() });
         assert!(on("x").memory_per_shard(2) > 0);

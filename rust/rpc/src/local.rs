@@ -7,13 +7,16 @@
 use std::io::{Error, ErrorKind, Result};
 use tokio::net::{UnixListener, UnixStream};
 
+/// Begins the names that clients look for.
+pub(crate) const PREFIX: &str = "fastps";
+
 /// A server's socket.
 #[derive(Debug)]
 pub(crate) struct Local(UnixListener);
 
 impl Local {
-    pub(crate) fn open(server: u64) -> Result<Self> {
-        UnixListener::bind(name(server)).map(Self)
+    pub(crate) fn open(prefix: &str, server: u64) -> Result<Self> {
+        UnixListener::bind(name(prefix, server)).map(Self)
     }
 
     /// The next connection of this user; those of others are closed.
@@ -30,14 +33,14 @@ impl Local {
 
 /// Connects to the server of this incarnation, if it runs here, for this user.
 pub(crate) async fn connect(server: u64) -> Result<UnixStream> {
-    let stream = UnixStream::connect(name(server)).await?;
+    let stream = UnixStream::connect(name(PREFIX, server)).await?;
     is_ours(&stream)?;
     Ok(stream)
 }
 
 /// Elsewhere than on Linux this is no valid path.
-fn name(server: u64) -> String {
-    format!("\0fastps-{server:016x}")
+fn name(prefix: &str, server: u64) -> String {
+    format!("\0{prefix}-{server:016x}")
 }
 
 fn is_ours(stream: &UnixStream) -> Result<()> {
@@ -56,8 +59,8 @@ mod tests {
     async fn a_socket_is_found_by_its_server_and_goes_with_it() {
         let server = 0x7e57 << 32 | u64::from(std::process::id());
         assert!(connect(server).await.is_err());
-        let local = Local::open(server).unwrap();
-        assert!(Local::open(server).is_err());
+        let local = Local::open(PREFIX, server).unwrap();
+        assert!(Local::open(PREFIX, server).is_err());
         let (client, accepted) = tokio::join!(connect(server), local.accept());
         assert!(client.is_ok() && accepted.is_ok());
         assert!(connect(server + 1).await.is_err());

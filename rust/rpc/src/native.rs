@@ -101,7 +101,7 @@ async fn exchange(
         return;
     };
     let (answers, queue) = channel(MAX_OWED);
-    let frames = Frames::Native(Messages::new(request.into_body(), Some(arrivals)), Spin::default());
+    let frames = Frames::Native(Messages::new(request.into_body(), Some(arrivals)), Spin::new(node.spin));
     let stream_of = Exchange { node, peer, shared: shared.clone() };
     let reading = stream_of.serve(frames, answers);
     let writing = write(Answers { queue, shared: shared.clone() }, Outbox::new(stream));

@@ -9,7 +9,7 @@ use fastps_core::shard::Shard;
 use fastps_proto::v1 as pb;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// The epoch of the cluster map; it will change when shards join or leave.
@@ -35,6 +35,8 @@ pub(crate) struct Node {
     pub(crate) server: u64,
     pub(crate) cluster: Arc<[String]>,
     pub(crate) sessions: Sessions,
+    /// How long a stream looks for its next frame before it sleeps.
+    pub(crate) spin: Duration,
     pub(crate) reservations: Reservations,
     /// Shard 0 only.
     pub(crate) map: Option<Mutex<Map>>,
@@ -127,7 +129,7 @@ impl Node {
     }
 
     /// Ends what ran out.
-    pub(crate) fn sweep(&self, period: std::time::Duration) {
+    pub(crate) fn sweep(&self, period: Duration) {
         let now = Instant::now();
         for (client, name) in self.sessions.sweep(now, period) {
             tracing::info!(shard = self.index(), client, name, "the client's lease ran out");

@@ -76,6 +76,7 @@ impl Server {
                 server: random()?,
                 cluster: cluster.clone(),
                 sessions,
+                spin: config.spin,
                 reservations: Reservations::new(config.reservation_lease),
                 map,
                 phase: watching.clone(),
@@ -87,7 +88,7 @@ impl Server {
                 frames_refused: AtomicU64::new(0),
             });
             nodes.push(node.clone());
-            threads.push(spawn(shard, node, config.insecure)?);
+            threads.push(spawn(shard, node, config.insecure, config.socket)?);
         }
         Ok(Self { addresses, nodes, phase, threads: Mutex::new(threads) })
     }
@@ -160,23 +161,23 @@ fn random() -> Result<u64> {
     Ok(u64::from_ne_bytes(bytes) | 1)
 }
 
-fn spawn(bound: Bound, node: Arc<Node>, insecure: bool) -> Result<JoinHandle<()>> {
+fn spawn(bound: Bound, node: Arc<Node>, insecure: bool, socket: &'static str) -> Result<JoinHandle<()>> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| internal("cannot make a runtime", error))?;
     std::thread::Builder::new()
         .name(format!("fastps-shard-{}", bound.index))
-        .spawn(move || run(runtime, bound, &node, insecure))
+        .spawn(move || run(runtime, bound, &node, insecure, socket))
         .map_err(|error| internal("cannot start a thread", error))
 }
 
-fn run(runtime: Runtime, bound: Bound, node: &Arc<Node>, insecure: bool) {
+fn run(runtime: Runtime, bound: Bound, node: &Arc<Node>, insecure: bool, socket: &str) {
     let index = bound.index;
     let mut phase = node.phase.clone();
     let result = runtime.block_on(async {
         tokio::select! {
-            result = serve(bound, node, insecure) => result,
+            result = serve(bound, node, insecure, socket) => result,
             _ = phase.wait_for(|phase| *phase == Phase::Cutting) => {
                 tracing::warn!(shard = index, "clients did not let go in time: their connections are cut");
                 Ok(())
@@ -190,7 +191,7 @@ fn run(runtime: Runtime, bound: Bound, node: &Arc<Node>, insecure: bool) {
     runtime.shutdown_background();
 }
 
-async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool) -> Result<()> {
+async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool, socket: &str) -> Result<()> {
     let listener = tokio::net::TcpListener::from_std(bound.listener)
         .map_err(|error| internal("cannot use the listener", error))?;
     let open = listener.local_addr().is_ok_and(|a| !a.ip().is_loopback());
@@ -222,7 +223,7 @@ async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool) -> Result<()> {
     });
     let mut stopping = node.phase.clone();
     let (foreign, connections) = tokio::sync::mpsc::channel(1);
-    let local = Local::open(node.server)
+    let local = Local::open(socket, node.server)
         .inspect_err(|error| tracing::info!(shard = node.index(), %error, "there is no Unix socket"));
     let native = incoming::accept(listener, local.ok(), node.clone(), foreign);
     let index = node.index();

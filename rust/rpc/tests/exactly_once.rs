@@ -14,7 +14,7 @@ use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::store::{Store, StoreOptions};
 use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::verbs::{Fate, Gradient, ParameterServer, PushError, PushOptions};
-use fastps_rpc::client::{Client, ConnectOptions};
+use fastps_rpc::client::{Client, ConnectOptions, Transport};
 use proxy::Proxies;
 use relay::Relays;
 use std::sync::{Arc, LazyLock, Mutex};
@@ -57,21 +57,43 @@ impl World {
         Self::build(seed, optimizer, |servers| Some(Relays::start(servers)))
     }
 
+    /// The same with proxies between clients and Unix sockets, too.
+    fn local(seed: u64) -> Self {
+        let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
+        Self::over(Transport::Unix, seed, optimizer, |_| None)
+    }
+
     fn build(seed: u64, optimizer: Optimizer, relays: impl FnOnce(&[String]) -> Option<Relays>) -> Self {
-        let cluster = Cluster::start(3);
+        Self::over(Transport::Tcp, seed, optimizer, relays)
+    }
+
+    fn over(
+        transport: Transport,
+        seed: u64,
+        optimizer: Optimizer,
+        relays: impl FnOnce(&[String]) -> Option<Relays>,
+    ) -> Self {
+        // The tests of this file run at the same time.
+        let prefix = format!("hidden-{}-{seed}", std::process::id());
+        let socket: &'static str =
+            if transport == Transport::Unix { prefix.clone().leak() } else { "fastps" };
+        let cluster = Cluster::of(3, |config| config.socket = socket);
         let relays = relays(&cluster.addresses());
         let servers = relays.as_ref().map_or_else(|| cluster.addresses(), Relays::addresses);
         let proxies = Proxies::start(&servers, seed);
-        let connect = |addresses: &[String]| {
-            Client::connect(addresses, ConnectOptions { timeout: PATIENT, ..ConnectOptions::default() })
-                .unwrap()
+        if transport == Transport::Unix {
+            proxies.before_sockets(&prefix, 3);
+        }
+        let connect = |addresses: &[String], transport| {
+            let options = ConnectOptions { timeout: PATIENT, transport, ..ConnectOptions::default() };
+            Client::connect(addresses, options).unwrap()
         };
-        let truth = connect(&cluster.addresses());
+        let truth = connect(&cluster.addresses(), Transport::Tcp);
         for (name, n) in &*SHAPES {
             let spec = spec(name, *n, optimizer);
             truth.register(spec, View::Float32(&vec![0.0; *n]), PATIENT).unwrap();
         }
-        let clients = (0..2).map(|_| connect(&proxies.addresses())).collect();
+        let clients = (0..2).map(|_| connect(&proxies.addresses(), transport)).collect();
         Self { proxies, _relays: relays, cluster, truth, clients }
     }
 
@@ -170,7 +192,18 @@ fn assert_exact(world: &World, ledger: &Ledger) {
 
 #[test]
 fn patient_pushes_are_applied_once_whatever_breaks() {
-    let world = World::new(1);
+    applied_once(&World::new(1));
+}
+
+#[test]
+fn patient_pushes_are_applied_once_whatever_breaks_on_a_unix_socket() {
+    applied_once(&World::local(10));
+}
+
+/// Until connections were cut so often at any byte; `FASTPS_CUTS` says how often.
+fn applied_once(world: &World) {
+    let wanted = std::env::var("FASTPS_CUTS").map_or(120, |n| n.parse::<u64>().unwrap());
+    let late = PATIENT + Duration::from_millis(500 * wanted);
     let ledger = Mutex::new(ledger());
     let begin = Instant::now();
     world.proxies.set_faulty(true);
@@ -178,7 +211,8 @@ fn patient_pushes_are_applied_once_whatever_breaks() {
         for client in &world.clients {
             scope.spawn(|| {
                 let ones = gradients(|_, _| -1.0);
-                while begin.elapsed() < Duration::from_secs(12) {
+                while world.proxies.cuts() < wanted {
+                    assert!(begin.elapsed() < late, "{} cuts only", world.proxies.cuts());
                     let (applied, fenced) =
                         push_and_enter(client, &options(Codec::Float32, PATIENT, None), &ones, &ledger);
                     assert_eq!((applied, fenced), (0, 0), "nothing may be in doubt before its deadline");
@@ -189,10 +223,10 @@ fn patient_pushes_are_applied_once_whatever_breaks() {
     world.proxies.set_faulty(false);
     let ledger = ledger.into_inner().unwrap();
     assert!(ledger.iter().flatten().all(|n| *n == ledger[0][0] && *n > 5), "{ledger:?}");
-    assert_exact(&world, &ledger);
+    assert_exact(world, &ledger);
     let (cuts, pushes) = (world.proxies.cuts(), ledger[0][0]);
     let duplicates: u64 = world.clients.iter().map(|c| counter(c, "duplicates")).sum();
-    assert!(cuts >= 100, "{cuts} cuts in {pushes} pushes");
+    assert!(cuts >= wanted, "{cuts} cuts in {pushes} pushes");
     assert!(duplicates > 0, "no answer was ever lost");
     println!("{pushes} pushes, {cuts} cuts, {duplicates} duplicates");
 }

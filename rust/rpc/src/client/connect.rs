@@ -8,6 +8,7 @@ use super::session::{drive, jitter};
 use super::stats::Counters;
 use super::way::{Transport, Way};
 use super::{Client, Shared, after, control};
+use crate::wire::SPIN;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
 use std::collections::BTreeMap;
@@ -29,12 +30,20 @@ pub struct ConnectOptions {
     pub checksums: Option<bool>,
     /// How frames reach the servers.
     pub transport: Transport,
+    /// How long a call looks for its answer before it sleeps, where that paid of late; zero: never.
+    pub spin: Duration,
 }
 
 impl Default for ConnectOptions {
     fn default() -> Self {
         let name = format!("pid {}", std::process::id());
-        Self { timeout: Duration::from_secs(30), name, checksums: None, transport: Transport::Auto }
+        Self {
+            timeout: Duration::from_secs(30),
+            name,
+            checksums: None,
+            transport: Transport::Auto,
+            spin: SPIN,
+        }
     }
 }
 
@@ -66,7 +75,7 @@ impl Client {
         if addresses.is_empty() {
             return Err(Error::new(Kind::Config, "no address to connect to").expected("host:port", "nothing"));
         }
-        let driver = Driver::start()?;
+        let driver = Driver::start(options.spin)?;
         let (asked, name) = (addresses.to_vec(), options.name.clone());
         let met = driver.drive(async |_| meet_cluster(asked, name, deadline).await);
         let met = met.inspect_err(|_| driver.end())?;

@@ -54,12 +54,13 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    pub(super) fn start() -> Result<Arc<Self>> {
+    pub(super) fn start(spin: Duration) -> Result<Arc<Self>> {
+        Spin::check(spin)?;
         let fail = |e| Error::new(Kind::Internal, format!("the client's runtime cannot start: {e}"));
         // A caller takes each slice before the next is read: the interval after which it is asked again is 1.
         let driver = Arc::new(Self {
             runtime: Builder::new_current_thread().event_interval(1).enable_all().build().map_err(fail)?,
-            spin: Mutex::default(),
+            spin: Mutex::new(Spin::new(spin)),
             waiting: AtomicUsize::new(0),
             callers: AtomicUsize::new(0),
             driving: AtomicBool::new(false),
@@ -87,7 +88,7 @@ impl Driver {
             return sleep_on(work(&mut Spin::never()));
         }
         let _waiting = Waiting::begin(self);
-        let mut spin = std::mem::take(&mut *lock(&self.spin));
+        let mut spin = *lock(&self.spin);
         let result = self.runtime.block_on(work(&mut spin));
         *lock(&self.spin) = spin;
         result

@@ -18,7 +18,7 @@ pub(crate) use messages::{Arrivals, Messages, status};
 pub(crate) use outbox::Outbox;
 pub(crate) use piece::Piece;
 pub(crate) use socket::Socket;
-pub(crate) use spin::Spin;
+pub(crate) use spin::{BUDGET as SPIN, Spin};
 
 /// The one call of a native connection.
 pub(crate) const PATH: &str = "/fastps.v1.Data/Exchange";

@@ -1,22 +1,25 @@
 //! Waiting by looking again for a moment before going to sleep: a sleeping thread takes tens of microseconds to come
 //! back, often longer than what it waits for.
 
+use fastps_core::error::{Error, Kind, Result};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::LazyLock;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-/// How long a wait looks again.
-const BUDGET: Duration = Duration::from_micros(200);
+/// How long a wait looks again, unless told otherwise: well above the time of a wake-up.
+pub(crate) const BUDGET: Duration = Duration::from_micros(200);
+/// The longest that may be asked for.
+const LONGEST: Duration = Duration::from_secs(1);
 /// Where it was in vain, so many waits are left out before the next try: a peer that sleeps, too, answers late only
 /// because both do.
 const MOST_SKIPPED: u32 = 7;
 
 /// Whether it pays to spin here, learnt from the waits so far.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Spin {
-    never: bool,
+    budget: Duration,
     /// Waits that were left out after the last one in vain, and those that still are.
     skipped: u32,
     skip: u32,
@@ -26,9 +29,23 @@ pub(crate) struct Spin {
 static CORES: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
 
 impl Spin {
+    /// Looks again for so long; zero: never.
+    pub(crate) fn new(budget: Duration) -> Self {
+        Self { budget, skipped: 0, skip: 0 }
+    }
+
     /// For a thread that must not.
     pub(crate) fn never() -> Self {
-        Self { never: true, ..Self::default() }
+        Self::new(Duration::ZERO)
+    }
+
+    /// Fails for a time that nobody means.
+    pub(crate) fn check(budget: Duration) -> Result<()> {
+        if budget <= LONGEST {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Config, "a wait may not spin for so long")
+            .expected(format!("at most {LONGEST:?}"), format!("{budget:?}")))
     }
 
     /// Waits for what `work` gives. It spins only where a wait of late was short.
@@ -39,13 +56,13 @@ impl Spin {
             return result;
         }
         let begin = Instant::now();
-        if self.never || self.skip > 0 || *CORES < 2 {
+        if self.budget.is_zero() || self.skip > 0 || *CORES < 2 {
             self.skip = self.skip.saturating_sub(1);
             let result = work.await;
             self.learn(begin);
             return result;
         }
-        while begin.elapsed() < BUDGET {
+        while begin.elapsed() < self.budget {
             std::thread::yield_now();
             tokio::task::yield_now().await;
             let again = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
@@ -60,7 +77,7 @@ impl Spin {
     }
 
     fn learn(&mut self, begin: Instant) {
-        if begin.elapsed() < BUDGET {
+        if begin.elapsed() < self.budget {
             (self.skipped, self.skip) = (0, 0);
         } else if self.skip == 0 {
             self.skipped = (2 * self.skipped + 1).min(MOST_SKIPPED);

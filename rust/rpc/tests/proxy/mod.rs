@@ -1,11 +1,10 @@
-//! TCP proxies that break connections: at any byte of either direction, after a stall, after swallowed answers.
+//! Proxies of TCP and Unix sockets that break connections: at any byte of either direction, after a stall, after swallowed answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
@@ -82,6 +81,27 @@ impl Proxies {
         Self { addresses: addresses.collect(), shared, runtime: Some(runtime) }
     }
 
+    /// Stands between clients and the Unix sockets of these servers, whose names begin with `prefix` and not as clients
+    /// expect it.
+    pub(crate) fn before_sockets(&self, prefix: &str, servers: usize) {
+        let runtime = self.runtime.as_ref().unwrap();
+        let prefix = &format!("@{prefix}-");
+        let mut found = Vec::new();
+        // Each shard opens its own, some time after the server has started.
+        while found.len() < servers {
+            let all = std::fs::read_to_string("/proc/net/unix").unwrap();
+            let names = all.lines().filter_map(|line| line.rsplit(' ').next()?.strip_prefix(prefix));
+            found = names.map(str::to_owned).collect();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        for server in found {
+            let _inside = runtime.enter();
+            let listener = UnixListener::bind(format!("\0fastps-{server}")).unwrap();
+            let behind = format!("\0{}{server}", &prefix[1..]);
+            runtime.spawn(serve_unix(listener, behind, self.shared.clone()));
+        }
+    }
+
     pub(crate) fn addresses(&self) -> Vec<String> {
         self.addresses.clone()
     }
@@ -125,18 +145,32 @@ async fn serve(listener: TcpListener, server: String, shared: Arc<Shared>) {
         let (server, shared) = (server.clone(), shared.clone());
         tokio::spawn(async move {
             if let Ok(server) = TcpStream::connect(server).await {
+                for stream in [&client, &server] {
+                    let _ = stream.set_nodelay(true);
+                }
                 relay(client, server, &shared).await;
             }
         });
     }
 }
 
-async fn relay(client: TcpStream, server: TcpStream, shared: &Shared) {
+async fn serve_unix(listener: UnixListener, server: String, shared: Arc<Shared>) {
+    while let Ok((client, _)) = listener.accept().await {
+        if shared.down.load(Ordering::SeqCst) {
+            continue;
+        }
+        let (server, shared) = (server.clone(), shared.clone());
+        tokio::spawn(async move {
+            if let Ok(server) = UnixStream::connect(server).await {
+                relay(client, server, &shared).await;
+            }
+        });
+    }
+}
+
+async fn relay<S: AsyncRead + AsyncWrite>(client: S, server: S, shared: &Shared) {
     let faulty = shared.faulty.load(Ordering::SeqCst);
     let begin = shared.begin.notified();
-    for stream in [&client, &server] {
-        let _ = stream.set_nodelay(true);
-    }
     let kind = match shared.random() % 4 {
         0 => Then::StallAndCut,
         1 => Then::SwallowAndCut,
@@ -148,8 +182,8 @@ async fn relay(client: TcpStream, server: TcpStream, shared: &Shared) {
         let after = shared.byte(if up { 22 } else { 13 });
         Some(Fault { after, then: kind }).filter(|_| faulty && up == upwards)
     };
-    let (client_read, client_write) = client.into_split();
-    let (server_read, server_write) = server.into_split();
+    let (client_read, client_write) = split(client);
+    let (server_read, server_write) = split(server);
     tokio::select! {
         broken = pump(client_read, server_write, fault(true), None) => count(shared, broken),
         broken = pump(server_read, client_write, fault(false), Some(&shared.deaf)) => count(shared, broken),
@@ -163,8 +197,8 @@ fn count(shared: &Shared, broken: bool) {
 
 /// Copies one direction until it ends, or until its fault; tells whether it was the fault.
 async fn pump(
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
     fault: Option<Fault>,
     deaf: Option<&AtomicBool>,
 ) -> bool {
