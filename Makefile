@@ -17,11 +17,11 @@ RUST_TESTED := --workspace --exclude fastps-python
 export PYO3_PYTHON := $(BIN)/python
 export CARGO_TARGET_DIR := $(TARGET)
 
-.PHONY: help demo test lint lint-rust lint-python test-rust test-python loom tsan miri neon bench bench-kernels \
-        acceptance mutants docs dev clean tools
+.PHONY: help demo test lint lint-rust lint-python test-rust test-python loom tsan miri neon bench bench-kernels bench-connections \
+        acceptance mutants soak docs dev clean tools
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/.demo ## Train a real model on 2 servers and 4 worker processes; options: make demo ARGS="--codec int8"
 	@$(BIN)/fastps demo $(ARGS)
@@ -69,11 +69,17 @@ bench: .venv/.demo ## Measure push + pull against raw sockets and write benchmar
 bench-kernels: .venv/.test ## Measure optimizers, codecs and slices against plain C and torch and write benchmarks/README.md
 	$(BIN)/python benchmarks/kernels.py --output benchmarks/README.md $(ARGS)
 
+bench-connections: .venv/.demo ## Measure what idle and many connections cost and write benchmarks/README.md
+	$(BIN)/python benchmarks/connections.py --output benchmarks/README.md $(ARGS)
+
 acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check accuracy and ledger
 	$(BIN)/python tests/acceptance.py $(ARGS)
 
 mutants: .venv/.test ## Seed one fault at a time and check that the tests notice it
 	$(BIN)/python tests/mutants.py $(ARGS)
+
+soak: .venv/.test ## A million random steps over every transport, with a watchdog; options: make soak ARGS="--steps 10000"
+	$(BIN)/python tests/soak.py $(ARGS)
 
 docs: .venv/.docs ## Build the documentation into target/site and the Rust reference into target/doc
 	$(BIN)/mkdocs build --quiet --strict --site-dir $(CARGO_TARGET_DIR)/site
