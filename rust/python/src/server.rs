@@ -39,7 +39,7 @@ pub(crate) fn connect(
 }
 
 fn spin(py: Python<'_>, us: i64) -> PyResult<Duration> {
-    let refused = |_| errors::config(py, "invalid spin_us", "0 to 1000000", &us.to_string());
+    let refused = |_| errors::config(py, "invalid spin_us", "0 to 1000000", us);
     u64::try_from(us).map(Duration::from_micros).map_err(refused)
 }
 
