@@ -1,11 +1,12 @@
-"""Push and pull over TCP loopback (one column: a Unix socket), against raw TCP sockets in the same run.
+"""Push and pull over TCP loopback (also: Unix socket, TLS), against raw TCP sockets in the same run.
 
     python benchmarks/transport.py [--quick] [--sizes 4K,64K,1M,4M,64M] [--output benchmarks/README.md]
 
 One step pushes N bytes of float32 gradient, has the server apply SGD, and brings the N bytes of values back.
 The server is one shard in a process of its own; the reference is `reference/raw_socket.c`, built here. All
 variants take turns within each round, so that whatever else happens on the machine happens to all of them;
-medians of all repetitions. The table goes to standard output and, between its two markers, into `--output`.
+medians of all repetitions. What TLS may cost follows from how fast one core encrypts (`openssl speed`).
+The table goes to standard output and, between its two markers, into `--output`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ import fastps
 
 UNITS = {"K": 1 << 10, "M": 1 << 20}
 LR = 0.01
+TLS = "push_pull, TLS"
+AES_SHARE = 0.8
+"""How much of one core's AES-GCM rate TLS is to reach."""
 
 Arrays = dict[str, NDArray[np.float32]]
 Samples = dict[str, list[int]]
@@ -71,18 +75,53 @@ class Reference:
         self._server.wait(10)
 
 
-def _serve(pipe: Connection) -> None:
-    with fastps.serve(shards=1) as server:
+def certificate(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """A certificate for this machine, as arguments of `fastps.serve` and of `fastps.connect`."""
+    ca, key, cert = (str(folder / f"{name}.pem") for name in ("ca", "key", "cert"))
+    ec = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc"]
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+    for command in (
+        ["req", "-x509", *ec, "-subj", "/CN=CA", "-keyout", folder / "ca-key.pem", "-out", ca],
+        ["req", *ec, "-subj", "/CN=server", "-keyout", key, "-out", folder / "request"],
+        [
+            *("x509", "-req", "-in", folder / "request", "-CA", ca, "-CAkey", folder / "ca-key.pem"),
+            *("-CAcreateserial", "-extfile", folder / "names", "-out", cert),
+        ],
+    ):
+        subprocess.run(["openssl", *command], check=True, capture_output=True)
+    return {"tls_cert": cert, "tls_key": key}, {"tls_ca": ca}
+
+
+def aes_rate() -> float:
+    """Bytes of TLS records that one core encrypts by AES-128-GCM in a nanosecond."""
+    command = [
+        "openssl",
+        "speed",
+        "-mr",
+        "-elapsed",
+        "-seconds",
+        "1",
+        "-bytes",
+        "16384",
+        "-evp",
+        "aes-128-gcm",
+    ]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return float(printed.rsplit(":", 1)[1]) / 1e9
+
+
+def _serve(pipe: Connection, files: dict[str, str]) -> None:
+    with fastps.serve(shards=1, **files) as server:
         pipe.send(server.addresses)
         pipe.recv()
 
 
 @contextmanager
-def server_process() -> Iterator[str]:
-    """One shard in a process of its own; its address."""
+def server_process(**files: str) -> Iterator[str]:
+    """One shard in a process of its own, with these TLS files; its address."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, files), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -97,20 +136,21 @@ def variants(
     unchecked: fastps.ParameterServer,
     checked: fastps.ParameterServer,
     unix: fastps.ParameterServer,
+    tls: fastps.ParameterServer,
     size: int,
 ) -> dict[str, Step]:
     """One step of each kind, on a tensor of its own with `size` bytes."""
     n = size // 4
     gradient = np.random.default_rng(size).normal(scale=1e-3, size=n).astype(np.float32)
 
-    def tensor(variant: str) -> tuple[Arrays, Arrays]:
+    def tensor(variant: str, ps: fastps.ParameterServer = unchecked) -> tuple[Arrays, Arrays]:
         """A gradient, and the memory that values are brought to."""
         name = f"{variant} {size}"
-        unchecked.register(name, np.zeros(n, np.float32), optimizer=fastps.SGD(lr=LR))
+        ps.register(name, np.zeros(n, np.float32), optimizer=fastps.SGD(lr=LR))
         return {name: gradient}, {name: np.zeros(n, np.float32)}
 
     def push_pull(ps: fastps.ParameterServer, variant: str, codec: fastps.Codec | None = None) -> Step:
-        grads, out = tensor(variant)
+        grads, out = tensor(variant, ps)
         return lambda: ps.push_pull(grads, out=out, codec=codec)
 
     def push_then_pull(variant: str) -> Step:
@@ -131,6 +171,7 @@ def variants(
         "push_pull": push_pull(unchecked, "fused"),
         "push_pull, checked": push_pull(checked, "checked"),
         "push_pull, Unix": push_pull(unix, "unix"),
+        TLS: push_pull(tls, "tls"),
         "push, then pull": push_then_pull("two calls"),
         "int8": push_pull(unchecked, "int8", fastps.Int8()),
         "onebit": bound_push_pull("onebit", fastps.OneBit()),
@@ -185,6 +226,20 @@ def verdict(results: dict[int, Samples]) -> list[str]:
     ]
 
 
+def encrypted(results: dict[int, Samples], rate: float) -> list[str]:
+    """In words: what TLS adds, against what encrypting every byte of both directions once would take."""
+    words: list[str] = []
+    for size, samples in results.items():
+        plain, tls = (statistics.median(samples[name]) for name in ("push_pull", TLS))
+        allowed = plain + 2 * size / (AES_SHARE * rate)
+        words.append(f"{size_name(size)} {tls / plain:.2f} x ({allowed / plain:.2f})")
+    return [
+        f"TLS: one core encrypts {rate:.1f} GB/s (`openssl speed -evp aes-128-gcm`, records of 16 KiB). "
+        f"Time against plain `push_pull`, and in brackets what {AES_SHARE} of that rate would add for "
+        f"the bytes of both directions: {', '.join(words)}."
+    ]
+
+
 def parse_sizes(text: str) -> list[int]:
     """`4K,1M` -> bytes."""
     sizes = [int(word[:-1]) * UNITS[word[-1]] for word in text.upper().split(",")]
@@ -209,14 +264,20 @@ def main() -> None:
         reference = Reference(compile_c(folder / "raw_socket", ["raw_socket.c"]), max(arguments.sizes))
         stack.callback(reference.close)
         address = stack.enter_context(server_process())
+        server_files, client_files = certificate(folder)
+        encrypting = stack.enter_context(server_process(**server_files))
+        rate = aes_rate()
         unchecked = stack.enter_context(fastps.connect(address, check_finite=False, transport="tcp"))
         checked = stack.enter_context(fastps.connect(address, check_finite=True, transport="tcp"))
         unix = stack.enter_context(fastps.connect(address, check_finite=False, transport="unix"))
+        tls = stack.enter_context(
+            fastps.connect(encrypting, check_finite=False, transport="tcp", **client_files)
+        )
         for size in arguments.sizes:
-            steps = variants(unchecked, checked, unix, size)
+            steps = variants(unchecked, checked, unix, tls, size)
             results[size] = measure(reference, steps, size, effort)
             print(rows({size: results[size]})[-1], file=sys.stderr, flush=True)
-    lines = [*header, *rows(results), "", *verdict(results)]
+    lines = [*header, *rows(results), "", *verdict(results), "", *encrypted(results, rate)]
     print("\n".join(lines))
     if arguments.output:
         write_between_markers(arguments.output, "transport", lines)

@@ -23,11 +23,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("servers", help="addresses of all shards, separated by commas")
     parser.add_argument("--steps", type=int, default=2_000, help="minibatches (2000)")
+    parser.add_argument("--tls-ca", metavar="FILE", help="speak TLS with servers that this CA has certified")
     args = parser.parse_args()
 
     rng = np.random.default_rng(os.getpid())
     truth = np.linspace(-1.0, 1.0, FEATURES, dtype=np.float32)
-    with fastps.connect(args.servers, timeout=30.0) as ps:
+    with fastps.connect(args.servers, timeout=30.0, tls_ca=args.tls_ca) as ps:
         # The first worker creates the tensor; the same registration again changes nothing.
         params = {"w": np.zeros(FEATURES, np.float32)}
         ps.register("w", params["w"], optimizer=fastps.SGD(lr=0.02))

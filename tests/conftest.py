@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import trustme
 
 import fastps
 
@@ -88,6 +91,49 @@ def ps(request: pytest.FixtureRequest) -> Iterator[fastps.ParameterServer]:
     server = request.getfixturevalue("server")
     with fastps.connect(server.addresses, timeout=20.0) as client:
         yield client
+
+
+class Ca:
+    """A CA, and files with certificates of it: keyword arguments of `fastps.serve` and `fastps.connect`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ca = trustme.CA()
+        self._folder = folder
+        self.file = str(folder / "ca.pem")
+        self._ca.cert_pem.write_to_path(self.file)
+
+    def issue(self, name: str, *hosts: str, expired: bool = False) -> dict[str, str]:
+        """A certificate for these hosts, and its key."""
+        end = datetime.datetime(2020, 1, 2) if expired else None
+        begin = datetime.datetime(2020, 1, 1) if expired else None
+        issued = self._ca.issue_cert(*hosts, not_before=begin, not_after=end)
+        files = {
+            "tls_cert": str(self._folder / f"{name}.pem"),
+            "tls_key": str(self._folder / f"{name}-key.pem"),
+        }
+        issued.cert_chain_pems[0].write_to_path(files["tls_cert"])
+        issued.private_key_pem.write_to_path(files["tls_key"])
+        return files
+
+    @property
+    def trust(self) -> dict[str, str]:
+        """What a client needs."""
+        return {"tls_ca": self.file}
+
+    @property
+    def server(self) -> dict[str, str]:
+        """For this machine."""
+        return self.issue("server", "127.0.0.1", "localhost")
+
+    @property
+    def client(self) -> dict[str, str]:
+        """What a client needs where clients are asked for certificates."""
+        return self.trust | self.issue("client", "worker")
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> Ca:
+    return Ca(tmp_path)
 
 
 @pytest.fixture(autouse=True)

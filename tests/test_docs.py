@@ -53,7 +53,7 @@ def free_port() -> int:
 
 def on_this_machine(commands: str) -> str:
     """The commands of a page with its example addresses replaced by free ones of this machine."""
-    for host in ("host-a:7070", "host-b:7070"):
+    for host in ("host-a:7070", "host-b:7070", "host-c:7070", "host-d:7070"):
         commands = commands.replace(host, f"127.0.0.1:{free_port()}")
     return commands.replace("serve --shards 2", "serve --shards 2 --listen 127.0.0.1:0")
 

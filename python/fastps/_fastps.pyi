@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, final
 
-from fastps._types import Array
+from fastps._types import Array, File
 from fastps.codecs import Codec
 from fastps.optim import Optimizer
 
@@ -171,6 +171,9 @@ class Server:
         memory_limit: int | None,
         lease: float,
         insecure: bool,
+        tls_cert: File | None,
+        tls_key: File | None,
+        tls_ca: File | None,
         spin_us: int,
     ) -> Server: ...
     def addresses(self) -> list[str]: ...
@@ -183,6 +186,10 @@ def connect(
     check_finite: bool = True,
     transport: str | None = None,
     spin_us: int = 200,
+    tls_ca: File | None = None,
+    tls_cert: File | None = None,
+    tls_key: File | None = None,
+    tls_server_name: str | None = None,
 ) -> Client: ...
 def serve_cli(args: Sequence[str]) -> int: ...
 def check_codec(codec: Codec) -> None: ...

@@ -75,6 +75,10 @@ def _parser() -> argparse.ArgumentParser:
         "--timeout", type=float, default=5.0, metavar="S", help="seconds to wait for an answer (5)"
     )
     status.add_argument("--json", action="store_true", help="print one JSON object")
+    tls = status.add_argument_group("TLS")
+    tls.add_argument("--tls-ca", metavar="FILE", help="the CA that has signed the servers' certificates")
+    tls.add_argument("--tls-cert", metavar="FILE", help="a certificate for servers that ask for one")
+    tls.add_argument("--tls-key", metavar="FILE", help="its private key")
     status.set_defaults(execute=_status)
     physician = commands.add_parser(
         "doctor",
@@ -99,7 +103,8 @@ def _status(args: argparse.Namespace) -> int:
     """Print what the shards say about themselves."""
     import fastps
 
-    with fastps.connect(args.addresses, timeout=args.timeout) as ps:
+    tls = {"tls_ca": args.tls_ca, "tls_cert": args.tls_cert, "tls_key": args.tls_key}
+    with fastps.connect(args.addresses, timeout=args.timeout, **tls) as ps:
         stats = ps.stats()
     if args.json:
         print(json.dumps(stats, default=str))

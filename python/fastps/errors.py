@@ -118,7 +118,7 @@ class UnknownOutcomeError(FastpsError):
 
 
 class PermissionDeniedError(FastpsError, PermissionError):
-    """The role does not allow the call."""
+    """The role does not allow the call, or TLS does not allow the connection."""
 
 
 class UnavailableError(FastpsError):

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from fastps import _fastps
+from fastps._types import File
 
 __all__ = ["Server", "serve"]
 
@@ -52,6 +53,9 @@ def serve(
     *,
     memory_limit: int | None = None,
     lease: float = 10.0,
+    tls_cert: File | None = None,
+    tls_key: File | None = None,
+    tls_ca: File | None = None,
     insecure: bool = False,
     cluster: str | Sequence[str] = (),
     advertise: str | None = None,
@@ -66,7 +70,10 @@ def serve(
         memory_limit: Most bytes that this process takes for tensors, readers and connections; None: 80 % of
             the memory that the machine or container has.
         lease: Seconds that a client may be silent before it is forgotten.
-        insecure: Needed to listen off loopback, where nothing is encrypted and everybody is admin.
+        tls_cert: Speak TLS, with this certificate (PEM), its issuers behind it.
+        tls_key: Its private key (PEM).
+        tls_ca: Ask clients for a certificate that a CA of this PEM file has signed.
+        insecure: Needed to listen off loopback without TLS: nothing is encrypted and everybody is admin.
         cluster: Addresses of all shards where other processes serve some of them, in the order of their
             indices.
         advertise: How others reach this process, where that is not the address it listens on.
@@ -77,7 +84,8 @@ def serve(
         A `Server`, to be used as a context manager.
 
     Raises:
-        ConfigError: A port is in use, an address is off loopback without `insecure`, or an option is invalid.
+        ConfigError: A port is in use, an address is off loopback without TLS or `insecure`, an option is
+            invalid, or a TLS file cannot be read.
 
     >>> with fastps.serve(shards=2) as server, fastps.connect(server.addresses) as ps:
     ...     ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=0.5))
@@ -86,7 +94,17 @@ def serve(
     array([-0.5, -0.5, -0.5], dtype=float32)
     """
     native = _fastps.Server(
-        shards, _addresses(listen), _addresses(cluster), advertise, memory_limit, lease, insecure, spin_us
+        shards,
+        _addresses(listen),
+        _addresses(cluster),
+        advertise,
+        memory_limit,
+        lease,
+        insecure,
+        tls_cert,
+        tls_key,
+        tls_ca,
+        spin_us,
     )
     return Server(native)
 

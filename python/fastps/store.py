@@ -12,7 +12,7 @@ import numpy as np
 from fastps import _fastps
 from fastps._fastps import ErrorFeedback, Receipt, Versions
 from fastps._handles import Bound, PushHandle, PushPulled, Receipts
-from fastps._types import Array
+from fastps._types import Array, File
 from fastps.codecs import Codec
 from fastps.errors import ConfigError
 from fastps.optim import SGD, Optimizer
@@ -467,7 +467,8 @@ class ParameterServer:
 
     @property
     def transport(self) -> dict[str, str]:
-        """How each server is reached and why, by address: ``unix: ..`` or ``tcp: ..``; empty in process."""
+        """How each server is reached and why, by address: ``unix: ..``, ``tcp: ..`` or ``tcp with TLS: ..``;
+        empty in process."""
         return dict(self._native.transport)
 
     @property
@@ -569,6 +570,11 @@ def connect(
     timeout: float = 30.0,
     check_finite: bool = True,
     transport: Literal["tcp", "unix"] | None = None,
+    *,
+    tls_ca: File | None = None,
+    tls_cert: File | None = None,
+    tls_key: File | None = None,
+    tls_server_name: str | None = None,
     spin_us: int = 200,
 ) -> ParameterServer:
     """Connects to the shards of a parameter server.
@@ -585,6 +591,10 @@ def connect(
             `ParameterServer.transport` tells which and why.
         spin_us: Microseconds for which a call looks for its answer before it sleeps, where that paid of late;
             a call that sleeps takes longer, one that looks takes the core meanwhile. 0: never, at most 1 s.
+        tls_ca: Speak TLS, to servers whose certificate was signed by a CA of this PEM file.
+        tls_cert: This client's own certificate (PEM), its issuers behind it, for servers that ask for one.
+        tls_key: Its private key (PEM).
+        tls_server_name: The name in the servers' certificates, where that is not the host of their address.
 
     Returns:
         A `ParameterServer`, to be used as a context manager. Pickled (for ``spawn``), it connects anew when
@@ -592,7 +602,9 @@ def connect(
 
     Raises:
         ConnectionLostError, DeadlineError: No server there; says where it tried.
-        ConfigError: An address or an option is invalid.
+        PermissionDeniedError: A server's certificate is not trusted, it does not accept ours, or one
+            end speaks TLS and the other does not.
+        ConfigError: An address or option is invalid, or a TLS file cannot be read.
     """
     text = addresses if isinstance(addresses, str) else ",".join(addresses)
     options: dict[str, Any] = {
@@ -600,5 +612,9 @@ def connect(
         "check_finite": check_finite,
         "transport": transport,
         "spin_us": spin_us,
+        "tls_ca": tls_ca,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "tls_server_name": tls_server_name,
     }
     return ParameterServer(_fastps.connect(text, **options), (text, options))

@@ -106,7 +106,13 @@ class ForeignClient:
     """One client incarnation with a channel and a stream to each shard."""
 
     def __init__(
-        self, stubs: Stubs, addresses: Iterable[str], *, client: int | None = None, hello: bool = True
+        self,
+        stubs: Stubs,
+        addresses: Iterable[str],
+        *,
+        client: int | None = None,
+        hello: bool = True,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self.stubs, self.pb = stubs, stubs.pb
         options = [
@@ -115,7 +121,10 @@ class ForeignClient:
             # Each client object has connections of its own.
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        self.channels = [grpc.insecure_channel(address, options) for address in addresses]
+        if credentials is None:
+            self.channels = [grpc.insecure_channel(address, options) for address in addresses]
+        else:
+            self.channels = [grpc.secure_channel(address, credentials, options) for address in addresses]
         self.controls = [stubs.rpc.ControlStub(channel) for channel in self.channels]
         self.streams: dict[int, Stream] = {}
         self.client = client if client is not None else secrets.randbits(64) | 1

@@ -4,15 +4,18 @@ use crate::call::{self, Here};
 use crate::client::Client;
 use crate::errors::{self, OrRaise};
 use fastps_rpc::client::{ConnectOptions, Transport};
-use fastps_rpc::{ServerConfig, cli};
+use fastps_rpc::{ServerConfig, TlsFiles, cli};
 use pyo3::prelude::*;
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Connects to a cluster; see `fastps.connect`.
 #[pyfunction]
-#[pyo3(signature = (addresses, timeout=30.0, check_finite=true, transport=None, spin_us=200))]
+#[pyo3(signature = (addresses, timeout=30.0, check_finite=true, transport=None, spin_us=200, tls_ca=None, tls_cert=None,
+                    tls_key=None, tls_server_name=None))]
+#[allow(clippy::too_many_arguments)]
 pub(crate) fn connect(
     py: Python<'_>,
     addresses: &str,
@@ -20,6 +23,10 @@ pub(crate) fn connect(
     check_finite: bool,
     transport: Option<&str>,
     spin_us: i64,
+    tls_ca: Option<PathBuf>,
+    tls_cert: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    tls_server_name: Option<String>,
 ) -> PyResult<Client> {
     let transport = match transport {
         None => Transport::Auto,
@@ -32,8 +39,10 @@ pub(crate) fn connect(
     let timeout = call::duration(py, timeout)?;
     let addresses: Vec<String> =
         addresses.split(',').map(|a| a.trim().to_owned()).filter(|a| !a.is_empty()).collect();
+    let tls = TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca };
+    let spin = spin(py, spin_us)?;
     let options =
-        ConnectOptions { timeout, transport, spin: spin(py, spin_us)?, ..ConnectOptions::default() };
+        ConnectOptions { timeout, transport, spin, tls, tls_server_name, ..ConnectOptions::default() };
     let connected = call::run(py, true, move || fastps_rpc::Client::connect(&addresses, options))?;
     Ok(Client::remote(connected.or_raise(py)?, check_finite, timeout))
 }
@@ -62,6 +71,9 @@ impl Server {
         memory_limit: Option<u64>,
         lease: f64,
         insecure: bool,
+        tls_cert: Option<PathBuf>,
+        tls_key: Option<PathBuf>,
+        tls_ca: Option<PathBuf>,
         spin_us: i64,
     ) -> PyResult<Self> {
         let config = ServerConfig {
@@ -73,6 +85,7 @@ impl Server {
             memory_limit,
             insecure,
             spin: spin(py, spin_us)?,
+            tls: TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca },
             ..ServerConfig::default()
         };
         let server = py.detach(|| fastps_rpc::Server::start(&config)).or_raise(py)?;

@@ -2,10 +2,12 @@
 
 use crate::config::ServerConfig;
 use crate::server::Server;
+use crate::tls::TlsFiles;
 use clap::Parser;
 use fastps_core::error::{Error, Kind, Result};
 use std::ffi::OsString;
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// How long a stopping server takes at most: less than the 5 s that service managers commonly give.
@@ -39,6 +41,15 @@ struct Args {
     /// How long a thread looks for the next frame before it sleeps, where that paid of late; 0: never.
     #[arg(long, default_value_t = 200, value_name = "US", env = "FASTPS_SPIN_US")]
     spin_us: u64,
+    /// Speak TLS: the server's certificate, its issuers behind it (PEM).
+    #[arg(long, value_name = "FILE", env = "FASTPS_TLS_CERT")]
+    tls_cert: Option<PathBuf>,
+    /// Its private key (PEM).
+    #[arg(long, value_name = "FILE", env = "FASTPS_TLS_KEY")]
+    tls_key: Option<PathBuf>,
+    /// Ask clients for a certificate that one of these CAs has signed (PEM).
+    #[arg(long, value_name = "FILE", env = "FASTPS_TLS_CA")]
+    tls_ca: Option<PathBuf>,
     /// Listen off loopback although nothing is encrypted and everybody may do everything.
     #[arg(long)]
     insecure: bool,
@@ -118,6 +129,7 @@ fn serve(args: Args) -> Result<()> {
             advertise: args.advertise,
             lease: Duration::from_millis(args.lease_ms),
             memory_limit: args.memory_limit,
+            tls: TlsFiles { cert: args.tls_cert, key: args.tls_key, ca: args.tls_ca },
             insecure: args.insecure,
             spin: Duration::from_micros(args.spin_us),
             ..ServerConfig::default()

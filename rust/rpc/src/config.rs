@@ -1,6 +1,7 @@
 //! What a server is told: where it listens, which cluster it is part of, and its limits.
 
 use crate::local::PREFIX;
+use crate::tls::TlsFiles;
 use crate::wire::{SPIN, Spin};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::policy::Policy;
@@ -30,6 +31,8 @@ pub struct ServerConfig {
     pub reservation_lease: Duration,
     /// Most bytes of this process, for tensors, readers and connections; `None`: 80 % of the machine's or cgroup's memory.
     pub memory_limit: Option<u64>,
+    /// TLS, if there are files; with `ca`, clients must show a certificate.
+    pub tls: TlsFiles,
     /// Listen off loopback although nothing is encrypted and everybody is admin.
     pub insecure: bool,
     /// How long a thread looks for the next frame before it sleeps, where that paid of late; zero: never.
@@ -53,6 +56,7 @@ impl Default for ServerConfig {
             lease: Duration::from_secs(10),
             reservation_lease: Duration::from_secs(30),
             memory_limit: None,
+            tls: TlsFiles::default(),
             insecure: false,
             spin: SPIN,
             socket: PREFIX,
@@ -86,10 +90,11 @@ impl ServerConfig {
         }
         Spin::check(self.spin)?;
         if !self.insecure
+            && self.tls.are_none()
             && let Some(open) = wanted.iter().find(|address| !address.ip().is_loopback())
         {
             return Err(config("off loopback, connections would be neither encrypted nor authenticated")
-                .expected("a loopback address, or --insecure", open));
+                .expected("a loopback address, --tls-cert and --tls-key, or --insecure", open));
         }
         let mut listeners = Vec::new();
         for (k, address) in wanted.iter().enumerate() {
@@ -220,7 +225,9 @@ mod tests {
     #[test]
     fn off_loopback_only_when_told() {
         for listen in ["0.0.0.0:0", "[::]:0"] {
-            assert!(refusal(&on(listen)).to_string().contains("--insecure"));
+            for way in ["--insecure", "--tls-cert"] {
+                assert!(refusal(&on(listen)).to_string().contains(way));
+            }
             let insecure = ServerConfig { insecure: true, ..on(listen) };
             assert!(refusal(&insecure).to_string().contains("--advertise"));
         }

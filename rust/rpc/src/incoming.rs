@@ -1,4 +1,4 @@
-//! Accepted connections, each with what belongs to a connection: who is at the other end, and how many slices it may
+//! Accepted connections, after their TLS handshake where the server has TLS, each with what belongs to a connection: who is at the other end, and how many slices it may
 //! keep pinned.
 //!
 //! A native client is known by its first SETTINGS, which every HTTP/2 client sends before anything else (see `wire`): it is served by
@@ -7,8 +7,9 @@
 use crate::local::Local;
 use crate::native;
 use crate::node::{Node, Phase, Principal};
-use crate::room::Room;
-use crate::turn_away::turn_away;
+use crate::room::{AT_REST, Room};
+use crate::tls::{self, ServerTls};
+use crate::turn_away::{linger, turn_away};
 use crate::wire::{NATIVE, Socket};
 use bytes::{Bytes, BytesMut};
 use fastps_core::error::{Error, Kind, Result};
@@ -20,8 +21,8 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
-use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Sleep, sleep};
 use tonic::body::Body;
 use tonic::transport::server::Connected;
@@ -36,12 +37,13 @@ pub(crate) const CONNECTION_WINDOW: u32 = 2 * STREAM_WINDOW;
 const CONNECTION_BYTES: u64 = CONNECTION_WINDOW as u64 + (256 << 10);
 /// Slices that one connection may keep pinned: answers that are not encoded yet.
 const PINS: usize = 2;
-/// Connections that are being told that there is no room for them.
-const TURNED_AWAY: usize = 64;
+/// Connections that nothing is counted for: within their handshake, or being told that they are not served. Beyond that they are
+/// closed at once.
+const OPENINGS: usize = 256;
 /// How long a connection that was at rest waits for memory to work.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(5);
-/// How long a client may take to begin with HTTP/2.
+/// How long a client may take for the handshake and to begin with HTTP/2.
 const OPENING: Duration = Duration::from_secs(10);
 /// The preface of every HTTP/2 client (RFC 9113, 3.4), before its SETTINGS.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -165,9 +167,9 @@ impl Connected for Connection {
 }
 
 /// Takes the memory of one more connection.
-fn room(node: &Node) -> Result<Arc<Room>> {
+fn room(node: &Node, at_rest: u64) -> Result<Arc<Room>> {
     let room = if node.connections.load(Ordering::Relaxed) < MAX_CONNECTIONS {
-        Room::take(node.shard.meter(), CONNECTION_BYTES)
+        Room::take(node.shard.meter(), at_rest, CONNECTION_BYTES)
     } else {
         Err(Error::new(Kind::Capacity, "the shard has too many connections")
             .expected(format!("at most {MAX_CONNECTIONS}"), "one more")
@@ -182,10 +184,11 @@ fn room(node: &Node) -> Result<Arc<Room>> {
 pub(crate) async fn accept(
     listener: TcpListener,
     local: Option<Local>,
+    tls: Option<ServerTls>,
     node: Arc<Node>,
     foreign: mpsc::Sender<io::Result<Connection>>,
 ) {
-    let leaving = Arc::new(Semaphore::new(TURNED_AWAY));
+    let openings = Arc::new(Semaphore::new(OPENINGS));
     let (serving, mut served) = mpsc::channel::<()>(1);
     let mut phase = node.phase.clone();
     loop {
@@ -194,26 +197,13 @@ pub(crate) async fn accept(
             accepted = listener.accept() => accepted.map(|(io, _)| Socket::from(io)),
             accepted = accept_local(local.as_ref()) => accepted,
         };
-        match accepted {
-            Ok(io) => match room(&node) {
-                Ok(room) => {
-                    node.connections.fetch_add(1, Ordering::Relaxed);
-                    let (opening, peer) = (Bytes::new(), Peer::new(room));
-                    let connection =
-                        Connection { io: io.take(0), opening, peer, node: node.clone(), waiting: None };
-                    tokio::spawn(begin(connection, node.clone(), foreign.clone(), serving.clone()));
-                }
-                Err(error) => {
-                    node.connections_refused.fetch_add(1, Ordering::Relaxed);
-                    if let Ok(permit) = leaving.clone().try_acquire_owned() {
-                        tokio::spawn(async move {
-                            turn_away(io, &error).await;
-                            drop(permit);
-                        });
-                    }
-                }
-            },
-            Err(error) => {
+        match (accepted, openings.clone().try_acquire_owned()) {
+            (Ok(socket), Ok(opening)) => {
+                let opening = Opening { socket, tls: tls.clone(), node: node.clone(), permit: opening };
+                tokio::spawn(begin(opening, foreign.clone(), serving.clone()));
+            }
+            (Ok(_), Err(_)) => drop(node.connections_refused.fetch_add(1, Ordering::Relaxed)),
+            (Err(error), _) => {
                 tracing::warn!(shard = node.index(), %error, "accepting a connection failed");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -230,24 +220,77 @@ async fn accept_local(local: Option<&Local>) -> io::Result<Socket> {
     }
 }
 
-/// Finds out who serves a connection. `serving` lives as long as it is served here.
-async fn begin(
-    mut connection: Connection,
+/// A connection of which nothing is known yet.
+struct Opening {
+    socket: Socket,
+    tls: Option<ServerTls>,
     node: Arc<Node>,
-    foreign: mpsc::Sender<io::Result<Connection>>,
-    serving: mpsc::Sender<()>,
-) {
-    let mut phase = node.phase.clone();
-    let native = tokio::select! {
-        _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => return,
-        native = tokio::time::timeout(OPENING, connection.is_native()) => native,
+    permit: OwnedSemaphorePermit,
+}
+
+impl Opening {
+    /// The connection, and whether it is native; `None`: it is not served.
+    async fn open(self) -> Option<(Connection, bool)> {
+        let Self { socket, tls, node, permit } = self;
+        let io = match (socket, &tls) {
+            (Socket::Tcp(tcp), Some(tls)) => secure(tcp, tls, &node).await?,
+            (socket, _) => socket,
+        };
+        let at_rest = AT_REST + if matches!(io, Socket::Tls(_)) { tls::CONNECTION_BYTES } else { 0 };
+        let room = match room(&node, at_rest) {
+            Ok(room) => room,
+            Err(error) => {
+                node.connections_refused.fetch_add(1, Ordering::Relaxed);
+                turn_away(io, &error).await;
+                return None;
+            }
+        };
+        drop(permit);
+        node.connections.fetch_add(1, Ordering::Relaxed);
+        let (io, opening, peer) = (io.take(0), Bytes::new(), Peer::new(room));
+        let mut connection = Connection { io, opening, peer, node, waiting: None };
+        // Otherwise the peer has gone.
+        let native = connection.is_native().await.ok()?;
+        Some((connection, native))
+    }
+}
+
+/// The handshake; `None`: it failed, and the client was told why.
+async fn secure(tcp: TcpStream, tls: &ServerTls, node: &Node) -> Option<Socket> {
+    let failed = |error: &dyn std::fmt::Display| {
+        node.handshakes_failed.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(shard = node.index(), %error, "a TLS handshake failed");
     };
-    match native {
-        Ok(Ok(true)) => native::serve(connection, PREFACE.len(), node).await,
+    if !tls::begins_with_tls(&tcp).await.ok()? {
+        let error = Error::new(Kind::Denied, "this port speaks TLS").expected("TLS (tls_ca)", "plain text");
+        failed(&error);
+        turn_away(tcp.into(), &error).await;
+        return None;
+    }
+    match tls.accept(tcp).await {
+        Ok(socket) => Some(socket),
+        Err((error, mut tcp)) => {
+            failed(&error);
+            linger(&mut tcp).await;
+            None
+        }
+    }
+}
+
+/// Finds out who serves a connection. `serving` lives as long as it is served here.
+async fn begin(opening: Opening, foreign: mpsc::Sender<io::Result<Connection>>, serving: mpsc::Sender<()>) {
+    let node = opening.node.clone();
+    let mut phase = node.phase.clone();
+    let opened = tokio::select! {
+        _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => return,
+        opened = tokio::time::timeout(OPENING, opening.open()) => opened,
+    };
+    match opened {
+        Ok(Some((connection, true))) => native::serve(connection, PREFACE.len(), node).await,
         // Nobody takes it only where the server stops.
-        Ok(Ok(false)) => drop(foreign.send(Ok(connection)).await),
-        // The peer has gone, or does not begin.
-        Ok(Err(_)) | Err(_) => {}
+        Ok(Some((connection, false))) => drop(foreign.send(Ok(connection)).await),
+        // It is not served, or the peer does not begin.
+        Ok(None) | Err(_) => {}
     }
     drop(serving);
 }

@@ -23,9 +23,11 @@ mod room;
 pub mod server;
 mod session;
 mod settle;
+mod tls;
 mod turn_away;
 mod wire;
 
 pub use client::{Client, ConnectOptions, Transport};
 pub use config::ServerConfig;
 pub use server::Server;
+pub use tls::TlsFiles;

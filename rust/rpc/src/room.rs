@@ -23,6 +23,7 @@ const QUIET: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Room {
     meter: Arc<Meter>,
+    at_rest: u64,
     /// What it takes to work, without its streams.
     work: u64,
     works: AtomicBool,
@@ -57,10 +58,11 @@ pub(crate) struct StreamRoom {
 
 impl Room {
     /// Takes the memory of a connection at rest.
-    pub(crate) fn take(meter: &Arc<Meter>, work: u64) -> Result<Arc<Self>> {
-        let charge = meter.take(Purpose::Connections, AT_REST)?;
+    pub(crate) fn take(meter: &Arc<Meter>, at_rest: u64, work: u64) -> Result<Arc<Self>> {
+        let charge = meter.take(Purpose::Connections, at_rest)?;
         Ok(Arc::new(Self {
             meter: meter.clone(),
+            at_rest,
             work,
             works: AtomicBool::new(false),
             read: AtomicUsize::new(0),
@@ -98,7 +100,7 @@ impl Room {
         if free > 0 || wanted == 0 {
             return Ok(free.min(wanted));
         }
-        let needed = AT_REST + self.work + state.streams;
+        let needed = self.at_rest + self.work + state.streams;
         state.charge.grow_to(needed)?;
         self.works.store(true, Ordering::Relaxed);
         tokio::spawn(rest_when_quiet(Arc::downgrade(self)));
@@ -123,7 +125,7 @@ impl Room {
         }
         let mut state = self.state();
         let buffer = self.largest.load(Ordering::Relaxed);
-        state.charge.shrink_to(AT_REST + if buffer > FREE as u64 { buffer } else { 0 });
+        state.charge.shrink_to(self.at_rest + if buffer > FREE as u64 { buffer } else { 0 });
         state.last_read = Instant::now();
         self.works.store(false, Ordering::Relaxed);
         true
@@ -134,7 +136,7 @@ impl Room {
         let mut state = self.state();
         let needed = self.work + state.streams + bytes;
         if self.works.load(Ordering::Relaxed) {
-            state.charge.grow_to(AT_REST + needed)?;
+            state.charge.grow_to(self.at_rest + needed)?;
         } else {
             drop(self.meter.take(Purpose::Connections, needed)?);
         }
@@ -154,7 +156,7 @@ impl Drop for StreamRoom {
         let mut state = room.state();
         state.streams -= self.bytes;
         if room.works.load(Ordering::Relaxed) {
-            let needed = AT_REST + room.work + state.streams;
+            let needed = room.at_rest + room.work + state.streams;
             state.charge.shrink_to(needed);
         }
     }

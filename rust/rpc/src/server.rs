@@ -11,6 +11,7 @@ use crate::node::{Node, Phase};
 use crate::reservation::Reservations;
 use crate::session::Sessions;
 use crate::settle::settle;
+use crate::tls::ServerTls;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
 use fastps_core::shard::{Shard, ShardConfig};
@@ -49,6 +50,7 @@ fn internal(what: &str, error: impl std::fmt::Display) -> Error {
 impl Server {
     /// Takes the ports and starts the shards. They accept connections from here on.
     pub fn start(config: &ServerConfig) -> Result<Self> {
+        let tls = ServerTls::load(&config.tls)?;
         let (bound, cluster) = config.bind()?;
         let isa = Isa::get()?;
         let memory_limit = config.memory_per_shard(bound.len());
@@ -83,12 +85,13 @@ impl Server {
                 pins: Arc::default(),
                 connections: AtomicU64::new(0),
                 connections_refused: AtomicU64::new(0),
+                handshakes_failed: AtomicU64::new(0),
                 streams_reset: AtomicU64::new(0),
                 frames: AtomicU64::new(0),
                 frames_refused: AtomicU64::new(0),
             });
             nodes.push(node.clone());
-            threads.push(spawn(shard, node, config.insecure, config.socket)?);
+            threads.push(spawn(shard, node, tls.clone(), config.socket)?);
         }
         Ok(Self { addresses, nodes, phase, threads: Mutex::new(threads) })
     }
@@ -161,23 +164,28 @@ fn random() -> Result<u64> {
     Ok(u64::from_ne_bytes(bytes) | 1)
 }
 
-fn spawn(bound: Bound, node: Arc<Node>, insecure: bool, socket: &'static str) -> Result<JoinHandle<()>> {
+fn spawn(
+    bound: Bound,
+    node: Arc<Node>,
+    tls: Option<ServerTls>,
+    socket: &'static str,
+) -> Result<JoinHandle<()>> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| internal("cannot make a runtime", error))?;
     std::thread::Builder::new()
         .name(format!("fastps-shard-{}", bound.index))
-        .spawn(move || run(runtime, bound, &node, insecure, socket))
+        .spawn(move || run(runtime, bound, &node, tls, socket))
         .map_err(|error| internal("cannot start a thread", error))
 }
 
-fn run(runtime: Runtime, bound: Bound, node: &Arc<Node>, insecure: bool, socket: &str) {
+fn run(runtime: Runtime, bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: &str) {
     let index = bound.index;
     let mut phase = node.phase.clone();
     let result = runtime.block_on(async {
         tokio::select! {
-            result = serve(bound, node, insecure, socket) => result,
+            result = serve(bound, node, tls, socket) => result,
             _ = phase.wait_for(|phase| *phase == Phase::Cutting) => {
                 tracing::warn!(shard = index, "clients did not let go in time: their connections are cut");
                 Ok(())
@@ -191,7 +199,7 @@ fn run(runtime: Runtime, bound: Bound, node: &Arc<Node>, insecure: bool, socket:
     runtime.shutdown_background();
 }
 
-async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool, socket: &str) -> Result<()> {
+async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: &str) -> Result<()> {
     let listener = tokio::net::TcpListener::from_std(bound.listener)
         .map_err(|error| internal("cannot use the listener", error))?;
     let open = listener.local_addr().is_ok_and(|a| !a.ip().is_loopback());
@@ -212,8 +220,8 @@ async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool, socket: &str) -> 
     let data =
         DataServer::new(DataService { node: node.clone() }).max_decoding_message_size(MAX_MESSAGE_BYTES);
 
-    let sweeper = tokio::spawn(sweep(node.clone(), insecure && open));
-    let settler = tokio::spawn(settle(node.clone()));
+    let sweeper = tokio::spawn(sweep(node.clone(), danger(tls.as_ref()).filter(|_| open)));
+    let settler = tokio::spawn(settle(node.clone(), tls.as_ref().map(|tls| tls.others.clone())));
     let mut draining = node.phase.clone();
     let drain = tokio::spawn(async move {
         let _ = draining.wait_for(|phase| *phase >= Phase::Draining).await;
@@ -225,7 +233,7 @@ async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool, socket: &str) -> 
     let (foreign, connections) = tokio::sync::mpsc::channel(1);
     let local = Local::open(socket, node.server)
         .inspect_err(|error| tracing::info!(shard = node.index(), %error, "there is no Unix socket"));
-    let native = incoming::accept(listener, local.ok(), node.clone(), foreign);
+    let native = incoming::accept(listener, local.ok(), tls, node.clone(), foreign);
     let index = node.index();
     let others = tonic::transport::Server::builder()
         .layer(MapRequestLayer::new(incoming::Peer::keep_busy))
@@ -252,8 +260,21 @@ async fn serve(bound: Bound, node: &Arc<Node>, insecure: bool, socket: &str) -> 
     result.map_err(|error| internal("serving failed", error))
 }
 
+/// Why a server should not be reached from other machines.
+fn danger(tls: Option<&ServerTls>) -> Option<&'static str> {
+    match tls {
+        None => {
+            Some("--insecure: connections are neither encrypted nor authenticated, and everybody is admin")
+        }
+        Some(tls) if !tls.asks => Some(
+            "connections are encrypted and not authenticated, and everybody is admin: --tls-ca asks clients for certificates",
+        ),
+        Some(_) => None,
+    }
+}
+
 /// Ends leases that ran out, and reminds of an open door.
-async fn sweep(node: Arc<Node>, open: bool) {
+async fn sweep(node: Arc<Node>, danger: Option<&'static str>) {
     let shortest = node.sessions.lease().min(node.reservations.lease());
     let period = (shortest / 4).clamp(Duration::from_millis(5), Duration::from_secs(1));
     let mut ticks = tokio::time::interval(period);
@@ -262,12 +283,11 @@ async fn sweep(node: Arc<Node>, open: bool) {
     loop {
         ticks.tick().await;
         node.sweep(period);
-        if open && warned.is_none_or(|at| at.elapsed() >= Duration::from_mins(1)) {
+        if let Some(danger) = danger
+            && warned.is_none_or(|at| at.elapsed() >= Duration::from_mins(1))
+        {
             warned = Some(Instant::now());
-            tracing::warn!(
-                shard = node.index(),
-                "--insecure: connections are neither encrypted nor authenticated, and everybody is admin"
-            );
+            tracing::warn!(shard = node.index(), "{danger}");
         }
     }
 }

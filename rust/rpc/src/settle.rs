@@ -4,6 +4,7 @@
 use crate::client::channel;
 use crate::convert;
 use crate::node::Node;
+use crate::tls::ClientTls;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_client::ControlClient;
@@ -16,7 +17,7 @@ const MOST_ASKED: usize = 10_000;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs until it is aborted.
-pub(crate) async fn settle(node: Arc<Node>) {
+pub(crate) async fn settle(node: Arc<Node>, tls: Option<ClientTls>) {
     let period = (node.reservations.lease() / 4).max(Duration::from_millis(5));
     loop {
         tokio::time::sleep(period).await;
@@ -25,7 +26,7 @@ pub(crate) async fn settle(node: Arc<Node>) {
             continue;
         }
         // Without an answer they stay, and the question comes again.
-        match ask(&node, &asked).await {
+        match ask(&node, tls.as_ref(), &asked).await {
             Ok(told) => {
                 if !told.ended.is_empty() {
                     tracing::info!(shard = node.index(), reservations = ?told.ended, "sealed and never committed");
@@ -37,14 +38,14 @@ pub(crate) async fn settle(node: Arc<Node>) {
     }
 }
 
-async fn ask(node: &Node, reservations: &[u64]) -> Result<pb::SettleResponse> {
+async fn ask(node: &Node, tls: Option<&ClientTls>, reservations: &[u64]) -> Result<pb::SettleResponse> {
     if node.map.is_some() {
         return Ok(node.map()?.settle(reservations, Instant::now()));
     }
     let first =
         node.cluster.first().ok_or_else(|| Error::new(Kind::Internal, "a cluster without shard 0"))?;
     let mut control =
-        ControlClient::new(channel(first)?).max_decoding_message_size(fastps_proto::MAX_MESSAGE_BYTES);
+        ControlClient::new(channel(first, tls)?).max_decoding_message_size(fastps_proto::MAX_MESSAGE_BYTES);
     let mut question = tonic::Request::new(pb::SettleRequest { reservations: reservations.to_vec() });
     question.set_timeout(PATIENCE);
     let late = |_| Error::new(Kind::Deadline, format!("{first} did not answer in time"));

@@ -3,10 +3,12 @@
 //! push.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
+mod certificates;
 mod cluster;
 mod proxy;
 mod relay;
 
+use certificates::Ca;
 use cluster::Cluster;
 use fastps_core::codec::{Codec, ErrorFeedback};
 use fastps_core::dtype::{DType, View};
@@ -48,36 +50,51 @@ impl World {
     }
 
     fn of(seed: u64, optimizer: Optimizer) -> Self {
-        Self::build(seed, optimizer, |_| None)
+        Self::build(seed, optimizer, None, |_| None)
+    }
+
+    /// The same with TLS, certificates on both sides.
+    fn over_tls(seed: u64) -> Self {
+        let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
+        Self::build(seed, optimizer, Some(&Ca::new()), |_| None)
     }
 
     /// The same with relays between proxies and shards that send every frame twice.
     fn duplicating(seed: u64) -> Self {
         let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
-        Self::build(seed, optimizer, |servers| Some(Relays::start(servers)))
+        Self::build(seed, optimizer, None, |servers| Some(Relays::start(servers)))
     }
 
     /// The same with proxies between clients and Unix sockets, too.
     fn local(seed: u64) -> Self {
         let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
-        Self::over(Transport::Unix, seed, optimizer, |_| None)
+        Self::over(Transport::Unix, seed, optimizer, None, |_| None)
     }
 
-    fn build(seed: u64, optimizer: Optimizer, relays: impl FnOnce(&[String]) -> Option<Relays>) -> Self {
-        Self::over(Transport::Tcp, seed, optimizer, relays)
+    fn build(
+        seed: u64,
+        optimizer: Optimizer,
+        ca: Option<&Ca>,
+        relays: impl FnOnce(&[String]) -> Option<Relays>,
+    ) -> Self {
+        Self::over(Transport::Tcp, seed, optimizer, ca, relays)
     }
 
     fn over(
         transport: Transport,
         seed: u64,
         optimizer: Optimizer,
+        ca: Option<&Ca>,
         relays: impl FnOnce(&[String]) -> Option<Relays>,
     ) -> Self {
         // The tests of this file run at the same time.
         let prefix = format!("hidden-{}-{seed}", std::process::id());
         let socket: &'static str =
             if transport == Transport::Unix { prefix.clone().leak() } else { "fastps" };
-        let cluster = Cluster::of(3, |config| config.socket = socket);
+        let cluster = Cluster::of(3, |config| {
+            config.socket = socket;
+            config.tls = ca.map(Ca::mutual).unwrap_or_default();
+        });
         let relays = relays(&cluster.addresses());
         let servers = relays.as_ref().map_or_else(|| cluster.addresses(), Relays::addresses);
         let proxies = Proxies::start(&servers, seed);
@@ -85,7 +102,8 @@ impl World {
             proxies.before_sockets(&prefix, 3);
         }
         let connect = |addresses: &[String], transport| {
-            let options = ConnectOptions { timeout: PATIENT, transport, ..ConnectOptions::default() };
+            let tls = ca.map(Ca::client).unwrap_or_default();
+            let options = ConnectOptions { timeout: PATIENT, transport, tls, ..ConnectOptions::default() };
             Client::connect(addresses, options).unwrap()
         };
         let truth = connect(&cluster.addresses(), Transport::Tcp);
@@ -193,6 +211,15 @@ fn assert_exact(world: &World, ledger: &Ledger) {
 #[test]
 fn patient_pushes_are_applied_once_whatever_breaks() {
     applied_once(&World::new(1));
+}
+
+#[test]
+fn patient_pushes_are_applied_once_over_tls() {
+    let world = World::over_tls(11);
+    applied_once(&world);
+    for client in &world.clients {
+        assert!(client.transport().iter().all(|(_, way)| way.starts_with("tcp with TLS: ")));
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::session::{drive, jitter};
 use super::stats::Counters;
 use super::way::{Transport, Way};
 use super::{Client, Shared, after, control};
+use crate::tls::{ClientTls, TlsFiles};
 use crate::wire::SPIN;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
@@ -26,12 +27,16 @@ pub struct ConnectOptions {
     pub timeout: Duration,
     /// For people: shown in the servers' statistics.
     pub name: String,
-    /// Send a CRC-32C with every payload; `None` = to servers that are not on loopback.
+    /// Send a CRC-32C with every payload; `None` = without TLS, to servers that are not on loopback.
     pub checksums: Option<bool>,
     /// How frames reach the servers.
     pub transport: Transport,
     /// How long a call looks for its answer before it sleeps, where that paid of late; zero: never.
     pub spin: Duration,
+    /// TLS, if `ca` is given: by it servers are known.
+    pub tls: TlsFiles,
+    /// The name that servers' certificates must have; `None` = the host of the server's address.
+    pub tls_server_name: Option<String>,
 }
 
 impl Default for ConnectOptions {
@@ -43,6 +48,8 @@ impl Default for ConnectOptions {
             checksums: None,
             transport: Transport::Auto,
             spin: SPIN,
+            tls: TlsFiles::default(),
+            tls_server_name: None,
         }
     }
 }
@@ -60,6 +67,14 @@ pub(super) fn is_loopback(address: &str) -> bool {
     host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
 }
 
+/// Who says hello, how, and until when.
+#[derive(Clone)]
+struct Caller {
+    name: String,
+    tls: Option<ClientTls>,
+    deadline: Instant,
+}
+
 /// A server that said hello.
 struct Met {
     address: String,
@@ -75,9 +90,11 @@ impl Client {
         if addresses.is_empty() {
             return Err(Error::new(Kind::Config, "no address to connect to").expected("host:port", "nothing"));
         }
+        let tls = ClientTls::load(&options.tls, options.tls_server_name.as_deref())?;
         let driver = Driver::start(options.spin)?;
-        let (asked, name) = (addresses.to_vec(), options.name.clone());
-        let met = driver.drive(async |_| meet_cluster(asked, name, deadline).await);
+        let caller = Caller { name: options.name.clone(), tls: tls.clone(), deadline };
+        let asked = addresses.to_vec();
+        let met = driver.drive(async |_| meet_cluster(asked, caller).await);
         let met = met.inspect_err(|_| driver.end())?;
         let shared = Arc::new(Shared {
             process: Process::current(),
@@ -92,7 +109,7 @@ impl Client {
         let link = |met: Met| {
             let own = met.hello.cluster.get(met.hello.shard as usize);
             let direct = own.is_some_and(|own| is_same(own, &met.address));
-            let way = Way::new(options.transport, direct);
+            let way = Way::new(options.transport, direct, tls.clone());
             Link::new(shared.clone(), met.address, met.channel, met.client, &met.hello, &driver, way)
         };
         let links: Vec<_> = met.into_iter().map(link).collect();
@@ -125,12 +142,12 @@ impl Client {
 }
 
 /// Says hello to all addresses, and then to the shards that they tell of; sorted by shard.
-async fn meet_cluster(addresses: Vec<String>, name: String, deadline: Instant) -> Result<Vec<Met>> {
+async fn meet_cluster(addresses: Vec<String>, caller: Caller) -> Result<Vec<Met>> {
     let mut shards: BTreeMap<u32, Met> = BTreeMap::new();
     let mut waiting = addresses;
     loop {
         let known = shards.len();
-        for met in meet_all(std::mem::take(&mut waiting), &name, deadline).await? {
+        for met in meet_all(std::mem::take(&mut waiting), &caller).await? {
             match shards.get(&met.hello.shard) {
                 Some(other) if other.hello.server != met.hello.server => {
                     return Err(Error::new(
@@ -178,11 +195,11 @@ async fn meet_cluster(addresses: Vec<String>, name: String, deadline: Instant) -
     }
 }
 
-async fn meet_all(addresses: Vec<String>, name: &str, deadline: Instant) -> Result<Vec<Met>> {
+async fn meet_all(addresses: Vec<String>, caller: &Caller) -> Result<Vec<Met>> {
     let mut tries = JoinSet::new();
     for address in addresses {
-        let name = name.to_owned();
-        tries.spawn(async move { meet(&address, &name, deadline).await.map_err(|error| (address, error)) });
+        let caller = caller.clone();
+        tries.spawn(async move { meet(&address, caller).await.map_err(|error| (address, error)) });
     }
     let (mut met, mut failed) = (Vec::new(), Vec::new());
     while let Some(result) = tries.join_next().await {
@@ -201,13 +218,14 @@ async fn meet_all(addresses: Vec<String>, name: &str, deadline: Instant) -> Resu
 }
 
 /// Says hello to one address, again until the deadline while nobody is there.
-async fn meet(address: &str, name: &str, deadline: Instant) -> Result<Met> {
+async fn meet(address: &str, caller: Caller) -> Result<Met> {
+    let Caller { name, tls, deadline } = caller;
     let mut pause = Duration::from_millis(20);
     let mut last = None;
-    let channel = control::channel(address)?;
+    let channel = control::channel(address, tls.as_ref())?;
     loop {
         let client = random()?;
-        let hello = control::hello(channel.clone(), client, name, false);
+        let hello = control::hello(channel.clone(), client, &name, false);
         match tokio::time::timeout_at(deadline.into(), hello).await {
             Ok(Ok(hello)) => {
                 return Ok(Met { address: address.to_owned(), channel, client, hello });

@@ -3,9 +3,11 @@
 use super::link::Link;
 use super::session::jitter;
 use crate::convert;
+use crate::tls::{self, ClientTls};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_client::ControlClient;
+use hyper_util::rt::TokioIo;
 use std::time::{Duration, Instant};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
@@ -14,11 +16,11 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// A channel that connects at its first call, and again whenever its connection has broken.
-pub(crate) fn channel(address: &str) -> Result<Channel> {
+pub(crate) fn channel(address: &str, tls: Option<&ClientTls>) -> Result<Channel> {
     let fail = |e| {
         Error::new(Kind::Config, format!("invalid address {address:?}: {e}")).expected("host:port", address)
     };
-    Ok(Endpoint::from_shared(format!("http://{address}"))
+    let endpoint = Endpoint::from_shared(format!("{}://{address}", tls::scheme(tls)))
         .map_err(fail)?
         .max_frame_size(1 << 20)
         .initial_connection_window_size(16 << 20)
@@ -28,8 +30,15 @@ pub(crate) fn channel(address: &str) -> Result<Channel> {
         .http2_keep_alive_interval(Duration::from_secs(5))
         .keep_alive_timeout(Duration::from_secs(5))
         .keep_alive_while_idle(true)
-        .connect_timeout(Duration::from_secs(5))
-        .connect_lazy())
+        .connect_timeout(Duration::from_secs(5));
+    let Some(tls) = tls.cloned() else {
+        return Ok(endpoint.connect_lazy());
+    };
+    let address = address.to_owned();
+    Ok(endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
+        let (tls, address) = (tls.clone(), address.clone());
+        async move { tls::connect(&address, Some(&tls)).await.map(TokioIo::new) }
+    })))
 }
 
 /// One hello, tried once.

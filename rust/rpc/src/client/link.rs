@@ -64,7 +64,7 @@ impl Link {
         let queue = Queue::new(client, hello.server);
         Arc::new(Self {
             shard: hello.shard,
-            checksums: shared.checksums.unwrap_or_else(|| !is_loopback(&address)),
+            checksums: shared.checksums.unwrap_or_else(|| way.tls.is_none() && !is_loopback(&address)),
             address,
             channel,
             lease: std::time::Duration::from_millis(u64::from(hello.lease_ms.max(300))),

@@ -2,6 +2,7 @@
 
 use super::way::Way;
 use crate::convert;
+use crate::tls;
 use crate::wire::{
     Framed, MAX_FRAME, Messages, NATIVE, Outbox, PATH, Piece, RESET, SERVER, Socket, UNWRITTEN, status,
 };
@@ -37,7 +38,7 @@ impl Stream {
             .handshake(Framed::new(socket, 0))
             .await
             .map_err(|error| broken(Err(error)))?;
-        let request = Request::post(format!("http://{address}{PATH}"))
+        let request = Request::post(format!("{}://{address}{PATH}", tls::scheme(way.tls.as_ref())))
             .header(CONTENT_TYPE, "application/grpc")
             .header(TE, "trailers")
             .body(())

@@ -2,10 +2,10 @@
 
 use super::runtime::lock;
 use crate::local;
+use crate::tls::{self, ClientTls};
 use crate::wire::Socket;
 use fastps_core::error::{Error, Kind, Result};
 use std::sync::Mutex;
-use tokio::net::TcpStream;
 
 /// How frames reach a server; control calls go over TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,13 +25,15 @@ pub(super) struct Way {
     asked: Transport,
     /// It was reached by its own address, not through somebody in between.
     direct: bool,
+    /// Over TCP, with TLS.
+    pub(super) tls: Option<ClientTls>,
     /// What is in use, and why.
     present: Mutex<String>,
 }
 
 impl Way {
-    pub(super) fn new(asked: Transport, direct: bool) -> Self {
-        Self { asked, direct, present: Mutex::new("not connected yet".to_owned()) }
+    pub(super) fn new(asked: Transport, direct: bool, tls: Option<ClientTls>) -> Self {
+        Self { asked, direct, tls, present: Mutex::new("not connected yet".to_owned()) }
     }
 
     /// What is in use, and why.
@@ -57,8 +59,9 @@ impl Way {
                 Err(error) => format!("no Unix socket of the server is here ({error})"),
             },
         };
-        let socket = TcpStream::connect(address).await.map_err(failed)?;
-        *lock(&self.present) = format!("tcp: {why}");
-        Ok(socket.into())
+        let socket = tls::connect(address, self.tls.as_ref()).await.map_err(failed)?;
+        let how = if self.tls.is_some() { "tcp with TLS" } else { "tcp" };
+        *lock(&self.present) = format!("{how}: {why}");
+        Ok(socket)
     }
 }

@@ -3,6 +3,7 @@
 use fastps_core::error::{Details, Error, Kind};
 use fastps_proto::{MAX_MESSAGE_BYTES, v1 as pb};
 use prost::Message;
+use std::io;
 use tonic::codegen::http;
 use tonic::{Code, Status};
 
@@ -105,6 +106,7 @@ pub fn error_from_status(status: &Status) -> Error {
         return error_from_refusal(refusal);
     }
     let kind = match status.code() {
+        _ if was_denied(status) => Kind::Denied,
         Code::NotFound => Kind::UnknownTensor,
         Code::InvalidArgument | Code::OutOfRange => Kind::Frame,
         Code::ResourceExhausted => Kind::Capacity,
@@ -122,6 +124,16 @@ pub fn error_from_status(status: &Status) -> Error {
         message = format!("{message} ({cause})");
     }
     Error::new(kind, message)
+}
+
+/// Whether TLS refused the server, or the server this client: trying again changes nothing.
+fn was_denied(status: &Status) -> bool {
+    let causes = std::iter::successors(std::error::Error::source(status), |error| error.source());
+    causes.into_iter().any(|error| {
+        let io = error.downcast_ref::<io::Error>();
+        let io = io.or_else(|| error.downcast_ref::<h2::Error>().and_then(h2::Error::get_io));
+        io.is_some_and(|io| io.kind() == io::ErrorKind::PermissionDenied)
+    })
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! A socket, of either kind.
+//! A socket, of any kind.
 
+use crate::tls::{self, Secure};
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -11,6 +12,7 @@ use tokio::net::{TcpStream, UnixStream};
 pub(crate) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
+    Tls(Box<Secure>),
 }
 
 impl From<TcpStream> for Socket {
@@ -27,18 +29,25 @@ impl From<UnixStream> for Socket {
     }
 }
 
+impl From<Secure> for Socket {
+    fn from(tls: Secure) -> Self {
+        Self::Tls(Box::new(tls))
+    }
+}
+
 macro_rules! either {
     ($this:expr, $io:ident => $work:expr) => {
         match $this {
             Socket::Tcp($io) => $work,
             Socket::Unix($io) => $work,
+            Socket::Tls($io) => $work,
         }
     };
 }
 
 impl AsyncRead for Socket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        either!(self.get_mut(), io => Pin::new(io).poll_read(cx, buf))
+        either!(self.get_mut(), io => Pin::new(io).poll_read(cx, buf)).map_err(tls::told)
     }
 }
 

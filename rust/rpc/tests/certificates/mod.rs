@@ -1,0 +1,82 @@
+//! A CA and certificates of all kinds, as PEM files in a folder of their own.
+
+use fastps_rpc::TlsFiles;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A CA; its files go with it.
+pub(crate) struct Ca {
+    folder: PathBuf,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+#[allow(dead_code)] // each test file uses a part
+impl Ca {
+    pub(crate) fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("fastps-tls-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, format!("CA {number}"));
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap();
+        std::fs::write(folder.join("ca.pem"), certificate.pem()).unwrap();
+        Self { folder, issuer: Issuer::new(params, key) }
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What a client has that trusts this CA and shows no certificate.
+    pub(crate) fn trust(&self) -> TlsFiles {
+        TlsFiles { ca: Some(self.folder.join("ca.pem")), ..TlsFiles::default() }
+    }
+
+    /// A certificate for this machine; nobody is asked for one.
+    pub(crate) fn server(&self) -> TlsFiles {
+        self.issue("server", &["127.0.0.1", "localhost"], |_| ())
+    }
+
+    /// The same, and who shows no certificate of this CA is turned away.
+    pub(crate) fn mutual(&self) -> TlsFiles {
+        TlsFiles { ca: self.trust().ca, ..self.server() }
+    }
+
+    /// A client's certificate, and trust in this CA.
+    pub(crate) fn client(&self) -> TlsFiles {
+        TlsFiles { ca: self.trust().ca, ..self.issue("client", &["worker"], |_| ()) }
+    }
+
+    pub(crate) fn expired(&self) -> TlsFiles {
+        self.issue("expired", &["127.0.0.1"], |params| params.not_after = date_time_ymd(2020, 1, 1))
+    }
+
+    pub(crate) fn issue(
+        &self,
+        file: &str,
+        names: &[&str],
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> TlsFiles {
+        let mut params =
+            CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap();
+        change(&mut params);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let write = |kind: &str, text: String| {
+            let path = self.folder.join(format!("{file}{kind}.pem"));
+            std::fs::write(&path, text).unwrap();
+            Some(path)
+        };
+        TlsFiles { cert: write("", certificate.pem()), key: write("-key", key.serialize_pem()), ca: None }
+    }
+}
+
+impl Drop for Ca {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}

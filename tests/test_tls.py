@@ -1,0 +1,114 @@
+"""TLS from Python: the options arrive, and what goes wrong is told by typed errors."""
+
+import multiprocessing
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastps
+from fastps.cli import main
+
+LARGE = 600_001
+
+
+def train(ps):
+    """Some steps of a worker, and a pull; the worker is a client with connections of its own."""
+    params = {"w": np.zeros(LARGE, np.float32)}
+    ps.register("w", params["w"], optimizer=fastps.SGD(lr=1.0))
+    worker = fastps.Worker(ps, params, mode=fastps.Local(push_every=1, pull_every=1, lr=1.0))
+    for _ in range(3):
+        worker.step({"w": -np.ones(LARGE, np.float32)})
+    worker.flush()
+    np.testing.assert_array_equal(ps.pull("w"), np.full(LARGE, 3, np.float32))
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+@pytest.mark.parametrize("transport", ["tcp", None])
+def test_training_over_tls(ca, mutual, transport):
+    server_files = ca.server | (ca.trust if mutual else {})
+    client_files = ca.client if mutual else ca.trust
+    with (
+        fastps.serve(shards=2, **server_files) as server,
+        fastps.connect(server.addresses, transport=transport, **client_files) as ps,
+    ):
+        train(ps)
+        way = "tcp with TLS: asked for" if transport else "unix: "
+        assert all(text.startswith(way) for text in ps.transport.values())
+
+
+def test_paths_and_names(ca):
+    files = {name: Path(file) for name, file in ca.issue("host", "host-a").items()}
+    with fastps.serve(**files) as server:
+        trust = {"tls_ca": Path(ca.file)}
+        with fastps.connect(server.addresses, tls_server_name="host-a", **trust) as ps:
+            train(ps)
+        with pytest.raises(fastps.PermissionDeniedError, match=r"is for host-a, not for 127\.0\.0\.1"):
+            fastps.connect(server.addresses, **trust)
+
+
+def pull_in_a_child(ps, queue):
+    queue.put(ps.pull("w").sum())
+
+
+def test_a_pickled_client_connects_with_tls(ca):
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        fastps.serve(**ca.server, tls_ca=ca.file) as server,
+        fastps.connect(server.addresses, transport="tcp", **ca.client) as ps,
+    ):
+        ps.register("w", np.ones(5, np.float32), optimizer=fastps.SGD(lr=1.0))
+        queue = spawn.Queue()
+        child = spawn.Process(target=pull_in_a_child, args=(ps, queue))
+        child.start()
+        assert queue.get(timeout=60) == 5
+        child.join(30)
+        assert child.exitcode == 0
+
+
+def refused(addresses, match, **files):
+    begin = time.monotonic()
+    with pytest.raises(fastps.PermissionDeniedError, match=match) as caught:
+        fastps.connect(addresses, timeout=60, **files)
+    assert time.monotonic() - begin < 10
+    assert addresses in str(caught.value)
+
+
+def test_who_is_not_trusted_is_refused(ca, tmp_path_factory):
+    other = type(ca)(tmp_path_factory.mktemp("other"))
+    with fastps.serve(**ca.server, tls_ca=ca.file) as server:
+        address = server.addresses
+        refused(address, "the server asks for a client's certificate", **ca.trust)
+        refused(address, "does not accept the client's certificate", **(other.client | ca.trust))
+        refused(address, "was not signed by a CA of tls_ca", **other.client)
+        refused(address, "this port speaks TLS")
+        with fastps.connect(address, **ca.client) as ps:
+            train(ps)
+    with fastps.serve(**ca.issue("old", "127.0.0.1", expired=True)) as server:
+        refused(server.addresses, "has expired", **ca.trust)
+    with fastps.serve() as server:
+        refused(server.addresses, "does not speak TLS", **ca.trust)
+
+
+def test_files_that_cannot_be_used_are_named(ca, tmp_path):
+    missing = tmp_path / "missing.pem"
+    for files in [{"tls_ca": missing}, {"tls_ca": ca.file, "tls_cert": missing, "tls_key": missing}]:
+        with pytest.raises(fastps.ConfigError, match=r"missing\.pem"):
+            fastps.connect("127.0.0.1:1", **files)
+    with pytest.raises(fastps.ConfigError, match=r"missing\.pem"):
+        fastps.serve(**(ca.server | {"tls_key": missing}))
+    with pytest.raises(fastps.ConfigError, match="tls_ca"):
+        fastps.connect("127.0.0.1:1", tls_server_name="host-a")
+    with pytest.raises(fastps.ConfigError, match="go together"):
+        fastps.serve(tls_cert=ca.server["tls_cert"])
+
+
+def test_status_over_tls(ca, capfd):
+    client = ca.client
+    options = [part for name, file in client.items() for part in (f"--{name.replace('_', '-')}", file)]
+    with fastps.serve(**ca.server, tls_ca=ca.file) as server:
+        assert main(["status", server.addresses, *options]) == 0
+        assert "handshakes_failed: 0" in capfd.readouterr().out
+        assert main(["status", server.addresses]) == 1
+        assert "this port speaks TLS" in capfd.readouterr().err
