@@ -25,7 +25,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 pub(crate) type Secure = tokio_rustls::TlsStream<BufReader<TcpStream>>;
 
 /// What is read at once: rustls itself reads 4 KiB at a time.
-const READ: usize = 64 << 10;
+const READ: usize = 256 << 10;
 /// Memory of one connection: what is read ahead, what is encrypted and not written, and rustls's own.
 pub(crate) const CONNECTION_BYTES: u64 = READ as u64 + (128 << 10);
 /// What HTTP/2 is called in the handshake.
@@ -326,6 +326,12 @@ fn distrust(reason: &CertificateError) -> String {
         Bad::NotValidYet | Bad::NotValidYetContext { .. } => "is not valid yet".to_owned(),
         Bad::NotValidForName => "has another name".to_owned(),
         Bad::NotValidForNameContext { expected, presented } => {
+            // As `DnsName("host-a")`, `IpAddress(127.0.0.1)`.
+            let name = |text: &String| match text.split_once('(') {
+                Some((_, name)) => name.trim_matches(['"', ')']).to_owned(),
+                None => text.clone(),
+            };
+            let presented: Vec<_> = presented.iter().map(name).collect();
             format!("is for {}, not for {}", presented.join(", "), expected.to_str())
         }
         other => format!("is not accepted: {other}"),

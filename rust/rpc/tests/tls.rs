@@ -149,7 +149,7 @@ fn servers_that_are_not_trusted_are_refused() {
     let servers = [
         (start(other.server()), "was not signed by a CA of tls_ca"),
         (start(ca.expired()), "has expired"),
-        (start(ca.issue("elsewhere", &["host-a"], |_| ())), "is for"),
+        (start(ca.issue("elsewhere", &["host-a"], |_| ())), "is for host-a, not for 127.0.0.1"),
     ];
     for (server, says) in &servers {
         refusal(&server.addresses()[0], options(ca.trust()), Kind::Denied, says);

@@ -105,8 +105,10 @@ pub fn error_from_status(status: &Status) -> Error {
     {
         return error_from_refusal(refusal);
     }
+    if let Some(reason) = denied_by_tls(status) {
+        return Error::new(Kind::Denied, reason);
+    }
     let kind = match status.code() {
-        _ if was_denied(status) => Kind::Denied,
         Code::NotFound => Kind::UnknownTensor,
         Code::InvalidArgument | Code::OutOfRange => Kind::Frame,
         Code::ResourceExhausted => Kind::Capacity,
@@ -126,13 +128,13 @@ pub fn error_from_status(status: &Status) -> Error {
     Error::new(kind, message)
 }
 
-/// Whether TLS refused the server, or the server this client: trying again changes nothing.
-fn was_denied(status: &Status) -> bool {
-    let causes = std::iter::successors(std::error::Error::source(status), |error| error.source());
-    causes.into_iter().any(|error| {
+/// Why TLS refused the server, or the server this client: trying again changes nothing.
+fn denied_by_tls(status: &Status) -> Option<String> {
+    let mut causes = std::iter::successors(std::error::Error::source(status), |error| error.source());
+    causes.find_map(|error| {
         let io = error.downcast_ref::<io::Error>();
-        let io = io.or_else(|| error.downcast_ref::<h2::Error>().and_then(h2::Error::get_io));
-        io.is_some_and(|io| io.kind() == io::ErrorKind::PermissionDenied)
+        let io = io.or_else(|| error.downcast_ref::<h2::Error>()?.get_io())?;
+        (io.kind() == io::ErrorKind::PermissionDenied).then(|| io.to_string())
     })
 }
 
