@@ -199,7 +199,7 @@ impl ClientTls {
         Self::of(files, roots(ca)?, files.identity()?, name).map(Some)
     }
 
-    /// A server as a client of the others: they have the same CA, or a certificate of the same issuer.
+    /// A server as a client of the others: they have the same CA, or a certificate of the same issuers.
     fn of_server(
         files: &TlsFiles,
         chain: Vec<CertificateDer<'static>>,
@@ -209,7 +209,9 @@ impl ClientTls {
             return Self::of(files, roots(ca)?, Some((chain, key)), None);
         }
         let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(chain);
+        // Where no issuer stands behind it, the certificate may be its own.
+        let issuers = chain.len().min(2) - 1;
+        roots.add_parsable_certificates(chain.into_iter().skip(issuers));
         Self::of(files, roots, None, None)
     }
 

@@ -1,10 +1,12 @@
 //! The server through the generated client alone: what any gRPC client in any language can do.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests, too, fail by panicking")]
 
+mod certificates;
 mod ledger;
 mod stubs;
 
 use bytes::Bytes;
+use certificates::{Ca, channel};
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::error::Kind;
@@ -13,8 +15,8 @@ use fastps_core::policy::{Admission, Held, Policy};
 use fastps_core::slice::Slice;
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
-use fastps_rpc::ServerConfig;
 use fastps_rpc::convert::{self, Answer, Read, Route};
+use fastps_rpc::{Server, ServerConfig};
 use ledger::{PATIENT, Tensor};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -372,13 +374,33 @@ async fn seal_both(shards: &mut [Shard; 2], spec: &pb::TensorSpec) -> pb::Regist
     place
 }
 
+/// A lease that runs out within the test.
+const SHORT: Duration = Duration::from_millis(200);
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn what_is_sealed_and_never_committed_is_freed_and_what_is_committed_stays() {
-    let reservation_lease = Duration::from_millis(200);
     let (server, first, _stream) =
-        start_with(&ServerConfig { shards: 2, reservation_lease, ..config() }).await;
+        start_with(&ServerConfig { shards: 2, reservation_lease: SHORT, ..config() }).await;
     let second = Shard::connect(&server.addresses()[1], CLIENT).await;
-    let mut shards = [first, second];
+    reservations_are_settled([first, second]).await;
+}
+
+/// Shard 1 asks shard 0, with TLS as with plain text.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn servers_settle_over_tls() {
+    let ca = Ca::new();
+    for tls in [ca.mutual(), ca.chained()] {
+        let server =
+            Server::start(&ServerConfig { shards: 2, reservation_lease: SHORT, tls, ..config() }).unwrap();
+        let [first, second] = [0, 1].map(|shard| server.addresses()[shard].clone());
+        let first = Shard::over(channel(&first, &ca.client()).await, CLIENT).await;
+        let second = Shard::over(channel(&second, &ca.client()).await, CLIENT).await;
+        reservations_are_settled([first, second]).await;
+    }
+}
+
+async fn reservations_are_settled(mut shards: [Shard; 2]) {
+    let reservation_lease = SHORT;
     let w = spec("w", 2 * SLICE);
     let place = seal_both(&mut shards, &w).await;
     // An owner that is slow, but alive, keeps its place.

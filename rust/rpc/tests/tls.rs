@@ -253,7 +253,7 @@ fn a_server_that_comes_back_without_trust_is_told() {
         |listen: &str, tls| ServerConfig { listen: vec![listen.into()], tls, ..ServerConfig::default() };
     let server = Server::start(&config("127.0.0.1:0", ca.server())).unwrap();
     let address = server.addresses()[0].clone();
-    let client = Client::connect(&[address.clone()], options(ca.trust())).unwrap();
+    let client = Client::connect(std::slice::from_ref(&address), options(ca.trust())).unwrap();
     check(&client, "w");
     server.stop(Duration::from_secs(5)).unwrap();
     let _server = Server::start(&config(&address, other.server())).unwrap();

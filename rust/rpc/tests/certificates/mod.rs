@@ -1,9 +1,17 @@
 //! A CA and certificates of all kinds, as PEM files in a folder of their own.
 
 use fastps_rpc::TlsFiles;
+use hyper_util::rt::TokioIo;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tonic::transport::{Channel, Endpoint};
 
 /// A CA; its files go with it.
 pub(crate) struct Ca {
@@ -41,6 +49,15 @@ impl Ca {
         self.issue("server", &["127.0.0.1", "localhost"], |_| ())
     }
 
+    /// The same, with the CA's certificate behind it.
+    pub(crate) fn chained(&self) -> TlsFiles {
+        let files = self.server();
+        let read = |file: &Option<PathBuf>| std::fs::read_to_string(file.as_deref().unwrap()).unwrap();
+        let chain = self.folder.join("chain.pem");
+        std::fs::write(&chain, read(&files.cert) + &read(&self.trust().ca)).unwrap();
+        TlsFiles { cert: Some(chain), ..files }
+    }
+
     /// The same, and who shows no certificate of this CA is turned away.
     pub(crate) fn mutual(&self) -> TlsFiles {
         TlsFiles { ca: self.trust().ca, ..self.server() }
@@ -73,6 +90,27 @@ impl Ca {
         };
         TlsFiles { cert: write("", certificate.pem()), key: write("-key", key.serialize_pem()), ca: None }
     }
+}
+
+/// A channel of generated stubs, with these files.
+#[allow(dead_code)]
+pub(crate) async fn channel(address: &str, files: &TlsFiles) -> Channel {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(files.ca.as_ref().unwrap()).unwrap()).unwrap();
+    let chain = vec![CertificateDer::from_pem_file(files.cert.as_ref().unwrap()).unwrap()];
+    let key = PrivateKeyDer::from_pem_file(files.key.as_ref().unwrap()).unwrap();
+    let config = ClientConfig::builder().with_root_certificates(roots).with_client_auth_cert(chain, key);
+    let connector = TlsConnector::from(Arc::new(config.unwrap()));
+    let endpoint = Endpoint::from_shared(format!("https://{address}")).unwrap();
+    let address = address.to_owned();
+    let connect = move |_| {
+        let (connector, address) = (connector.clone(), address.clone());
+        async move {
+            let name = ServerName::try_from("127.0.0.1").unwrap();
+            connector.connect(name, TcpStream::connect(address).await?).await.map(TokioIo::new)
+        }
+    };
+    endpoint.connect_with_connector(tower::service_fn(connect)).await.unwrap()
 }
 
 impl Drop for Ca {

@@ -124,7 +124,11 @@ impl Exchange {
 impl Shard {
     pub(crate) async fn connect(address: &str, client: u64) -> Self {
         let channel = Channel::from_shared(format!("http://{address}")).unwrap();
-        let channel = within(channel.connect()).await.unwrap();
+        Self::over(within(channel.connect()).await.unwrap(), client).await
+    }
+
+    /// Says hello over a channel.
+    pub(crate) async fn over(channel: Channel, client: u64) -> Self {
         let mut control = ControlClient::new(channel.clone());
         let hello = pb::HelloRequest { client, name: "test".into(), ..Default::default() };
         control.hello(timed(hello)).await.unwrap();
