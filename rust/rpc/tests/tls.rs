@@ -240,7 +240,7 @@ fn want_of_memory_is_told_over_tls() {
     let ca = Ca::new();
     let cluster = Cluster::of(1, |config| {
         config.tls = ca.server();
-        config.memory_limit = Some(1 << 20);
+        config.memory_limit = Some(1 << 18);
     });
     refusal(&cluster.addresses()[0], options(ca.trust()), Kind::Capacity, "memory");
     assert_eq!(cluster.counter(0, "connections"), 0);
