@@ -107,7 +107,9 @@ pub(crate) async fn channel(address: &str, files: &TlsFiles) -> Channel {
         let (connector, address) = (connector.clone(), address.clone());
         async move {
             let name = ServerName::try_from("127.0.0.1").unwrap();
-            connector.connect(name, TcpStream::connect(address).await?).await.map(TokioIo::new)
+            let tcp = TcpStream::connect(address).await?;
+            tcp.set_nodelay(true)?;
+            connector.connect(name, tcp).await.map(TokioIo::new)
         }
     };
     endpoint.connect_with_connector(tower::service_fn(connect)).await.unwrap()
