@@ -72,7 +72,7 @@ where
     let mut pause = FIRST_PAUSE;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let client = ControlClient::new(link.channel.clone())
+        let client = ControlClient::new(link.channel()?)
             .max_decoding_message_size(fastps_proto::MAX_MESSAGE_BYTES)
             .max_encoding_message_size(fastps_proto::MAX_MESSAGE_BYTES);
         let error = match tokio::time::timeout(left, send(client, left)).await {

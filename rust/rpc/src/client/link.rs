@@ -41,7 +41,8 @@ pub(super) struct Link {
     /// Whether payloads carry a CRC-32C.
     checksums: bool,
     pub(super) address: String,
-    pub(super) channel: Channel,
+    /// For control calls; a closed link has none, so that the connection ends.
+    channel: Mutex<Option<Channel>>,
     pub(super) lease: std::time::Duration,
     pub(super) driver: Weak<Driver>,
     pub(super) way: Way,
@@ -66,7 +67,7 @@ impl Link {
             shard: hello.shard,
             checksums: shared.checksums.unwrap_or_else(|| way.tls.is_none() && !is_loopback(&address)),
             address,
-            channel,
+            channel: Mutex::new(Some(channel)),
             lease: std::time::Duration::from_millis(u64::from(hello.lease_ms.max(300))),
             driver: Arc::downgrade(driver),
             way,
@@ -83,6 +84,10 @@ impl Link {
     /// This link's incarnation.
     pub(super) fn client(&self) -> u64 {
         lock(&self.queue).client
+    }
+
+    pub(super) fn channel(&self) -> Result<Channel> {
+        lock(&self.channel).clone().ok_or_else(closed)
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -317,6 +322,7 @@ impl Link {
         }
         queue.wake();
         self.changed.notify_one();
+        *lock(&self.channel) = None;
         let unsent = queue.frames.extract_if(.., |_, p| p.attempts == 0 || !p.identified());
         let unsent: Vec<_> = unsent.map(|(_, p)| p.waiter).collect();
         let error = self.not_sent(&queue);
