@@ -1,12 +1,13 @@
-"""Push and pull over TCP loopback (also: Unix socket, TLS), against raw TCP sockets in the same run.
+"""Push and pull over loopback (also with TLS), a Unix socket and shared memory, against raw sockets and raw memory.
 
     python benchmarks/transport.py [--quick] [--sizes 4K,64K,1M,4M,64M] [--output benchmarks/README.md]
 
 One step pushes N bytes of float32 gradient, has the server apply SGD, and brings the N bytes of values back.
-The server is one shard in a process of its own; the reference is `reference/raw_socket.c`, built here. All
-variants take turns within each round, so that whatever else happens on the machine happens to all of them;
-medians of all repetitions. What TLS may cost follows from how fast one core encrypts (`openssl speed`).
-The table goes to standard output and, between its two markers, into `--output`.
+The server is one shard in a process of its own; the references are `reference/raw_socket.c` and
+`reference/shared_memory.c`, built here. All variants take turns within each round, so that whatever else
+happens on the machine happens to all of them; medians of all repetitions. What TLS may cost follows from how
+fast one core encrypts (`openssl speed`). The table goes to standard output and, between its two markers, into
+`--output`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ LR = 0.01
 TLS = "push_pull, TLS"
 AES_SHARE = 0.8
 """How much of one core's AES-GCM rate TLS is to reach."""
+SOCKETS = "raw sockets"
+MEMORY = "raw memory"
+REFERENCES = (SOCKETS, MEMORY)
 
 Arrays = dict[str, NDArray[np.float32]]
 Samples = dict[str, list[int]]
@@ -52,15 +56,25 @@ QUICK = Effort(rounds=3, seconds_per_size=1.5, most_per_round=20)
 
 
 class Reference:
-    """The raw-socket pair: a server process and a client process that repeats steps on demand."""
+    """Two processes of a C program; the client among them repeats steps on demand."""
 
-    def __init__(self, program: Path, largest: int) -> None:
-        self._server = subprocess.Popen([program, "server", str(largest)], stdout=subprocess.PIPE, text=True)
-        assert self._server.stdout is not None
-        port = self._server.stdout.readline().strip()
-        command = [str(program), "client", port, str(largest)]
+    def __init__(self, client: list[str | Path], server: subprocess.Popen[str] | None = None) -> None:
         pipe = subprocess.PIPE
-        self._client = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        self._server = server
+        self._client = subprocess.Popen(client, stdin=pipe, stdout=pipe, text=True)
+
+    @classmethod
+    def sockets(cls, folder: Path, largest: int) -> Reference:
+        """Over TCP loopback."""
+        program = compile_c(folder / "raw_socket", ["raw_socket.c"])
+        server = subprocess.Popen([program, "server", str(largest)], stdout=subprocess.PIPE, text=True)
+        assert server.stdout is not None
+        return cls([program, "client", server.stdout.readline().strip(), str(largest)], server)
+
+    @classmethod
+    def memory(cls, folder: Path, largest: int) -> Reference:
+        """Through shared memory; its client makes the server."""
+        return cls([compile_c(folder / "shared_memory", ["shared_memory.c"]), str(largest)])
 
     def step(self, size: int, repetitions: int) -> list[int]:
         """Nanoseconds of each repetition."""
@@ -72,7 +86,8 @@ class Reference:
     def close(self) -> None:
         """Ends both processes."""
         self._client.communicate()
-        self._server.wait(10)
+        if self._server:
+            self._server.wait(10)
 
 
 def certificate(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -136,6 +151,7 @@ def variants(
     unchecked: fastps.ParameterServer,
     checked: fastps.ParameterServer,
     unix: fastps.ParameterServer,
+    shared: fastps.ParameterServer,
     tls: fastps.ParameterServer,
     size: int,
 ) -> dict[str, Step]:
@@ -175,20 +191,24 @@ def variants(
         "push, then pull": push_then_pull("two calls"),
         "int8": push_pull(unchecked, "int8", fastps.Int8()),
         "onebit": bound_push_pull("onebit", fastps.OneBit()),
+        "push_pull, shared memory": push_pull(shared, "shared"),
     }
 
 
-def measure(reference: Reference, steps: dict[str, Step], size: int, effort: Effort) -> Samples:
+def measure(references: dict[str, Reference], steps: dict[str, Step], size: int, effort: Effort) -> Samples:
     """All variants, turn by turn. A first step of each warms up; a second one says how many fit the time."""
     for step in steps.values():
         step()
-    reference.step(size, 1)
-    one_of_each = sum(timed(step) for step in steps.values()) + sum(reference.step(size, 1))
+    for reference in references.values():
+        reference.step(size, 1)
+    one_of_each = sum(timed(step) for step in steps.values())
+    one_of_each += sum(sum(reference.step(size, 1)) for reference in references.values())
     fit = int(effort.seconds_per_size * 1e9 / effort.rounds / one_of_each)
     repetitions = max(1, min(effort.most_per_round, fit))
-    samples: Samples = {name: [] for name in ["raw", *steps]}
+    samples: Samples = {name: [] for name in [*references, *steps]}
     for _ in range(effort.rounds):
-        samples["raw"] += reference.step(size, repetitions)
+        for name, reference in references.items():
+            samples[name] += reference.step(size, repetitions)
         for name, step in steps.items():
             samples[name] += [timed(step) for _ in range(repetitions)]
     return samples
@@ -200,16 +220,20 @@ def size_name(size: int) -> str:
 
 
 def rows(results: dict[int, Samples]) -> list[str]:
-    """Medians, and in brackets the ratio to the reference of the same row."""
-    names = list(next(iter(results.values())))
+    """Medians, and in brackets the ratio to raw memory (shared memory) or to raw sockets (all others)."""
+    names = [name for name in next(iter(results.values())) if name not in REFERENCES]
 
     def row(size: int, samples: Samples) -> list[str]:
-        raw = statistics.median(samples["raw"])
-        medians = [statistics.median(samples[name]) for name in names[1:]]
-        ratios = [f"{readable(median)} ({median / raw:.2f})" for median in medians]
-        return [size_name(size), readable(raw), *ratios, str(len(samples["raw"]))]
+        raw = {name: statistics.median(samples[name]) for name in REFERENCES}
 
-    columns = ["N", "raw sockets", *names[1:], "repetitions"]
+        def cell(name: str) -> str:
+            median = statistics.median(samples[name])
+            return f"{readable(median)} ({median / raw[MEMORY if 'shared memory' in name else SOCKETS]:.2f})"
+
+        medians = [readable(median) for median in raw.values()]
+        return [size_name(size), *medians, *map(cell, names), str(len(samples[SOCKETS]))]
+
+    columns = ["N", *REFERENCES, *names, "repetitions"]
     return table(columns, (row(size, samples) for size, samples in results.items()))
 
 
@@ -218,7 +242,7 @@ def verdict(results: dict[int, Samples]) -> list[str]:
     won: list[str] = []
     lost: list[str] = []
     for size, samples in results.items():
-        ratio = statistics.median(samples["push_pull"]) / statistics.median(samples["raw"])
+        ratio = statistics.median(samples["push_pull"]) / statistics.median(samples[SOCKETS])
         (won if ratio <= 1 else lost).append(f"{size_name(size)} ({ratio:.2f})")
     return [
         f"`push_pull` against raw sockets: at least as fast at {', '.join(won) or 'no size'}; "
@@ -261,8 +285,13 @@ def main() -> None:
     results: dict[int, Samples] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        reference = Reference(compile_c(folder / "raw_socket", ["raw_socket.c"]), max(arguments.sizes))
-        stack.callback(reference.close)
+        largest = max(arguments.sizes)
+        references = {
+            SOCKETS: Reference.sockets(folder, largest),
+            MEMORY: Reference.memory(folder, largest),
+        }
+        for reference in references.values():
+            stack.callback(reference.close)
         address = stack.enter_context(server_process())
         server_files, client_files = certificate(folder)
         encrypting = stack.enter_context(server_process(**server_files))
@@ -270,12 +299,13 @@ def main() -> None:
         unchecked = stack.enter_context(fastps.connect(address, check_finite=False, transport="tcp"))
         checked = stack.enter_context(fastps.connect(address, check_finite=True, transport="tcp"))
         unix = stack.enter_context(fastps.connect(address, check_finite=False, transport="unix"))
+        shared = stack.enter_context(fastps.connect(address, check_finite=False, transport="shm"))
         tls = stack.enter_context(
             fastps.connect(encrypting, check_finite=False, transport="tcp", **client_files)
         )
         for size in arguments.sizes:
-            steps = variants(unchecked, checked, unix, tls, size)
-            results[size] = measure(reference, steps, size, effort)
+            steps = variants(unchecked, checked, unix, shared, tls, size)
+            results[size] = measure(references, steps, size, effort)
             print(rows({size: results[size]})[-1], file=sys.stderr, flush=True)
     lines = [*header, *rows(results), "", *verdict(results), "", *encrypted(results, rate)]
     print("\n".join(lines))

@@ -42,6 +42,7 @@ UNSAFE_FILES = {
     "rust/core/src/isa.rs",
     "rust/core/src/params/cell.rs",
     "rust/python/src/buffer.rs",
+    "rust/rpc/src/wire/shm/memory.rs",
 }
 
 

@@ -467,8 +467,10 @@ class ParameterServer:
 
     @property
     def transport(self) -> dict[str, str]:
-        """How each server is reached and why, by address: ``unix: ..``, ``tcp: ..`` or ``tcp with TLS: ..``;
-        empty in process."""
+        """How each server is reached and why, by address: ``shm: ..``, ``unix: ..`` ``tcp: ..`` or ``tcp with TLS: ..``.
+
+        Empty in process.
+        """
         return dict(self._native.transport)
 
     @property
@@ -569,7 +571,7 @@ def connect(
     addresses: str | Sequence[str],
     timeout: float = 30.0,
     check_finite: bool = True,
-    transport: Literal["tcp", "unix"] | None = None,
+    transport: Literal["tcp", "unix", "shm"] | None = None,
     *,
     tls_ca: File | None = None,
     tls_cert: File | None = None,
@@ -586,9 +588,10 @@ def connect(
         check_finite: Scan gradients for NaN and infinity before anything is sent. False saves that scan for
             uncompressed pushes without error feedback, and only there; the servers refuse such values in any
             case, but slices of the same push may have been applied by then (`PartialPush`).
-        transport: ``"tcp"`` or ``"unix"`` pins how gradients and values reach the servers. By default a
-            server of the same user on the same machine is reached through its Unix socket, others over TCP;
-            `ParameterServer.transport` tells which and why.
+        transport: ``"tcp"``, ``"unix"`` or ``"shm"`` pins how gradients and values reach the servers. By
+            default a server of the same user on the same machine is reached through shared memory (where it
+            has none to give, through its Unix socket), others over TCP; `ParameterServer.transport` tells
+            which and why.
         spin_us: Microseconds for which a call looks for its answer before it sleeps, where that paid of late;
             a call that sleeps takes longer, one that looks takes the core meanwhile. 0: never, at most 1 s.
         tls_ca: Speak TLS, to servers whose certificate was signed by a CA of this PEM file.

@@ -32,8 +32,9 @@ pub(crate) fn connect(
         None => Transport::Auto,
         Some("tcp") => Transport::Tcp,
         Some("unix") => Transport::Unix,
+        Some("shm") => Transport::Shm,
         Some(other) => {
-            return Err(errors::config(py, "unknown transport", "\"tcp\", \"unix\" or None", other));
+            return Err(errors::config(py, "unknown transport", "\"tcp\", \"unix\", \"shm\" or None", other));
         }
     };
     let timeout = call::duration(py, timeout)?;

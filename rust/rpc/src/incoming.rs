@@ -10,9 +10,10 @@ use crate::node::{Node, Phase, Principal};
 use crate::room::{AT_REST, Room};
 use crate::tls::{self, ServerTls};
 use crate::turn_away::{linger, turn_away};
-use crate::wire::{NATIVE, Socket};
+use crate::wire::{ASK, NATIVE, SHARED_BYTES, Socket};
 use bytes::{Bytes, BytesMut};
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::shard::{Charge, Purpose};
 use http_body_util::BodyExt;
 use std::io;
 use std::pin::Pin;
@@ -35,6 +36,8 @@ pub(crate) const STREAM_WINDOW: u32 = 2 << 20;
 pub(crate) const CONNECTION_WINDOW: u32 = 2 * STREAM_WINDOW;
 /// What a connection takes to work: its window, and what HTTP/2 keeps of it and of its short calls.
 const CONNECTION_BYTES: u64 = CONNECTION_WINDOW as u64 + (256 << 10);
+/// What its stream takes at most before the first frame.
+const STREAM_BYTES: u64 = 8 << 20;
 /// Slices that one connection may keep pinned: answers that are not encoded yet.
 const PINS: usize = 2;
 /// Connections that nothing is counted for: within their handshake, or being told that they are not served. Beyond that they are
@@ -89,6 +92,8 @@ pub(crate) struct Connection {
     node: Arc<Node>,
     /// It has waited for memory since then, and looks again after this pause.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
+    /// Memory that it shares with its peer.
+    shared: Option<Charge>,
 }
 
 impl Drop for Connection {
@@ -106,6 +111,10 @@ impl Connection {
     async fn is_native(&mut self) -> io::Result<bool> {
         let mut opening = BytesMut::with_capacity(128);
         let native = loop {
+            if opening == ASK {
+                opening.clear();
+                self.share().await?;
+            }
             match is_native(&opening) {
                 Some(native) => break native,
                 None if self.io.get_mut().read_buf(&mut opening).await? == 0 => break false,
@@ -135,12 +144,28 @@ impl Connection {
             pause.as_mut().reset((now + PAUSE).into());
         }
     }
+
+    /// A client on this machine gets shared memory, if there is room for it beside what the connection takes to work.
+    async fn share(&mut self) -> io::Result<()> {
+        let meter = self.node.shard.meter();
+        let work = meter.take(Purpose::Connections, CONNECTION_BYTES + STREAM_BYTES);
+        let shared = work.and_then(|_work| meter.take(Purpose::Connections, SHARED_BYTES));
+        let (shared, room) = match shared {
+            Ok(shared) => (Some(shared), Ok(())),
+            Err(error) => (None, Err(error.to_string())),
+        };
+        self.shared = shared;
+        self.io.get_mut().share(room, self.node.spin).await
+    }
 }
 
 /// Whether a client that begins with these bytes is native; `None`: that cannot be told yet.
 fn is_native(opening: &[u8]) -> Option<bool> {
     const SETTINGS: u8 = 4;
     const MAX_HEADER_LIST_SIZE: u16 = 6;
+    if ASK.starts_with(opening) {
+        return None;
+    }
     let preface = opening.len().min(PREFACE.len());
     if opening[..preface] != PREFACE[..preface] {
         return Some(false);
@@ -248,7 +273,7 @@ impl Opening {
         drop(permit);
         node.connections.fetch_add(1, Ordering::Relaxed);
         let (io, opening, peer) = (io.take(0), Bytes::new(), Peer::new(room));
-        let mut connection = Connection { io, opening, peer, node, waiting: None };
+        let mut connection = Connection { io, opening, peer, node, waiting: None, shared: None };
         // Otherwise the peer has gone.
         let native = connection.is_native().await.ok()?;
         Some((connection, native))

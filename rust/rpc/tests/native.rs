@@ -292,22 +292,26 @@ fn nothing_stalls() {
 }
 
 #[test]
-fn a_server_on_this_machine_is_reached_through_its_unix_socket() {
-    let server = Server::start(&config()).unwrap();
+fn a_server_on_this_machine_is_reached_without_the_network() {
+    let server = Server::start(&ServerConfig { memory_limit: Some(256 << 20), ..config() }).unwrap();
     let address = server.addresses()[0].clone();
     let of = |address: &str, transport| {
         let options = ConnectOptions { timeout: PATIENT, transport, ..ConnectOptions::default() };
         Client::connect(&[address.to_owned()], options).unwrap()
     };
     let clients =
-        [of(&address, Transport::Auto), of(&address, Transport::Tcp), of(&address, Transport::Unix)];
+        [Transport::Auto, Transport::Tcp, Transport::Unix, Transport::Shm].map(|way| of(&address, way));
     let localhost = of(&address.replace("127.0.0.1", "localhost"), Transport::Auto);
     clients[0].register(spec("w", 3), View::Float32(&[0.0; 3]), PATIENT).unwrap();
     let values = Arc::new(vec![-1.0; 3]);
     let gradient = || Gradient { name: "w".into(), shape: vec![3], values: values.clone() };
-    for (client, way) in
-        clients.iter().chain([&localhost]).zip(["unix: ", "tcp: asked for", "unix: ", "unix: "])
-    {
+    for (client, way) in clients.iter().chain([&localhost]).zip([
+        "shm: ",
+        "tcp: asked for",
+        "unix: asked for",
+        "shm: ",
+        "shm: ",
+    ]) {
         client.push(&[gradient()], &options(PATIENT)).unwrap();
         let transport = client.transport();
         assert!(transport.len() == 1 && transport[0].1.starts_with(way), "{transport:?}");
@@ -331,7 +335,7 @@ fn a_server_on_this_machine_is_reached_through_its_unix_socket() {
         sum.iter_mut().zip(values).for_each(|(sum, value)| *sum = value);
     };
     client.pull(&["w".into()], PATIENT, &mut take).unwrap();
-    assert_eq!(sum, [5.0; 3]);
+    assert_eq!(sum, [6.0; 3]);
     server.stop(Duration::from_secs(5)).unwrap();
     runtime.shutdown_background();
 }

@@ -1,22 +1,26 @@
-//! How frames reach a server: over TCP, or through the Unix socket of a server on this machine.
+//! How frames reach a server: over TCP, or on this machine through its Unix socket and memory that both share.
 
 use super::runtime::lock;
 use crate::local;
 use crate::tls::{self, ClientTls};
-use crate::wire::Socket;
+use crate::wire::{LocalStream, Socket};
 use fastps_core::error::{Error, Kind, Result};
+use std::io;
 use std::sync::Mutex;
 
 /// How frames reach a server; control calls go over TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// Through its Unix socket where it is on this machine and reached by its own address, else over TCP.
+    /// Through shared memory, or else its Unix socket, where it is on this machine and reached by its own address; else
+    /// over TCP.
     #[default]
     Auto,
     /// Over TCP.
     Tcp,
     /// Through its Unix socket.
     Unix,
+    /// Through shared memory.
+    Shm,
 }
 
 /// The way to one server.
@@ -43,25 +47,58 @@ impl Way {
 
     /// Connects to the server of this incarnation.
     pub(super) async fn connect(&self, address: &str, server: u64) -> Result<Socket> {
-        let failed = |error| Error::new(Kind::Connection, format!("cannot connect: {error}"));
-        let why = match self.asked {
-            Transport::Tcp => "asked for".to_owned(),
-            Transport::Auto if !self.direct => "the server's own address is another one".to_owned(),
-            Transport::Auto | Transport::Unix => match local::connect(server).await {
-                Ok(socket) => {
-                    "unix: the server is on this machine".clone_into(&mut lock(&self.present));
-                    return Ok(socket.into());
+        let (socket, present) = match self.asked {
+            Transport::Tcp => self.tcp(address, "asked for").await?,
+            Transport::Auto if !self.direct => {
+                self.tcp(address, "the server's own address is another one").await?
+            }
+            Transport::Auto => match shared(server).await {
+                Ok(Ok(socket)) => (socket, SHM.to_owned()),
+                Ok(Err((socket, why))) => (socket, format!("unix: {why}")),
+                Err(error) => {
+                    self.tcp(address, &format!("no Unix socket of the server is here ({error})")).await?
                 }
-                Err(error) if self.asked == Transport::Unix => {
-                    return Err(failed(error)
-                        .expected("the server's Unix socket, of this user on this machine", address));
+            },
+            Transport::Unix => {
+                let socket = local::connect(server).await.map_err(|error| absent(error, address))?;
+                (socket.into(), "unix: asked for".to_owned())
+            }
+            Transport::Shm => match shared(server).await {
+                Ok(Ok(socket)) => (socket, SHM.to_owned()),
+                Ok(Err((_, why))) => {
+                    return Err(Error::new(Kind::Connection, why).expected("shared memory", address));
                 }
-                Err(error) => format!("no Unix socket of the server is here ({error})"),
+                Err(error) => return Err(absent(error, address)),
             },
         };
-        let socket = tls::connect(address, self.tls.as_ref()).await.map_err(failed)?;
-        let how = if self.tls.is_some() { "tcp with TLS" } else { "tcp" };
-        *lock(&self.present) = format!("{how}: {why}");
+        *lock(&self.present) = present;
         Ok(socket)
     }
+
+    async fn tcp(&self, address: &str, why: &str) -> Result<(Socket, String)> {
+        let socket = tls::connect(address, self.tls.as_ref()).await.map_err(failed)?;
+        let how = if self.tls.is_some() { "tcp with TLS" } else { "tcp" };
+        Ok((socket, format!("{how}: {why}")))
+    }
+}
+
+const SHM: &str = "shm: the server is on this machine";
+
+/// Shared memory with the server of this incarnation; an inner error has its socket and says why there is no more.
+async fn shared(server: u64) -> io::Result<std::result::Result<Socket, (Socket, String)>> {
+    let mut local = LocalStream::from(local::connect(server).await?);
+    match local.ask().await {
+        Ok(Ok(())) => Ok(Ok(Socket::Local(local))),
+        Ok(Err(why)) => Ok(Err((Socket::Local(local), why))),
+        // Nobody knows what the two ends of that one would make of it.
+        Err(error) => Ok(Err((local::connect(server).await?.into(), format!("no shared memory: {error}")))),
+    }
+}
+
+fn failed(error: io::Error) -> Error {
+    Error::new(Kind::Connection, format!("cannot connect: {error}"))
+}
+
+fn absent(error: io::Error, address: &str) -> Error {
+    failed(error).expected("the server's Unix socket, of this user on this machine", address)
 }

@@ -9,6 +9,7 @@ mod keep_alive;
 mod messages;
 mod outbox;
 mod piece;
+mod shm;
 mod socket;
 mod spin;
 
@@ -17,6 +18,7 @@ pub(crate) use keep_alive::keep_alive;
 pub(crate) use messages::{Arrivals, Messages, status};
 pub(crate) use outbox::Outbox;
 pub(crate) use piece::Piece;
+pub(crate) use shm::{ASK, LocalStream, SHARED_BYTES};
 pub(crate) use socket::Socket;
 pub(crate) use spin::{BUDGET as SPIN, Spin};
 

@@ -1,9 +1,11 @@
-//! A socket, of any kind.
+//! A socket, of any kind; one within this machine may be shared memory.
 
+use super::LocalStream;
 use crate::tls::{self, Secure};
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -11,8 +13,8 @@ use tokio::net::{TcpStream, UnixStream};
 #[derive(Debug)]
 pub(crate) enum Socket {
     Tcp(TcpStream),
-    Unix(UnixStream),
     Tls(Box<Secure>),
+    Local(LocalStream),
 }
 
 impl From<TcpStream> for Socket {
@@ -25,7 +27,17 @@ impl From<TcpStream> for Socket {
 
 impl From<UnixStream> for Socket {
     fn from(unix: UnixStream) -> Self {
-        Self::Unix(unix)
+        Self::Local(unix.into())
+    }
+}
+
+impl Socket {
+    /// Gives a client that has asked for it shared memory, or the reason why there is none.
+    pub(crate) async fn share(&mut self, room: Result<(), String>, spin: Duration) -> io::Result<()> {
+        match self {
+            Self::Local(local) => local.share(room, spin).await,
+            Self::Tcp(_) | Self::Tls(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
     }
 }
 
@@ -39,8 +51,8 @@ macro_rules! either {
     ($this:expr, $io:ident => $work:expr) => {
         match $this {
             Socket::Tcp($io) => $work,
-            Socket::Unix($io) => $work,
             Socket::Tls($io) => $work,
+            Socket::Local($io) => $work,
         }
     };
 }

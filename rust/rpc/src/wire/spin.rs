@@ -14,7 +14,7 @@ pub(crate) const BUDGET: Duration = Duration::from_micros(200);
 const LONGEST: Duration = Duration::from_secs(1);
 /// Where it was in vain, so many waits are left out before the next try: a peer that sleeps, too, answers late only
 /// because both do.
-const MOST_SKIPPED: u32 = 7;
+pub(super) const MOST_SKIPPED: u32 = 7;
 
 /// Whether it pays to spin here, learnt from the waits so far.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,8 @@ pub(crate) struct Spin {
 }
 
 /// With one core, whoever is waited for could not run.
-static CORES: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
+pub(super) static CORES: LazyLock<usize> =
+    LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
 
 impl Spin {
     /// Looks again for so long; zero: never.

@@ -1,0 +1,123 @@
+/* The shared-memory reference of transport.py: what a push and a pull of N bytes of float32 cost between two processes
+ * with nothing but memory in between.
+ *
+ *   shared_memory LARGEST    forks a server; then reads lines "BYTES REPETITIONS" from standard input and answers each
+ *                            with one line: the nanoseconds of every repetition
+ *
+ * One repetition: the client copies N bytes of gradient into memory that both map, in pieces of at most PIECE bytes, and
+ * counts them; the server applies w -= lr * g to each piece as it is counted, where it lies, writes the new values beside
+ * it, and counts them; the client copies each piece of values out as it is counted. Both ends spin on the counts and let
+ * others run meanwhile; nobody sleeps. All memory is touched before the first repetition. LARGEST is the largest N.
+ */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PIECE = 1 << 18, SPINS = 2000 };
+
+/* Pieces since the beginning; each count on a cache line of its own. */
+struct counts {
+    _Alignas(128) _Atomic uint64_t pushed;
+    _Alignas(128) _Atomic uint64_t applied;
+    _Alignas(128) _Atomic uint64_t bytes;
+};
+
+static void check(int good, const char *what) {
+    if (!good) {
+        perror(what);
+        exit(1);
+    }
+}
+
+static void *shared(size_t bytes) {
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    check(memory != MAP_FAILED, "mmap");
+    memset(memory, 0, bytes);
+    return memory;
+}
+
+static void await(_Atomic uint64_t *count, uint64_t wanted) {
+    for (unsigned long k = 1; atomic_load_explicit(count, memory_order_acquire) < wanted; k++) {
+        if (k % SPINS == 0) sched_yield();
+    }
+}
+
+static size_t piece_at(size_t at, size_t bytes) { return bytes - at < PIECE ? bytes - at : PIECE; }
+
+static void serve(struct counts *counts, const char *gradient, char *answer, size_t largest) {
+    float *values = aligned_alloc(64, largest + 64);
+    check(values != NULL, "aligned_alloc");
+    memset(values, 0, largest);
+    for (uint64_t done = 0;;) {
+        await(&counts->pushed, done + 1);
+        const size_t bytes = atomic_load(&counts->bytes);
+        for (size_t at = 0; at < bytes; at += PIECE) {
+            await(&counts->pushed, done + 1);
+            float *restrict w = values + at / sizeof *w, *restrict out = (float *)(answer + at);
+            const float *restrict g = (const float *)(gradient + at);
+            for (size_t i = 0; i < piece_at(at, bytes) / sizeof *w; i++) out[i] = w[i] -= 0.01f * g[i];
+            atomic_store_explicit(&counts->applied, ++done, memory_order_release);
+        }
+    }
+}
+
+static uint64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void drive(struct counts *counts, char *gradient, const char *answer, size_t largest) {
+    char *from = aligned_alloc(64, largest + 64), *values = aligned_alloc(64, largest + 64);
+    check(from != NULL && values != NULL, "aligned_alloc");
+    memset(from, 0, largest);
+    memset(values, 0, largest);
+    unsigned long bytes, repetitions;
+    uint64_t pushed = 0, pulled = 0;
+    while (scanf("%lu %lu", &bytes, &repetitions) == 2) {
+        check(bytes <= largest, "message too large");
+        for (; repetitions > 0; repetitions--) {
+            const uint64_t start = now();
+            atomic_store(&counts->bytes, bytes);
+            for (size_t at = 0; at < bytes; at += PIECE) {
+                memcpy(gradient + at, from + at, piece_at(at, bytes));
+                atomic_store_explicit(&counts->pushed, ++pushed, memory_order_release);
+            }
+            for (size_t at = 0; at < bytes; at += PIECE) {
+                await(&counts->applied, ++pulled);
+                memcpy(values + at, answer + at, piece_at(at, bytes));
+            }
+            printf("%lu ", (unsigned long)(now() - start));
+        }
+        printf("\n");
+        fflush(stdout);
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc != 2) {
+        fprintf(stderr, "usage: shared_memory LARGEST\n");
+        return 2;
+    }
+    const size_t largest = strtoul(argv[1], NULL, 10);
+    struct counts *counts = shared(sizeof *counts);
+    char *gradient = shared(largest), *answer = shared(largest);
+    const pid_t server = fork();
+    check(server >= 0, "fork");
+    if (server == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        serve(counts, gradient, answer, largest);
+    }
+    drive(counts, gradient, answer, largest);
+    kill(server, SIGKILL);
+    return 0;
+}

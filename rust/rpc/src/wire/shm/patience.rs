@@ -1,0 +1,58 @@
+//! Looking again for a moment before going to sleep, as `Spin` does, for a stream that is polled.
+
+use super::super::spin::{BUDGET, CORES, MOST_SKIPPED};
+use std::time::Instant;
+
+/// Looks between two at which others may have the core.
+const LOOKS_PER_YIELD: u32 = 8;
+/// A wait with fewer looks teaches nothing: nobody was there to look.
+const FEW: u32 = 50;
+
+/// Whether it pays to look again, learnt from the waits so far.
+#[derive(Debug, Default)]
+pub(super) struct Patience {
+    /// The beginning of the present wait.
+    since: Option<Instant>,
+    /// Looks of the present wait.
+    looks: u32,
+    /// Waits that were left out after the last one in vain, and those that still are.
+    skipped: u32,
+    skip: u32,
+}
+
+impl Patience {
+    /// Whether to look again rather than to sleep. The first question begins a wait.
+    pub(super) fn looks_again(&mut self) -> bool {
+        let now = Instant::now();
+        let since = *self.since.get_or_insert(now);
+        if self.skip > 0 || *CORES < 2 || now - since >= BUDGET {
+            return false;
+        }
+        self.looks += 1;
+        if self.looks.is_multiple_of(LOOKS_PER_YIELD) {
+            std::thread::yield_now();
+        }
+        true
+    }
+
+    /// What was waited for has come.
+    pub(super) fn learn(&mut self) {
+        let Some(since) = self.since.take() else {
+            return;
+        };
+        let looks = std::mem::take(&mut self.looks);
+        if since.elapsed() < BUDGET {
+            (self.skipped, self.skip) = (0, 0);
+        } else if self.skip > 0 {
+            self.skip -= 1;
+        } else if looks >= FEW {
+            self.skipped = (2 * self.skipped + 1).min(MOST_SKIPPED);
+            self.skip = self.skipped;
+        }
+    }
+
+    /// Begins a new wait: something was sent that may be answered at once.
+    pub(super) fn renew(&mut self) {
+        (self.since, self.looks) = (None, 0);
+    }
+}

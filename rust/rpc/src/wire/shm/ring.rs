@@ -1,0 +1,146 @@
+//! A ring of bytes with one writer and one reader, each of which trusts the other with nothing but its own bytes.
+//!
+//! Both count the bytes since the beginning, so the ring is empty where the counts are equal and full where they differ by
+//! its size. An end that finds nothing to do says that it sleeps, looks once more, and only then sleeps; the other end, after
+//! it has moved its count, looks whether anybody sleeps. Between the two steps of each stands a fence, so one of them
+//! sees the other. Each end keeps its own count to itself and checks the peer's whenever it reads it.
+
+use super::memory::Half;
+use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use std::io::{Error, ErrorKind, Result};
+use tokio::io::ReadBuf;
+
+/// The peer learns of so many bytes at a time, and works on them while the next are copied.
+const PIECE: usize = 64 << 10;
+
+/// The end that writes.
+#[derive(Debug)]
+pub(super) struct Writer {
+    half: Half,
+    written: u64,
+    /// The reader's count, as last seen.
+    read: u64,
+}
+
+/// The end that reads.
+#[derive(Debug)]
+pub(super) struct Reader {
+    half: Half,
+    read: u64,
+    /// The writer's count, as last seen.
+    written: u64,
+}
+
+impl Writer {
+    pub(super) fn new(half: Half) -> Self {
+        Self { half, written: 0, read: 0 }
+    }
+
+    /// Bytes that fit; looks at the reader's count where fewer are known than wanted.
+    fn room(&mut self, wanted: usize) -> Result<usize> {
+        let size = self.half.size() as u64;
+        if size - (self.written - self.read) < wanted as u64 {
+            self.read = seen(&self.half.control().read, self.read, self.written)?;
+        }
+        Ok((size - (self.written - self.read)) as usize)
+    }
+
+    /// Writes what fits, and tells how much; calls `wake` where the reader must be woken.
+    pub(super) fn write(&mut self, bytes: &[u8], mut wake: impl FnMut()) -> Result<usize> {
+        let n = self.room(bytes.len())?.min(bytes.len());
+        for piece in bytes[..n].chunks(PIECE) {
+            self.half.put(self.written, piece);
+            self.written += piece.len() as u64;
+            let control = self.half.control();
+            control.written.store(self.written, Ordering::Release);
+            if is_roused(&control.reader_sleeps) {
+                wake();
+            }
+        }
+        Ok(n)
+    }
+
+    /// Before sleeping for room: whether there still is none. If there is, nobody sleeps.
+    pub(super) fn may_sleep(&mut self) -> Result<bool> {
+        announce(&self.half.control().writer_sleeps);
+        let full = self.room(1)? == 0;
+        if !full {
+            self.awake();
+        }
+        Ok(full)
+    }
+
+    /// Need not be woken any more.
+    pub(super) fn awake(&self) {
+        self.half.control().writer_sleeps.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Reader {
+    pub(super) fn new(half: Half) -> Self {
+        Self { half, read: 0, written: 0 }
+    }
+
+    /// Bytes that wait; looks at the writer's count where none are known.
+    fn waiting(&mut self) -> Result<usize> {
+        if self.written == self.read {
+            let most = self.read + self.half.size() as u64;
+            self.written = seen(&self.half.control().written, self.written, most)?;
+        }
+        Ok((self.written - self.read) as usize)
+    }
+
+    /// Reads what is there and fits; calls `wake` where the writer must be woken.
+    pub(super) fn read(&mut self, into: &mut ReadBuf<'_>, mut wake: impl FnMut()) -> Result<()> {
+        let mut left = self.waiting()?.min(into.remaining());
+        while left > 0 {
+            let n = left.min(PIECE);
+            self.half.get(self.read, n, into);
+            self.read += n as u64;
+            left -= n;
+            let control = self.half.control();
+            control.read.store(self.read, Ordering::Release);
+            if is_roused(&control.writer_sleeps) {
+                wake();
+            }
+        }
+        Ok(())
+    }
+
+    /// Before sleeping for bytes: whether there still are none. If there are, nobody sleeps.
+    pub(super) fn may_sleep(&mut self) -> Result<bool> {
+        announce(&self.half.control().reader_sleeps);
+        let empty = self.waiting()? == 0;
+        if !empty {
+            self.awake();
+        }
+        Ok(empty)
+    }
+
+    /// Need not be woken any more.
+    pub(super) fn awake(&self) {
+        self.half.control().reader_sleeps.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The peer's count, which may neither fall nor pass a limit.
+fn seen(count: &AtomicU64, before: u64, most: u64) -> Result<u64> {
+    let now = count.load(Ordering::Acquire);
+    if (before..=most).contains(&now) {
+        return Ok(now);
+    }
+    let why = format!("the peer's count in shared memory is {now}: expected {before} to {most}");
+    Err(Error::new(ErrorKind::InvalidData, why))
+}
+
+fn announce(sleeps: &AtomicU32) {
+    sleeps.store(1, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+}
+
+/// After a count was moved: whether the other end sleeps. Of several who ask, one is told.
+fn is_roused(sleeps: &AtomicU32) -> bool {
+    fence(Ordering::SeqCst);
+    let taken = || sleeps.compare_exchange(1, 0, Ordering::Relaxed, Ordering::Relaxed);
+    sleeps.load(Ordering::Relaxed) != 0 && taken().is_ok()
+}

@@ -1,0 +1,184 @@
+//! Shared memory between real clients and real servers: cut at any moment, nothing is lost or applied twice; where there is
+//! no room for it, the Unix socket does.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
+mod cluster;
+
+use cluster::Cluster;
+use fastps_core::codec::Codec;
+use fastps_core::dtype::{DType, View};
+use fastps_core::optim::{Optimizer, Sgd};
+use fastps_core::tensor::{Apply, TensorSpec};
+use fastps_core::verbs::{Fate, Gradient, ParameterServer, PushError, PushOptions};
+use fastps_rpc::client::{Client, ConnectOptions, Transport};
+use rustix::net::{Shutdown, SocketAddrUnix, getpeername, shutdown};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const PATIENT: Duration = Duration::from_mins(1);
+const SLICE: usize = 258_048;
+/// Three slices, one, and some small ones.
+const SIZES: [usize; 6] = [2 * SLICE + 5, SLICE, 1000, 10, 1, 4097];
+
+fn connect(
+    address: &str,
+    transport: Transport,
+    timeout: Duration,
+) -> fastps_core::error::Result<Arc<Client>> {
+    let options = ConnectOptions { timeout, transport, ..ConnectOptions::default() };
+    Client::connect(&[address.to_owned()], options)
+}
+
+fn name(k: usize) -> Arc<str> {
+    format!("w {k}").into()
+}
+
+fn register(client: &Client, k: usize) {
+    let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
+    let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
+    let spec = TensorSpec { name: name(k), shape: vec![SIZES[k] as u64], dtype, apply, group, optimizer };
+    client.register(spec, View::Float32(&vec![0.0; SIZES[k]]), PATIENT).unwrap();
+}
+
+/// Adds 1 to every element.
+fn ones() -> Vec<Gradient> {
+    let gradient = |(k, n): (usize, &usize)| Gradient {
+        name: name(k),
+        shape: vec![*n as u64],
+        values: Arc::new(vec![-1.0; *n]),
+    };
+    SIZES.iter().enumerate().map(gradient).collect()
+}
+
+fn options(timeout: Duration) -> PushOptions {
+    let (lr, scale, based_on, feedback) = (None, None, None, None);
+    PushOptions { codec: Codec::Float32, lr, scale, based_on, feedback, check_finite: true, timeout }
+}
+
+/// What each slice must hold, by tensor and first element.
+type Ledger = Mutex<HashMap<(Arc<str>, usize), u32>>;
+
+/// Pushes once and enters what was applied, once every doubt has settled; gives how many there were.
+fn push_and_enter(client: &Client, timeout: Duration, ledger: &Ledger) -> usize {
+    let whole = |name: &Arc<str>| {
+        let k = (0..SIZES.len()).find(|k| *self::name(*k) == **name).unwrap();
+        (0..SIZES[k]).step_by(SLICE).map(|first| (name.clone(), first)).collect::<Vec<_>>()
+    };
+    let (applied, doubts) = match client.push(&ones(), &options(timeout)) {
+        Ok(_) => ((0..SIZES.len()).flat_map(|k| whole(&name(k))).collect::<Vec<_>>(), 0),
+        Err(PushError::Refused(_)) => (Vec::new(), 0),
+        Err(PushError::Partial(partial)) => {
+            let mut applied: Vec<_> = partial.receipts.iter().flat_map(|(name, _)| whole(name)).collect();
+            applied.extend(partial.applied.iter().map(|(name, part, _)| (name.clone(), part.start)));
+            for doubt in &partial.in_doubt {
+                match doubt.result(PATIENT).unwrap() {
+                    Fate::Applied { .. } => applied.push((doubt.tensor().clone(), doubt.elements().start)),
+                    Fate::Fenced => {}
+                    Fate::Unknown => panic!("unknown: {doubt:?}"),
+                }
+            }
+            (applied, partial.in_doubt.len())
+        }
+    };
+    let mut ledger = ledger.lock().unwrap();
+    applied.into_iter().for_each(|slice| *ledger.entry(slice).or_default() += 1);
+    doubts
+}
+
+/// The ends of this process's connections to Unix sockets of servers.
+fn sockets() -> Vec<OwnedFd> {
+    let this = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    let numbers = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let files = numbers.filter_map(|number| pidfd_getfd(&this, number, PidfdGetfdFlags::empty()).ok());
+    let is_ours = |file: &OwnedFd| {
+        let peer = getpeername(file).ok().and_then(|peer| SocketAddrUnix::try_from(peer?).ok());
+        peer.is_some_and(|peer| peer.abstract_name().is_some_and(|name| name.starts_with(b"fastps-")))
+    };
+    files.filter(is_ours).collect()
+}
+
+/// Cuts one connection after the other, after pauses of all lengths, until told to stop. Gives how many.
+fn cut(stop: &AtomicBool) -> u32 {
+    let (mut cuts, mut random) = (0, 0x1234_5678_u64);
+    while !stop.load(Ordering::Relaxed) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        std::thread::sleep(Duration::from_micros(1 << (random % 16)));
+        let sockets = sockets();
+        if let Some(socket) = sockets.get(random as usize / 16 % sockets.len().max(1)) {
+            cuts += u32::from(shutdown(socket, Shutdown::Both).is_ok());
+        }
+    }
+    cuts
+}
+
+/// Two clients, patient and not, while their connections are cut: what the server holds is what they were told.
+#[test]
+fn every_push_counts_once_whatever_is_cut() {
+    let cluster = Cluster::start(1);
+    let address = &cluster.addresses()[0];
+    let clients: Vec<_> = (0..2).map(|_| connect(address, Transport::Shm, PATIENT).unwrap()).collect();
+    (0..SIZES.len()).for_each(|k| register(&clients[0], k));
+    let (ledger, stop) = (Ledger::default(), AtomicBool::new(false));
+    let begin = Instant::now();
+    let (cuts, rounds, doubts) = std::thread::scope(|scope| {
+        let cutter = scope.spawn(|| cut(&stop));
+        let pushers: Vec<_> = clients
+            .iter()
+            .map(|client| {
+                let ledger = &ledger;
+                scope.spawn(move || {
+                    let (mut rounds, mut doubts) = (0, 0);
+                    while begin.elapsed() < Duration::from_secs(8) {
+                        rounds += 1;
+                        let patient = rounds % 2 == 0;
+                        let timeout =
+                            if patient { PATIENT } else { Duration::from_millis(1 + rounds * 7 % 40) };
+                        let in_doubt = push_and_enter(client, timeout, ledger);
+                        assert!(!patient || in_doubt == 0, "in doubt before its deadline");
+                        doubts += in_doubt;
+                    }
+                    (rounds, doubts)
+                })
+            })
+            .collect();
+        let sums = pushers.into_iter().map(|pusher| pusher.join().unwrap());
+        let (rounds, doubts) = sums.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        stop.store(true, Ordering::Relaxed);
+        (cutter.join().unwrap(), rounds, doubts)
+    });
+    let ledger = ledger.into_inner().unwrap();
+    let names: Vec<_> = (0..SIZES.len()).map(name).collect();
+    let mut check = |tensor: usize, first: usize, bytes: &[u8]| {
+        let expected = ledger[&(name(tensor), first / SLICE * SLICE)] as f32;
+        let good = bytes.as_chunks().0.iter().all(|value| f32::from_le_bytes(*value) == expected);
+        assert!(good, "{} [{first}] is not {expected}", name(tensor));
+    };
+    clients[0].pull(&names, PATIENT, &mut check).unwrap();
+    println!("{rounds} pushes, {doubts} slices in doubt, {cuts} cuts");
+    assert!(cuts >= 50 && rounds >= 20, "{cuts} cuts in {rounds} pushes");
+}
+
+/// No room for two rings: the socket stays, and says why; who insists is told.
+#[test]
+fn without_room_the_unix_socket_does() {
+    let cluster = Cluster::of(1, |config| config.memory_limit = Some(16 << 20));
+    let address = &cluster.addresses()[0];
+    let client = connect(address, Transport::Auto, PATIENT).unwrap();
+    register(&client, 3);
+    let way = &client.transport()[0].1;
+    assert!(way.starts_with("unix: ") && way.contains("memory is full"), "{way}");
+    client.close();
+    let client = connect(address, Transport::Shm, PATIENT).unwrap();
+    let push =
+        Gradient { name: name(3), shape: vec![SIZES[3] as u64], values: Arc::new(vec![1.0; SIZES[3]]) };
+    let error = client.push(&[push], &options(Duration::from_millis(500))).unwrap_err();
+    assert!(format!("{error:?}").contains("memory is full"), "{error:?}");
+}
