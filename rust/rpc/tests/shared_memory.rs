@@ -86,7 +86,9 @@ fn push_and_enter(client: &Client, timeout: Duration, ledger: &Ledger) -> usize 
         }
     };
     let mut ledger = ledger.lock().unwrap();
-    applied.into_iter().for_each(|slice| *ledger.entry(slice).or_default() += 1);
+    for slice in applied {
+        *ledger.entry(slice).or_default() += 1;
+    }
     doubts
 }
 

@@ -101,6 +101,7 @@ impl Half {
         self.size
     }
 
+    #[allow(clippy::cast_ptr_alignment, reason = "a mapping begins with a page")]
     pub(super) fn control(&self) -> &Control {
         // SAFETY: `index` is 0 or 1, and both fit before the rings, on a page of their own, so aligned; the mapping lives
         // as long as `self`, cannot shrink (it is sealed), and holds nothing but atomics there.

@@ -35,6 +35,11 @@ impl Patience {
         true
     }
 
+    /// Whether this is not the first look of its wait: before that there may be something to send.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.looks > 1
+    }
+
     /// What was waited for has come.
     pub(super) fn learn(&mut self) {
         let Some(since) = self.since.take() else {

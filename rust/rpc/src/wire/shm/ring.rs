@@ -60,6 +60,11 @@ impl Writer {
         Ok(n)
     }
 
+    /// Whether there is room.
+    pub(super) fn is_ready(&mut self) -> Result<bool> {
+        Ok(self.room(1)? > 0)
+    }
+
     /// Before sleeping for room: whether there still is none. If there is, nobody sleeps.
     pub(super) fn may_sleep(&mut self) -> Result<bool> {
         announce(&self.half.control().writer_sleeps);
@@ -105,6 +110,11 @@ impl Reader {
             }
         }
         Ok(())
+    }
+
+    /// Whether there are bytes.
+    pub(super) fn is_ready(&mut self) -> Result<bool> {
+        Ok(self.waiting()? > 0)
     }
 
     /// Before sleeping for bytes: whether there still are none. If there are, nobody sleeps.
