@@ -109,7 +109,7 @@ impl Client {
         let link = |met: Met| {
             let own = met.hello.cluster.get(met.hello.shard as usize);
             let direct = own.is_some_and(|own| is_same(own, &met.address));
-            let way = Way::new(options.transport, direct, tls.clone());
+            let way = Way::new(options.transport, direct, tls.clone(), options.spin);
             Link::new(shared.clone(), met.address, met.channel, met.client, &met.hello, &driver, way)
         };
         let links: Vec<_> = met.into_iter().map(link).collect();

@@ -7,6 +7,7 @@ use crate::wire::{LocalStream, Socket};
 use fastps_core::error::{Error, Kind, Result};
 use std::io;
 use std::sync::Mutex;
+use std::time::Duration;
 
 /// How frames reach a server; control calls go over TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,13 +32,15 @@ pub(super) struct Way {
     direct: bool,
     /// Over TCP, with TLS.
     pub(super) tls: Option<ClientTls>,
+    /// How long a wait at a ring looks again.
+    spin: Duration,
     /// What is in use, and why.
     present: Mutex<String>,
 }
 
 impl Way {
-    pub(super) fn new(asked: Transport, direct: bool, tls: Option<ClientTls>) -> Self {
-        Self { asked, direct, tls, present: Mutex::new("not connected yet".to_owned()) }
+    pub(super) fn new(asked: Transport, direct: bool, tls: Option<ClientTls>, spin: Duration) -> Self {
+        Self { asked, direct, tls, spin, present: Mutex::new("not connected yet".to_owned()) }
     }
 
     /// What is in use, and why.
@@ -52,7 +55,7 @@ impl Way {
             Transport::Auto if !self.direct => {
                 self.tcp(address, "the server's own address is another one").await?
             }
-            Transport::Auto => match shared(server).await {
+            Transport::Auto => match shared(server, self.spin).await {
                 Ok(Ok(socket)) => (socket, SHM.to_owned()),
                 Ok(Err((socket, why))) => (socket, format!("unix: {why}")),
                 Err(error) => {
@@ -63,7 +66,7 @@ impl Way {
                 let socket = local::connect(server).await.map_err(|error| absent(error, address))?;
                 (socket.into(), "unix: asked for".to_owned())
             }
-            Transport::Shm => match shared(server).await {
+            Transport::Shm => match shared(server, self.spin).await {
                 Ok(Ok(socket)) => (socket, SHM.to_owned()),
                 Ok(Err((_, why))) => {
                     return Err(Error::new(Kind::Connection, why).expected("shared memory", address));
@@ -85,9 +88,9 @@ impl Way {
 const SHM: &str = "shm: the server is on this machine";
 
 /// Shared memory with the server of this incarnation; an inner error has its socket and says why there is no more.
-async fn shared(server: u64) -> io::Result<std::result::Result<Socket, (Socket, String)>> {
+async fn shared(server: u64, spin: Duration) -> io::Result<std::result::Result<Socket, (Socket, String)>> {
     let mut local = LocalStream::from(local::connect(server).await?);
-    match local.ask().await {
+    match local.ask(spin).await {
         Ok(Ok(())) => Ok(Ok(Socket::Local(local))),
         Ok(Err(why)) => Ok(Err((Socket::Local(local), why))),
         // Nobody knows what the two ends of that one would make of it.

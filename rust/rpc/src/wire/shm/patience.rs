@@ -1,7 +1,7 @@
 //! Looking again for a moment before going to sleep, as `Spin` does, for a stream that is polled.
 
-use super::super::spin::{BUDGET, CORES, MOST_SKIPPED};
-use std::time::Instant;
+use super::super::spin::{CORES, MOST_SKIPPED};
+use std::time::{Duration, Instant};
 
 /// Looks between two at which others may have the core.
 const LOOKS_PER_YIELD: u32 = 8;
@@ -9,8 +9,10 @@ const LOOKS_PER_YIELD: u32 = 8;
 const FEW: u32 = 50;
 
 /// Whether it pays to look again, learnt from the waits so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Patience {
+    /// How long a wait looks again.
+    budget: Duration,
     /// The beginning of the present wait.
     since: Option<Instant>,
     /// Looks of the present wait.
@@ -21,11 +23,16 @@ pub(super) struct Patience {
 }
 
 impl Patience {
+    /// Looks again for so long; zero: never.
+    pub(super) fn new(budget: Duration) -> Self {
+        Self { budget, since: None, looks: 0, skipped: 0, skip: 0 }
+    }
+
     /// Whether to look again rather than to sleep. The first question begins a wait.
     pub(super) fn looks_again(&mut self) -> bool {
         let now = Instant::now();
         let since = *self.since.get_or_insert(now);
-        if self.skip > 0 || *CORES < 2 || now - since >= BUDGET {
+        if self.skip > 0 || *CORES < 2 || now - since >= self.budget {
             return false;
         }
         self.looks += 1;
@@ -46,7 +53,7 @@ impl Patience {
             return;
         };
         let looks = std::mem::take(&mut self.looks);
-        if since.elapsed() < BUDGET {
+        if since.elapsed() < self.budget {
             (self.skipped, self.skip) = (0, 0);
         } else if self.skip > 0 {
             self.skip -= 1;

@@ -7,6 +7,7 @@ use rustix::net::{SendFlags, send};
 use std::io::{ErrorKind, IoSlice, Result};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::task::coop::poll_proceed;
@@ -41,11 +42,11 @@ impl From<UnixStream> for LocalStream {
 
 impl LocalStream {
     /// Asks the server for shared memory; an inner error says why it is a socket still.
-    pub(crate) async fn ask(&mut self) -> Result<std::result::Result<(), String>> {
+    pub(crate) async fn ask(&mut self, spin: Duration) -> Result<std::result::Result<(), String>> {
         match pass::ask(&mut self.socket).await? {
             Ok(memory) => {
                 let [to_server, to_client] = memory::map(memory)?;
-                self.rings = Some(Box::new(Rings::new(Reader::new(to_client), Writer::new(to_server))));
+                self.rings = Some(Box::new(Rings::new(Reader::new(to_client), Writer::new(to_server), spin)));
                 Ok(Ok(()))
             }
             Err(reason) => Ok(Err(reason)),
@@ -53,12 +54,16 @@ impl LocalStream {
     }
 
     /// Gives a client that has asked its shared memory, or the reason why there is none.
-    pub(crate) async fn share(&mut self, room: std::result::Result<(), String>) -> Result<()> {
+    pub(crate) async fn share(
+        &mut self,
+        room: std::result::Result<(), String>,
+        spin: Duration,
+    ) -> Result<()> {
         let made = room.and_then(|()| memory::make().map_err(|error| format!("no shared memory: {error}")));
         pass::answer(&self.socket, made.as_ref().map_err(String::as_str)).await?;
         if let Ok(memory) = made {
             let [to_server, to_client] = memory::map(memory)?;
-            self.rings = Some(Box::new(Rings::new(Reader::new(to_server), Writer::new(to_client))));
+            self.rings = Some(Box::new(Rings::new(Reader::new(to_server), Writer::new(to_client), spin)));
         }
         Ok(())
     }
@@ -71,8 +76,8 @@ fn wake(socket: &UnixStream) {
 }
 
 impl Rings {
-    fn new(reader: Reader, writer: Writer) -> Self {
-        let patience = Patience::default();
+    fn new(reader: Reader, writer: Writer, spin: Duration) -> Self {
+        let patience = Patience::new(spin);
         Self { reader, writer, patience, asleep: false, ended: false }
     }
 
@@ -229,7 +234,7 @@ impl AsyncWrite for LocalStream {
 mod tests {
     use super::*;
     use super::{memory::SHARED_BYTES, pass::ASK};
-    use std::time::Duration;
+    use crate::wire::SPIN;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, split};
 
     async fn within<T>(work: impl Future<Output = T>) -> T {
@@ -249,10 +254,10 @@ mod tests {
         let serve = async {
             asked(&mut server).await;
             let mut server = LocalStream::from(server);
-            server.share(Ok(())).await.unwrap();
+            server.share(Ok(()), SPIN).await.unwrap();
             server
         };
-        let (answer, server) = within(async { tokio::join!(client.ask(), serve) }).await;
+        let (answer, server) = within(async { tokio::join!(client.ask(SPIN), serve) }).await;
         answer.unwrap().unwrap();
         (client, server)
     }
@@ -328,11 +333,11 @@ mod tests {
         let serve = async {
             asked(&mut server).await;
             let mut server = LocalStream::from(server);
-            server.share(Err("none to give ".repeat(100))).await.unwrap();
+            server.share(Err("none to give ".repeat(100)), SPIN).await.unwrap();
             server.write_all(b"by socket").await.unwrap();
             server
         };
-        let (answer, _server) = within(async { tokio::join!(client.ask(), serve) }).await;
+        let (answer, _server) = within(async { tokio::join!(client.ask(SPIN), serve) }).await;
         assert!(answer.unwrap().unwrap_err().starts_with("none to give none to give"));
         let mut got = [0; 9];
         within(client.read_exact(&mut got)).await.unwrap();
@@ -344,9 +349,9 @@ mod tests {
         let (client, mut server) = UnixStream::pair().unwrap();
         let mut client = LocalStream::from(client);
         server.write_all(b"HTTP/1.1 400").await.unwrap();
-        assert_eq!(within(client.ask()).await.unwrap_err().kind(), ErrorKind::InvalidData);
+        assert_eq!(within(client.ask(SPIN)).await.unwrap_err().kind(), ErrorKind::InvalidData);
         drop(server);
-        assert!(within(client.ask()).await.is_err());
+        assert!(within(client.ask(SPIN)).await.is_err());
     }
 
     /// A client that writes into the counts what it likes ends its own stream, with an error.
@@ -360,7 +365,7 @@ mod tests {
             let serve = async {
                 asked(&mut server).await;
                 let mut server = LocalStream::from(server);
-                server.share(Ok(())).await.unwrap();
+                server.share(Ok(()), SPIN).await.unwrap();
                 server
             };
             let (memory, mut server) = within(async { tokio::join!(pass::ask(&mut client), serve) }).await;
