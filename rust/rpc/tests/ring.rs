@@ -6,6 +6,7 @@
     unreachable_pub,
     clippy::unwrap_used,
     clippy::panic,
+    clippy::unused_self,
     reason = "the ring is a module of the test here; helpers of tests, too, fail by panicking"
 )]
 
