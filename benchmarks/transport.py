@@ -1,4 +1,4 @@
-"""Push and pull over loopback (also with TLS), a Unix socket and shared memory, against raw sockets and raw memory.
+"""Push and pull over loopback, a Unix socket, shared memory and TLS, against raw sockets and raw memory.
 
     python benchmarks/transport.py [--quick] [--sizes 4K,64K,1M,4M,64M] [--output benchmarks/README.md]
 

@@ -467,9 +467,9 @@ class ParameterServer:
 
     @property
     def transport(self) -> dict[str, str]:
-        """How each server is reached and why, by address: ``shm: ..``, ``unix: ..`` ``tcp: ..`` or ``tcp with TLS: ..``.
+        """How each server is reached and why, by address; empty in process.
 
-        Empty in process.
+        ``shm: ..``, ``unix: ..``, ``tcp: ..`` or ``tcp with TLS: ..``.
         """
         return dict(self._native.transport)
 
