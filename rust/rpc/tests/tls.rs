@@ -98,7 +98,7 @@ fn frames_travel_encrypted_or_within_this_machine() {
     let cluster = cluster(ca.server());
     for (transport, way) in [
         (Transport::Tcp, "tcp with TLS: asked for"),
-        (Transport::Auto, "unix: "),
+        (Transport::Auto, "shm: "),
         (Transport::Unix, "unix: "),
     ] {
         let client = connect(&cluster, ConnectOptions { transport, ..options(ca.trust()) });
