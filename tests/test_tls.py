@@ -34,7 +34,7 @@ def test_training_over_tls(ca, mutual, transport):
         fastps.connect(server.addresses, transport=transport, **client_files) as ps,
     ):
         train(ps)
-        way = "tcp with TLS: asked for" if transport else "unix: "
+        way = "tcp with TLS: asked for" if transport else "shm: "
         assert all(text.startswith(way) for text in ps.transport.values())
 
 
