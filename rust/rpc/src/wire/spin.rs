@@ -16,6 +16,9 @@ const LONGEST: Duration = Duration::from_secs(1);
 /// because both do.
 pub(super) const MOST_SKIPPED: u32 = 7;
 
+/// Looks between two at which others may have the core: the peer itself, where both have but one.
+const LOOKS_PER_YIELD: u32 = 8;
+
 /// Whether it pays to spin here, learnt from the waits so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spin {
@@ -63,8 +66,12 @@ impl Spin {
             self.learn(begin);
             return result;
         }
+        let mut looks = 0_u32;
         while begin.elapsed() < self.budget {
-            std::thread::yield_now();
+            looks += 1;
+            if looks.is_multiple_of(LOOKS_PER_YIELD) {
+                std::thread::yield_now();
+            }
             tokio::task::yield_now().await;
             let again = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
             if let Poll::Ready(result) = again {
