@@ -96,11 +96,9 @@ fn refusal(address: &str, options: ConnectOptions, kind: Kind, says: &str) -> Er
 fn frames_travel_encrypted_or_within_this_machine() {
     let ca = Ca::new();
     let cluster = cluster(ca.server());
-    for (transport, way) in [
-        (Transport::Tcp, "tcp with TLS: asked for"),
-        (Transport::Auto, "shm: "),
-        (Transport::Unix, "unix: "),
-    ] {
+    for (transport, way) in
+        [(Transport::Tcp, "tcp with TLS: asked for"), (Transport::Auto, "shm: "), (Transport::Unix, "unix: ")]
+    {
         let client = connect(&cluster, ConnectOptions { transport, ..options(ca.trust()) });
         check(&client, &format!("{transport:?}"));
         let ways = client.transport();
