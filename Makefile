@@ -7,7 +7,8 @@ SHELL := bash
 
 PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+CARGO := env -u MAKEFLAGS cargo
+PIP := env -u MAKEFLAGS $(BIN)/python -m pip --quiet --disable-pip-version-check
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 # What a wheel is made of: when nothing of it changed, nothing is built again.
 SOURCES := $(wildcard Cargo.toml Cargo.lock pyproject.toml README.md) \
@@ -26,16 +27,19 @@ help: ## List the targets
 demo: .venv/.demo ## Train a real model on 2 servers and 4 worker processes; options: make demo ARGS="--codec int8"
 	@$(BIN)/fastps demo $(ARGS)
 
-test: .venv/.test ## Run all tests and lints; says at the end what was skipped and why
-	@$(MAKE) --no-print-directory lint-rust test-rust loom tsan miri neon lint-python test-python
+# Two things at a time, where one alone leaves a core idle; each cargo has as many jobs as it likes.
+test: ## Run all tests and lints; says at the end what was skipped and why
+	@$(MAKE) --no-print-directory --jobs=2 .venv/.test lint-rust
+	@$(MAKE) --no-print-directory --jobs=2 test-rust checkers
+	@$(MAKE) --no-print-directory lint-python test-python
 	@$(BIN)/python .ci/skipped.py $(TARGET)/pytest.xml $(TARGET)/rust-tests.txt
 
 lint: .venv/.test ## Check formatting, lints, types and the stub
 	@$(MAKE) --no-print-directory lint-rust lint-python
 
-lint-rust:
+lint-rust: .venv/.made
 	cargo fmt --all --check -- --files-with-diff
-	cargo clippy --locked --workspace --all-targets --quiet -- -D warnings
+	$(CARGO) clippy --locked --workspace --all-targets --quiet -- -D warnings
 
 lint-python:
 	$(BIN)/ruff check .
@@ -45,11 +49,14 @@ lint-python:
 
 test-rust:
 	@mkdir -p $(TARGET)
-	cargo test --locked $(RUST_TESTED) 2>&1 | tee $(TARGET)/rust-tests.txt
+	$(CARGO) test --locked $(RUST_TESTED) 2>&1 | tee $(TARGET)/rust-tests.txt
 
 test-python: # in tests/, so that the installed package is tested and not the source tree
 	cd tests && FASTPS_WHEEL="$$(ls $(CARGO_TARGET_DIR)/wheel/*.whl)" \
 	  $(BIN)/python -m pytest --junitxml=$(CARGO_TARGET_DIR)/pytest.xml $(ARGS)
+
+checkers:
+	@$(MAKE) --no-print-directory --jobs=1 loom tsan miri neon
 
 loom: ## Check the models of the core's locks and claims in every order of their steps
 	CARGO_TARGET_DIR=$(TARGET)/loom RUSTFLAGS="--cfg loom" cargo test --locked --quiet -p fastps-core --test loom

@@ -19,7 +19,7 @@ CORE_LEVELS = [
     {"isa", "lock"},
     {"params", "codec", "optim", "finite"},
     {"tensor", "apply", "litmus"},
-    {"frame"},
+    {"frame", "directory"},
     {"record", "identity", "verbs"},
     {"slice+policy", "outgoing", "outcome"},
     {"shard", "held"},
@@ -41,7 +41,9 @@ NOT_IN_CORE = {"tokio", "tonic", "prost", "h2", "hyper", "pyo3", "tracing", "log
 UNSAFE_FILES = {
     "rust/core/src/isa.rs",
     "rust/core/src/params/cell.rs",
+    "rust/core/src/params/shared.rs",
     "rust/python/src/buffer.rs",
+    "rust/python/src/live.rs",
     "rust/rpc/src/wire/shm/memory.rs",
 }
 

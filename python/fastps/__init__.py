@@ -14,7 +14,6 @@ a training loop. Importing fastps starts no thread.
 
 import os as _os
 
-from fastps import _fastps
 from fastps._fastps import ErrorFeedback, InDoubt, Receipt, Versions, __version__
 from fastps._handles import Bound, PushHandle, PushPulled, Receipts
 from fastps.codecs import BFloat16, Codec, Float32, Int8, OneBit
@@ -41,7 +40,7 @@ from fastps.errors import (
 from fastps.modes import Local
 from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from fastps.server import Server, serve
-from fastps.store import ParameterServer, Store, TensorSpec, connect
+from fastps.store import ParameterServer, Store, TensorSpec, _forked, connect
 from fastps.worker import Worker
 
 __all__ = [
@@ -96,4 +95,4 @@ __all__ = [
 
 # A child is told what to do instead of waiting for threads that it lacks.
 if hasattr(_os, "register_at_fork"):
-    _os.register_at_fork(after_in_child=_fastps.forked)
+    _os.register_at_fork(after_in_child=_forked)

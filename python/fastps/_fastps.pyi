@@ -1,5 +1,6 @@
 # Types of the compiled half; `python -m mypy.stubtest fastps._fastps` compares them with it.
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, final
 
@@ -15,6 +16,7 @@ __all__ = [
     "Client",
     "ErrorFeedback",
     "InDoubt",
+    "LiveValues",
     "LocalSteps",
     "PullFlight",
     "PushFlight",
@@ -114,6 +116,15 @@ class LocalSteps:
     ) -> None: ...
 
 @final
+class LiveValues:
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
 class Client:
     @property
     def closed(self) -> bool: ...
@@ -124,7 +135,16 @@ class Client:
     @property
     def id(self) -> int: ...
     @staticmethod
-    def store(threads: int | None, memory_limit: int | None, check_finite: bool) -> Client: ...
+    def store(
+        threads: int | None,
+        memory_limit: int | None,
+        check_finite: bool,
+        shared: bool = ...,
+        address: str | None = ...,
+    ) -> Client: ...
+    @property
+    def address(self) -> str | None: ...
+    def live(self, name: str) -> LiveValues: ...
     def another(self) -> Client: ...
     def register(
         self, name: str, values: Any, optimizer: Optimizer, apply: str, group: str, timeout: float | None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, Unpack, overload
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from fastps.optim import SGD, Optimizer
 __all__ = ["ParameterServer", "Store", "TensorSpec", "connect"]
 
 Arrays = Mapping[str, Any]
+_Kind = TypeVar("_Kind", bound="ParameterServer")
 
 
 class PushOptions(TypedDict, total=False):
@@ -70,7 +72,7 @@ class ParameterServer:
     __slots__ = ("__weakref__", "_native", "_reattach")
 
     _native: _fastps.Client
-    #: Arguments of `connect`, so that a client that was pickled connects when first used; None in process.
+    #: An address and options, so that what was pickled goes there when first used; None if it cannot be.
     _reattach: tuple[str, dict[str, Any]] | None
 
     def __init__(self, native: _fastps.Client, reattach: tuple[str, dict[str, Any]] | None = None) -> None:
@@ -497,16 +499,13 @@ class ParameterServer:
         reattach = object.__getattribute__(self, "_reattach") if name == "_native" else None
         if reattach is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        addresses, options = reattach
-        self._native = _fastps.connect(addresses, **options)
+        self._native = self._reach(*reattach)
         return self._native
 
+    def _reach(self, address: str, options: dict[str, Any]) -> _fastps.Client:
+        return _fastps.connect(address, **options)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._reattach is None:
-            raise TypeError(
-                "a Store lives in one process and cannot be pickled; start a server with fastps.serve() "
-                "and pickle what fastps.connect() returns"
-            )
         return _attach, (type(self), self._reattach)
 
     def __repr__(self) -> str:
@@ -514,7 +513,7 @@ class ParameterServer:
         return f"<fastps.{type(self).__name__} {where}>"
 
 
-def _attach(kind: type[ParameterServer], reattach: tuple[str, dict[str, Any]]) -> ParameterServer:
+def _attach(kind: type[_Kind], reattach: tuple[str, dict[str, Any]]) -> _Kind:
     client = object.__new__(kind)
     client._reattach = reattach
     return client
@@ -553,6 +552,13 @@ class Store(ParameterServer):
             comes. Codecs other than `fastps.Float32` and error feedback always scan.
         memory_limit: Most bytes of parameters and optimizer state; None: no limit.
 
+        shared: Keep the parameters in memory that other processes of this user can open (Linux): by fork, by
+            pickling the store (``spawn``), or with `Store.open` and `Store.address`. All tensors are then
+            ``apply="hogwild"``: processes step them in place, without locks, and a racing push may overwrite
+            another's (``stats()`` tells how many updates were probed and how many of those were lost). A
+            receipt is this process's own; nothing is logged. The memory has no name and goes with the last
+            process that has it, however that ends.
+
     >>> with fastps.Store() as store:
     ...     store.register("w", np.zeros(2, np.float32), optimizer=fastps.Adagrad(lr=0.1))
     ...     store.names()
@@ -562,9 +568,120 @@ class Store(ParameterServer):
     __slots__ = ()
 
     def __init__(
-        self, threads: int | None = None, check_finite: bool = True, *, memory_limit: int | None = None
+        self,
+        threads: int | None = None,
+        check_finite: bool = True,
+        *,
+        memory_limit: int | None = None,
+        shared: bool = False,
     ) -> None:
-        super().__init__(_fastps.Client.store(threads, memory_limit, check_finite))
+        options: dict[str, Any] = {
+            "threads": threads,
+            "memory_limit": memory_limit,
+            "check_finite": check_finite,
+        }
+        native = _fastps.Client.store(**options, shared=shared)
+        super().__init__(native, (native.address, options) if native.address else None)
+        if shared:
+            _shared.add(self)
+
+    @classmethod
+    def open(
+        cls,
+        address: str,
+        threads: int | None = None,
+        check_finite: bool = True,
+        *,
+        memory_limit: int | None = None,
+    ) -> Self:
+        """Opens the shared store that a process of this user made; both then have the same parameters.
+
+        Args:
+            address: What `Store.address` gives in a process that has it open, and still lives.
+            threads, check_finite, memory_limit: As for `Store`; each process has its own.
+
+        Raises:
+            UnavailableError: That process is gone, is another user's, or has closed the store.
+            ConfigError: This is no such address.
+
+        >>> store = fastps.Store(shared=True)
+        >>> store.register("w", np.zeros(2, np.float32), fastps.SGD(lr=1.0), apply="hogwild")
+        >>> other = fastps.Store.open(store.address)  # in whatever process
+        >>> other.push("w", np.ones(2, np.float32)).version
+        2
+        >>> store.pull("w")
+        array([-1., -1.], dtype=float32)
+        """
+        options: dict[str, Any] = {
+            "threads": threads,
+            "memory_limit": memory_limit,
+            "check_finite": check_finite,
+        }
+        store = _attach(cls, (address, options))
+        store._native = store._reach(address, options)
+        return store
+
+    @property
+    def address(self) -> str | None:
+        """By what other processes open a shared store while this one lives; None if it is not shared."""
+        return self._native.address
+
+    def view(self, name: str) -> Array:
+        """The values of a shared store's tensor where they lie, as a writable ndarray: no copy is made.
+
+        Pushes of all processes show in it as they happen, perhaps in the middle of one; what is written to
+        it is there for all of them. ``torch.from_numpy`` makes a tensor of the same memory. It outlives the
+        store.
+
+        Raises:
+            UnknownTensorError: There is no tensor of this name.
+            ConfigError: The store is not shared.
+
+        >>> store = fastps.Store(shared=True)
+        >>> store.register("w", np.zeros(2, np.float32), fastps.SGD(lr=1.0), apply="hogwild")
+        >>> w = store.view("w")
+        >>> receipt = store.push("w", np.ones(2, np.float32))
+        >>> w
+        array([-1., -1.], dtype=float32)
+        """
+        live: Any = self._native.live(name)
+        if 0 in live.shape:
+            return np.empty(live.shape, live.dtype)
+        return np.frombuffer(live, live.dtype).reshape(live.shape)
+
+    def another(self) -> Self:
+        other = super().another()
+        if self._reattach is not None:
+            _shared.add(other)
+        return other
+
+    def _reach(self, address: str, options: dict[str, Any]) -> _fastps.Client:
+        native = _fastps.Client.store(**options, address=address)
+        _shared.add(self)
+        return native
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._reattach is None:
+            raise TypeError(
+                "a Store lives in one process and cannot be pickled; make it with shared=True, or start a "
+                "server with fastps.serve() and pickle what fastps.connect() returns"
+            )
+        # By this process's address, which is there even if the one that made the store is not.
+        return _attach, (type(self), (self._native.address, self._reattach[1]))
+
+
+#: Stores with shared memory that this process has open.
+_shared: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In a forked child: what has threads is gone, but shared memory is opened anew when it is next used."""
+    _fastps.forked()
+    for store in list(_shared):
+        if store._reattach is not None:
+            store._reattach = (store._native.address or "", store._reattach[1])
+            del store._native
+    _shared.clear()
 
 
 def connect(

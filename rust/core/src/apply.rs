@@ -6,7 +6,8 @@ use crate::block::{BLOCK, Block, Lane};
 use crate::codec::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody};
 use crate::isa::{Isa, Kernel};
 use crate::optim::{MAX_SLOTS, Rule, Step};
-use crate::params::{Buffer, RacyBuffer};
+use crate::params::{Buffer, Counts, RacyBuffer};
+use crate::sync::Ordering;
 
 /// Parameters and optimizer state of one slice, a run at a time.
 pub(crate) trait Storage {
@@ -76,6 +77,17 @@ pub(crate) struct Hogwild<'a> {
     pub(crate) params: &'a RacyBuffer,
     pub(crate) state: &'a [RacyBuffer],
     pub(crate) first_block: usize,
+    /// Counts the updates of the first block that racing ones overwrite.
+    pub(crate) probe: Option<&'a Counts>,
+}
+
+impl Hogwild<'_> {
+    /// As an update of the block at `at` begins: what its probe holds, if it has one.
+    #[inline(always)]
+    fn probe(&self, at: usize) -> Option<(&Counts, u64)> {
+        let counts = self.probe.filter(|_| at == 0)?;
+        Some((counts, counts.kept().load(Ordering::Relaxed)))
+    }
 }
 
 impl Storage for Hogwild<'_> {
@@ -99,6 +111,7 @@ impl Storage for Hogwild<'_> {
         let (mut params, mut state) = (Block::ZERO, [Block::ZERO; MAX_SLOTS]);
         let params = &mut params.0[..len];
         let used = self.state.len().min(MAX_SLOTS);
+        let probe = self.probe(at);
         self.params.load(self.isa, at, params);
         let mut slots: [&mut [f32]; MAX_SLOTS] = Default::default();
         for ((slot, memory), buffer) in slots.iter_mut().zip(state.iter_mut()).zip(self.state) {
@@ -107,6 +120,11 @@ impl Storage for Hogwild<'_> {
         }
         rule.step(params, &mut slots[..used], g);
         self.params.store(self.isa, at, params);
+        if let Some((counts, kept)) = probe {
+            // Loaded and stored as the values are: who is overwritten there is overwritten here.
+            counts.kept().store(kept + 1, Ordering::Relaxed);
+            counts.probed().fetch_add(1, Ordering::Relaxed);
+        }
         for (memory, buffer) in state.iter().zip(self.state) {
             buffer.store(self.isa, at, &memory.0[..len]);
         }

@@ -1,10 +1,11 @@
 //! The element type of parameters, and values of one type. Everything that carries values, from a caller's array to
 //! a slice's memory, says its type here: another type is a variant of these three, and the compiler names the rest.
 
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// The element type of a tensor's parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DType {
     /// IEEE single precision.
     Float32,

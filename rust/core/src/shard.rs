@@ -1,5 +1,6 @@
 //! A shard: the slices that one server holds, their memory, and the one way in for pushes.
 
+use crate::directory::SharedTensor;
 use crate::error::{Error, Kind, Result};
 use crate::fault::fault;
 use crate::frame::{Applied, Identity, Push};
@@ -64,6 +65,17 @@ impl Shard {
 
     /// Takes the memory of these slices (identifier, index in the tensor), all or none; values and state start at 0.
     pub fn create(&self, spec: &Arc<TensorSpec>, group: u32, slices: &[(SliceId, usize)]) -> Result<()> {
+        self.create_in(None, spec, group, slices)
+    }
+
+    /// As [`Shard::create`], in memory that other processes have, too.
+    pub(crate) fn create_in(
+        &self,
+        shared: Option<&Arc<SharedTensor>>,
+        spec: &Arc<TensorSpec>,
+        group: u32,
+        slices: &[(SliceId, usize)],
+    ) -> Result<()> {
         spec.validate()?;
         let bytes = |index: &usize| Slice::memory_for(spec, spec.slice_range(*index).len());
         let needed = slices.iter().map(|(_, index)| bytes(index)).sum();
@@ -82,6 +94,7 @@ impl Shard {
                     counters: self.counters.clone(),
                     meter: self.meter.clone(),
                     charge: charge.split(bytes(index)),
+                    shared: shared.cloned(),
                 };
                 Arc::new(Slice::new(*id, spec, *index, group, place, &mut pieces))
             })
@@ -189,6 +202,8 @@ impl Shard {
                 (sum.0 + pushes, sum.1 + assigns)
             },
         );
+        let probed = slices.iter().map(|slice| slice.probed());
+        let (probed, lost) = probed.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         vec![
             ("slices", slices.len() as u64),
             ("versions", slices.iter().map(|slice| slice.version(0).0).sum()),
@@ -207,6 +222,8 @@ impl Shard {
             ("refused", count(&self.counters.refused)),
             ("pulls", count(&self.counters.pulls)),
             ("slice_copies", count(&self.counters.slice_copies)),
+            ("updates_probed", probed),
+            ("updates_lost", lost),
         ]
     }
 }

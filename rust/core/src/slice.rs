@@ -7,6 +7,7 @@ mod snapshot;
 
 pub use snapshot::Snapshot;
 
+use crate::directory::SharedTensor;
 use crate::error::{Error, Kind, Result};
 use crate::fault::fault;
 use crate::frame::{Applied, Base, Identity, Push};
@@ -76,6 +77,8 @@ pub(crate) struct Place {
     pub(crate) meter: Arc<Meter>,
     /// For [`Slice::memory_for`] bytes.
     pub(crate) charge: Charge,
+    /// Whose memory it is part of, if it is shared.
+    pub(crate) shared: Option<Arc<SharedTensor>>,
 }
 
 /// What a slice knows about a push whose answer got lost.
@@ -107,16 +110,17 @@ impl Slice {
         place: Place,
         pieces: &mut Pieces,
     ) -> Self {
-        let Place { isa, sink, counters, meter, charge } = place;
+        let Place { isa, sink, counters, meter, charge, shared } = place;
         let range = spec.slice_range(index);
         let (first, len) = (range.start, range.len());
         let slots = spec.optimizer.slots().len();
         let (dtype, initial) = (spec.dtype, spec.optimizer.initial_state());
-        let memory = match spec.apply {
-            Apply::Exact => {
+        let memory = match (spec.apply, &shared) {
+            (Apply::Exact, _) => {
                 Memory::Exact(SliceLock::new(ExactMemory::new(dtype, len, slots, initial, pieces)))
             }
-            Apply::Hogwild => Memory::Hogwild(HogwildMemory::new(dtype, len, slots, initial)),
+            (Apply::Hogwild, None) => Memory::Hogwild(HogwildMemory::new(dtype, len, slots, initial)),
+            (Apply::Hogwild, Some(shared)) => Memory::Hogwild(HogwildMemory::shared(shared, index, slots)),
         };
         let spec = spec.clone();
         Self {
@@ -423,6 +427,14 @@ impl Slice {
             Memory::Hogwild(memory) => memory.pull_state(self, client),
         };
         snapshot.map_err(|error| self.name(error))
+    }
+
+    /// Updates of one block that were probed, and those of them that racing ones overwrote; 0 for `exact`.
+    pub fn probed(&self) -> (u64, u64) {
+        match &self.memory {
+            Memory::Exact(_) => (0, 0),
+            Memory::Hogwild(memory) => memory.probed(),
+        }
     }
 
     /// The version, and how many of its changes were the client's own.

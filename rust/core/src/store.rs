@@ -1,6 +1,7 @@
 //! The in-process store: one shard in the caller's memory, with the same verbs as a cluster of servers.
 
 use crate::codec::{Codec, CodecId, ErrorFeedback, Position};
+use crate::directory::{Directory, SharedTensor};
 use crate::dtype::{Array, View};
 use crate::error::{Error, Kind, Result};
 use crate::frame::{Action, Applied, Base, Identity, Push};
@@ -35,11 +36,31 @@ pub struct StoreOptions {
     pub policy: Arc<dyn Policy>,
     /// Where records go, if anybody wants them.
     pub sink: Option<Arc<dyn Sink>>,
+    /// Whose memory it is.
+    pub memory: Memory,
+}
+
+/// Whose memory a store is.
+#[derive(Clone, Debug, Default)]
+pub enum Memory {
+    /// This process's alone.
+    #[default]
+    Private,
+    /// New memory that other processes can open by [`Store::address`].
+    Shared,
+    /// What another process calls by this address.
+    Opened(String),
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self { threads: None, memory_limit: u64::MAX, policy: Arc::new(Immediate), sink: None }
+        Self {
+            threads: None,
+            memory_limit: u64::MAX,
+            policy: Arc::new(Immediate),
+            sink: None,
+            memory: Memory::Private,
+        }
     }
 }
 
@@ -58,6 +79,8 @@ pub struct Store {
 struct Shared {
     isa: Isa,
     shard: Shard,
+    /// The tensors of all processes, where the memory is shared.
+    directory: Option<Directory>,
     threads: usize,
     pool: OnceLock<Option<rayon::ThreadPool>>,
     tensors: RwLock<Tensors>,
@@ -73,6 +96,7 @@ struct Tensor {
     spec: Arc<TensorSpec>,
     slices: Vec<Arc<Slice>>,
     elements: usize,
+    shared: Option<Arc<SharedTensor>>,
 }
 
 type Tensors = HashMap<Arc<str>, Arc<Tensor>, RandomState>;
@@ -126,6 +150,23 @@ struct Held {
     residues: Vec<(usize, Residue)>,
 }
 
+/// A tensor's values where they lie, in memory that other processes have, too.
+#[derive(Clone, Debug)]
+pub struct Live(Arc<SharedTensor>);
+
+impl Live {
+    /// What the tensor is.
+    pub fn spec(&self) -> &TensorSpec {
+        self.0.spec()
+    }
+
+    /// The first of as many values as the tensor has elements. Threads of other processes load and store them at any time:
+    /// no reference to them may be made.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.0.values()
+    }
+}
+
 /// Gradients that are pushed again and again, and where they go.
 #[derive(Debug)]
 pub struct Bound {
@@ -145,11 +186,17 @@ impl Store {
             return Err(Error::new(Kind::Config, "invalid threads").expected("at least 1", threads));
         }
         let isa = Isa::get()?;
+        let directory = match options.memory {
+            Memory::Private => None,
+            Memory::Shared => Some(Directory::create()?),
+            Memory::Opened(address) => Some(Directory::open(&address)?),
+        };
         let mut config = ShardConfig::new(0, options.memory_limit, isa);
         (config.policy, config.sink) = (options.policy, options.sink);
         let shared = Shared {
             isa,
             shard: Shard::new(config),
+            directory,
             threads,
             pool: OnceLock::new(),
             tensors: RwLock::default(),
@@ -158,7 +205,9 @@ impl Store {
             next_slice: AtomicU64::new(1),
             next_client: AtomicU64::new(1),
         };
-        Ok(Self::of(Arc::new(shared)))
+        let store = Self::of(Arc::new(shared));
+        store.refresh()?;
+        Ok(store)
     }
 
     fn of(shared: Arc<Shared>) -> Self {
@@ -172,7 +221,67 @@ impl Store {
         Self::of(self.shared.clone())
     }
 
+    /// By what other processes of this user can open the store while this process lives, if its memory is shared; a
+    /// forked child has an address of its own.
+    pub fn address(&self) -> Option<String> {
+        self.shared.directory.as_ref().map(Directory::address)
+    }
+
+    /// A tensor's values where they lie, for as long as what is returned lives; other threads and processes step them
+    /// meanwhile.
+    pub fn live(&self, name: &str) -> Result<Live> {
+        let tensor = self.tensor(name)?;
+        let shared = tensor.shared.clone().ok_or_else(|| {
+            Error::new(Kind::Config, "only a shared store has values that can be looked at where they lie")
+                .tensor(name)
+                .expected("Store(shared=True)", "a store of one process")
+        })?;
+        Ok(Live(shared))
+    }
+
+    /// Takes up the tensors that other processes registered.
+    fn refresh(&self) -> Result<()> {
+        let Some(directory) = &self.shared.directory else { return Ok(()) };
+        directory.news(|shared| {
+            let spec = shared.spec().clone();
+            let tensor = self.create(&spec, Some(shared))?;
+            write(&self.shared.tensors).insert(spec.name.clone(), Arc::new(tensor));
+            Ok(())
+        })
+    }
+
+    /// Takes memory for a tensor, or takes up what is shared.
+    fn create(&self, spec: &Arc<TensorSpec>, shared: Option<Arc<SharedTensor>>) -> Result<Tensor> {
+        let ids: Vec<_> = (0..spec.slice_count())
+            .map(|k| (SliceId(self.shared.next_slice.fetch_add(1, Ordering::Relaxed)), k))
+            .collect();
+        self.shared.shard.create_in(shared.as_ref(), spec, 0, &ids)?;
+        let slices = ids.iter().map(|(id, _)| self.shared.shard.slice(*id)).collect::<Result<Vec<_>>>()?;
+        Ok(Tensor { spec: spec.clone(), slices, elements: spec.elements(), shared })
+    }
+
+    /// Registers a tensor with all processes; the caller has seen to it that this one registers no other.
+    fn publish(
+        &self,
+        directory: &Directory,
+        spec: &TensorSpec,
+        values: View<'_>,
+        timeout: Duration,
+    ) -> Result<()> {
+        let _locked = directory.lock(timeout)?;
+        self.refresh()?;
+        if let Some(tensor) = self.tensors().get(&spec.name) {
+            return same_spec(&tensor.spec, spec);
+        }
+        directory.append(spec, values.bytes())?;
+        self.refresh()
+    }
+
     fn tensor(&self, name: &str) -> Result<Arc<Tensor>> {
+        if let Some(tensor) = self.tensors().get(name) {
+            return Ok(tensor.clone());
+        }
+        self.refresh()?;
         self.tensors().get(name).cloned().ok_or_else(|| unknown(name))
     }
 
@@ -231,8 +340,18 @@ impl Store {
     fn look_up<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<Places> {
         let generation = self.shared.generation.load(Ordering::Acquire);
         let all = self.tensors();
-        let find = |name: &str| all.get(name).cloned().ok_or_else(|| unknown(name));
-        Ok(Places::new(generation, names.map(find).collect::<Result<_>>()?))
+        let mut tensors = Vec::new();
+        let mut names = names.peekable();
+        while let Some(tensor) = names.peek().and_then(|name| all.get(*name)) {
+            tensors.push(tensor.clone());
+            names.next();
+        }
+        drop(all);
+        // Another process may have registered the rest.
+        for name in names {
+            tensors.push(self.tensor(name)?);
+        }
+        Ok(Places::new(generation, tensors))
     }
 
     /// Pushes what was checked; `values` of the k-th tensor.
@@ -479,21 +598,18 @@ impl ParameterServer for Store {
         spec.validate()?;
         outgoing::check_values(self.shared.isa, values, &spec)?;
         let _one_at_a_time = lock(&self.shared.registering);
+        if let Some(directory) = &self.shared.directory {
+            return self.publish(directory, &spec, values, timeout);
+        }
         if let Ok(tensor) = self.tensor(&spec.name) {
             return same_spec(&tensor.spec, &spec);
         }
         let spec = Arc::new(spec);
-        let ids: Vec<_> = (0..spec.slice_count())
-            .map(|k| (SliceId(self.shared.next_slice.fetch_add(1, Ordering::Relaxed)), k))
-            .collect();
-        self.shared.shard.create(&spec, 0, &ids)?;
-        let slices = ids.iter().map(|(id, _)| self.shared.shard.slice(*id)).collect::<Result<Vec<_>>>()?;
-        let elements = spec.elements();
-        let tensor = Arc::new(Tensor { spec: spec.clone(), slices, elements });
+        let tensor = Arc::new(self.create(&spec, None)?);
         let actions: Vec<(Action, &[u8])> =
             spec.slices().map(|range| (Action::Assign, values.get(range).bytes())).collect();
         if let Err(error) = self.change(&tensor, &actions, timeout) {
-            self.shared.shard.remove(&ids.iter().map(|(id, _)| *id).collect::<Vec<_>>());
+            self.shared.shard.remove(&tensor.slices.iter().map(|slice| slice.id()).collect::<Vec<_>>());
             return Err(match error {
                 PushError::Refused(error) => error,
                 PushError::Partial(partial) => partial.error,
@@ -505,6 +621,12 @@ impl ParameterServer for Store {
     }
 
     fn unregister(&self, name: &str, _timeout: Duration) -> Result<()> {
+        if self.shared.directory.is_some() {
+            self.tensor(name)?;
+            let error =
+                Error::new(Kind::Config, "a shared store keeps its tensors: other processes may step them");
+            return Err(error.tensor(name));
+        }
         let mut tensors = write(&self.shared.tensors);
         let tensor = tensors.remove(name).ok_or_else(|| unknown(name))?;
         self.shared.generation.fetch_add(1, Ordering::Release);
@@ -518,6 +640,7 @@ impl ParameterServer for Store {
     }
 
     fn names(&self, _timeout: Duration) -> Result<Vec<Arc<str>>> {
+        self.refresh()?;
         let mut names: Vec<_> = self.tensors().keys().cloned().collect();
         names.sort();
         Ok(names)
@@ -629,6 +752,7 @@ impl ParameterServer for Store {
     }
 
     fn stats(&self, _timeout: Duration) -> Result<Stats> {
+        self.refresh()?;
         let counters = self.shared.shard.counters();
         let counters = counters.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         let own = [

@@ -3,12 +3,13 @@
 use crate::dtype::DType;
 use crate::error::{Error, Kind, Result};
 use crate::optim::Optimizer;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// How pushes to one slice meet each other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Apply {
     /// One push at a time per slice; every pull of a slice is one whole version.
     #[default]
@@ -27,7 +28,7 @@ pub const MAX_NAME: usize = 1024;
 pub const MAX_DIMS: usize = 32;
 
 /// What a tensor is. Two registrations are the same if they are equal in all of this.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorSpec {
     /// Its name.
     pub name: Arc<str>,

@@ -9,6 +9,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 use fastps_core::codec::CodecId;
+use fastps_core::directory::Directory;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
 use fastps_core::fault;
@@ -439,5 +440,42 @@ fn a_removal_leaves_nothing_behind() {
         remover.join().unwrap();
         let counters = shard.counters();
         assert!(counters.contains(&("slices", 0)) && counters.contains(&("memory_used", 0)), "{counters:?}");
+    });
+}
+
+/// The names that a process finds in a shared store's list; an entry that is not whole is an error.
+fn listed(directory: &Directory) -> Vec<String> {
+    let mut names = Vec::new();
+    directory
+        .news(|tensor| {
+            names.push(tensor.spec().name.to_string());
+            Ok(())
+        })
+        .unwrap();
+    names
+}
+
+fn append(directory: &Directory, name: &str) {
+    let _lock = directory.lock(std::time::Duration::MAX).unwrap();
+    let spec = TensorSpec { name: name.into(), ..spec(Apply::Hogwild) };
+    directory.append(&spec, &[0; 4]).unwrap();
+}
+
+#[test]
+fn processes_that_register_in_a_shared_store_list_both_and_a_reader_sees_whole_entries() {
+    check("shared store", None, &["directory_unlocked", "published_early"], || {
+        let one = Directory::create().unwrap();
+        let (two, reader) = (one.another().unwrap(), one.another().unwrap());
+        let appends = thread::spawn(move || append(&two, "b"));
+        let reads = thread::spawn(move || {
+            let first = listed(&reader);
+            (first, reader)
+        });
+        append(&one, "a");
+        appends.join().unwrap();
+        let (first, reader) = reads.join().unwrap();
+        let all = [first, listed(&reader)].concat();
+        assert!(all == ["a", "b"] || all == ["b", "a"], "{all:?}");
+        assert_eq!(listed(&one), all);
     });
 }

@@ -11,11 +11,12 @@ use crate::call::{self, Here};
 use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
 use crate::flight::{PullFlight, PushFlight, Turn, Unread, target, targets};
+use crate::live::LiveValues;
 use crate::options;
 use crate::values::{Receipt, Receipts, Versions};
 use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
-use fastps_core::store::{Store, StoreOptions};
+use fastps_core::store::{Memory, Store, StoreOptions};
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{ParameterServer, State, Values};
 use pull::pull_into;
@@ -91,16 +92,40 @@ fn shared(names: Vec<String>) -> Vec<Arc<str>> {
 impl Client {
     /// A new store in this process.
     #[staticmethod]
+    #[pyo3(signature = (threads, memory_limit, check_finite, shared=false, address=None))]
     fn store(
         py: Python<'_>,
         threads: Option<usize>,
         memory_limit: Option<u64>,
         check_finite: bool,
+        shared: bool,
+        address: Option<String>,
     ) -> PyResult<Self> {
-        let mut options = StoreOptions { threads, ..StoreOptions::default() };
+        let memory = match address {
+            Some(address) => Memory::Opened(address),
+            None if shared => Memory::Shared,
+            None => Memory::Private,
+        };
+        let mut options = StoreOptions { threads, memory, ..StoreOptions::default() };
         options.memory_limit = memory_limit.unwrap_or(options.memory_limit);
         let store = Store::new(options).or_raise(py)?;
         Ok(Self::local(store, check_finite, Duration::from_secs(30)))
+    }
+
+    /// By what other processes can open the store, if its memory is shared. A forked child may ask, too.
+    #[getter]
+    fn address(&self) -> Option<String> {
+        self.local.as_ref()?.address()
+    }
+
+    /// The values of a tensor of a shared store, where they lie.
+    fn live(&self, py: Python<'_>, name: &str) -> PyResult<LiveValues> {
+        self.enter(py)?;
+        let Some(store) = &self.local else {
+            let error = Error::new(Kind::Config, "a server's values cannot be looked at where they lie");
+            return Err(errors::raise(py, &error.tensor(name)));
+        };
+        Ok(LiveValues::new(store.live(name).or_raise(py)?))
     }
 
     fn another(&self, py: Python<'_>) -> PyResult<Self> {

@@ -11,6 +11,7 @@ mod codecs;
 mod doctor;
 mod errors;
 mod flight;
+mod live;
 mod options;
 mod server;
 mod steps;
@@ -31,6 +32,8 @@ mod _fastps {
     use super::doctor::{instruction_set, instruction_sets, tearing};
     #[pymodule_export]
     use super::flight::{InDoubt, PullFlight, PushFlight};
+    #[pymodule_export]
+    use super::live::LiveValues;
     #[pymodule_export]
     use super::options::{check_codec, check_optimizer};
     #[pymodule_export]

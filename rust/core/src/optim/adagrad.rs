@@ -12,12 +12,13 @@
 use super::{AsItCame, Changed, EpsMode, Prepare, Step, non_negative, split_eps};
 use crate::block::Lane;
 use crate::error::Result;
+use serde::{Deserialize, Serialize};
 
 /// Settings of Adagrad, named as torch names them.
 ///
 /// Two states go bad on finite gradients, as in torch: a gradient beyond 1.8e19 makes `sum` infinite for good (the
 /// element then stands still), and with `eps = 0` a zero gradient on a zero `sum` gives 0 / 0 = NaN.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adagrad {
     /// Learning rate.
     pub lr: f64,

@@ -18,6 +18,7 @@
 use super::{AsItCame, Changed, Prepare, Step, invalid, lerp, non_negative};
 use crate::block::Lane;
 use crate::error::Result;
+use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 
 /// Settings of Adam, named as torch names them (`betas` is the pair `beta1`, `beta2`).
@@ -25,7 +26,7 @@ use std::cell::Cell;
 /// States that go bad on finite gradients, as in torch: a gradient beyond about 1e19 divided by `sqrt(1 - beta2)` makes
 /// `exp_avg_sq` infinite for good (the element then stands still; with `beta2 = 0` it becomes NaN), and with
 /// `eps = 0` zero gradients give 0 / 0.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adam {
     /// Learning rate.
     pub lr: f64,
@@ -44,7 +45,7 @@ pub struct Adam {
 }
 
 /// Adam with weight decay taken from the parameters rather than added to the gradient.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW(pub Adam);
 
 impl Default for Adam {

@@ -21,9 +21,10 @@ pub(crate) use sgd::{MomentumRule, SgdRule};
 
 use crate::block::Lane;
 use crate::error::{Error, Kind, Result};
+use serde::{Deserialize, Serialize};
 
 /// Where `eps` stands under a running mean of squares `s`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EpsMode {
     /// `sqrt(s) + eps`: the papers' and torch's form.
     #[default]
@@ -35,7 +36,7 @@ pub enum EpsMode {
 }
 
 /// An optimizer with its settings, all in float64 as Python has them.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Optimizer {
     /// Stochastic gradient descent.
     Sgd(Sgd),

@@ -16,13 +16,14 @@
 use super::{AsItCame, Changed, EpsMode, Prepare, Step, lerp, non_negative, split_eps};
 use crate::block::Lane;
 use crate::error::Result;
+use serde::{Deserialize, Serialize};
 
 /// Settings of `RMSprop`, named as torch names them.
 ///
 /// States that go bad on finite gradients, as in torch: `centered` under a (nearly) constant gradient, where the
 /// rounding of `square_avg - grad_avg^2` can fall below 0 and its root is NaN; gradients beyond about 1e19, whose
 /// square makes `square_avg` infinite for good; `eps = 0` with zero gradients (0 / 0).
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rmsprop {
     /// Learning rate.
     pub lr: f64,

@@ -18,9 +18,10 @@ use super::{AsItCame, Changed, Prepare, Rule, Step, invalid, non_negative};
 use crate::block::Lane;
 use crate::error::Result;
 use crate::fault::fault;
+use serde::{Deserialize, Serialize};
 
 /// Settings of stochastic gradient descent, named as torch names them.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sgd {
     /// Learning rate.
     pub lr: f64,

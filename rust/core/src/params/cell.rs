@@ -14,25 +14,47 @@
 //! loom and other CPUs use the scalar backend alone. `crate::litmus` tries on the CPU at hand what is claimed here.
 #![allow(unsafe_code)]
 
+use super::shared::Region;
 use crate::fault::fault;
 use crate::isa::Isa;
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{Arc, AtomicU32, Ordering};
 
 /// Float32 values that several threads load and store at once.
 pub(crate) struct RacyBuffer {
-    lanes: Box<[Line]>,
+    lanes: Lanes,
     len: usize,
 }
 
 /// A cache line of lanes; atomics may be changed through a shared reference, by every thread.
 #[repr(C, align(64))]
-struct Line([AtomicU32; 16]);
+pub(super) struct Line([AtomicU32; 16]);
+
+enum Lanes {
+    Own(Box<[Line]>),
+    /// In memory that other processes have, too, from this byte on.
+    Shared(Arc<Region>, usize),
+}
 
 impl RacyBuffer {
     pub(crate) fn filled(len: usize, value: f32) -> Self {
         let lines = len.div_ceil(16);
         let line = || Line(std::array::from_fn(|_| AtomicU32::new(value.to_bits())));
-        Self { lanes: (0..lines).map(|_| line()).collect(), len }
+        Self { lanes: Lanes::Own((0..lines).map(|_| line()).collect()), len }
+    }
+
+    /// The `len` values of a region from byte `at`, as they are.
+    pub(crate) fn shared(region: Arc<Region>, at: usize, len: usize) -> Self {
+        let buffer = Self { lanes: Lanes::Shared(region, at), len };
+        // Outside the region this panics here, and not later.
+        let _ = buffer.lines();
+        buffer
+    }
+
+    fn lines(&self) -> &[Line] {
+        match &self.lanes {
+            Lanes::Own(lines) => lines,
+            Lanes::Shared(region, at) => region.lines(*at, self.len.div_ceil(16)),
+        }
     }
 
     /// Bytes of memory that `len` values take.
@@ -45,14 +67,14 @@ impl RacyBuffer {
     }
 
     fn lane(&self, i: usize) -> &AtomicU32 {
-        &self.lanes[i / 16].0[i % 16]
+        &self.lines()[i / 16].0[i % 16]
     }
 
     /// Loads the elements from `at`. Every lane is one relaxed load. At a multiple of 16 no vector straddles a cache
     /// line, which is faster.
     pub(crate) fn load(&self, isa: Isa, at: usize, out: &mut [f32]) {
         assert!(self.holds(at, out.len()), "a block outside its buffer");
-        let base = self.lanes.as_ptr().cast::<f32>().wrapping_add(at);
+        let base = self.lines().as_ptr().cast::<f32>().wrapping_add(at);
         // SAFETY: the assertion keeps every vector inside the buffer, which `self` keeps alive; lanes are aligned.
         let done = unsafe { vectors::load(isa, base, out) };
         load_scalar(self, at + done, &mut out[done..]);
@@ -61,7 +83,7 @@ impl RacyBuffer {
     /// Stores the elements from `at`. Every lane is one relaxed store.
     pub(crate) fn store(&self, isa: Isa, at: usize, values: &[f32]) {
         assert!(self.holds(at, values.len()), "a block outside its buffer");
-        let base = self.lanes.as_ptr().cast::<f32>().cast_mut().wrapping_add(at);
+        let base = self.lines().as_ptr().cast::<f32>().cast_mut().wrapping_add(at);
         // SAFETY: as in `load`; the lanes are atomics, so storing through a shared reference is allowed.
         let done = unsafe { vectors::store(isa, base, values) };
         store_scalar(self, at + done, &values[done..]);

@@ -1,11 +1,23 @@
-//! Memory of one slice: plain and copy-on-write for `exact`, racing for `hogwild`.
+//! Memory of one slice: plain and copy-on-write for `exact`, racing for `hogwild`, which may be shared by
+//! processes.
 
 mod buffer;
 mod cell;
+mod counts;
 mod meter;
 mod pieces;
+#[cfg(all(target_os = "linux", not(any(miri, loom))))]
+mod shared;
+#[cfg(all(any(not(target_os = "linux"), miri), not(loom)))]
+#[path = "not_shared.rs"]
+mod shared;
+#[cfg(loom)]
+#[path = "shared_model.rs"]
+mod shared;
 
 pub(crate) use buffer::Buffer;
 pub(crate) use cell::RacyBuffer;
+pub(crate) use counts::Counts;
 pub use meter::{Charge, Meter, Purpose};
 pub(crate) use pieces::Pieces;
+pub(crate) use shared::{Region, SharedMemory};

@@ -4,24 +4,25 @@ use super::snapshot::{Copied, Snapshot};
 use super::{Slice, staleness};
 use crate::apply::{Hogwild, apply};
 use crate::block::{BLOCK, blocks};
+use crate::directory::SharedTensor;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::fault::fault;
 use crate::frame::{Action, Applied, Push};
 use crate::identity::{Completion, Identities, Outcome};
-use crate::params::RacyBuffer;
-use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use crate::params::{Counts, RacyBuffer};
+use crate::sync::{Mutex, Ordering, lock};
+
+/// Pushes in a row whose update of the first block is probed: neighbours are the ones that race.
+const PROBED: u64 = 64;
+/// One of so many such runs is probed.
+const RUNS: u64 = 8;
 
 #[derive(Debug)]
 pub(super) struct HogwildMemory {
     params: RacyBuffer,
     state: Vec<RacyBuffer>,
-    step: AtomicU64,
-    version: AtomicU64,
-    /// Changes that were assignments.
-    assigns: AtomicU64,
-    /// Where the next push begins, so that racing pushes do not walk in lockstep.
-    turn: AtomicU64,
+    counts: Counts,
     pub(super) identities: Mutex<Identities>,
 }
 
@@ -34,10 +35,17 @@ impl HogwildMemory {
         Self {
             params: filled(0.0),
             state: (0..slots).map(|_| filled(initial_state)).collect(),
-            step: AtomicU64::new(0),
-            version: AtomicU64::new(0),
-            assigns: AtomicU64::new(0),
-            turn: AtomicU64::new(0),
+            counts: Counts::own(),
+            identities: Mutex::default(),
+        }
+    }
+
+    /// Slice `index` of a tensor in shared memory. What is remembered of clients is this process's.
+    pub(super) fn shared(tensor: &SharedTensor, index: usize, slots: usize) -> Self {
+        Self {
+            params: tensor.array(index, 0),
+            state: (1..=slots).map(|slot| tensor.array(index, slot)).collect(),
+            counts: tensor.counts(index),
             identities: Mutex::default(),
         }
     }
@@ -46,28 +54,29 @@ impl HogwildMemory {
     pub(super) fn change(&self, slice: &Slice, push: &Push<'_>) -> (Applied, Vec<Completion>) {
         match push.action {
             Action::Gradient => {
-                let step = self.step.fetch_add(1, Ordering::Relaxed);
+                let step = self.counts.step().fetch_add(1, Ordering::Relaxed);
                 let rule = slice.spec.optimizer.rule(step, slice.lr(push));
                 let blocks = slice.len.div_ceil(BLOCK).max(1) as u64;
-                let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+                let turn = self.counts.turn().fetch_add(1, Ordering::Relaxed);
                 // An odd stride of about 5/8 of the blocks keeps concurrent pushes far apart.
                 let first_block = (turn.wrapping_mul((blocks * 5 / 8) | 1) % blocks) as usize;
+                let probe = (turn / PROBED).is_multiple_of(RUNS).then_some(&self.counts);
                 let storage =
-                    Hogwild { isa: slice.isa, params: &self.params, state: &self.state, first_block };
+                    Hogwild { isa: slice.isa, params: &self.params, state: &self.state, first_block, probe };
                 apply(slice.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
             }
             Action::Assign => store_racy(slice, &self.params, push, 0),
             Action::AssignState { step } => {
                 self.state.iter().enumerate().for_each(|(k, slot)| store_racy(slice, slot, push, k));
-                self.step.store(step, Ordering::Relaxed);
+                self.counts.step().store(step, Ordering::Relaxed);
             }
         }
         if push.action != Action::Gradient {
-            self.assigns.fetch_add(1, Ordering::Relaxed);
+            self.counts.assigns().fetch_add(1, Ordering::Relaxed);
         }
         let mut identities = lock(&self.identities);
         let bump = u64::from(!fault("version_not_bumped"));
-        let version = self.version.fetch_add(bump, Ordering::AcqRel) + 1;
+        let version = self.counts.version().fetch_add(bump, Ordering::AcqRel) + 1;
         let own = identities.count_own(push.identity.client);
         let applied = Applied {
             version,
@@ -95,7 +104,7 @@ impl HogwildMemory {
 
     fn snapshot(&self, slice: &Slice, client: u64, buffers: &[RacyBuffer]) -> Result<Snapshot> {
         let (version, own) = self.version(client);
-        let step = self.step.load(Ordering::Relaxed);
+        let step = self.counts.step().load(Ordering::Relaxed);
         let bytes = Copied::take(&slice.meter, slice.bytes() * buffers.len(), |bytes| {
             let mut block = [0.0; BLOCK];
             for buffer in buffers {
@@ -110,12 +119,19 @@ impl HogwildMemory {
 
     /// Gradients and assignments.
     pub(super) fn changes(&self) -> (u64, u64) {
-        let assigns = self.assigns.load(Ordering::Relaxed);
-        (self.version.load(Ordering::Relaxed).saturating_sub(assigns), assigns)
+        let assigns = self.counts.assigns().load(Ordering::Relaxed);
+        (self.counts.version().load(Ordering::Relaxed).saturating_sub(assigns), assigns)
+    }
+
+    /// Updates of one block that were probed, and those of them that were lost.
+    pub(super) fn probed(&self) -> (u64, u64) {
+        let kept = self.counts.kept().load(Ordering::Relaxed);
+        let probed = self.counts.probed().load(Ordering::Relaxed);
+        (probed, probed.saturating_sub(kept))
     }
 
     pub(super) fn version(&self, client: u64) -> (u64, u64) {
-        (self.version.load(Ordering::Acquire), lock(&self.identities).own(client))
+        (self.counts.version().load(Ordering::Acquire), lock(&self.identities).own(client))
     }
 }
 
