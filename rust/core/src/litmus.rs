@@ -1,13 +1,16 @@
 //! A trial of the claim on which `hogwild` rests: vectors that race may mix, lanes never tear.
 //!
 //! Two threads store vectors of one pattern each into the same line of racing memory, a third loads. A lane that is
-//! neither pattern was torn. No vendor promises this of wide vectors, so it is tried on the CPU at hand.
+//! neither pattern was torn. No vendor promises this of wide vectors, so it is tried on the CPU at hand: in memory of this
+//! process, and in memory that each of the three has mapped for itself, as the processes of a shared store have.
 
+use crate::error::Result;
 use crate::isa::Isa;
-use crate::params::RacyBuffer;
-use crate::sync::{AtomicU32, Ordering};
+use crate::params::{RacyBuffer, SharedMemory};
+use crate::sync::{Arc, AtomicU32, Ordering};
 use std::sync::Barrier;
 
+const PAGE: u64 = 4096;
 /// Elements of a cache line, and of the widest vector.
 const LINE: usize = 16;
 /// Elements that a line is shifted by, so that vectors straddle a border: none, half a line, one lane.
@@ -44,18 +47,44 @@ impl TearReport {
     }
 }
 
-/// Loads `loads` lines at each place while two threads store into them. A million loads take about a tenth of a second.
-pub fn tearing(isa: Isa, loads: u64) -> TearReport {
-    TearReport { isa, trials: SHIFTS.map(|shift| trial(isa, shift, loads)).to_vec() }
+/// Whose the memory is that is raced for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mapping {
+    /// This process's own.
+    Private,
+    /// A shared store's: each thread has a mapping of its own.
+    Shared,
 }
 
-fn trial(isa: Isa, shift: usize, loads: u64) -> Trial {
-    let buffer = RacyBuffer::filled(2 * LINE, f32::from_bits(PATTERNS[0]));
+/// Loads `loads` lines at each place while two threads store into them. A million loads take about a tenth of a second.
+pub fn tearing(isa: Isa, mapping: Mapping, loads: u64) -> Result<TearReport> {
+    let trial = |shift| Ok(trial(isa, &buffers(mapping)?, shift, loads));
+    Ok(TearReport { isa, trials: SHIFTS.into_iter().map(trial).collect::<Result<_>>()? })
+}
+
+/// The same two lines for two threads that store and one that loads.
+fn buffers(mapping: Mapping) -> Result<[Arc<RacyBuffer>; 3]> {
+    if mapping == Mapping::Private {
+        let buffer = Arc::new(RacyBuffer::filled(2 * LINE, 0.0));
+        return Ok([buffer.clone(), buffer.clone(), buffer]);
+    }
+    let memory = SharedMemory::create()?;
+    memory.grow(PAGE)?;
+    let map = || -> Result<_> {
+        let region = Arc::new(memory.map(0, PAGE as usize)?);
+        Ok(Arc::new(RacyBuffer::shared(region, 0, 2 * LINE)))
+    };
+    Ok([map()?, map()?, map()?])
+}
+
+fn trial(isa: Isa, buffers: &[Arc<RacyBuffer>; 3], shift: usize, loads: u64) -> Trial {
+    let [stored @ .., loaded] = buffers;
+    loaded.store(isa, 0, &[f32::from_bits(PATTERNS[0]); 2 * LINE]);
     let (start, stop) = (Barrier::new(3), AtomicU32::new(0));
     let mut seen = Trial { shift, loads, mixed: 0, torn_lanes: 0 };
     std::thread::scope(|scope| {
-        let storing = PATTERNS.map(|pattern| {
-            let (buffer, start, stop) = (&buffer, &start, &stop);
+        let storing = [0, 1].map(|k| {
+            let (buffer, pattern, start, stop) = (&stored[k], PATTERNS[k], &start, &stop);
             scope.spawn(move || {
                 let line = [f32::from_bits(pattern); LINE];
                 start.wait();
@@ -67,7 +96,7 @@ fn trial(isa: Isa, shift: usize, loads: u64) -> Trial {
         start.wait();
         let mut line = [0.0; LINE];
         for _ in 0..loads {
-            buffer.load(isa, shift, &mut line);
+            loaded.load(isa, shift, &mut line);
             seen.count(&line);
         }
         stop.store(1, Ordering::Relaxed);
@@ -94,9 +123,14 @@ mod tests {
     #[test]
     fn no_lane_tears_on_this_cpu() {
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            let report = tearing(isa, if cfg!(miri) { 50 } else { 200_000 });
-            assert_eq!(report.torn_lanes(), 0, "{report:?}");
-            assert_eq!(report.trials.len(), SHIFTS.len());
+            for mapping in [Mapping::Private, Mapping::Shared] {
+                if mapping == Mapping::Shared && (cfg!(miri) || !cfg!(target_os = "linux")) {
+                    continue;
+                }
+                let report = tearing(isa, mapping, if cfg!(miri) { 50 } else { 200_000 }).unwrap();
+                assert_eq!(report.torn_lanes(), 0, "{report:?}");
+                assert_eq!(report.trials.len(), SHIFTS.len());
+            }
         }
     }
 

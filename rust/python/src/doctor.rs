@@ -2,7 +2,7 @@
 
 use crate::errors::OrRaise;
 use fastps_core::isa::Isa;
-use fastps_core::litmus;
+use fastps_core::litmus::{self, Mapping};
 use pyo3::prelude::*;
 
 /// Bytes of a lane.
@@ -22,9 +22,16 @@ pub(crate) fn instruction_set(py: Python<'_>) -> PyResult<&'static str> {
 
 /// Races two storing threads against this one, which loads `loads` lines at each place. Gives for each place its
 /// distance in bytes from the border of a cache line, the loads, how many of them mixed both values, and torn lanes.
+/// `shared`: in memory as that of a shared store.
 #[pyfunction]
-pub(crate) fn tearing(py: Python<'_>, isa: &str, loads: u64) -> PyResult<Vec<(usize, u64, u64, u64)>> {
+pub(crate) fn tearing(
+    py: Python<'_>,
+    isa: &str,
+    shared: bool,
+    loads: u64,
+) -> PyResult<Vec<(usize, u64, u64, u64)>> {
     let isa = Isa::parse(isa).or_raise(py)?;
-    let report = py.detach(|| litmus::tearing(isa, loads));
+    let mapping = if shared { Mapping::Shared } else { Mapping::Private };
+    let report = py.detach(|| litmus::tearing(isa, mapping, loads)).or_raise(py)?;
     Ok(report.trials.iter().map(|t| (t.shift * LANE, t.loads, t.mixed, t.torn_lanes)).collect())
 }
