@@ -186,6 +186,7 @@ class Server:
         cls,
         shards: int,
         listen: Sequence[str],
+        listen_unix: Sequence[File],
         cluster: Sequence[str],
         advertise: str | None,
         memory_limit: int | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -57,6 +58,7 @@ def serve(
     tls_key: File | None = None,
     tls_ca: File | None = None,
     insecure: bool = False,
+    listen_unix: File | Sequence[File] = (),
     cluster: str | Sequence[str] = (),
     advertise: str | None = None,
     spin_us: int = 200,
@@ -74,6 +76,8 @@ def serve(
         tls_key: Its private key (PEM).
         tls_ca: Ask clients for a certificate that a CA of this PEM file has signed.
         insecure: Needed to listen off loopback without TLS: nothing is encrypted and everybody is admin.
+        listen_unix: Paths of Unix sockets beside the ports, one per shard, for clients of the same user on
+            this machine that connect to ``"unix:///path"``. The files are removed when the server stops.
         cluster: Addresses of all shards where other processes serve some of them, in the order of their
             indices.
         advertise: How others reach this process, where that is not the address it listens on.
@@ -84,8 +88,8 @@ def serve(
         A `Server`, to be used as a context manager.
 
     Raises:
-        ConfigError: A port is in use, an address is off loopback without TLS or `insecure`, an option is
-            invalid, or a TLS file cannot be read.
+        ConfigError: A port or the path of a Unix socket is in use, an address is off loopback without TLS or
+            `insecure`, an option is invalid, or a TLS file cannot be read.
 
     >>> with fastps.serve(shards=2) as server, fastps.connect(server.addresses) as ps:
     ...     ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=0.5))
@@ -96,6 +100,7 @@ def serve(
     native = _fastps.Server(
         shards,
         _addresses(listen),
+        _paths(listen_unix),
         _addresses(cluster),
         advertise,
         memory_limit,
@@ -107,6 +112,12 @@ def serve(
         spin_us,
     )
     return Server(native)
+
+
+def _paths(paths: File | Sequence[File]) -> list[File]:
+    if isinstance(paths, str):
+        return [path.strip() for path in paths.split(",") if path.strip()]
+    return [paths] if isinstance(paths, os.PathLike) else list(paths)
 
 
 def _addresses(text: str | Sequence[str]) -> list[str]:

@@ -700,7 +700,9 @@ def connect(
 
     Args:
         addresses: ``"host:port,host:port"`` or a list of ``"host:port"``, in any order; one is enough to find
-            the others.
+            the others. ``"unix:///path"`` is a server on this machine that was given this path
+            (``--listen-unix``): calls and tensors reach it there alone, without TLS. Shards that are not
+            named are reached over TCP, so name the sockets of all.
         timeout: Seconds after which a call gives up; each verb can override it.
         check_finite: Scan gradients for NaN and infinity before anything is sent. False saves that scan for
             uncompressed pushes without error feedback, and only there; the servers refuse such values in any
@@ -708,7 +710,7 @@ def connect(
         transport: ``"tcp"``, ``"unix"`` or ``"shm"`` pins how gradients and values reach the servers. By
             default a server of the same user on the same machine is reached through shared memory (where it
             has none to give, through its Unix socket), others over TCP; `ParameterServer.transport` tells
-            which and why.
+            which and why. ``"tcp"`` contradicts a ``"unix:///path"``.
         spin_us: Microseconds for which a call looks for its answer before it sleeps, where that paid of late;
             a call that sleeps takes longer, one that looks takes the core meanwhile. 0: never, at most 1 s.
         tls_ca: Speak TLS, to servers whose certificate was signed by a CA of this PEM file.
@@ -723,7 +725,7 @@ def connect(
     Raises:
         ConnectionLostError, DeadlineError: No server there; says where it tried.
         PermissionDeniedError: A server's certificate is not trusted, it does not accept ours, or one
-            end speaks TLS and the other does not.
+            end speaks TLS and the other does not; a Unix socket is another user's.
         ConfigError: An address or option is invalid, or a TLS file cannot be read.
     """
     text = addresses if isinstance(addresses, str) else ",".join(addresses)

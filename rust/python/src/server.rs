@@ -67,6 +67,7 @@ impl Server {
         py: Python<'_>,
         shards: u32,
         listen: Vec<String>,
+        listen_unix: Vec<PathBuf>,
         cluster: Vec<String>,
         advertise: Option<String>,
         memory_limit: Option<u64>,
@@ -79,6 +80,7 @@ impl Server {
     ) -> PyResult<Self> {
         let config = ServerConfig {
             listen,
+            listen_unix,
             shards,
             cluster,
             advertise,

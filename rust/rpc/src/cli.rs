@@ -26,6 +26,9 @@ struct Args {
     /// Where to listen (port 0: any free port); one per shard, or the first one's.
     #[arg(long, value_delimiter = ',', default_value = "127.0.0.1:7070", env = "FASTPS_LISTEN")]
     listen: Vec<String>,
+    /// Listen on a Unix socket, too: where it lies, one path per shard.
+    #[arg(long, value_delimiter = ',', value_name = "PATH", env = "FASTPS_LISTEN_UNIX")]
+    listen_unix: Vec<PathBuf>,
     /// Addresses of all shards of the cluster, in the order of their indices; left out, this process is the cluster.
     #[arg(long, value_delimiter = ',', env = "FASTPS_CLUSTER")]
     cluster: Vec<String>,
@@ -124,6 +127,7 @@ fn serve(args: Args) -> Result<()> {
         let stop = signals().map_err(io)?;
         let server = Server::start(&ServerConfig {
             listen: args.listen,
+            listen_unix: args.listen_unix,
             shards: args.shards,
             cluster: args.cluster,
             advertise: args.advertise,
@@ -137,6 +141,9 @@ fn serve(args: Args) -> Result<()> {
         let mut out = std::io::stdout();
         for (index, address) in server.shards() {
             writeln!(out, "fastps: shard {index} listening on {address}").map_err(io)?;
+        }
+        for (index, path) in server.sockets() {
+            writeln!(out, "fastps: shard {index} listening on unix://{}", path.display()).map_err(io)?;
         }
         out.flush().map_err(io)?;
         stop.await;

@@ -1,12 +1,14 @@
 //! What a server is told: where it listens, which cluster it is part of, and its limits.
 
 use crate::local::PREFIX;
+use crate::socket_file::SocketFile;
 use crate::tls::TlsFiles;
 use crate::wire::{SPIN, Spin};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::policy::Policy;
 use fastps_core::record::Sink;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +21,8 @@ pub struct ServerConfig {
     /// Where to listen, `host:port`: one address per shard, or the first one's (the others get the next ports). Port 0
     /// is any free port.
     pub listen: Vec<String>,
+    /// Paths of Unix sockets, for clients that say `unix:///path`: one per shard of this process, or none.
+    pub listen_unix: Vec<PathBuf>,
     /// Shards of this process; more than one only where `listen` has one address.
     pub shards: u32,
     /// The addresses of all shards, in the order of their indices; empty: this process is the whole cluster.
@@ -50,6 +54,7 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             listen: vec!["127.0.0.1:7070".to_owned()],
+            listen_unix: Vec::new(),
             shards: 1,
             cluster: Vec::new(),
             advertise: None,
@@ -71,6 +76,7 @@ impl Default for ServerConfig {
 pub(crate) struct Bound {
     pub(crate) index: u32,
     pub(crate) listener: TcpListener,
+    pub(crate) socket: Option<SocketFile>,
     /// How others reach it.
     pub(crate) address: String,
 }
@@ -96,6 +102,10 @@ impl ServerConfig {
             return Err(config("off loopback, connections would be neither encrypted nor authenticated")
                 .expected("a loopback address, --tls-cert and --tls-key, or --insecure", open));
         }
+        if !self.listen_unix.is_empty() && self.listen_unix.len() != wanted.len() {
+            return Err(config("one path of a Unix socket per shard of this process")
+                .expected(format!("{} paths", wanted.len()), self.listen_unix.len()));
+        }
         let mut listeners = Vec::new();
         for (k, address) in wanted.iter().enumerate() {
             let failed = |error: std::io::Error| {
@@ -110,20 +120,26 @@ impl ServerConfig {
             listener.set_nonblocking(true).map_err(failed)?;
             let actual = listener.local_addr().map_err(failed)?;
             let reached = self.reached_at(k, actual)?;
-            listeners.push((listener, reached));
+            let socket = self.listen_unix.get(k).map(|path| SocketFile::bind(path)).transpose()?;
+            listeners.push((listener, reached, socket));
         }
         if self.cluster.is_empty() {
-            let cluster = listeners.iter().map(|(_, address)| address.clone()).collect();
+            let cluster = listeners.iter().map(|(_, address, _)| address.clone()).collect();
             let bound = listeners.into_iter().enumerate();
-            let shard = |(index, (listener, address))| Bound { index: index as u32, listener, address };
+            let shard = |(index, (listener, address, socket))| Bound {
+                index: index as u32,
+                listener,
+                socket,
+                address,
+            };
             return Ok((bound.map(shard).collect(), cluster));
         }
-        let place = |(listener, address): (TcpListener, String)| {
+        let place = |(listener, address, socket): (TcpListener, String, Option<SocketFile>)| {
             let index = self.cluster.iter().position(|a| *a == address).ok_or_else(|| {
                 config("this shard's address is not in the cluster: its position there is its index")
                     .expected(format!("one of {}", self.cluster.join(",")), &address)
             })?;
-            Ok(Bound { index: index as u32, listener, address })
+            Ok(Bound { index: index as u32, listener, socket, address })
         };
         let bound: Vec<_> = listeners.into_iter().map(place).collect::<Result<_>>()?;
         Ok((bound, self.cluster.clone()))
@@ -263,6 +279,7 @@ mod tests {
 
     #[test]
     fn bad_settings_are_refused() {
+        refusal(&ServerConfig { shards: 2, listen_unix: vec!["/tmp/one".into()], ..on("127.0.0.1:0") });
         refusal(&ServerConfig { shards: 0, ..on("127.0.0.1:0") });
         refusal(&ServerConfig { shards: 2, ..on("127.0.0.1:65535") });
         refusal(&ServerConfig { spin: Duration::from_secs(2), ..on("127.0.0.1:0") });

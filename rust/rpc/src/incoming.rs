@@ -15,6 +15,7 @@ use bytes::{Bytes, BytesMut};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::{Charge, Purpose};
 use http_body_util::BodyExt;
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -208,7 +209,7 @@ fn room(node: &Node, at_rest: u64) -> Result<Arc<Room>> {
 /// the native ones have ended.
 pub(crate) async fn accept(
     listener: TcpListener,
-    local: Option<Local>,
+    locals: Vec<Local>,
     tls: Option<ServerTls>,
     node: Arc<Node>,
     foreign: mpsc::Sender<io::Result<Connection>>,
@@ -220,7 +221,7 @@ pub(crate) async fn accept(
         let accepted = tokio::select! {
             _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => break,
             accepted = listener.accept() => accepted.map(|(io, _)| Socket::from(io)),
-            accepted = accept_local(local.as_ref()) => accepted,
+            accepted = poll_fn(|cx| poll_local(&locals, cx)) => accepted,
         };
         match (accepted, openings.clone().try_acquire_owned()) {
             (Ok(socket), Ok(opening)) => {
@@ -234,15 +235,14 @@ pub(crate) async fn accept(
             }
         }
     }
-    drop((listener, local, foreign, serving));
+    drop((listener, locals, foreign, serving));
     served.recv().await;
 }
 
-async fn accept_local(local: Option<&Local>) -> io::Result<Socket> {
-    match local {
-        Some(local) => local.accept().await.map(Socket::from),
-        None => std::future::pending().await,
-    }
+/// The next connection to any of the Unix sockets.
+fn poll_local(locals: &[Local], cx: &mut Context<'_>) -> Poll<io::Result<Socket>> {
+    let accepted = locals.iter().map(|local| local.poll_accept(cx)).find(Poll::is_ready);
+    accepted.map_or(Poll::Pending, |accepted| accepted.map_ok(Socket::from))
 }
 
 /// A connection of which nothing is known yet.

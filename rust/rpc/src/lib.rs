@@ -23,6 +23,7 @@ mod room;
 pub mod server;
 mod session;
 mod settle;
+mod socket_file;
 mod tls;
 mod turn_away;
 mod wire;

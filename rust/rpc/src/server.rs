@@ -18,6 +18,7 @@ use fastps_core::shard::{Shard, ShardConfig};
 use fastps_proto::v1::control_server::ControlServer;
 use fastps_proto::v1::data_server::DataServer;
 use fastps_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -38,6 +39,7 @@ const LEAVE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub struct Server {
     addresses: Vec<String>,
+    sockets: Vec<(u32, PathBuf)>,
     nodes: Vec<Arc<Node>>,
     phase: watch::Sender<Phase>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -56,6 +58,8 @@ impl Server {
         let memory_limit = config.memory_per_shard(bound.len());
         let (phase, watching) = watch::channel(Phase::Serving);
         let addresses = bound.iter().map(|b| b.address.clone()).collect();
+        let socket = |b: &Bound| b.socket.as_ref().map(|socket| (b.index, socket.path().to_owned()));
+        let sockets = bound.iter().filter_map(socket).collect();
         let cluster: Arc<[String]> = cluster.into();
         let (mut nodes, mut threads) = (Vec::new(), Vec::new());
         for shard in bound {
@@ -93,7 +97,7 @@ impl Server {
             nodes.push(node.clone());
             threads.push(spawn(shard, node, tls.clone(), config.socket)?);
         }
-        Ok(Self { addresses, nodes, phase, threads: Mutex::new(threads) })
+        Ok(Self { addresses, sockets, nodes, phase, threads: Mutex::new(threads) })
     }
 
     /// The addresses of this process's shards, with their actual ports.
@@ -104,6 +108,11 @@ impl Server {
     /// Index in the cluster and address of each shard of this process.
     pub fn shards(&self) -> impl Iterator<Item = (u32, &str)> {
         self.nodes.iter().map(|n| n.index()).zip(self.addresses.iter().map(String::as_str))
+    }
+
+    /// Index in the cluster of each shard of this process that has a Unix socket with a path, and the path.
+    pub fn sockets(&self) -> impl Iterator<Item = (u32, &Path)> {
+        self.sockets.iter().map(|(index, path)| (*index, path.as_path()))
     }
 
     /// Counters of this process's shards, without a connection.
@@ -233,7 +242,10 @@ async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: &
     let (foreign, connections) = tokio::sync::mpsc::channel(1);
     let local = Local::open(socket, node.server)
         .inspect_err(|error| tracing::info!(shard = node.index(), %error, "there is no Unix socket"));
-    let native = incoming::accept(listener, local.ok(), tls, node.clone(), foreign);
+    let named = bound.socket.map(Local::at).transpose();
+    let named = named.map_err(|error| internal("cannot use the Unix socket", error))?;
+    let locals = local.ok().into_iter().chain(named).collect();
+    let native = incoming::accept(listener, locals, tls, node.clone(), foreign);
     let index = node.index();
     let others = tonic::transport::Server::builder()
         .layer(MapRequestLayer::new(incoming::Peer::keep_busy))

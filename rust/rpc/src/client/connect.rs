@@ -10,6 +10,7 @@ use super::way::{Transport, Way};
 use super::{Client, Shared, after, control};
 use crate::tls::{ClientTls, TlsFiles};
 use crate::wire::SPIN;
+use crate::{local, socket_file};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
 use std::collections::BTreeMap;
@@ -60,11 +61,29 @@ fn is_same(a: &str, b: &str) -> bool {
     a == b || (is_loopback(a) && is_loopback(b) && port(a) == port(b))
 }
 
-/// Whether an address (`host:port`) is this machine's loopback; a name that must be looked up is not.
+/// Whether an address is this machine's loopback or a Unix socket; a name that must be looked up is not.
 pub(super) fn is_loopback(address: &str) -> bool {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     let ip = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
-    host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
+    local::path(address).is_some() || host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Fails where an address of a Unix socket cannot be one, or is to be reached over TCP.
+fn check_local(address: &str, transport: Transport) -> Result<()> {
+    let unusable = |message| Error::new(Kind::Config, message);
+    match local::path(address) {
+        None if address.starts_with("unix:") => {
+            Err(unusable("not the address of a Unix socket").expected("unix:///path", address))
+        }
+        None => Ok(()),
+        Some(_) if transport == Transport::Tcp => {
+            Err(unusable("a Unix socket is not reached over TCP").expected("host:port", address))
+        }
+        Some(path) if !path.is_absolute() => {
+            Err(unusable("not the address of a Unix socket").expected("unix:///path", address))
+        }
+        Some(path) => socket_file::check(path),
+    }
 }
 
 /// Who says hello, how, and until when.
@@ -84,12 +103,14 @@ struct Met {
 }
 
 impl Client {
-    /// Connects to a cluster by the addresses (`host:port`) of some or all of its shards, in any order.
+    /// Connects to a cluster by the addresses (`host:port` or `unix:///path`) of some or all of its shards, in any order.
     pub fn connect(addresses: &[String], options: ConnectOptions) -> Result<Arc<Self>> {
         let deadline = after(options.timeout);
         if addresses.is_empty() {
-            return Err(Error::new(Kind::Config, "no address to connect to").expected("host:port", "nothing"));
+            return Err(Error::new(Kind::Config, "no address to connect to")
+                .expected("host:port or unix:///path", "nothing"));
         }
+        addresses.iter().try_for_each(|address| check_local(address, options.transport))?;
         let tls = ClientTls::load(&options.tls, options.tls_server_name.as_deref())?;
         let driver = Driver::start(options.spin)?;
         let caller = Caller { name: options.name.clone(), tls: tls.clone(), deadline };
@@ -109,7 +130,8 @@ impl Client {
         let link = |met: Met| {
             let own = met.hello.cluster.get(met.hello.shard as usize);
             let direct = own.is_some_and(|own| is_same(own, &met.address));
-            let way = Way::new(options.transport, direct, tls.clone(), options.spin);
+            let tls = tls.clone().filter(|_| local::path(&met.address).is_none());
+            let way = Way::new(options.transport, direct, tls, options.spin);
             Link::new(shared.clone(), met.address, met.channel, met.client, &met.hello, &driver, way)
         };
         let links: Vec<_> = met.into_iter().map(link).collect();
@@ -222,7 +244,8 @@ async fn meet(address: &str, caller: Caller) -> Result<Met> {
     let Caller { name, tls, deadline } = caller;
     let mut pause = Duration::from_millis(20);
     let mut last = None;
-    let channel = control::channel(address, tls.as_ref())?;
+    let tls = tls.as_ref().filter(|_| local::path(address).is_none());
+    let channel = control::channel(address, tls)?;
     loop {
         let client = random()?;
         let hello = control::hello(channel.clone(), client, &name, false);
@@ -269,6 +292,7 @@ mod tests {
             ("[::1]:7070", true),
             ("192.168.0.7:7070", false),
             ("[fe80::1]:7070", false),
+            ("unix:///run/fastps", true),
             ("host-a:7070", false),
         ] {
             assert_eq!(is_loopback(address), expected, "{address}");

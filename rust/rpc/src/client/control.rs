@@ -3,6 +3,7 @@
 use super::link::Link;
 use super::session::jitter;
 use crate::convert;
+use crate::local;
 use crate::tls::{self, ClientTls};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
@@ -18,9 +19,10 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// A channel that connects at its first call, and again whenever its connection has broken.
 pub(crate) fn channel(address: &str, tls: Option<&ClientTls>) -> Result<Channel> {
     let fail = |e| {
-        Error::new(Kind::Config, format!("invalid address {address:?}: {e}")).expected("host:port", address)
+        Error::new(Kind::Config, format!("invalid address {address:?}: {e}"))
+            .expected("host:port or unix:///path", address)
     };
-    let endpoint = Endpoint::from_shared(format!("{}://{address}", tls::scheme(tls)))
+    let endpoint = Endpoint::from_shared(format!("{}://{}", tls::scheme(tls), local::authority(address)))
         .map_err(fail)?
         .max_frame_size(1 << 20)
         .initial_connection_window_size(16 << 20)
@@ -31,13 +33,13 @@ pub(crate) fn channel(address: &str, tls: Option<&ClientTls>) -> Result<Channel>
         .keep_alive_timeout(Duration::from_secs(5))
         .keep_alive_while_idle(true)
         .connect_timeout(Duration::from_secs(5));
-    let Some(tls) = tls.cloned() else {
+    if tls.is_none() && local::path(address).is_none() {
         return Ok(endpoint.connect_lazy());
-    };
-    let address = address.to_owned();
+    }
+    let (tls, address) = (tls.cloned(), address.to_owned());
     Ok(endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
         let (tls, address) = (tls.clone(), address.clone());
-        async move { tls::connect(&address, Some(&tls)).await.map(TokioIo::new) }
+        async move { local::reach(&address, tls.as_ref()).await.map(TokioIo::new) }
     })))
 }
 

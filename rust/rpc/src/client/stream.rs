@@ -2,6 +2,7 @@
 
 use super::way::Way;
 use crate::convert;
+use crate::local;
 use crate::tls;
 use crate::wire::{
     Framed, MAX_FRAME, Messages, NATIVE, Outbox, PATH, Piece, RESET, SERVER, Socket, UNWRITTEN, status,
@@ -26,6 +27,7 @@ pub(super) struct Stream {
 impl Stream {
     /// Connects to the server with this incarnation.
     pub(super) async fn open(way: &Way, address: &str, server: u64) -> Result<Self> {
+        let (scheme, authority) = (tls::scheme(way.tls.as_ref()), local::authority(address));
         let socket = way.connect(address, server).await?;
         let (mut requests, mut connection) = Builder::new()
             .max_frame_size(MAX_FRAME)
@@ -38,7 +40,7 @@ impl Stream {
             .handshake(Framed::new(socket, 0))
             .await
             .map_err(|error| broken(Err(error)))?;
-        let request = Request::post(format!("{}://{address}{PATH}", tls::scheme(way.tls.as_ref())))
+        let request = Request::post(format!("{scheme}://{authority}{PATH}"))
             .header(CONTENT_TYPE, "application/grpc")
             .header(TE, "trailers")
             .body(())

@@ -1,4 +1,5 @@
-//! How frames reach a server: over TCP, or on this machine through its Unix socket and memory that both share.
+//! How frames reach a server: over TCP, or on this machine through its Unix socket and memory that both share. A server that was
+//! named by its socket's path is reached there alone.
 
 use super::runtime::lock;
 use crate::local;
@@ -6,10 +7,11 @@ use crate::tls::{self, ClientTls};
 use crate::wire::{LocalStream, Socket};
 use fastps_core::error::{Error, Kind, Result};
 use std::io;
+use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// How frames reach a server; control calls go over TCP.
+/// How frames reach a server; control calls go to its address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
     /// Through shared memory, or else its Unix socket, where it is on this machine and reached by its own address; else
@@ -50,23 +52,26 @@ impl Way {
 
     /// Connects to the server of this incarnation.
     pub(super) async fn connect(&self, address: &str, server: u64) -> Result<Socket> {
+        let named = local::path(address);
+        let local = named.map_or_else(|| local::of(server).into(), Path::to_owned);
         let (socket, present) = match self.asked {
             Transport::Tcp => self.tcp(address, "asked for").await?,
-            Transport::Auto if !self.direct => {
+            Transport::Auto if named.is_none() && !self.direct => {
                 self.tcp(address, "the server's own address is another one").await?
             }
-            Transport::Auto => match shared(server, self.spin).await {
+            Transport::Auto => match shared(&local, self.spin).await {
                 Ok(Ok(socket)) => (socket, SHM.to_owned()),
                 Ok(Err((socket, why))) => (socket, format!("unix: {why}")),
+                Err(error) if named.is_some() => return Err(absent(error, address)),
                 Err(error) => {
                     self.tcp(address, &format!("no Unix socket of the server is here ({error})")).await?
                 }
             },
             Transport::Unix => {
-                let socket = local::connect(server).await.map_err(|error| absent(error, address))?;
+                let socket = local::connect(&local).await.map_err(|error| absent(error, address))?;
                 (socket.into(), "unix: asked for".to_owned())
             }
-            Transport::Shm => match shared(server, self.spin).await {
+            Transport::Shm => match shared(&local, self.spin).await {
                 Ok(Ok(socket)) => (socket, SHM.to_owned()),
                 Ok(Err((_, why))) => {
                     return Err(Error::new(Kind::Connection, why).expected("shared memory", address));
@@ -87,14 +92,14 @@ impl Way {
 
 const SHM: &str = "shm: the server is on this machine";
 
-/// Shared memory with the server of this incarnation; an inner error has its socket and says why there is no more.
-async fn shared(server: u64, spin: Duration) -> io::Result<std::result::Result<Socket, (Socket, String)>> {
-    let mut local = LocalStream::from(local::connect(server).await?);
+/// Shared memory with the server at this socket; an inner error has its socket and says why there is no more.
+async fn shared(socket: &Path, spin: Duration) -> io::Result<std::result::Result<Socket, (Socket, String)>> {
+    let mut local = LocalStream::from(local::connect(socket).await?);
     match local.ask(spin).await {
         Ok(Ok(())) => Ok(Ok(Socket::Local(local))),
         Ok(Err(why)) => Ok(Err((Socket::Local(local), why))),
         // Nobody knows what the two ends of that one would make of it.
-        Err(error) => Ok(Err((local::connect(server).await?.into(), format!("no shared memory: {error}")))),
+        Err(error) => Ok(Err((local::connect(socket).await?.into(), format!("no shared memory: {error}")))),
     }
 }
 
