@@ -111,8 +111,12 @@ impl Connection {
     /// Reads until it is known who is at the other end.
     async fn is_native(&mut self) -> io::Result<bool> {
         let mut opening = BytesMut::with_capacity(128);
+        let mut asked = false;
         let native = loop {
             if opening == ASK {
+                if std::mem::replace(&mut asked, true) {
+                    break false;
+                }
                 opening.clear();
                 self.share().await?;
             }

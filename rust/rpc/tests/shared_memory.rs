@@ -15,7 +15,9 @@ use fastps_rpc::client::{Client, ConnectOptions, Transport};
 use rustix::net::{Shutdown, SocketAddrUnix, getpeername, shutdown};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use std::collections::HashMap;
+use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -166,6 +168,88 @@ fn every_push_counts_once_whatever_is_cut() {
     clients[0].pull(&names, PATIENT, &mut check).unwrap();
     println!("{rounds} pushes, {doubts} slices in doubt, {cuts} cuts");
     assert!(cuts >= 50 && rounds >= 20, "{cuts} cuts in {rounds} pushes");
+}
+
+/// A client may ask once; a second time is no HTTP/2, and ends the connection.
+#[test]
+fn who_asks_again_is_not_served() {
+    let path = std::env::temp_dir().join(format!("fastps-asks-{}", std::process::id()));
+    let cluster = Cluster::of(1, |config| {
+        config.memory_limit = Some(16 << 20);
+        config.listen_unix = vec![path.clone()];
+    });
+    let ask = b"fastps shared memory 1\n";
+    let mut socket = UnixStream::connect(&path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket.write_all(ask).unwrap();
+    let mut reason = [0; 256];
+    socket.read_exact(&mut reason[..1]).unwrap();
+    let length = usize::from(reason[0]);
+    socket.read_exact(&mut reason[..length]).unwrap();
+    let reason = String::from_utf8_lossy(&reason[..length]);
+    assert!(reason.contains("memory is full"), "{reason}");
+    socket.write_all(ask).unwrap();
+    let mut rest = Vec::new();
+    // Until the server closes the connection, with or without a farewell.
+    let _ = socket.read_to_end(&mut rest);
+    assert!(!String::from_utf8_lossy(&rest).contains("memory is full"));
+    assert_eq!(cluster.counter(0, "connections"), 0);
+}
+
+/// A client that does not read what it pulls fills its ring, and the server keeps two slices for it. Its neighbour pushes to the
+/// same tensor and pulls it meanwhile; what the slow one reads in the end are whole versions of slices.
+#[test]
+fn a_slow_reader_slows_only_itself() {
+    const SLICES: usize = 12;
+    let cluster = Cluster::start(1);
+    let address = &cluster.addresses()[0];
+    let slow = connect(address, Transport::Shm, PATIENT).unwrap();
+    let quick = connect(address, Transport::Shm, PATIENT).unwrap();
+    let (values, shape) = (vec![0.0; SLICES * SLICE], vec![(SLICES * SLICE) as u64]);
+    let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
+    let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
+    let spec = TensorSpec { name: "w".into(), shape: shape.clone(), dtype, apply, group, optimizer };
+    quick.register(spec, View::Float32(&values), PATIENT).unwrap();
+    let ones = Arc::new(vec![-1.0; values.len()]);
+    let (stalled, go_on) = (AtomicBool::new(false), AtomicBool::new(false));
+    let is_whole = |bytes: &[u8]| {
+        let values = bytes.as_chunks().0;
+        values.iter().all(|value| *value == values[0]).then(|| f32::from_le_bytes(values[0]))
+    };
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            // The thread that waits reads for all of its client. It stops at the first slice.
+            let mut slices = 0;
+            let mut take = |_: usize, _: usize, bytes: &[u8]| {
+                stalled.store(true, Ordering::Release);
+                while !go_on.load(Ordering::Acquire) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                assert!(is_whole(bytes).is_some());
+                slices += 1;
+            };
+            slow.pull(&["w".into()], PATIENT, &mut take).unwrap();
+            assert_eq!(slices, SLICES);
+        });
+        let begin = Instant::now();
+        while !stalled.load(Ordering::Acquire) {
+            assert!(begin.elapsed() < PATIENT, "no value came");
+            std::thread::yield_now();
+        }
+        let used = cluster.counter(0, "memory_used");
+        for k in 1..=40 {
+            let gradient = Gradient { name: "w".into(), shape: shape.clone(), values: ones.clone() };
+            quick.push(&[gradient], &options(Duration::from_secs(10))).unwrap();
+            let mut check = |_: usize, _: usize, bytes: &[u8]| assert_eq!(is_whole(bytes), Some(k as f32));
+            quick.pull(&["w".into()], Duration::from_secs(10), &mut check).unwrap();
+        }
+        let taken = cluster.counter(0, "memory_used").saturating_sub(used);
+        assert!(taken <= 32 << 20, "{taken} bytes more for a client that does not read");
+        assert!(!reader.is_finished());
+        go_on.store(true, Ordering::Release);
+        reader.join().unwrap();
+    });
+    assert_eq!(cluster.counter(0, "streams_reset"), 0);
 }
 
 /// No room for two rings: the socket stays, and says why; who insists is told.
