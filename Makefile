@@ -18,7 +18,7 @@ RUST_TESTED := --workspace --exclude fastps-python
 export PYO3_PYTHON := $(BIN)/python
 export CARGO_TARGET_DIR := $(TARGET)
 
-.PHONY: help demo test lint lint-rust lint-python test-rust test-python loom tsan miri neon bench bench-kernels bench-connections \
+.PHONY: help demo test lint lint-rust lint-python test-rust test-python loom tsan miri neon bench bench-kernels bench-connections bench-shared \
         acceptance mutants soak docs dev clean tools
 
 help: ## List the targets
@@ -78,6 +78,9 @@ bench-kernels: .venv/.test ## Measure optimizers, codecs and slices against plai
 
 bench-connections: .venv/.demo ## Measure what idle and many connections cost and write benchmarks/README.md
 	$(BIN)/python benchmarks/connections.py --output benchmarks/README.md $(ARGS)
+
+bench-shared: .venv/.test ## Measure processes that train in one shared store against torch's and write benchmarks/README.md
+	$(BIN)/python benchmarks/shared_store.py --output benchmarks/README.md $(ARGS)
 
 acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check accuracy and ledger
 	$(BIN)/python tests/acceptance.py $(ARGS)

@@ -143,7 +143,7 @@ def main() -> None:
     command = " ".join(["python", "benchmarks/shared_store.py", *sys.argv[1:]])
     began = time.monotonic()
     lines = [f"`{command}`", "", *machine(), f"- torch {torch.__version__}", ""]
-    lines += rows(*((2, 1.0) if arguments.quick else (5, 3.0)))
+    lines += rows(*((2, 1.0) if arguments.quick else (4, 2.0)))
     print("\n".join(lines))
     print(f"{time.monotonic() - began:.0f} s on {os.cpu_count()} cores", file=sys.stderr)
     if arguments.output:

@@ -175,6 +175,26 @@ def test_addresses_of_what_is_not_there(store):
         fastps.Store.open(address)
 
 
+def test_a_scribbled_list_is_an_error_and_no_crash(store):
+    """Another process of this user may write what it likes."""
+    store.register("w", np.arange(5, dtype=np.float32), SGD, apply="hogwild")
+    memory = int(store.address.split(":")[2])
+    whole = os.pread(memory, 3 * 4096, 0)
+    draw = np.random.default_rng(5)
+    refused = 0
+    places = [*range(24), *(4096 + draw.integers(0, 220, 200)).tolist()]
+    for at in places:
+        os.pwrite(memory, bytes([whole[at] ^ int(draw.integers(1, 256))]), at)
+        try:
+            with fastps.Store.open(store.address) as other:
+                assert all(len(other.view(name)) <= 5 for name in other.names())
+        except fastps.FastpsError:
+            refused += 1
+        os.pwrite(memory, whole[at : at + 1], at)
+    assert refused > 100
+    np.testing.assert_array_equal(fastps.Store.open(store.address).pull("w"), np.arange(5))
+
+
 def test_racing_registrations_of_one_name_and_of_many():
     program = """
 store = fastps.Store.open(sys.argv[1])
