@@ -85,6 +85,11 @@ def readable(nanoseconds: float) -> str:
     return f"{value:.{max(0, 2 - len(str(int(value))) + 1)}f} {unit}"
 
 
+def size_name(size: int) -> str:
+    """`65536` -> `64 KB`."""
+    return f"{size >> 20} MB" if size >= 1 << 20 else f"{size >> 10} KB"
+
+
 def table(columns: list[str], rows: Iterable[list[str]]) -> list[str]:
     """A table of Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]

@@ -1,25 +1,32 @@
 /* The raw-socket reference of transport.py: what a push and a pull of N bytes of float32 cost with nothing in between.
  *
- *   raw_socket server LARGEST         listens on a free port of 127.0.0.1, prints it, serves one client
- *   raw_socket client PORT LARGEST    reads lines "BYTES REPETITIONS" from standard input, answers each with one line:
- *                                     the nanoseconds of every repetition
+ *   raw_socket server LARGEST [unix] [spin]         listens on a free port of 127.0.0.1, or on a Unix socket without a file;
+ *                                                   prints the port or name, serves one client
+ *   raw_socket client PORT LARGEST [unix] [spin]    reads lines "BYTES REPETITIONS" from standard input, answers each with
+ *                                                   one line: the nanoseconds of every repetition
  *
  * One repetition: the client sends N bytes in pieces of at most PIECE bytes; the server applies w -= lr * g to each
- * piece as it is complete; when all have come it answers the N bytes of w. Blocking sockets, one thread on each side,
- * TCP_NODELAY, all buffers touched before the first repetition. LARGEST is the largest N.
+ * piece as it is complete; when all have come it answers the N bytes of w. One thread on each side, which sleeps in recv, or
+ * with `spin` looks again and lets others run meanwhile. TCP_NODELAY, all buffers touched before the first repetition. LARGEST is the largest N.
  */
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
 enum { PIECE = 1 << 20 };
+
+static int over_unix, spins;
 
 static void check(int good, const char *what) {
     if (!good) {
@@ -38,7 +45,11 @@ static char *touched(size_t bytes) {
 /* Returns 0 where the peer has closed the connection. */
 static int receive(int fd, char *to, size_t bytes) {
     while (bytes > 0) {
-        ssize_t got = recv(fd, to, bytes, 0);
+        ssize_t got = recv(fd, to, bytes, spins ? MSG_DONTWAIT : 0);
+        if (got < 0 && spins && errno == EAGAIN) {
+            sched_yield();
+            continue;
+        }
         check(got >= 0, "recv");
         if (got == 0) return 0;
         to += got;
@@ -58,20 +69,45 @@ static void transmit(int fd, const char *from, size_t bytes) {
 
 static size_t piece_at(size_t at, size_t bytes) { return bytes - at < PIECE ? bytes - at : PIECE; }
 
+/* A socket of the asked kind, and the address that a number stands for. */
+static int make(int number, struct sockaddr_storage *address, socklen_t *length) {
+    memset(address, 0, sizeof *address);
+    if (over_unix) {
+        struct sockaddr_un *un = (struct sockaddr_un *)address;
+        un->sun_family = AF_UNIX;
+        *length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
+                              (size_t)sprintf(un->sun_path + 1, "fastps raw %d", number));
+    } else {
+        struct sockaddr_in *in = (struct sockaddr_in *)address;
+        in->sin_family = AF_INET;
+        in->sin_port = htons((uint16_t)number);
+        in->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        *length = sizeof *in;
+    }
+    int fd = socket(over_unix ? AF_UNIX : AF_INET, SOCK_STREAM, 0);
+    check(fd >= 0, "socket");
+    return fd;
+}
+
+static void no_delay(int fd) {
+    int one = 1;
+    if (!over_unix) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+}
+
 static void serve(size_t largest) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t length = sizeof address;
-    int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
-    check(bind(listener, (struct sockaddr *)&address, sizeof address) == 0, "bind");
+    struct sockaddr_storage address;
+    socklen_t length;
+    int number = over_unix ? getpid() : 0, listener = make(number, &address, &length);
+    check(bind(listener, (struct sockaddr *)&address, length) == 0, "bind");
     check(listen(listener, 1) == 0, "listen");
     check(getsockname(listener, (struct sockaddr *)&address, &length) == 0, "getsockname");
-    printf("%d\n", ntohs(address.sin_port));
+    printf("%d\n", over_unix ? number : ntohs(((struct sockaddr_in *)&address)->sin_port));
     fflush(stdout);
 
     char *values = touched(largest), *gradient = touched(PIECE);
     int fd = accept(listener, NULL, NULL);
     check(fd >= 0, "accept");
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    no_delay(fd);
     uint64_t bytes;
     while (receive(fd, (char *)&bytes, sizeof bytes)) {
         check(bytes <= largest, "message too large");
@@ -92,12 +128,12 @@ static uint64_t now(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static void drive(int port, size_t largest) {
-    struct sockaddr_in address = {
-        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
-    check(connect(fd, (struct sockaddr *)&address, sizeof address) == 0, "connect");
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+static void drive(int number, size_t largest) {
+    struct sockaddr_storage address;
+    socklen_t length;
+    int fd = make(number, &address, &length);
+    check(connect(fd, (struct sockaddr *)&address, length) == 0, "connect");
+    no_delay(fd);
     /* The header lies before the gradient, so that a small push is one segment. */
     char *message = touched(64 + largest), *gradient = message + 64, *values = touched(largest);
     unsigned long bytes, repetitions;
@@ -118,12 +154,18 @@ static void drive(int port, size_t largest) {
 }
 
 int main(int argc, char **argv) {
+    while (argc > 3) {
+        if (strcmp(argv[argc - 1], "unix") == 0) over_unix = 1;
+        else if (strcmp(argv[argc - 1], "spin") == 0) spins = 1;
+        else break;
+        argc--;
+    }
     if (argc == 3 && strcmp(argv[1], "server") == 0) {
         serve(strtoul(argv[2], NULL, 10));
     } else if (argc == 4 && strcmp(argv[1], "client") == 0) {
         drive(atoi(argv[2]), strtoul(argv[3], NULL, 10));
     } else {
-        fprintf(stderr, "usage: raw_socket server LARGEST | raw_socket client PORT LARGEST\n");
+        fprintf(stderr, "usage: raw_socket server LARGEST [unix] [spin] | raw_socket client PORT LARGEST [unix] [spin]\n");
         return 2;
     }
     return 0;

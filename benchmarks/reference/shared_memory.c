@@ -1,15 +1,17 @@
 /* The shared-memory reference of transport.py: what a push and a pull of N bytes of float32 cost between two processes
  * with nothing but memory in between.
  *
- *   shared_memory LARGEST    forks a server; then reads lines "BYTES REPETITIONS" from standard input and answers each
+ *   shared_memory LARGEST [sleep]    forks a server; then reads lines "BYTES REPETITIONS" from standard input and answers each
  *                            with one line: the nanoseconds of every repetition
  *
  * One repetition: the client copies N bytes of gradient into memory that both map, in pieces of at most PIECE bytes, and
  * counts them; the server applies w -= lr * g to each piece as it is counted, where it lies, writes the new values beside
  * it, and counts them; the client copies each piece of values out as it is counted. Both ends spin on the counts and let
- * others run meanwhile; nobody sleeps. All memory is touched before the first repetition. LARGEST is the largest N.
+ * others run meanwhile, or with `sleep` each waits in the kernel (futex) as soon as there is nothing to do. All memory is touched before the first repetition. LARGEST is the largest N.
  */
 #define _GNU_SOURCE
+#include <limits.h>
+#include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -19,17 +21,20 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 enum { PIECE = 1 << 18, SPINS = 2000 };
 
-/* Pieces since the beginning; each count on a cache line of its own. */
+/* Pieces since the beginning; each count on a cache line of its own. They go round after 2^32. */
 struct counts {
-    _Alignas(128) _Atomic uint64_t pushed;
-    _Alignas(128) _Atomic uint64_t applied;
+    _Alignas(128) _Atomic uint32_t pushed;
+    _Alignas(128) _Atomic uint32_t applied;
     _Alignas(128) _Atomic uint64_t bytes;
 };
+
+static int sleeps;
 
 static void check(int good, const char *what) {
     if (!good) {
@@ -45,10 +50,18 @@ static void *shared(size_t bytes) {
     return memory;
 }
 
-static void await(_Atomic uint64_t *count, uint64_t wanted) {
-    for (unsigned long k = 1; atomic_load_explicit(count, memory_order_acquire) < wanted; k++) {
-        if (k % SPINS == 0) sched_yield();
+static void await(_Atomic uint32_t *count, uint32_t wanted) {
+    for (unsigned long k = 1;; k++) {
+        const uint32_t now = atomic_load_explicit(count, memory_order_acquire);
+        if ((int32_t)(now - wanted) >= 0) return;
+        if (sleeps) syscall(SYS_futex, count, FUTEX_WAIT, now, NULL, NULL, 0);
+        else if (k % SPINS == 0) sched_yield();
     }
+}
+
+static void tell(_Atomic uint32_t *count, uint32_t value) {
+    atomic_store_explicit(count, value, memory_order_release);
+    if (sleeps) syscall(SYS_futex, count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 static size_t piece_at(size_t at, size_t bytes) { return bytes - at < PIECE ? bytes - at : PIECE; }
@@ -57,7 +70,7 @@ static void serve(struct counts *counts, const char *gradient, char *answer, siz
     float *values = aligned_alloc(64, largest + 64);
     check(values != NULL, "aligned_alloc");
     memset(values, 0, largest);
-    for (uint64_t done = 0;;) {
+    for (uint32_t done = 0;;) {
         await(&counts->pushed, done + 1);
         const size_t bytes = atomic_load(&counts->bytes);
         for (size_t at = 0; at < bytes; at += PIECE) {
@@ -65,7 +78,7 @@ static void serve(struct counts *counts, const char *gradient, char *answer, siz
             float *restrict w = values + at / sizeof *w, *restrict out = (float *)(answer + at);
             const float *restrict g = (const float *)(gradient + at);
             for (size_t i = 0; i < piece_at(at, bytes) / sizeof *w; i++) out[i] = w[i] -= 0.01f * g[i];
-            atomic_store_explicit(&counts->applied, ++done, memory_order_release);
+            tell(&counts->applied, ++done);
         }
     }
 }
@@ -82,7 +95,7 @@ static void drive(struct counts *counts, char *gradient, const char *answer, siz
     memset(from, 0, largest);
     memset(values, 0, largest);
     unsigned long bytes, repetitions;
-    uint64_t pushed = 0, pulled = 0;
+    uint32_t pushed = 0, pulled = 0;
     while (scanf("%lu %lu", &bytes, &repetitions) == 2) {
         check(bytes <= largest, "message too large");
         for (; repetitions > 0; repetitions--) {
@@ -90,7 +103,7 @@ static void drive(struct counts *counts, char *gradient, const char *answer, siz
             atomic_store(&counts->bytes, bytes);
             for (size_t at = 0; at < bytes; at += PIECE) {
                 memcpy(gradient + at, from + at, piece_at(at, bytes));
-                atomic_store_explicit(&counts->pushed, ++pushed, memory_order_release);
+                tell(&counts->pushed, ++pushed);
             }
             for (size_t at = 0; at < bytes; at += PIECE) {
                 await(&counts->applied, ++pulled);
@@ -104,8 +117,9 @@ static void drive(struct counts *counts, char *gradient, const char *answer, siz
 }
 
 int main(int argc, char **argv) {
-    if (argc != 2) {
-        fprintf(stderr, "usage: shared_memory LARGEST\n");
+    sleeps = argc == 3 && strcmp(argv[2], "sleep") == 0;
+    if (argc != 2 + sleeps) {
+        fprintf(stderr, "usage: shared_memory LARGEST [sleep]\n");
         return 2;
     }
     const size_t largest = strtoul(argv[1], NULL, 10);
