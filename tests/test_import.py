@@ -33,7 +33,8 @@ def test_import_takes_at_most_60_ms_beyond_numpy():
 
 def test_import_needs_numpy_alone():
     code = (
-        "import sys, fastps; others = ('torch', 'jax', 'grpc', 'google.protobuf', 'rich', 'matplotlib'); "
+        "import sys, fastps; others = ('torch', 'jax', 'grpc', 'sklearn', 'scipy', 'google.protobuf', "
+        "'rich', 'matplotlib'); "
         "print([m for m in others if m in sys.modules])"
     )
     assert run(code) == "[]"

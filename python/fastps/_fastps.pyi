@@ -15,7 +15,9 @@ __all__ = [
     "BoundList",
     "Client",
     "ErrorFeedback",
+    "FactorTrainer",
     "InDoubt",
+    "LinearTrainer",
     "LiveValues",
     "LocalSteps",
     "PullFlight",
@@ -220,3 +222,42 @@ def decode(codec: Codec, body: Any, n: int) -> Array: ...
 def instruction_set() -> str: ...
 def instruction_sets() -> list[str]: ...
 def tearing(isa: str, shared: bool, loads: int) -> list[tuple[int, int, int, int]]: ...
+
+@final
+class LinearTrainer:
+    def __new__(
+        cls,
+        rows: Any,
+        targets: Any,
+        weights: Any,
+        order: Any,
+        coef: Any,
+        intercept: float,
+        t: int,
+        average: tuple[Any, float] | None,
+        threads: int,
+        settings: dict[str, Any],
+    ) -> LinearTrainer: ...
+    def epoch(self, seed: int | None, eta: float | None, want_loss: bool) -> tuple[float, int]: ...
+    def coef(self) -> Array: ...
+    def intercept(self) -> float: ...
+    def average(self) -> tuple[Array, float] | None: ...
+    def t(self) -> int: ...
+
+@final
+class FactorTrainer:
+    def __new__(
+        cls,
+        users: Any,
+        items: Any,
+        values: Any,
+        user_factors: Any,
+        user_biases: Any,
+        item_factors: Any,
+        item_biases: Any,
+        threads: int,
+    ) -> FactorTrainer: ...
+    def epoch(
+        self, seed: int | None, lr: float, regularization: float, biases: bool
+    ) -> tuple[float, int]: ...
+    def parts(self) -> list[Array]: ...

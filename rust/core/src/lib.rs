@@ -12,12 +12,16 @@ pub mod codec;
 pub mod directory;
 pub mod dtype;
 pub mod error;
+#[cfg(not(loom))]
+pub mod factorize;
 pub mod fault;
 pub mod finite;
 pub mod frame;
 mod held;
 pub mod identity;
 pub mod isa;
+#[cfg(not(loom))]
+pub mod linear;
 pub mod litmus;
 pub mod lock;
 pub mod optim;
@@ -26,6 +30,8 @@ pub mod outcome;
 #[cfg(not(loom))]
 pub mod outgoing;
 mod params;
+#[cfg(not(loom))]
+mod passes;
 pub mod policy;
 pub mod record;
 pub mod shard;

@@ -11,6 +11,7 @@ mod codecs;
 mod doctor;
 mod errors;
 mod flight;
+mod hogwild;
 mod live;
 mod options;
 mod server;
@@ -32,6 +33,8 @@ mod _fastps {
     use super::doctor::{instruction_set, instruction_sets, tearing};
     #[pymodule_export]
     use super::flight::{InDoubt, PullFlight, PushFlight};
+    #[pymodule_export]
+    use super::hogwild::{FactorTrainer, LinearTrainer};
     #[pymodule_export]
     use super::live::LiveValues;
     #[pymodule_export]

@@ -66,6 +66,7 @@ impl RacyBuffer {
         self.len
     }
 
+    #[inline(always)]
     fn lane(&self, i: usize) -> &AtomicU32 {
         &self.lines()[i / 16].0[i % 16]
     }
@@ -87,6 +88,24 @@ impl RacyBuffer {
         // SAFETY: as in `load`; the lanes are atomics, so storing through a shared reference is allowed.
         let done = unsafe { vectors::store(isa, base, values) };
         store_scalar(self, at + done, &values[done..]);
+    }
+
+    /// One element: one relaxed load, which compiles to a plain one.
+    #[inline(always)]
+    pub(crate) fn get(&self, i: usize) -> f32 {
+        f32::from_bits(self.lane(i).load(Ordering::Relaxed))
+    }
+
+    /// Changes one element: one relaxed store.
+    #[inline(always)]
+    pub(crate) fn set(&self, i: usize, value: f32) {
+        #[cfg(not(loom))]
+        if fault("plain_store") {
+            // SAFETY: none: a race that ThreadSanitizer and Miri must report.
+            unsafe { self.lane(i).as_ptr().write(value.to_bits()) };
+            return;
+        }
+        self.lane(i).store(value.to_bits(), Ordering::Relaxed);
     }
 
     fn holds(&self, at: usize, len: usize) -> bool {

@@ -1,0 +1,106 @@
+"""What the estimators share: threads, seeds, when to stop, and what is told after each epoch."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Callback = Callable[["Epoch"], object]
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What a `callback` is given after each epoch.
+
+    `number` counts from 1. `loss` is the mean loss of the examples, each before its step; None with early
+    stopping, where `score` is that of the validation set. `label` is the class that is told from the rest,
+    None if there is one problem alone. `examples` were learned from in `seconds`.
+    """
+
+    number: int
+    loss: float | None
+    score: float | None
+    label: Any
+    examples: int
+    seconds: float
+
+
+def threads(n_jobs: int | None) -> int:
+    """scikit-learn's meaning: None is 1, -1 all CPUs, -2 all but one."""
+    if n_jobs is None:
+        return 1
+    if n_jobs == 0:
+        raise ValueError("n_jobs == 0 has no meaning; take None, 1 or more, or -1 for all CPUs")
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(n_jobs) if n_jobs > 0 else max(1, cpus + 1 + int(n_jobs))
+
+
+def seeds(random: np.random.RandomState, shuffle: bool) -> Callable[[], int | None]:
+    """A new seed for each epoch; None keeps the order."""
+    return (lambda: int(random.randint(np.iinfo(np.int32).max))) if shuffle else (lambda: None)
+
+
+class Progress:
+    """Tells callback and, if asked, the terminal about each epoch."""
+
+    def __init__(self, verbose: int, callback: Callback | None, max_iter: int, label: Any = None) -> None:
+        self._verbose, self._callback = verbose, callback
+        self._max_iter, self._label = max_iter, label
+        self._last = time.perf_counter()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody wants to know the loss."""
+        return bool(self._verbose) or self._callback is not None
+
+    def tell(self, number: int, loss: float | None, score: float | None, examples: int) -> bool:
+        """Whether the callback asks to stop: by returning True."""
+        now = time.perf_counter()
+        epoch = Epoch(number, loss, score, self._label, examples, now - self._last)
+        self._last = now
+        if self._verbose:
+            self._show(epoch)
+        return self._callback is not None and self._callback(epoch) is True
+
+    def _show(self, epoch: Epoch) -> None:
+        of = "" if self._label is None else f"{self._label}: "
+        done = round(20 * epoch.number / self._max_iter)
+        what = f"loss {epoch.loss:.6f}" if epoch.loss is not None else f"score {epoch.score:.4f}"
+        speed = epoch.examples / max(epoch.seconds, 1e-9) / 1e6
+        line = (
+            f"{of}[{'#' * done}{'.' * (20 - done)}] {epoch.number}/{self._max_iter}, {what}, {speed:.2f} M/s"
+        )
+        # A bar where it can be redrawn, else a line for each epoch.
+        redrawn = sys.stderr.isatty()
+        print(f"\r{line}" if redrawn else line, end="" if redrawn else "\n", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """After the last epoch."""
+        if self._verbose and sys.stderr.isatty():
+            print(file=sys.stderr)
+
+
+class Patience:
+    """Whether training still gets better by `tol`: a loss falls, or a score rises."""
+
+    def __init__(self, tol: float | None, epochs: int) -> None:
+        self._tol = -math.inf if tol is None else tol
+        self._epochs, self._waited, self._best = epochs, 0, math.inf
+
+    def ends(self, loss: float) -> bool:
+        """Whether there was no improvement for so many epochs."""
+        worse = self._tol > -math.inf and loss > self._best - self._tol
+        self._waited = self._waited + 1 if worse else 0
+        self._best = min(self._best, loss)
+        return self._waited >= self._epochs
+
+    def again(self) -> None:
+        """Waits anew, after the step was lowered."""
+        self._waited = 0

@@ -1,0 +1,455 @@
+//! Linear models trained by stochastic gradient descent, by threads that share the coefficients without any lock (Niu et
+//! al. 2011). With one thread the steps are those of scikit-learn's `SGDClassifier` and `SGDRegressor`.
+//!
+//! An example costs its non-zeros: what a penalty does to all coefficients is put off, see [`clock`]. While threads work,
+//! coefficient j is `scale * weights[j]`; when they have met, the scale is folded in.
+
+mod clock;
+mod loss;
+mod rows;
+
+pub use crate::passes::{Stop, shuffle};
+pub use clock::{Schedule, Settings};
+pub use loss::Loss;
+pub use rows::{Csr, Number, Rows};
+
+use crate::block::{Block, blocks};
+use crate::error::Result;
+use crate::isa::{Isa, Kernel};
+use crate::params::RacyBuffer;
+use crate::passes::{Deal, together};
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use clock::Clock;
+
+/// Examples that a thread takes at once.
+const BLOCK: usize = 128;
+/// The scale is folded in before it gets much smaller.
+const SMALLEST: f64 = 1e-9;
+/// The same where an average is made: its sums are differences, which lose as many digits as the scale does.
+const SMALLEST_AVERAGED: f64 = 0.1;
+/// An example that shrinks the coefficients to less leaves no work for several threads.
+const STEEP: f64 = 0.95;
+
+/// What one pass is over.
+#[derive(Clone, Copy)]
+pub struct Examples<'a> {
+    /// The matrix; checked before the first pass.
+    pub rows: Rows<'a>,
+    /// One per row: -1 or 1 for classes.
+    pub targets: &'a [f32],
+    /// One per row, if they differ.
+    pub weights: Option<&'a [f32]>,
+    /// The rows to be learned from, one after the other.
+    pub order: &'a [u32],
+}
+
+/// What a pass did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pass {
+    /// Sum of the losses, each before its step; 0 unless asked for.
+    pub loss: f64,
+    /// How many examples of the order were learned from: all, unless the pass was stopped.
+    pub examples: usize,
+}
+
+/// A linear model in training.
+pub struct Linear {
+    settings: Settings,
+    isa: Isa,
+    weights: RacyBuffer,
+    /// L1 penalty that each coefficient had, negative; empty without L1 (scikit-learn's q).
+    truncated: RacyBuffer,
+    /// For the average: the sum over changes of the change times the sum of scales before it.
+    missed: RacyBuffer,
+    intercept: AtomicU64,
+    average: Mutex<Average>,
+    t: u64,
+    /// L1 penalty that each coefficient should have had.
+    truncation: f64,
+}
+
+/// Sums of coefficients and intercepts over the examples since the average began.
+#[derive(Clone, Debug, Default)]
+struct Average {
+    weights: Vec<f64>,
+    intercept: f64,
+}
+
+impl Linear {
+    /// A model that begins with these coefficients; `t` is the count of its next example, 1 for a new model.
+    pub fn new(settings: Settings, coefficients: &[f32], intercept: f64, t: u64) -> Result<Self> {
+        settings.validate()?;
+        let (isa, n) = (Isa::get()?, coefficients.len());
+        let weights = RacyBuffer::filled(n, 0.0);
+        weights.store(isa, 0, coefficients);
+        let truncated = RacyBuffer::filled(if settings.l1() > 0.0 { n } else { 0 }, 0.0);
+        let averaged = if settings.average > 0 { n } else { 0 };
+        let average = Mutex::new(Average { weights: vec![0.0; averaged], intercept: 0.0 });
+        let missed = RacyBuffer::filled(averaged, 0.0);
+        let intercept = AtomicU64::new(intercept.to_bits());
+        Ok(Self {
+            settings,
+            isa,
+            weights,
+            truncated,
+            missed,
+            intercept,
+            average,
+            t: t.max(1),
+            truncation: 0.0,
+        })
+    }
+
+    /// Goes on with an average that another training began.
+    pub fn with_average(self, coefficients: &[f32], intercept: f64) -> Self {
+        let n = self.averaged() as f64;
+        let mut average = lock(&self.average);
+        average.weights = coefficients.iter().map(|w| n * f64::from(*w)).collect();
+        average.intercept = n * intercept;
+        drop(average);
+        self
+    }
+
+    /// Changes the step of the schedule `Constant`.
+    pub fn set_eta(&mut self, eta: f64) {
+        self.settings.eta0 = eta;
+    }
+
+    /// The coefficients.
+    pub fn coefficients(&self) -> Vec<f32> {
+        let mut out = vec![0.0; self.weights.len()];
+        self.weights.load(self.isa, 0, &mut out);
+        out
+    }
+
+    /// The intercept.
+    pub fn intercept(&self) -> f64 {
+        f64::from_bits(self.intercept.load(Ordering::Relaxed))
+    }
+
+    /// The count of the next example: one more than those that were learned from.
+    pub fn t(&self) -> u64 {
+        self.t
+    }
+
+    /// Mean coefficients and intercept since the average began; nothing before that.
+    pub fn average(&self) -> Option<(Vec<f32>, f64)> {
+        let n = self.averaged() as f64;
+        let average = lock(&self.average);
+        (n > 0.0).then(|| (average.weights.iter().map(|w| (w / n) as f32).collect(), average.intercept / n))
+    }
+
+    /// How many examples are in the average.
+    fn averaged(&self) -> u64 {
+        if self.settings.average == 0 { 0 } else { self.t.saturating_sub(self.settings.average) }
+    }
+
+    /// One pass over the examples. When it was stopped, what was learned until then is kept.
+    pub fn pass(
+        &mut self,
+        examples: Examples<'_>,
+        threads: usize,
+        want_loss: bool,
+        stop: Stop<'_>,
+    ) -> Result<Pass> {
+        let mut pass = Pass { loss: 0.0, examples: 0 };
+        while pass.examples < examples.order.len() && !stop() {
+            let rest = Examples { order: &examples.order[pass.examples..], ..examples };
+            let run = self.run(rest, threads, want_loss, stop)?;
+            pass.loss += run.loss;
+            pass.examples += run.examples;
+        }
+        Ok(pass)
+    }
+
+    /// Until the examples end, or the scale is so small that all must meet to fold it in.
+    fn run(
+        &mut self,
+        examples: Examples<'_>,
+        threads: usize,
+        want_loss: bool,
+        stop: Stop<'_>,
+    ) -> Result<Pass> {
+        let clock = Clock::new(&self.settings, self.t, self.truncation);
+        let alone = threads <= 1 || clock.kept() < STEEP;
+        let deal = Deal::new(examples.order.len(), BLOCK, stop);
+        let smallest = if self.settings.average > 0 { SMALLEST_AVERAGED } else { SMALLEST };
+        let worker = Worker { model: self, examples, deal: &deal, alone, smallest, want_loss };
+        let results = together(if alone { 1 } else { threads }, || match examples.rows {
+            Rows::Dense(values) => worker.work(clock, |i| Dense::row(values, self.weights.len(), i)),
+            Rows::Csr32(csr) => worker.work(clock, |i| Sparse::row(csr, i)),
+            Rows::Csr64(csr) => worker.work(clock, |i| Sparse::row(csr, i)),
+        })?;
+        let (done, loss) = (deal.done(), results.iter().map(|(loss, _)| loss).sum());
+        let latest = results.iter().map(|(_, clock)| *clock).max_by_key(|clock| clock.t);
+        let mut clock = latest.unwrap_or(clock);
+        let end = self.t + done as u64;
+        if clock.t > end {
+            clock = Clock::new(&self.settings, self.t, self.truncation);
+        }
+        clock.skip(end);
+        self.fold(&clock);
+        (self.t, self.truncation) = (end, clock.truncation);
+        Ok(Pass { loss, examples: done })
+    }
+
+    /// Makes the weights the coefficients, and begins the sums of the clock anew. Nobody else works meanwhile.
+    fn fold(&self, clock: &Clock<'_>) {
+        let mut average = lock(&self.average);
+        for (j, sum) in average.weights.iter_mut().enumerate() {
+            *sum += clock.sum * f64::from(self.weights.get(j)) - f64::from(self.missed.get(j));
+            self.missed.set(j, 0.0);
+        }
+        if clock.scale != 1.0 {
+            for j in 0..self.weights.len() {
+                self.weights.set(j, (clock.scale * f64::from(self.weights.get(j))) as f32);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Linear {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Linear").field("settings", &self.settings).field("t", &self.t).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Examples<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Examples").field("order", &self.order.len()).finish_non_exhaustive()
+    }
+}
+
+/// What each thread does.
+struct Worker<'a> {
+    model: &'a Linear,
+    examples: Examples<'a>,
+    deal: &'a Deal<'a>,
+    alone: bool,
+    smallest: f64,
+    want_loss: bool,
+}
+
+impl<'a> Worker<'a> {
+    /// Works through blocks; gives the sum of losses, and where the thread's clock is.
+    fn work<R: Row>(&self, mut clock: Clock<'a>, row: impl Fn(usize) -> R) -> (f64, Clock<'a>) {
+        let (begin, mut loss) = (clock.t, 0.0);
+        while let Some(block) = self.deal.take() {
+            clock.skip(begin + block.start as u64);
+            if clock.scale < self.smallest {
+                self.deal.give_back(block.start);
+                break;
+            }
+            // The intercept is in every example: a thread has its own for the length of a block.
+            let before = self.model.intercept();
+            let (mut intercept, mut sum) = (before, 0.0);
+            for place in block {
+                loss += self.example(&mut clock, &row, place, &mut intercept);
+                if clock.averages() {
+                    sum += intercept;
+                }
+                clock.tick();
+            }
+            self.give(intercept - before, sum);
+        }
+        (loss, clock)
+    }
+
+    /// One step.
+    #[inline(always)]
+    fn example<R: Row>(
+        &self,
+        clock: &mut Clock<'_>,
+        row: &impl Fn(usize) -> R,
+        place: usize,
+        intercept: &mut f64,
+    ) -> f64 {
+        let (model, settings) = (self.model, &self.model.settings);
+        let i = self.examples.order[place] as usize;
+        let (row, y) = (row(i), f64::from(self.examples.targets[i]));
+        let p = clock.scale * row.dot(model.isa, &model.weights) + *intercept;
+        let loss = if self.want_loss { settings.loss.value(y, p) } else { 0.0 };
+        let weight = self.examples.weights.map_or(1.0, |weights| f64::from(weights[i]));
+        let class = if y > 0.0 { settings.weight_pos } else { settings.weight_neg };
+        let update = -clock.eta * settings.loss.slope(y, p) * class * weight;
+        clock.shrink();
+        if self.alone && clock.scale < self.smallest {
+            model.fold(clock);
+            clock.folded();
+        }
+        if update != 0.0 {
+            let step = update / clock.scale;
+            row.add(model.isa, &model.weights, step as f32);
+            if clock.sum != 0.0 {
+                row.add(model.isa, &model.missed, (step * clock.sum) as f32);
+            }
+            if settings.fit_intercept {
+                *intercept += update * settings.intercept_decay;
+            }
+        }
+        if settings.l1() > 0.0 {
+            row.each(|j| model.truncate(clock, j));
+        }
+        loss
+    }
+
+    /// Adds what a block did to the intercept; nothing of it is lost.
+    fn give(&self, change: f64, sum: f64) {
+        let shared = &self.model.intercept;
+        if self.alone {
+            let changed = self.model.intercept() + change;
+            shared.store(changed.to_bits(), Ordering::Relaxed);
+        } else if change != 0.0 {
+            let add = |bits| Some((f64::from_bits(bits) + change).to_bits());
+            let _ = shared.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        }
+        if self.model.settings.average > 0 {
+            lock(&self.model.average).intercept += sum;
+        }
+    }
+}
+
+impl Linear {
+    /// Gives coefficient `j` the L1 penalty that it should have had by now, but never past zero.
+    #[inline(always)]
+    fn truncate(&self, clock: &Clock<'_>, j: usize) {
+        let (before, had) = (f64::from(self.weights.get(j)), f64::from(self.truncated.get(j)));
+        // Never less than nothing: a thread that is ahead may have given more than is due here.
+        let due = (clock.truncation + had * before.signum()).max(0.0) / clock.scale;
+        let after = if before > 0.0 {
+            (before - due).max(0.0)
+        } else if before < 0.0 {
+            (before + due).min(0.0)
+        } else {
+            return;
+        };
+        let after = after as f32;
+        let change = f64::from(after) - before;
+        self.weights.set(j, after);
+        self.truncated.set(j, (had + clock.scale * change) as f32);
+        if clock.sum != 0.0 {
+            self.missed.set(j, (f64::from(self.missed.get(j)) + change * clock.sum) as f32);
+        }
+    }
+}
+
+/// One example's features.
+trait Row {
+    /// The product with the weights.
+    fn dot(&self, isa: Isa, weights: &RacyBuffer) -> f64;
+    /// Adds a multiple to the weights.
+    fn add(&self, isa: Isa, weights: &RacyBuffer, step: f32);
+    /// Visits the columns.
+    fn each(&self, visit: impl Fn(usize));
+}
+
+/// Non-zeros alone.
+struct Sparse<'a, I> {
+    columns: &'a [I],
+    values: &'a [f32],
+}
+
+impl<'a, I: Number> Sparse<'a, I> {
+    #[inline(always)]
+    fn row(csr: Csr<'a, I>, i: usize) -> Self {
+        let (columns, values) = csr.row(i);
+        Self { columns, values }
+    }
+}
+
+impl<I: Number> Row for Sparse<'_, I> {
+    #[inline(always)]
+    fn dot(&self, _isa: Isa, weights: &RacyBuffer) -> f64 {
+        // Four sums: one alone would wait for itself.
+        let mut sums = [0.0_f32; 4];
+        let (columns, values) = (self.columns.as_chunks::<4>(), self.values.as_chunks::<4>());
+        for (columns, values) in columns.0.iter().zip(values.0) {
+            for k in 0..4 {
+                sums[k] += weights.get(columns[k].index()) * values[k];
+            }
+        }
+        for (column, value) in columns.1.iter().zip(values.1) {
+            sums[0] += weights.get(column.index()) * value;
+        }
+        sums.map(f64::from).iter().sum()
+    }
+
+    #[inline(always)]
+    fn add(&self, _isa: Isa, weights: &RacyBuffer, step: f32) {
+        for (column, value) in self.columns.iter().zip(self.values) {
+            let j = column.index();
+            weights.set(j, weights.get(j) + step * value);
+        }
+    }
+
+    #[inline(always)]
+    fn each(&self, visit: impl Fn(usize)) {
+        self.columns.iter().for_each(|column| visit(column.index()));
+    }
+}
+
+/// All features.
+struct Dense<'a>(&'a [f32]);
+
+impl<'a> Dense<'a> {
+    #[inline(always)]
+    fn row(values: &'a [f32], columns: usize, i: usize) -> Self {
+        Self(&values[i * columns..(i + 1) * columns])
+    }
+}
+
+/// Sum of products, in 16 sums whose order is the same for every instruction set.
+struct Dot<'a>(&'a [f32], &'a [f32]);
+
+impl Kernel for Dot<'_> {
+    type Out = f64;
+    #[inline(always)]
+    fn run(self) -> f64 {
+        let ((a, a_rest), (b, b_rest)) = (self.0.as_chunks::<16>(), self.1.as_chunks::<16>());
+        let mut sums = [0.0_f32; 16];
+        for (a, b) in a.iter().zip(b) {
+            for k in 0..16 {
+                sums[k] += a[k] * b[k];
+            }
+        }
+        let rest: f64 = a_rest.iter().zip(b_rest).map(|(a, b)| f64::from(a * b)).sum();
+        sums.map(f64::from).iter().sum::<f64>() + rest
+    }
+}
+
+/// `x += step * y`.
+struct Add<'a>(&'a mut [f32], f32, &'a [f32]);
+
+impl Kernel for Add<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        self.0.iter_mut().zip(self.2).for_each(|(x, y)| *x += self.1 * y);
+    }
+}
+
+impl Row for Dense<'_> {
+    fn dot(&self, isa: Isa, weights: &RacyBuffer) -> f64 {
+        let mut room = Block::ZERO;
+        let product = |(at, len): (usize, usize)| {
+            let room = &mut room.0[..len];
+            weights.load(isa, at, room);
+            isa.run(Dot(room, &self.0[at..at + len]))
+        };
+        blocks(self.0.len()).map(product).sum()
+    }
+
+    fn add(&self, isa: Isa, weights: &RacyBuffer, step: f32) {
+        let mut room = Block::ZERO;
+        for (at, len) in blocks(self.0.len()) {
+            let room = &mut room.0[..len];
+            weights.load(isa, at, room);
+            isa.run(Add(room, step, &self.0[at..at + len]));
+            weights.store(isa, at, room);
+        }
+    }
+
+    fn each(&self, visit: impl Fn(usize)) {
+        (0..self.0.len()).for_each(visit);
+    }
+}

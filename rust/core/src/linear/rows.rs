@@ -1,0 +1,132 @@
+//! Examples as they lie in the caller's memory: dense rows, or compressed sparse rows (CSR) with 32-bit or 64-bit numbers.
+
+use crate::error::{Error, Kind, Result};
+
+/// A number of CSR.
+pub trait Number: Copy + Send + Sync + std::fmt::Display + PartialOrd {
+    /// As an index; a negative one is out of every range.
+    fn index(self) -> usize;
+}
+
+impl Number for i32 {
+    #[inline(always)]
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl Number for i64 {
+    #[inline(always)]
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// Compressed sparse rows: row i has `values[starts[i]..starts[i + 1]]` in the columns of the same places.
+#[derive(Clone, Copy, Debug)]
+pub struct Csr<'a, I> {
+    /// Non-zeros, row by row.
+    pub values: &'a [f32],
+    /// The column of each.
+    pub columns: &'a [I],
+    /// Where each row begins, and where the last one ends.
+    pub starts: &'a [I],
+}
+
+/// A matrix of examples.
+#[derive(Clone, Copy, Debug)]
+pub enum Rows<'a> {
+    /// Row-major values.
+    Dense(&'a [f32]),
+    /// With 32-bit numbers.
+    Csr32(Csr<'a, i32>),
+    /// With 64-bit numbers.
+    Csr64(Csr<'a, i64>),
+}
+
+impl Rows<'_> {
+    /// Checks every number once, so that training need not: `rows` rows of `columns` columns.
+    pub fn check(&self, rows: usize, columns: usize) -> Result<()> {
+        match self {
+            Self::Dense(values) => {
+                let expected = rows.checked_mul(columns);
+                if expected == Some(values.len()) {
+                    return Ok(());
+                }
+                let error = Error::new(Kind::Shape, "the matrix has another number of values");
+                Err(error.expected(format!("{rows} x {columns}"), values.len()))
+            }
+            Self::Csr32(csr) => csr.check(rows, columns),
+            Self::Csr64(csr) => csr.check(rows, columns),
+        }
+    }
+}
+
+impl<'a, I: Number> Csr<'a, I> {
+    fn check(&self, rows: usize, columns: usize) -> Result<()> {
+        let malformed = |what: &str, expected: String, got: String| {
+            Err(Error::new(Kind::Shape, format!("malformed sparse matrix: {what}")).expected(expected, got))
+        };
+        if self.starts.len() != rows + 1 {
+            let expected = format!("{} starts of rows", rows + 1);
+            return malformed("indptr", expected, self.starts.len().to_string());
+        }
+        let end = self.starts.last().map_or(0, |end| end.index());
+        if end > self.values.len() || end > self.columns.len() {
+            let got = self.values.len().min(self.columns.len());
+            return malformed("indptr", format!("{end} values"), got.to_string());
+        }
+        // The largest as an unsigned number: a negative one is larger than any.
+        let largest = self.columns[..end].iter().map(|c| c.index()).max();
+        if largest.is_some_and(|c| c >= columns) {
+            let wrong = self.columns[..end].iter().find(|c| c.index() >= columns);
+            let got = wrong.map(I::to_string).unwrap_or_default();
+            return malformed("indices", format!("columns 0 to {}", columns.saturating_sub(1)), got);
+        }
+        if self.starts.first().is_some_and(|first| first.index() != 0)
+            || self.starts.windows(2).any(|pair| pair[0] > pair[1])
+        {
+            return malformed("indptr", "ascending starts from 0".into(), "others".into());
+        }
+        Ok(())
+    }
+
+    /// Columns and values of a row.
+    #[inline(always)]
+    pub(super) fn row(&self, i: usize) -> (&'a [I], &'a [f32]) {
+        let range = self.starts[i].index()..self.starts[i + 1].index();
+        (&self.columns[range.clone()], &self.values[range])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn malformed_matrices_are_refused() {
+        let values = &[1.0, 2.0, 3.0][..];
+        let good = Csr { values, columns: &[0, 2, 1], starts: &[0, 2, 2, 3] };
+        assert_eq!(good.check(3, 3), Ok(()));
+        assert_eq!(good.row(0), (&[0, 2][..], &[1.0, 2.0][..]));
+        assert_eq!(good.row(1), (&[][..], &[][..]));
+        for (columns, starts) in [
+            (&[0, 3, 1][..], &[0, 2, 2, 3][..]),
+            (&[0, -1, 1], &[0, 2, 2, 3]),
+            (&[0, 2], &[0, 2, 2, 3]),
+            (&[0, 2, 1], &[0, 2, 3]),
+            (&[0, 2, 1], &[1, 2, 2, 3]),
+            (&[0, 2, 1], &[0, 3, 2, 3]),
+            (&[0, 2, 1], &[0, -1, 2, 3]),
+            (&[0, 2, 1], &[0, 2, 2, 4]),
+            (&[0, 2, 1], &[0, 2, 2, -3]),
+        ] {
+            let error = Csr { values, columns, starts }.check(3, 3).unwrap_err();
+            assert_eq!(error.kind, Kind::Shape, "{columns:?} {starts:?}");
+        }
+        assert_eq!(Rows::Dense(values).check(1, 3), Ok(()));
+        assert_eq!(Rows::Dense(values).check(2, 2).unwrap_err().kind, Kind::Shape);
+        assert_eq!(Rows::Dense(values).check(usize::MAX, 2).unwrap_err().kind, Kind::Shape);
+        assert_eq!(Rows::Csr64(Csr { values: &[], columns: &[], starts: &[0] }).check(0, 5), Ok(()));
+    }
+}

@@ -1,0 +1,359 @@
+//! The trainers behind `fastps.hogwild`: NumPy's arrays are read where they lie, passes run without the GIL.
+
+use crate::call::{BRIEF, SLICE};
+use crate::errors::{OrRaise, config, raise};
+use fastps_core::error::{Error, Kind};
+use fastps_core::factorize::{Factors, Ratings, Rule};
+use fastps_core::linear::{Csr, Examples, Linear, Loss, Rows, Schedule, Settings, Stop, shuffle};
+use numpy::{Element, PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2};
+use numpy::{PyUntypedArrayMethods, ndarray::Dimension};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError, mpsc};
+
+/// A linear model in training on one set of examples. `rows` is a float32 matrix or (data, indices, indptr) of a CSR matrix, both
+/// of whose index arrays are int32 or int64. They must not change while it lives.
+#[pyclass(frozen, module = "fastps._fastps")]
+pub(crate) struct LinearTrainer {
+    rows: Matrix,
+    targets: Py<PyArray1<f32>>,
+    weights: Option<Py<PyArray1<f32>>>,
+    threads: usize,
+    state: Mutex<State<Linear>>,
+}
+
+/// The factors of a matrix in training on one set of ratings: users, items (int32), values (float32). Factors are matrices with a row
+/// for each user or item; biases have an element for each.
+#[pyclass(frozen, module = "fastps._fastps")]
+pub(crate) struct FactorTrainer {
+    users: Py<PyArray1<i32>>,
+    items: Py<PyArray1<i32>>,
+    values: Py<PyArray1<f32>>,
+    threads: usize,
+    rank: usize,
+    state: Mutex<State<Factors>>,
+}
+
+/// What passes change.
+struct State<M> {
+    model: M,
+    order: Vec<u32>,
+}
+
+enum Matrix {
+    Dense(Py<PyArray2<f32>>),
+    Csr32(Sparse<i32>),
+    Csr64(Sparse<i64>),
+}
+
+struct Sparse<I> {
+    values: Py<PyArray1<f32>>,
+    columns: Py<PyArray1<I>>,
+    starts: Py<PyArray1<I>>,
+}
+
+/// A matrix that is being read.
+enum Reading<'py> {
+    Dense(PyReadonlyArray2<'py, f32>),
+    Csr32(ReadingSparse<'py, i32>),
+    Csr64(ReadingSparse<'py, i64>),
+}
+
+type ReadingSparse<'py, I> = (PyReadonlyArray1<'py, f32>, PyReadonlyArray1<'py, I>, PyReadonlyArray1<'py, I>);
+
+/// What `LinearTrainer.average_coef` gives: coefficients and intercept.
+type Averaged<'py> = Option<(Bound<'py, PyArray1<f32>>, f64)>;
+
+impl Matrix {
+    fn extract(rows: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let Ok(parts) = rows.cast::<PyTuple>() else { return Ok(Self::Dense(rows.extract()?)) };
+        Ok(match Sparse::extract(parts) {
+            Ok(sparse) => Self::Csr32(sparse),
+            Err(_) => Self::Csr64(Sparse::extract(parts)?),
+        })
+    }
+
+    fn read<'py>(&self, py: Python<'py>) -> Reading<'py> {
+        match self {
+            Self::Dense(values) => Reading::Dense(values.bind(py).readonly()),
+            Self::Csr32(sparse) => Reading::Csr32(sparse.read(py)),
+            Self::Csr64(sparse) => Reading::Csr64(sparse.read(py)),
+        }
+    }
+}
+
+impl<I: Element> Sparse<I> {
+    fn extract(parts: &Bound<'_, PyTuple>) -> PyResult<Self> {
+        let (values, columns, starts) = parts.extract()?;
+        Ok(Self { values, columns, starts })
+    }
+
+    fn read<'py>(&self, py: Python<'py>) -> ReadingSparse<'py, I> {
+        let (values, columns, starts) = (self.values.bind(py), self.columns.bind(py), self.starts.bind(py));
+        (values.readonly(), columns.readonly(), starts.readonly())
+    }
+}
+
+fn slice<'a, T: Element, D: Dimension>(
+    py: Python<'_>,
+    array: &'a numpy::PyReadonlyArray<'_, T, D>,
+) -> PyResult<&'a [T]> {
+    array.as_slice().map_err(|_| config(py, "an array is not contiguous", "C order", "other strides"))
+}
+
+fn csr<'a, I: Element>(py: Python<'_>, parts: &'a ReadingSparse<'_, I>) -> PyResult<Csr<'a, I>> {
+    Ok(Csr { values: slice(py, &parts.0)?, columns: slice(py, &parts.1)?, starts: slice(py, &parts.2)? })
+}
+
+impl Reading<'_> {
+    fn rows(&self, py: Python<'_>) -> PyResult<Rows<'_>> {
+        Ok(match self {
+            Self::Dense(values) => Rows::Dense(slice(py, values)?),
+            Self::Csr32(parts) => Rows::Csr32(csr(py, parts)?),
+            Self::Csr64(parts) => Rows::Csr64(csr(py, parts)?),
+        })
+    }
+}
+
+/// Never waits: whoever holds it may be waiting for the GIL.
+fn state<'a, M>(py: Python<'_>, state: &'a Mutex<State<M>>) -> PyResult<MutexGuard<'a, State<M>>> {
+    match state.try_lock() {
+        Ok(state) => Ok(state),
+        Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => {
+            Err(config(py, "a trainer makes one pass at a time", "one thread", "another one"))
+        }
+    }
+}
+
+/// Works without the GIL, on a thread of its own that is told to stop when a signal's handler raises: then what came of the
+/// work is kept, and the exception raised.
+fn interruptible<T: Send>(
+    py: Python<'_>,
+    elements: usize,
+    work: impl FnOnce(Stop<'_>) -> Result<T, Error> + Send,
+) -> PyResult<T> {
+    if elements <= BRIEF {
+        return py.detach(|| work(&|| false)).or_raise(py);
+    }
+    let stopped = AtomicBool::new(false);
+    let (result, signal) = py.detach(|| {
+        std::thread::scope(|scope| {
+            let (done, waiting) = mpsc::channel::<()>();
+            let stopped = &stopped;
+            let thread = scope.spawn(move || {
+                let _ends_the_waiting = done;
+                work(&|| stopped.load(Ordering::Relaxed))
+            });
+            let mut signal = Ok(());
+            while waiting.recv_timeout(SLICE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                if signal.is_ok() {
+                    signal = Python::attach(|py| py.check_signals());
+                    stopped.store(signal.is_err(), Ordering::Relaxed);
+                }
+            }
+            (thread.join(), signal)
+        })
+    });
+    let ended = || Err(Error::new(Kind::Internal, "the training thread ended early"));
+    let result = result.unwrap_or_else(|_| ended()).or_raise(py);
+    signal.and(result)
+}
+
+/// One of the settings, by its name.
+fn setting<'py, T: FromPyObjectOwned<'py>>(settings: &Bound<'py, PyDict>, name: &str) -> PyResult<T> {
+    let missing = || config(settings.py(), "a setting is missing", name, "nothing");
+    settings.get_item(name)?.ok_or_else(missing)?.extract().map_err(Into::into)
+}
+
+fn read_settings(py: Python<'_>, from: &Bound<'_, PyDict>) -> PyResult<Settings> {
+    let loss: String = setting(from, "loss")?;
+    let schedule: String = setting(from, "learning_rate")?;
+    Ok(Settings {
+        loss: Loss::parse(&loss, setting(from, "epsilon")?).or_raise(py)?,
+        alpha: setting(from, "alpha")?,
+        l1_ratio: setting(from, "l1_ratio")?,
+        penalty: setting(from, "penalty")?,
+        schedule: Schedule::parse(&schedule).or_raise(py)?,
+        eta0: setting(from, "eta0")?,
+        power_t: setting(from, "power_t")?,
+        fit_intercept: setting(from, "fit_intercept")?,
+        intercept_decay: setting(from, "intercept_decay")?,
+        average: setting(from, "average")?,
+        weight_pos: setting(from, "weight_pos")?,
+        weight_neg: setting(from, "weight_neg")?,
+    })
+}
+
+#[pymethods]
+impl LinearTrainer {
+    /// Checks everything once: `order` has the rows to be learned from.
+    #[new]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        py: Python<'_>,
+        rows: &Bound<'_, PyAny>,
+        targets: Py<PyArray1<f32>>,
+        weights: Option<Py<PyArray1<f32>>>,
+        order: PyReadonlyArray1<'_, u32>,
+        coef: PyReadonlyArray1<'_, f32>,
+        intercept: f64,
+        t: u64,
+        average: Option<(PyReadonlyArray1<'_, f32>, f64)>,
+        threads: usize,
+        settings: &Bound<'_, PyDict>,
+    ) -> PyResult<Self> {
+        let rows = Matrix::extract(rows)?;
+        let (coef, order) = (slice(py, &coef)?, slice(py, &order)?.to_vec());
+        let count = targets.bind(py).len();
+        let reading = rows.read(py);
+        let checked = reading.rows(py)?;
+        py.detach(|| checked.check(count, coef.len())).or_raise(py)?;
+        let weighted = weights.as_ref().is_none_or(|weights| weights.bind(py).len() == count);
+        if !weighted || order.iter().any(|i| *i as usize >= count) {
+            let error = Error::new(Kind::Shape, "rows, targets, weights and order do not fit together");
+            return Err(raise(py, &error));
+        }
+        let mut model = Linear::new(read_settings(py, settings)?, coef, intercept, t).or_raise(py)?;
+        if let Some((coef, intercept)) = average {
+            model = model.with_average(slice(py, &coef)?, intercept);
+        }
+        drop(reading);
+        Ok(Self {
+            rows,
+            targets,
+            weights,
+            threads: threads.max(1),
+            state: Mutex::new(State { model, order }),
+        })
+    }
+
+    /// One pass, in a new order if there is a seed; `eta` replaces the step of a constant schedule. Gives the sum of losses
+    /// (0 unless asked for) and how many examples were learned from.
+    fn epoch(
+        &self,
+        py: Python<'_>,
+        seed: Option<u64>,
+        eta: Option<f64>,
+        want_loss: bool,
+    ) -> PyResult<(f64, usize)> {
+        let mut state = state(py, &self.state)?;
+        let State { model, order } = &mut *state;
+        let (rows, targets) = (self.rows.read(py), self.targets.bind(py).readonly());
+        let weights = self.weights.as_ref().map(|weights| weights.bind(py).readonly());
+        let rows = rows.rows(py)?;
+        let targets = slice(py, &targets)?;
+        let weights = weights.as_ref().map(|weights| slice(py, weights)).transpose()?;
+        if let Some(eta) = eta {
+            model.set_eta(eta);
+        }
+        let elements = match rows {
+            Rows::Dense(values) => values.len(),
+            Rows::Csr32(csr) => csr.values.len(),
+            Rows::Csr64(csr) => csr.values.len(),
+        };
+        let pass = interruptible(py, elements, |stop| {
+            if let Some(seed) = seed {
+                shuffle(order, seed);
+            }
+            model.pass(Examples { rows, targets, weights, order }, self.threads, want_loss, stop)
+        })?;
+        Ok((pass.loss, pass.examples))
+    }
+
+    /// The coefficients as they are.
+    fn coef<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<f32>>> {
+        Ok(PyArray1::from_vec(py, state(py, &self.state)?.model.coefficients()))
+    }
+
+    /// The intercept as it is.
+    fn intercept(&self, py: Python<'_>) -> PyResult<f64> {
+        Ok(state(py, &self.state)?.model.intercept())
+    }
+
+    /// Mean coefficients and intercept, if the average has begun.
+    fn average<'py>(&self, py: Python<'py>) -> PyResult<Averaged<'py>> {
+        let average = state(py, &self.state)?.model.average();
+        Ok(average.map(|(coef, intercept)| (PyArray1::from_vec(py, coef), intercept)))
+    }
+
+    /// The count of the next example, beginning with 1.
+    fn t(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(state(py, &self.state)?.model.t())
+    }
+}
+
+#[pymethods]
+impl FactorTrainer {
+    /// Checks everything once.
+    #[new]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        py: Python<'_>,
+        users: Py<PyArray1<i32>>,
+        items: Py<PyArray1<i32>>,
+        values: Py<PyArray1<f32>>,
+        user_factors: PyReadonlyArray2<'_, f32>,
+        user_biases: PyReadonlyArray1<'_, f32>,
+        item_factors: PyReadonlyArray2<'_, f32>,
+        item_biases: PyReadonlyArray1<'_, f32>,
+        threads: usize,
+    ) -> PyResult<Self> {
+        let rank = user_factors.shape()[1];
+        let of_users = (slice(py, &user_factors)?, slice(py, &user_biases)?);
+        let of_items = (slice(py, &item_factors)?, slice(py, &item_biases)?);
+        let model = Factors::new(rank, of_users, of_items).or_raise(py)?;
+        let count = u32::try_from(values.bind(py).len())
+            .map_err(|_| config(py, "too many ratings", "fewer than 2^32", values.bind(py).len()))?;
+        let state = Mutex::new(State { model, order: (0..count).collect() });
+        let trainer = Self { users, items, values, threads: threads.max(1), rank, state };
+        trainer.with(py, |ratings, State { model, .. }| {
+            let (users, items) = model.counts();
+            ratings.check(users, items).or_raise(py)
+        })?;
+        Ok(trainer)
+    }
+
+    /// One pass, in a new order if there is a seed. Gives the sum of squared errors and how many ratings were learned from.
+    fn epoch(
+        &self,
+        py: Python<'_>,
+        seed: Option<u64>,
+        lr: f64,
+        regularization: f64,
+        biases: bool,
+    ) -> PyResult<(f64, usize)> {
+        let rule = Rule { lr, regularization, biases };
+        self.with(py, |ratings, State { model, order }| {
+            interruptible(py, self.rank * order.len(), |stop| {
+                if let Some(seed) = seed {
+                    shuffle(order, seed);
+                }
+                model.pass(ratings, order, rule, self.threads, stop)
+            })
+        })
+    }
+
+    /// Factors (flat, row by row) and biases of the users, then those of the items.
+    #[allow(clippy::type_complexity)]
+    fn parts<'py>(&self, py: Python<'py>) -> PyResult<[Bound<'py, PyArray1<f32>>; 4]> {
+        let state = state(py, &self.state)?;
+        let ((users, user_biases), (items, item_biases)) = (state.model.users(), state.model.items());
+        Ok([users, user_biases, items, item_biases].map(|values| PyArray1::from_vec(py, values)))
+    }
+}
+
+impl FactorTrainer {
+    fn with<T>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(Ratings<'_>, &mut State<Factors>) -> PyResult<T>,
+    ) -> PyResult<T> {
+        let (users, items) = (self.users.bind(py).readonly(), self.items.bind(py).readonly());
+        let values = self.values.bind(py).readonly();
+        let ratings =
+            Ratings { users: slice(py, &users)?, items: slice(py, &items)?, values: slice(py, &values)? };
+        work(ratings, &mut *state(py, &self.state)?)
+    }
+}

@@ -1,0 +1,310 @@
+"""Estimators on lock-free threads: scikit-learn's own checks and results, threads, interruption."""
+
+# ruff: noqa: E402 -- scikit-learn may be missing
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+sklearn = pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+import scipy.sparse
+from sklearn.base import clone
+from sklearn.feature_extraction.text import HashingVectorizer
+from sklearn.linear_model import SGDClassifier, SGDRegressor
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from fastps.hogwild import Epoch, HogwildClassifier, HogwildMatrixFactorization, HogwildRegressor
+
+EXCEPTIONS = {
+    "check_sample_weight_equivalence_on_dense_data": "the order of steps differs, as for SGDClassifier",
+    "check_sample_weight_equivalence_on_sparse_data": "the order of steps differs, as for SGDClassifier",
+}
+"""Checks of scikit-learn that fail, and why: it excepts its own SGD estimators from the same."""
+
+
+@parametrize_with_checks(
+    [
+        HogwildClassifier(random_state=0),
+        HogwildClassifier(loss="log_loss", random_state=0),
+        HogwildRegressor(random_state=0),
+    ],
+    expected_failed_checks=lambda _: EXCEPTIONS,
+)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_scikit_learn_s_own_checks(estimator, check):
+    check(estimator)
+
+
+def problem(rows=2000, columns=40, seed=0, dtype=np.float32):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((rows, columns)).astype(dtype)
+    y = (X @ rng.standard_normal(columns) + rng.standard_normal(rows) > 0).astype(int)
+    return X, y
+
+
+def sparse_problem(rows=4000, columns=2000, seed=0):
+    rng = np.random.default_rng(seed)
+    X = scipy.sparse.random(rows, columns, 0.02, "csr", np.float32, random_state=rng)
+    y = (X @ rng.standard_normal(columns) > 0).astype(int)
+    return X, y
+
+
+def distance(a, b):
+    return np.max(np.abs(np.asarray(a) - b)) / np.max(np.abs(b))
+
+
+SCHEDULES = [
+    {},
+    {"penalty": "l1"},
+    {"penalty": "elasticnet"},
+    {"average": True},
+    {"average": 4000},
+    {"penalty": None, "learning_rate": "constant", "eta0": 0.05},
+    {"learning_rate": "invscaling", "eta0": 0.1},
+    {"learning_rate": "adaptive", "eta0": 0.1},
+    {"class_weight": {0: 0.5, 1: 2.0}},
+    {"fit_intercept": False},
+]
+
+
+@pytest.mark.parametrize("settings", SCHEDULES, ids=str)
+def test_one_thread_takes_the_steps_of_scikit_learn(settings):
+    """Dense float32 in sample order. scikit-learn gets the same numbers as float64: in float32 it rounds the
+    scale of its coefficients to float32 in every step, which costs it up to 6e-5."""
+    X, y = problem()
+    X /= np.float32(6)
+    settings = {"loss": "log_loss", "shuffle": False, "max_iter": 5, "tol": None} | settings
+    theirs = SGDClassifier(**settings).fit(X.astype(np.float64), y)
+    ours = HogwildClassifier(**settings).fit(X, y)
+    assert distance(ours.coef_, theirs.coef_) < 1e-5
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=1e-5)
+    assert ours.t_ == theirs.t_
+    np.testing.assert_array_equal(ours.predict(X), theirs.predict(X))
+    np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(X), atol=1e-5)
+
+
+@pytest.mark.parametrize("penalty", ["l2", "l1", None])
+def test_logistic_in_float32_is_that_of_scikit_learn(penalty):
+    X, y = problem()
+    X /= np.float32(6)
+    settings = {"loss": "log_loss", "shuffle": False, "max_iter": 5, "tol": None, "penalty": penalty}
+    theirs = SGDClassifier(**settings).fit(X, y)
+    assert distance(HogwildClassifier(**settings).fit(X, y).coef_, theirs.coef_) < 1e-5
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_sparse_rows_are_those_of_scikit_learn(index):
+    X, y = sparse_problem()
+    wide = X.copy()
+    wide.indices, wide.indptr = X.indices.astype(index), X.indptr.astype(index)
+    settings = {"loss": "log_loss", "shuffle": False, "max_iter": 5, "tol": None, "alpha": 1e-3}
+    theirs = SGDClassifier(**settings).fit(X.astype(np.float64), y)
+    ours = HogwildClassifier(**settings).fit(wide, y)
+    assert distance(ours.coef_, theirs.coef_) < 1e-5
+    dense = HogwildClassifier(**settings).fit(X.tocoo(), y)
+    np.testing.assert_array_equal(dense.coef_, ours.coef_)
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "huber"])
+def test_regression_is_that_of_scikit_learn(loss):
+    X, _ = problem()
+    y = X @ np.linspace(-1, 1, X.shape[1]) + 3
+    weight = np.linspace(0.5, 1.5, len(y))
+    settings = {"loss": loss, "shuffle": False, "max_iter": 5, "tol": None}
+    theirs = SGDRegressor(**settings).fit(X.astype(np.float64), y, sample_weight=weight)
+    ours = HogwildRegressor(**settings).fit(X, y, sample_weight=weight)
+    assert distance(ours.coef_, theirs.coef_) < 1e-5
+    assert distance(ours.predict(X), theirs.predict(X)) < 1e-5
+
+
+def test_a_seed_decides_and_threads_lose_nothing_that_shows():
+    X, y = sparse_problem()
+    base = HogwildClassifier(loss="log_loss", alpha=1e-3, max_iter=10, tol=None, random_state=3)
+    first, second = clone(base).fit(X, y), clone(base).fit(X, y)
+    np.testing.assert_array_equal(first.coef_, second.coef_)
+    other = clone(base).set_params(random_state=4).fit(X, y)
+    assert (first.coef_ != other.coef_).any()
+    alone = log_loss(y, first.predict_proba(X))
+    for n_jobs in (2, 4):
+        together = clone(base).set_params(n_jobs=n_jobs).fit(X, y)
+        assert log_loss(y, together.predict_proba(X)) == pytest.approx(alone, rel=0.01)
+
+
+def test_several_classes_partial_fit_and_warm_start():
+    rng = np.random.default_rng(0)
+    centres = 3 * rng.standard_normal((4, 10))
+    names = np.array(["a", "b", "c", "d"])
+    y = rng.integers(4, size=2000)
+    X, y = (centres[y] + rng.standard_normal((2000, 10))).astype(np.float32), names[y]
+    whole = HogwildClassifier(loss="log_loss", random_state=0).fit(X, y)
+    assert whole.score(X, y) > 0.95
+    assert whole.coef_.shape == (4, 10)
+    np.testing.assert_allclose(whole.predict_proba(X).sum(axis=1), 1)
+    parts = HogwildClassifier(random_state=0)
+    with pytest.raises(ValueError, match="classes must be passed"):
+        parts.partial_fit(X, y)
+    for at in range(0, 2000, 100):
+        parts.partial_fit(X[at : at + 100], y[at : at + 100], classes=names)
+    assert parts.score(X, y) > 0.95
+    assert parts.t_ == 2001
+    with pytest.raises(ValueError, match="not the same"):
+        parts.partial_fit(X, y, classes=names[:2])
+    again = HogwildClassifier(warm_start=True, max_iter=3, tol=None, shuffle=False)
+    again.fit(X, y).fit(X, y)
+    assert again.t_ == 12001
+    straight = HogwildClassifier(max_iter=6, tol=None, shuffle=False).fit(X, y)
+    np.testing.assert_allclose(again.coef_, straight.coef_, rtol=1e-5, atol=1e-5)
+    loaded = pickle.loads(pickle.dumps(whole))
+    np.testing.assert_array_equal(loaded.predict(X), whole.predict(X))
+
+
+def test_early_stopping_ends_and_scores():
+    X, y = problem()
+    model = HogwildClassifier(early_stopping=True, random_state=0, n_iter_no_change=3).fit(X, y)
+    assert model.n_iter_ < 1000
+    assert model.score(X, y) > 0.8
+    assert HogwildRegressor(early_stopping=True, random_state=0).fit(X, y).score(X, y) > 0.4
+
+
+def test_callback_and_verbose(capsys):
+    X, y = problem()
+    seen: list[Epoch] = []
+    model = HogwildClassifier(
+        "log_loss", tol=None, verbose=1, callback=lambda epoch: seen.append(epoch) or epoch.number == 3
+    ).fit(X, y)
+    assert [epoch.number for epoch in seen] == [1, 2, 3]
+    assert model.n_iter_ == 3
+    assert all(epoch.examples == 2000 and epoch.loss > 0 and epoch.label is None for epoch in seen)
+    assert "3/1000, loss" in capsys.readouterr().err
+
+
+def test_pipeline_and_grid_search():
+    texts = [f"{'good fine' if k % 2 else 'bad poor'} word{k % 7} word{k % 5}" for k in range(200)]
+    y = np.arange(200) % 2
+    pipeline = make_pipeline(HashingVectorizer(n_features=2**12), HogwildClassifier(random_state=0, n_jobs=2))
+    search = GridSearchCV(pipeline, {"hogwildclassifier__alpha": [1e-4, 1e-3]}, cv=3).fit(texts, y)
+    assert search.best_score_ == 1.0
+
+
+INTERRUPTED = """
+import _thread, os, signal, sys, threading, time
+import numpy as np, scipy.sparse
+from fastps.hogwild import HogwildClassifier
+rng = np.random.default_rng(0)
+X = scipy.sparse.random(20000, 3000, 0.02, "csr", np.float32, random_state=rng)
+y = (X @ rng.standard_normal(3000) > 0).astype(int)
+sent = []
+def interrupt():
+    time.sleep(0.5)
+    sent.append(time.perf_counter())
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+model = HogwildClassifier(max_iter=10**6, tol=None, random_state=0, n_jobs=int(sys.argv[1]))
+try:
+    model.fit(X, y)
+except KeyboardInterrupt:
+    print(time.perf_counter() - sent[0], model.score(X, y))
+"""
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_ctrl_c_leaves_a_usable_model(n_jobs):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(n_jobs)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    seconds, score = map(float, done.stdout.split())
+    assert seconds < 0.2
+    assert score > 0.9
+
+
+def test_arrays_that_do_not_fit_are_refused():
+    X, y = sparse_problem()
+    model = HogwildClassifier(max_iter=1, tol=None).fit(X, y)
+    with pytest.raises(ValueError, match="features"):
+        model.predict(X[:, :100])
+    broken = X.copy()
+    broken.indices[5] = 10**6
+    with pytest.raises(ValueError, match=r"indices|index|column"):
+        HogwildClassifier(max_iter=1).fit(broken, y)
+    for wrong in ({"loss": "modified"}, {"penalty": "l3"}, {"n_jobs": 0}, {"learning_rate": "fast"}):
+        with pytest.raises(ValueError):  # noqa: PT011 names differ
+            HogwildClassifier(**wrong).fit(X, y)
+    with pytest.raises(AttributeError, match="predict_proba"):
+        model.predict_proba(X)
+
+
+def ratings(users=120, items=80, seed=0):
+    rng = np.random.default_rng(seed)
+    truth = 3 + 0.5 * rng.standard_normal((users, 3)) @ rng.standard_normal((3, items))
+    known = rng.random((users, items)) < 0.4
+    return scipy.sparse.csr_matrix(np.where(known, truth, 0).astype(np.float32))
+
+
+def test_factors_predict_and_recommend():
+    matrix = ratings()
+    model = HogwildMatrixFactorization(8, max_iter=60, learning_rate=0.03, decay=0.98, random_state=0).fit(
+        matrix
+    )
+    entries = matrix.tocoo()
+    pairs = np.column_stack([entries.row, entries.col])
+    assert np.sqrt(np.mean((model.predict(pairs) - entries.data) ** 2)) < 0.2
+    same = HogwildMatrixFactorization(8, max_iter=60, learning_rate=0.03, decay=0.98, random_state=0).fit(
+        pairs, entries.data
+    )
+    np.testing.assert_array_equal(same.user_factors_, model.user_factors_)
+    seen = matrix[5].indices
+    items, scores = model.recommend(5, 7, exclude=seen)
+    assert len(items) == 7
+    assert not set(items) & set(seen)
+    assert (np.diff(scores) <= 0).all()
+    every = model.predict(np.column_stack([np.full(80, 5), np.arange(80)]))
+    every[seen] = -np.inf
+    np.testing.assert_array_equal(items, np.argsort(-every)[:7])
+    np.testing.assert_allclose(scores, every[items], rtol=1e-5)
+    assert model.predict(np.array([[5000, 6000]])) == pytest.approx(model.mean_)
+    with pytest.raises(ValueError, match="never seen"):
+        model.recommend(5000)
+
+
+def test_factors_are_a_scikit_learn_estimator():
+    matrix = ratings().tocoo()
+    mixed = np.random.default_rng(1).permutation(matrix.nnz)
+    pairs, y = np.column_stack([matrix.row, matrix.col])[mixed], matrix.data[mixed]
+    model = HogwildMatrixFactorization(random_state=0, learning_rate=0.03, n_jobs=2)
+    assert clone(model).get_params() == model.get_params()
+    search = GridSearchCV(model, {"rank": [2, 8]}, cv=3).fit(pairs, y)
+    assert search.best_score_ > 0.3
+    assert cross_val_score(model, pairs, y, cv=3).min() > 0.3
+    parts = HogwildMatrixFactorization(8, random_state=0, learning_rate=0.03)
+    for _ in range(20):
+        parts.partial_fit(pairs, y)
+    assert parts.score(pairs, y) > 0.5
+    parts.partial_fit(np.array([[500, 3]]), np.array([4.0]))
+    assert len(parts.user_biases_) == 501
+    for wrong in (([[0, -1]], [1.0]), ([[0.5, 1.0]], [1.0]), ([[0, 1]], [np.nan]), ([[0, 1]], [1.0, 2.0])):
+        with pytest.raises(ValueError):  # noqa: PT011 messages differ
+            parts.fit(np.array(wrong[0]), np.array(wrong[1]))
+
+
+def test_importing_fastps_does_not_import_scikit_learn_and_without_it_says_what_is_missing():
+    code = (
+        "import sys; sys.modules['sklearn'] = None; import fastps\n"
+        "try: import fastps.hogwild\nexcept ImportError as e: print(e)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "fastps[sklearn]" in done.stdout
