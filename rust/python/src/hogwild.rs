@@ -149,7 +149,10 @@ fn interruptible<T: Send>(
             let mut signal = Ok(());
             while waiting.recv_timeout(SLICE) == Err(mpsc::RecvTimeoutError::Timeout) {
                 if signal.is_ok() {
-                    signal = Python::attach(|py| py.check_signals());
+                    // The method itself has one lifetime, and this is called with any.
+                    #[allow(clippy::redundant_closure_for_method_calls)]
+                    let seen = Python::attach(|py| py.check_signals());
+                    signal = seen;
                     stopped.store(signal.is_err(), Ordering::Relaxed);
                 }
             }
