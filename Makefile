@@ -18,8 +18,8 @@ RUST_TESTED := --workspace --exclude fastps-python
 export PYO3_PYTHON := $(BIN)/python
 export CARGO_TARGET_DIR := $(TARGET)
 
-.PHONY: help demo test lint lint-rust lint-python test-rust test-python loom tsan miri neon bench bench-kernels bench-connections bench-shared \
-        acceptance mutants soak docs dev clean tools
+.PHONY: help demo test lint lint-rust lint-python test-rust test-python checkers loom tsan miri neon bench bench-kernels \
+        bench-hogwild bench-connections bench-shared acceptance mutants soak docs dev clean tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ bench: .venv/.demo ## Measure push + pull against raw sockets and write benchmar
 
 bench-kernels: .venv/.test ## Measure optimizers, codecs and slices against plain C and torch and write benchmarks/README.md
 	$(BIN)/python benchmarks/kernels.py --output benchmarks/README.md $(ARGS)
+
+bench-hogwild: .venv/.test ## Measure the estimators against scikit-learn and plain C and write benchmarks/README.md
+	$(BIN)/python benchmarks/hogwild.py --output benchmarks/README.md $(ARGS)
 
 bench-connections: .venv/.demo ## Measure what idle and many connections cost and write benchmarks/README.md
 	$(BIN)/python benchmarks/connections.py --output benchmarks/README.md $(ARGS)

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ sklearn = pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 import scipy.sparse
 from sklearn.base import clone
+from sklearn.datasets import load_svmlight_file
 from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.linear_model import SGDClassifier, SGDRegressor
 from sklearn.metrics import log_loss
@@ -308,3 +312,30 @@ def test_importing_fastps_does_not_import_scikit_learn_and_without_it_says_what_
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert "fastps[sklearn]" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("example", "shown"), [("text_classification", "accuracy 0.9"), ("recommender", "RMSE 0.")]
+)
+def test_examples(example, shown):
+    path = Path(__file__).resolve().parent.parent / f"examples/{example}.py"
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60, check=True)
+    assert shown in done.stdout
+
+
+@pytest.mark.skipif("FASTPS_DATA_DIR" not in os.environ, reason="FASTPS_DATA_DIR is not set")
+def test_a9a_as_accurate_as_scikit_learn():
+    """Threads and the other order change nothing that shows, on a set that is as good as dense."""
+    parts = []
+    for name in ("a9a.gz", "a9a.t.gz"):
+        with gzip.open(Path(os.environ["FASTPS_DATA_DIR"]) / "a9a" / name) as file:
+            X, y = load_svmlight_file(file, n_features=123, dtype=np.float32)
+        parts.append((X, (y > 0).astype(int)))
+    (X, y), test = parts
+    settings = {"loss": "log_loss", "max_iter": 10, "tol": None, "average": True}
+    theirs = np.mean(
+        [SGDClassifier(**settings, random_state=k).fit(X.toarray(), y).score(*test) for k in (0, 1)]
+    )
+    for n_jobs in (1, 2):
+        models = [HogwildClassifier(**settings, n_jobs=n_jobs, random_state=k).fit(X, y) for k in (0, 1)]
+        assert np.mean([model.score(*test) for model in models]) == pytest.approx(theirs, abs=0.003)

@@ -5,8 +5,10 @@
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
+use fastps_core::factorize::{Factors, Ratings, Rule};
 use fastps_core::frame::{Action, Applied, Identity, Push};
 use fastps_core::isa::Isa;
+use fastps_core::linear::{Csr, Examples, Linear, Loss, Rows, Schedule, Settings};
 use fastps_core::lock::SliceLock;
 use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::shard::{Shard, ShardConfig};
@@ -167,4 +169,48 @@ fn slices_come_and_go_while_others_push() {
     });
     let counters = shard.counters();
     assert!(counters.contains(&("slices", 0)) && counters.contains(&("memory_used", 0)), "{counters:?}");
+}
+
+/// The trainers of linear models and of factors: racing loads and stores, one counter, one intercept.
+#[test]
+fn threads_train_on_shared_coefficients() {
+    const COLUMNS: usize = 20;
+    let rows = if cfg!(miri) { 40 } else { 2000 };
+    let columns: Vec<i32> = (0..3 * rows as i32).map(|k| (k * k + k / 3) % COLUMNS as i32).collect();
+    let values = vec![0.5_f32; 3 * rows];
+    let starts: Vec<i32> = (0..=rows as i32).map(|i| 3 * i).collect();
+    let targets: Vec<f32> = (0..rows).map(|i| if columns[3 * i] < 10 { 1.0 } else { -1.0 }).collect();
+    let order: Vec<u32> = (0..rows as u32).collect();
+    let csr = Csr { values: &values, columns: &columns, starts: &starts };
+    for (l1_ratio, average) in [(0.0, 0), (0.5, 0), (0.0, 1)] {
+        let settings = Settings {
+            loss: Loss::Logistic,
+            alpha: 1e-3,
+            l1_ratio,
+            penalty: true,
+            schedule: Schedule::Optimal,
+            eta0: 0.1,
+            power_t: 0.5,
+            fit_intercept: true,
+            intercept_decay: 1.0,
+            average,
+            weight_pos: 1.0,
+            weight_neg: 1.0,
+        };
+        let mut model = Linear::new(settings, &[0.0; COLUMNS], 0.0, 1).unwrap();
+        let rows = Rows::Csr32(csr);
+        let examples = Examples { rows, targets: &targets, weights: None, order: &order };
+        for _ in 0..3 {
+            let pass = model.pass(examples, THREADS as usize, true, &|| false).unwrap();
+            assert_eq!(pass.examples, order.len());
+        }
+        assert!(model.coefficients().iter().all(|w| w.is_finite()));
+    }
+    let users: Vec<i32> = (0..rows as i32).map(|k| k % 7).collect();
+    let items: Vec<i32> = (0..rows as i32).map(|k| k % 11).collect();
+    let ratings = Ratings { users: &users, items: &items, values: &targets };
+    let factors = Factors::new(3, (&[0.1; 21], &[0.0; 7]), (&[0.2; 33], &[0.0; 11])).unwrap();
+    let rule = Rule { lr: 0.01, regularization: 0.1, biases: true };
+    let (_, done) = factors.pass(ratings, &order, rule, THREADS as usize, &|| false).unwrap();
+    assert_eq!(done, order.len());
 }

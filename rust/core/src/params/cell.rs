@@ -2,7 +2,8 @@
 //!
 //! Threads load and store the same elements without any lock (Niu et al. 2011). In Rust a race between ordinary
 //! accesses is undefined behaviour, and no portable vector access is atomic. So the memory is never exposed as a
-//! slice, and exactly two leaf operations touch it, a vector load and a vector store. Their meaning is
+//! slice, and exactly two leaf operations touch it, a load and a store: of vectors, or of one element for sparse
+//! work (`get`, `set`: plain atomics, which compile to plain moves). Their meaning is
 //!
 //! > one relaxed atomic access per 4-byte lane, in unspecified order,
 //!
