@@ -292,6 +292,32 @@ class AdamW(Adam):
         super().__init__(lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
 
 
+class Ftrl(Reference):
+    """torch has none: written from algorithm 1 of McMahan et al., KDD 2013, in the order that
+    `rust/core/src/optim/ftrl.rs` states."""
+
+    names = ("z", "n")
+
+    def __init__(
+        self, lr: float = 0.1, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0, *, maximize: bool = False
+    ) -> None:
+        super().__init__(lr, 0, maximize)
+        self.beta = beta
+        self.l1 = l1
+        self.l2 = l2
+
+    def update(self, p: Array, g: Array, lr: float) -> Array:
+        z, n = self.state["z"], self.state["n"]
+        rate = F32(1 / lr)
+        total = fma(g, g, n)
+        sigma = (sqrt(total) - sqrt(n)) * rate
+        z = fma(-sigma, p, z + g)
+        self.state = {"z": z, "n": total}
+        divisor = fma(F32(self.beta) + sqrt(total), rate, F32(self.l2))
+        moved = (z - np.copysign(F32(self.l1), z)) / -divisor
+        return np.where(np.abs(z) <= F32(self.l1), F32(0), moved)
+
+
 OPTIMIZERS: dict[str, type[Reference]] = {
     "SGD": SGD,
     "Adagrad": Adagrad,
@@ -299,4 +325,5 @@ OPTIMIZERS: dict[str, type[Reference]] = {
     "Adadelta": Adadelta,
     "Adam": Adam,
     "AdamW": AdamW,
+    "Ftrl": Ftrl,
 }

@@ -16,10 +16,10 @@ CORE = ROOT / "rust/core/src"
 # Modules of a level may import modules of lower levels only, never each other.
 CORE_LEVELS = [
     {"error", "sync", "block", "dtype", "fault"},
-    {"isa", "lock"},
+    {"isa", "lock", "rows"},
     {"params", "codec", "optim", "finite", "passes"},
     {"tensor", "apply", "litmus", "linear", "factorize"},
-    {"frame", "directory"},
+    {"frame", "directory", "sparse"},
     {"record", "identity", "verbs"},
     {"slice+policy", "outgoing", "outcome"},
     {"shard", "held"},

@@ -14,7 +14,7 @@ a training loop. Importing fastps starts no thread.
 
 import os as _os
 
-from fastps._fastps import ErrorFeedback, InDoubt, Receipt, Versions, __version__
+from fastps._fastps import ErrorFeedback, InDoubt, Receipt, Sparse, Versions, __version__
 from fastps._handles import Bound, PushHandle, PushPulled, Receipts
 from fastps.codecs import BFloat16, Codec, Float32, Int8, OneBit
 from fastps.errors import (
@@ -38,7 +38,7 @@ from fastps.errors import (
     UnknownTensorError,
 )
 from fastps.modes import Local
-from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Ftrl, Optimizer, RMSprop
 from fastps.server import Server, serve
 from fastps.store import ParameterServer, Store, TensorSpec, _forked, connect
 from fastps.worker import Worker
@@ -63,6 +63,7 @@ __all__ = [
     "Float32",
     "ForkError",
     "FrameError",
+    "Ftrl",
     "InDoubt",
     "Int8",
     "LeaseError",
@@ -80,6 +81,7 @@ __all__ = [
     "Receipts",
     "Server",
     "ShapeError",
+    "Sparse",
     "StaleEpochError",
     "Store",
     "TensorSpec",

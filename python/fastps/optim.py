@@ -3,6 +3,10 @@
 A tensor is registered with one of them; every push is one step of it. The arithmetic is that of torch's CPU
 kernels with an IEEE square root (formulas in ``rust/core/src/optim``). All numbers are float64 until a step
 rounds its scalars once to float32.
+
+Sparse pushes (`fastps.Sparse`) step the rows that they name and leave the others alone. That is what `Adagrad`,
+`SGD` without momentum, `Ftrl`, and `Adam` without amsgrad (which is then torch's ``SparseAdam``) mean, all
+without weight decay; the others raise `fastps.ConfigError`, saying why.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from typing import ClassVar, Literal
 
 from fastps import _fastps
 
-__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Optimizer", "RMSprop"]
+__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Ftrl", "Optimizer", "RMSprop"]
 
 EpsMode = Literal["outside", "inside", "both"]
 
@@ -191,4 +195,32 @@ class AdamW(Optimizer):
     eps: float = 1e-8
     weight_decay: float = 1e-2
     amsgrad: bool = False
+    maximize: bool = False
+
+
+@dataclass(frozen=True)
+class Ftrl(Optimizer):
+    """FTRL-proximal (McMahan et al., KDD 2013): what sparse linear models are trained with.
+
+    The values follow from the state: those of the registration (or of `fastps.ParameterServer.assign`) count as
+    the point of an element's next gradient and are then replaced, so begin with zeros.
+
+    Args:
+        lr: The paper's alpha, > 0. A push with ``lr=0`` changes no value.
+        beta: Added to the root of the sum of squares, >= 0: how slowly the rate falls at first.
+        l1: L1 penalty, >= 0: what has little weight is exactly 0.
+        l2: L2 penalty, >= 0.
+        maximize: Ascend instead of descend.
+
+    State: ``z``, ``n``.
+
+    >>> fastps.Ftrl(lr=0.1, l1=1.0).beta
+    1.0
+    """
+
+    _kind = "ftrl"
+    lr: float = 0.1
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
     maximize: bool = False

@@ -164,7 +164,7 @@ class ParameterServer:
         Args:
             name: A tensor's name, with `grad`; or a mapping of names to gradients, sent as one list; or a
                 list made by `bind`.
-            grad: Gradient of the tensor's shape.
+            grad: Gradient of the tensor's shape, or a `fastps.Sparse` one of some rows. One list may have both.
             codec: How gradients travel; None is `fastps.Float32`. `fastps.OneBit` needs a bound list or a
                 `Worker`.
             lr: Learning rate of this step, in place of the optimizers'.
@@ -177,7 +177,8 @@ class ParameterServer:
         Raises:
             UnknownTensorError, ShapeError, DTypeError, NonFiniteError: Nothing was sent or changed.
             ConfigError: An option is invalid, a name came without an array, or a mapping or bound list came
-                with one; nothing was sent or changed.
+                with one, or a sparse gradient for an optimizer or a codec that takes none; nothing was sent or
+                changed.
             PartialPush: Some slices were, or may have been, applied; it tells which.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
 
@@ -311,17 +312,30 @@ class ParameterServer:
 
     @overload
     def pull(  # type: ignore[overload-overlap]
-        self, names: str, *, out: Any = None, versions: Literal[False] = False, timeout: float | None = None
+        self,
+        names: str,
+        *,
+        indices: Any = None,
+        out: Any = None,
+        versions: Literal[False] = False,
+        timeout: float | None = None,
     ) -> Array: ...
     @overload
     def pull(  # type: ignore[overload-overlap]
-        self, names: str, *, out: Any = None, versions: Literal[True], timeout: float | None = None
+        self,
+        names: str,
+        *,
+        indices: Any = None,
+        out: Any = None,
+        versions: Literal[True],
+        timeout: float | None = None,
     ) -> tuple[Array, Versions]: ...
     @overload
     def pull(
         self,
         names: Iterable[str],
         *,
+        indices: Arrays | None = None,
         out: Arrays | None = None,
         versions: Literal[False] = False,
         timeout: float | None = None,
@@ -331,6 +345,7 @@ class ParameterServer:
         self,
         names: Iterable[str],
         *,
+        indices: Arrays | None = None,
         out: Arrays | None = None,
         versions: Literal[True],
         timeout: float | None = None,
@@ -339,6 +354,7 @@ class ParameterServer:
         self,
         names: str | Iterable[str],
         *,
+        indices: Any = None,
         out: Any = None,
         versions: bool = False,
         timeout: float | None = None,
@@ -347,6 +363,8 @@ class ParameterServer:
 
         Args:
             names: A name, or several.
+            indices: Rows to be pulled in place of the whole tensor: integers in any order, repeats included (a
+                mapping of them for several names). The value has one row for each; `out`, too.
             out: Writable C-contiguous float32 of the tensor's shape (a mapping of them for several names) to
                 be filled in place, and returned. None makes new NumPy arrays.
             versions: Return ``(values, versions)``; pass the latter to a later push as ``based_on``.
@@ -354,17 +372,44 @@ class ParameterServer:
         Returns:
             float32 ndarray for one name, dict of them for several.
 
+        Raises:
+            UnknownTensorError, ShapeError, DTypeError, ConfigError: An index is out of range or no integer, or an
+                array does not fit.
+            DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
+
         >>> store = fastps.Store()
         >>> store.register("w", np.ones(2, np.float32), optimizer=fastps.SGD())
         >>> values, versions = store.pull(["w"], versions=True)
         >>> values, versions["w"]
         ({'w': array([1., 1.], dtype=float32)}, 1)
+        >>> store.register("table", np.zeros((1000, 2), np.float32), optimizer=fastps.SGD(lr=1.0))
+        >>> receipt = store.push("table", fastps.Sparse([7, 3, 7], np.ones((3, 2), np.float32)))
+        >>> store.pull("table", indices=[7, 8])
+        array([[-2., -2.],
+               [ 0.,  0.]], dtype=float32)
         """
+        if indices is not None:
+            return self._pull_rows(names, indices, out, versions, timeout)
         if isinstance(names, str):
             result: tuple[Any, Versions] = self._native.pull(names, out, timeout)
         else:
             result = self._native.pull_list(list(names), None if out is None else _dict(out), timeout)
         return result if versions else result[0]
+
+    def _pull_rows(
+        self, names: str | Iterable[str], indices: Any, out: Any, versions: bool, timeout: float | None
+    ) -> Any:
+        if isinstance(names, str):
+            into = None if out is None else {names: out}
+            values, at = self._native.pull_rows({names: indices}, into, timeout)
+            return (values[names], at) if versions else values[names]
+        rows, names = _dict(indices), list(names)
+        if set(rows) != set(names):
+            expected, got = f"indices for {sorted(names)}", f"for {sorted(rows)}"
+            raise ConfigError(f"wrong indices: expected {expected}, got {got}", expected=expected, got=got)
+        into = None if out is None else _dict(out)
+        values, at = self._native.pull_rows({name: rows[name] for name in names}, into, timeout)
+        return (values, at) if versions else values
 
     # -- values and state ------------------------------------------------------------------------------------
 

@@ -192,6 +192,7 @@ impl Tensor {
                 codec: self.codec,
                 body,
                 trusted,
+                indices: None,
                 once: trusted,
             };
             self.shard.push(&push, |applied| assert!(applied.is_ok()));

@@ -2,11 +2,12 @@
 //! per (storage, codec, optimizer, instruction set). A body whose elements lie there one by one is decoded in the step's
 //! own loop, the others block by block; nothing is ever decoded into a temporary the size of the tensor.
 
-use crate::block::{BLOCK, Block, Lane};
+use crate::block::{BLOCK, Block, Lane, Room, blocks};
 use crate::codec::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody};
 use crate::isa::{Isa, Kernel};
-use crate::optim::{MAX_SLOTS, Rule, Step};
+use crate::optim::{MAX_SLOTS, Rule, SparseRule, Step};
 use crate::params::{Buffer, Counts, RacyBuffer};
+use crate::rows::{Indices, Layout, Runs};
 use crate::sync::Ordering;
 
 /// Parameters and optimizer state of one slice, a run at a time.
@@ -71,8 +72,11 @@ impl AsMut<[f32]> for Few {
     }
 }
 
-/// Racing memory: loaded into the first-level cache, stepped there, stored back.
-pub(crate) struct Hogwild<'a> {
+/// Elements of a row that racing memory steps at a time: little room is quickly made.
+pub(crate) const ROW: usize = 64;
+
+/// Racing memory: loaded into the first-level cache, at most `N` elements at a time, stepped there, stored back.
+pub(crate) struct Hogwild<'a, const N: usize = BLOCK> {
     pub(crate) isa: Isa,
     pub(crate) params: &'a RacyBuffer,
     pub(crate) state: &'a [RacyBuffer],
@@ -81,7 +85,7 @@ pub(crate) struct Hogwild<'a> {
     pub(crate) probe: Option<&'a Counts>,
 }
 
-impl Hogwild<'_> {
+impl<const N: usize> Hogwild<'_, N> {
     /// As an update of the block at `at` begins: what its probe holds, if it has one.
     #[inline(always)]
     fn probe(&self, at: usize) -> Option<(&Counts, u64)> {
@@ -90,10 +94,10 @@ impl Hogwild<'_> {
     }
 }
 
-impl Storage for Hogwild<'_> {
-    const SPAN: usize = BLOCK;
-    type Run = Block;
-    const RUN: Block = Block::ZERO;
+impl<const N: usize> Storage for Hogwild<'_, N> {
+    const SPAN: usize = N;
+    type Run = Room<N>;
+    const RUN: Room<N> = Room::ZERO;
 
     #[inline(always)]
     fn len(&self) -> usize {
@@ -108,7 +112,7 @@ impl Storage for Hogwild<'_> {
     #[inline(always)]
     fn update<R: Step, G: Lane>(&mut self, at: usize, rule: R, g: &[G]) {
         let len = g.len();
-        let (mut params, mut state) = (Block::ZERO, [Block::ZERO; MAX_SLOTS]);
+        let (mut params, mut state) = (Room::<N>::ZERO, [Room::<N>::ZERO; MAX_SLOTS]);
         let params = &mut params.0[..len];
         let used = self.state.len().min(MAX_SLOTS);
         let probe = self.probe(at);
@@ -152,6 +156,7 @@ fn with_body(isa: Isa, storage: impl Storage, body: impl Body, scale: f32, rule:
         Rule::Rmsprop(rule) => isa.run(Fused { storage, body, scale, rule }),
         Rule::Adadelta(rule) => isa.run(Fused { storage, body, scale, rule }),
         Rule::Adam(rule) => isa.run(Fused { storage, body, scale, rule }),
+        Rule::Ftrl(rule) => isa.run(Fused { storage, body, scale, rule }),
     }
 }
 
@@ -218,5 +223,61 @@ impl<S: Storage, B: Body, R: Step> Fused<S, B, R> {
             }
         }
         self.storage.update(at, self.rule, &*g);
+    }
+}
+
+/// What a sparse push does to one slice.
+#[derive(Clone, Copy)]
+pub(crate) struct Touch<'a> {
+    pub(crate) layout: Layout,
+    pub(crate) indices: Indices<'a>,
+    pub(crate) codec: CodecId,
+    pub(crate) body: &'a [u8],
+    /// Elements of the body.
+    pub(crate) elements: usize,
+    pub(crate) scale: f32,
+}
+
+/// Applies one validated sparse body to its rows of one slice. The values are few: they are decoded a block at a time, and one
+/// loop per rule steps them, whatever their codec.
+pub(crate) fn apply_rows(isa: Isa, mut storage: impl Storage, touch: Touch<'_>, rule: SparseRule) {
+    let Touch { layout, indices, codec, body, elements, scale } = touch;
+    let mut runs = layout.runs(indices);
+    let mut block = Block::ZERO;
+    for (at, len) in blocks(elements) {
+        let g = &mut block.0[..len];
+        codec.decode_block(isa, body, elements, at, g);
+        if scale != 1.0 {
+            g.iter_mut().for_each(|x| *x *= scale);
+        }
+        let (storage, runs, g) = (&mut storage, &mut runs, &*g);
+        match rule {
+            SparseRule::Sgd(rule) => isa.run(StepRows { storage, runs, g, rule }),
+            SparseRule::Adagrad(rule) => isa.run(StepRows { storage, runs, g, rule }),
+            SparseRule::Adam(rule) => isa.run(StepRows { storage, runs, g, rule }),
+            SparseRule::Ftrl(rule) => isa.run(StepRows { storage, runs, g, rule }),
+        }
+    }
+}
+
+/// Steps the next elements of the rows, as many as `g` has.
+struct StepRows<'a, 'b, S, R> {
+    storage: &'a mut S,
+    runs: &'a mut Runs<'b>,
+    g: &'a [f32],
+    rule: R,
+}
+
+impl<S: Storage, R: Step> Kernel for StepRows<'_, '_, S, R> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let mut g = self.g;
+        while let Some(run) = self.runs.next_of(g.len().min(S::SPAN)) {
+            let (now, later) = g.split_at(run.len());
+            self.storage.update(run.start, self.rule, now);
+            g = later;
+        }
     }
 }

@@ -4,6 +4,8 @@ use crate::codec::CodecId;
 use crate::dtype::DType;
 use crate::error::{Error, Kind, Result};
 use crate::isa::Isa;
+use crate::optim::Optimizer;
+use crate::rows::{Indices, Layout};
 use crate::tensor::SliceId;
 
 /// Who pushed, and which of its pushes this is: what makes a repeat recognisable.
@@ -56,8 +58,10 @@ pub struct Push<'a> {
     pub lr: Option<f64>,
     /// Factor on the gradient.
     pub scale: Option<f32>,
-    /// Elements that the sender believes the slice to have.
+    /// Elements that the sender believes the slice to have; of a sparse push, those that its rows have in the slice.
     pub count: u64,
+    /// The rows that a sparse gradient is for; `None`: it is for all elements.
+    pub indices: Option<Indices<'a>>,
     /// How the body is coded.
     pub codec: CodecId,
     /// The body.
@@ -68,10 +72,25 @@ pub struct Push<'a> {
     pub once: bool,
 }
 
+/// What a push is checked against.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target<'a> {
+    pub(crate) dtype: DType,
+    pub(crate) len: usize,
+    pub(crate) slots: usize,
+    pub(crate) layout: Layout,
+    pub(crate) optimizer: &'a Optimizer,
+}
+
 impl Push<'_> {
-    /// The one check of a push, before anything is looked up or changed: sizes against `slice_len` elements and
-    /// `slots` state slots, settings, and every byte of the body.
-    pub(crate) fn validate(&self, isa: Isa, dtype: DType, slice_len: usize, slots: usize) -> Result<()> {
+    /// The one check of a push, before anything is looked up or changed: sizes against the slice's, settings, and every
+    /// byte of the body.
+    pub(crate) fn validate(&self, isa: Isa, target: Target<'_>) -> Result<()> {
+        let Target { dtype, slots, .. } = target;
+        let slice_len = match self.indices {
+            None => target.len,
+            Some(indices) => self.check_sparse(indices, target)?,
+        };
         if self.count != slice_len as u64 {
             return Err(Error::new(Kind::Shape, "the frame's element count is not the slice's")
                 .expected(format!("{slice_len} elements"), format!("{} elements", self.count)));
@@ -110,6 +129,25 @@ impl Push<'_> {
             _ => self.codec.validate(isa, self.body, elements),
         }
     }
+
+    /// Whether a sparse push may be made at all; gives the number of its elements.
+    fn check_sparse(&self, indices: Indices<'_>, target: Target<'_>) -> Result<usize> {
+        if self.action != Action::Gradient {
+            return Err(Error::new(Kind::Frame, "an assignment is not sparse"));
+        }
+        check_sparse_codec(self.codec)?;
+        target.optimizer.check_sparse()?;
+        target.layout.elements(indices)
+    }
+}
+
+/// Fails for a codec that sparse pushes do not have.
+pub(crate) fn check_sparse_codec(codec: CodecId) -> Result<()> {
+    if codec != CodecId::OneBit {
+        return Ok(());
+    }
+    let why = "a sparse push has no error feedback, which OneBit needs: a residual would wait for rows that may never come again";
+    Err(Error::new(Kind::Config, why).expected("Float32, BFloat16 or Int8", "OneBit"))
 }
 
 /// What became of a push to one slice.

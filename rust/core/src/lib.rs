@@ -34,8 +34,10 @@ mod params;
 mod passes;
 pub mod policy;
 pub mod record;
+pub mod rows;
 pub mod shard;
 pub mod slice;
+pub mod sparse;
 #[cfg(not(loom))]
 pub mod store;
 mod sync;

@@ -69,7 +69,7 @@ impl Outcomes {
             merged[*k].add(applied);
         }
         let error = match (self.refused.first(), self.in_doubt.first()) {
-            (None, None) => return Ok(merged),
+            (None, None) => return Ok(merged.into_iter().map(Receipt::done).collect()),
             (Some((.., error)), _) => error.clone(),
             (None, Some(doubt)) => {
                 Error::new(Kind::Deadline, "the push was still held at the call's deadline")
@@ -80,7 +80,7 @@ impl Outcomes {
             return Err(PushError::Refused(error));
         }
         let receipts = merged.into_iter().enumerate().filter(|(k, _)| whole(*k));
-        let receipts = receipts.map(|(k, receipt)| (names(k), receipt)).collect();
+        let receipts = receipts.map(|(k, receipt)| (names(k), receipt.done())).collect();
         let torn = self.applied.iter().filter(|(k, ..)| !whole(*k));
         let applied = torn.map(|(k, range, applied)| (names(*k), range.clone(), *applied)).collect();
         let partial =

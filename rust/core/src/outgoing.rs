@@ -5,7 +5,9 @@ use crate::codec::{Codec, ErrorFeedback};
 use crate::dtype::{Array, View};
 use crate::error::{Error, Kind, Result};
 use crate::finite;
+use crate::frame::check_sparse_codec;
 use crate::isa::Isa;
+use crate::sparse::Gathered;
 use crate::tensor::TensorSpec;
 use crate::verbs::{GradientRef, PushOptions, State};
 use foldhash::fast::RandomState;
@@ -26,9 +28,55 @@ pub fn check<'a>(
             let error = Error::new(Kind::Config, "a tensor stands twice in one push");
             return Err(error.tensor(gradient.name));
         }
-        check_shape(gradient, spec)?;
+        if gradient.indices.is_some() {
+            check_sparse(gradient, spec, options, feedback.is_some())?;
+        } else {
+            check_shape(gradient, spec)?;
+        }
     }
     check_finite(isa, gradients.map(|(gradient, _)| gradient), options, feedback)
+}
+
+/// Fails unless a sparse gradient may be pushed like this, and has the tensor's dtype and its rows' shape.
+fn check_sparse(
+    gradient: GradientRef<'_>,
+    spec: &TensorSpec,
+    options: &PushOptions,
+    has_feedback: bool,
+) -> Result<()> {
+    let name = |error: Error| error.tensor(gradient.name);
+    check_dtype(gradient.values, spec)?;
+    spec.optimizer.check_sparse().map_err(name)?;
+    check_sparse_codec(options.codec.id()).map_err(name)?;
+    if has_feedback {
+        let error = Error::new(Kind::Config, "a sparse gradient has no error feedback");
+        return Err(name(error.expected("a push that is not bound", "one with residuals")));
+    }
+    let rows = gradient.indices.map_or(0, <[i64]>::len);
+    let mut shape = spec.shape.clone();
+    let Some(first) = shape.first_mut() else {
+        return Err(name(Error::new(Kind::Shape, "a scalar has no rows to be indexed")));
+    };
+    *first = rows as u64;
+    if gradient.shape == shape && gradient.values.len() == rows * spec.row_width() {
+        return Ok(());
+    }
+    let error = Error::new(Kind::Shape, "the values do not fit the indices");
+    Err(name(error.expected(format!("{shape:?}"), format!("{:?}", gradient.shape))))
+}
+
+/// The sparse gradients of a checked push as their slices get them; `None` for the others.
+pub fn gather<'a>(
+    isa: Isa,
+    gradients: impl Iterator<Item = (GradientRef<'a>, &'a TensorSpec)>,
+    options: &PushOptions,
+) -> Result<Vec<Option<Gathered>>> {
+    let check = options.check_finite || options.codec != Codec::Float32;
+    let one = |(gradient, spec): (GradientRef<'a>, &TensorSpec)| {
+        let View::Float32(values) = gradient.values;
+        gradient.indices.map(|indices| Gathered::new(isa, spec, indices, values, check)).transpose()
+    };
+    gradients.map(one).collect()
 }
 
 /// Checks the settings of a push.
@@ -73,6 +121,10 @@ pub fn check_finite<'a>(
 
 /// Fails unless the gradient has its tensor's dtype and shape.
 pub fn check_shape(gradient: GradientRef<'_>, spec: &TensorSpec) -> Result<()> {
+    if gradient.indices.is_some() {
+        let error = Error::new(Kind::Config, "a sparse gradient cannot be bound or assigned");
+        return Err(error.tensor(gradient.name).expected("values of the whole tensor", "some rows"));
+    }
     check_dtype(gradient.values, spec)?;
     if gradient.shape == spec.shape && gradient.values.len() == spec.elements() {
         return Ok(());

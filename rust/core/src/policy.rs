@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::frame::{Action, Applied, Base, Identity, Push};
 use crate::identity::{Completion, Outcome};
 use crate::params::Charge;
+use crate::rows::Indices;
 use crate::slice::Slice;
 use crate::sync::Arc;
 use crate::tensor::SliceId;
@@ -52,6 +53,7 @@ pub struct Held {
     scale: Option<f32>,
     codec: CodecId,
     count: u64,
+    indices: Option<Vec<u8>>,
     body: Vec<u8>,
     done: Option<Completion>,
     _charge: Charge,
@@ -61,7 +63,8 @@ impl Held {
     /// Memory that a held push takes: its body, itself, and its outcome where the client's window is full of pending
     /// ones.
     pub(crate) fn memory_for(push: &Push<'_>) -> u64 {
-        (push.body.len() + size_of::<Self>() + 2 * size_of::<(u64, Outcome)>()) as u64
+        let indices = push.indices.map_or(0, |indices| indices.bytes().len());
+        (push.body.len() + indices + size_of::<Self>() + 2 * size_of::<(u64, Outcome)>()) as u64
     }
 
     pub(crate) fn new(slice: Arc<Slice>, push: &Push<'_>, done: Completion, charge: Charge) -> Self {
@@ -74,6 +77,7 @@ impl Held {
             scale: push.scale,
             codec: push.codec,
             count: push.count,
+            indices: push.indices.map(|indices| indices.bytes().to_vec()),
             body: push.body.to_vec(),
             done: Some(done),
             _charge: charge,
@@ -100,6 +104,7 @@ impl Held {
             lr: self.lr,
             scale: self.scale,
             count: self.count,
+            indices: self.indices.as_deref().map(Indices::new),
             codec: self.codec,
             body: &self.body,
             trusted: true,

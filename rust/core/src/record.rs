@@ -3,6 +3,7 @@
 
 use crate::codec::CodecId;
 use crate::frame::{Action, Identity};
+use crate::rows::Indices;
 use crate::tensor::SliceId;
 use std::fmt;
 
@@ -17,6 +18,8 @@ pub struct Record<'a> {
     pub identity: Identity,
     /// What it did.
     pub action: Action,
+    /// The rows that a sparse gradient was for.
+    pub indices: Option<Indices<'a>>,
     /// How the body is coded.
     pub codec: CodecId,
     /// The body.

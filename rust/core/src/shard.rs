@@ -150,9 +150,10 @@ impl Shard {
         }
     }
 
-    /// As [`Shard::push`], for a caller that has the slice: see [`Slice::push`].
+    /// As [`Shard::push`], for a caller that has the slice. `None`: it must wait (a policy holds it, or it repeats one that
+    /// waits), and the answer goes to what `later` gives, once, perhaps from another thread.
     #[inline(always)]
-    pub(crate) fn push_to(
+    pub fn push_to(
         &self,
         slice: &Arc<Slice>,
         push: &Push<'_>,

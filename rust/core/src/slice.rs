@@ -7,18 +7,21 @@ mod snapshot;
 
 pub use snapshot::Snapshot;
 
+use crate::apply::Touch;
 use crate::directory::SharedTensor;
 use crate::error::{Error, Kind, Result};
 use crate::fault::fault;
-use crate::frame::{Applied, Base, Identity, Push};
+use crate::frame::{Applied, Base, Identity, Push, Target};
 use crate::identity::{Completion, Identities, Outcome, Seen};
 use crate::isa::Isa;
 use crate::lock::SliceLock;
 use crate::params::{Buffer, Charge, Meter, Pieces, Purpose, RacyBuffer};
 use crate::policy::{Admission, Held, Policy};
 use crate::record::{Record, Sink};
+use crate::rows::{Indices, Layout};
 use crate::sync::{Arc, AtomicU64, Ordering, lock};
 use crate::tensor::{Apply, SliceId, TensorSpec};
+use crate::verbs::SliceVersion;
 use exact::ExactMemory;
 use hogwild::HogwildMemory;
 use std::fmt;
@@ -35,6 +38,7 @@ pub struct Slice {
     first: usize,
     len: usize,
     slots: usize,
+    layout: Layout,
     isa: Isa,
     sink: Option<Arc<dyn Sink>>,
     counters: Arc<Counters>,
@@ -122,6 +126,7 @@ impl Slice {
             (Apply::Hogwild, None) => Memory::Hogwild(HogwildMemory::new(dtype, len, slots, initial)),
             (Apply::Hogwild, Some(shared)) => Memory::Hogwild(HogwildMemory::shared(shared, index, slots)),
         };
+        let layout = Layout::new(first, len, spec.row_width());
         let spec = spec.clone();
         Self {
             id,
@@ -131,6 +136,7 @@ impl Slice {
             first,
             len,
             slots,
+            layout,
             isa,
             sink,
             counters,
@@ -208,7 +214,7 @@ impl Slice {
         policy: &dyn Policy,
         later: impl FnOnce() -> Completion,
     ) -> Option<Result<Applied>> {
-        let checked = push.validate(self.isa, self.spec.dtype, self.len, self.slots);
+        let checked = push.validate(self.isa, self.target());
         if let (true, Err(_), Memory::Exact(memory)) = (fault("check_after_apply"), &checked, &self.memory)
             && push.body.len() == self.bytes()
         {
@@ -374,6 +380,18 @@ impl Slice {
         }
     }
 
+    /// What a checked sparse push does.
+    fn touch<'a>(&self, indices: Indices<'a>, push: &Push<'a>) -> Touch<'a> {
+        let Push { codec, body, count, .. } = *push;
+        let scale = push.scale.unwrap_or(1.0);
+        Touch { layout: self.layout, indices, codec, body, elements: count as usize, scale }
+    }
+
+    fn target(&self) -> Target<'_> {
+        let Self { len, slots, layout, .. } = *self;
+        Target { dtype: self.spec.dtype, len, slots, layout, optimizer: &self.spec.optimizer }
+    }
+
     fn name(&self, error: Error) -> Error {
         error.tensor(self.spec.name.clone())
     }
@@ -389,6 +407,7 @@ impl Slice {
             version: applied.version,
             identity: push.identity,
             action: push.action,
+            indices: push.indices,
             codec: push.codec,
             body: push.body,
             lr: self.lr(push),
@@ -410,6 +429,22 @@ impl Slice {
             Memory::Hogwild(memory) => memory.pull(self, client),
         };
         snapshot.map_err(|error| self.name(error))
+    }
+
+    /// How many elements these rows have here; fails unless they ascend and lie in the slice.
+    pub fn row_elements(&self, indices: Indices<'_>) -> Result<usize> {
+        self.layout.elements(indices).map_err(|error| self.name(error))
+    }
+
+    /// Appends the values of some rows, copied at one version (`exact`); nothing is pinned.
+    pub fn pull_rows(&self, client: u64, indices: Indices<'_>, into: &mut Vec<u8>) -> Result<SliceVersion> {
+        Counters::count(&self.counters.pulls);
+        self.row_elements(indices)?;
+        let (version, own) = match &self.memory {
+            Memory::Exact(memory) => memory.lock().pull_rows(self, client, indices, into),
+            Memory::Hogwild(memory) => memory.pull_rows(self, client, indices, into),
+        };
+        Ok(SliceVersion { slice: self.id, version, own })
     }
 
     /// Whether readers keep so many versions that the next push must take memory for its own.

@@ -13,11 +13,12 @@ use crate::policy::{Immediate, Policy};
 use crate::record::Sink;
 use crate::shard::{Shard, ShardConfig};
 use crate::slice::Slice;
+use crate::sparse::{Gathered, Plan};
 use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, RwLock, lock, read, write};
 use crate::tensor::{SliceId, TensorSpec};
 use crate::verbs::{
     Caller, Done, Gradient, GradientRef, ParameterServer, Pulled, PushError, PushOptions, Pushed, Receipt,
-    SliceVersion, State, Stats, Ticket, Versions,
+    Rows, SliceVersion, State, Stats, Ticket, Versions,
 };
 use foldhash::fast::RandomState;
 use rayon::prelude::*;
@@ -110,6 +111,8 @@ struct Places {
     elements: usize,
     /// Of all values, not encoded.
     bytes: u64,
+    /// Sparse gradients: the rows that are pushed in place of the whole tensor.
+    sparse: Vec<Option<Gathered>>,
 }
 
 impl Tensor {
@@ -123,13 +126,25 @@ impl Places {
     fn new(generation: u64, tensors: Vec<Arc<Tensor>>) -> Self {
         let elements = tensors.iter().map(|tensor| tensor.elements).sum();
         let bytes = tensors.iter().map(|tensor| tensor.bytes()).sum();
-        Self { generation, tensors, elements, bytes }
+        Self { generation, tensors, elements, bytes, sparse: Vec::new() }
     }
 
-    /// All slices, each with the index of its tensor.
+    /// All slices that the push touches, each with the index of its tensor.
     fn parts(&self) -> impl Iterator<Item = (usize, &Arc<Slice>)> {
-        let all = self.tensors.iter().enumerate();
-        all.flat_map(|(k, tensor)| tensor.slices.iter().map(move |slice| (k, slice)))
+        (0..self.tensors.len()).flat_map(|k| self.slices(k).map(move |slice| (k, slice)))
+    }
+
+    /// The slices of the k-th tensor that the push touches.
+    fn slices(&self, k: usize) -> impl Iterator<Item = &Arc<Slice>> {
+        let all = &self.tensors[k].slices;
+        let rows = self.rows(k).map(|rows| rows.plan.parts());
+        let dense = if rows.is_some() { &[] } else { all.as_slice() };
+        dense.iter().chain(rows.unwrap_or_default().iter().map(|part| &all[part.slice]))
+    }
+
+    /// The rows that are pushed of the k-th tensor; `None`: all.
+    fn rows(&self, k: usize) -> Option<&Gathered> {
+        self.sparse.get(k)?.as_ref()
     }
 }
 
@@ -139,6 +154,27 @@ struct UnderWay<'a> {
     options: &'a PushOptions,
     /// Made when a policy holds the first one.
     late: OnceLock<Arc<Collect>>,
+}
+
+impl UnderWay<'_> {
+    /// What it does to one whole slice.
+    #[inline(always)]
+    fn of<'a>(&self, slice: &Slice, codec: CodecId, body: &'a [u8]) -> Push<'a> {
+        Push {
+            slice: slice.id(),
+            action: Action::Gradient,
+            identity: self.identity,
+            base: None,
+            lr: self.options.lr,
+            scale: self.options.scale,
+            count: slice.len() as u64,
+            indices: None,
+            codec,
+            body,
+            trusted: true,
+            once: true,
+        }
+    }
 }
 
 /// What became of each slice, in the order of [`Places::parts`]; nothing yet of those that a policy holds.
@@ -304,11 +340,15 @@ impl Store {
 
     /// Pushes gradients of memory that the caller lends for the call: [`ParameterServer::push`] without its owned list.
     pub fn push_borrowed(&self, gradients: &[GradientRef<'_>], options: &PushOptions) -> Pushed {
-        let places = self.look_up(gradients.iter().map(|gradient| gradient.name))?;
+        let mut places = self.look_up(gradients.iter().map(|gradient| gradient.name))?;
         let specs = places.tensors.iter().map(|tensor| &*tensor.spec);
         let mut feedback = options.feedback.as_deref().map(lock);
         let both = gradients.iter().copied().zip(specs);
-        outgoing::check(self.shared.isa, both, options, feedback.as_deref_mut())?;
+        outgoing::check(self.shared.isa, both.clone(), options, feedback.as_deref_mut())?;
+        if gradients.iter().any(|gradient| gradient.indices.is_some()) {
+            places.sparse = outgoing::gather(self.shared.isa, both, options)?;
+            return self.push_sparse(&places, |k| gradients[k].values, options);
+        }
         self.push_to(&places, |k| gradients[k].values, options, feedback)
     }
 
@@ -373,6 +413,63 @@ impl Store {
         let (results, residues) = self.push_encoded(places, &push, values, feedback, &mut sent)?;
         let held = Held { late: push.late.into_inner(), residues };
         self.settle(places, results, held, push.identity, options.timeout, |k| sent[k])
+    }
+
+    /// Pushes a list with sparse gradients in it.
+    fn push_sparse<'a>(
+        &self,
+        places: &Places,
+        values: impl Fn(usize) -> View<'a>,
+        options: &PushOptions,
+    ) -> Pushed {
+        let push = UnderWay { identity: self.identity(), options, late: OnceLock::new() };
+        let (codec, mut body) = (options.codec.id(), Vec::new());
+        let (mut results, mut sent) = (Vec::new(), vec![0; places.tensors.len()]);
+        for (k, tensor) in places.tensors.iter().enumerate() {
+            let Some(Gathered { plan, values }) = places.rows(k) else {
+                for slice in &tensor.slices {
+                    self.encode(&mut body, values(k), slice, push.identity, options, None)?;
+                    sent[k] += body.len() as u64;
+                    let result = self.push_part(&push, (results.len(), k), slice, codec, &body);
+                    results.push(result);
+                }
+                continue;
+            };
+            for (j, part) in plan.parts().iter().enumerate() {
+                let (slice, values) = (&tensor.slices[part.slice], &values[part.elements.clone()]);
+                let first_element = slice.range().start as u64;
+                let position = Position { first_element, sequence: push.identity.sequence };
+                let body = if options.codec == Codec::Float32 {
+                    bytemuck::cast_slice(values)
+                } else {
+                    body.clear();
+                    options.codec.encode(self.shared.isa, values, None, position, &mut body);
+                    &body
+                };
+                let indices = plan.indices(part);
+                sent[k] += (indices.bytes().len() + body.len()) as u64;
+                let part = Push {
+                    base: self.base(options, (k, j), slice),
+                    count: values.len() as u64,
+                    indices: Some(indices),
+                    ..push.of(slice, codec, body)
+                };
+                let late = || push.late.get_or_init(Arc::default).expect(results.len());
+                let result = self.shared.shard.push_to(slice, &part, late);
+                results.push(result);
+            }
+        }
+        let held = Held { late: push.late.into_inner(), residues: Vec::new() };
+        self.settle(places, results, held, push.identity, options.timeout, |k| sent[k])
+    }
+
+    /// What a push to a slice is based on; the slice is probably the j-th that is known of the k-th tensor.
+    #[inline(always)]
+    fn base(&self, options: &PushOptions, (k, j): (usize, usize), slice: &Slice) -> Option<Base> {
+        let versions = options.based_on.as_ref()?;
+        let version = Versions::slice_near(versions.tensor_near(k, &slice.spec().name)?, j, slice.id())?;
+        let own = (versions.client == self.client).then_some(version.own);
+        Some(Base { version: version.version, own })
     }
 
     /// Pushes values as they are, a large push with several threads.
@@ -484,26 +581,9 @@ impl Store {
         codec: CodecId,
         body: &[u8],
     ) -> Option<Result<Applied>> {
-        let UnderWay { identity, options, late } = push;
-        let base = options.based_on.as_ref().and_then(|versions| {
-            let version = versions.tensor_near(k, &slice.spec().name)?.get(slice.index())?;
-            let own = (versions.client == self.client).then_some(version.own);
-            Some(Base { version: version.version, own })
-        });
-        let push = Push {
-            slice: slice.id(),
-            action: Action::Gradient,
-            identity: *identity,
-            base,
-            lr: options.lr,
-            scale: options.scale,
-            count: slice.len() as u64,
-            codec,
-            body,
-            trusted: true,
-            once: true,
-        };
-        self.shared.shard.push_to(slice, &push, || late.get_or_init(Arc::default).expect(part))
+        let base = self.base(push.options, (k, slice.index()), slice);
+        let late = || push.late.get_or_init(Arc::default).expect(part);
+        self.shared.shard.push_to(slice, &Push { base, ..push.of(slice, codec, body) }, late)
     }
 
     /// Waits for what a policy holds and makes receipts of all answers; `sent`: bytes of the k-th tensor.
@@ -569,6 +649,7 @@ impl Store {
                 lr: None,
                 scale: None,
                 count: slice.len() as u64,
+                indices: None,
                 codec: CodecId::plain(tensor.spec.dtype),
                 body,
                 trusted: false,
@@ -689,6 +770,27 @@ impl ParameterServer for Store {
         Ok(versions)
     }
 
+    fn pull_rows(&self, rows: &[Rows], _timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
+        let plan = |rows: &Rows| {
+            let tensor = self.tensor(&rows.name)?;
+            Ok((Plan::new(&tensor.spec, &rows.indices)?, tensor))
+        };
+        let plans = rows.iter().map(plan).collect::<Result<Vec<_>>>()?;
+        let mut versions = Versions { client: self.client, tensors: Vec::with_capacity(rows.len()) };
+        let mut values = Vec::new();
+        for (k, (plan, tensor)) in plans.iter().enumerate() {
+            let mut of_slices = Vec::with_capacity(plan.parts().len());
+            for part in plan.parts() {
+                let slice = &tensor.slices[part.slice];
+                values.clear();
+                of_slices.push(slice.pull_rows(self.client, plan.indices(part), &mut values)?);
+                plan.scatter(part.elements.start, &values, |at, values| caller.take(k, at, values));
+            }
+            versions.tensors.push((tensor.spec.name.clone(), of_slices));
+        }
+        Ok(versions)
+    }
+
     fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {
         let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
         let mut values: Vec<_> =
@@ -785,11 +887,12 @@ fn receipts(
     let mut receipts = Vec::with_capacity(places.tensors.len());
     for (k, tensor) in places.tensors.iter().enumerate() {
         let mut receipt = Receipt::of_nothing(sent(k));
-        for result in results.by_ref().take(tensor.slices.len()) {
+        let slices = places.rows(k).map_or(tensor.slices.len(), |rows| rows.plan.parts().len());
+        for result in results.by_ref().take(slices) {
             let Some(Ok(applied)) = result else { return None };
             receipt.add(applied);
         }
-        receipts.push(receipt);
+        receipts.push(receipt.done());
     }
     Some(receipts)
 }

@@ -84,6 +84,11 @@ impl TensorSpec {
         self.checked_elements().unwrap_or(0)
     }
 
+    /// Elements of a row: of what one index of the first dimension names.
+    pub fn row_width(&self) -> usize {
+        self.shape.iter().skip(1).product::<u64>() as usize
+    }
+
     /// Number of slices; an empty tensor has one empty slice.
     pub fn slice_count(&self) -> usize {
         self.elements().div_ceil(self.dtype.slice_len()).max(1)

@@ -14,6 +14,11 @@ use std::time::Duration;
 pub trait Values: Send + Sync {
     /// The values.
     fn view(&self) -> View<'_>;
+
+    /// The rows that they are for, in any order, repeats included; `None`: they are for the whole tensor.
+    fn indices(&self) -> Option<&[i64]> {
+        None
+    }
 }
 
 impl Values for Vec<f32> {
@@ -48,12 +53,43 @@ pub struct GradientRef<'a> {
     pub shape: &'a [u64],
     /// Row-major values.
     pub values: View<'a>,
+    /// The rows that they are for; `None`: the whole tensor.
+    pub indices: Option<&'a [i64]>,
+}
+
+/// Values for some rows of a tensor: a sparse gradient. Their shape is the tensor's, but for the number of rows.
+#[derive(Clone, Debug)]
+pub struct SparseValues<V> {
+    /// The rows.
+    pub indices: Vec<i64>,
+    /// Their values, one row after the other.
+    pub values: V,
+}
+
+impl<V: Values> Values for SparseValues<V> {
+    fn view(&self) -> View<'_> {
+        self.values.view()
+    }
+
+    fn indices(&self) -> Option<&[i64]> {
+        Some(&self.indices)
+    }
+}
+
+/// Rows of a tensor, to be pulled.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    /// The tensor's name.
+    pub name: Arc<str>,
+    /// The rows, in any order, repeats included.
+    pub indices: Vec<i64>,
 }
 
 impl Gradient {
     /// The same gradient, borrowed.
     pub fn borrow(&self) -> GradientRef<'_> {
-        GradientRef { name: &self.name, shape: &self.shape, values: self.values.view() }
+        let (values, indices) = (self.values.view(), self.values.indices());
+        GradientRef { name: &self.name, shape: &self.shape, values, indices }
     }
 }
 
@@ -111,6 +147,12 @@ impl Versions {
         self.tensors.iter().find(|(n, _)| &**n == name).map(|(_, v)| v.as_slice())
     }
 
+    /// A slice's version among its tensor's, probably the k-th.
+    pub fn slice_near(versions: &[SliceVersion], k: usize, slice: SliceId) -> Option<SliceVersion> {
+        let is = |version: &&SliceVersion| version.slice == slice;
+        versions.get(k).filter(is).or_else(|| versions.iter().find(is)).copied()
+    }
+
     /// The same of a tensor that is probably the k-th.
     pub fn tensor_near(&self, k: usize, name: &str) -> Option<&[SliceVersion]> {
         match self.tensors.get(k) {
@@ -140,12 +182,20 @@ impl Receipt {
     pub fn merge(slices: impl IntoIterator<Item = Applied>, bytes: u64) -> Self {
         let mut merged = Self::of_nothing(bytes);
         slices.into_iter().for_each(|slice| merged.add(&slice));
-        merged
+        merged.done()
     }
 
     /// To be filled by [`Receipt::add`].
     pub fn of_nothing(bytes: u64) -> Self {
         Self { version: u64::MAX, staleness: None, duplicate: true, scale: f32::INFINITY, bytes }
+    }
+
+    /// With all slices added. A sparse gradient without rows changes none; its receipt says version 0.
+    pub fn done(self) -> Self {
+        if self.version == u64::MAX {
+            return Self { version: 0, duplicate: false, scale: 1.0, ..self };
+        }
+        self
     }
 
     /// Adds one slice's answer.
@@ -327,6 +377,9 @@ pub trait ParameterServer: Send + Sync + fmt::Debug {
     ) -> Result<(Vec<Receipt>, Versions), PushError>;
     /// Pulls values into the caller's memory.
     fn pull(&self, names: &[Arc<str>], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions>;
+    /// Pulls some rows of tensors into the caller's memory, where those of a tensor stand one after the other in the order
+    /// given. The versions are those of the slices that have them.
+    fn pull_rows(&self, rows: &[Rows], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions>;
     /// Pulls without waiting.
     fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>>;
     /// Replaces a tensor's values.

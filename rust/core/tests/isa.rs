@@ -130,6 +130,7 @@ fn trained(
             codec,
             body,
             trusted: false,
+            indices: None,
             once: false,
         };
         shard.push(&push, |result| assert!(result.is_ok(), "{result:?}"));

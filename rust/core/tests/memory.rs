@@ -70,6 +70,7 @@ fn push(shard: &Shard, client: u64, sequence: u64) -> mpsc::Receiver<Result<Appl
         codec: CodecId::Float32,
         body: &body,
         trusted: false,
+        indices: None,
         once: false,
     };
     shard.push(&push, move |result| done.send(result).unwrap());
@@ -219,6 +220,7 @@ fn a_large_tensor_is_the_same_wherever_its_slices_lie() {
                 codec: CodecId::Float32,
                 body: bytemuck::cast_slice(values),
                 trusted: false,
+                indices: None,
                 once: false,
             };
             shard.push(&push, |applied| assert!(applied.is_ok()));

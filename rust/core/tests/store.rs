@@ -254,6 +254,7 @@ fn frame(slice: u64, identity: Identity, codec: CodecId, elements: usize, body: 
         codec,
         body,
         trusted: false,
+        indices: None,
         once: false,
     }
 }

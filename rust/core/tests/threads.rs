@@ -61,6 +61,7 @@ fn push(shard: &Shard, slice: SliceId, identity: Identity, value: f32) -> Result
         codec: CodecId::Float32,
         body: &body,
         trusted: false,
+        indices: None,
         once: false,
     };
     shard.push(&push, move |result| *sent.lock() = Some(result));

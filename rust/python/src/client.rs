@@ -13,14 +13,15 @@ use crate::errors::{self, OrRaise};
 use crate::flight::{PullFlight, PushFlight, Turn, Unread, target, targets};
 use crate::live::LiveValues;
 use crate::options;
+use crate::sparse;
 use crate::values::{Receipt, Receipts, Versions};
 use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
 use fastps_core::store::{Memory, Store, StoreOptions};
 use fastps_core::tensor::TensorSpec;
-use fastps_core::verbs::{ParameterServer, State, Values};
-use pull::pull_into;
-use push::{How, List, PushPulled, gradient, push_lent, push_lent_list, send, wait_for};
+use fastps_core::verbs::{ParameterServer, Rows, State, Values};
+use pull::{pull_into, pull_rows_into};
+use push::{How, List, PushPulled, gradient, push_lent, push_lent_list, pushed, send, wait_for};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::sync::Arc;
@@ -173,16 +174,16 @@ impl Client {
     fn push(&self, py: Python<'_>, name: &str, grad: &Bound<'_, PyAny>, how: How<'_>) -> PyResult<Receipt> {
         let server = self.enter(py)?;
         let options = self.options(py, &how, None)?;
-        let pushed = if let Some(store) = &self.local {
+        let done = if let Some(store) = &self.local {
             push_lent(py, store, &[name], std::slice::from_ref(grad), &options)?
         } else {
-            let gradients = Arc::new(vec![gradient(name, grad)?]);
-            let pushed = wait_for(py, server, &gradients, options, None)?;
+            let gradients = Arc::new(vec![pushed(name, grad)?]);
+            let done = wait_for(py, server, &gradients, options, None)?;
             drop(gradients);
             sweep(py);
-            pushed
+            done
         };
-        let receipts = pushed.or_raise(py)?;
+        let receipts = done.or_raise(py)?;
         receipts
             .first()
             .map(Receipt::from)
@@ -243,7 +244,7 @@ impl Client {
     ) -> PyResult<PushPulled<'py>> {
         let server = self.enter(py)?;
         let options = self.options(py, &how, None)?;
-        self.send_pull(py, server, List::borrow(list)?, options, out, None)
+        self.send_pull(py, server, List::borrow_whole(list)?, options, out, None)
     }
 
     fn push_pull_bound<'py>(
@@ -293,6 +294,34 @@ impl Client {
         Ok((values, versions))
     }
 
+    /// `rows` are indices by name.
+    fn pull_rows<'py>(
+        &self,
+        py: Python<'py>,
+        rows: &Bound<'py, PyDict>,
+        out: Option<&Bound<'py, PyDict>>,
+        timeout: Option<f64>,
+    ) -> PyResult<(Bound<'py, PyDict>, Versions)> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let mut wanted = Vec::with_capacity(rows.len());
+        for (name, indices) in rows {
+            let name = name.extract::<String>()?;
+            let indices = sparse::indices(&indices, &name)?;
+            wanted.push(Rows { name: name.into(), indices });
+        }
+        let names: Vec<_> = wanted.iter().map(|rows| rows.name.clone()).collect();
+        let specs = self.specs(py, server, &names, timeout)?;
+        // What is wanted of each tensor is a tensor with so many rows.
+        let shaped = specs.iter().zip(&wanted).map(|(spec, rows)| {
+            let mut spec = TensorSpec::clone(spec);
+            spec.shape.first_mut().into_iter().for_each(|first| *first = rows.indices.len() as u64);
+            Arc::new(spec)
+        });
+        let (values, targets) = targets(py, &shaped.collect::<Vec<_>>(), out)?;
+        let versions = pull_rows_into(py, server, &wanted, targets, timeout)?;
+        Ok((values, versions))
+    }
+
     fn pull_async(&self, py: Python<'_>, names: Vec<String>, timeout: Option<f64>) -> PyResult<PullFlight> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         let names = shared(names);
@@ -311,7 +340,7 @@ impl Client {
     ) -> PyResult<BoundList> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         let codec = options::codec(codec)?;
-        let list = List::borrow(list)?;
+        let list = List::borrow_whole(list)?;
         let gradients = &list.gradients;
         let tensors: Vec<_> = gradients.iter().map(|g| g.name.clone()).collect();
         let specs = self.specs(py, server, &tensors, timeout)?;

@@ -15,6 +15,7 @@ mod hogwild;
 mod live;
 mod options;
 mod server;
+mod sparse;
 mod steps;
 mod values;
 
@@ -41,6 +42,8 @@ mod _fastps {
     use super::options::{check_codec, check_optimizer};
     #[pymodule_export]
     use super::server::{Server, connect, serve_cli};
+    #[pymodule_export]
+    use super::sparse::Sparse;
     #[pymodule_export]
     use super::steps::LocalSteps;
     #[pymodule_export]

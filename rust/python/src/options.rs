@@ -2,7 +2,7 @@
 
 use crate::errors::{self, OrRaise, config};
 use fastps_core::codec::Codec;
-use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, EpsMode, Optimizer, Rmsprop, Sgd};
+use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, EpsMode, Ftrl, Optimizer, Rmsprop, Sgd};
 use fastps_core::tensor::Apply;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -119,6 +119,13 @@ pub(crate) fn optimizer(object: &Bound<'_, PyAny>) -> PyResult<Optimizer> {
         }),
         "adam" => Optimizer::Adam(adam()?),
         "adamw" => Optimizer::AdamW(AdamW(adam()?)),
+        "ftrl" => Optimizer::Ftrl(Ftrl {
+            lr: number("lr")?,
+            beta: number("beta")?,
+            l1: number("l1")?,
+            l2: number("l2")?,
+            maximize: flag("maximize")?,
+        }),
         _ => {
             return Err(config(
                 py,
@@ -187,6 +194,11 @@ pub(crate) fn optimizer_object<'py>(py: Python<'py>, optimizer: &Optimizer) -> P
             fields.set_item("betas", (o.beta1, o.beta2))?;
             flags(&[("amsgrad", o.amsgrad), ("maximize", o.maximize)])?;
             if matches!(optimizer, Optimizer::Adam(_)) { "Adam" } else { "AdamW" }
+        }
+        Optimizer::Ftrl(o) => {
+            numbers(&[("lr", o.lr), ("beta", o.beta), ("l1", o.l1), ("l2", o.l2)])?;
+            flags(&[("maximize", o.maximize)])?;
+            "Ftrl"
         }
     };
     py.import("fastps.optim")?.getattr(class)?.call((), Some(&fields))

@@ -60,7 +60,26 @@ impl Place {
 /// An answer that waits for its turn.
 pub(crate) enum Owed {
     Frame(Box<pb::Frame>),
-    Values { tag: u64, applied: Option<Applied>, pin: Pin },
+    Values {
+        tag: u64,
+        applied: Option<Applied>,
+        pin: Pin,
+    },
+    /// Values of rows, which the header says more about.
+    Rows {
+        header: Box<pb::Header>,
+        pin: Pin,
+    },
+    /// A large frame: one of the few that a connection may owe.
+    Large(Box<pb::Frame>, #[allow(dead_code, reason = "it is dropped")] Large),
+}
+
+/// What a large answer takes while it waits.
+#[derive(Debug)]
+pub(crate) struct Large {
+    pub(crate) permit: OwnedSemaphorePermit,
+    #[allow(dead_code, reason = "it is dropped")]
+    pub(crate) charge: Charge,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -180,7 +199,13 @@ impl Stream for Answers {
         Poll::Ready(match ready!(self.queue.poll_recv(context)).map(|answer| answer.what) {
             None => None,
             Some(Err(status)) => Some(Err(status)),
-            Some(Ok(Owed::Frame(frame))) => Some(Ok(*frame)),
+            Some(Ok(Owed::Frame(frame) | Owed::Large(frame, _))) => Some(Ok(*frame)),
+            Some(Ok(Owed::Rows { header, pin })) => match pin.take() {
+                Some(snapshot) => {
+                    Some(Ok(pb::Frame { header: Some(*header), payload: convert::keeping(snapshot, ()) }))
+                }
+                None => self.shared.status().map(Err),
+            },
             Some(Ok(Owed::Values { tag, applied, pin })) => match pin.take() {
                 Some(snapshot) => Some(Ok(convert::snapshot(tag, applied.as_ref(), snapshot, ()))),
                 None => self.shared.status().map(Err),

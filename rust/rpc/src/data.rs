@@ -3,28 +3,38 @@
 //! A place in the bounded queue of answers is taken before a frame is read, so a completion never waits and a client
 //! that does not read stops only its own stream. A connection holds at most two pins: see `answers`.
 
-use crate::answers::{Answer, Answers, MAX_OWED, Owed, Place, Shared};
-use crate::convert::{self, Request, Verb};
+use crate::answers::{Answer, Answers, Large, MAX_OWED, Owed, Place, Shared};
+use crate::convert::{self, Parts, Request, Route, Verb};
 use crate::incoming::Peer;
 use crate::node::{Node, Phase};
 use crate::wire::{Messages, Spin};
+use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::{Applied, Push};
-use fastps_core::slice::{Resolved, Snapshot};
+use fastps_core::identity::Completion;
+use fastps_core::shard::Purpose;
+use fastps_core::slice::{Resolved, Slice, Snapshot};
 use fastps_core::tensor::SliceId;
+use fastps_core::verbs::SliceVersion;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::data_server::Data;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::{Sender, channel};
+use tokio::sync::mpsc::{Sender, UnboundedReceiver, channel, unbounded_channel};
 use tokio::sync::oneshot;
 use tonic::{Status, Streaming};
 
 /// How long a push waits for readers to let go of the memory that it needs, before the slowest one is reset.
 const PATIENCE: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(5);
+
+/// What an answer takes for each part of a sparse message.
+const PART_BYTES: u64 = 64;
+
+/// The outcomes of parts that a policy holds.
+type Late = UnboundedReceiver<(usize, Result<Applied>)>;
 
 /// The data service of one shard.
 #[derive(Clone, Debug)]
@@ -138,36 +148,57 @@ impl Exchange {
         let node = &self.node;
         node.check_serving()?;
         let request = convert::request_from_frame(frame)?;
-        let reads = matches!(request.verb, Verb::Pull | Verb::PullVersion);
+        let reads = matches!(request.verb, Verb::Pull | Verb::PullVersion | Verb::PullParts(_));
         let role = if reads { pb::Role::Reader } else { pb::Role::Worker };
         let client = request.route.client;
         self.peer.principal.authorize(role, client)?;
         let now = Instant::now();
         node.sessions.touch(client, now)?;
         Node::check_epoch(request.route.epoch)?;
-        let slice = node.shard.slice(request.slice)?;
-        let name = |error: Error| error.tensor(slice.spec().name.clone());
-        if slice.group() != request.route.group {
-            return Err(name(
-                Error::new(Kind::Frame, "the slice belongs to another group")
-                    .expected(format!("group {}", slice.group()), format!("group {}", request.route.group)),
-            ));
-        }
-        let mut given = None;
-        if let Verb::Push { dtype, reservation, .. } = request.verb {
-            given = reservation;
-            if slice.spec().dtype != dtype {
-                return Err(name(
-                    Error::new(Kind::DType, "the tensor has another dtype")
-                        .expected(slice.spec().dtype.name(), dtype.name()),
-                ));
+        match request.verb {
+            Verb::Push { dtype, reservation, .. } => {
+                self.admit_to(request.slice, request.route, Some(dtype), now, Some(reservation))?;
+            }
+            // What became of an initial assignment may be asked in every state of its reservation.
+            Verb::Resolve(_) => {
+                self.admit_to(request.slice, request.route, None, now, None)?;
+            }
+            // Each part by itself.
+            Verb::PushParts(..) | Verb::PullParts(_) => {}
+            Verb::Pull | Verb::PullState | Verb::PullVersion => {
+                self.admit_to(request.slice, request.route, None, now, Some(None))?;
             }
         }
-        // What became of an initial assignment may be asked in every state of its reservation.
-        if !matches!(request.verb, Verb::Resolve(_)) {
-            node.reservations.admit(request.slice, given, client, now).map_err(name)?;
-        }
         Ok(request)
+    }
+
+    /// What can be said against a request with regard to its slice; `reservation`: that it belongs to, if that matters.
+    fn admit_to(
+        &self,
+        slice: SliceId,
+        route: Route,
+        dtype: Option<DType>,
+        now: Instant,
+        reservation: Option<Option<u64>>,
+    ) -> Result<Arc<Slice>> {
+        let slice = self.node.shard.slice(slice)?;
+        let name = |error: Error| error.tensor(slice.spec().name.clone());
+        if slice.group() != route.group {
+            return Err(name(
+                Error::new(Kind::Frame, "the slice belongs to another group")
+                    .expected(format!("group {}", slice.group()), format!("group {}", route.group)),
+            ));
+        }
+        if let Some(dtype) = dtype.filter(|dtype| *dtype != slice.spec().dtype) {
+            return Err(name(
+                Error::new(Kind::DType, "the tensor has another dtype")
+                    .expected(slice.spec().dtype.name(), dtype.name()),
+            ));
+        }
+        if let Some(given) = reservation {
+            self.node.reservations.admit(slice.id(), given, route.client, now).map_err(name)?;
+        }
+        Ok(slice)
     }
 
     async fn perform(&self, request: &Request<'_>, place: Place) {
@@ -177,6 +208,8 @@ impl Exchange {
         match request.verb {
             Verb::Push { push, want_values: true, .. } => self.push_pull(tag, &push, place).await,
             Verb::Push { push, reservation, .. } => self.push(tag, &push, reservation, place).await,
+            Verb::PushParts(parts, dtype) => self.push_parts(tag, request.route, parts, dtype, place).await,
+            Verb::PullParts(parts) => self.pull_parts(tag, request.route, parts, place).await,
             Verb::Pull => {
                 self.answer_values(place, tag, None, || shard.pull(client, slice)).await;
             }
@@ -265,6 +298,127 @@ impl Exchange {
         true
     }
 
+    /// Sparse gradients: each part is applied or refused by itself, and one answer tells all.
+    async fn push_parts(&self, tag: u64, route: Route, parts: Parts<'_>, dtype: DType, place: Place) {
+        let large = match self.large(parts.len()).await {
+            Ok(large) => large,
+            Err(error) => return self.refuse(place, tag, error),
+        };
+        let (late, answers) = unbounded_channel();
+        let (mut outcomes, begin) = (Vec::with_capacity(parts.len()), Instant::now());
+        for (k, part) in parts.iter().enumerate() {
+            let slice = self.admit_to(part.slice, route, Some(dtype), begin, Some(None));
+            let (Ok(slice), Some(push)) = (&slice, parts.push(k, part)) else {
+                outcomes.push(slice.err().map(Err));
+                continue;
+            };
+            outcomes.push(loop {
+                let later = || -> Completion {
+                    let late = late.clone();
+                    Box::new(move |outcome| drop(late.send((k, outcome))))
+                };
+                match self.node.shard.push_to(slice, &push, later) {
+                    Some(Err(error))
+                        if error.kind == Kind::Capacity && self.wait_for_readers(push.slice, begin).await => {
+                    }
+                    outcome => break outcome,
+                }
+            });
+        }
+        drop(late);
+        if outcomes.iter().all(Option::is_some) {
+            return self.answer_parts(tag, route.client, outcomes, large, place);
+        }
+        let stream = self.clone();
+        tokio::spawn(async move {
+            stream.await_parts(answers, &mut outcomes).await;
+            stream.answer_parts(tag, route.client, outcomes, large, place);
+        });
+    }
+
+    /// Waits for the parts that a policy holds.
+    async fn await_parts(&self, mut answers: Late, outcomes: &mut [Option<Result<Applied>>]) {
+        while let Some((k, outcome)) = answers.recv().await {
+            outcomes[k] = Some(outcome);
+        }
+    }
+
+    fn answer_parts(
+        &self,
+        tag: u64,
+        client: u64,
+        outcomes: Vec<Option<Result<Applied>>>,
+        large: Large,
+        place: Place,
+    ) {
+        let lost = || Err(Error::new(Kind::Internal, "a push was not completed"));
+        let index = self.node.index();
+        let told = |outcome: Option<Result<Applied>>| {
+            outcome.unwrap_or_else(lost).map_err(|error| error.shard(index))
+        };
+        let outcomes: Vec<_> = outcomes.into_iter().map(told).collect();
+        let new = outcomes.iter().flatten().filter(|applied| !applied.duplicate).count();
+        self.node.sessions.count_applied(client, new as u64);
+        let refused = outcomes.iter().filter(|outcome| outcome.is_err()).count();
+        self.node.frames_refused.fetch_add(refused as u64, Ordering::Relaxed);
+        place.send(Ok(Owed::Large(Box::new(convert::receipts(tag, &outcomes)), large)));
+    }
+
+    /// Takes what a large answer needs: one of the connection's pins, and memory.
+    async fn large(&self, parts: usize) -> Result<Large> {
+        let permit = self.peer.pins.clone().acquire_owned().await;
+        let permit = permit.map_err(|_| Error::new(Kind::Internal, "the connection's pins are closed"))?;
+        let charge = self.node.shard.meter().take(Purpose::Answers, PART_BYTES * parts as u64)?;
+        Ok(Large { permit, charge })
+    }
+
+    /// Rows of many slices, in one answer.
+    async fn pull_parts(&self, tag: u64, route: Route, parts: Parts<'_>, place: Place) {
+        let large = match self.large(parts.len()).await {
+            Ok(large) => large,
+            Err(error) => return self.refuse(place, tag, error),
+        };
+        match self.gather(route, parts) {
+            Ok((outcomes, values)) => {
+                let elements = values.as_ref().len() / values.dtype.size();
+                let header = convert::rows_header(tag, values.dtype, elements, &outcomes);
+                let pin = self.node.pins.add(values, &self.shared, large.permit);
+                place.send(Ok(Owed::Rows { header: Box::new(header), pin }));
+            }
+            Err(error) => self.refuse(place, tag, error),
+        }
+    }
+
+    /// What became of each part, and the values of all.
+    fn gather(&self, route: Route, parts: Parts<'_>) -> Result<(Vec<Result<SliceVersion>>, Snapshot)> {
+        let (now, dtype) = (Instant::now(), DType::Float32);
+        let mut elements = 0;
+        let slices: Vec<_> = parts
+            .iter()
+            .map(|part| {
+                let slice = self.admit_to(part.slice, route, None, now, Some(None))?;
+                elements += slice.row_elements(part.indices)?;
+                Ok((slice, part.indices))
+            })
+            .collect();
+        if elements > dtype.slice_len() {
+            let error = Error::new(Kind::Frame, "the rows of one message have too many elements");
+            return Err(error.expected(format!("at most {}", dtype.slice_len()), elements));
+        }
+        let bytes = dtype.size() * elements;
+        let charge = self.node.shard.meter().take(Purpose::Copies, bytes as u64)?;
+        self.shared.make_room(bytes)?;
+        let mut values = Vec::with_capacity(bytes);
+        let index = self.node.index();
+        let pull = |part: Result<(Arc<Slice>, _)>| {
+            let pulled =
+                part.and_then(|(slice, indices)| slice.pull_rows(route.client, indices, &mut values));
+            pulled.map_err(|error: Error| error.shard(index))
+        };
+        let outcomes = slices.into_iter().map(pull).collect();
+        Ok((outcomes, Snapshot::of_rows(dtype, values, charge)))
+    }
+
     /// A push whose answer is the new values. Where a policy holds it, later frames do not wait for it.
     async fn push_pull(&self, tag: u64, push: &Push<'_>, place: Place) {
         let (slice, client) = (push.slice, push.identity.client);
@@ -334,7 +488,7 @@ impl Exchange {
 
     fn count(&self, client: u64, applied: &Applied) {
         if !applied.duplicate {
-            self.node.sessions.count_applied(client);
+            self.node.sessions.count_applied(client, 1);
         }
     }
 

@@ -8,6 +8,7 @@ use crate::node::{Node, Phase};
 use crate::wire::{
     Arrivals, Framed, MAX_FRAME, Messages, Outbox, PATH, Piece, RESET, SERVER, Spin, UNWRITTEN, keep_alive,
 };
+use fastps_proto::v1 as pb;
 use futures_util::future::join;
 use h2::RecvStream;
 use h2::server::SendResponse;
@@ -120,7 +121,14 @@ async fn write(mut answers: Answers, mut outbox: Outbox) -> Result<(), h2::Error
             return outbox.finish(trailers(&Status::new(Code::Ok, "")));
         };
         match what {
-            Ok(Owed::Frame(frame)) => outbox.send(*frame, Some(busy))?,
+            Ok(Owed::Frame(frame) | Owed::Large(frame, _)) => outbox.send(*frame, Some(busy))?,
+            Ok(Owed::Rows { header, pin }) => {
+                let Some(snapshot) = pin.lend() else {
+                    return Ok(());
+                };
+                let payload = convert::keeping(snapshot, pin);
+                outbox.send(pb::Frame { header: Some(*header), payload }, Some(busy))?;
+            }
             Ok(Owed::Values { tag, applied, pin }) => {
                 // Taken back: the stream is being reset.
                 let Some(snapshot) = pin.lend() else {

@@ -96,10 +96,10 @@ impl Sessions {
         }
     }
 
-    /// Counts a frame that was applied.
-    pub(crate) fn count_applied(&self, client: u64) {
+    /// Counts frames, or parts of them, that were applied.
+    pub(crate) fn count_applied(&self, client: u64, frames: u64) {
         if let Some(session) = self.table().live.get_mut(&client) {
-            session.applied += 1;
+            session.applied += frames;
         }
     }
 

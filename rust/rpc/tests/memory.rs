@@ -161,6 +161,7 @@ fn change(route: Route, slice: u64, action: Action, sequence: u64, values: &[f32
         codec: CodecId::Float32,
         body: &body,
         trusted: false,
+        indices: None,
         once: false,
     };
     convert::push_frame(sequence, route, &push, DType::Float32, false, body.clone())

@@ -611,6 +611,7 @@ fn staleness_needs_a_base() {
         codec: CodecId::Float32,
         body: &body,
         trusted: false,
+        indices: None,
         once: false,
     };
     let frame = convert::push_frame(1, route, &push, DType::Float32, false, body.clone());

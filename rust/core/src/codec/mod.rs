@@ -83,6 +83,33 @@ impl CodecId {
     pub fn decode(self, isa: Isa, body: &[u8], out: &mut [f32]) {
         isa.run(WholeDecode { codec: self, body, out });
     }
+
+    /// Decodes the elements `at..at + out.len()` of a validated body of `n`; as [`Body::decode`].
+    pub(crate) fn decode_block(self, isa: Isa, body: &[u8], n: usize, at: usize, out: &mut [f32]) {
+        isa.run(BlockDecode { codec: self, body, n, at, out });
+    }
+}
+
+struct BlockDecode<'a> {
+    codec: CodecId,
+    body: &'a [u8],
+    n: usize,
+    at: usize,
+    out: &'a mut [f32],
+}
+
+impl crate::isa::Kernel for BlockDecode<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let Self { codec, body, n, at, out } = self;
+        match codec {
+            CodecId::Float32 => Float32Body::new(body, n).decode(at, out),
+            CodecId::BFloat16 => BFloat16Body::new(body, n).decode(at, out),
+            CodecId::Int8 => Int8Body::new(body, n).decode(at, out),
+            CodecId::OneBit => OneBitBody::new(body, n).decode(at, out),
+        }
+    }
 }
 
 struct WholeDecode<'a> {

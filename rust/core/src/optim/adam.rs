@@ -131,7 +131,7 @@ impl AdamW {
 
 /// `1 - beta1^t` and the root of `1 - beta2^t`. The tensors of a list mostly step alike, so each thread remembers its
 /// last answer: the powers cost as much as the step of a small tensor.
-fn corrections(beta1: f64, beta2: f64, step: u64) -> (f64, f64) {
+pub(super) fn corrections(beta1: f64, beta2: f64, step: u64) -> (f64, f64) {
     type Known = ((f64, f64, u64), (f64, f64));
     thread_local!(static LAST: Cell<Option<Known>> = const { Cell::new(None) });
     let asked = (beta1, beta2, step);

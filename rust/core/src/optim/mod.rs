@@ -5,6 +5,8 @@
 mod adadelta;
 mod adagrad;
 mod adam;
+mod ftrl;
+mod lazy_adam;
 mod rmsprop;
 mod sgd;
 
@@ -14,6 +16,9 @@ pub use adagrad::Adagrad;
 pub(crate) use adagrad::AdagradRule;
 pub(crate) use adam::AdamRule;
 pub use adam::{Adam, AdamW};
+pub use ftrl::Ftrl;
+pub(crate) use ftrl::FtrlRule;
+pub(crate) use lazy_adam::LazyAdamRule;
 pub use rmsprop::Rmsprop;
 pub(crate) use rmsprop::RmspropRule;
 pub use sgd::Sgd;
@@ -50,6 +55,8 @@ pub enum Optimizer {
     Adam(Adam),
     /// `AdamW`: Adam with decoupled weight decay.
     AdamW(AdamW),
+    /// FTRL-proximal.
+    Ftrl(Ftrl),
 }
 
 /// An optimizer's scalars for one step, rounded to float32: what the loop over the blocks needs.
@@ -61,6 +68,16 @@ pub(crate) enum Rule {
     Rmsprop(RmspropRule),
     Adadelta(AdadeltaRule),
     Adam(AdamRule),
+    Ftrl(FtrlRule),
+}
+
+/// The same of a step that touches some rows only.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SparseRule {
+    Sgd(SgdRule),
+    Adagrad(AdagradRule),
+    Adam(LazyAdamRule),
+    Ftrl(FtrlRule),
 }
 
 /// One optimizer step on a run of elements.
@@ -83,6 +100,7 @@ impl Optimizer {
             Self::Adadelta(o) => o.validate(),
             Self::Adam(o) => o.validate(),
             Self::AdamW(o) => o.validate(),
+            Self::Ftrl(o) => o.validate(),
         }
     }
 
@@ -95,6 +113,7 @@ impl Optimizer {
             Self::Adadelta(o) => o.slots(),
             Self::Adam(o) => o.slots(),
             Self::AdamW(o) => o.slots(),
+            Self::Ftrl(o) => o.slots(),
         }
     }
 
@@ -115,6 +134,7 @@ impl Optimizer {
             Self::Adadelta(o) => o.lr,
             Self::Adam(o) => o.lr,
             Self::AdamW(o) => o.0.lr,
+            Self::Ftrl(o) => o.lr,
         }
     }
 
@@ -138,6 +158,45 @@ impl Optimizer {
             Self::Adadelta(o) => Rule::Adadelta(o.rule(step, lr)),
             Self::Adam(o) => Rule::Adam(o.rule(step, lr)),
             Self::AdamW(o) => Rule::Adam(o.rule(step, lr)),
+            Self::Ftrl(o) => Rule::Ftrl(o.rule(lr)),
+        }
+    }
+
+    /// Fails, saying why, where a step that leaves untouched rows alone is not what these settings mean.
+    pub fn check_sparse(&self) -> Result<()> {
+        self.sparse_rule(0, self.lr()).map(drop)
+    }
+
+    /// The scalars of one step that touches some rows only: torch's sparse SGD, Adagrad and `SparseAdam`, and FTRL.
+    pub(crate) fn sparse_rule(&self, step: u64, lr: f64) -> Result<SparseRule> {
+        let decays = |weight_decay: f64| (weight_decay != 0.0).then_some("weight_decay shrinks every row");
+        let (why, rule) = match self {
+            Self::Sgd(o) if o.momentum != 0.0 => (Some("momentum moves every row"), None),
+            Self::Sgd(o) => match o.rule(step, lr) {
+                Rule::Sgd(rule) => (decays(o.weight_decay), Some(SparseRule::Sgd(rule))),
+                _ => (Some("momentum moves every row"), None),
+            },
+            Self::Adagrad(o) => (decays(o.weight_decay), Some(SparseRule::Adagrad(o.rule(step, lr)))),
+            Self::Adam(o) | Self::AdamW(AdamW(o)) if o.amsgrad => {
+                (Some("lazy Adam, as torch's SparseAdam, has no amsgrad"), None)
+            }
+            Self::Adam(o) | Self::AdamW(AdamW(o)) => {
+                (decays(o.weight_decay), Some(SparseRule::Adam(LazyAdamRule::new(o, step, lr))))
+            }
+            Self::Ftrl(o) => (None, Some(SparseRule::Ftrl(o.rule(lr)))),
+            Self::Rmsprop(_) => (Some("RMSprop's means decay in every row"), None),
+            Self::Adadelta(_) => (Some("Adadelta's means decay in every row"), None),
+        };
+        match (why, rule) {
+            (None, Some(rule)) => Ok(rule),
+            (why, _) => Err(Error::new(
+                Kind::Config,
+                format!("the tensor's optimizer takes no sparse pushes: {}", why.unwrap_or_default()),
+            )
+            .expected(
+                "SGD without momentum, Adagrad or Adam without amsgrad, all without weight_decay, or Ftrl",
+                format!("{self:?}"),
+            )),
         }
     }
 }

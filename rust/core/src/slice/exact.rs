@@ -2,13 +2,14 @@
 
 use super::snapshot::{Bytes, Copied, Snapshot};
 use super::{Counters, Slice, staleness};
-use crate::apply::{Exact, apply};
+use crate::apply::{Exact, apply, apply_rows};
 use crate::dtype::DType;
 use crate::error::{Error, Kind, Result};
 use crate::fault::fault;
 use crate::frame::{Action, Applied, Push};
 use crate::identity::{Identities, Outcome};
 use crate::params::{Buffer, Pieces, Purpose};
+use crate::rows::Indices;
 use crate::sync::Counted as Arc;
 
 /// The first of a slice's arrays; the state follows.
@@ -56,12 +57,21 @@ impl ExactMemory {
         match push.action {
             Action::Gradient if dropped => {}
             Action::Gradient => {
-                let rule = slice.spec.optimizer.rule(self.step, slice.lr(push));
+                let (optimizer, lr) = (&slice.spec.optimizer, slice.lr(push));
                 let params = unpinned(slice, &mut self.params, &mut self.spare)?;
                 let storage = match slice.spec.dtype {
                     DType::Float32 => Exact { params: params.values_mut(), state: &mut self.state },
                 };
-                apply(slice.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
+                match push.indices {
+                    None => {
+                        let rule = optimizer.rule(self.step, lr);
+                        apply(slice.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
+                    }
+                    Some(indices) => {
+                        let rule = optimizer.sparse_rule(self.step, lr)?;
+                        apply_rows(slice.isa, storage, slice.touch(indices, push), rule);
+                    }
+                }
                 self.step += 1;
             }
             Action::Assign => {
@@ -109,6 +119,22 @@ impl ExactMemory {
     /// A copy of the state, all slots one after the other.
     pub(super) fn pull_state(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
         self.copied(slice, client, self.state.iter().map(Buffer::bytes))
+    }
+
+    /// Appends the values of some rows; gives their version.
+    pub(super) fn pull_rows(
+        &self,
+        slice: &Slice,
+        client: u64,
+        rows: Indices<'_>,
+        into: &mut Vec<u8>,
+    ) -> (u64, u64) {
+        let (size, values) = (slice.spec.dtype.size(), self.params.bytes());
+        let mut runs = slice.layout.runs(rows);
+        while let Some(run) = runs.next_of(slice.len) {
+            into.extend_from_slice(&values[size * run.start..size * run.end]);
+        }
+        self.version(client)
     }
 
     fn copied<'a>(

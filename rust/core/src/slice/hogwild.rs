@@ -2,7 +2,7 @@
 
 use super::snapshot::{Copied, Snapshot};
 use super::{Slice, staleness};
-use crate::apply::{Hogwild, apply};
+use crate::apply::{Hogwild, ROW, apply, apply_rows};
 use crate::block::{BLOCK, blocks};
 use crate::directory::SharedTensor;
 use crate::dtype::DType;
@@ -11,6 +11,7 @@ use crate::fault::fault;
 use crate::frame::{Action, Applied, Push};
 use crate::identity::{Completion, Identities, Outcome};
 use crate::params::{Counts, RacyBuffer};
+use crate::rows::Indices;
 use crate::sync::{Mutex, Ordering, lock};
 
 /// Pushes in a row whose update of the first block is probed: neighbours are the ones that race.
@@ -52,8 +53,22 @@ impl HogwildMemory {
 
     /// Applies a push whose identity this thread has claimed; gives back the repeats that waited for it.
     pub(super) fn change(&self, slice: &Slice, push: &Push<'_>) -> (Applied, Vec<Completion>) {
-        match push.action {
-            Action::Gradient => {
+        match (push.action, push.indices) {
+            (Action::Gradient, Some(indices)) => {
+                let step = self.counts.step().fetch_add(1, Ordering::Relaxed);
+                // The check has seen that there is a rule.
+                if let Ok(rule) = slice.spec.optimizer.sparse_rule(step, slice.lr(push)) {
+                    let storage = Hogwild::<ROW> {
+                        isa: slice.isa,
+                        params: &self.params,
+                        state: &self.state,
+                        first_block: 0,
+                        probe: None,
+                    };
+                    apply_rows(slice.isa, storage, slice.touch(indices, push), rule);
+                }
+            }
+            (Action::Gradient, None) => {
                 let step = self.counts.step().fetch_add(1, Ordering::Relaxed);
                 let rule = slice.spec.optimizer.rule(step, slice.lr(push));
                 let blocks = slice.len.div_ceil(BLOCK).max(1) as u64;
@@ -61,12 +76,17 @@ impl HogwildMemory {
                 // An odd stride of about 5/8 of the blocks keeps concurrent pushes far apart.
                 let first_block = (turn.wrapping_mul((blocks * 5 / 8) | 1) % blocks) as usize;
                 let probe = (turn / PROBED).is_multiple_of(RUNS).then_some(&self.counts);
-                let storage =
-                    Hogwild { isa: slice.isa, params: &self.params, state: &self.state, first_block, probe };
+                let storage = Hogwild::<BLOCK> {
+                    isa: slice.isa,
+                    params: &self.params,
+                    state: &self.state,
+                    first_block,
+                    probe,
+                };
                 apply(slice.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
             }
-            Action::Assign => store_racy(slice, &self.params, push, 0),
-            Action::AssignState { step } => {
+            (Action::Assign, _) => store_racy(slice, &self.params, push, 0),
+            (Action::AssignState { step }, _) => {
                 self.state.iter().enumerate().for_each(|(k, slot)| store_racy(slice, slot, push, k));
                 self.counts.step().store(step, Ordering::Relaxed);
             }
@@ -100,6 +120,24 @@ impl HogwildMemory {
     /// A copy of the state, all slots one after the other.
     pub(super) fn pull_state(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
         self.snapshot(slice, client, &self.state)
+    }
+
+    /// Appends the values of some rows, perhaps in the middle of pushes.
+    pub(super) fn pull_rows(
+        &self,
+        slice: &Slice,
+        client: u64,
+        rows: Indices<'_>,
+        into: &mut Vec<u8>,
+    ) -> (u64, u64) {
+        let version = self.version(client);
+        let (mut runs, mut row) = (slice.layout.runs(rows), [0.0; ROW]);
+        while let Some(run) = runs.next_of(ROW) {
+            let values = &mut row[..run.len()];
+            self.params.load(slice.isa, run.start, values);
+            into.extend_from_slice(bytemuck::cast_slice(values));
+        }
+        version
     }
 
     fn snapshot(&self, slice: &Slice, client: u64, buffers: &[RacyBuffer]) -> Result<Snapshot> {

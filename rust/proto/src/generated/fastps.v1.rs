@@ -90,11 +90,14 @@ pub struct Header {
     /// Reserved: wait until this version.
     #[prost(fixed64, optional, tag = "26")]
     pub min_version: ::core::option::Option<u64>,
-    /// Reserved: parts of a sparse message, one per slice.
+    /// Parts of a sparse message, one per slice: on KIND_GRADIENT and KIND_PULL, in place of `slice` and `count`.
     #[prost(message, repeated, tag = "27")]
     pub parts: ::prost::alloc::vec::Vec<Part>,
+    /// What else there is to say about the parts.
+    #[prost(message, optional, boxed, tag = "28")]
+    pub table: ::core::option::Option<::prost::alloc::boxed::Box<PartTable>>,
 }
-/// Reserved: one slice's part of a sparse message.
+/// One slice's part of a sparse message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Part {
     /// The slice.
@@ -103,6 +106,44 @@ pub struct Part {
     /// Number of indices.
     #[prost(fixed64, tag = "2")]
     pub count: u64,
+    /// On KIND_GRADIENT: elements that the rows have in the slice, and the part's codec body.
+    #[prost(uint32, tag = "3")]
+    pub elements: u32,
+}
+/// About the parts of a sparse message, in their order. A list is empty, or has one entry per part.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PartTable {
+    /// On KIND_GRADIENT: the versions that the gradient was computed from; 2^64-1 = unknown.
+    #[prost(fixed64, repeated, tag = "1")]
+    pub base_versions: ::prost::alloc::vec::Vec<u64>,
+    /// How many changes of those were this client's own; 2^64-1 = unknown.
+    #[prost(fixed64, repeated, tag = "2")]
+    pub base_owns: ::prost::alloc::vec::Vec<u64>,
+    /// Answers: the versions; of a part that was refused, 0.
+    #[prost(fixed64, repeated, tag = "3")]
+    pub versions: ::prost::alloc::vec::Vec<u64>,
+    /// Answers: how many changes of those were this client's own.
+    #[prost(fixed64, repeated, tag = "4")]
+    pub owns: ::prost::alloc::vec::Vec<u64>,
+    /// Receipts: changes by others since the base; 2^64-1 = unknown.
+    #[prost(fixed64, repeated, tag = "5")]
+    pub stalenesses: ::prost::alloc::vec::Vec<u64>,
+    /// Receipts: the parts (counted from 0) that had been applied before.
+    #[prost(uint32, repeated, tag = "6")]
+    pub duplicates: ::prost::alloc::vec::Vec<u32>,
+    /// Answers: the parts that were refused.
+    #[prost(message, repeated, tag = "7")]
+    pub refusals: ::prost::alloc::vec::Vec<PartRefusal>,
+}
+/// A part that was refused; its slice is unchanged.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PartRefusal {
+    /// Which, counted from 0.
+    #[prost(uint32, tag = "1")]
+    pub part: u32,
+    /// Why.
+    #[prost(message, optional, boxed, tag = "2")]
+    pub refusal: ::core::option::Option<::prost::alloc::boxed::Box<Refusal>>,
 }
 /// Why a frame or call was refused; the same fields as the library's errors. Unary calls carry it in the status details.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -180,7 +221,7 @@ pub struct HelloResponse {
 /// A hyper-parameter set; unset fields have torch's defaults.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Optimizer {
-    /// sgd, adagrad, rmsprop, adadelta, adam or adamw.
+    /// sgd, adagrad, rmsprop, adadelta, adam, adamw or ftrl.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
     /// Settings by torch's argument names: numbers as float64, flags as 0 or 1, betas as beta1 and beta2.

@@ -5,7 +5,9 @@ use crate::buffer::{Borrowed, sweep};
 use crate::errors::OrRaise;
 use crate::flight::{Filler, Waiting, reshaped};
 use crate::values::Versions;
+use fastps_core::error::Error;
 use fastps_core::tensor::TensorSpec;
+use fastps_core::verbs::{self, Rows};
 use pyo3::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,8 +40,27 @@ pub(super) fn pull_into(
     targets: Vec<Borrowed>,
     timeout: Duration,
 ) -> PyResult<Versions> {
+    fill(py, targets, |waiting| server.pull(names, timeout, waiting))
+}
+
+/// Pulls rows into the caller's arrays.
+pub(super) fn pull_rows_into(
+    py: Python<'_>,
+    server: &Shared,
+    rows: &[Rows],
+    targets: Vec<Borrowed>,
+    timeout: Duration,
+) -> PyResult<Versions> {
+    fill(py, targets, |waiting| server.pull_rows(rows, timeout, waiting))
+}
+
+fn fill(
+    py: Python<'_>,
+    targets: Vec<Borrowed>,
+    pull: impl FnOnce(&mut Waiting) -> Result<verbs::Versions, Error> + Send,
+) -> PyResult<Versions> {
     let mut waiting = Waiting::new(py, Filler::new(targets), None)?;
-    let versions = py.detach(|| server.pull(names, timeout, &mut waiting));
+    let versions = py.detach(|| pull(&mut waiting));
     let complete = waiting.end()?;
     sweep(py);
     let versions = versions.or_raise(py)?;

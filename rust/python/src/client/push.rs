@@ -7,11 +7,12 @@ use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
 use crate::flight::{Filler, PushFlight, Turn, Waiting, reshaped, targets};
 use crate::options;
+use crate::sparse::Sparse;
 use crate::values::{Names, Receipts, Versions};
 use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
 use fastps_core::store::{Bound as Local, Store};
-use fastps_core::verbs::{Gradient, GradientRef, PushOptions, Pushed, Values};
+use fastps_core::verbs::{Gradient, GradientRef, ParameterServer, PushOptions, Pushed, Values};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use std::sync::Arc;
@@ -170,14 +171,27 @@ pub(super) struct List {
 }
 
 impl List {
+    /// For a push, which may be sparse.
     pub(super) fn borrow(arrays: &Bound<'_, PyDict>) -> PyResult<Self> {
         let (mut names, mut gradients) = (Vec::with_capacity(arrays.len()), Vec::with_capacity(arrays.len()));
         for (name, array) in arrays {
             let name = name.cast_into::<PyString>()?;
-            gradients.push(gradient(name.to_str()?, &array)?);
+            gradients.push(pushed(name.to_str()?, &array)?);
             names.push(name.unbind());
         }
         Ok(Self { names: Arc::new(names), gradients: Arc::new(gradients) })
+    }
+
+    /// For what takes whole tensors alone.
+    pub(super) fn borrow_whole(arrays: &Bound<'_, PyDict>) -> PyResult<Self> {
+        for (name, array) in arrays {
+            if array.is_instance_of::<Sparse>() {
+                let error = Error::new(Kind::Config, "bind() and push_pull() take no sparse gradients");
+                let error = error.tensor(name.str()?.to_str()?).expected("an array", "Sparse");
+                return Err(errors::raise(arrays.py(), &error));
+            }
+        }
+        Self::borrow(arrays)
     }
 }
 
@@ -192,13 +206,27 @@ pub(super) fn push_lent(
     if let Some(gradients) = glances(names, arrays) {
         return Ok(store.push_borrowed(&gradients, options));
     }
+    if arrays.iter().any(Bound::is_instance_of::<Sparse>) {
+        let all = names.iter().zip(arrays);
+        let gradients = all.map(|(name, array)| pushed(name, array)).collect::<PyResult<Vec<_>>>()?;
+        let elements = gradients.iter().map(|gradient| gradient.values.view().len()).sum();
+        let pushed = call::work(py, elements, || store.push(&gradients, options));
+        drop(gradients);
+        sweep(py);
+        return Ok(pushed);
+    }
     let all = names.iter().zip(arrays);
     let memories: Vec<_> =
         all.map(|(name, array)| borrow(array, name, Access::Read)).collect::<PyResult<_>>()?;
     let gradients: Vec<_> = names
         .iter()
         .zip(&memories)
-        .map(|(name, memory)| GradientRef { name, shape: memory.shape(), values: memory.view() })
+        .map(|(name, memory)| GradientRef {
+            name,
+            shape: memory.shape(),
+            values: memory.view(),
+            indices: None,
+        })
         .collect();
     let elements = memories.iter().map(Borrowed::len).sum();
     let pushed = call::work(py, elements, || store.push_borrowed(&gradients, options));
@@ -236,9 +264,18 @@ fn glances<'a>(names: &[&'a str], arrays: &'a [Bound<'_, PyAny>]) -> Option<Vec<
     for (name, array) in names.iter().zip(arrays) {
         let (shape, values) = glance(array)?;
         left = left.checked_sub(values.len())?;
-        gradients.push(GradientRef { name, shape, values });
+        gradients.push(GradientRef { name, shape, values, indices: None });
     }
     Some(gradients)
+}
+
+/// A gradient of a push, whole or sparse, whose memory is kept.
+pub(super) fn pushed(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Gradient> {
+    let Ok(sparse) = array.cast::<Sparse>() else {
+        return gradient(name, array);
+    };
+    let sparse = sparse.get().borrow(array.py(), name)?;
+    Ok(Gradient { name: name.into(), shape: sparse.values.shape().to_vec(), values: Arc::new(sparse) })
 }
 
 /// A gradient whose memory is kept.

@@ -1,27 +1,38 @@
 //! Answers: from the stream to the call, or to the doubt, that waits for each.
 
-use super::call::{Answer, Outcome};
+use super::call::{Answer, Call, Outcome};
 use super::link::Link;
-use super::queue::Waiter;
+use super::queue::{Pending, Waiter};
 use super::runtime::lock;
 use super::stats;
 use crate::convert;
+use bytes::Bytes;
 use fastps_core::error::{Kind, Result};
 use fastps_core::frame::Applied;
 use fastps_core::verbs::Fate;
 use fastps_proto::v1 as pb;
+use std::ops::Range;
 
 impl Link {
     /// Takes an answer to where it is waited for. An error means that the server does not speak the protocol.
     pub(super) fn answer(&self, frame: pb::Frame) -> Result<()> {
         let (tag, answer) = convert::answer_from_frame(frame)?;
         let mut queue = lock(&self.queue);
-        if let Some((doubt, slice)) = queue.late.remove(&tag) {
-            queue.answered(slice);
+        if let Some(doubts) = queue.late.remove(&tag) {
+            doubts.iter().for_each(|(_, slice)| queue.answered(*slice));
             drop(queue);
             match answer {
-                convert::Answer::Receipt(applied) => doubt.settle(Fate::Applied { version: applied.version }),
-                convert::Answer::Values { version, .. } => doubt.settle(Fate::Applied { version }),
+                convert::Answer::Receipt(Applied { version, .. })
+                | convert::Answer::Values { version, .. } => {
+                    doubts.iter().for_each(|(doubt, _)| doubt.settle(Fate::Applied { version }));
+                }
+                convert::Answer::Parts { outcomes, .. } => {
+                    for ((doubt, _), applied) in doubts.iter().zip(outcomes) {
+                        if let Ok(Applied { version, .. }) = applied {
+                            doubt.settle(Fate::Applied { version });
+                        }
+                    }
+                }
                 // The question that follows tells for sure.
                 convert::Answer::Refused(_) | convert::Answer::Fenced | convert::Answer::Version { .. } => {}
             }
@@ -31,8 +42,8 @@ impl Link {
         let Some(mut pending) = queue.frames.remove(&tag) else {
             return Ok(());
         };
-        let (call, index) = match pending.waiter.clone() {
-            Waiter::Part(call, index) => (call, index),
+        let (call, parts) = match pending.waiter.clone() {
+            Waiter::Parts(call, parts) => (call, parts),
             Waiter::Doubt(doubt) => {
                 match answer {
                     // Another thread of the server is at it this moment: ask again.
@@ -58,10 +69,17 @@ impl Link {
             }
         };
         if call.identified {
-            queue.answered(pending.header.slice);
+            pending.slices().for_each(|slice| queue.answered(slice));
         }
+        let index = parts.start;
         let part = &call.parts[index];
         let outcome = match (call.identified, answer) {
+            (_, convert::Answer::Parts { outcomes, payload })
+                if outcomes.len() == pending.header.parts.len() =>
+            {
+                drop(queue);
+                return self.answer_parts(&pending, &call, parts, outcomes, payload);
+            }
             (true, convert::Answer::Receipt(applied)) if !pending.header.want_values => {
                 Ok((Answer { applied, step: 0 }, None))
             }
@@ -108,12 +126,61 @@ impl Link {
             Err((not_applied, error)) if not_applied || !call.identified => (Outcome::Failed(error), None),
             Err((_, error)) => {
                 tracing::debug!(%error, "a push is in doubt");
-                (Outcome::InDoubt(self.doubt(&mut queue, &pending, part)), None)
+                let doubt = |index: usize| self.doubt(&mut queue, &pending, &call.parts[index]);
+                let doubts: Vec<_> = parts.clone().map(doubt).collect();
+                self.check_drained(&queue);
+                drop(queue);
+                for (index, doubt) in parts.zip(doubts) {
+                    call.deliver(index, Outcome::InDoubt(doubt), None);
+                }
+                return Ok(());
             }
         };
         self.check_drained(&queue);
         drop(queue);
-        call.deliver(index, outcome, values);
+        // A refusal of a sparse message refuses all of it.
+        for index in parts {
+            call.deliver(index, outcome.clone(), values.clone());
+        }
+        Ok(())
+    }
+
+    /// Takes the answers to the parts of a sparse message to where they are waited for.
+    fn answer_parts(
+        &self,
+        pending: &Pending,
+        call: &Call,
+        parts: Range<usize>,
+        outcomes: Vec<Result<Applied>>,
+        mut payload: Bytes,
+    ) -> Result<()> {
+        let expected = |(k, outcome): (usize, &Result<Applied>)| {
+            call.parts[parts.start + k].answer_bytes.filter(|_| outcome.is_ok()).unwrap_or(0)
+        };
+        let fits = payload.len() == outcomes.iter().enumerate().map(expected).sum::<usize>();
+        for (index, outcome) in parts.zip(outcomes) {
+            let part = &call.parts[index];
+            let error = match outcome {
+                Ok(applied) if fits => {
+                    let values = part.answer_bytes.map(|bytes| payload.split_to(bytes));
+                    let answer = Answer { applied, step: 0 };
+                    stats::answered(&self.shared.counters, &answer, call.identified, values.as_ref());
+                    call.deliver(index, Outcome::Answered(answer), values);
+                    continue;
+                }
+                Ok(_) => part.frame_error("the server's answer does not fit its question"),
+                // A repeat that was refused may say nothing about what was sent before it.
+                Err(error) if pending.attempts == 1 || is_conclusive(error.kind) || !call.identified => {
+                    call.deliver(index, Outcome::Failed(part.refused(error)), None);
+                    continue;
+                }
+                Err(error) => part.refused(error),
+            };
+            tracing::debug!(%error, "a push is in doubt");
+            let doubt = self.doubt(&mut lock(&self.queue), pending, part);
+            call.deliver(index, Outcome::InDoubt(doubt), None);
+        }
+        self.check_drained(&lock(&self.queue));
         Ok(())
     }
 }
@@ -127,8 +194,9 @@ fn fate(answer: &convert::Answer) -> Fate {
     match answer {
         convert::Answer::Receipt(applied) => Fate::Applied { version: applied.version },
         convert::Answer::Fenced => Fate::Fenced,
-        convert::Answer::Values { .. } | convert::Answer::Version { .. } | convert::Answer::Refused(_) => {
-            Fate::Unknown
-        }
+        convert::Answer::Values { .. }
+        | convert::Answer::Parts { .. }
+        | convert::Answer::Version { .. }
+        | convert::Answer::Refused(_) => Fate::Unknown,
     }
 }

@@ -163,13 +163,21 @@ impl Call {
 
     /// Ends the call: what was not sent is withdrawn, what was sent and not answered is in doubt.
     pub(super) fn expire(&self) {
-        for (index, part) in self.parts.iter().enumerate() {
-            if !matches!(lock(&self.state).outcomes[index], Outcome::Open) {
+        let mut next = 0;
+        for parts in self.parts.chunk_by(Part::share_a_frame) {
+            let first = next;
+            next += parts.len();
+            if !matches!(lock(&self.state).outcomes[first], Outcome::Open) {
                 continue;
             }
-            match part.link.abandon(part) {
-                Abandoned::NotSent(error) => self.deliver(index, Outcome::Failed(error), None),
-                Abandoned::Sent(doubt) => self.deliver(index, Outcome::InDoubt(doubt), None),
+            match parts[0].link.abandon(parts) {
+                Abandoned::NotSent(error) => {
+                    (first..next).for_each(|k| self.deliver(k, Outcome::Failed(error.clone()), None));
+                }
+                Abandoned::Sent(doubts) => {
+                    let doubts = (first..next).zip(doubts);
+                    doubts.for_each(|(k, doubt)| self.deliver(k, Outcome::InDoubt(doubt), None));
+                }
                 // Its answer is being delivered this moment.
                 Abandoned::Answered => {}
             }
@@ -250,6 +258,11 @@ impl Call {
 impl Part {
     pub(super) fn tag(&self) -> u64 {
         self.tag.load(Ordering::Acquire)
+    }
+
+    /// Whether two parts that follow one another travel in one message.
+    fn share_a_frame(&self, next: &Self) -> bool {
+        self.tag() == next.tag() && Arc::ptr_eq(&self.link, &next.link)
     }
 
     pub(super) fn refused(&self, error: Error) -> Error {

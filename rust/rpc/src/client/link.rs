@@ -20,6 +20,7 @@ use fastps_core::tensor::SliceId;
 use fastps_core::verbs::Fate;
 use fastps_proto::v1 as pb;
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
@@ -30,7 +31,8 @@ use tonic::transport::Channel;
 pub(super) enum Abandoned {
     /// Certainly not applied; says why it was not.
     NotSent(Error),
-    Sent(Arc<Doubt>),
+    /// One doubt for each part.
+    Sent(Vec<Arc<Doubt>>),
     /// The answer has just come.
     Answered,
 }
@@ -118,19 +120,19 @@ impl Link {
     }
 
     /// Queues the frames of a call in their order.
-    pub(super) fn enqueue(&self, call: &Arc<Call>, frames: Vec<(usize, pb::Header, Payload)>) {
+    pub(super) fn enqueue(&self, call: &Arc<Call>, frames: Vec<(Range<usize>, pb::Header, Payload)>) {
         let mut queue = lock(&self.queue);
         if queue.closed {
             drop(queue);
-            for (part, ..) in frames {
+            for part in frames.into_iter().flat_map(|(parts, ..)| parts) {
                 call.deliver(part, Outcome::Failed(call.parts[part].refused(closed())), None);
             }
             return;
         }
         let base_of = queue.client;
-        for (part, header, payload) in frames {
-            let tag = queue.push(header, payload, Waiter::Part(call.clone(), part), base_of);
-            call.parts[part].tag.store(tag, Ordering::Release);
+        for (parts, header, payload) in frames {
+            let tag = queue.push(header, payload, Waiter::Parts(call.clone(), parts.clone()), base_of);
+            call.parts[parts].iter().for_each(|part| part.tag.store(tag, Ordering::Release));
         }
         queue.wake();
     }
@@ -146,11 +148,12 @@ impl Link {
             && let Some((tag, pending)) = queue.frames.range_mut(queue.cursor..).next()
         {
             if pending.identified() {
-                let unanswered = queue.unanswered.entry(pending.header.slice).or_default();
-                if *unanswered >= MOST_UNANSWERED {
+                let unanswered = &mut queue.unanswered;
+                if pending.slices().any(|slice| unanswered.get(&slice).is_some_and(|n| *n >= MOST_UNANSWERED))
+                {
                     break;
                 }
-                *unanswered += 1;
+                pending.slices().for_each(|slice| *unanswered.entry(slice).or_default() += 1);
             }
             queue.cursor = tag + 1;
             let Some(payload) = pending.payload.read() else {
@@ -160,6 +163,7 @@ impl Link {
                 pending.header.client = queue.client;
                 if pending.base_of != queue.client {
                     pending.header.base_own = None;
+                    pending.header.table.iter_mut().for_each(|table| table.base_owns.clear());
                 }
             }
             pending.attempts += 1;
@@ -183,25 +187,27 @@ impl Link {
         self.shared.note_doubt(&doubt);
         let h = &pending.header;
         let route = Route { group: h.group, epoch: h.epoch, client: h.client };
-        if let Some(header) = convert::resolve_frame(0, route, SliceId(h.slice), h.sequence).header {
+        if let Some(header) = convert::resolve_frame(0, route, SliceId(part.slice), h.sequence).header {
             queue.push(header, Payload::Owned(Bytes::new()), Waiter::Doubt(doubt.clone()), 0);
             queue.wake();
         }
         doubt
     }
 
-    /// Takes a frame out because its call has ended.
-    pub(super) fn abandon(&self, part: &Part) -> Abandoned {
+    /// Takes a frame out because its call has ended; `parts` are all that it carries.
+    pub(super) fn abandon(&self, parts: &[Part]) -> Abandoned {
         let mut queue = lock(&self.queue);
-        let Some(pending) = queue.frames.remove(&part.tag()) else {
+        let tag = parts.first().map_or(0, Part::tag);
+        let (Some(pending), [part, ..]) = (queue.frames.remove(&tag), parts) else {
             return Abandoned::Answered;
         };
         let abandoned = if pending.attempts > 0 && pending.identified() {
-            let doubt = self.doubt(&mut queue, &pending, part);
+            let doubts: Vec<_> = parts.iter().map(|part| self.doubt(&mut queue, &pending, part)).collect();
             if queue.session != 0 {
-                queue.late.insert(part.tag(), (doubt.clone(), pending.header.slice));
+                let of_slices = doubts.iter().cloned().zip(parts.iter().map(|part| part.slice));
+                queue.late.insert(tag, of_slices.collect());
             }
-            Abandoned::Sent(doubt)
+            Abandoned::Sent(doubts)
         } else {
             Abandoned::NotSent(part.refused(self.not_sent(&queue)))
         };
@@ -301,14 +307,16 @@ impl Link {
         for waiter in lost {
             match waiter {
                 Waiter::Doubt(doubt) => doubt.settle(Fate::Unknown),
-                Waiter::Part(call, index) => {
-                    let part = &call.parts[index];
-                    let residue = lock(&part.residue).take();
-                    let (name, elements) = (part.name.clone(), part.elements.clone());
-                    let doubt = Doubt::new(self.shared.process, name, self.shard, elements, residue);
-                    self.shared.note_doubt(&doubt);
-                    doubt.settle(Fate::Unknown);
-                    call.deliver(index, Outcome::InDoubt(doubt), None);
+                Waiter::Parts(call, indices) => {
+                    for index in indices {
+                        let part = &call.parts[index];
+                        let residue = lock(&part.residue).take();
+                        let (name, elements) = (part.name.clone(), part.elements.clone());
+                        let doubt = Doubt::new(self.shared.process, name, self.shard, elements, residue);
+                        self.shared.note_doubt(&doubt);
+                        doubt.settle(Fate::Unknown);
+                        call.deliver(index, Outcome::InDoubt(doubt), None);
+                    }
                 }
             }
         }
@@ -330,8 +338,10 @@ impl Link {
         for waiter in unsent {
             match waiter {
                 Waiter::Doubt(doubt) => doubt.settle(Fate::Unknown),
-                Waiter::Part(call, index) => {
-                    call.deliver(index, Outcome::Failed(call.parts[index].refused(error.clone())), None);
+                Waiter::Parts(call, indices) => {
+                    for index in indices {
+                        call.deliver(index, Outcome::Failed(call.parts[index].refused(error.clone())), None);
+                    }
                 }
             }
         }

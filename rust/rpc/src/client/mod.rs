@@ -20,6 +20,7 @@ mod receipts;
 mod register;
 mod runtime;
 mod session;
+mod sparse;
 mod stats;
 mod stream;
 mod verbs;

@@ -49,7 +49,8 @@ impl Client {
                     residue: Mutex::new(None),
                     tag: AtomicU64::new(0),
                 };
-                drafts.push(Draft { part, header, payload: Payload::Owned(Bytes::new()) });
+                let payload = Payload::Owned(Bytes::new());
+                drafts.push(Draft { part, more: Vec::new(), header, payload });
             }
         }
         let _turn = self.turn();

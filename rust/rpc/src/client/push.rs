@@ -14,7 +14,7 @@ use fastps_core::error::Result;
 use fastps_core::frame::{Action, Base, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::outgoing;
-use fastps_core::verbs::{Gradient, PushOptions};
+use fastps_core::verbs::{Gradient, PushOptions, Versions};
 use fastps_proto::v1 as pb;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -23,6 +23,8 @@ use std::time::Duration;
 /// A part with its frame, not yet queued.
 pub(super) struct Draft {
     pub(super) part: Part,
+    /// Further parts of a sparse message.
+    pub(super) more: Vec<Part>,
     pub(super) header: pb::Header,
     pub(super) payload: Payload,
 }
@@ -54,22 +56,30 @@ impl Client {
         let mut turn = in_turn.then(|| self.turn());
         let mut guard = options.feedback.as_deref().map(lock);
         let both = gradients.iter().map(Gradient::borrow).zip(entries.iter().map(|e| &*e.spec));
-        outgoing::check(isa, both, options, guard.as_deref_mut())?;
+        outgoing::check(isa, both.clone(), options, guard.as_deref_mut())?;
+        let sparse = outgoing::gather(isa, both, options)?;
         stats::count(&self.shared.counters.pushes, 1);
         let lend = options.codec == Codec::Float32 && options.feedback.is_none();
-        let lent = gradients.iter().filter(|_| lend);
-        let memories: Vec<_> = lent.map(|g| Memory::new(g.values.clone())).collect();
+        let lent = gradients.iter().zip(&sparse).filter(|(_, sparse)| lend && sparse.is_none());
+        let mut memories = Vec::with_capacity(gradients.len());
+        let mut lent = lent.map(|(gradient, _)| Memory::new(gradient.values.clone()));
         let sequence = turn.as_deref_mut().map_or(0, next);
         let mut drafts = Vec::new();
         for (tensor, (gradient, entry)) in gradients.iter().zip(&entries).enumerate() {
+            if let Some(gathered) = &sparse[tensor] {
+                drafts.extend(self.sparse_push(isa, (tensor, entry), gathered, options, (epoch, sequence)));
+                continue;
+            }
             let View::Float32(values) = gradient.values.view();
+            let memory = lent.next();
+            memories.extend(memory.clone());
             let mut residual = match guard.as_deref_mut() {
                 Some(feedback) => Some(feedback.residual(&gradient.name, values.len())?),
                 None => None,
             };
             for (k, range) in entry.spec.slices().enumerate() {
-                let (payload, residue) = if lend {
-                    (Payload::Lent(memories[tensor].clone(), range.clone()), None)
+                let (payload, residue) = if let Some(memory) = &memory {
+                    (Payload::Lent(memory.clone(), range.clone()), None)
                 } else {
                     let values = &values[range.clone()];
                     let position = Position { first_element: range.start as u64, sequence };
@@ -87,12 +97,7 @@ impl Client {
                     });
                     (Payload::Owned(body), residue)
                 };
-                let base = options.based_on.as_ref().and_then(|versions| {
-                    let version =
-                        versions.tensor(&gradient.name)?.get(k).filter(|v| v.slice == entry.slices[k].0)?;
-                    let own = (versions.client == self.versions_id()).then_some(version.own);
-                    Some(Base { version: version.version, own })
-                });
+                let base = self.base(options, entry, (k, k));
                 let push =
                     Push { base, lr: options.lr, scale: options.scale, ..push(entry, k, options.codec.id()) };
                 let common = Common { epoch, sequence, reservation: 0 };
@@ -108,6 +113,14 @@ impl Client {
             }
         }
         Ok(self.submit(drafts, memories, deadline, true))
+    }
+
+    /// What a push to the tensor's k-th slice is based on; it is probably the j-th that is known.
+    pub(super) fn base(&self, options: &PushOptions, entry: &Entry, (k, j): (usize, usize)) -> Option<Base> {
+        let versions = options.based_on.as_ref()?;
+        let version = Versions::slice_near(versions.tensor(&entry.spec.name)?, j, entry.slices[k].0)?;
+        let own = (versions.client == self.versions_id()).then_some(version.own);
+        Some(Base { version: version.version, own })
     }
 
     /// One slice of a push or assignment.
@@ -141,7 +154,7 @@ impl Client {
             residue: Mutex::new(residue),
             tag: AtomicU64::new(0),
         };
-        Draft { part, header, payload }
+        Draft { part, more: Vec::new(), header, payload }
     }
 
     /// Queues the frames of a call. For identified ones, the caller holds the turn.
@@ -154,9 +167,12 @@ impl Client {
     ) -> Arc<Call> {
         let mut frames: Vec<Vec<_>> = self.links.iter().map(|_| Vec::new()).collect();
         let mut parts = Vec::with_capacity(drafts.len());
-        for (index, draft) in drafts.into_iter().enumerate() {
-            frames[draft.part.link.shard() as usize].push((index, draft.header, draft.payload));
+        for draft in drafts {
+            let first = parts.len();
+            let shard = draft.part.link.shard() as usize;
             parts.push(draft.part);
+            parts.extend(draft.more);
+            frames[shard].push((first..parts.len(), draft.header, draft.payload));
         }
         let call = Call::new(self.shared.process, deadline, identified, parts, memories);
         for (link, frames) in self.links.iter().zip(frames) {
@@ -206,6 +222,7 @@ pub(super) fn push(entry: &Entry, k: usize, codec: CodecId) -> Push<'static> {
         codec,
         body: &[],
         trusted: false,
+        indices: None,
         once: false,
     }
 }

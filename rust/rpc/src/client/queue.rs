@@ -6,6 +6,7 @@ use super::payload::Payload;
 use fastps_core::error::Error;
 use fastps_proto::v1 as pb;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -15,7 +16,8 @@ pub(super) const MOST_UNANSWERED: u32 = fastps_core::identity::WINDOW as u32 / 2
 /// Whom an answer goes to.
 #[derive(Clone, Debug)]
 pub(super) enum Waiter {
-    Part(Arc<Call>, usize),
+    /// Parts of a call: one, or all those of a sparse message.
+    Parts(Arc<Call>, Range<usize>),
     Doubt(Arc<Doubt>),
 }
 
@@ -32,7 +34,14 @@ pub(super) struct Pending {
 
 impl Pending {
     pub(super) fn identified(&self) -> bool {
-        matches!(&self.waiter, Waiter::Part(call, _) if call.identified)
+        matches!(&self.waiter, Waiter::Parts(call, _) if call.identified)
+    }
+
+    /// The slices that it is for.
+    pub(super) fn slices(&self) -> impl Iterator<Item = u64> {
+        let parts = &self.header.parts;
+        let whole = parts.is_empty().then_some(self.header.slice);
+        whole.into_iter().chain(parts.iter().map(|part| part.slice))
     }
 }
 
@@ -47,7 +56,7 @@ pub(super) struct Queue {
     pub(super) cursor: u64,
     pub(super) frames: BTreeMap<u64, Pending>,
     /// Frames in doubt whose answer may still come on the present connection.
-    pub(super) late: HashMap<u64, (Arc<Doubt>, u64)>,
+    pub(super) late: HashMap<u64, Vec<(Arc<Doubt>, u64)>>,
     /// Pushes per slice that were sent on the present connection and not answered.
     pub(super) unanswered: HashMap<u64, u32>,
     /// Number of the present stream; 0 = none.

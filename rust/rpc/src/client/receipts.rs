@@ -66,17 +66,15 @@ pub(super) fn pushed(client: &Shared, call: &Call, tensors: usize) -> Pushed {
     Err(PushError::Partial(Box::new(PartialPush { error, receipts, refused, applied, in_doubt })))
 }
 
-/// The receipts of a push whose parts, in the order of the tensors, were all applied.
+/// The receipts of a push whose parts were all applied.
 fn receipts(outcomes: &[(&Part, Outcome)], bytes: &[u64]) -> Vec<Receipt> {
-    let applied = |(_, outcome): &(&Part, Outcome)| match outcome {
-        Outcome::Answered(answer) => Some(answer.applied),
-        _ => None,
-    };
-    let tensors = outcomes.chunk_by(|(a, _), (b, _)| a.tensor == b.tensor);
-    tensors
-        .zip(bytes)
-        .map(|(slices, bytes)| Receipt::merge(slices.iter().filter_map(applied), *bytes))
-        .collect()
+    let mut receipts: Vec<_> = bytes.iter().map(|bytes| Receipt::of_nothing(*bytes)).collect();
+    for (part, outcome) in outcomes {
+        if let Outcome::Answered(answer) = outcome {
+            receipts[part.tensor].add(&answer.applied);
+        }
+    }
+    receipts.into_iter().map(Receipt::done).collect()
 }
 
 /// A push under way.

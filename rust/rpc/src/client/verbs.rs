@@ -2,9 +2,11 @@
 
 use super::call::Call;
 use super::control::{call, request};
+use super::map::Entry;
 use super::payload::{Memory, Payload};
 use super::pull::{PullTicket, versions};
 use super::receipts::{PushTicket, pushed};
+use super::sparse::{Scatter, in_order};
 use super::{Client, after};
 use crate::convert::Read;
 use fastps_core::dtype::View;
@@ -12,9 +14,10 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::Action;
 use fastps_core::isa::Isa;
 use fastps_core::outgoing;
+use fastps_core::sparse::Plan;
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{
-    Caller, Gradient, ParameterServer, Patient, Pulled, PushError, PushOptions, Pushed, Receipt, State,
+    Caller, Gradient, ParameterServer, Patient, Pulled, PushError, PushOptions, Pushed, Receipt, Rows, State,
     Stats, Ticket, Versions,
 };
 use fastps_proto::v1 as pb;
@@ -103,6 +106,17 @@ impl ParameterServer for Client {
         let call = self.start_pull(&entries, epoch, Read::Values, deadline);
         self.finish_pull(&call, caller)?;
         Ok(versions(&call, id))
+    }
+
+    fn pull_rows(&self, rows: &[Rows], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
+        let deadline = after(timeout);
+        let (epoch, entries) = self.look_up(rows.iter().map(|rows| &rows.name), deadline)?;
+        let plan = |(entry, rows): (&Arc<Entry>, &Rows)| Plan::new(&entry.spec, &rows.indices);
+        let plans = entries.iter().zip(rows).map(plan).collect::<Result<Vec<_>>>()?;
+        let id = self.versions_id();
+        let call = self.start_pull_rows(&entries, &plans, epoch, deadline);
+        self.finish_pull(&call, &mut Scatter { plans: &plans, caller })?;
+        Ok(in_order(versions(&call, id), rows))
     }
 
     fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {

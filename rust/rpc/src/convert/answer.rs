@@ -60,14 +60,19 @@ pub(crate) fn snapshot(
     snapshot: Snapshot,
     keep: impl Send + 'static,
 ) -> pb::Frame {
+    let (dtype, state) = (snapshot.dtype, (snapshot.version, snapshot.own, snapshot.step));
+    values(tag, dtype, state, applied, keeping(snapshot, keep))
+}
+
+/// The bytes of a snapshot.
+pub(crate) fn keeping(snapshot: Snapshot, keep: impl Send + 'static) -> Bytes {
     struct Kept<T>(Snapshot, #[allow(dead_code, reason = "it is dropped")] T);
     impl<T> AsRef<[u8]> for Kept<T> {
         fn as_ref(&self) -> &[u8] {
             self.0.as_ref()
         }
     }
-    let (dtype, state) = (snapshot.dtype, (snapshot.version, snapshot.own, snapshot.step));
-    values(tag, dtype, state, applied, Bytes::from_owner(Kept(snapshot, keep)))
+    Bytes::from_owner(Kept(snapshot, keep))
 }
 
 /// The version of a slice, and how many of its changes are the asker's own.
@@ -105,6 +110,13 @@ pub enum Answer {
         /// Little-endian values of the tensor's type.
         payload: Bytes,
     },
+    /// Of a sparse message.
+    Parts {
+        /// What became of each part; of a pull, `version` and `own` alone mean something.
+        outcomes: Vec<Result<Applied>>,
+        /// Of a pull: the values of the parts that were not refused.
+        payload: Bytes,
+    },
     /// The version alone.
     Version {
         /// The slice's version.
@@ -131,7 +143,12 @@ pub fn answer_from_frame(frame: pb::Frame) -> Result<(u64, Answer)> {
             duplicate: h.duplicate,
         })
     };
-    let answer = match pb::Kind::try_from(h.kind) {
+    let kind = pb::Kind::try_from(h.kind);
+    if let (Ok(pb::Kind::Receipt | pb::Kind::Values), Some(table)) = (kind, h.table) {
+        let outcomes = super::parts::outcomes(*table, h.scale.unwrap_or(1.0))?;
+        return Ok((h.tag, Answer::Parts { outcomes, payload: frame.payload }));
+    }
+    let answer = match kind {
         Ok(pb::Kind::Receipt) => Answer::Receipt(applied(h.scale.ok_or_else(|| missing("scale"))?)?),
         Ok(pb::Kind::Values) => Answer::Values {
             version: h.version.ok_or_else(|| missing("version"))?,

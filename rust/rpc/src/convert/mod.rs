@@ -3,15 +3,17 @@
 
 mod answer;
 mod error;
+mod parts;
 mod request;
 mod spec;
 
-pub(crate) use answer::snapshot;
 pub use answer::{Answer, answer_from_frame, fenced, receipt, refused, values, version};
+pub(crate) use answer::{keeping, snapshot};
 pub use error::{
     error_from_refusal, error_from_status, kind_from_name, kind_name, refusal, status, unreadable,
     unreadable_response,
 };
+pub use parts::{MAX_PARTS, Part, Parts, pull_parts_header, push_parts_header, receipts, rows_header};
 pub use request::{
     Read, Request, Route, Verb, crc32c, plain_len, push_frame, read_frame, request_from_frame, resolve_frame,
 };

@@ -1,5 +1,6 @@
 //! Requests: read once, strictly (what its kind does not use must be unset), and built for a client.
 
+use super::parts::{self, Parts};
 use super::spec::{dtype_from_wire, dtype_to_wire};
 use bytes::Bytes;
 use crc_fast::CrcAlgorithm;
@@ -48,8 +49,12 @@ pub enum Verb<'a> {
         /// The reservation that an initial assignment belongs to.
         reservation: Option<u64>,
     },
+    /// Sparse gradients, one per slice; in place of the request's slice.
+    PushParts(Parts<'a>, DType),
     /// The values.
     Pull,
+    /// Rows of several slices; in place of the request's slice.
+    PullParts(Parts<'a>),
     /// The optimizer state.
     PullState,
     /// The version alone.
@@ -112,17 +117,20 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
             kind.as_str_name(),
         ));
     }
+    let sparse = !h.parts.is_empty() && (gradient || kind == pb::Kind::Pull);
+    let whole = gradient && !sparse;
     for (used, field, is_set) in [
-        (pushes, "count", h.count != 0),
+        (!sparse, "slice beside parts", h.slice != 0),
+        (pushes && !sparse, "count", h.count != 0),
         (pushes, "codec", h.codec != 0),
         (pushes, "dtype", h.dtype != 0),
         (pushes || resolve, "sequence", h.sequence != 0),
-        (gradient, "base_version", h.base_version.is_some()),
-        (gradient, "base_own", h.base_own.is_some()),
+        (whole, "base_version", h.base_version.is_some()),
+        (whole, "base_own", h.base_own.is_some()),
         (gradient, "lr", h.lr.is_some()),
         (gradient, "scale", h.scale.is_some()),
-        (pushes, "crc32c", h.crc32c.is_some()),
-        (gradient, "want_values", h.want_values),
+        (pushes || sparse, "crc32c", h.crc32c.is_some()),
+        (whole, "want_values", h.want_values),
         (state, "step", h.step.is_some()),
         (false, "version", h.version.is_some()),
         (false, "own", h.own.is_some()),
@@ -133,8 +141,9 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
         (false, "weight", h.weight.is_some()),
         (false, "have_version", h.have_version.is_some()),
         (false, "min_version", h.min_version.is_some()),
-        (false, "parts", !h.parts.is_empty()),
-        (pushes, "payload", !frame.payload.is_empty()),
+        (sparse, "parts", !h.parts.is_empty()),
+        (sparse && gradient, "table", h.table.is_some()),
+        (pushes || sparse, "payload", !frame.payload.is_empty()),
     ] {
         unset(used, field, kind, is_set)?;
     }
@@ -145,21 +154,22 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     if (pushes || resolve) && h.sequence == 0 {
         return Err(malformed("the push has no sequence number").expected("1 or more", 0));
     }
+    if let Some(expected) = h.crc32c {
+        let got = crc32c(&frame.payload);
+        if got != expected {
+            return Err(malformed("the payload's checksum is wrong")
+                .expected(format!("CRC-32C {expected:#010x}"), format!("{got:#010x}")));
+        }
+    }
     let slice = SliceId(h.slice);
     let verb = match kind {
+        pb::Kind::Pull if sparse => Verb::PullParts(parts::of_pull(h, &frame.payload)?),
         pb::Kind::Pull => Verb::Pull,
         pb::Kind::PullState => Verb::PullState,
         pb::Kind::PullVersion => Verb::PullVersion,
         pb::Kind::Resolve => Verb::Resolve(identity),
         _ => {
             let codec = CodecId::from_wire(h.codec as u32)?;
-            if let Some(expected) = h.crc32c {
-                let got = crc32c(&frame.payload);
-                if got != expected {
-                    return Err(malformed("the payload's checksum is wrong")
-                        .expected(format!("CRC-32C {expected:#010x}"), format!("{got:#010x}")));
-                }
-            }
             let base = match (h.base_version, h.base_own) {
                 (Some(version), own) => Some(Base { version, own }),
                 (None, None) => None,
@@ -171,20 +181,28 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
                 (_, Some(step)) => Action::AssignState { step },
                 (_, None) => return Err(malformed("KIND_ASSIGN_STATE without step")),
             };
+            let push = Push {
+                slice,
+                action,
+                identity,
+                base,
+                lr: h.lr,
+                scale: h.scale,
+                count: h.count,
+                codec,
+                body: &frame.payload,
+                trusted: false,
+                indices: None,
+                once: false,
+            };
+            if sparse {
+                let parts = parts::of_push(h, push)?;
+                let verb = Verb::PushParts(parts, dtype_from_wire(h.dtype)?);
+                let route = Route { group: h.group, epoch: h.epoch, client: h.client };
+                return Ok(Request { tag: h.tag, route, slice, verb });
+            }
             Verb::Push {
-                push: Push {
-                    slice,
-                    action,
-                    identity,
-                    base,
-                    lr: h.lr,
-                    scale: h.scale,
-                    count: h.count,
-                    codec,
-                    body: &frame.payload,
-                    trusted: false,
-                    once: false,
-                },
+                push,
                 dtype: dtype_from_wire(h.dtype)?,
                 want_values: h.want_values,
                 reservation: (h.reservation != 0).then_some(h.reservation),
@@ -195,12 +213,14 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     Ok(Request { tag: h.tag, route, slice, verb })
 }
 
-/// Bytes that a push's elements take uncompressed.
+/// Bytes that a push's elements take uncompressed, and its indices.
 pub fn plain_len(header: &pb::Header) -> u64 {
-    dtype_from_wire(header.dtype).map_or(0, |dtype| dtype.size() as u64 * header.count)
+    let of_parts = || header.parts.iter().map(|part| part.count + u64::from(part.elements)).sum();
+    let elements = if header.parts.is_empty() { header.count } else { of_parts() };
+    dtype_from_wire(header.dtype).map_or(0, |dtype| dtype.size() as u64 * elements)
 }
 
-fn header(kind: pb::Kind, tag: u64, slice: SliceId, route: Route) -> pb::Header {
+pub(super) fn header(kind: pb::Kind, tag: u64, slice: SliceId, route: Route) -> pb::Header {
     let Route { group, epoch, client } = route;
     pb::Header { kind: kind.into(), tag, slice: slice.0, group, epoch, client, ..Default::default() }
 }
@@ -273,6 +293,7 @@ mod tests {
             codec: CodecId::Float32,
             body,
             trusted: false,
+            indices: None,
             once: false,
         }
     }

@@ -2,7 +2,7 @@
 
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, EpsMode, Optimizer, Rmsprop, Sgd};
+use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, EpsMode, Ftrl, Optimizer, Rmsprop, Sgd};
 use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_proto::v1 as pb;
 use std::collections::HashMap;
@@ -23,6 +23,7 @@ fn name(optimizer: &Optimizer) -> &'static str {
         Optimizer::Adadelta(_) => "adadelta",
         Optimizer::Adam(_) => "adam",
         Optimizer::AdamW(_) => "adamw",
+        Optimizer::Ftrl(_) => "ftrl",
     }
 }
 
@@ -34,6 +35,7 @@ fn by_name(name: &str) -> Option<Optimizer> {
         "adadelta" => Optimizer::Adadelta(Adadelta::default()),
         "adam" => Optimizer::Adam(Adam::default()),
         "adamw" => Optimizer::AdamW(AdamW::default()),
+        "ftrl" => Optimizer::Ftrl(Ftrl::default()),
         _ => return None,
     })
 }
@@ -82,6 +84,13 @@ fn settings(optimizer: &mut Optimizer) -> Vec<(&'static str, Setting<'_>)> {
             ("amsgrad", Flag(&mut o.amsgrad)),
             ("maximize", Flag(&mut o.maximize)),
         ],
+        Optimizer::Ftrl(o) => vec![
+            ("lr", Number(&mut o.lr)),
+            ("beta", Number(&mut o.beta)),
+            ("l1", Number(&mut o.l1)),
+            ("l2", Number(&mut o.l2)),
+            ("maximize", Flag(&mut o.maximize)),
+        ],
     }
 }
 
@@ -116,7 +125,7 @@ pub fn optimizer_to_wire(optimizer: &Optimizer) -> pb::Optimizer {
 pub fn optimizer_from_wire(wire: &pb::Optimizer) -> Result<Optimizer> {
     let mut optimizer = by_name(&wire.name).ok_or_else(|| {
         Error::new(Kind::Config, "unknown optimizer")
-            .expected("sgd, adagrad, rmsprop, adadelta, adam or adamw", format!("{:?}", wire.name))
+            .expected("sgd, adagrad, rmsprop, adadelta, adam, adamw or ftrl", format!("{:?}", wire.name))
     })?;
     {
         let mut known: HashMap<_, _> = settings(&mut optimizer).into_iter().collect();
@@ -249,8 +258,8 @@ mod tests {
 
     type Spoil = fn(&mut pb::TensorSpec);
 
-    fn all() -> [Optimizer; 6] {
-        ["sgd", "adagrad", "rmsprop", "adadelta", "adam", "adamw"].map(|n| by_name(n).unwrap())
+    fn all() -> [Optimizer; 7] {
+        ["sgd", "adagrad", "rmsprop", "adadelta", "adam", "adamw", "ftrl"].map(|n| by_name(n).unwrap())
     }
 
     #[test]

@@ -231,6 +231,7 @@ fn encoded(
         codec,
         body: &body,
         trusted: false,
+        indices: None,
         once: false,
     };
     convert::push_frame(1000 + sequence, route, &push, DType::Float32, false, body.clone())

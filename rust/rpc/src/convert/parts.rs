@@ -1,0 +1,239 @@
+//! Sparse messages: many parts, one per slice, and what became of each.
+
+use super::request::{Route, codec_to_wire, header, malformed};
+use super::spec::dtype_to_wire;
+use bytes::Bytes;
+use fastps_core::codec::CodecId;
+use fastps_core::dtype::DType;
+use fastps_core::error::Result;
+use fastps_core::frame::{Applied, Base, Push};
+use fastps_core::rows::Indices;
+use fastps_core::tensor::SliceId;
+use fastps_core::verbs::SliceVersion;
+use fastps_proto::v1 as pb;
+use std::collections::HashSet;
+
+/// Most parts of one message.
+pub const MAX_PARTS: usize = 4096;
+/// Bytes of an index.
+const INDEX: usize = 4;
+/// In a table: it is not known.
+const UNKNOWN: u64 = u64::MAX;
+
+/// The parts of a well-formed request, as long as its payload says.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts<'a> {
+    parts: &'a [pb::Part],
+    table: Option<&'a pb::PartTable>,
+    /// What they have in common; the body is the payload.
+    push: Option<Push<'a>>,
+    payload: &'a [u8],
+}
+
+/// One part of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// The slice.
+    pub slice: SliceId,
+    /// The rows.
+    pub indices: Indices<'a>,
+    /// Elements that the sender believes them to have, and where a gradient's body begins.
+    elements: usize,
+    body: &'a [u8],
+}
+
+/// The parts of a gradient.
+pub(super) fn of_push<'a>(h: &'a pb::Header, push: Push<'a>) -> Result<Parts<'a>> {
+    let table = h.table.as_deref();
+    if let Some(table) = table {
+        let pb::PartTable { base_versions, base_owns, versions, owns, stalenesses, duplicates, refusals } =
+            table;
+        let answers = versions.len() + owns.len() + stalenesses.len() + duplicates.len() + refusals.len();
+        let fit = |list: &[u64]| list.is_empty() || list.len() == h.parts.len();
+        if answers > 0 || !fit(base_versions) || !fit(base_owns) || base_owns.len() > base_versions.len() {
+            return Err(malformed("the table does not fit the parts"));
+        }
+    }
+    check(Parts { parts: &h.parts, table, payload: push.body, push: Some(push) })
+}
+
+/// The parts of a pull.
+pub(super) fn of_pull<'a>(h: &'a pb::Header, payload: &'a [u8]) -> Result<Parts<'a>> {
+    if h.parts.iter().any(|part| part.elements != 0) {
+        return Err(malformed("KIND_PULL does not use elements").expected("the field unset", "a value"));
+    }
+    check(Parts { parts: &h.parts, table: None, push: None, payload })
+}
+
+/// Whether there are not too many parts, of as many slices, and the payload is theirs.
+fn check(parts: Parts<'_>) -> Result<Parts<'_>> {
+    let (all, payload) = (parts.parts, parts.payload);
+    if all.len() > MAX_PARTS {
+        return Err(malformed("too many parts").expected(format!("at most {MAX_PARTS}"), all.len()));
+    }
+    let of_part = |part: &pb::Part| {
+        let fits = part.count <= payload.len() as u64 && part.elements as usize <= 8 * payload.len();
+        fits.then(|| INDEX * part.count as usize + parts.body_len(part))
+    };
+    let expected = all.iter().try_fold(0, |sum, part| Some(sum + of_part(part)?));
+    if expected != Some(payload.len()) {
+        let expected = expected.map_or("less".to_owned(), |bytes| format!("{bytes} bytes"));
+        return Err(malformed("the payload has not the length of its parts")
+            .expected(expected, format!("{} bytes", payload.len())));
+    }
+    let ascend = all.is_sorted_by(|a, b| a.slice < b.slice);
+    if !ascend && all.iter().map(|part| part.slice).collect::<HashSet<_>>().len() < all.len() {
+        return Err(malformed("a slice has two parts in one message"));
+    }
+    Ok(parts)
+}
+
+impl<'a> Parts<'a> {
+    fn body_len(&self, part: &pb::Part) -> usize {
+        self.push.map_or(0, |push| push.codec.body_len(part.elements as usize))
+    }
+
+    /// How many there are.
+    #[allow(clippy::len_without_is_empty, reason = "a sparse message has parts")]
+    pub fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// The parts, in their order.
+    pub fn iter(self) -> impl Iterator<Item = Part<'a>> {
+        let mut rest = self.payload;
+        self.parts.iter().map(move |part| {
+            let (indices, after) = rest.split_at(INDEX * part.count as usize);
+            let (body, after) = after.split_at(self.body_len(part));
+            rest = after;
+            let elements = part.elements as usize;
+            Part { slice: SliceId(part.slice), indices: Indices::new(indices), elements, body }
+        })
+    }
+
+    /// The gradient that is the k-th part.
+    pub fn push(&self, k: usize, part: Part<'a>) -> Option<Push<'a>> {
+        let known = |list: &[u64]| list.get(k).copied().filter(|value| *value != UNKNOWN);
+        let base = self.table.and_then(|table| {
+            Some(Base { version: known(&table.base_versions)?, own: known(&table.base_owns) })
+        });
+        let Part { slice, indices, elements, body } = part;
+        self.push.map(|push| Push {
+            slice,
+            base,
+            count: elements as u64,
+            indices: Some(indices),
+            body,
+            ..push
+        })
+    }
+}
+
+/// A sparse gradient as a client sends it: `push` is what the parts have in common, and each has its base.
+pub fn push_parts_header(
+    route: Route,
+    push: &Push<'_>,
+    dtype: DType,
+    parts: Vec<pb::Part>,
+    bases: &[Option<Base>],
+) -> pb::Header {
+    let table = bases.iter().any(Option::is_some).then(|| {
+        let known = |value: Option<u64>| value.unwrap_or(UNKNOWN);
+        Box::new(pb::PartTable {
+            base_versions: bases.iter().map(|base| known(base.map(|base| base.version))).collect(),
+            base_owns: bases.iter().map(|base| known(base.and_then(|base| base.own))).collect(),
+            ..Default::default()
+        })
+    });
+    pb::Header {
+        codec: codec_to_wire(push.codec).into(),
+        dtype: dtype_to_wire(dtype).into(),
+        sequence: push.identity.sequence,
+        lr: push.lr,
+        scale: push.scale,
+        parts,
+        table,
+        ..header(pb::Kind::Gradient, 0, SliceId(0), route)
+    }
+}
+
+/// A pull of rows as a client sends it.
+pub fn pull_parts_header(route: Route, parts: Vec<pb::Part>) -> pb::Header {
+    pb::Header { parts, ..header(pb::Kind::Pull, 0, SliceId(0), route) }
+}
+
+fn table<T>(outcomes: &[Result<T>], version: impl Fn(&T) -> (u64, u64)) -> pb::PartTable {
+    let each = |outcome: &Result<T>| outcome.as_ref().map_or((0, 0), &version);
+    let refusal = |(part, outcome): (usize, &Result<T>)| {
+        let error = outcome.as_ref().err()?;
+        Some(pb::PartRefusal { part: part as u32, refusal: Some(Box::new(super::refusal(error))) })
+    };
+    pb::PartTable {
+        versions: outcomes.iter().map(|outcome| each(outcome).0).collect(),
+        owns: outcomes.iter().map(|outcome| each(outcome).1).collect(),
+        refusals: outcomes.iter().enumerate().filter_map(refusal).collect(),
+        ..Default::default()
+    }
+}
+
+/// The answer to a sparse gradient.
+pub fn receipts(tag: u64, outcomes: &[Result<Applied>]) -> pb::Frame {
+    let applied = || outcomes.iter().flatten();
+    let mut table = table(outcomes, |applied| (applied.version, applied.own));
+    if applied().any(|applied| applied.staleness.is_some()) {
+        let staleness =
+            |outcome: &Result<Applied>| outcome.as_ref().map_or(UNKNOWN, |a| a.staleness.unwrap_or(UNKNOWN));
+        table.stalenesses = outcomes.iter().map(staleness).collect();
+    }
+    let again = |(part, outcome): (usize, &Result<Applied>)| {
+        outcome.as_ref().is_ok_and(|applied| applied.duplicate).then_some(part as u32)
+    };
+    table.duplicates = outcomes.iter().enumerate().filter_map(again).collect();
+    let scale = applied().map(|applied| applied.scale).fold(f32::INFINITY, f32::min);
+    let header = pb::Header {
+        kind: pb::Kind::Receipt.into(),
+        tag,
+        scale: Some(if scale.is_finite() { scale } else { 1.0 }),
+        table: Some(Box::new(table)),
+        ..Default::default()
+    };
+    pb::Frame { header: Some(header), payload: Bytes::new() }
+}
+
+/// The header of the answer to a pull of rows; the payload is the values of those that were not refused.
+pub fn rows_header(tag: u64, dtype: DType, elements: usize, outcomes: &[Result<SliceVersion>]) -> pb::Header {
+    pb::Header {
+        kind: pb::Kind::Values.into(),
+        tag,
+        count: elements as u64,
+        codec: codec_to_wire(CodecId::plain(dtype)).into(),
+        dtype: dtype_to_wire(dtype).into(),
+        table: Some(Box::new(table(outcomes, |at| (at.version, at.own)))),
+        ..Default::default()
+    }
+}
+
+/// What became of each part, as a client reads it.
+pub(super) fn outcomes(table: pb::PartTable, scale: f32) -> Result<Vec<Result<Applied>>> {
+    let pb::PartTable { versions, owns, stalenesses, duplicates, refusals, .. } = table;
+    let unfit = || malformed("the answer's table does not fit its parts");
+    if owns.len() != versions.len() || !(stalenesses.is_empty() || stalenesses.len() == versions.len()) {
+        return Err(unfit());
+    }
+    let applied = |(k, (version, own))| {
+        let staleness = stalenesses.get(k).copied().filter(|staleness| *staleness != UNKNOWN);
+        Ok(Applied { version, own, staleness, scale, duplicate: false })
+    };
+    let mut outcomes: Vec<_> = versions.into_iter().zip(owns).enumerate().map(applied).collect();
+    for k in duplicates {
+        match outcomes.get_mut(k as usize) {
+            Some(Ok(applied)) => applied.duplicate = true,
+            _ => return Err(unfit()),
+        }
+    }
+    for pb::PartRefusal { part, refusal } in refusals {
+        let outcome = outcomes.get_mut(part as usize).ok_or_else(unfit)?;
+        *outcome = Err(super::error_from_refusal(*refusal.ok_or_else(unfit)?));
+    }
+    Ok(outcomes)
+}
