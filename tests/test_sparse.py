@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import sys
@@ -55,12 +56,23 @@ RULES: list[tuple[fastps.Optimizer, Callable[[], Reference]]] = [
     (fastps.SGD(lr=0.1, maximize=True), lambda: SparseSGD(0.1, 0, True)),
     (fastps.Adagrad(lr=0.5, lr_decay=0.2), lambda: Adagrad(0.5, 0.2)),
     (fastps.Adam(lr=0.1, betas=(0.8, 0.99)), lambda: SparseAdam(0.1, (0.8, 0.99), 1e-8)),
-    (fastps.AdamW(lr=0.1, weight_decay=0.0, maximize=True), lambda: SparseAdam(0.1, (0.9, 0.999), 1e-8, maximize=True)),
+    (
+        fastps.AdamW(lr=0.1, weight_decay=0.0, maximize=True),
+        lambda: SparseAdam(0.1, (0.9, 0.999), 1e-8, maximize=True),
+    ),
     (fastps.Ftrl(lr=0.2, beta=0.5, l1=0.3, l2=0.1), lambda: Ftrl(0.2, 0.5, 0.3, 0.1)),
 ]
 IDS = ["sgd", "sgd-max", "adagrad", "adam", "adamw-max", "ftrl"]
-# One slice; rows that straddle borders; elements of a flat tensor; one row over several slices; rows of no elements.
-SHAPES: list[tuple[int, ...]] = [(1000, 3), (3 * SLICE // 1000 + 5, 1000), (2 * SLICE + 7,), (2, SLICE + 3), (7, 5, 4), (4, 0)]
+# One slice; rows that straddle borders; elements of a flat tensor; one row over several slices; small rows
+# of several dimensions; rows of no elements.
+SHAPES: list[tuple[int, ...]] = [
+    (1000, 3),
+    (3 * SLICE // 1000 + 5, 1000),
+    (2 * SLICE + 7,),
+    (2, SLICE + 3),
+    (7, 5, 4),
+    (4, 0),
+]
 
 
 class Rows:
@@ -98,7 +110,7 @@ class Rows:
     def pieces(self, row: int) -> list[tuple[int, int]]:
         begin, end = row * self.width, (row + 1) * self.width
         cuts = [begin, *range(begin // SLICE * SLICE + SLICE, end, SLICE), end]
-        return [(a - begin, b - begin) for a, b in zip(cuts, cuts[1:], strict=False) if a < b]
+        return [(a - begin, b - begin) for a, b in itertools.pairwise(cuts) if a < b]
 
     def pull(self) -> Array:
         values = self.initial.copy()
@@ -133,7 +145,9 @@ def initial(shape: tuple[int, ...]) -> Array:
     return np.random.default_rng(3).standard_normal(shape, np.float32)
 
 
-def trained(ps: fastps.ParameterServer, name: str, case: int, apply: str, codec: Any = None) -> dict[str, Array]:
+def trained(
+    ps: fastps.ParameterServer, name: str, case: int, apply: str, codec: Any = None
+) -> dict[str, Array]:
     """Values and state after some sparse pushes, one dense one, and an exact repeat of what was pulled."""
     (optimizer, _), shape = RULES[case % len(RULES)], SHAPES[case % len(SHAPES)]
     ps.register(name, initial(shape), optimizer=optimizer, apply=apply)
@@ -190,7 +204,9 @@ def test_equals_a_dictionary_of_rows(
         assert store.pull("w", indices=asked).tobytes() == expected.tobytes()
     assert store.pull("w").tobytes() == model.pull().tobytes()
     state = store.state("w")
-    assert state.pop("step").tolist() == [model.steps.get(k, 0) for k in range(len(store.versions("w").slices("w")))]
+    assert state.pop("step").tolist() == [
+        model.steps.get(k, 0) for k in range(len(store.versions("w").slices("w")))
+    ]
     for slot, x in state.items():
         for row, of_row in model.state.items():
             assert np.asarray(x).reshape(model.initial.shape)[row].tobytes() == of_row[slot].tobytes()
@@ -323,7 +339,9 @@ def test_bad_values_change_nothing(ps: fastps.ParameterServer) -> None:
     ],
     ids=str,
 )
-def test_other_optimizers_say_why_not(ps: fastps.ParameterServer, optimizer: fastps.Optimizer, why: str) -> None:
+def test_other_optimizers_say_why_not(
+    ps: fastps.ParameterServer, optimizer: fastps.Optimizer, why: str
+) -> None:
     ps.register("w", np.zeros((3, 2), np.float32), optimizer=optimizer)
     with pytest.raises(fastps.ConfigError, match=why) as raised:
         ps.push("w", fastps.Sparse([0], np.ones((1, 2), np.float32)))
@@ -386,8 +404,10 @@ TORCH: list[tuple[fastps.Optimizer, Callable[[Any, Any], Any]]] = [
 
 
 @pytest.mark.parametrize(("optimizer", "make"), TORCH, ids=["SparseAdam", "SGD", "Adagrad"])
-def test_follows_torchs_sparse_optimizers(store: fastps.Store, optimizer: fastps.Optimizer, make: Any) -> None:
-    """Ten steps of a tensor of one slice; per step at most some units in the last place, as with dense ones."""
+def test_follows_torchs_sparse_optimizers(
+    store: fastps.Store, optimizer: fastps.Optimizer, make: Any
+) -> None:
+    """Ten steps of a tensor of one slice; at most some units in the last place each, as with dense ones."""
     torch = pytest.importorskip("torch")
     shape = (500, 8)
     p = torch.nn.Parameter(torch.tensor(initial(shape)))

@@ -4,9 +4,10 @@ A tensor is registered with one of them; every push is one step of it. The arith
 kernels with an IEEE square root (formulas in ``rust/core/src/optim``). All numbers are float64 until a step
 rounds its scalars once to float32.
 
-Sparse pushes (`fastps.Sparse`) step the rows that they name and leave the others alone. That is what `Adagrad`,
-`SGD` without momentum, `Ftrl`, and `Adam` without amsgrad (which is then torch's ``SparseAdam``) mean, all
-without weight decay; the others raise `fastps.ConfigError`, saying why.
+Sparse pushes (`fastps.Sparse`) step the rows that they name and leave the others alone. `Adagrad`, `SGD`
+without momentum, and `Adam` without amsgrad (which is then torch's ``SparseAdam``) can do that, all without
+weight decay, and `Ftrl`; the others raise `fastps.ConfigError`, saying why. Steps are counted per slice of the
+tensor, by pushes that touch it: for a tensor of one slice (up to 258,048 elements) as torch counts them.
 """
 
 from __future__ import annotations
@@ -202,8 +203,8 @@ class AdamW(Optimizer):
 class Ftrl(Optimizer):
     """FTRL-proximal (McMahan et al., KDD 2013): what sparse linear models are trained with.
 
-    The values follow from the state: those of the registration (or of `fastps.ParameterServer.assign`) count as
-    the point of an element's next gradient and are then replaced, so begin with zeros.
+    The values follow from the state: those of the registration (or of `assign`) count as the point of an
+    element's next gradient and are then replaced, so begin with zeros.
 
     Args:
         lr: The paper's alpha, > 0. A push with ``lr=0`` changes no value.

@@ -164,7 +164,7 @@ class ParameterServer:
         Args:
             name: A tensor's name, with `grad`; or a mapping of names to gradients, sent as one list; or a
                 list made by `bind`.
-            grad: Gradient of the tensor's shape, or a `fastps.Sparse` one of some rows. One list may have both.
+            grad: Gradient of the tensor's shape, or a `fastps.Sparse` one of some rows; a list may have both.
             codec: How gradients travel; None is `fastps.Float32`. `fastps.OneBit` needs a bound list or a
                 `Worker`.
             lr: Learning rate of this step, in place of the optimizers'.
@@ -177,8 +177,8 @@ class ParameterServer:
         Raises:
             UnknownTensorError, ShapeError, DTypeError, NonFiniteError: Nothing was sent or changed.
             ConfigError: An option is invalid, a name came without an array, or a mapping or bound list came
-                with one, or a sparse gradient for an optimizer or a codec that takes none; nothing was sent or
-                changed.
+                with one, or a sparse gradient for an optimizer or codec that takes none; nothing was sent
+                or changed.
             PartialPush: Some slices were, or may have been, applied; it tells which.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
 
@@ -363,8 +363,8 @@ class ParameterServer:
 
         Args:
             names: A name, or several.
-            indices: Rows to be pulled in place of the whole tensor: integers in any order, repeats included (a
-                mapping of them for several names). The value has one row for each; `out`, too.
+            indices: Rows to be pulled in place of the whole tensor: integers in any order, repeats included
+                (a mapping of them for several names). The value has one row for each; `out`, too.
             out: Writable C-contiguous float32 of the tensor's shape (a mapping of them for several names) to
                 be filled in place, and returned. None makes new NumPy arrays.
             versions: Return ``(values, versions)``; pass the latter to a later push as ``based_on``.
@@ -373,8 +373,8 @@ class ParameterServer:
             float32 ndarray for one name, dict of them for several.
 
         Raises:
-            UnknownTensorError, ShapeError, DTypeError, ConfigError: An index is out of range or no integer, or an
-                array does not fit.
+            UnknownTensorError, ShapeError, DTypeError, ConfigError: An index is out of range or no integer,
+                or an array does not fit.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
 
         >>> store = fastps.Store()
