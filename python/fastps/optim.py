@@ -6,8 +6,8 @@ rounds its scalars once to float32.
 
 Sparse pushes (`fastps.Sparse`) step the rows that they name and leave the others alone. `Adagrad`, `SGD`
 without momentum, and `Adam` without amsgrad (which is then torch's ``SparseAdam``) can do that, all without
-weight decay, and `Ftrl`; the others raise `fastps.ConfigError`, saying why. Steps are counted per slice of the
-tensor, by pushes that touch it: for a tensor of one slice (up to 258,048 elements) as torch counts them.
+weight decay, and `Ftrl`; the others raise `fastps.ConfigError`, saying why. Steps are counted per slice of
+the tensor, by pushes that touch it: for a tensor of one slice (up to 258,048 elements) as torch counts.
 """
 
 from __future__ import annotations

@@ -248,7 +248,9 @@ pub(crate) fn apply_rows(isa: Isa, mut storage: impl Storage, touch: Touch<'_>, 
         let g = &mut block.0[..len];
         codec.decode_block(isa, body, elements, at, g);
         if scale != 1.0 {
-            g.iter_mut().for_each(|x| *x *= scale);
+            for x in g.iter_mut() {
+                *x *= scale;
+            }
         }
         let (storage, runs, g) = (&mut storage, &mut runs, &*g);
         match rule {

@@ -1,4 +1,4 @@
-//! FTRL-proximal: McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013, algorithm 1, for every
+//! FTRL-proximal: `McMahan` et al., "Ad Click Prediction: a View from the Trenches", KDD 2013, algorithm 1, for every
 //! element by itself.
 //!
 //! ```text
