@@ -248,6 +248,16 @@ def test_what_travels_in_many_messages(ps: fastps.ParameterServer, rng: np.rando
     assert ps.push("w", one, based_on=versions).staleness == 0
 
 
+def test_every_element_of_a_slice(ps: fastps.ParameterServer, rng: np.random.Generator) -> None:
+    """The largest part there is, beside a small one."""
+    n = SLICE + 3
+    ps.register("w", np.zeros(n, np.float32), optimizer=fastps.SGD(lr=1.0))
+    gradient = rng.integers(-8, 8, n).astype(np.float32)
+    ps.push("w", fastps.Sparse(np.arange(n), gradient))
+    ps.push("w", fastps.Sparse(np.arange(n), gradient), codec=fastps.BFloat16())
+    assert np.array_equal(ps.pull("w", indices=np.arange(n)), -2 * gradient)
+
+
 def test_dense_and_sparse_in_one_push(ps: fastps.ParameterServer) -> None:
     ps.register("dense", np.zeros(3, np.float32), optimizer=fastps.Adam(lr=0.5))
     ps.register("table", np.zeros((5, 2), np.float32), optimizer=fastps.Adagrad(lr=0.5))
