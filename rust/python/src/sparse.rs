@@ -65,9 +65,8 @@ pub(crate) fn indices(object: &Bound<'_, PyAny>, tensor: &str) -> PyResult<Vec<i
         errors::raise(py, &Error::new(kind, message).tensor(tensor).expected(expected, got))
     };
     let no_integers = |got| wrong(Kind::DType, "the indices are not integers", "an array of integers", got);
-    let array = match py.import("numpy")?.call_method1("asarray", (object,)) {
-        Ok(array) => array,
-        Err(_) => return Err(no_integers(object.get_type().name()?.to_string())),
+    let Ok(array) = py.import("numpy")?.call_method1("asarray", (object,)) else {
+        return Err(no_integers(object.get_type().name()?.to_string()));
     };
     if array.getattr("ndim")?.extract::<usize>()? != 1 {
         let got = array.getattr("shape")?.str()?.to_string();

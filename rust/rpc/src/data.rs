@@ -156,31 +156,26 @@ impl Exchange {
         node.sessions.touch(client, now)?;
         Node::check_epoch(request.route.epoch)?;
         match request.verb {
+            // Each part by itself.
+            Verb::PushParts(..) | Verb::PullParts(_) => {}
             Verb::Push { dtype, reservation, .. } => {
-                self.admit_to(request.slice, request.route, Some(dtype), now, Some(reservation))?;
+                let slice = self.admit_to(request.slice, request.route, Some(dtype))?;
+                self.admit_reserved(&slice, reservation, client, now)?;
             }
             // What became of an initial assignment may be asked in every state of its reservation.
             Verb::Resolve(_) => {
-                self.admit_to(request.slice, request.route, None, now, None)?;
+                self.admit_to(request.slice, request.route, None)?;
             }
-            // Each part by itself.
-            Verb::PushParts(..) | Verb::PullParts(_) => {}
             Verb::Pull | Verb::PullState | Verb::PullVersion => {
-                self.admit_to(request.slice, request.route, None, now, Some(None))?;
+                let slice = self.admit_to(request.slice, request.route, None)?;
+                self.admit_reserved(&slice, None, client, now)?;
             }
         }
         Ok(request)
     }
 
-    /// What can be said against a request with regard to its slice; `reservation`: that it belongs to, if that matters.
-    fn admit_to(
-        &self,
-        slice: SliceId,
-        route: Route,
-        dtype: Option<DType>,
-        now: Instant,
-        reservation: Option<Option<u64>>,
-    ) -> Result<Arc<Slice>> {
+    /// What can be said against a request with regard to its slice.
+    fn admit_to(&self, slice: SliceId, route: Route, dtype: Option<DType>) -> Result<Arc<Slice>> {
         let slice = self.node.shard.slice(slice)?;
         let name = |error: Error| error.tensor(slice.spec().name.clone());
         if slice.group() != route.group {
@@ -195,9 +190,25 @@ impl Exchange {
                     .expected(slice.spec().dtype.name(), dtype.name()),
             ));
         }
-        if let Some(given) = reservation {
-            self.node.reservations.admit(slice.id(), given, route.client, now).map_err(name)?;
-        }
+        Ok(slice)
+    }
+
+    /// The same with regard to its slice's reservation.
+    fn admit_reserved(&self, slice: &Slice, given: Option<u64>, client: u64, now: Instant) -> Result<()> {
+        let admitted = self.node.reservations.admit(slice.id(), given, client, now);
+        admitted.map_err(|error| error.tensor(slice.spec().name.clone()))
+    }
+
+    /// The same of a part of a sparse message.
+    fn admit_part(
+        &self,
+        slice: SliceId,
+        route: Route,
+        dtype: Option<DType>,
+        now: Instant,
+    ) -> Result<Arc<Slice>> {
+        let slice = self.admit_to(slice, route, dtype)?;
+        self.admit_reserved(&slice, None, route.client, now)?;
         Ok(slice)
     }
 
@@ -307,7 +318,7 @@ impl Exchange {
         let (late, answers) = unbounded_channel();
         let (mut outcomes, begin) = (Vec::with_capacity(parts.len()), Instant::now());
         for (k, part) in parts.iter().enumerate() {
-            let slice = self.admit_to(part.slice, route, Some(dtype), begin, Some(None));
+            let slice = self.admit_part(part.slice, route, Some(dtype), begin);
             let (Ok(slice), Some(push)) = (&slice, parts.push(k, part)) else {
                 outcomes.push(slice.err().map(Err));
                 continue;
@@ -396,7 +407,7 @@ impl Exchange {
         let slices: Vec<_> = parts
             .iter()
             .map(|part| {
-                let slice = self.admit_to(part.slice, route, None, now, Some(None))?;
+                let slice = self.admit_part(part.slice, route, None, now)?;
                 elements += slice.row_elements(part.indices)?;
                 Ok((slice, part.indices))
             })

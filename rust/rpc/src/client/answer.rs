@@ -19,12 +19,16 @@ impl Link {
         let (tag, answer) = convert::answer_from_frame(frame)?;
         let mut queue = lock(&self.queue);
         if let Some(doubts) = queue.late.remove(&tag) {
-            doubts.iter().for_each(|(_, slice)| queue.answered(*slice));
+            for (_, slice) in &doubts {
+                queue.answered(*slice);
+            }
             drop(queue);
             match answer {
                 convert::Answer::Receipt(Applied { version, .. })
                 | convert::Answer::Values { version, .. } => {
-                    doubts.iter().for_each(|(doubt, _)| doubt.settle(Fate::Applied { version }));
+                    for (doubt, _) in &doubts {
+                        doubt.settle(Fate::Applied { version });
+                    }
                 }
                 convert::Answer::Parts { outcomes, .. } => {
                     for ((doubt, _), applied) in doubts.iter().zip(outcomes) {
@@ -78,7 +82,8 @@ impl Link {
                 if outcomes.len() == pending.header.parts.len() =>
             {
                 drop(queue);
-                return self.answer_parts(&pending, &call, parts, outcomes, payload);
+                self.answer_parts(&pending, &call, parts, outcomes, payload);
+                return Ok(());
             }
             (true, convert::Answer::Receipt(applied)) if !pending.header.want_values => {
                 Ok((Answer { applied, step: 0 }, None))
@@ -153,7 +158,7 @@ impl Link {
         parts: Range<usize>,
         outcomes: Vec<Result<Applied>>,
         mut payload: Bytes,
-    ) -> Result<()> {
+    ) {
         let expected = |(k, outcome): (usize, &Result<Applied>)| {
             call.parts[parts.start + k].answer_bytes.filter(|_| outcome.is_ok()).unwrap_or(0)
         };
@@ -181,7 +186,6 @@ impl Link {
             call.deliver(index, Outcome::InDoubt(doubt), None);
         }
         self.check_drained(&lock(&self.queue));
-        Ok(())
     }
 }
 

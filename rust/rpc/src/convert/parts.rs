@@ -23,7 +23,7 @@ const UNKNOWN: u64 = u64::MAX;
 /// The parts of a well-formed request, as long as its payload says.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts<'a> {
-    parts: &'a [pb::Part],
+    list: &'a [pb::Part],
     table: Option<&'a pb::PartTable>,
     /// What they have in common; the body is the payload.
     push: Option<Push<'a>>,
@@ -54,7 +54,7 @@ pub(super) fn of_push<'a>(h: &'a pb::Header, push: Push<'a>) -> Result<Parts<'a>
             return Err(malformed("the table does not fit the parts"));
         }
     }
-    check(Parts { parts: &h.parts, table, payload: push.body, push: Some(push) })
+    check(Parts { list: &h.parts, table, payload: push.body, push: Some(push) })
 }
 
 /// The parts of a pull.
@@ -62,12 +62,12 @@ pub(super) fn of_pull<'a>(h: &'a pb::Header, payload: &'a [u8]) -> Result<Parts<
     if h.parts.iter().any(|part| part.elements != 0) {
         return Err(malformed("KIND_PULL does not use elements").expected("the field unset", "a value"));
     }
-    check(Parts { parts: &h.parts, table: None, push: None, payload })
+    check(Parts { list: &h.parts, table: None, push: None, payload })
 }
 
 /// Whether there are not too many parts, of as many slices, and the payload is theirs.
 fn check(parts: Parts<'_>) -> Result<Parts<'_>> {
-    let (all, payload) = (parts.parts, parts.payload);
+    let (all, payload) = (parts.list, parts.payload);
     if all.len() > MAX_PARTS {
         return Err(malformed("too many parts").expected(format!("at most {MAX_PARTS}"), all.len()));
     }
@@ -96,13 +96,13 @@ impl<'a> Parts<'a> {
     /// How many there are.
     #[allow(clippy::len_without_is_empty, reason = "a sparse message has parts")]
     pub fn len(&self) -> usize {
-        self.parts.len()
+        self.list.len()
     }
 
     /// The parts, in their order.
     pub fn iter(self) -> impl Iterator<Item = Part<'a>> {
         let mut rest = self.payload;
-        self.parts.iter().map(move |part| {
+        self.list.iter().map(move |part| {
             let (indices, after) = rest.split_at(INDEX * part.count as usize);
             let (body, after) = after.split_at(self.body_len(part));
             rest = after;
