@@ -7,7 +7,8 @@
  * One repetition: the client copies N bytes of gradient into memory that both map, in pieces of at most PIECE bytes, and
  * counts them; the server applies w -= lr * g to each piece as it is counted, where it lies, writes the new values beside
  * it, and counts them; the client copies each piece of values out as it is counted. Both ends spin on the counts and let
- * others run meanwhile, or with `sleep` each waits in the kernel (futex) as soon as there is nothing to do. All memory is touched before the first repetition. LARGEST is the largest N.
+ * others run meanwhile; after some milliseconds, or with `sleep` as soon as there is nothing to do, they wait in the kernel
+ * (futex), so that nobody takes a core between two lines. All memory is touched before the first repetition. LARGEST is the largest N.
  */
 #define _GNU_SOURCE
 #include <limits.h>
@@ -25,12 +26,17 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PIECE = 1 << 18, SPINS = 2000 };
+enum { PIECE = 1 << 18, SPINS = 2000, MOST_SPINS = 5000 * SPINS };
 
-/* Pieces since the beginning; each count on a cache line of its own. They go round after 2^32. */
+/* Pieces since the beginning, going round after 2^32, and whether somebody sleeps for more. */
+struct count {
+    _Atomic uint32_t value, asleep;
+};
+
+/* Each on a cache line of its own. */
 struct counts {
-    _Alignas(128) _Atomic uint32_t pushed;
-    _Alignas(128) _Atomic uint32_t applied;
+    _Alignas(128) struct count pushed;
+    _Alignas(128) struct count applied;
     _Alignas(128) _Atomic uint64_t bytes;
 };
 
@@ -50,18 +56,24 @@ static void *shared(size_t bytes) {
     return memory;
 }
 
-static void await(_Atomic uint32_t *count, uint32_t wanted) {
+static void await(struct count *count, uint32_t wanted) {
+    const unsigned long most = sleeps ? 0 : MOST_SPINS;
     for (unsigned long k = 1;; k++) {
-        const uint32_t now = atomic_load_explicit(count, memory_order_acquire);
+        const uint32_t now = atomic_load_explicit(&count->value, memory_order_acquire);
         if ((int32_t)(now - wanted) >= 0) return;
-        if (sleeps) syscall(SYS_futex, count, FUTEX_WAIT, now, NULL, NULL, 0);
-        else if (k % SPINS == 0) sched_yield();
+        if (k > most) {
+            atomic_store(&count->asleep, 1);
+            if (atomic_load(&count->value) == now) syscall(SYS_futex, &count->value, FUTEX_WAIT, now, NULL, NULL, 0);
+            atomic_store(&count->asleep, 0);
+        } else if (k % SPINS == 0) {
+            sched_yield();
+        }
     }
 }
 
-static void tell(_Atomic uint32_t *count, uint32_t value) {
-    atomic_store_explicit(count, value, memory_order_release);
-    if (sleeps) syscall(SYS_futex, count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+static void tell(struct count *count, uint32_t value) {
+    atomic_store(&count->value, value);
+    if (atomic_load(&count->asleep)) syscall(SYS_futex, &count->value, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 static size_t piece_at(size_t at, size_t bytes) { return bytes - at < PIECE ? bytes - at : PIECE; }
