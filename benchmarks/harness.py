@@ -44,6 +44,18 @@ def runner(step: Step) -> Runner:
     return lambda repetitions: [timed(step) for _ in range(repetitions)]
 
 
+def settled(run: Runner, repetitions: int = 20, seconds: float = 0.015) -> Runner:
+    """Repeats for a moment before it counts: until the scheduler has given each process a core."""
+
+    def after_a_moment(counted: int) -> list[int]:
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            run(repetitions)
+        return run(counted)
+
+    return after_a_moment
+
+
 class Turns:
     """What several variants took, round by round."""
 

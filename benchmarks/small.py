@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-from harness import Runner, Step, Turns, readable, runner, table
+from harness import Runner, Step, Turns, readable, runner, settled, table
 from processes import Reference, server_process
 
 import fastps
@@ -50,6 +50,7 @@ def small(quick: bool) -> list[str]:
                 runners[f"{name} {mood}"] = runner(step(stack.enter_context(ps), name, SIZE))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         runners |= _references(folder, stack)
+        runners = {name: settled(run) for name, run in runners.items()}
         turns = Turns(runners, rounds=5 if quick else 40, seconds_per_turn=0.02)
 
     def row(way: str) -> list[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from harness import Step, readable, size_name, table, timed
+from harness import Step, readable, runner, settled, size_name, table, timed
 from numpy.typing import NDArray
 from processes import Reference, certificate, server_process
 
@@ -126,12 +126,14 @@ def measure(references: dict[str, Reference], steps: dict[str, Step], size: int,
     one_of_each += sum(sum(reference.step(size, 1)) for reference in references.values())
     fit = int(effort.seconds_per_size * 1e9 / effort.rounds / one_of_each)
     repetitions = max(1, min(effort.most_per_round, fit))
-    samples: Samples = {name: [] for name in [*references, *steps]}
+    runners = {name: reference.runner(size) for name, reference in references.items()}
+    runners |= {name: runner(step) for name, step in steps.items()}
+    # The first steps of a turn find both processes on one core.
+    runners = {name: settled(run, min(20, repetitions)) for name, run in runners.items()}
+    samples: Samples = {name: [] for name in runners}
     for _ in range(effort.rounds):
-        for name, reference in references.items():
-            samples[name] += reference.step(size, repetitions)
-        for name, step in steps.items():
-            samples[name] += [timed(step) for _ in range(repetitions)]
+        for name, run in runners.items():
+            samples[name] += run(repetitions)
     return samples
 
 
