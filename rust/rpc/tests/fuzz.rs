@@ -11,7 +11,7 @@ use fastps_core::optim::{Adam, Optimizer};
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use fastps_proto::v1 as pb;
-use fastps_rpc::convert::{self, Verb};
+use fastps_rpc::convert::{self, Part, Verb};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use prost::Message;
@@ -77,21 +77,35 @@ fn offer(frame: &pb::Frame) -> bool {
 
 fn give(frame: &pb::Frame, meter: &mut Meter) -> bool {
     let Ok(request) = meter.during(|| convert::request_from_frame(frame)) else { return false };
-    let before = SHARD.pull(0, request.slice).map(|s| (s.version, s.as_ref().to_vec()));
     match request.verb {
-        Verb::Push { push, .. } => {
-            let result = meter.during(|| push_now(&push));
-            let after = SHARD.pull(0, request.slice).map(|s| (s.version, s.as_ref().to_vec()));
-            if result.is_err() {
-                assert_eq!(before, after, "a refused frame changed its slice");
-            }
-            result.is_ok()
+        Verb::Push { push, .. } => change(&push, meter),
+        // Each part is applied or refused by itself.
+        Verb::PushParts(parts, _) => {
+            let push = |(k, part)| change(&parts.push(k, part).unwrap(), meter);
+            parts.iter().enumerate().map(push).fold(false, |any, done| any | done)
+        }
+        Verb::PullParts(parts) => {
+            let rows = |part: Part<'_>| {
+                let slice = SHARD.slice(part.slice)?;
+                let mut values = Vec::with_capacity(4 * slice.row_elements(part.indices)?);
+                slice.pull_rows(request.route.client, part.indices, &mut values)
+            };
+            parts.iter().map(|part| meter.during(|| rows(part)).is_ok()).fold(false, |any, done| any | done)
         }
         Verb::Pull => meter.during(|| SHARD.pull(request.route.client, request.slice).is_ok()),
         Verb::PullVersion => meter.during(|| SHARD.slice(request.slice).is_ok()),
         Verb::PullState => meter.during(|| SHARD.pull_state(request.route.client, request.slice).is_ok()),
         Verb::Resolve(identity) => meter.during(|| SHARD.resolve(request.slice, identity).is_ok()),
     }
+}
+
+/// Pushes; what is refused must change nothing.
+fn change(push: &Push<'_>, meter: &mut Meter) -> bool {
+    let values = || SHARD.pull(0, push.slice).map(|s| (s.version, s.as_ref().to_vec()));
+    let before = values();
+    let result = meter.during(|| push_now(push));
+    assert!(result.is_ok() || before == values(), "a refused frame changed its slice");
+    result.is_ok()
 }
 
 fn push_now(push: &Push<'_>) -> Result<Applied> {
@@ -147,6 +161,41 @@ fn header() -> impl Strategy<Value = pb::Header> {
     )
 }
 
+/// Sparse messages: parts of some rows, mostly with a payload of their length; the rows mostly ascend.
+fn parts() -> impl Strategy<Value = (pb::Header, Vec<u8>)> {
+    let row = prop_oneof![9 => 0..ELEMENTS as u32, 1 => any::<u32>()];
+    let part = (
+        number(3),
+        prop::collection::vec(row, 0..5),
+        prop_oneof![6 => Just(None), 1 => any::<Option<u32>>()],
+    );
+    let list = || prop::collection::vec(number(4), 0..4);
+    let table = prop_oneof![4 => Just(None), 1 => (list(), list()).prop_map(Some)];
+    (header(), prop::collection::vec(part, 0..4), table, 0..9_u8).prop_map(|(header, parts, table, odd)| {
+        let mut header = pb::Header { slice: 0, count: 0, ..header };
+        header.kind = if odd & 1 == 0 { pb::Kind::Gradient } else { pb::Kind::Pull }.into();
+        (header.codec, header.base_version) = (pb::Codec::Float32.into(), None);
+        let mut payload = Vec::new();
+        for (slice, mut rows, elements) in parts {
+            if odd < 7 {
+                rows.sort_unstable();
+            }
+            payload.extend(rows.iter().flat_map(|row| row.to_le_bytes()));
+            let pushed = if odd & 1 == 0 { rows.len() as u32 } else { 0 };
+            let elements = elements.unwrap_or(pushed);
+            payload.extend((0..pushed).flat_map(|x| (x as f32).to_le_bytes()));
+            header.parts.push(pb::Part { slice, count: rows.len() as _, elements });
+        }
+        header.table = table.map(|(base_versions, base_owns)| {
+            Box::new(pb::PartTable { base_versions, base_owns, ..pb::PartTable::default() })
+        });
+        if odd == 8 {
+            payload.pop();
+        }
+        (header, payload)
+    })
+}
+
 fn payload() -> impl Strategy<Value = Vec<u8>> {
     let floats = |n: usize| {
         prop::collection::vec(any::<f32>(), n)
@@ -179,6 +228,7 @@ fn any_bytes_that_arrive_as_a_frame() {
     well_formed_frames_do_get_through();
     a_count_is_not_believed();
     frames_with_any_fields();
+    sparse_frames();
     messages_of_any_bytes();
 }
 
@@ -189,6 +239,14 @@ fn frames_with_any_fields() {
         offer(&pb::Frame { header: Some(header), payload: payload.into() });
     });
     assert!(hostile.get() > 1000, "{} hostile counts", hostile.get());
+}
+
+fn sparse_frames() {
+    let done = Cell::new(0);
+    check(parts(), |(header, payload)| {
+        done.set(done.get() + u32::from(offer(&pb::Frame { header: Some(header), payload: payload.into() })));
+    });
+    assert!(done.get() > 1000, "{} sparse frames did something", done.get());
 }
 
 fn messages_of_any_bytes() {
