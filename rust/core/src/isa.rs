@@ -36,7 +36,13 @@ impl Isa {
     }
 
     /// Whether this CPU has it.
+    #[inline]
     pub fn is_available(self) -> bool {
+        static AVAILABLE: OnceLock<[bool; Isa::ALL.len()]> = OnceLock::new();
+        AVAILABLE.get_or_init(|| Self::ALL.map(Self::detect))[self as usize]
+    }
+
+    fn detect(self) -> bool {
         match self {
             Self::Scalar => true,
             #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -48,7 +54,7 @@ impl Isa {
             }
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             Self::Avx512 => {
-                Self::Avx2.is_available()
+                Self::Avx2.detect()
                     && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
@@ -107,6 +113,18 @@ impl Isa {
             _ => kernel.run(),
         }
     }
+}
+
+/// Asks for memory that will be read soon; a hint that changes nothing.
+#[inline(always)]
+pub(crate) fn prefetch<T>(values: &[T]) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    for at in (0..size_of_val(values)).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint may name any address; SSE is part of x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().cast::<i8>().wrapping_add(at)) };
+    }
+    let _ = values;
 }
 
 /// A loop to be compiled once per instruction set. `run` and all that it calls must be `#[inline(always)]`.

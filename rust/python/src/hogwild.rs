@@ -3,7 +3,7 @@
 use crate::call::{BRIEF, SLICE};
 use crate::errors::{OrRaise, config, raise};
 use fastps_core::error::{Error, Kind};
-use fastps_core::factorize::{Factors, Ratings, Rule};
+use fastps_core::factorize::{Factors, Ratings, Rule, shuffle_by_user};
 use fastps_core::linear::{Csr, Examples, Linear, Loss, Rows, Schedule, Settings, Stop, shuffle};
 use numpy::{Element, PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2};
 use numpy::{PyUntypedArrayMethods, ndarray::Dimension};
@@ -331,7 +331,7 @@ impl FactorTrainer {
         self.with(py, |ratings, State { model, order }| {
             interruptible(py, self.rank * order.len(), |stop| {
                 if let Some(seed) = seed {
-                    shuffle(order, seed);
+                    shuffle_by_user(order, ratings.users, model.counts().0, seed);
                 }
                 model.pass(ratings, order, rule, self.threads, stop)
             })

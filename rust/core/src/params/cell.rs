@@ -74,6 +74,7 @@ impl RacyBuffer {
 
     /// Loads the elements from `at`. Every lane is one relaxed load. At a multiple of 16 no vector straddles a cache
     /// line, which is faster.
+    #[inline(always)]
     pub(crate) fn load(&self, isa: Isa, at: usize, out: &mut [f32]) {
         assert!(self.holds(at, out.len()), "a block outside its buffer");
         let base = self.lines().as_ptr().cast::<f32>().wrapping_add(at);
@@ -83,6 +84,7 @@ impl RacyBuffer {
     }
 
     /// Stores the elements from `at`. Every lane is one relaxed store.
+    #[inline(always)]
     pub(crate) fn store(&self, isa: Isa, at: usize, values: &[f32]) {
         assert!(self.holds(at, values.len()), "a block outside its buffer");
         let base = self.lines().as_ptr().cast::<f32>().cast_mut().wrapping_add(at);
@@ -243,6 +245,7 @@ mod vectors {
 
     /// # Safety
     /// `base` is valid for atomic loads of `out.len()` lanes and aligned to one.
+    #[inline(always)]
     pub(super) unsafe fn load(isa: Isa, base: *const f32, out: &mut [f32]) -> usize {
         match isa {
             // SAFETY: the caller's promise; `is_available` proves the feature.
@@ -255,6 +258,7 @@ mod vectors {
 
     /// # Safety
     /// `base` is valid for atomic stores of `values.len()` lanes and aligned to one.
+    #[inline(always)]
     pub(super) unsafe fn store(isa: Isa, base: *mut f32, values: &[f32]) -> usize {
         match isa {
             // SAFETY: the caller's promise; `is_available` proves the feature.
@@ -278,6 +282,7 @@ mod vectors {
 
     /// # Safety
     /// `base` is valid for atomic loads of `out.len()` lanes and aligned to one.
+    #[inline(always)]
     pub(super) unsafe fn load(isa: Isa, base: *const f32, out: &mut [f32]) -> usize {
         match isa {
             // SAFETY: the caller's promise; every AArch64 CPU of this target has NEON.
@@ -288,6 +293,7 @@ mod vectors {
 
     /// # Safety
     /// `base` is valid for atomic stores of `values.len()` lanes and aligned to one.
+    #[inline(always)]
     pub(super) unsafe fn store(isa: Isa, base: *mut f32, values: &[f32]) -> usize {
         match isa {
             // SAFETY: the caller's promise; every AArch64 CPU of this target has NEON.
