@@ -19,43 +19,41 @@ use super::shared::Region;
 use crate::fault::fault;
 use crate::isa::Isa;
 use crate::sync::{Arc, AtomicU32, Ordering};
+use std::ptr::NonNull;
 
 /// Float32 values that several threads load and store at once.
 pub(crate) struct RacyBuffer {
-    lanes: Lanes,
+    first: NonNull<AtomicU32>,
     len: usize,
+    /// What `first` points into.
+    _memory: Memory,
 }
+
+// SAFETY: `first` points to atomics, which every thread may use, in memory that goes with the buffer.
+unsafe impl Send for RacyBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for RacyBuffer {}
 
 /// A cache line of lanes; atomics may be changed through a shared reference, by every thread.
 #[repr(C, align(64))]
 pub(super) struct Line([AtomicU32; 16]);
 
-enum Lanes {
-    Own(Box<[Line]>),
-    /// In memory that other processes have, too, from this byte on.
-    Shared(Arc<Region>, usize),
+enum Memory {
+    Own(#[allow(dead_code)] Vec<Line>),
+    /// Other processes have it, too.
+    Shared(#[allow(dead_code)] Arc<Region>),
 }
 
 impl RacyBuffer {
     pub(crate) fn filled(len: usize, value: f32) -> Self {
-        let lines = len.div_ceil(16);
         let line = || Line(std::array::from_fn(|_| AtomicU32::new(value.to_bits())));
-        Self { lanes: Lanes::Own((0..lines).map(|_| line()).collect()), len }
+        let lines: Vec<_> = (0..len.div_ceil(16)).map(|_| line()).collect();
+        Self { first: first(&lines), len, _memory: Memory::Own(lines) }
     }
 
     /// The `len` values of a region from byte `at`, as they are.
     pub(crate) fn shared(region: Arc<Region>, at: usize, len: usize) -> Self {
-        let buffer = Self { lanes: Lanes::Shared(region, at), len };
-        // Outside the region this panics here, and not later.
-        let _ = buffer.lines();
-        buffer
-    }
-
-    fn lines(&self) -> &[Line] {
-        match &self.lanes {
-            Lanes::Own(lines) => lines,
-            Lanes::Shared(region, at) => region.lines(*at, self.len.div_ceil(16)),
-        }
+        Self { first: first(region.lines(at, len.div_ceil(16))), len, _memory: Memory::Shared(region) }
     }
 
     /// Bytes of memory that `len` values take.
@@ -69,7 +67,9 @@ impl RacyBuffer {
 
     #[inline(always)]
     fn lane(&self, i: usize) -> &AtomicU32 {
-        &self.lines()[i / 16].0[i % 16]
+        assert!(i < self.len, "an element outside its buffer");
+        // SAFETY: inside the memory, as just seen; atomics are initialised and valid for as long as it is.
+        unsafe { self.first.add(i).as_ref() }
     }
 
     /// Loads the elements from `at`. Every lane is one relaxed load. At a multiple of 16 no vector straddles a cache
@@ -77,7 +77,7 @@ impl RacyBuffer {
     #[inline(always)]
     pub(crate) fn load(&self, isa: Isa, at: usize, out: &mut [f32]) {
         assert!(self.holds(at, out.len()), "a block outside its buffer");
-        let base = self.lines().as_ptr().cast::<f32>().wrapping_add(at);
+        let base = self.first.as_ptr().cast::<f32>().cast_const().wrapping_add(at);
         // SAFETY: the assertion keeps every vector inside the buffer, which `self` keeps alive; lanes are aligned.
         let done = unsafe { vectors::load(isa, base, out) };
         load_scalar(self, at + done, &mut out[done..]);
@@ -87,7 +87,7 @@ impl RacyBuffer {
     #[inline(always)]
     pub(crate) fn store(&self, isa: Isa, at: usize, values: &[f32]) {
         assert!(self.holds(at, values.len()), "a block outside its buffer");
-        let base = self.lines().as_ptr().cast::<f32>().cast_mut().wrapping_add(at);
+        let base = self.first.as_ptr().cast::<f32>().wrapping_add(at);
         // SAFETY: as in `load`; the lanes are atomics, so storing through a shared reference is allowed.
         let done = unsafe { vectors::store(isa, base, values) };
         store_scalar(self, at + done, &values[done..]);
@@ -120,6 +120,11 @@ impl std::fmt::Debug for RacyBuffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RacyBuffer").field("len", &self.len).finish_non_exhaustive()
     }
+}
+
+/// The first lane of some lines, side by side as they are.
+fn first(lines: &[Line]) -> NonNull<AtomicU32> {
+    NonNull::from(lines).cast()
 }
 
 fn load_scalar(buffer: &RacyBuffer, at: usize, out: &mut [f32]) {
