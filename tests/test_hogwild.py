@@ -7,6 +7,7 @@ from __future__ import annotations
 import gzip
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -315,12 +316,15 @@ def test_importing_fastps_does_not_import_scikit_learn_and_without_it_says_what_
 
 
 @pytest.mark.parametrize(
-    ("example", "shown"), [("text_classification", "accuracy 0.9"), ("recommender", "RMSE 0.")]
+    ("example", "figure", "low", "high"),
+    [("text_classification", "accuracy", 0.9, 1.0), ("recommender", "RMSE", 0.1, 1.0)],
 )
-def test_examples(example, shown):
+def test_examples(example, figure, low, high):
     path = Path(__file__).resolve().parent.parent / f"examples/{example}.py"
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60, check=True)
-    assert shown in done.stdout
+    shown = re.search(rf"{figure} (\d\.\d+)", done.stdout)
+    assert shown, done.stdout
+    assert low <= float(shown[1]) <= high
 
 
 @pytest.mark.skipif("FASTPS_DATA_DIR" not in os.environ, reason="FASTPS_DATA_DIR is not set")
@@ -332,10 +336,14 @@ def test_a9a_as_accurate_as_scikit_learn():
             X, y = load_svmlight_file(file, n_features=123, dtype=np.float32)
         parts.append((X, (y > 0).astype(int)))
     (X, y), test = parts
-    settings = {"loss": "log_loss", "max_iter": 10, "tol": None, "average": True}
-    theirs = np.mean(
-        [SGDClassifier(**settings, random_state=k).fit(X.toarray(), y).score(*test) for k in (0, 1)]
-    )
-    for n_jobs in (1, 2):
-        models = [HogwildClassifier(**settings, n_jobs=n_jobs, random_state=k).fit(X, y) for k in (0, 1)]
-        assert np.mean([model.score(*test) for model in models]) == pytest.approx(theirs, abs=0.003)
+    for average, n_jobs in ((True, 1), (True, 2), (False, 1), (False, 2)):
+        settings = {"loss": "log_loss", "max_iter": 10, "tol": None, "average": average}
+        scores: dict[str, list[float]] = {"theirs": [], "ours": []}
+        for seed in (0, 1):
+            theirs = SGDClassifier(**settings, random_state=seed).fit(X.toarray(), y)
+            ours = HogwildClassifier(**settings, n_jobs=n_jobs, random_state=seed).fit(X, y)
+            scores["theirs"].append(theirs.score(*test))
+            scores["ours"].append(ours.score(*test))
+        # What two threads lose depends on timing; the seeds alone differ by 0.002.
+        allowed = 0.003 if n_jobs == 1 else 0.01
+        assert np.mean(scores["ours"]) > np.mean(scores["theirs"]) - allowed

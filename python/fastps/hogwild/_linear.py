@@ -261,7 +261,8 @@ class HogwildClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
     early_stopping, validation_fraction, n_iter_no_change, class_weight, warm_start, average :
         as in `SGDClassifier`
     verbose : 1 shows progress on standard error
-    n_jobs : threads that train at once; None is 1, -1 all CPUs
+    n_jobs : threads that train at once; None is 1, -1 all CPUs. One alone begins while the steps of
+        "optimal" are very long, and makes an `average`
     callback : called with an `Epoch` after each epoch; ends training by returning True
 
     Attributes

@@ -173,7 +173,14 @@ impl Linear {
         stop: Stop<'_>,
     ) -> Result<Pass> {
         let clock = Clock::new(&self.settings, self.t, self.truncation);
-        let alone = threads <= 1 || clock.kept() < STEEP;
+        let warm_up = self.settings.warm_up().saturating_sub(self.t) as usize;
+        // What a race loses of a sum over all time is not small any more, so an average is made by one thread.
+        let alone = threads <= 1 || warm_up > 0 || self.settings.average > 0 || clock.kept() < STEEP;
+        let order = match warm_up {
+            1.. if threads > 1 => &examples.order[..warm_up.min(examples.order.len())],
+            _ => examples.order,
+        };
+        let examples = Examples { order, ..examples };
         let deal = Deal::new(examples.order.len(), BLOCK, stop);
         let smallest = if self.settings.average > 0 { SMALLEST_AVERAGED } else { SMALLEST };
         let worker = Worker { model: self, examples, deal: &deal, alone, smallest, want_loss };

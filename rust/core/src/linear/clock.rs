@@ -99,6 +99,12 @@ impl Settings {
         if self.penalty { self.alpha * self.l1_ratio } else { 0.0 }
     }
 
+    /// The count up to which steps are so long that threads would throw each other about: those of `Optimal` until they are
+    /// a tenth of the first. One thread takes them alone (the warm start of Dean et al. 2012).
+    pub(super) fn warm_up(&self) -> u64 {
+        if self.schedule == Schedule::Optimal { (9.0 * self.first()) as u64 } else { 0 }
+    }
+
     /// t0 of `Optimal`: its first step is what a coefficient of typical size would take.
     fn first(&self) -> f64 {
         let typical = self.alpha.sqrt().recip().sqrt();
