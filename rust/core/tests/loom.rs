@@ -79,6 +79,7 @@ fn push_as(shard: &Shard, slice: SliceId, identity: Identity, once: bool) -> Ans
     let sent = answers.clone();
     let push = Push {
         slice,
+        indices: None,
         action: Action::Gradient,
         identity,
         base: None,
