@@ -84,9 +84,10 @@ impl TensorSpec {
         self.checked_elements().unwrap_or(0)
     }
 
-    /// Elements of a row: of what one index of the first dimension names.
+    /// Elements of a row: of what one index of the first dimension names; 0 where an empty tensor's would be too many.
     pub fn row_width(&self) -> usize {
-        self.shape.iter().skip(1).product::<u64>() as usize
+        let width = self.shape.iter().skip(1).try_fold(1_u64, |n, d| n.checked_mul(*d));
+        width.unwrap_or(0) as usize
     }
 
     /// Number of slices; an empty tensor has one empty slice.
@@ -151,5 +152,9 @@ mod tests {
         assert_eq!(spec(&[1 << 60]).validate().unwrap_err().kind, Kind::Shape);
         assert_eq!(spec(&[1 << 40, 1 << 40]).validate().unwrap_err().kind, Kind::Shape);
         assert_eq!(spec(&[1; 33]).validate().unwrap_err().kind, Kind::Shape);
+        // Empty, so it is a tensor, whatever its rows would be.
+        let empty = spec(&[0, 1 << 40, 1 << 40]);
+        assert!(empty.validate().is_ok());
+        assert_eq!((empty.elements(), empty.row_width()), (0, 0));
     }
 }
