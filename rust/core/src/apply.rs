@@ -126,7 +126,7 @@ impl<const N: usize> Storage for Hogwild<'_, N> {
         self.params.store(self.isa, at, params);
         if let Some((counts, kept)) = probe {
             // Loaded and stored as the values are: who is overwritten there is overwritten here.
-            counts.kept().store(kept + 1, Ordering::Relaxed);
+            counts.kept().store(kept.wrapping_add(1), Ordering::Relaxed);
             counts.probed().fetch_add(1, Ordering::Relaxed);
         }
         for (memory, buffer) in state.iter().zip(self.state) {

@@ -129,7 +129,7 @@ impl Directory {
             .map_err(|error| Error::new(Kind::Internal, error.to_string()).tensor(spec.name.clone()))?;
         let layout = Layout::of(spec, text.len())?;
         let at = self.end();
-        let end = at + layout.end;
+        let end = at.checked_add(layout.end).ok_or_else(|| broken("it ends nowhere"))?;
         self.memory.grow(end).map_err(|error| error.tensor(spec.name.clone()))?;
         if fault("published_early") {
             self.head.counters(0, WORDS)[END].store(end, Ordering::Release);
@@ -169,8 +169,6 @@ impl Directory {
     }
 
     fn entry(&self, at: u64, end: u64) -> Result<SharedTensor> {
-        let broken =
-            |what: &str| Error::new(Kind::Internal, format!("a shared store with a broken list: {what}"));
         let mut prefix = [0; PREFIX / 8];
         self.memory.read(at, bytemuck::cast_slice_mut(&mut prefix))?;
         let [magic, len] = prefix;
@@ -192,6 +190,10 @@ impl Directory {
     fn end(&self) -> u64 {
         self.head.counters(0, WORDS)[END].load(Ordering::Acquire)
     }
+}
+
+fn broken(what: &str) -> Error {
+    Error::new(Kind::Internal, format!("a shared store with a broken list: {what}"))
 }
 
 /// Process, descriptor and number of an address.

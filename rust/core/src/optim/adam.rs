@@ -140,7 +140,7 @@ pub(super) fn corrections(beta1: f64, beta2: f64, step: u64) -> (f64, f64) {
     {
         return answer;
     }
-    let t = (step + 1) as f64;
+    let t = step as f64 + 1.0;
     let answer = (1.0 - beta1.powf(t), (1.0 - beta2.powf(t)).powf(0.5));
     LAST.set(Some((asked, answer)));
     answer

@@ -96,7 +96,7 @@ impl HogwildMemory {
         }
         let mut identities = lock(&self.identities);
         let bump = u64::from(!fault("version_not_bumped"));
-        let version = self.counts.version().fetch_add(bump, Ordering::AcqRel) + 1;
+        let version = self.counts.version().fetch_add(bump, Ordering::AcqRel).wrapping_add(1);
         let own = identities.count_own(push.identity.client);
         let applied = Applied {
             version,
