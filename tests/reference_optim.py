@@ -314,8 +314,9 @@ class Ftrl(Reference):
         z = fma(-sigma, p, z + g)
         self.state = {"z": z, "n": total}
         divisor = fma(F32(self.beta) + sqrt(total), rate, F32(self.l2))
-        moved = (z - np.copysign(F32(self.l1), z)) / -divisor
-        return np.where(np.abs(z) <= F32(self.l1), F32(0), moved)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            moved = (z - np.copysign(F32(self.l1), z)) / -divisor
+        return np.where((np.abs(z) <= F32(self.l1)) | (divisor == 0), F32(0), moved)
 
 
 OPTIMIZERS: dict[str, type[Reference]] = {

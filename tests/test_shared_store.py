@@ -155,6 +155,15 @@ def test_what_it_refuses(store):
     assert fastps.Store().address is None
 
 
+def test_what_does_not_fit_is_published_to_nobody():
+    with fastps.Store(shared=True, memory_limit=1 << 20) as small, fastps.Store.open(small.address) as other:
+        with pytest.raises(fastps.CapacityError, match="large"):
+            small.register("large", np.zeros(1 << 20, np.float32), optimizer=SGD, apply="hogwild")
+        assert small.names() == other.names() == []
+        small.register("fits", np.zeros(4, np.float32), optimizer=SGD, apply="hogwild")
+        assert small.names() == other.names() == ["fits"]
+
+
 def test_addresses_of_what_is_not_there(store):
     with pytest.raises(fastps.ConfigError, match="invalid address"):
         fastps.Store.open("nowhere")

@@ -77,12 +77,7 @@ impl Shard {
         slices: &[(SliceId, usize)],
     ) -> Result<()> {
         spec.validate()?;
-        let bytes = |index: &usize| Slice::memory_for(spec, spec.slice_range(*index).len());
-        let needed = slices.iter().map(|(_, index)| bytes(index)).sum();
-        let mut charge = self
-            .meter
-            .take(Purpose::Slices, needed)
-            .map_err(|error| error.tensor(spec.name.clone()).shard(self.index()))?;
+        let mut charge = self.take_memory(spec, slices.iter().map(|(_, index)| *index))?;
         let whole = |(_, index): &&(SliceId, usize)| spec.slice_range(*index).len() == spec.dtype.slice_len();
         let mut pieces = Slice::pieces(spec, slices.iter().filter(whole).count());
         let made: Vec<_> = slices
@@ -93,7 +88,7 @@ impl Shard {
                     sink: self.config.sink.clone(),
                     counters: self.counters.clone(),
                     meter: self.meter.clone(),
-                    charge: charge.split(bytes(index)),
+                    charge: charge.split(Slice::memory_for(spec, spec.slice_range(*index).len())),
                     shared: shared.cloned(),
                 };
                 Arc::new(Slice::new(*id, spec, *index, group, place, &mut pieces))
@@ -113,6 +108,18 @@ impl Shard {
             all.insert(slice.id(), slice);
         }
         Ok(())
+    }
+
+    /// Takes what these slices of a tensor need.
+    pub(crate) fn take_memory(
+        &self,
+        spec: &TensorSpec,
+        slices: impl IntoIterator<Item = usize>,
+    ) -> Result<Charge> {
+        let bytes = |index| Slice::memory_for(spec, spec.slice_range(index).len());
+        let needed = slices.into_iter().map(bytes).sum();
+        let taken = self.meter.take(Purpose::Slices, needed);
+        taken.map_err(|error| error.tensor(spec.name.clone()).shard(self.index()))
     }
 
     /// Frees slices; unknown ones are ignored. Pulls that are being sent keep their values until they are done.

@@ -309,6 +309,8 @@ impl Store {
         if let Some(tensor) = self.tensors().get(&spec.name) {
             return same_spec(&tensor.spec, spec);
         }
+        // What this process cannot hold, it publishes to nobody.
+        drop(self.shared.shard.take_memory(spec, 0..spec.slice_count())?);
         directory.append(spec, values.bytes())?;
         self.refresh()
     }

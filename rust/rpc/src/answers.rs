@@ -65,21 +65,12 @@ pub(crate) enum Owed {
         applied: Option<Applied>,
         pin: Pin,
     },
-    /// Values of rows, which the header says more about.
+    /// Values of rows, with a header that says more about them; its memory.
     Rows {
         header: Box<pb::Header>,
         pin: Pin,
+        charge: Charge,
     },
-    /// A large frame: one of the few that a connection may owe.
-    Large(Box<pb::Frame>, #[allow(dead_code, reason = "it is dropped")] Large),
-}
-
-/// What a large answer takes while it waits.
-#[derive(Debug)]
-pub(crate) struct Large {
-    pub(crate) permit: OwnedSemaphorePermit,
-    #[allow(dead_code, reason = "it is dropped")]
-    pub(crate) charge: Charge,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -199,10 +190,10 @@ impl Stream for Answers {
         Poll::Ready(match ready!(self.queue.poll_recv(context)).map(|answer| answer.what) {
             None => None,
             Some(Err(status)) => Some(Err(status)),
-            Some(Ok(Owed::Frame(frame) | Owed::Large(frame, _))) => Some(Ok(*frame)),
-            Some(Ok(Owed::Rows { header, pin })) => match pin.take() {
+            Some(Ok(Owed::Frame(frame))) => Some(Ok(*frame)),
+            Some(Ok(Owed::Rows { header, pin, charge })) => match pin.take() {
                 Some(snapshot) => {
-                    Some(Ok(pb::Frame { header: Some(*header), payload: convert::keeping(snapshot, ()) }))
+                    Some(Ok(pb::Frame { header: Some(*header), payload: convert::keeping(snapshot, charge) }))
                 }
                 None => self.shared.status().map(Err),
             },

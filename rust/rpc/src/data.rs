@@ -3,38 +3,31 @@
 //! A place in the bounded queue of answers is taken before a frame is read, so a completion never waits and a client
 //! that does not read stops only its own stream. A connection holds at most two pins: see `answers`.
 
-use crate::answers::{Answer, Answers, Large, MAX_OWED, Owed, Place, Shared};
-use crate::convert::{self, Parts, Request, Route, Verb};
+mod sparse;
+
+use crate::answers::{Answer, Answers, MAX_OWED, Owed, Place, Shared};
+use crate::convert::{self, Request, Route, Verb};
 use crate::incoming::Peer;
 use crate::node::{Node, Phase};
 use crate::wire::{Messages, Spin};
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::{Applied, Push};
-use fastps_core::identity::Completion;
-use fastps_core::shard::Purpose;
 use fastps_core::slice::{Resolved, Slice, Snapshot};
 use fastps_core::tensor::SliceId;
-use fastps_core::verbs::SliceVersion;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::data_server::Data;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::{Sender, UnboundedReceiver, channel, unbounded_channel};
-use tokio::sync::oneshot;
+use tokio::sync::mpsc::{Sender, channel};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tonic::{Status, Streaming};
 
 /// How long a push waits for readers to let go of the memory that it needs, before the slowest one is reset.
 const PATIENCE: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(5);
-
-/// What an answer takes for each part of a sparse message.
-const PART_BYTES: u64 = 64;
-
-/// The outcomes of parts that a policy holds.
-type Late = UnboundedReceiver<(usize, Result<Applied>)>;
 
 /// The data service of one shard.
 #[derive(Clone, Debug)]
@@ -199,19 +192,6 @@ impl Exchange {
         admitted.map_err(|error| error.tensor(slice.spec().name.clone()))
     }
 
-    /// The same of a part of a sparse message.
-    fn admit_part(
-        &self,
-        slice: SliceId,
-        route: Route,
-        dtype: Option<DType>,
-        now: Instant,
-    ) -> Result<Arc<Slice>> {
-        let slice = self.admit_to(slice, route, dtype)?;
-        self.admit_reserved(&slice, None, route.client, now)?;
-        Ok(slice)
-    }
-
     async fn perform(&self, request: &Request<'_>, place: Place) {
         let Request { tag, slice, .. } = *request;
         let client = request.route.client;
@@ -309,127 +289,6 @@ impl Exchange {
         true
     }
 
-    /// Sparse gradients: each part is applied or refused by itself, and one answer tells all.
-    async fn push_parts(&self, tag: u64, route: Route, parts: Parts<'_>, dtype: DType, place: Place) {
-        let large = match self.large(parts.len()).await {
-            Ok(large) => large,
-            Err(error) => return self.refuse(place, tag, error),
-        };
-        let (late, answers) = unbounded_channel();
-        let (mut outcomes, begin) = (Vec::with_capacity(parts.len()), Instant::now());
-        for (k, part) in parts.iter().enumerate() {
-            let slice = self.admit_part(part.slice, route, Some(dtype), begin);
-            let (Ok(slice), Some(push)) = (&slice, parts.push(k, part)) else {
-                outcomes.push(slice.err().map(Err));
-                continue;
-            };
-            outcomes.push(loop {
-                let later = || -> Completion {
-                    let late = late.clone();
-                    Box::new(move |outcome| drop(late.send((k, outcome))))
-                };
-                match self.node.shard.push_to(slice, &push, later) {
-                    Some(Err(error))
-                        if error.kind == Kind::Capacity && self.wait_for_readers(push.slice, begin).await => {
-                    }
-                    outcome => break outcome,
-                }
-            });
-        }
-        drop(late);
-        if outcomes.iter().all(Option::is_some) {
-            return self.answer_parts(tag, route.client, outcomes, large, place);
-        }
-        let stream = self.clone();
-        tokio::spawn(async move {
-            stream.await_parts(answers, &mut outcomes).await;
-            stream.answer_parts(tag, route.client, outcomes, large, place);
-        });
-    }
-
-    /// Waits for the parts that a policy holds.
-    async fn await_parts(&self, mut answers: Late, outcomes: &mut [Option<Result<Applied>>]) {
-        while let Some((k, outcome)) = answers.recv().await {
-            outcomes[k] = Some(outcome);
-        }
-    }
-
-    fn answer_parts(
-        &self,
-        tag: u64,
-        client: u64,
-        outcomes: Vec<Option<Result<Applied>>>,
-        large: Large,
-        place: Place,
-    ) {
-        let lost = || Err(Error::new(Kind::Internal, "a push was not completed"));
-        let index = self.node.index();
-        let told = |outcome: Option<Result<Applied>>| {
-            outcome.unwrap_or_else(lost).map_err(|error| error.shard(index))
-        };
-        let outcomes: Vec<_> = outcomes.into_iter().map(told).collect();
-        let new = outcomes.iter().flatten().filter(|applied| !applied.duplicate).count();
-        self.node.sessions.count_applied(client, new as u64);
-        let refused = outcomes.iter().filter(|outcome| outcome.is_err()).count();
-        self.node.frames_refused.fetch_add(refused as u64, Ordering::Relaxed);
-        place.send(Ok(Owed::Large(Box::new(convert::receipts(tag, &outcomes)), large)));
-    }
-
-    /// Takes what a large answer needs: one of the connection's pins, and memory.
-    async fn large(&self, parts: usize) -> Result<Large> {
-        let permit = self.peer.pins.clone().acquire_owned().await;
-        let permit = permit.map_err(|_| Error::new(Kind::Internal, "the connection's pins are closed"))?;
-        let charge = self.node.shard.meter().take(Purpose::Answers, PART_BYTES * parts as u64)?;
-        Ok(Large { permit, charge })
-    }
-
-    /// Rows of many slices, in one answer.
-    async fn pull_parts(&self, tag: u64, route: Route, parts: Parts<'_>, place: Place) {
-        let large = match self.large(parts.len()).await {
-            Ok(large) => large,
-            Err(error) => return self.refuse(place, tag, error),
-        };
-        match self.gather(route, parts) {
-            Ok((outcomes, values)) => {
-                let elements = values.as_ref().len() / values.dtype.size();
-                let header = convert::rows_header(tag, values.dtype, elements, &outcomes);
-                let pin = self.node.pins.add(values, &self.shared, large.permit);
-                place.send(Ok(Owed::Rows { header: Box::new(header), pin }));
-            }
-            Err(error) => self.refuse(place, tag, error),
-        }
-    }
-
-    /// What became of each part, and the values of all.
-    fn gather(&self, route: Route, parts: Parts<'_>) -> Result<(Vec<Result<SliceVersion>>, Snapshot)> {
-        let (now, dtype) = (Instant::now(), DType::Float32);
-        let mut elements = 0;
-        let slices: Vec<_> = parts
-            .iter()
-            .map(|part| {
-                let slice = self.admit_part(part.slice, route, None, now)?;
-                elements += slice.row_elements(part.indices)?;
-                Ok((slice, part.indices))
-            })
-            .collect();
-        if elements > dtype.slice_len() {
-            let error = Error::new(Kind::Frame, "the rows of one message have too many elements");
-            return Err(error.expected(format!("at most {}", dtype.slice_len()), elements));
-        }
-        let bytes = dtype.size() * elements;
-        let charge = self.node.shard.meter().take(Purpose::Copies, bytes as u64)?;
-        self.shared.make_room(bytes)?;
-        let mut values = Vec::with_capacity(bytes);
-        let index = self.node.index();
-        let pull = |part: Result<(Arc<Slice>, _)>| {
-            let pulled =
-                part.and_then(|(slice, indices)| slice.pull_rows(route.client, indices, &mut values));
-            pulled.map_err(|error: Error| error.shard(index))
-        };
-        let outcomes = slices.into_iter().map(pull).collect();
-        Ok((outcomes, Snapshot::of_rows(dtype, values, charge)))
-    }
-
     /// A push whose answer is the new values. Where a policy holds it, later frames do not wait for it.
     async fn push_pull(&self, tag: u64, push: &Push<'_>, place: Place) {
         let (slice, client) = (push.slice, push.identity.client);
@@ -471,8 +330,9 @@ impl Exchange {
         applied: Option<Applied>,
         pull: impl Fn() -> Result<Snapshot>,
     ) {
-        let Ok(permit) = self.peer.pins.clone().acquire_owned().await else {
-            return self.refuse(place, tag, Error::new(Kind::Internal, "the connection's pins are closed"));
+        let permit = match self.pin().await {
+            Ok(permit) => permit,
+            Err(error) => return self.refuse(place, tag, error),
         };
         let begin = Instant::now();
         loop {
@@ -495,6 +355,12 @@ impl Exchange {
                 Err(_) => tokio::time::sleep(PAUSE).await,
             }
         }
+    }
+
+    /// One of the connection's pins.
+    async fn pin(&self) -> Result<OwnedSemaphorePermit> {
+        let closed = |_| Error::new(Kind::Internal, "the connection's pins are closed");
+        self.peer.pins.clone().acquire_owned().await.map_err(closed)
     }
 
     fn count(&self, client: u64, applied: &Applied) {

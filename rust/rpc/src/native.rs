@@ -121,12 +121,12 @@ async fn write(mut answers: Answers, mut outbox: Outbox) -> Result<(), h2::Error
             return outbox.finish(trailers(&Status::new(Code::Ok, "")));
         };
         match what {
-            Ok(Owed::Frame(frame) | Owed::Large(frame, _)) => outbox.send(*frame, Some(busy))?,
-            Ok(Owed::Rows { header, pin }) => {
+            Ok(Owed::Frame(frame)) => outbox.send(*frame, Some(busy))?,
+            Ok(Owed::Rows { header, pin, charge }) => {
                 let Some(snapshot) = pin.lend() else {
                     return Ok(());
                 };
-                let payload = convert::keeping(snapshot, pin);
+                let payload = convert::keeping(snapshot, (pin, charge));
                 outbox.send(pb::Frame { header: Some(*header), payload }, Some(busy))?;
             }
             Ok(Owed::Values { tag, applied, pin }) => {

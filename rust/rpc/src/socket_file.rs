@@ -2,12 +2,16 @@
 //! it. One that a killed server left behind is replaced; one that somebody listens on is not.
 
 use fastps_core::error::{Error, Kind, Result};
-use rustix::fs::{FlockOperation, flock};
-use std::fs::{self, File, Metadata, Permissions};
+use std::fs::{self, File, Metadata, Permissions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long another server may hold the folder; anybody who can read it can.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// A listener at a path. Its file goes before it stops listening, so nobody can have replaced it by then.
 #[derive(Debug)]
@@ -33,7 +37,7 @@ impl SocketFile {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = File::open(folder.unwrap_or(Path::new("."))).map_err(failed)?;
         // Two servers that start at once do not remove each other's. Closing the folder ends this.
-        flock(&folder, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
+        lock(&folder).map_err(failed)?;
         make_way(path, failed)?;
         let listener = UnixListener::bind(path).map_err(failed)?;
         let name =
@@ -46,6 +50,27 @@ impl SocketFile {
 
     pub(crate) fn path(&self) -> &Path {
         &self.name.path
+    }
+}
+
+/// Waits until no other server is making its socket in the folder.
+fn lock(folder: &File) -> io::Result<()> {
+    let mut waited = Duration::ZERO;
+    loop {
+        match folder.try_lock() {
+            Err(TryLockError::WouldBlock) if waited < PATIENCE => {
+                std::thread::sleep(PAUSE);
+                waited += PAUSE;
+            }
+            other => {
+                return other.map_err(|error| match error {
+                    TryLockError::WouldBlock => {
+                        io::Error::new(ErrorKind::ResourceBusy, "its folder is locked by another process")
+                    }
+                    TryLockError::Error(error) => error,
+                });
+            }
+        }
     }
 }
 
@@ -135,6 +160,17 @@ mod tests {
         drop(first);
         assert!(path.exists());
         drop(second);
+        fs::remove_dir(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_somebody_locked_is_not_waited_for_for_ever() {
+        let path = place("locked");
+        let folder = File::open(path.parent().unwrap()).unwrap();
+        folder.lock().unwrap();
+        assert!(refusal(&path).contains("locked by another process"));
+        drop(folder);
+        drop(SocketFile::bind(&path).unwrap());
         fs::remove_dir(path.parent().unwrap()).unwrap();
     }
 

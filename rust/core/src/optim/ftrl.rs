@@ -7,7 +7,7 @@
 //! s   = (sqrt(m) - sqrt(n)) * rate           rate = 1 / lr in float64
 //! z   = fma(-s, p, z + g)
 //! n   = m
-//! p   = 0                                    |z| <= l1
+//! p   = 0                                    |z| <= l1 or d = 0
 //! p   = (z - copysign(l1, z)) / -d           otherwise; d = fma(beta + sqrt(n), rate, l2)
 //! ```
 //!
@@ -98,7 +98,8 @@ impl Step for FtrlRule {
             *n = sum;
             let d = (beta + sum.sqrt()).mul_add(rate, l2);
             let moved = (*z - l1.copysign(*z)) / -d;
-            *p = if z.abs() <= l1 { 0.0 } else { moved };
+            // Without beta and l2, d is 0 where the gradient's square is.
+            *p = if z.abs() <= l1 || d == 0.0 { 0.0 } else { moved };
         }
     }
 }
@@ -129,6 +130,13 @@ mod tests {
         // sqrt(25) - sqrt(9) = 2, so s = 2 / lr = 4: z = 1 + 4 - 4 * 0.5 = 3.
         let ftrl = Ftrl { lr: 0.5, beta: 0.0, ..Ftrl::default() };
         assert_eq!(one(ftrl, 0.5, (0.5, 1.0, 9.0), 4.0), (3.0 / -10.0, 3.0, 25.0));
+    }
+
+    #[test]
+    fn a_gradient_whose_square_is_zero_moves_nothing() {
+        let ftrl = Ftrl { beta: 0.0, ..Ftrl::default() };
+        assert_eq!(one(ftrl, 0.5, (0.0, 0.0, 0.0), 1e-30), (0.0, 1e-30, 0.0));
+        assert_eq!(one(ftrl, 0.5, (0.0, 0.0, 0.0), 0.0), (0.0, 0.0, 0.0));
     }
 
     #[test]

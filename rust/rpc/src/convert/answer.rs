@@ -64,15 +64,15 @@ pub(crate) fn snapshot(
     values(tag, dtype, state, applied, keeping(snapshot, keep))
 }
 
-/// The bytes of a snapshot.
-pub(crate) fn keeping(snapshot: Snapshot, keep: impl Send + 'static) -> Bytes {
-    struct Kept<T>(Snapshot, #[allow(dead_code, reason = "it is dropped")] T);
-    impl<T> AsRef<[u8]> for Kept<T> {
+/// Bytes, and what lives as long as they do.
+pub(crate) fn keeping(bytes: impl AsRef<[u8]> + Send + 'static, keep: impl Send + 'static) -> Bytes {
+    struct Kept<B, T>(B, #[allow(dead_code, reason = "it is dropped")] T);
+    impl<B: AsRef<[u8]>, T> AsRef<[u8]> for Kept<B, T> {
         fn as_ref(&self) -> &[u8] {
             self.0.as_ref()
         }
     }
-    Bytes::from_owner(Kept(snapshot, keep))
+    Bytes::from_owner(Kept(bytes, keep))
 }
 
 /// The version of a slice, and how many of its changes are the asker's own.

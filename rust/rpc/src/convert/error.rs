@@ -57,6 +57,17 @@ pub fn refusal(error: &Error) -> pb::Refusal {
     }
 }
 
+/// An error as it travels where many others do: what one can act on, in about 100 bytes.
+pub(super) fn brief_refusal(error: &Error) -> pb::Refusal {
+    pb::Refusal {
+        kind: kind_name(error.kind).to_owned(),
+        message: clipped(&error.message, 64),
+        shard: error.shard,
+        retry_after_ms: error.retry_after_ms,
+        ..Default::default()
+    }
+}
+
 /// An error as it arrived.
 pub fn error_from_refusal(refusal: pb::Refusal) -> Error {
     let some = |text: String| (!text.is_empty()).then_some(text);

@@ -1,11 +1,12 @@
 //! Sparse messages: many parts, one per slice, and what became of each.
 
+use super::error::brief_refusal;
 use super::request::{Route, codec_to_wire, header, malformed};
 use super::spec::dtype_to_wire;
 use bytes::Bytes;
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
-use fastps_core::error::Result;
+use fastps_core::error::{Error, Result};
 use fastps_core::frame::{Applied, Base, Push};
 use fastps_core::rows::Indices;
 use fastps_core::tensor::SliceId;
@@ -15,6 +16,8 @@ use std::collections::HashSet;
 
 /// Most parts of one message.
 pub const MAX_PARTS: usize = 4096;
+/// Refusals of one answer that are told in full; the others in short, so that any answer fits a message.
+const IN_FULL: usize = 16;
 /// Bytes of an index.
 const INDEX: usize = 4;
 /// In a table: it is not known.
@@ -164,14 +167,16 @@ pub fn pull_parts_header(route: Route, parts: Vec<pb::Part>) -> pb::Header {
 
 fn table<T>(outcomes: &[Result<T>], version: impl Fn(&T) -> (u64, u64)) -> pb::PartTable {
     let each = |outcome: &Result<T>| outcome.as_ref().map_or((0, 0), &version);
-    let refusal = |(part, outcome): (usize, &Result<T>)| {
-        let error = outcome.as_ref().err()?;
-        Some(pb::PartRefusal { part: part as u32, refusal: Some(Box::new(super::refusal(error))) })
+    let errors =
+        outcomes.iter().enumerate().filter_map(|(part, outcome)| Some((part, outcome.as_ref().err()?)));
+    let refusal = |(n, (part, error)): (usize, (usize, &Error))| {
+        let told = if n < IN_FULL { super::refusal(error) } else { brief_refusal(error) };
+        pb::PartRefusal { part: part as u32, refusal: Some(Box::new(told)) }
     };
     pb::PartTable {
         versions: outcomes.iter().map(|outcome| each(outcome).0).collect(),
         owns: outcomes.iter().map(|outcome| each(outcome).1).collect(),
-        refusals: outcomes.iter().enumerate().filter_map(refusal).collect(),
+        refusals: errors.enumerate().map(refusal).collect(),
         ..Default::default()
     }
 }
@@ -236,4 +241,30 @@ pub(super) fn outcomes(table: pb::PartTable, scale: f32) -> Result<Vec<Result<Ap
         *outcome = Err(super::error_from_refusal(*refusal.ok_or_else(unfit)?));
     }
     Ok(outcomes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fastps_core::error::Kind;
+    use prost::Message;
+
+    #[test]
+    fn refusals_of_all_parts_fit_a_message() {
+        let long = || "x".repeat(2000);
+        let error = || Error::new(Kind::Capacity, long()).tensor(long()).shard(3).expected(long(), long());
+        let outcomes: Vec<Result<Applied>> = (0..MAX_PARTS).map(|_| Err(error())).collect();
+        let answer = receipts(7, &outcomes);
+        assert!(answer.encoded_len() < 1 << 20, "{}", answer.encoded_len());
+        let read = super::outcomes(*answer.header.unwrap().table.unwrap(), 1.0).unwrap();
+        assert_eq!(read.len(), MAX_PARTS);
+        for (k, outcome) in read.into_iter().enumerate() {
+            let error = outcome.unwrap_err();
+            assert_eq!((error.kind, error.shard), (Kind::Capacity, Some(3)));
+            assert_eq!(
+                (error.tensor.is_some(), error.message.len()),
+                if k < IN_FULL { (true, 512) } else { (false, 64) }
+            );
+        }
+    }
 }

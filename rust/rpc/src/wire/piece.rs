@@ -16,7 +16,7 @@ pub(super) const PREFIX: usize = 5;
 /// Payloads up to here are cheaper to copy than to send as a piece of their own.
 const COPIED: usize = 8 << 10;
 
-/// A message as `h2` sends it. It lets go of its payload as soon as all of it is written.
+/// A message as `h2` sends it. It lets go of its payload, also of an empty one, as soon as all of it is written.
 pub(crate) struct Piece {
     head: Bytes,
     payload: Bytes,
@@ -99,12 +99,10 @@ impl Buf for Piece {
         let head = count.min(self.head.len());
         self.head.advance(head);
         self.payload.advance(count - head);
-        if self.payload.is_empty() {
+        if self.remaining() == 0 {
             // h2 keeps a frame that is written until it writes the next.
             self.payload = Bytes::new();
-            if self.head.is_empty() {
-                self.busy = None;
-            }
+            self.busy = None;
         }
     }
 }
