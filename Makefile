@@ -51,13 +51,13 @@ lint-python:
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest fastps._fastps
 
-test-rust:
+test-rust: # more threads than cores: many tests wait for each other's ends of a socket
 	@mkdir -p $(TARGET)
-	$(CARGO) test --locked $(RUST_TESTED) 2>&1 | tee $(TARGET)/rust-tests.txt
+	RUST_TEST_THREADS=8 $(CARGO) test --locked $(RUST_TESTED) 2>&1 | tee $(TARGET)/rust-tests.txt
 
 test-python: # in tests/, so that the installed package is tested and not the source tree
 	cd tests && FASTPS_WHEEL="$$(ls $(CARGO_TARGET_DIR)/wheel/*.whl)" \
-	  $(BIN)/python -m pytest --junitxml=$(CARGO_TARGET_DIR)/pytest.xml $(ARGS)
+	  $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal --junitxml=$(CARGO_TARGET_DIR)/pytest.xml $(ARGS)
 
 checkers:
 	@$(MAKE) --no-print-directory --jobs=1 loom tsan miri neon

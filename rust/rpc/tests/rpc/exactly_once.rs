@@ -1,15 +1,11 @@
 //! Exactly once over bad networks: a proxy cuts connections at any byte, in both directions, stalls, and swallows
 //! answers; a relay sends every frame twice. What the servers hold must be what the clients were told, to the last
 //! push.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
-mod certificates;
-mod cluster;
-mod proxy;
-mod relay;
-
-use certificates::Ca;
-use cluster::Cluster;
+use crate::certificates::Ca;
+use crate::cluster::Cluster;
+use crate::proxy::Proxies;
+use crate::relay::Relays;
 use fastps_core::codec::{Codec, ErrorFeedback};
 use fastps_core::dtype::{DType, View};
 use fastps_core::optim::{Adam, Optimizer, Sgd};
@@ -17,8 +13,6 @@ use fastps_core::store::{Store, StoreOptions};
 use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::verbs::{Fate, Gradient, ParameterServer, PushError, PushOptions};
 use fastps_rpc::client::{Client, ConnectOptions, Transport};
-use proxy::Proxies;
-use relay::Relays;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 

@@ -1,11 +1,8 @@
 //! Shared memory between real clients and real servers: cut at any moment, nothing is lost or applied twice; where there is
 //! no room for it, the Unix socket does.
 #![cfg(target_os = "linux")]
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
-mod cluster;
-
-use cluster::Cluster;
+use crate::cluster::Cluster;
 use fastps_core::codec::Codec;
 use fastps_core::dtype::{DType, View};
 use fastps_core::optim::{Optimizer, Sgd};

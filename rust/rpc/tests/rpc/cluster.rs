@@ -6,7 +6,6 @@ use fastps_rpc::{Server, ServerConfig};
 #[derive(Debug)]
 pub(crate) struct Cluster(Server);
 
-#[allow(dead_code)] // each test file uses a part
 impl Cluster {
     pub(crate) fn start(shards: u32) -> Self {
         Self::of(shards, |_| ())

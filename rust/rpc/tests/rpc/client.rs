@@ -1,14 +1,9 @@
 //! The native client against real servers: the same numbers, bit for bit, as the store in one process, and every
 //! error as documented.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod authors;
-mod cluster;
-mod ledger;
-mod proxy;
-
-use authors::World;
-use cluster::Cluster;
+use crate::authors::World;
+use crate::cluster::Cluster;
+use crate::ledger::{Ledger, SLICE, TENSORS, Tensor, floats, until};
 use fastps_core::codec::{Codec, ErrorFeedback};
 use fastps_core::dtype::{Array, DType, View};
 use fastps_core::error::Kind;
@@ -20,7 +15,6 @@ use fastps_core::verbs::{
     Versions,
 };
 use fastps_rpc::client::{Client, ConnectOptions};
-use ledger::{Ledger, SLICE, TENSORS, Tensor, floats, until};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -310,7 +304,7 @@ fn a_refused_slice_leaves_the_others_applied() {
         for gradient in gradients.iter_mut().filter(|g| *g.name == *"big" || *g.name == *own) {
             let mut values = floats(gradient.values.view().to_array());
             values[SLICE] = f32::INFINITY;
-            *gradient = ledger::gradient(&gradient.name, values);
+            *gradient = crate::ledger::gradient(&gradient.name, values);
         }
     };
     // Float32 may go unchecked: the server refuses the slices that are not finite.

@@ -19,7 +19,6 @@ pub(crate) struct Ca {
     issuer: Issuer<'static, KeyPair>,
 }
 
-#[allow(dead_code)] // each test file uses a part
 impl Ca {
     pub(crate) fn new() -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -93,7 +92,6 @@ impl Ca {
 }
 
 /// A channel of generated stubs, with these files.
-#[allow(dead_code)]
 pub(crate) async fn channel(address: &str, files: &TlsFiles) -> Channel {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(files.ca.as_ref().unwrap()).unwrap()).unwrap();

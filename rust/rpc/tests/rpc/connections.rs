@@ -1,11 +1,9 @@
 //! Many connections at rest: what they take, in fact and as it is counted, and what they leave to one that works.
 //! `FASTPS_CLIENTS` says how many clients there are, each with a connection for calls and one for frames.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests, too, fail by panicking")]
 
-mod ledger;
-mod peer;
-mod stubs;
-
+use crate::ledger::{PATIENT, gradient, pull, register};
+use crate::peer::{Answers, EXCHANGE, call, connect, message};
+use crate::stubs::{CLIENT, SLICE, Shard, bytes, config, header, push, within};
 use fastps_core::codec::Codec;
 use fastps_core::error::Kind;
 use fastps_core::optim::{Optimizer, Sgd};
@@ -14,12 +12,9 @@ use fastps_core::verbs::{ParameterServer, PushOptions};
 use fastps_rpc::client::{Client, ConnectOptions};
 use fastps_rpc::convert::{self, Answer, Read};
 use fastps_rpc::{Server, ServerConfig};
-use ledger::{PATIENT, gradient, pull, register};
-use peer::{Answers, EXCHANGE, call, connect, message};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use stubs::{CLIENT, SLICE, Shard, bytes, config, header, push, within};
 
 const AT_MOST: u64 = 64 << 10;
 

@@ -1,6 +1,5 @@
 //! A plain client made of generated stubs, one shard at a time, and two of them on the tensors of every fault test: the
 //! first sends Float32, the second 1-bit.
-#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::ledger::{Ledger, PATIENT, Part, TENSORS};
 use bytes::Bytes;

@@ -1,5 +1,4 @@
 //! A native client made of `h2` itself, so that each byte is in the test's hands.
-#![allow(dead_code, clippy::unwrap_used)] // each test file uses a part
 
 use crate::stubs::within;
 use bytes::{Buf, BufMut, Bytes, BytesMut};

@@ -1,19 +1,11 @@
 //! The native data plane at its edges: DATA cut anywhere, windows of any size, readers and servers that stall, streams that
 //! are reset. Here the peer is `h2` itself, so that each byte is in the test's hands.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests, too, fail by panicking"
-)]
 
-mod cluster;
-mod ledger;
-mod peer;
-mod stubs;
-
+use crate::cluster::Cluster;
+use crate::ledger::PATIENT;
+use crate::peer::{Answers, EXCHANGE, call, connect, message, status};
+use crate::stubs::{CLIENT, SLICE, Shard, bytes, config, header, push, start, within};
 use bytes::{Buf, Bytes, BytesMut};
-use cluster::Cluster;
 use fastps_core::codec::Codec;
 use fastps_core::dtype::{DType, View};
 use fastps_core::optim::{Optimizer, Sgd};
@@ -23,11 +15,8 @@ use fastps_rpc::client::{Client, ConnectOptions, Transport};
 use fastps_rpc::convert::{self, Answer, Read};
 use fastps_rpc::{Server, ServerConfig};
 use h2::Reason;
-use ledger::PATIENT;
-use peer::{Answers, EXCHANGE, call, connect, message, status};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use stubs::{CLIENT, SLICE, Shard, bytes, config, header, push, start, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 

@@ -43,7 +43,6 @@ pub(crate) static TENSORS: LazyLock<Vec<Tensor>> = LazyLock::new(|| {
     tensors
 });
 
-#[allow(dead_code)] // each test file uses a part
 impl Tensor {
     pub(crate) fn named(name: &str) -> usize {
         TENSORS.iter().position(|tensor| &*tensor.name == name).unwrap()
@@ -99,7 +98,6 @@ fn mirrored((tensor, slice): Part) -> String {
     format!("{} [{slice}]", TENSORS[tensor].name)
 }
 
-#[allow(dead_code)] // each test file uses a part
 impl Ledger {
     pub(crate) fn new() -> Self {
         let mirror = Store::new(StoreOptions::default()).unwrap();
@@ -193,7 +191,6 @@ pub(crate) fn floats(values: Array) -> Vec<f32> {
 }
 
 /// Waits for something, but not for ever.
-#[allow(dead_code)] // each test file uses a part
 pub(crate) fn until(what: &str, condition: impl Fn() -> bool) {
     let begin = Instant::now();
     while !condition() {

@@ -59,7 +59,6 @@ enum Then {
     SwallowAndCut,
 }
 
-#[allow(dead_code)] // each test file uses a part
 impl Proxies {
     pub(crate) fn start(servers: &[String], seed: u64) -> Self {
         let runtime =

@@ -1,6 +1,5 @@
 //! A server's memory with real connections: counted by purpose, bounded, given back, and not to be held by readers
 //! that stall.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests, too, fail by panicking")]
 
 use bytes::Bytes;
 use fastps_core::codec::CodecId;

@@ -1,12 +1,12 @@
 //! The server through the generated client alone: what any gRPC client in any language can do.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests, too, fail by panicking")]
 
-mod certificates;
-mod ledger;
-mod stubs;
-
+use crate::certificates::{Ca, channel};
+use crate::ledger::{PATIENT, Tensor};
+use crate::stubs::{
+    CLIENT, Peer, Piece, SLICE, Shard, World, bytes, config, error, frame, header, initial, on_shard,
+    pieces_of, push, spec, spec_of, start, start_with, timed, within,
+};
 use bytes::Bytes;
-use certificates::{Ca, channel};
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::error::Kind;
@@ -17,13 +17,8 @@ use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
 use fastps_rpc::convert::{self, Answer, Read, Route};
 use fastps_rpc::{Server, ServerConfig};
-use ledger::{PATIENT, Tensor};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use stubs::{
-    CLIENT, Peer, Piece, SLICE, Shard, World, bytes, config, error, frame, header, initial, on_shard,
-    pieces_of, push, spec, spec_of, start, start_with, timed, within,
-};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn register_push_pull() {
@@ -279,7 +274,7 @@ async fn a_registration_is_waited_for_and_taken_over() {
         assert_eq!((early.kind, early.tensor.as_deref()), (Kind::UnknownTensor, Some(LATE)));
     }
     assert!(second.shards[0].register(&spec).await.unwrap().under_way);
-    let other = stubs::spec(LATE, 4);
+    let other = crate::stubs::spec(LATE, 4);
     assert_eq!(second.shards[0].register(&other).await.unwrap_err().kind, Kind::Config);
 
     tokio::time::sleep(2 * reservation_lease).await;

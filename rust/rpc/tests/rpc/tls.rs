@@ -1,16 +1,7 @@
 //! TLS from both ends: who gets in, and what everybody else is told. Bytes that are cut are `exactly_once`'s.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests, too, fail by panicking"
-)]
 
-mod certificates;
-mod cluster;
-
-use certificates::Ca;
-use cluster::Cluster;
+use crate::certificates::Ca;
+use crate::cluster::Cluster;
 use fastps_core::codec::Codec;
 use fastps_core::dtype::{DType, View};
 use fastps_core::error::{Error, Kind};

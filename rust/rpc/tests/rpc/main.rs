@@ -1,0 +1,25 @@
+//! Tests with real servers, clients and connections: one program, since each would be linked with all of it.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests fail by panicking, helpers too"
+)]
+
+mod authors;
+mod certificates;
+mod client;
+mod cluster;
+mod connections;
+mod exactly_once;
+mod ledger;
+mod memory;
+mod native;
+mod peer;
+mod proxy;
+mod relay;
+mod server;
+mod shared_memory;
+mod stubs;
+mod tls;
