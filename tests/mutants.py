@@ -68,7 +68,7 @@ def build() -> list[tuple[str, Path]]:
 
 def first_failure(tests: list[tuple[str, Path]], mutant: str, seconds: float) -> str | None:
     """Runs the executables until one fails; says which, or None if all pass."""
-    env = {**os.environ, "FASTPS_MUTANT": mutant, "RUST_BACKTRACE": "0"}
+    env = {**os.environ, "FASTPS_MUTANT": mutant, "RUST_BACKTRACE": "0", "RUST_TEST_THREADS": "8"}
     for directory, executable in tests:
         name = executable.name.rsplit("-", 1)[0]
         try:
