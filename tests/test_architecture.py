@@ -43,6 +43,7 @@ UNSAFE_FILES = {
     "rust/core/src/params/cell.rs",
     "rust/core/src/params/shared.rs",
     "rust/python/src/buffer.rs",
+    "rust/python/src/buffer/dlpack.rs",
     "rust/python/src/live.rs",
     "rust/rpc/src/wire/shm/memory.rs",
 }

@@ -3,7 +3,7 @@
 //!
 //! # Safety
 //!
-//! The only unsafe file of this crate. Three facts carry it:
+//! Three facts carry this file and the one below it:
 //!
 //! * A [`Borrowed`] holds the exporter's lock on its memory (`Py_buffer`, or the DLPack capsule), so the pointer stays
 //!   valid until it is dropped, on whichever thread.
@@ -15,20 +15,20 @@
 //! A brief push goes without the exporter's lock, which would cost more than the push: see [`glance`].
 #![allow(unsafe_code)]
 
+mod dlpack;
+
+use dlpack::Managed;
 use fastps_core::dtype::{DType, View};
 use fastps_core::error::{Error, Kind};
 use fastps_core::verbs::Values;
 use numpy::{PyArrayDyn, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{IntoPyDict, PyCapsule, PyTuple};
+use pyo3::types::PyTuple;
 use pyo3::{ffi, intern};
 use smallvec::SmallVec;
-use std::cell::Cell;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
-use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -90,23 +90,6 @@ impl Exported {
     fn is_contiguous(&self, order: u8) -> bool {
         // SAFETY: a filled view.
         unsafe { ffi::PyBuffer_IsContiguous(&raw const *self.0, order as c_char) != 0 }
-    }
-}
-
-/// A DLPack tensor that we own.
-struct Managed(NonNull<DlManagedTensorVersioned>);
-
-// SAFETY: as for `Exported`: used by its destructor alone, with the GIL held.
-unsafe impl Send for Managed {}
-
-impl Drop for Managed {
-    fn drop(&mut self) {
-        // SAFETY: the exporter gave us the struct; the standard has its owner call the deleter once.
-        unsafe {
-            if let Some(deleter) = self.0.as_ref().deleter {
-                deleter(self.0.as_ptr());
-            }
-        }
     }
 }
 
@@ -277,10 +260,10 @@ pub(crate) fn try_borrow(object: &Bound<'_, PyAny>, access: Access) -> PyResult<
             Ok(buffer) => from_buffer(object, buffer, access),
             Err(_) => Err(wrong_dtype(object, None)),
         })
-    } else if let Some(borrowed) = (access == Access::Read).then(|| from_exchange(object)).flatten() {
+    } else if let Some(borrowed) = (access == Access::Read).then(|| dlpack::from_exchange(object)).flatten() {
         Ok(borrowed)
     } else if object.hasattr(intern!(object.py(), "__dlpack__"))? {
-        from_dlpack(object, access)
+        dlpack::from_capsule(object, access)
     } else {
         Ok(Err(wrong_dtype(object, None)))
     }
@@ -345,213 +328,16 @@ fn finish(data: *mut c_void, dtype: DType, shape: Shape, owner: Owner) -> Result
     }
 }
 
-#[repr(C)]
-struct DlDevice {
-    kind: i32,
-    id: i32,
-}
-
-#[repr(C)]
-struct DlTensor {
-    data: *mut c_void,
-    device: DlDevice,
-    ndim: i32,
-    dtype_code: u8,
-    dtype_bits: u8,
-    dtype_lanes: u16,
-    shape: *mut i64,
-    strides: *mut i64,
-    byte_offset: u64,
-}
-
-impl DlTensor {
-    fn dtype(&self) -> Option<DType> {
-        match (self.dtype_code, self.dtype_bits, self.dtype_lanes) {
-            (DL_FLOAT, 32, 1) => Some(DType::Float32),
-            _ => None,
-        }
-    }
-
-    fn is_contiguous(&self) -> bool {
-        // SAFETY: by the DLPack standard, as long as the tensor lives.
-        let (shape, strides) = unsafe { (numbers(self.shape, self.ndim), numbers(self.strides, self.ndim)) };
-        let mut step = 1_u64;
-        let mut contiguous = true;
-        for (dim, stride) in shape.iter().zip(strides).rev() {
-            contiguous &= *dim == 1 || *stride == step;
-            step = step.saturating_mul(*dim);
-        }
-        contiguous || shape.contains(&0)
-    }
-
-    fn data(&self) -> *mut c_void {
-        self.data.wrapping_byte_add(self.byte_offset as usize)
-    }
-}
-
-/// `ndim` numbers, none of them negative but for strides; nothing where the pointer is null.
-///
-/// # Safety
-///
-/// Otherwise `ndim` numbers are there for as long as `'a`.
-unsafe fn numbers<'a>(pointer: *const i64, ndim: i32) -> &'a [u64] {
-    match usize::try_from(ndim) {
-        // SAFETY: as the caller promises; the two types have the same size and alignment.
-        Ok(ndim) if ndim > 0 && !pointer.is_null() => unsafe {
-            std::slice::from_raw_parts(pointer.cast::<u64>(), ndim)
-        },
-        _ => &[],
-    }
-}
-
-/// DLPack 1.x; the older `DLManagedTensor` begins with the tensor itself.
-#[repr(C)]
-struct DlManagedTensorVersioned {
-    major: u32,
-    minor: u32,
-    manager: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut DlManagedTensorVersioned)>,
-    flags: u64,
-    tensor: DlTensor,
-}
-
-/// DLPack's table of C functions, an attribute of the array's type: some 20 times cheaper than `__dlpack__`.
-#[repr(C)]
-struct DlExchangeApi {
-    major: u32,
-    minor: u32,
-    previous: *const c_void,
-    allocator: *const c_void,
-    managed_from_object:
-        Option<unsafe extern "C" fn(*mut c_void, *mut *mut DlManagedTensorVersioned) -> c_int>,
-    managed_to_object: *const c_void,
-    /// Says where the memory is; does not keep it.
-    tensor_from_object: Option<unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int>,
-}
-
-thread_local! {
-    /// The type that was asked last, and its table.
-    static EXCHANGE: Cell<(usize, Option<&'static DlExchangeApi>)> = const { Cell::new((0, None)) };
-}
-
-fn exchange_api(object: &Bound<'_, PyAny>) -> Option<&'static DlExchangeApi> {
-    let kind = object.get_type();
-    let (last, api) = EXCHANGE.get();
-    if last == kind.as_ptr() as usize {
-        return api;
-    }
-    let capsule = kind.getattr(intern!(object.py(), "__dlpack_c_exchange_api__")).ok();
-    let capsule = capsule.and_then(|capsule| capsule.cast_into::<PyCapsule>().ok());
-    let pointer = capsule.and_then(|capsule| capsule.pointer_checked(Some(c"dlpack_exchange_api")).ok());
-    // SAFETY: a capsule of this name holds this table, which by the standard lives as long as the process.
-    let api = pointer.map(|pointer| unsafe { pointer.cast::<DlExchangeApi>().as_ref() });
-    let api = api.filter(|api| api.major == 1);
-    EXCHANGE.set((kind.as_ptr() as usize, api));
-    // Never freed, so that no other type can come to lie there.
-    std::mem::forget(kind.unbind());
-    api
-}
-
-/// Memory that is only read, through the table; `None` if there is none, or it does not know this object.
-fn from_exchange(object: &Bound<'_, PyAny>) -> Option<Result<Borrowed, Error>> {
-    let export = exchange_api(object)?.managed_from_object?;
-    if requires_grad(object) {
-        return None;
-    }
-    let mut managed = std::ptr::null_mut();
-    // SAFETY: the table's function for objects of this very type, with the GIL held; it fills `managed` if it
-    // returns 0, else it sets an exception.
-    let failed = unsafe { export(object.as_ptr().cast(), &raw mut managed) } != 0;
-    let Some(managed) = NonNull::new(managed).filter(|_| !failed) else {
-        drop(PyErr::take(object.py()));
-        return None;
-    };
-    // SAFETY: filled just now, and ours until `Managed` is dropped.
-    let (tensor, flags) = unsafe { (&(*managed.as_ptr()).tensor, (*managed.as_ptr()).flags) };
-    Some(checked_dlpack(object, Owner::Managed(Managed(managed)), tensor, flags, Access::Read))
-}
-
-const DL_CPU: i32 = 1;
-const DL_CUDA_HOST: i32 = 3;
-const DL_FLOAT: u8 = 2;
-const DL_READ_ONLY: u64 = 1;
-
-fn from_dlpack(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Result<Borrowed, Error>> {
-    let py = object.py();
-    let (kind, id): (i32, i32) = object.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
-    if !in_host_memory(kind) {
-        return Ok(Err(not_in_host_memory(object, kind, id)));
-    }
-    if requires_grad(object) {
-        let error = Error::new(Kind::DType, "the tensor requires grad; pass tensor.detach()");
-        return Ok(Err(error.expected("a tensor without grad", "requires_grad=True")));
-    }
-    let name = intern!(py, "__dlpack__");
-    let versioned = [("max_version", (1_u32, 0_u32))].into_py_dict(py)?;
-    let capsule = match object.call_method(name, (), Some(&versioned)) {
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => object.call_method0(name),
-        other => other,
-    };
-    let capsule = match capsule {
-        Ok(capsule) => capsule.cast_into::<PyCapsule>()?,
-        Err(error) => {
-            let error = Error::new(Kind::DType, format!("the array gives no DLPack capsule: {error}"));
-            return Ok(Err(error.expected("float32 in host memory", describe(object, None))));
-        }
-    };
-    let (tensor, flags) = if let Ok(pointer) = capsule.pointer_checked(Some(c"dltensor_versioned")) {
-        let managed = pointer.cast::<DlManagedTensorVersioned>();
-        // SAFETY: a capsule of this name holds this struct, by the DLPack standard, as long as the capsule lives.
-        let managed = unsafe { managed.as_ref() };
-        if managed.major != 1 {
-            let error = Error::new(Kind::DType, "unknown DLPack version");
-            return Ok(Err(error.expected("1.x", format!("{}.{}", managed.major, managed.minor))));
-        }
-        (&managed.tensor, managed.flags)
-    } else {
-        let pointer = capsule.pointer_checked(Some(c"dltensor"))?;
-        // SAFETY: as above; an unversioned struct begins with the tensor.
-        (unsafe { pointer.cast::<DlTensor>().as_ref() }, 0)
-    };
-    let owner = Owner::Capsule(capsule.clone().unbind().into_any());
-    Ok(checked_dlpack(object, owner, tensor, flags, access))
-}
-
-fn checked_dlpack(
-    object: &Bound<'_, PyAny>,
-    owner: Owner,
-    tensor: &DlTensor,
-    flags: u64,
-    access: Access,
-) -> Result<Borrowed, Error> {
-    if !in_host_memory(tensor.device.kind) {
-        return Err(not_in_host_memory(object, tensor.device.kind, tensor.device.id));
-    }
-    let Some(dtype) = tensor.dtype() else {
-        return Err(wrong_dtype(object, None));
-    };
-    // SAFETY: by the DLPack standard, as long as the tensor lives.
-    let shape = Shape::from_slice(unsafe { numbers(tensor.shape, tensor.ndim) });
-    if !tensor.is_contiguous() {
-        return Err(not_contiguous(object, &shape, false));
-    }
-    if access == Access::Write && flags & DL_READ_ONLY != 0 {
-        return Err(read_only());
-    }
-    finish(tensor.data(), dtype, shape, owner)
-}
-
 /// Whether [`glance`] may look at the object. Asking may run Python code, looking does not.
 pub(crate) fn is_plain(object: &Bound<'_, PyAny>) -> bool {
-    let exchanges = |api: &DlExchangeApi| api.tensor_from_object.is_some() && !requires_grad(object);
-    object.is_instance_of::<PyUntypedArray>() || exchange_api(object).is_some_and(exchanges)
+    object.is_instance_of::<PyUntypedArray>() || dlpack::can_glance(object)
 }
 
 /// Shape and values of an object that [is plain](is_plain), without its exporter's lock: for a caller that keeps the
 /// GIL and runs no Python code as long as it uses them. `None` where it takes [`borrow`] to say what is wrong.
 pub(crate) fn glance<'a>(object: &'a Bound<'_, PyAny>) -> Option<(&'a [u64], View<'a>)> {
     let numpy = object.is_instance_of::<PyUntypedArray>();
-    let (data, shape) = if numpy { numpy_floats(object) } else { exchanged_floats(object) }?;
+    let (data, shape) = if numpy { numpy_floats(object) } else { dlpack::glance(object) }?;
     let len = elements(shape, DType::Float32)?;
     if len == 0 {
         return Some((shape, View::Float32(&[])));
@@ -562,46 +348,10 @@ pub(crate) fn glance<'a>(object: &'a Bound<'_, PyAny>) -> Option<(&'a [u64], Vie
     Some((shape, View::Float32(unsafe { std::slice::from_raw_parts(data.as_ptr(), len) })))
 }
 
-/// Address and shape of contiguous float32 in host memory, through the table of its type.
-fn exchanged_floats<'a>(object: &'a Bound<'_, PyAny>) -> Option<(*mut c_void, &'a [u64])> {
-    let look = exchange_api(object)?.tensor_from_object?;
-    let mut tensor = MaybeUninit::<DlTensor>::zeroed();
-    // SAFETY: the table's function for objects of this very type, with the GIL held; it fills `tensor` if it returns
-    // 0, else it sets an exception.
-    if unsafe { look(object.as_ptr().cast(), tensor.as_mut_ptr()) } != 0 {
-        drop(PyErr::take(object.py()));
-        return None;
-    }
-    // SAFETY: filled just now; besides, zeros are a value of every field.
-    let tensor = unsafe { tensor.assume_init() };
-    let fits = in_host_memory(tensor.device.kind)
-        && tensor.dtype() == Some(DType::Float32)
-        && tensor.is_contiguous();
-    // SAFETY: the shape is the object's own, by the DLPack standard.
-    fits.then(|| (tensor.data(), unsafe { numbers(tensor.shape, tensor.ndim) }))
-}
-
 /// Address and shape of a NumPy array, if it is contiguous float32.
 fn numpy_floats<'a>(object: &'a Bound<'_, PyAny>) -> Option<(*mut c_void, &'a [u64])> {
     let array = object.cast::<PyArrayDyn<f32>>().ok()?;
     array.is_c_contiguous().then(|| (array.data().cast(), bytemuck::cast_slice(array.shape())))
-}
-
-/// A parameter where its gradient was meant, mostly.
-fn requires_grad(object: &Bound<'_, PyAny>) -> bool {
-    let flag = object.getattr(intern!(object.py(), "requires_grad"));
-    flag.is_ok_and(|flag| flag.is_truthy().unwrap_or(false))
-}
-
-fn in_host_memory(kind: i32) -> bool {
-    kind == DL_CPU || kind == DL_CUDA_HOST
-}
-
-fn not_in_host_memory(object: &Bound<'_, PyAny>, kind: i32, id: i32) -> Error {
-    let device =
-        object.getattr("device").map_or_else(|_| format!("device ({kind}, {id})"), |d| d.to_string());
-    Error::new(Kind::DType, "the array is not in host memory; pass array.cpu()")
-        .expected("memory of the CPU", device)
 }
 
 fn describe(object: &Bound<'_, PyAny>, format: Option<&str>) -> String {
