@@ -45,6 +45,8 @@ struct Client {
     own: u64,
     /// Largest sequence that fell out of the window.
     forgotten: u64,
+    /// Largest sequence noted: the window has none above it, so what is new is mostly known without a search.
+    newest: u64,
     window: VecDeque<(u64, Outcome)>,
     _charge: Charge,
 }
@@ -57,14 +59,24 @@ pub(crate) struct Identities {
     recent: Option<(u64, u64)>,
 }
 
+impl Client {
+    fn find(&mut self, sequence: u64) -> Option<&mut Outcome> {
+        if sequence > self.newest {
+            return None;
+        }
+        let found = self.window.iter_mut().rev().find(|(noted, _)| *noted == sequence);
+        found.map(|(_, outcome)| outcome)
+    }
+}
+
 impl Identities {
     pub(crate) fn look_up(&mut self, identity: Identity) -> Seen<'_> {
         let Some(client) = self.clients.get_mut(&identity.client) else {
             return Seen::Unmet;
         };
         let forgotten = identity.sequence <= client.forgotten;
-        match client.window.iter_mut().rev().find(|(sequence, _)| *sequence == identity.sequence) {
-            Some((_, outcome)) => Seen::Before(outcome),
+        match client.find(identity.sequence) {
+            Some(outcome) => Seen::Before(outcome),
             None if forgotten => Seen::Forgotten,
             None => Seen::New,
         }
@@ -73,7 +85,7 @@ impl Identities {
     /// Makes the entry of a client that has none.
     pub(crate) fn meet(&mut self, client: u64, meter: &Arc<Meter>) -> Result<()> {
         let charge = meter.take(Purpose::Identities, ENTRY_BYTES)?;
-        let entry = Client { own: 0, forgotten: 0, window: VecDeque::new(), _charge: charge };
+        let entry = Client { own: 0, forgotten: 0, newest: 0, window: VecDeque::new(), _charge: charge };
         self.clients.insert(client, entry);
         Ok(())
     }
@@ -84,9 +96,7 @@ impl Identities {
         let Some(client) = self.clients.get_mut(&identity.client) else {
             return Vec::new();
         };
-        if let Some((_, old)) =
-            client.window.iter_mut().rev().find(|(sequence, _)| *sequence == identity.sequence)
-        {
+        if let Some(old) = client.find(identity.sequence) {
             return match std::mem::replace(old, outcome) {
                 Outcome::Held(waiting) | Outcome::Applying(waiting) => waiting,
                 Outcome::Applied(_) | Outcome::Fenced => Vec::new(),
@@ -101,6 +111,7 @@ impl Identities {
                 client.forgotten = client.forgotten.max(sequence);
             }
         }
+        client.newest = client.newest.max(identity.sequence);
         client.window.push_back((identity.sequence, outcome));
         Vec::new()
     }
@@ -203,8 +214,21 @@ mod tests {
                 matches!(table.look_up(identity), Seen::Before(Outcome::Applied(a)) if a.version == sequence)
             );
         }
-        assert!(matches!(table.look_up(Identity { client: 7, sequence: 36 }), Seen::Forgotten));
-        assert!(matches!(table.look_up(Identity { client: 7, sequence: 37 }), Seen::Before(_)));
+        table.note(Identity { client: 7, sequence: 200 }, Outcome::Fenced);
+        for late in 102..104 {
+            let identity = Identity { client: 7, sequence: late };
+            assert!(matches!(table.look_up(identity), Seen::New));
+            table.note(identity, applied(late));
+            assert!(
+                matches!(table.look_up(identity), Seen::Before(Outcome::Applied(a)) if a.version == late)
+            );
+        }
+        assert!(matches!(
+            table.look_up(Identity { client: 7, sequence: 200 }),
+            Seen::Before(Outcome::Fenced)
+        ));
+        assert!(matches!(table.look_up(Identity { client: 7, sequence: 39 }), Seen::Forgotten));
+        assert!(matches!(table.look_up(Identity { client: 7, sequence: 40 }), Seen::Before(_)));
         let entry = &table.clients[&7];
         let taken = entry.window.capacity() * size_of::<(u64, Outcome)>() + size_of::<(u64, Client)>();
         assert!(taken as u64 <= ENTRY_BYTES, "{taken}");
