@@ -1,6 +1,7 @@
 //! A trial of the claim on which `hogwild` rests: vectors that race may mix, lanes never tear.
 //!
-//! Two threads store vectors of one pattern each into the same line of racing memory, a third loads. A lane that is
+//! Two threads store vectors of one pattern each into the same line of racing memory; a third loads, and stores either
+//! pattern now and then, so that patterns meet also where only two of them have a core. A lane that is
 //! neither pattern was torn. No vendor promises this of wide vectors, so it is tried on the CPU at hand: in memory of this
 //! process, and in memory that each of the three has mapped for itself, as the processes of a shared store have.
 
@@ -15,6 +16,8 @@ const PAGE: u64 = 4096;
 const LINE: usize = 16;
 /// Elements that a line is shifted by, so that vectors straddle a border: none, half a line, one lane.
 const SHIFTS: [usize; 3] = [0, LINE / 2, 1];
+/// Loads of the third thread for each store of its own: the first ones may be answered with what it has just stored.
+const LOADS: u64 = 16;
 /// Two values that differ in every bit, so that each part of a lane tells whose it is.
 const PATTERNS: [u32; 2] = [0x3355_1177, !0x3355_1177];
 
@@ -56,13 +59,13 @@ pub enum Mapping {
     Shared,
 }
 
-/// Loads `loads` lines at each place while two threads store into them. A million loads take about a tenth of a second.
+/// Loads `loads` lines at each place while others store into them. A million loads take about a tenth of a second.
 pub fn tearing(isa: Isa, mapping: Mapping, loads: u64) -> Result<TearReport> {
     let trial = |shift| Ok(trial(isa, &buffers(mapping)?, shift, loads));
     Ok(TearReport { isa, trials: SHIFTS.into_iter().map(trial).collect::<Result<_>>()? })
 }
 
-/// The same two lines for two threads that store and one that loads.
+/// The same two lines for three threads.
 fn buffers(mapping: Mapping) -> Result<[Arc<RacyBuffer>; 3]> {
     if mapping == Mapping::Private {
         let buffer = Arc::new(RacyBuffer::filled(2 * LINE, 0.0));
@@ -95,7 +98,11 @@ fn trial(isa: Isa, buffers: &[Arc<RacyBuffer>; 3], shift: usize, loads: u64) -> 
         });
         start.wait();
         let mut line = [0.0; LINE];
-        for _ in 0..loads {
+        for k in 0..loads {
+            if k % LOADS == 0 {
+                let pattern = PATTERNS[(k / LOADS % 2) as usize];
+                loaded.store(isa, shift, &[f32::from_bits(pattern); LINE]);
+            }
             loaded.load(isa, shift, &mut line);
             seen.count(&line);
         }
