@@ -21,5 +21,6 @@ mod proxy;
 mod relay;
 mod server;
 mod shared_memory;
+mod sparse;
 mod stubs;
 mod tls;
