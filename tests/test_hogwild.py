@@ -27,6 +27,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+import fastps
 from fastps.hogwild import Epoch, HogwildClassifier, HogwildMatrixFactorization, HogwildRegressor
 
 EXCEPTIONS = {
@@ -347,3 +348,78 @@ def test_a9a_as_accurate_as_scikit_learn():
         # What two threads lose depends on timing; the seeds alone differ by 0.002.
         allowed = 0.003 if n_jobs == 1 else 0.01
         assert np.mean(scores["ours"]) > np.mean(scores["theirs"]) - allowed
+
+
+@pytest.fixture(params=["shared", "address", "server"])
+def store(request):
+    """Where coefficients may be kept, and a look at them from outside."""
+    if request.param == "server":
+        with (
+            fastps.serve() as server,
+            fastps.connect(server.addresses) as ps,
+            fastps.connect(server.addresses) as other,
+        ):
+            yield ps, other
+        return
+    with fastps.Store(shared=True) as ps, fastps.Store.open(ps.address) as other:
+        yield ps.address if request.param == "address" else ps, other
+
+
+def test_coefficients_in_a_store_are_seen_and_trained_on(store):
+    place, other = store
+    X, y = problem()
+    seen = []
+
+    def look(epoch):
+        seen.append(other.pull("coef_").copy())
+
+    settings = {"loss": "log_loss", "alpha": 0.01, "max_iter": 4, "tol": None, "random_state": 0}
+    model = HogwildClassifier(**settings, store=place, callback=look).fit(X, y)
+    alone = HogwildClassifier(**settings).fit(X, y)
+    assert distance(model.coef_, alone.coef_) < 1e-5
+    assert len({coef.tobytes() for coef in seen}) == 4
+    assert np.array_equal(other.pull("coef_"), model.coef_)
+    assert np.array_equal(other.pull("intercept_"), model.intercept_.astype(np.float32))
+
+    # What others do is where the next epoch begins: with nothing to learn, that is where it ends.
+    other.push("coef_", -np.ones((1, X.shape[1]), np.float32), lr=1.0)
+    expected = other.pull("coef_")
+    still = HogwildClassifier(
+        loss="hinge", penalty=None, learning_rate="constant", eta0=1e-30, store=place, random_state=0
+    )
+    still.partial_fit(X, y, classes=[0, 1])
+    assert np.array_equal(still.coef_, expected)
+
+    # Training from nothing is from nothing there, too.
+    again = HogwildClassifier(**settings, store=place).fit(X, y)
+    assert distance(again.coef_, alone.coef_) < 1e-5
+
+
+def test_two_estimators_train_one_model(store):
+    place, other = store
+    X, y = problem()
+    y = y + (X[:, 0] > 1)
+    halves = [slice(0, 1000), slice(1000, 2000)]
+    settings = {"loss": "log_loss", "alpha": 0.01}
+    models = [HogwildClassifier(**settings, store=place, random_state=k) for k in range(2)]
+    for _ in range(5):
+        for model, half in zip(models, halves, strict=True):
+            model.partial_fit(X[half], y[half], classes=[0, 1, 2])
+    assert np.array_equal(models[1].coef_, other.pull("coef_"))
+    assert other.spec("coef_").shape == (3, X.shape[1])
+    ones = [
+        HogwildClassifier(**settings, random_state=0).fit(X[half], y[half]).score(X, y)
+        for half in halves
+    ]
+    assert models[1].score(X, y) > max(ones) - 0.02
+
+
+def test_a_store_is_an_argument_as_others_are():
+    X, y = problem()
+    with fastps.Store(shared=True) as store:
+        model = HogwildRegressor(store=store, max_iter=3, tol=None, random_state=0)
+        assert model.get_params()["store"] is store
+        clone(model).fit(X, y)
+        assert store.pull("coef_").shape == (1, X.shape[1])
+        with pytest.raises(ValueError, match="average"):
+            model.set_params(average=True).fit(X, y)

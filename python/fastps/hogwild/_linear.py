@@ -18,6 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from fastps._fastps import LinearTrainer
+from fastps.hogwild._store import Kept
 from fastps.hogwild._training import Callback, Patience, Progress, seeds, threads
 
 Array = NDArray[Any]
@@ -78,6 +79,7 @@ class _Linear(BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
     warm_start: bool
     average: bool | int
     callback: Callback | None
+    store: Any
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -100,6 +102,8 @@ class _Linear(BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
             raise ValueError(f"eta0 must be more than 0, not {self.eta0!r}")
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must be between 0 and 1, not {self.validation_fraction!r}")
+        if self.store is not None and self.average:
+            raise ValueError("average is not for coefficients in a store, which others may change")
         if partial and self.early_stopping:
             raise ValueError("early_stopping is not for partial_fit, which makes one epoch a call")
 
@@ -146,6 +150,7 @@ class _Linear(BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
     ) -> int:
         """Epochs until nothing improves. Whatever ends it, Ctrl-C too, the problem has what was learned."""
         learn, validate = self._split(y, self._stratified)
+        kept = self._keep(problem, partial)
         settings = self._settings(hasattr(X, "indptr"), weights)
         trainer = LinearTrainer(
             _rows(X),
@@ -174,6 +179,10 @@ class _Linear(BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
                         f"Floating-point under-/overflow occurred at epoch #{number}. Scaling input data "
                         "with StandardScaler or MinMaxScaler might help."
                     )
+                if kept:
+                    kept.push(problem.coef, problem.intercept)
+                    problem.coef, problem.intercept = kept.pull()
+                    trainer.assign(problem.coef, problem.intercept)
                 loss = score = None
                 if validate is not None:
                     score = self._validate(problem, X[validate], y[validate], sample_weight, validate)
@@ -197,10 +206,27 @@ class _Linear(BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
                     )
         except KeyboardInterrupt:
             self._take(problem, trainer)
+            if kept:
+                kept.push(problem.coef, problem.intercept)
             raise
         finally:
             progress.end()
         return number
+
+    def _keep(self, problem: _Problem, partial: bool) -> Kept | None:
+        """The problem's place in the store, if there is one; the problem then begins with what is there."""
+        if self.store is None:
+            return None
+        problems = self._all_problems()
+        initial = [(other.coef, other.intercept) for other in problems]
+        kept = Kept(self.store, initial, problems.index(problem))
+        if not (partial or self.warm_start):
+            kept.push(problem.coef, problem.intercept)
+        problem.coef, problem.intercept = kept.pull()
+        return kept
+
+    def _all_problems(self) -> list[_Problem]:
+        raise NotImplementedError
 
     def _take(self, problem: _Problem, trainer: LinearTrainer) -> None:
         problem.coef, problem.intercept, problem.t = trainer.coef(), trainer.intercept(), trainer.t()
@@ -264,6 +290,10 @@ class HogwildClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
     n_jobs : threads that train at once; None is 1, -1 all CPUs. One alone begins while the steps of
         "optimal" are very long, and makes an `average`
     callback : called with an `Epoch` after each epoch; ends training by returning True
+    store : a `fastps.Store(shared=True)`, its address, or what `fastps.connect` gives. There others see
+        `coef_` (problems, features) and `intercept_`, both float32, and change them: each epoch adds what it
+        has learned, and the next one begins with what is there. `fit` begins anew there, too; `partial_fit`,
+        and `fit` with `warm_start`, with what they find
 
     Attributes
     ----------
@@ -300,6 +330,7 @@ class HogwildClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
         warm_start: bool = False,
         average: bool | int = False,
         callback: Callback | None = None,
+        store: Any = None,
     ) -> None:
         self.loss = loss
         self.penalty = penalty
@@ -323,6 +354,7 @@ class HogwildClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
         self.warm_start = warm_start
         self.average = average
         self.callback = callback
+        self.store = store
 
     def fit(
         self, X: Any, y: Any, coef_init: Any = None, intercept_init: Any = None, sample_weight: Any = None
@@ -360,6 +392,9 @@ class HogwildClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
         if not np.isin(y, self.classes_).all():
             raise ValueError(f"y has labels that are not in classes {self.classes_!r}")
         return self._fit(X, y, sample_weight, 1, partial=True)
+
+    def _all_problems(self) -> list[_Problem]:
+        return self._problems
 
     def _begin(self, X: Any, classes: Array) -> None:
         if len(classes) < 2:
@@ -447,8 +482,8 @@ class HogwildClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
 class HogwildRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
     """Linear regression by SGD on lock-free threads, with the arguments of scikit-learn's `SGDRegressor`.
 
-    See `HogwildClassifier` for what threads change, for what X may be, and for `verbose`, `n_jobs` and
-    `callback`.
+    See `HogwildClassifier` for what threads change, for what X may be, and for `verbose`, `n_jobs`,
+    `callback` and `store`.
 
     Parameters
     ----------
@@ -489,6 +524,7 @@ class HogwildRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
         warm_start: bool = False,
         average: bool | int = False,
         callback: Callback | None = None,
+        store: Any = None,
     ) -> None:
         self.loss = loss
         self.penalty = penalty
@@ -511,6 +547,7 @@ class HogwildRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
         self.warm_start = warm_start
         self.average = average
         self.callback = callback
+        self.store = store
 
     def fit(
         self, X: Any, y: Any, coef_init: Any = None, intercept_init: Any = None, sample_weight: Any = None
@@ -521,6 +558,9 @@ class HogwildRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """One epoch over these examples."""
         return self._fit(X, y, None, None, sample_weight, partial=True)
+
+    def _all_problems(self) -> list[_Problem]:
+        return [self._problem]
 
     def _fit(self, X: Any, y: Any, coef: Any, intercept: Any, sample_weight: Any, partial: bool) -> Self:
         self._check(partial)

@@ -112,6 +112,13 @@ impl Linear {
         self
     }
 
+    /// Goes on from other coefficients, as many, between two passes.
+    pub fn assign(&mut self, coefficients: &[f32], intercept: f64) {
+        let n = self.weights.len().min(coefficients.len());
+        self.weights.store(self.isa, 0, &coefficients[..n]);
+        self.intercept.store(intercept.to_bits(), Ordering::Relaxed);
+    }
+
     /// Changes the step of the schedule `Constant`.
     pub fn set_eta(&mut self, eta: f64) {
         self.settings.eta0 = eta;

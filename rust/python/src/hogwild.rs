@@ -265,6 +265,17 @@ impl LinearTrainer {
         Ok((pass.loss, pass.examples))
     }
 
+    /// Goes on from other coefficients.
+    fn assign(&self, py: Python<'_>, coef: PyReadonlyArray1<'_, f32>, intercept: f64) -> PyResult<()> {
+        let mut state = state(py, &self.state)?;
+        let (coef, own) = (slice(py, &coef)?, state.model.coefficients().len());
+        if coef.len() != own {
+            return Err(config(py, "these are not as many coefficients", &own.to_string(), coef.len()));
+        }
+        state.model.assign(coef, intercept);
+        Ok(())
+    }
+
     /// The coefficients as they are.
     fn coef<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<f32>>> {
         Ok(PyArray1::from_vec(py, state(py, &self.state)?.model.coefficients()))
