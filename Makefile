@@ -23,7 +23,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .PHONY: help demo test lint lint-rust lint-python test-rust test-python checkers loom tsan miri neon bench bench-kernels \
-        bench-hogwild bench-connections bench-shared acceptance mutants soak docs dev clean tools
+        bench-hogwild bench-embedding bench-connections bench-shared acceptance mutants soak docs dev clean tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ bench-kernels: .venv/.test ## Measure optimizers, codecs and slices against plai
 
 bench-hogwild: .venv/.test ## Measure the estimators against scikit-learn and plain C and write benchmarks/README.md
 	$(BIN)/python benchmarks/hogwild.py --output benchmarks/README.md $(ARGS)
+
+bench-embedding: .venv/.test ## Measure sparse pushes and pulls of a large table against sockets and NumPy and write benchmarks/README.md
+	$(BIN)/python benchmarks/embedding.py --output benchmarks/README.md $(ARGS)
 
 bench-connections: .venv/.demo ## Measure what idle and many connections cost and write benchmarks/README.md
 	$(BIN)/python benchmarks/connections.py --output benchmarks/README.md $(ARGS)

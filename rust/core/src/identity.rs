@@ -4,6 +4,7 @@
 
 use crate::error::Result;
 use crate::frame::{Applied, Identity};
+use crate::isa::prefetch;
 use crate::params::{Charge, Meter, Purpose};
 use crate::sync::Arc;
 use foldhash::fast::RandomState;
@@ -162,6 +163,13 @@ impl Identities {
             && let Some(client) = self.clients.get_mut(&client)
         {
             client.own = own;
+        }
+    }
+
+    /// Asks for what is noted last of a client.
+    pub(crate) fn prefetch(&self, client: u64) {
+        if let Some(last) = self.clients.get(&client).and_then(|client| client.window.back()) {
+            prefetch(std::slice::from_ref(last));
         }
     }
 

@@ -11,6 +11,7 @@ use crate::record::Sink;
 use crate::slice::{Counters, Place, Resolved, Slice, Snapshot};
 use crate::sync::{Arc, AtomicU64, Ordering, RwLock, read, write};
 use crate::tensor::{SliceId, TensorSpec};
+use foldhash::fast::RandomState;
 use std::collections::HashMap;
 
 pub use crate::params::{Charge, Meter, Purpose};
@@ -41,7 +42,7 @@ impl ShardConfig {
 #[derive(Debug)]
 pub struct Shard {
     config: ShardConfig,
-    slices: RwLock<HashMap<SliceId, Arc<Slice>>>,
+    slices: RwLock<HashMap<SliceId, Arc<Slice>, RandomState>>,
     meter: Arc<Meter>,
     counters: Arc<Counters>,
 }
@@ -132,10 +133,27 @@ impl Shard {
 
     /// A slice by its identifier.
     pub fn slice(&self, id: SliceId) -> Result<Arc<Slice>> {
+        read(&self.slices).get(&id).cloned().ok_or_else(|| self.no_slice(id))
+    }
+
+    /// Slices by their identifiers, in the order given.
+    pub fn slices(&self, ids: impl IntoIterator<Item = SliceId>) -> Vec<Result<Arc<Slice>>> {
         let all = read(&self.slices);
-        all.get(&id).cloned().ok_or_else(|| {
-            Error::new(Kind::UnknownTensor, format!("the shard has no slice {}", id.0)).shard(self.index())
-        })
+        // They lie far apart: all are asked for before the first is touched.
+        let find = |id| {
+            let found = all.get(&id);
+            if let Some(slice) = found {
+                slice.prefetch();
+            }
+            (id, found)
+        };
+        let found: Vec<_> = ids.into_iter().map(find).collect();
+        found.into_iter().map(|(id, slice)| slice.cloned().ok_or_else(|| self.no_slice(id))).collect()
+    }
+
+    fn no_slice(&self, id: SliceId) -> Error {
+        let message = format!("the shard has no slice {}", id.0);
+        Error::new(Kind::UnknownTensor, message).shard(self.index())
     }
 
     /// Applies, holds or refuses a push; `done` is called exactly once, perhaps later and from another thread.

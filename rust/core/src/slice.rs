@@ -13,7 +13,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fault::fault;
 use crate::frame::{Applied, Base, Identity, Push, Target};
 use crate::identity::{Completion, Identities, Outcome, Seen};
-use crate::isa::Isa;
+use crate::isa::{Isa, prefetch};
 use crate::lock::SliceLock;
 use crate::params::{Buffer, Charge, Meter, Pieces, Purpose, RacyBuffer};
 use crate::policy::{Admission, Held, Policy};
@@ -95,6 +95,9 @@ pub enum Resolved {
     /// The slice does not remember that far back.
     Unknown,
 }
+
+/// Elements of rows that are worth asking for ahead; what is more, a CPU sees coming by itself.
+const FEW: usize = 4096;
 
 /// What a push finds when it arrives.
 enum Arrival {
@@ -445,6 +448,26 @@ impl Slice {
             Memory::Hogwild(memory) => memory.pull_rows(self, client, indices, into),
         };
         Ok(SliceVersion { slice: self.id, version, own })
+    }
+
+    /// Asks for the slice's own fields. Where the slices of one call lie far apart, waiting for memory is most of its work, so
+    /// that many are asked for before the first is used: the fields, then what they lead to, then the rows. Changes nothing.
+    pub fn prefetch(&self) {
+        prefetch(std::slice::from_ref(self));
+    }
+
+    /// Asks for what a client's push or pull of rows looks at first.
+    pub fn prefetch_for(&self, client: u64) {
+        if let Memory::Exact(memory) = &self.memory {
+            memory.lock().prefetch(client);
+        }
+    }
+
+    /// Asks for the rows, and for their state where a push is to come. Changes nothing, whatever the indices are.
+    pub fn prefetch_rows(&self, indices: Indices<'_>, for_push: bool) {
+        if let (Memory::Exact(memory), Ok(..=FEW)) = (&self.memory, self.layout.elements(indices)) {
+            memory.lock().prefetch_rows(self, indices, for_push);
+        }
     }
 
     /// Whether readers keep so many versions that the next push must take memory for its own.

@@ -55,10 +55,7 @@ impl Plan {
             let error = Error::new(Kind::Shape, format!("index {i} is out of range"));
             return Err(name(error.expected(expected, indices[i])));
         }
-        let mut order: Vec<_> = indices.iter().zip(0..).map(|(row, place)| (*row as u64, place)).collect();
-        if !indices.is_sorted() {
-            order.sort_unstable();
-        }
+        let order = sorted(indices, rows);
         let mut plan = Self {
             width: spec.row_width(),
             starts: Vec::with_capacity(order.len() + 1),
@@ -158,6 +155,20 @@ impl Plan {
             at = to;
         }
     }
+}
+
+/// Checked indices as (row, place), sorted.
+fn sorted(indices: &[i64], rows: u64) -> Vec<(u64, u32)> {
+    let each = indices.iter().map(|row| *row as u64).zip(0_u32..);
+    if indices.is_sorted() || rows > 1 << 32 {
+        let mut order: Vec<_> = each.collect();
+        order.sort_unstable();
+        return order;
+    }
+    // Both in one number are sorted in half the time.
+    let mut order: Vec<_> = each.map(|(row, place)| row << 32 | u64::from(place)).collect();
+    order.sort_unstable();
+    order.into_iter().map(|both| (both >> 32, both as u32)).collect()
 }
 
 /// A sparse gradient as its slices get it.

@@ -81,6 +81,19 @@ fn owed(frame: pb::Frame) -> Owed {
     Owed::Frame(Box::new(frame))
 }
 
+/// Whether a slice is of the group and type that a request says.
+fn fits(slice: &Slice, route: Route, dtype: Option<DType>) -> Result<()> {
+    if slice.group() != route.group {
+        return Err(Error::new(Kind::Frame, "the slice belongs to another group")
+            .expected(format!("group {}", slice.group()), format!("group {}", route.group)));
+    }
+    if let Some(dtype) = dtype.filter(|dtype| *dtype != slice.spec().dtype) {
+        return Err(Error::new(Kind::DType, "the tensor has another dtype")
+            .expected(slice.spec().dtype.name(), dtype.name()));
+    }
+    Ok(())
+}
+
 impl Exchange {
     /// Reads and answers until either side ends the stream.
     pub(crate) async fn serve(&self, frames: Frames, answers: Sender<Answer>) {
@@ -170,19 +183,7 @@ impl Exchange {
     /// What can be said against a request with regard to its slice.
     fn admit_to(&self, slice: SliceId, route: Route, dtype: Option<DType>) -> Result<Arc<Slice>> {
         let slice = self.node.shard.slice(slice)?;
-        let name = |error: Error| error.tensor(slice.spec().name.clone());
-        if slice.group() != route.group {
-            return Err(name(
-                Error::new(Kind::Frame, "the slice belongs to another group")
-                    .expected(format!("group {}", slice.group()), format!("group {}", route.group)),
-            ));
-        }
-        if let Some(dtype) = dtype.filter(|dtype| *dtype != slice.spec().dtype) {
-            return Err(name(
-                Error::new(Kind::DType, "the tensor has another dtype")
-                    .expected(slice.spec().dtype.name(), dtype.name()),
-            ));
-        }
+        fits(&slice, route, dtype).map_err(|error| error.tensor(slice.spec().name.clone()))?;
         Ok(slice)
     }
 

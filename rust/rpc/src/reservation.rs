@@ -6,6 +6,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
 use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_proto::v1 as pb;
+use foldhash::fast::RandomState;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -29,12 +30,26 @@ struct Sealed {
 #[derive(Debug, Default)]
 struct Table {
     /// The reservation of every slice that the shard holds.
-    slices: HashMap<SliceId, u64>,
+    slices: HashMap<SliceId, u64, RandomState>,
     /// Those that are not sealed.
     open: HashMap<u64, Open>,
     /// Those that are sealed and not known to be committed.
     sealed: HashMap<u64, Sealed>,
     expired: u64,
+}
+
+impl Table {
+    /// Whether the slice takes anything but initial values.
+    fn check_sealed(&self, slice: SliceId) -> Result<()> {
+        match self.slices.get(&slice) {
+            Some(own) if self.open.contains_key(own) => {
+                let error = Error::new(Kind::UnknownTensor, "the tensor is still being registered");
+                Err(error.retry_after_ms(100))
+            }
+            Some(_) => Ok(()),
+            None => Err(Error::new(Kind::UnknownTensor, format!("the shard has no slice {}", slice.0))),
+        }
+    }
 }
 
 /// The second step of a registration as the client sends it.
@@ -102,28 +117,24 @@ impl Reservations {
     /// Whether a frame for this slice is in order: initial values while it is reserved, anything else once sealed.
     pub(crate) fn admit(&self, slice: SliceId, given: Option<u64>, client: u64, now: Instant) -> Result<()> {
         let mut table = self.table();
-        let Some(own) = table.slices.get(&slice).copied() else {
-            return Err(match given {
-                Some(given) => lost(given),
-                None => Error::new(Kind::UnknownTensor, format!("the shard has no slice {}", slice.0)),
-            });
+        let Some(given) = given else {
+            return table.check_sealed(slice);
         };
-        match (table.open.get_mut(&own), given) {
-            (None, None) => Ok(()),
-            (Some(open), Some(given)) if given == own && open.client == client => {
+        let own = table.slices.get(&slice).copied().filter(|own| *own == given).ok_or_else(|| lost(given))?;
+        match table.open.get_mut(&own) {
+            Some(open) if open.client == client => {
                 open.deadline = now + self.lease;
                 Ok(())
             }
-            (_, Some(given)) if given != own => Err(lost(given)),
-            (Some(_), Some(_)) => Err(Error::new(Kind::Config, "the reservation is another client's")),
-            (Some(_), None) => {
-                Err(Error::new(Kind::UnknownTensor, "the tensor is still being registered")
-                    .retry_after_ms(100))
-            }
-            (None, Some(_)) => {
-                Err(Error::new(Kind::Config, "the reservation is sealed: initial values came too late"))
-            }
+            Some(_) => Err(Error::new(Kind::Config, "the reservation is another client's")),
+            None => Err(Error::new(Kind::Config, "the reservation is sealed: initial values came too late")),
         }
+    }
+
+    /// As [`Reservations::admit`] without a reservation, of many slices: what can be said against each.
+    pub(crate) fn admit_all(&self, slices: impl Iterator<Item = SliceId>) -> Vec<Result<()>> {
+        let table = self.table();
+        slices.map(|slice| table.check_sealed(slice)).collect()
     }
 
     /// The initial values of a slice were applied.

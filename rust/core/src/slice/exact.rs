@@ -8,6 +8,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fault::fault;
 use crate::frame::{Action, Applied, Push};
 use crate::identity::{Identities, Outcome};
+use crate::isa::prefetch;
 use crate::params::{Buffer, Pieces, Purpose};
 use crate::rows::Indices;
 use crate::sync::Counted as Arc;
@@ -135,6 +136,26 @@ impl ExactMemory {
             into.extend_from_slice(&values[size * run.start..size * run.end]);
         }
         self.version(client)
+    }
+
+    /// Asks for the buffers' descriptions and what is known of a client.
+    pub(super) fn prefetch(&self, client: u64) {
+        prefetch(std::slice::from_ref(&*self.params));
+        prefetch(&self.state);
+        self.identities.prefetch(client);
+    }
+
+    /// Asks for the memory of some rows, and of their state where a push is to come.
+    pub(super) fn prefetch_rows(&self, slice: &Slice, rows: Indices<'_>, for_push: bool) {
+        let (size, values) = (slice.spec.dtype.size(), self.params.bytes());
+        let mut runs = slice.layout.runs(rows);
+        while let Some(run) = runs.next_of(slice.len) {
+            let bytes = size * run.start..size * run.end;
+            prefetch(&values[bytes.clone()]);
+            for slot in self.state.iter().filter(|_| for_push) {
+                prefetch(&slot.bytes()[bytes.clone()]);
+            }
+        }
     }
 
     fn copied<'a>(

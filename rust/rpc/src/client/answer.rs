@@ -1,6 +1,6 @@
 //! Answers: from the stream to the call, or to the doubt, that waits for each.
 
-use super::call::{Answer, Call, Outcome};
+use super::call::{Answer, Call, Outcome, Part};
 use super::link::Link;
 use super::queue::{Pending, Waiter};
 use super::runtime::lock;
@@ -163,29 +163,64 @@ impl Link {
             call.parts[parts.start + k].answer_bytes.filter(|_| outcome.is_ok()).unwrap_or(0)
         };
         let fits = payload.len() == outcomes.iter().enumerate().map(expected).sum::<usize>();
+        stats::parts_answered(&self.shared.counters, &outcomes, call.identified, payload.len());
+        let (mut told, mut values) = (Vec::with_capacity(outcomes.len()), Vec::new());
+        let mut run = Run::default();
         for (index, outcome) in parts.zip(outcomes) {
             let part = &call.parts[index];
             let error = match outcome {
                 Ok(applied) if fits => {
-                    let values = part.answer_bytes.map(|bytes| payload.split_to(bytes));
-                    let answer = Answer { applied, step: 0 };
-                    stats::answered(&self.shared.counters, &answer, call.identified, values.as_ref());
-                    call.deliver(index, Outcome::Answered(answer), values);
+                    if let Some(bytes) = part.answer_bytes {
+                        if !run.goes_on(call, index) {
+                            values.extend(run.end(&mut payload));
+                        }
+                        run.add(index, bytes);
+                    }
+                    told.push((index, Outcome::Answered(Answer { applied, step: 0 })));
                     continue;
                 }
                 Ok(_) => part.frame_error("the server's answer does not fit its question"),
                 // A repeat that was refused may say nothing about what was sent before it.
                 Err(error) if pending.attempts == 1 || is_conclusive(error.kind) || !call.identified => {
-                    call.deliver(index, Outcome::Failed(part.refused(error)), None);
+                    told.push((index, Outcome::Failed(part.refused(error))));
                     continue;
                 }
                 Err(error) => part.refused(error),
             };
             tracing::debug!(%error, "a push is in doubt");
-            let doubt = self.doubt(&mut lock(&self.queue), pending, part);
-            call.deliver(index, Outcome::InDoubt(doubt), None);
+            told.push((index, Outcome::InDoubt(self.doubt(&mut lock(&self.queue), pending, part))));
         }
+        values.extend(run.end(&mut payload));
+        call.deliver_all(told, values);
         self.check_drained(&lock(&self.queue));
+    }
+}
+
+/// Values of parts that follow one another, in the answer and among the elements: they are handed out as one.
+#[derive(Default)]
+struct Run {
+    parts: Range<usize>,
+    bytes: usize,
+}
+
+impl Run {
+    fn goes_on(&self, call: &Call, next: usize) -> bool {
+        let follow =
+            |last: &Part, part: &Part| last.tensor == part.tensor && last.elements.end == part.elements.start;
+        self.parts.end == next && !self.parts.is_empty() && follow(&call.parts[next - 1], &call.parts[next])
+    }
+
+    fn add(&mut self, part: usize, bytes: usize) {
+        if self.parts.is_empty() {
+            self.parts.start = part;
+        }
+        (self.parts.end, self.bytes) = (part + 1, self.bytes + bytes);
+    }
+
+    /// Its first part, and the values of all.
+    fn end(&mut self, payload: &mut Bytes) -> Option<(usize, Bytes)> {
+        let Self { parts, bytes } = std::mem::take(self);
+        (!parts.is_empty()).then(|| (parts.start, payload.split_to(bytes)))
     }
 }
 

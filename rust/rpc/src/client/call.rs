@@ -70,9 +70,15 @@ struct State {
     outcomes: Vec<Outcome>,
     open: usize,
     done: bool,
-    /// Values that nobody has taken yet, by part.
+    /// Values that nobody has taken yet, by part; those of parts that follow one another may be one.
     arrived: VecDeque<(usize, Bytes)>,
     callbacks: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+impl State {
+    fn is_open(&self, part: usize) -> bool {
+        matches!(self.outcomes[part], Outcome::Open)
+    }
 }
 
 impl Call {
@@ -99,26 +105,43 @@ impl Call {
 
     /// Notes what became of a part; only the first outcome counts.
     pub(super) fn deliver(&self, part: usize, outcome: Outcome, values: Option<Bytes>) {
+        self.deliver_all([(part, outcome)], values.map(|values| (part, values)));
+    }
+
+    /// The same of many parts; values belong to the part that they are named with and perhaps to some that follow it.
+    pub(super) fn deliver_all(
+        &self,
+        outcomes: impl IntoIterator<Item = (usize, Outcome)>,
+        values: impl IntoIterator<Item = (usize, Bytes)>,
+    ) {
         let mut state = lock(&self.state);
-        if !matches!(state.outcomes[part], Outcome::Open) {
-            return;
-        }
-        let residue = lock(&self.parts[part].residue).take();
-        state.outcomes[part] = match (outcome, residue) {
-            (Outcome::Failed(error), Some(residue)) => {
-                drop(state);
-                let error = residue.give_back().err().unwrap_or(error);
-                state = lock(&self.state);
-                Outcome::Failed(error)
+        let before = state.open;
+        for (part, values) in values {
+            if state.is_open(part) {
+                state.arrived.push_back((part, values));
             }
-            (outcome, _) => outcome,
-        };
-        state.open -= 1;
-        if let Some(values) = values {
-            state.arrived.push_back((part, values));
+        }
+        for (part, mut outcome) in outcomes {
+            if !state.is_open(part) {
+                continue;
+            }
+            if let (Some(residue), Outcome::Failed(error)) =
+                (lock(&self.parts[part].residue).take(), &mut outcome)
+            {
+                drop(state);
+                if let Err(worse) = residue.give_back() {
+                    *error = worse;
+                }
+                state = lock(&self.state);
+            }
+            state.outcomes[part] = outcome;
+            state.open -= 1;
         }
         let open = state.open;
         drop(state);
+        if open == before {
+            return;
+        }
         if open > 0 {
             self.changed.notify_waiters();
             return;

@@ -5,6 +5,8 @@ use super::doubt::Doubt;
 use super::payload::Payload;
 use fastps_core::error::Error;
 use fastps_proto::v1 as pb;
+use foldhash::fast::RandomState;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
@@ -58,7 +60,7 @@ pub(super) struct Queue {
     /// Frames in doubt whose answer may still come on the present connection.
     pub(super) late: HashMap<u64, Vec<(Arc<Doubt>, u64)>>,
     /// Pushes per slice that were sent on the present connection and not answered.
-    pub(super) unanswered: HashMap<u64, u32>,
+    pub(super) unanswered: HashMap<u64, u32, RandomState>,
     /// Number of the present stream; 0 = none.
     pub(super) session: u64,
     pub(super) sessions: u64,
@@ -80,7 +82,7 @@ impl Queue {
             cursor: 0,
             frames: BTreeMap::new(),
             late: HashMap::new(),
-            unanswered: HashMap::new(),
+            unanswered: HashMap::default(),
             session: 0,
             sessions: 0,
             stream: None,
@@ -112,14 +114,17 @@ impl Queue {
 
     /// One push less is unanswered.
     pub(super) fn answered(&mut self, slice: u64) {
-        if let Some(unanswered) = self.unanswered.get_mut(&slice) {
-            *unanswered = unanswered.saturating_sub(1);
-            if *unanswered == 0 {
-                self.unanswered.remove(&slice);
-            }
-            if *self.unanswered.get(&slice).unwrap_or(&0) + 1 == MOST_UNANSWERED {
-                self.wake();
-            }
+        let Entry::Occupied(mut unanswered) = self.unanswered.entry(slice) else {
+            return;
+        };
+        let before = *unanswered.get();
+        if before > 1 {
+            unanswered.insert(before - 1);
+        } else {
+            unanswered.remove();
+        }
+        if before == MOST_UNANSWERED {
+            self.wake();
         }
     }
 }

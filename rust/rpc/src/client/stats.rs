@@ -3,6 +3,8 @@
 use super::call::Answer;
 use crate::convert;
 use bytes::Bytes;
+use fastps_core::error::Result;
+use fastps_core::frame::Applied;
 use fastps_proto::v1 as pb;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,6 +44,21 @@ pub(super) fn answered(counters: &Counters, answer: &Answer, identified: bool, v
     }
     if let Some(values) = values {
         count(&counters.bytes_pulled, values.len() as u64);
+    }
+}
+
+/// The same of a sparse message.
+pub(super) fn parts_answered(
+    counters: &Counters,
+    outcomes: &[Result<Applied>],
+    identified: bool,
+    bytes: usize,
+) {
+    if identified {
+        let duplicate = |outcome: &&Result<Applied>| outcome.as_ref().is_ok_and(|applied| applied.duplicate);
+        count(&counters.duplicates, outcomes.iter().filter(duplicate).count() as u64);
+    } else {
+        count(&counters.bytes_pulled, bytes as u64);
     }
 }
 

@@ -1,15 +1,14 @@
 //! Sparse messages: each part is applied or refused by itself, and one answer tells of all.
 
-use super::{Exchange, owed};
+use super::{Exchange, fits, owed};
 use crate::answers::{Owed, Place};
-use crate::convert::{self, Parts, Route};
+use crate::convert::{self, Part, Parts, Route};
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::Applied;
 use fastps_core::identity::Completion;
 use fastps_core::shard::{Charge, Purpose};
 use fastps_core::slice::{Slice, Snapshot};
-use fastps_core::tensor::SliceId;
 use fastps_core::verbs::SliceVersion;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,6 +19,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 /// What an answer takes for each part: its place in the tables, and a refusal in short.
 const PART_BYTES: u64 = 256;
 
+/// Parts whose memory is asked for before the first of them is pushed or pulled: enough for a CPU to be busy with it, and
+/// little in its first cache.
+const TOGETHER: usize = 16;
+
 /// One of the connection's pins, so that it owes few large answers, and their memory.
 type RoomToAnswer = (OwnedSemaphorePermit, Charge);
 
@@ -27,17 +30,18 @@ type RoomToAnswer = (OwnedSemaphorePermit, Charge);
 type Late = UnboundedReceiver<(usize, Result<Applied>)>;
 
 impl Exchange {
-    /// What can be said against a part before its slice is touched.
-    fn admit_part(
-        &self,
-        slice: SliceId,
-        route: Route,
-        dtype: Option<DType>,
-        now: Instant,
-    ) -> Result<Arc<Slice>> {
-        let slice = self.admit_to(slice, route, dtype)?;
-        self.admit_reserved(&slice, None, route.client, now)?;
-        Ok(slice)
+    /// The slices of parts, or what can be said against each before its slice is touched.
+    fn admit_parts(&self, parts: &[Part<'_>], route: Route, dtype: Option<DType>) -> Vec<Result<Arc<Slice>>> {
+        let ids = || parts.iter().map(|part| part.slice);
+        let slices = self.node.shard.slices(ids());
+        let sealed = self.node.reservations.admit_all(ids());
+        let admit = |(slice, sealed): (Result<Arc<Slice>>, Result<()>)| {
+            let slice = slice?;
+            let admitted = fits(&slice, route, dtype).and(sealed);
+            admitted.map_err(|error| error.tensor(slice.spec().name.clone()))?;
+            Ok(slice)
+        };
+        slices.into_iter().zip(sealed).map(admit).collect()
     }
 
     /// Sparse gradients.
@@ -55,10 +59,14 @@ impl Exchange {
         };
         let (late, answers) = unbounded_channel();
         let (mut outcomes, begin) = (Vec::with_capacity(parts.len()), Instant::now());
-        for (k, part) in parts.iter().enumerate() {
-            let slice = self.admit_part(part.slice, route, Some(dtype), begin);
-            let (Ok(slice), Some(push)) = (&slice, parts.push(k, part)) else {
-                outcomes.push(slice.err().map(Err));
+        let all: Vec<_> = parts.iter().collect();
+        let slices = self.admit_parts(&all, route, Some(dtype));
+        for (k, (part, slice)) in all.iter().zip(&slices).enumerate() {
+            if k % TOGETHER == 0 {
+                prefetch(route.client, all[k..].iter().zip(&slices[k..]).take(TOGETHER), true);
+            }
+            let (Ok(slice), Some(push)) = (slice, parts.push(k, *part)) else {
+                outcomes.push(slice.clone().err().map(Err));
                 continue;
             };
             outcomes.push(loop {
@@ -146,16 +154,17 @@ impl Exchange {
 
     /// What became of each part, and the values of all.
     fn gather(&self, route: Route, parts: Parts<'_>) -> Result<(Vec<Result<SliceVersion>>, Snapshot)> {
-        let (now, dtype) = (Instant::now(), DType::Float32);
+        let dtype = DType::Float32;
+        let parts: Vec<_> = parts.iter().collect();
+        let mut slices = self.admit_parts(&parts, route, None);
         let mut elements = 0;
-        let slices: Vec<_> = parts
-            .iter()
-            .map(|part| {
-                let slice = self.admit_part(part.slice, route, None, now)?;
-                elements += slice.row_elements(part.indices)?;
-                Ok((slice, part.indices))
-            })
-            .collect();
+        for (part, admitted) in parts.iter().zip(&mut slices) {
+            match admitted.as_ref().map(|slice| slice.row_elements(part.indices)) {
+                Ok(Ok(count)) => elements += count,
+                Ok(Err(error)) => *admitted = Err(error),
+                Err(_) => {}
+            }
+        }
         if elements > dtype.slice_len() {
             let error = Error::new(Kind::Frame, "the rows of one message have too many elements");
             return Err(error.expected(format!("at most {}", dtype.slice_len()), elements));
@@ -165,12 +174,27 @@ impl Exchange {
         self.shared.make_room(bytes)?;
         let mut values = Vec::with_capacity(bytes);
         let index = self.node.index();
-        let pull = |part: Result<(Arc<Slice>, _)>| {
-            let pulled =
-                part.and_then(|(slice, indices)| slice.pull_rows(route.client, indices, &mut values));
-            pulled.map_err(|error: Error| error.shard(index))
+        let pull = |(k, (part, slice)): (usize, (&Part<'_>, &Result<Arc<Slice>>))| {
+            if k % TOGETHER == 0 {
+                prefetch(route.client, parts[k..].iter().zip(&slices[k..]).take(TOGETHER), false);
+            }
+            let slice = slice.as_ref().map_err(Error::clone);
+            let pulled = slice.and_then(|slice| slice.pull_rows(route.client, part.indices, &mut values));
+            pulled.map_err(|error| error.shard(index))
         };
-        let outcomes = slices.into_iter().map(pull).collect();
+        let outcomes = parts.iter().zip(&slices).enumerate().map(pull).collect();
         Ok((outcomes, Snapshot::of_rows(dtype, values, charge)))
     }
+}
+
+/// Asks for the memory of parts whose turn has come.
+fn prefetch<'a>(
+    client: u64,
+    parts: impl Iterator<Item = (&'a Part<'a>, &'a Result<Arc<Slice>>)> + Clone,
+    for_push: bool,
+) {
+    let admitted = || parts.clone().filter_map(|(part, slice)| Some((part, slice.as_ref().ok()?)));
+    admitted().for_each(|(_, slice)| slice.prefetch());
+    admitted().for_each(|(_, slice)| slice.prefetch_for(client));
+    admitted().for_each(|(part, slice)| slice.prefetch_rows(part.indices, for_push));
 }
