@@ -52,6 +52,19 @@ struct Client {
     _charge: Charge,
 }
 
+/// What a slice remembers of one client, as a value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Remembered {
+    /// The client.
+    pub client: u64,
+    /// Changes of the slice that were this client's.
+    pub own: u64,
+    /// Largest sequence that it remembers no more.
+    pub forgotten: u64,
+    /// Sequences in the order of their outcomes; `None`: fenced.
+    pub outcomes: Vec<(u64, Option<Applied>)>,
+}
+
 /// The table of one slice.
 #[derive(Default)]
 pub(crate) struct Identities {
@@ -185,6 +198,41 @@ impl Identities {
     pub(crate) fn forget(&mut self, client: u64) {
         self.recent = self.recent.filter(|(recent, _)| *recent != client);
         self.clients.remove(&client);
+    }
+
+    /// All that is settled, by client. Of a push that is being applied this moment, nobody will be able to tell.
+    pub(crate) fn image(&self) -> Vec<Remembered> {
+        let remembered = |(client, entry): (&u64, &Client)| {
+            let (mut forgotten, mut outcomes) = (entry.forgotten, Vec::with_capacity(entry.window.len()));
+            for (sequence, outcome) in &entry.window {
+                match outcome {
+                    Outcome::Applied(applied) => outcomes.push((*sequence, Some(*applied))),
+                    Outcome::Fenced => outcomes.push((*sequence, None)),
+                    Outcome::Applying(_) => forgotten = forgotten.max(*sequence),
+                    Outcome::Held(_) => {}
+                }
+            }
+            Remembered { client: *client, own: self.own(*client), forgotten, outcomes }
+        };
+        let mut clients: Vec<_> = self.clients.iter().map(remembered).collect();
+        clients.sort_unstable_by_key(|remembered| remembered.client);
+        clients
+    }
+
+    /// The table of an image.
+    pub(crate) fn restored(clients: &[Remembered], meter: &Arc<Meter>) -> Result<Self> {
+        let mut table = Self::default();
+        for Remembered { client, own, forgotten, outcomes } in clients {
+            table.meet(*client, meter)?;
+            if let Some(entry) = table.clients.get_mut(client) {
+                (entry.own, entry.forgotten) = (*own, *forgotten);
+            }
+            for (sequence, applied) in outcomes {
+                let outcome = applied.map_or(Outcome::Fenced, Outcome::Applied);
+                table.note(Identity { client: *client, sequence: *sequence }, outcome);
+            }
+        }
+        Ok(table)
     }
 
     /// Number of clients known.

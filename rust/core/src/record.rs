@@ -2,9 +2,9 @@
 //! audit needs to repeat it bit for bit.
 
 use crate::codec::CodecId;
-use crate::frame::{Action, Identity};
+use crate::frame::{Action, Base, Identity};
 use crate::rows::Indices;
-use crate::tensor::SliceId;
+use crate::tensor::{Apply, SliceId};
 use std::fmt;
 
 /// A change that was just applied. The body is the one that came.
@@ -12,10 +12,16 @@ use std::fmt;
 pub struct Record<'a> {
     /// The slice.
     pub slice: SliceId,
+    /// How its pushes meet: only `exact` ones can be repeated.
+    pub apply: Apply,
     /// Its version after the change.
     pub version: u64,
     /// Whose change.
     pub identity: Identity,
+    /// What it was based on.
+    pub base: Option<Base>,
+    /// The slice need not remember it.
+    pub once: bool,
     /// What it did.
     pub action: Action,
     /// The rows that a sparse gradient was for.
@@ -36,4 +42,7 @@ pub struct Record<'a> {
 pub trait Sink: Send + Sync + fmt::Debug {
     /// Takes one record.
     fn record(&self, record: &Record<'_>);
+
+    /// An `exact` slice has promised never to apply this push; called under its lock.
+    fn fenced(&self, _slice: SliceId, _identity: Identity) {}
 }

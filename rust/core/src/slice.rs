@@ -3,8 +3,10 @@
 
 mod exact;
 mod hogwild;
+mod image;
 mod snapshot;
 
+pub use image::{Image, Standing};
 pub use snapshot::Snapshot;
 
 use crate::apply::Touch;
@@ -407,8 +409,11 @@ impl Slice {
         let Some(sink) = &self.sink else { return };
         sink.record(&Record {
             slice: self.id,
+            apply: self.spec.apply,
             version: applied.version,
             identity: push.identity,
+            base: push.base,
+            once: push.once,
             action: push.action,
             indices: push.indices,
             codec: push.codec,
@@ -536,13 +541,18 @@ impl Slice {
             }
             Seen::Unmet => {
                 table.meet(identity.client, &self.meter).map_err(|error| self.name(error))?;
-                Ok((Resolved::Fenced, table.note(identity, Outcome::Fenced)))
+                Ok((Resolved::Fenced, self.fence(table, identity)))
             }
-            Seen::Before(Outcome::Held(_)) | Seen::New => {
-                Ok((Resolved::Fenced, table.note(identity, Outcome::Fenced)))
-            }
+            Seen::Before(Outcome::Held(_)) | Seen::New => Ok((Resolved::Fenced, self.fence(table, identity))),
             Seen::Forgotten => Ok((Resolved::Unknown, Vec::new())),
         }
+    }
+
+    fn fence(&self, table: &mut Identities, identity: Identity) -> Vec<Completion> {
+        if let (Apply::Exact, Some(sink)) = (self.spec.apply, &self.sink) {
+            sink.fenced(self.id, identity);
+        }
+        table.note(identity, Outcome::Fenced)
     }
 
     /// Drops all that is known of a client whose lease ended.

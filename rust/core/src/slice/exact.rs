@@ -1,5 +1,6 @@
 //! The memory of an `exact` slice, under its lock: plain, and copy-on-write where a pull has pinned it.
 
+use super::image::{Image, Standing};
 use super::snapshot::{Bytes, Copied, Snapshot};
 use super::{Counters, Slice, staleness};
 use crate::apply::{Exact, apply, apply_rows};
@@ -54,6 +55,14 @@ impl ExactMemory {
     /// Applies a push that is new, under the slice's lock. On an error nothing was changed.
     #[inline(always)]
     pub(super) fn change(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
+        let applied = self.repeat(slice, push)?;
+        slice.record(push, applied);
+        Ok(applied)
+    }
+
+    /// The same of a push whose record is there already.
+    #[inline(always)]
+    pub(super) fn repeat(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
         let dropped = fault("drop_half") && push.identity.sequence.is_multiple_of(2);
         match push.action {
             Action::Gradient if dropped => {}
@@ -99,8 +108,36 @@ impl ExactMemory {
         if !push.once {
             self.identities.note(push.identity, Outcome::Applied(applied));
         }
-        slice.record(push, applied);
         Ok(applied)
+    }
+
+    /// Everything at one version; the values are pinned, the state is copied.
+    pub(super) fn image(&self, slice: &Slice) -> Result<Image> {
+        let standing = Standing {
+            version: self.version,
+            step: self.step,
+            assigns: self.assigns,
+            clients: self.identities.image(),
+        };
+        Ok(Image { standing, values: self.pull(slice, 0)?, state: self.pull_state(slice, 0)? })
+    }
+
+    /// Becomes what an image says; `values` and `state` have the right lengths.
+    pub(super) fn restore(
+        &mut self,
+        slice: &Slice,
+        standing: &Standing,
+        values: &[u8],
+        state: &[u8],
+    ) -> Result<()> {
+        let identities = Identities::restored(&standing.clients, &slice.meter)?;
+        unpinned(slice, &mut self.params, &mut self.spare)?.values_mut().copy_from_slice(values);
+        for (k, slot) in self.state.iter_mut().enumerate() {
+            slot.values_mut().copy_from_slice(&state[k * slice.bytes()..][..slice.bytes()]);
+        }
+        (self.version, self.step, self.assigns) = (standing.version, standing.step, standing.assigns);
+        self.identities = identities;
+        Ok(())
     }
 
     /// Whether readers keep both the values and the spare, so that the next push must take memory.

@@ -1,15 +1,17 @@
 //! The memory of a `hogwild` slice: no lock around the values, only around the table of identities.
 
+use super::image::{Image, Standing};
 use super::snapshot::{Copied, Snapshot};
 use super::{Slice, staleness};
 use crate::apply::{Hogwild, ROW, apply, apply_rows};
 use crate::block::{BLOCK, blocks};
+use crate::codec::CodecId;
 use crate::directory::SharedTensor;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::fault::fault;
 use crate::frame::{Action, Applied, Push};
-use crate::identity::{Completion, Identities, Outcome};
+use crate::identity::{Completion, Identities, Outcome, Seen};
 use crate::params::{Counts, RacyBuffer};
 use crate::rows::Indices;
 use crate::sync::{Mutex, Ordering, lock};
@@ -85,14 +87,7 @@ impl HogwildMemory {
                 };
                 apply(slice.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
             }
-            (Action::Assign, _) => store_racy(slice, &self.params, push, 0),
-            (Action::AssignState { step }, _) => {
-                self.state.iter().enumerate().for_each(|(k, slot)| store_racy(slice, slot, push, k));
-                self.counts.step().store(step, Ordering::Relaxed);
-            }
-        }
-        if push.action != Action::Gradient {
-            self.counts.assigns().fetch_add(1, Ordering::Relaxed);
+            (Action::Assign | Action::AssignState { .. }, _) => self.assign(slice, push),
         }
         let mut identities = lock(&self.identities);
         let bump = u64::from(!fault("version_not_bumped"));
@@ -155,6 +150,74 @@ impl HogwildMemory {
         Ok(Snapshot { dtype: slice.spec.dtype, version, own, step, bytes })
     }
 
+    fn assign(&self, slice: &Slice, push: &Push<'_>) {
+        match push.action {
+            Action::Gradient => {}
+            Action::Assign => store_racy(slice, &self.params, push, 0),
+            Action::AssignState { step } => {
+                self.state.iter().enumerate().for_each(|(k, slot)| store_racy(slice, slot, push, k));
+                self.counts.step().store(step, Ordering::Relaxed);
+            }
+        }
+        self.counts.assigns().fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Repeats an assignment. False: the slice has it already.
+    pub(super) fn repeat(&self, slice: &Slice, push: &Push<'_>, version: u64) -> Result<bool> {
+        if self.counts.version().load(Ordering::Acquire) >= version {
+            return Ok(false);
+        }
+        let mut identities = lock(&self.identities);
+        if matches!(identities.look_up(push.identity), Seen::Unmet) {
+            identities.meet(push.identity.client, &slice.meter)?;
+        }
+        self.assign(slice, push);
+        self.counts.version().store(version, Ordering::Release);
+        let own = identities.count_own(push.identity.client);
+        let applied = Applied {
+            version,
+            own,
+            staleness: staleness(push.base, version, own),
+            scale: 1.0,
+            duplicate: false,
+        };
+        if !push.once {
+            identities.note(push.identity, Outcome::Applied(applied));
+        }
+        Ok(true)
+    }
+
+    /// Everything, perhaps in the middle of pushes.
+    pub(super) fn image(&self, slice: &Slice) -> Result<Image> {
+        let clients = lock(&self.identities).image();
+        let standing = Standing {
+            version: self.counts.version().load(Ordering::Acquire),
+            step: self.counts.step().load(Ordering::Relaxed),
+            assigns: self.counts.assigns().load(Ordering::Relaxed),
+            clients,
+        };
+        Ok(Image { standing, values: self.pull(slice, 0)?, state: self.pull_state(slice, 0)? })
+    }
+
+    /// Becomes what an image says; `values` and `state` have the right lengths.
+    pub(super) fn restore(
+        &self,
+        slice: &Slice,
+        standing: &Standing,
+        values: &[u8],
+        state: &[u8],
+    ) -> Result<()> {
+        *lock(&self.identities) = Identities::restored(&standing.clients, &slice.meter)?;
+        store_bytes(slice, &self.params, values);
+        for (k, slot) in self.state.iter().enumerate() {
+            store_bytes(slice, slot, &state[k * slice.bytes()..][..slice.bytes()]);
+        }
+        self.counts.version().store(standing.version, Ordering::Release);
+        self.counts.step().store(standing.step, Ordering::Relaxed);
+        self.counts.assigns().store(standing.assigns, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Gradients and assignments.
     pub(super) fn changes(&self) -> (u64, u64) {
         let assigns = self.counts.assigns().load(Ordering::Relaxed);
@@ -173,13 +236,16 @@ impl HogwildMemory {
     }
 }
 
-/// Stores the `k`-th run of values of an assignment's body.
+/// Stores the `k`-th run of values of an assignment's body, which is not compressed.
 fn store_racy(slice: &Slice, buffer: &RacyBuffer, push: &Push<'_>, k: usize) {
-    let body = &push.body[k * slice.bytes()..][..slice.bytes()];
-    let size = slice.spec.dtype.size();
+    store_bytes(slice, buffer, &push.body[k * slice.bytes()..][..slice.bytes()]);
+}
+
+fn store_bytes(slice: &Slice, buffer: &RacyBuffer, body: &[u8]) {
+    let (size, plain) = (slice.spec.dtype.size(), CodecId::plain(slice.spec.dtype));
     let mut block = [0.0; BLOCK];
     for (at, len) in blocks(slice.len) {
-        push.codec.decode(slice.isa, &body[size * at..size * (at + len)], &mut block[..len]);
+        plain.decode(slice.isa, &body[size * at..size * (at + len)], &mut block[..len]);
         buffer.store(slice.isa, at, &block[..len]);
     }
 }

@@ -1,0 +1,124 @@
+//! A slice as a value: all that it is at one version, and how a slice becomes that again. What came later is repeated
+//! from its records, bit for bit.
+
+use super::exact::ExactMemory;
+use super::{Memory, Slice, Snapshot};
+use crate::error::{Error, Kind, Result};
+use crate::frame::{Action, Identity, Push};
+use crate::identity::{Outcome, Remembered, Seen};
+use crate::record::Record;
+
+/// A slice at one version (`hogwild`: perhaps in the middle of pushes).
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// All but the arrays.
+    pub standing: Standing,
+    /// The values; of an `exact` slice they are pinned, not copied.
+    pub values: Snapshot,
+    /// The optimizer state, all slots one after the other.
+    pub state: Snapshot,
+}
+
+/// What a slice is beside its arrays.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Standing {
+    /// Its version.
+    pub version: u64,
+    /// Optimizer steps taken.
+    pub step: u64,
+    /// Changes that were assignments.
+    pub assigns: u64,
+    /// What it remembers of each client, by client.
+    pub clients: Vec<Remembered>,
+}
+
+impl Slice {
+    /// The slice as a value. Holds its lock for as long as it takes to copy the state.
+    pub fn image(&self) -> Result<Image> {
+        let image = match &self.memory {
+            Memory::Exact(memory) => memory.lock().image(self),
+            Memory::Hogwild(memory) => memory.image(self),
+        };
+        image.map_err(|error| self.name(error))
+    }
+
+    /// Becomes what an image says. Nobody pushes meanwhile.
+    pub fn restore(&self, standing: &Standing, values: &[u8], state: &[u8]) -> Result<()> {
+        let (bytes, all) = (self.bytes(), self.slots * self.bytes());
+        if values.len() != bytes || state.len() != all {
+            let error = Error::new(Kind::Shape, "the image is of another slice").expected(
+                format!("{bytes} bytes of values and {all} of state"),
+                format!("{} and {}", values.len(), state.len()),
+            );
+            return Err(self.name(error));
+        }
+        let restored = match &self.memory {
+            Memory::Exact(memory) => memory.lock().restore(self, standing, values, state),
+            Memory::Hogwild(memory) => memory.restore(self, standing, values, state),
+        };
+        restored.map_err(|error| self.name(error))
+    }
+
+    /// Repeats a change from its record, without a record of its own. False: the slice has it already. The records of
+    /// an `exact` slice are repeated in their order; of a `hogwild` one only assignments can be.
+    pub fn replay(&self, record: &Record<'_>) -> Result<bool> {
+        let elements = match record.indices {
+            None => self.len,
+            Some(indices) => self.row_elements(indices)?,
+        };
+        let gradient = record.action == Action::Gradient;
+        let push = Push {
+            slice: self.id,
+            action: record.action,
+            identity: record.identity,
+            base: record.base,
+            lr: gradient.then_some(record.lr),
+            scale: gradient.then_some(record.scale),
+            count: elements as u64,
+            indices: record.indices,
+            codec: record.codec,
+            body: record.body,
+            trusted: false,
+            once: record.once,
+        };
+        let repeated = push.validate(self.isa, self.target()).and_then(|()| match &self.memory {
+            Memory::Exact(memory) => self.replay_exact(&mut memory.lock(), &push, record.version),
+            Memory::Hogwild(_) if gradient => {
+                Err(Error::new(Kind::Config, "gradients of a hogwild tensor cannot be repeated"))
+            }
+            Memory::Hogwild(memory) => memory.repeat(self, &push, record.version),
+        });
+        repeated.map_err(|error| self.name(error))
+    }
+
+    fn replay_exact(&self, memory: &mut ExactMemory, push: &Push<'_>, version: u64) -> Result<bool> {
+        let (last, _) = memory.version(0);
+        if version <= last {
+            return Ok(false);
+        }
+        if version != last + 1 {
+            return Err(Error::new(Kind::Internal, "records of changes are missing")
+                .expected(format!("version {}", last + 1), format!("version {version}")));
+        }
+        if matches!(memory.identities.look_up(push.identity), Seen::Unmet) {
+            memory.identities.meet(push.identity.client, &self.meter)?;
+        }
+        memory.repeat(self, push).map(|_| true)
+    }
+
+    /// Repeats the promise never to apply a push, unless the slice knows better already.
+    pub fn replay_fence(&self, identity: Identity) -> Result<()> {
+        let Memory::Exact(memory) = &self.memory else { return Ok(()) };
+        let mut memory = memory.lock();
+        match memory.identities.look_up(identity) {
+            Seen::Unmet => {
+                let met = memory.identities.meet(identity.client, &self.meter);
+                met.map_err(|error| self.name(error))?;
+            }
+            Seen::New => {}
+            Seen::Before(_) | Seen::Forgotten => return Ok(()),
+        }
+        memory.identities.note(identity, Outcome::Fenced);
+        Ok(())
+    }
+}
