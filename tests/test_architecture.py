@@ -31,6 +31,7 @@ CORE_PAIRS = {"slice": "slice+policy", "policy": "slice+policy"}
 # What each crate of the workspace may depend on, among the workspace's own crates.
 CRATES = {
     "fastps-core": set(),
+    "fastps-durable": {"fastps-core"},
     "fastps-proto": set(),
     "fastps-rpc": {"fastps-core", "fastps-proto"},
     "fastps-python": {"fastps-core", "fastps-rpc"},
@@ -102,6 +103,13 @@ def test_core_knows_no_network_clock_or_python() -> None:
         production = source.split("#[cfg(test)]")[0]
         found = re.findall(r"\bstd::net\b|\bInstant\b|\bSystemTime\b|\basync\s+fn\b|\.await\b", production)
         assert not found, f"{path.relative_to(ROOT)} uses {found}"
+
+
+def test_durable_knows_no_network_or_async() -> None:
+    assert not dependencies(manifests()["fastps-durable"]) & {"tokio", "tonic", "h2", "hyper", "bytes"}
+    for path in rust_files(ROOT / "rust/durable/src"):
+        source = without_comments_and_strings(path.read_text())
+        assert not re.search(r"\bstd::net\b|\basync\s+fn\b|\.await\b", source), path.relative_to(ROOT)
 
 
 def test_pyo3_is_in_the_python_crate_alone() -> None:

@@ -1,0 +1,41 @@
+//! CRC-32C, over bytes and over what passes on its way to a file.
+
+use crc_fast::{CrcAlgorithm, Digest};
+use std::io::{Result, Write};
+
+const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc32Iscsi;
+
+pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
+    crc_fast::checksum(ALGORITHM, bytes) as u32
+}
+
+/// Counts and sums what is written through it.
+pub(crate) struct Summed<W> {
+    inner: W,
+    digest: Digest,
+    pub(crate) bytes: u64,
+}
+
+impl<W> Summed<W> {
+    pub(crate) fn new(inner: W) -> Self {
+        Self { inner, digest: Digest::new(ALGORITHM), bytes: 0 }
+    }
+
+    /// The checksum so far, and the writer.
+    pub(crate) fn finish(self) -> (u32, W) {
+        (self.digest.finalize() as u32, self.inner)
+    }
+}
+
+impl<W: Write> Write for Summed<W> {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        let written = self.inner.write(bytes)?;
+        self.digest.update(&bytes[..written]);
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.inner.flush()
+    }
+}

@@ -1,0 +1,158 @@
+//! The directory of one shard: its lock, the names in it, and writes that are there whole or not at all.
+
+use fastps_core::error::{Error, Kind, Result};
+use rustix::fs::FlockOperation;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+const GENERATION: &str = "generation-";
+const SEGMENT: &str = "log-";
+/// Ends the names of what is not complete.
+const UNFINISHED: &str = ".tmp";
+
+/// The directory of one shard, while this process has it.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    path: PathBuf,
+    /// Locked; the system lets go of it when the process ends, however it does.
+    lock: Mutex<Option<File>>,
+}
+
+/// An error about a file, with what was to be done.
+pub(crate) fn failed(what: &str, path: &Path, error: &std::io::Error) -> Error {
+    let kind = match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Kind::Unavailable,
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem | ErrorKind::NotADirectory => {
+            Kind::Config
+        }
+        _ => Kind::Internal,
+    };
+    Error::new(kind, format!("cannot {what} {}: {error}", path.display()))
+}
+
+/// Makes the names in a directory durable.
+pub(crate) fn sync_directory(path: &Path) -> Result<()> {
+    let synced = File::open(path).and_then(|directory| directory.sync_all());
+    synced.map_err(|error| failed("sync", path, &error))
+}
+
+impl Directory {
+    /// Makes it if need be, and takes its lock.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        std::fs::create_dir_all(path).map_err(|error| failed("make", path, &error))?;
+        let name = path.join("lock");
+        let fail = |error: &std::io::Error| failed("lock", &name, error);
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false);
+        let mut lock = options.open(&name).map_err(|error| fail(&error))?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let mut owner = String::new();
+                let _ = (&mut lock).take(32).read_to_string(&mut owner);
+                return Err(Error::new(
+                    Kind::Config,
+                    format!("another server (process {}) uses {}", owner.trim(), path.display()),
+                ));
+            }
+            Err(error) => return Err(fail(&error.into())),
+        }
+        // For people; the lock itself is the system's.
+        let noted = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
+        noted.map_err(|error| fail(&error))?;
+        let directory = Self { path: path.to_owned(), lock: Mutex::new(Some(lock)) };
+        for unfinished in directory.names()?.iter().filter(|name| name.ends_with(UNFINISHED)) {
+            remove(&directory.path.join(unfinished))?;
+        }
+        Ok(directory)
+    }
+
+    /// Lets others have it.
+    pub(crate) fn release(&self) {
+        *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        list(&self.path)
+    }
+
+    pub(crate) fn segment(&self, number: u64) -> PathBuf {
+        self.path.join(format!("{SEGMENT}{number:08}"))
+    }
+
+    /// The numbers of the segments that are here, ascending.
+    pub(crate) fn segments(&self) -> Result<Vec<u64>> {
+        Ok(numbered(&self.names()?, SEGMENT))
+    }
+
+    pub(crate) fn generation(&self, number: u64) -> PathBuf {
+        generation_in(&self.path, number)
+    }
+
+    pub(crate) fn unfinished(&self, number: u64) -> PathBuf {
+        self.path.join(format!("{GENERATION}{number:08}{UNFINISHED}"))
+    }
+
+    /// The numbers of the generations that are here, ascending.
+    pub(crate) fn generations(&self) -> Result<Vec<u64>> {
+        generations_in(&self.path)
+    }
+
+    /// Puts a damaged generation out of the way, and keeps it.
+    pub(crate) fn set_aside(&self, number: u64) -> Result<PathBuf> {
+        let from = self.generation(number);
+        let (mut k, mut to) = (0, self.path.join(format!("damaged-{number:08}")));
+        while to.exists() {
+            k += 1;
+            to = self.path.join(format!("damaged-{number:08}.{k}"));
+        }
+        std::fs::rename(&from, &to).map_err(|error| failed("rename", &from, &error))?;
+        sync_directory(&self.path)?;
+        Ok(to)
+    }
+}
+
+/// Where a generation lies in a shard's directory.
+pub(crate) fn generation_in(path: &Path, number: u64) -> PathBuf {
+    path.join(format!("{GENERATION}{number:08}"))
+}
+
+/// The numbers of the generations in a shard's directory, ascending.
+pub(crate) fn generations_in(path: &Path) -> Result<Vec<u64>> {
+    Ok(numbered(&list(path)?, GENERATION))
+}
+
+fn list(path: &Path) -> Result<Vec<String>> {
+    let fail = |error: std::io::Error| failed("read", path, &error);
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(fail)? {
+        // No name of ours is anything but ASCII.
+        names.extend(entry.map_err(fail)?.file_name().into_string().ok());
+    }
+    Ok(names)
+}
+
+fn numbered(names: &[String], prefix: &str) -> Vec<u64> {
+    let number = |name: &String| {
+        let digits = name.strip_prefix(prefix)?;
+        digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
+    };
+    let mut numbers: Vec<u64> = names.iter().filter_map(number).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// Removes a file or a folder; one that is not there is no error.
+pub(crate) fn remove(path: &Path) -> Result<()> {
+    let removed = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+    match removed {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("remove", path, &error)),
+        _ => Ok(()),
+    }
+}

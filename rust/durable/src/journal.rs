@@ -1,0 +1,213 @@
+//! What a shard keeps of itself on disk: the one face of this crate. As a [`Sink`] it takes every change of an `exact`
+//! slice; of `hogwild` slices assignments alone.
+
+use crate::catalog::{Catalog, Event};
+use crate::directory::{Directory, remove};
+use crate::frame::{self, Origin};
+use crate::generation::{Generation, Summary};
+use crate::log::Log;
+use crate::recovery::{self, Kept, Report};
+use crate::segment::Segment;
+use crate::snapshot::{self, Subject};
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::frame::{Action, Identity};
+use fastps_core::record::{Record, Sink};
+use fastps_core::shard::Shard;
+use fastps_core::tensor::{Apply, SliceId};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// What a journal is told.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The shard's directory.
+    pub path: PathBuf,
+    /// Its index.
+    pub shard: u32,
+    /// Shards of the cluster.
+    pub shards: u32,
+    /// Snapshots that are kept.
+    pub keep: usize,
+    /// Start with what can be read, although something that was durable cannot.
+    pub accept_loss: bool,
+}
+
+/// The files of one shard.
+#[derive(Debug)]
+pub struct Journal {
+    directory: Directory,
+    settings: Settings,
+    log: Arc<Log>,
+    files: Mutex<Option<Files>>,
+}
+
+/// Held by whoever makes files.
+#[derive(Debug)]
+struct Files {
+    origin: Origin,
+    /// Numbers that are free.
+    segment: u64,
+    generation: u64,
+    kept: Kept,
+    writer: Option<JoinHandle<()>>,
+}
+
+impl Journal {
+    /// Takes the directory, which no other process may have. Nothing is read, and nothing logged, before
+    /// [`Journal::recover`].
+    pub fn open(settings: Settings) -> Result<Arc<Self>> {
+        let directory = Directory::open(&settings.path)?;
+        Ok(Arc::new(Self { directory, settings, log: Log::new(), files: Mutex::default() }))
+    }
+
+    fn files(&self) -> MutexGuard<'_, Option<Files>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes an empty shard what it was, and begins to log. Once.
+    pub fn recover(&self, shard: &Shard) -> Result<Report> {
+        let mut files = self.files();
+        if files.is_some() {
+            return Err(Error::new(Kind::Internal, "the shard was recovered already"));
+        }
+        let found = recovery::recover(&self.directory, &self.settings, shard)?;
+        let segment = Segment::create(&self.directory, found.segment, false, found.origin)?;
+        if let Some((last, end)) = found.last {
+            Segment::reopen(&self.directory, last, end)?.end(&[], found.segment)?;
+        }
+        let write = self.log.open(found.catalog, segment);
+        let writer = std::thread::Builder::new().name(format!("fastps-log-{}", self.settings.shard));
+        let writer = writer
+            .spawn(write)
+            .map_err(|error| Error::new(Kind::Internal, format!("cannot start a thread: {error}")))?;
+        *files = Some(Files {
+            origin: found.origin,
+            segment: found.segment + 1,
+            generation: found.generation,
+            kept: found.kept,
+            writer: Some(writer),
+        });
+        drop(files);
+        if found.renew {
+            // What cannot be read again must not be needed again.
+            self.snapshot(shard)?;
+        }
+        Ok(found.report)
+    }
+
+    /// The catalog as it is.
+    pub fn catalog(&self) -> Catalog {
+        self.log.catalog()
+    }
+
+    /// A change of the catalog; gives the position behind it.
+    pub fn note(&self, event: &Event) -> u64 {
+        self.log.note(event)
+    }
+
+    /// The position behind all that was logged so far.
+    pub fn position(&self) -> u64 {
+        self.log.position()
+    }
+
+    /// Fails while nothing new can be made durable; says why.
+    pub fn check(&self) -> Result<()> {
+        self.log.check()
+    }
+
+    /// Calls `then` once, when all before `position` is durable: now, or from another thread. While the log cannot be
+    /// written it waits, for the snapshot that makes up for it.
+    pub fn when_durable(&self, position: u64, then: impl FnOnce() + Send + 'static) {
+        self.log.when_durable(position, Box::new(then));
+    }
+
+    /// Waits until all before `position` is durable; fails when that is not to be.
+    pub fn sync(&self, position: u64) -> Result<()> {
+        self.log.sync(position)
+    }
+
+    /// Whether so much waits to be written that more should wait for [`Journal::when_room`].
+    pub fn is_full(&self) -> bool {
+        self.log.is_full()
+    }
+
+    /// Calls `then` once, when there is room.
+    pub fn when_room(&self, then: impl FnOnce() + Send + 'static) {
+        self.log.when_room(Box::new(then));
+    }
+
+    /// Writes a snapshot while pushes go on, and removes what is older than those to be kept.
+    pub fn snapshot(&self, shard: &Shard) -> Result<Summary> {
+        let mut guard = self.files();
+        let Some(files) = guard.as_mut() else {
+            return Err(Error::new(Kind::Internal, "the shard was not recovered yet"));
+        };
+        let after_hole = self.log.check().is_err();
+        let segment = Segment::create(&self.directory, files.segment, after_hole, files.origin);
+        // A number is used once, whatever became of it.
+        let (log, number) = (files.segment, files.generation);
+        (files.segment, files.generation) = (log + 1, number + 1);
+        let catalog = self.log.switch(segment?);
+        let subject = Subject { shard, catalog, origin: files.origin, log };
+        let generation = snapshot::write(&self.directory, number, &subject, || {
+            // Behind the images, so that the log reaches every version in them. One that is broken cannot.
+            let _ = self.log.sync(self.log.position());
+        })?;
+        self.log.heal();
+        files.kept.push_back((number, log));
+        while files.kept.len() > self.settings.keep.max(1) {
+            files.kept.pop_front();
+        }
+        self.prune(files)?;
+        Ok(generation.summary())
+    }
+
+    /// Removes what no kept generation needs; the newest is durable.
+    fn prune(&self, files: &Files) -> Result<()> {
+        let Some((oldest, log)) = files.kept.front() else { return Ok(()) };
+        for number in self.directory.generations()?.into_iter().filter(|number| number < oldest) {
+            remove(&self.directory.generation(number))?;
+        }
+        for number in self.directory.segments()?.into_iter().filter(|number| number < log) {
+            remove(&self.directory.segment(number))?;
+        }
+        Ok(())
+    }
+
+    /// Makes everything durable, as far as that is to be, and ends. Later changes are not logged.
+    pub fn close(&self) {
+        self.log.close();
+        let writer = self.files().as_mut().and_then(|files| files.writer.take());
+        if let Some(writer) = writer {
+            let _ = writer.join();
+        }
+        self.directory.release();
+    }
+
+    /// The whole generations in a shard's directory, the newest first; of others, what is wrong with them.
+    pub fn generations(path: &Path) -> Result<Vec<Result<Generation>>> {
+        Generation::list(path)
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Sink for Journal {
+    fn record(&self, record: &Record<'_>) {
+        if record.apply == Apply::Exact || record.action != Action::Gradient {
+            self.log.append(|to| frame::push(to, record));
+        }
+    }
+
+    fn fenced(&self, slice: SliceId, identity: Identity) {
+        self.log.append(|to| {
+            frame::fence(to, slice, identity);
+            true
+        });
+    }
+}

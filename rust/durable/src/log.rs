@@ -1,0 +1,411 @@
+//! The log of one shard: changes are queued, and a thread writes all that waits at once. Who wants to know that something
+//! is durable is told by that thread; nobody else waits for the disk.
+//!
+//! When a write or a sync fails, the file is given up for good. The log then has a hole, which a snapshot
+//! closes: until then nothing counts as durable.
+
+use crate::catalog::{Catalog, Event};
+use crate::frame;
+use crate::segment::Segment;
+use fastps_core::error::{Error, Kind, Result};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Bytes in the queue from which on who can should wait.
+const FULL: usize = 32 << 20;
+/// How long something may be written and not durable if nobody asks.
+const LAZY: Duration = Duration::from_secs(1);
+/// Bytes of memory that an empty queue keeps.
+const KEPT: usize = 4 << 20;
+
+/// A point of the log: bytes ever queued.
+pub(crate) type Position = u64;
+
+/// Called once.
+pub(crate) type Then = Box<dyn FnOnce() + Send>;
+
+/// The queue before a log.
+pub(crate) struct Log {
+    queue: Mutex<Queue>,
+    /// There is something to do for the thread.
+    work: Condvar,
+    /// Something is durable, or never will be.
+    done: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// False: nothing is logged, as while a shard is recovered.
+    open: bool,
+    waiting: Vec<u8>,
+    /// From this byte of `waiting` on, the segment to be used.
+    next: Option<(usize, Segment)>,
+    queued: Position,
+    durable: Position,
+    written: Position,
+    until_durable: VecDeque<(Position, Then)>,
+    until_room: Vec<Then>,
+    /// Why the present segment cannot be used any more.
+    broken: Option<Error>,
+    /// Records are missing that no snapshot makes up for yet.
+    hole: bool,
+    closing: bool,
+    catalog: Catalog,
+}
+
+impl Log {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { queue: Mutex::default(), work: Condvar::new(), done: Condvar::new() })
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to log; gives what the writing thread runs.
+    pub(crate) fn open(
+        self: &Arc<Self>,
+        catalog: Catalog,
+        segment: Segment,
+    ) -> impl FnOnce() + Send + 'static {
+        let mut queue = self.queue();
+        (queue.open, queue.catalog) = (true, catalog);
+        drop(queue);
+        let log = self.clone();
+        move || log.write(segment)
+    }
+
+    pub(crate) fn catalog(&self) -> Catalog {
+        self.queue().catalog.clone()
+    }
+
+    /// Queues what `write` appends. Without a file to write to it is left out, and leaves a hole.
+    pub(crate) fn append(&self, write: impl FnOnce(&mut Vec<u8>) -> bool) {
+        self.queue().append(write);
+        self.work.notify_one();
+    }
+
+    /// Changes the catalog, and queues that.
+    pub(crate) fn note(&self, event: &Event) -> Position {
+        let mut queue = self.queue();
+        queue.catalog.apply(event);
+        queue.append(|to| frame::event(to, event));
+        let position = queue.queued;
+        drop(queue);
+        self.work.notify_one();
+        position
+    }
+
+    /// Where the log is: all that was queued so far lies before it.
+    pub(crate) fn position(&self) -> Position {
+        self.queue().queued
+    }
+
+    /// Fails while nothing that comes can be made durable.
+    pub(crate) fn check(&self) -> Result<()> {
+        let queue = self.queue();
+        let healing =
+            || queue.hole.then(|| Error::new(Kind::Unavailable, "a snapshot closes a hole in the log"));
+        match queue.broken.clone().or_else(healing) {
+            None => Ok(()),
+            Some(why) => Err(Error::new(
+                Kind::Unavailable,
+                format!("the log cannot be written, so nothing new can be made durable: {}", why.message),
+            )
+            .retry_after_ms(1000)),
+        }
+    }
+
+    /// Calls `then` when all before `position` is durable: now, or from the writing thread, in the order of asking.
+    pub(crate) fn when_durable(&self, position: Position, then: Then) {
+        let mut queue = self.queue();
+        if queue.durable >= position {
+            drop(queue);
+            return then();
+        }
+        queue.until_durable.push_back((position, then));
+        drop(queue);
+        self.work.notify_one();
+    }
+
+    /// Waits until all before `position` is durable; fails when the log breaks first.
+    pub(crate) fn sync(&self, position: Position) -> Result<()> {
+        let (told, heard) = std::sync::mpsc::channel();
+        let then = move || {
+            let _ = told.send(());
+        };
+        self.when_durable(position, Box::new(then));
+        let mut queue = self.queue();
+        loop {
+            if heard.try_recv().is_ok() {
+                return Ok(());
+            }
+            if let Some(error) = &queue.broken {
+                return Err(error.clone());
+            }
+            if queue.hole || queue.closing {
+                return Err(Error::new(Kind::Unavailable, "the log has a hole, or is closed"));
+            }
+            queue = self.done.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Whether more should wait for [`Log::when_room`].
+    pub(crate) fn is_full(&self) -> bool {
+        self.queue().waiting.len() >= FULL
+    }
+
+    /// Calls `then` when the queue is short again.
+    pub(crate) fn when_room(&self, then: Then) {
+        let mut queue = self.queue();
+        if queue.waiting.len() < FULL {
+            drop(queue);
+            return then();
+        }
+        queue.until_room.push(then);
+    }
+
+    /// From here on the log is in another segment; the catalog at this point.
+    pub(crate) fn switch(&self, segment: Segment) -> Catalog {
+        let mut queue = self.queue();
+        if queue.broken.take().is_some() {
+            // What waits was queued behind the hole, too.
+            queue.waiting.clear();
+            queue.hole = true;
+        }
+        queue.next = Some((queue.waiting.len(), segment));
+        let catalog = queue.catalog.clone();
+        drop(queue);
+        self.work.notify_one();
+        catalog
+    }
+
+    /// A snapshot that is behind every hole is durable.
+    pub(crate) fn heal(&self) {
+        let mut queue = self.queue();
+        if queue.broken.is_none() && std::mem::take(&mut queue.hole) {
+            let durable = queue.written;
+            self.tell(queue, durable);
+            self.work.notify_one();
+        }
+    }
+
+    /// Writes what waits and ends the thread.
+    pub(crate) fn close(&self) {
+        let mut queue = self.queue();
+        (queue.closing, queue.open) = (true, false);
+        drop(queue);
+        self.work.notify_one();
+    }
+
+    /// What the thread does.
+    fn write(&self, segment: Segment) {
+        let mut writer = Writer { segment, unsynced: false, synced: Instant::now() };
+        let mut frames = Vec::new();
+        while let Some(mut queue) = self.wait(&writer) {
+            frames.clear();
+            frames.shrink_to(KEPT);
+            std::mem::swap(&mut frames, &mut queue.waiting);
+            let group = Group {
+                end: queue.queued,
+                next: queue.next.take(),
+                broken: queue.broken.is_some(),
+                hole: queue.hole,
+                hurry: queue.closing || !queue.until_durable.is_empty(),
+            };
+            let (end, room) = (group.end, std::mem::take(&mut queue.until_room));
+            drop(queue);
+            for then in room {
+                then();
+            }
+            let result = writer.write(&frames, group);
+            let mut queue = self.queue();
+            match result {
+                Err(error) => {
+                    queue.broken = Some(error);
+                    queue.waiting.clear();
+                    self.done.notify_all();
+                }
+                Ok(()) if !writer.unsynced && queue.broken.is_none() => {
+                    queue.written = end;
+                    if !queue.hole {
+                        self.tell(queue, end);
+                    }
+                }
+                Ok(()) => {}
+            }
+        }
+    }
+
+    /// Waits until there is something to write or to sync; `None`: all is done, for good.
+    fn wait(&self, writer: &Writer) -> Option<MutexGuard<'_, Queue>> {
+        let mut queue = self.queue();
+        loop {
+            let asked = writer.unsynced && !queue.hole && !queue.until_durable.is_empty();
+            if !queue.waiting.is_empty() || queue.next.is_some() || asked {
+                return Some(queue);
+            }
+            if queue.closing {
+                return writer.unsynced.then_some(queue);
+            }
+            let left = LAZY.saturating_sub(writer.synced.elapsed());
+            queue = match writer.unsynced {
+                true if left.is_zero() => return Some(queue),
+                true => self.work.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0,
+                false => self.work.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    /// All before `durable` is.
+    fn tell(&self, mut queue: MutexGuard<'_, Queue>, durable: Position) {
+        queue.durable = queue.durable.max(durable);
+        let durable = queue.durable;
+        let due = queue.until_durable.iter().take_while(|(position, _)| *position <= durable).count();
+        let due: Vec<_> = queue.until_durable.drain(..due).collect();
+        drop(queue);
+        for (_, then) in due {
+            then();
+        }
+        // Whoever waits looks under the lock, so that it cannot miss this.
+        let _queue = self.queue();
+        self.done.notify_all();
+    }
+}
+
+impl Queue {
+    fn append(&mut self, write: impl FnOnce(&mut Vec<u8>) -> bool) {
+        if !self.open {
+            return;
+        }
+        let before = self.waiting.len();
+        if !write(&mut self.waiting) {
+            self.broken = Some(Error::new(Kind::Capacity, "a change is too long for the log"));
+        }
+        self.queued += (self.waiting.len() - before).max(1) as u64;
+        if self.broken.is_some() {
+            self.waiting.clear();
+        }
+    }
+}
+
+/// What is written at once.
+struct Group {
+    /// Where the log is behind it.
+    end: Position,
+    next: Option<(usize, Segment)>,
+    broken: bool,
+    hole: bool,
+    hurry: bool,
+}
+
+/// The files, as the thread has them.
+struct Writer {
+    segment: Segment,
+    unsynced: bool,
+    synced: Instant,
+}
+
+impl Writer {
+    fn write(&mut self, frames: &[u8], group: Group) -> Result<()> {
+        let mut rest = frames;
+        if let Some((at, next)) = group.next {
+            // A file that failed gets no end: the log does not go on from there.
+            self.unsynced = false;
+            let number = next.number;
+            let before = std::mem::replace(&mut self.segment, next);
+            if !group.broken {
+                let (first, last) = frames.split_at(at);
+                rest = last;
+                if !group.hole {
+                    before.end(first, number)?;
+                }
+            }
+        }
+        if group.broken {
+            self.unsynced = false;
+            return Ok(());
+        }
+        // What fails is given up: it is not synced later, as if it were good.
+        let unsynced = std::mem::take(&mut self.unsynced);
+        if !rest.is_empty() {
+            self.segment.append(rest)?;
+        }
+        let unsynced = unsynced || !rest.is_empty();
+        if unsynced && (group.hurry || self.synced.elapsed() >= LAZY) {
+            self.segment.sync()?;
+            self.synced = Instant::now();
+        } else {
+            self.unsynced = unsynced;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let queue = self.queue();
+        f.debug_struct("Log")
+            .field("queued", &queue.queued)
+            .field("durable", &queue.durable)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::directory::Directory;
+    use crate::frame::Origin;
+    use std::sync::mpsc::{Receiver, channel};
+
+    const PATIENT: Duration = Duration::from_secs(30);
+
+    fn told(log: &Log) -> Receiver<()> {
+        let (tell, told) = channel();
+        log.append(|to| {
+            frame::durable(to, 0);
+            true
+        });
+        let then = move || {
+            let _ = tell.send(());
+        };
+        log.when_durable(log.position(), Box::new(then));
+        told
+    }
+
+    #[test]
+    fn a_full_disk_is_told_and_a_snapshot_makes_up_for_it() {
+        let path = std::env::temp_dir().join(format!("fastps-log-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        let directory = Directory::open(&path).unwrap();
+        let log = Log::new();
+        let thread = std::thread::spawn(log.open(Catalog::default(), Segment::at("/dev/full")));
+        let first = told(&log);
+        assert!(log.sync(log.position()).is_err());
+        let error = log.check().unwrap_err();
+        assert!(error.kind == Kind::Unavailable && error.message.contains("/dev/full"), "{error}");
+        // What is not durable is not said to be, now or by the next that is.
+        let second = told(&log);
+        let origin = Origin { id: 1, shard: 0, shards: 1 };
+        log.switch(Segment::create(&directory, 2, true, origin).unwrap());
+        assert!(log.check().is_err());
+        let third = told(&log);
+        assert!(third.recv_timeout(Duration::from_millis(50)).is_err());
+        log.heal();
+        log.check().unwrap();
+        for told in [first, second, third, told(&log)] {
+            told.recv_timeout(PATIENT).unwrap();
+        }
+        log.switch(Segment::create(&directory, 3, false, origin).unwrap());
+        told(&log).recv_timeout(PATIENT).unwrap();
+        log.close();
+        thread.join().unwrap();
+        let bytes = std::fs::read(directory.segment(2)).unwrap();
+        assert!(bytes.windows(4).filter(|four| *four == frame::MARK).count() >= 4);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+}

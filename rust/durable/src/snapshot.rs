@@ -1,0 +1,189 @@
+//! Writing a snapshot: every slice at one version of its own, while pushes go on. It is there whole, or not at all.
+
+use crate::catalog::{Catalog, Reservation};
+use crate::checksum::{Summed, crc32c};
+use crate::directory::{Directory, failed, remove, sync_directory};
+use crate::frame::{self, FORMAT, Origin, Piece, Place};
+use crate::generation::{Generation, MANIFEST, Manifest, SLICES, STATE, VALUES, Written};
+use crate::safetensors::Layout;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::shard::Shard;
+use fastps_core::tensor::SliceId;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// What is written at a time.
+const BUFFER: usize = 1 << 20;
+
+/// A file that is being written.
+struct Output {
+    path: PathBuf,
+    to: Summed<BufWriter<File>>,
+}
+
+impl Output {
+    fn create(folder: &Path, name: &str) -> Result<Self> {
+        let path = folder.join(name);
+        let file = File::create_new(&path).map_err(|error| failed("make", &path, &error))?;
+        Ok(Self { path, to: Summed::new(BufWriter::with_capacity(BUFFER, file)) })
+    }
+
+    /// Appends bytes; says where they lie.
+    fn write(&mut self, bytes: &[u8]) -> Result<Place> {
+        let place = Place { offset: self.to.bytes, bytes: bytes.len() as u64, crc32c: crc32c(bytes) };
+        self.to.write_all(bytes).map_err(|error| failed("write", &self.path, &error))?;
+        Ok(place)
+    }
+
+    /// Makes it durable.
+    fn finish(self) -> Result<Written> {
+        let bytes = self.to.bytes;
+        let (crc32c, writer) = self.to.finish();
+        let synced = writer.into_inner().map_err(std::io::IntoInnerError::into_error);
+        let synced = synced.and_then(|file| file.sync_all());
+        synced.map_err(|error| failed("write", &self.path, &error))?;
+        Ok(Written { bytes, crc32c })
+    }
+}
+
+/// What a snapshot is of.
+pub(crate) struct Subject<'a> {
+    pub(crate) shard: &'a Shard,
+    pub(crate) catalog: Catalog,
+    pub(crate) origin: Origin,
+    /// The first segment of the log behind it.
+    pub(crate) log: u64,
+}
+
+/// The slices in the order in which they are written: tensor by tensor, each in its own order.
+fn in_order(catalog: &Catalog) -> Vec<(u64, usize, &Reservation)> {
+    let mut slices: Vec<_> = catalog.slices().collect();
+    slices.sort_by(|a, b| (&a.2.spec.name, a.1, a.0).cmp(&(&b.2.spec.name, b.1, b.0)));
+    slices
+}
+
+/// Lays out both files: a tensor that is here as a whole under its name and in its shape; of others each run of slices
+/// by itself, flat, as `name[first:end]`. State has the name of its slot behind that of its tensor.
+fn layout(slices: &[(u64, usize, &Reservation)]) -> (Layout, Layout) {
+    let (mut values, mut state) = (Layout::default(), Layout::default());
+    for run in slices.chunk_by(|a, b| std::ptr::eq(a.2, b.2) && a.1 + 1 == b.1) {
+        let (Some((_, first, reservation)), Some((_, last, _))) = (run.first(), run.last()) else { continue };
+        let spec = &reservation.spec;
+        let elements = spec.slice_range(*first).start..spec.slice_range(*last).end;
+        let (name, shape) = if run.len() == spec.slice_count() {
+            (spec.name.to_string(), spec.shape.clone())
+        } else {
+            let name = format!("{}[{}:{}]", spec.name, elements.start, elements.end);
+            (name, vec![elements.len() as u64])
+        };
+        let bytes = (spec.dtype.size() * elements.len()) as u64;
+        values.add(name.clone(), shape, bytes);
+        // The slots of a slice lie one after the other, so those of several slices are interleaved.
+        for (_, k, _) in run {
+            let slice = spec.slice_range(*k);
+            for slot in spec.optimizer.slots() {
+                let whole = run.len() == 1 && spec.slice_count() == 1;
+                let (name, shape) = if whole {
+                    (format!("{}.{slot}", spec.name), spec.shape.clone())
+                } else {
+                    let name = format!("{}.{slot}[{}:{}]", spec.name, slice.start, slice.end);
+                    (name, vec![slice.len() as u64])
+                };
+                state.add(name, shape, (spec.dtype.size() * slice.len()) as u64);
+            }
+        }
+    }
+    (values, state)
+}
+
+/// Writes a generation, and gives it its name when all of it is durable.
+/// `behind` is called after the last slice.
+pub(crate) fn write(
+    directory: &Directory,
+    number: u64,
+    subject: &Subject<'_>,
+    behind: impl FnOnce(),
+) -> Result<Generation> {
+    let folder = directory.unfinished(number);
+    remove(&folder)?;
+    std::fs::create_dir(&folder).map_err(|error| failed("make", &folder, &error))?;
+    let written = write_into(&folder, number, subject, behind).and_then(|()| {
+        let name = directory.generation(number);
+        std::fs::rename(&folder, &name).map_err(|error| failed("rename", &folder, &error))?;
+        sync_directory(directory.path())
+    });
+    if let Err(error) = written {
+        // It would be removed at the next start, and takes place until then.
+        let _ = remove(&folder);
+        return Err(error);
+    }
+    Ok(Generation::open(directory.path(), number)?)
+}
+
+fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl FnOnce()) -> Result<()> {
+    let Subject { shard, catalog, origin, log } = subject;
+    let slices = in_order(catalog);
+    let unwritable = |error: serde_json::Error| Error::new(Kind::Internal, error.to_string());
+    let headers = layout(&slices);
+    let (mut values, mut state) = (Output::create(folder, VALUES)?, Output::create(folder, STATE)?);
+    let mut list = Output::create(folder, SLICES)?;
+    values.write(&headers.0.header().map_err(unwritable)?)?;
+    state.write(&headers.1.header().map_err(unwritable)?)?;
+    let (mut gone, mut entry) = (BTreeSet::new(), Vec::new());
+    for (id, index, reservation) in &slices {
+        let Ok(slice) = shard.slice(SliceId(*id)) else {
+            gone.insert(*id);
+            fill(*index, reservation, &mut values, &mut state)?;
+            continue;
+        };
+        let image = slice.image()?;
+        let piece = Piece {
+            slice: *id,
+            values: values.write(image.values.as_ref())?,
+            state: state.write(image.state.as_ref())?,
+            standing: image.standing,
+        };
+        entry.clear();
+        if !frame::slice(&mut entry, &piece) {
+            return Err(Error::new(Kind::Capacity, "a slice remembers too many clients for one entry"));
+        }
+        list.write(&entry)?;
+    }
+    behind();
+    let files = [(VALUES, values), (STATE, state), (SLICES, list)];
+    let mut written = BTreeMap::new();
+    for (name, file) in files {
+        written.insert(name.to_owned(), file.finish()?);
+    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let manifest = Manifest {
+        format: FORMAT,
+        id: origin.id,
+        shard: origin.shard,
+        shards: origin.shards,
+        generation: number,
+        log: *log,
+        written: now.map_or(0, |since| since.as_secs()),
+        files: written,
+        gone,
+        catalog: catalog.clone(),
+    };
+    let mut file = Output::create(folder, MANIFEST)?;
+    file.write(&manifest.text().map_err(unwritable)?)?;
+    file.finish()?;
+    sync_directory(folder)
+}
+
+/// Zeros in place of a slice that was freed meanwhile, so that all others lie where the headers say.
+fn fill(index: usize, reservation: &Reservation, values: &mut Output, state: &mut Output) -> Result<()> {
+    let spec = &reservation.spec;
+    let zeros = vec![0; spec.dtype.size() * spec.slice_range(index).len()];
+    values.write(&zeros)?;
+    for _ in spec.optimizer.slots() {
+        state.write(&zeros)?;
+    }
+    Ok(())
+}

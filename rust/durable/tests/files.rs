@@ -1,0 +1,527 @@
+//! Real files: what was written comes back bit for bit, and no damage to any file makes a wrong value.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+use fastps_core::codec::CodecId;
+use fastps_core::dtype::DType;
+use fastps_core::error::Kind;
+use fastps_core::frame::{Action, Identity, Push};
+use fastps_core::isa::Isa;
+use fastps_core::optim::{Adam, Optimizer, Sgd};
+use fastps_core::rows::Indices;
+use fastps_core::shard::{Shard, ShardConfig};
+use fastps_core::slice::Standing;
+use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use fastps_durable::{Event, Generation, Journal, Report, Reservation, Settings, Stage};
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+
+const SLICE: u64 = 258_048;
+
+/// A folder that goes with its owner, in memory where the system has such a place.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let shm = Path::new("/dev/shm");
+        let parent = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
+        let (process, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = parent.join(format!("fastps-durable-{process}-{next}"));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn copy_of(other: &Path) -> Self {
+        let folder = Self::new();
+        copy(other, &folder.0);
+        folder
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            assert!(std::fs::copy(entry.path(), to).is_ok());
+        }
+    }
+}
+
+fn settings(path: &Path) -> Settings {
+    Settings { path: path.to_owned(), shard: 0, shards: 1, keep: 2, accept_loss: false }
+}
+
+/// A shard and its files.
+struct World {
+    journal: Arc<Journal>,
+    shard: Shard,
+    report: Report,
+}
+
+type Opened = fastps_core::error::Result<World>;
+
+impl World {
+    fn open(path: &Path) -> Opened {
+        Self::with(settings(path))
+    }
+
+    fn with(settings: Settings) -> Opened {
+        let journal = Journal::open(settings)?;
+        let config = ShardConfig::new(0, 1 << 32, Isa::get()?);
+        let shard = Shard::new(ShardConfig { sink: Some(journal.clone()), ..config });
+        let report = journal.recover(&shard)?;
+        Ok(Self { journal, shard, report })
+    }
+
+    fn register(&self, first: u64, name: &str, elements: u64, apply: Apply, optimizer: Optimizer) {
+        let (dtype, group) = (DType::Float32, "default".into());
+        let shape = vec![elements];
+        let spec = TensorSpec { name: name.into(), shape, dtype, apply, group, optimizer };
+        let slices: Vec<_> = (0..spec.slice_count() as u64).map(|k| (first + k, k)).collect();
+        let ids: Vec<_> = slices.iter().map(|(id, k)| (SliceId(*id), *k as usize)).collect();
+        self.shard.create(&Arc::new(spec.clone()), 1, &ids).unwrap();
+        let stage = Stage::Open;
+        self.journal.note(&Event::Reserved(first, Reservation { spec, group: 1, slices, stage }));
+        self.journal.note(&Event::Sealed(first));
+    }
+
+    fn session(&self, client: u64) {
+        self.journal.note(&Event::SessionBegan(client));
+    }
+
+    /// A gradient of this value in every element, or in the first rows.
+    fn push(&self, slice: u64, client: u64, sequence: u64, value: f32, rows: Option<u32>) {
+        self.change(slice, client, sequence, value, rows, Action::Gradient);
+    }
+
+    fn change(&self, id: u64, client: u64, sequence: u64, value: f32, rows: Option<u32>, action: Action) {
+        let slice = self.shard.slice(SliceId(id)).unwrap();
+        let n = rows.map_or(slice.len(), |rows| rows as usize);
+        let rows = rows.map(|rows| (0..rows).flat_map(u32::to_le_bytes).collect::<Vec<_>>());
+        let body: Vec<u8> = (0..n).flat_map(|i| (value + i as f32 / 64.0).to_le_bytes()).collect();
+        let push = Push {
+            slice: SliceId(id),
+            action,
+            identity: Identity { client, sequence },
+            base: None,
+            lr: None,
+            scale: None,
+            count: n as u64,
+            indices: rows.as_deref().map(Indices::new),
+            codec: CodecId::Float32,
+            body: &body,
+            trusted: false,
+            once: false,
+        };
+        self.shard.push_to(&slice, &push, || panic!("nothing is held")).unwrap().unwrap();
+    }
+
+    /// All slices, as values.
+    fn state(&self) -> BTreeMap<u64, Whole> {
+        let catalog = self.journal.catalog();
+        catalog.slices().map(|(id, ..)| (id, self.whole(id))).collect()
+    }
+
+    fn whole(&self, id: u64) -> Whole {
+        let image = self.shard.slice(SliceId(id)).unwrap().image().unwrap();
+        (image.standing, image.values.as_ref().to_vec(), image.state.as_ref().to_vec())
+    }
+
+    fn sync(&self) {
+        self.journal.sync(self.journal.position()).unwrap();
+    }
+}
+
+type Whole = (Standing, Vec<u8>, Vec<u8>);
+
+fn sgd() -> Optimizer {
+    Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() })
+}
+
+fn adam() -> Optimizer {
+    Optimizer::Adam(Adam::default())
+}
+
+/// Two generations, each with a segment behind it, the last one still open.
+struct Story {
+    folder: Folder,
+    end: BTreeMap<u64, Whole>,
+    /// Every version that a slice ever had.
+    history: HashMap<(u64, u64), (Vec<u8>, Vec<u8>)>,
+}
+
+static STORY: LazyLock<Story> = LazyLock::new(|| {
+    let folder = Folder::new();
+    let world = World::open(&folder.0).unwrap();
+    let mut history = HashMap::new();
+    world.session(1);
+    world.session(2);
+    world.register(10, "a", 17, Apply::Exact, adam());
+    world.register(20, "b", 5, Apply::Exact, sgd());
+    let mut keep = |world: &World| {
+        for (id, (standing, values, state)) in world.state() {
+            history.insert((id, standing.version), (values, state));
+        }
+    };
+    keep(&world);
+    for round in 1..=60_u64 {
+        world.push(10, 1 + round % 2, round, round as f32, None);
+        keep(&world);
+        world.push(20, 2 - round % 2, round, 1.0, (round % 3 == 0).then_some(3));
+        keep(&world);
+        if round % 7 == 0 {
+            world.shard.resolve(SliceId(10), Identity { client: 1, sequence: 1000 + round }).unwrap();
+        }
+        if round % 4 == 0 {
+            // A group of its own, so that the next ones say that it was durable.
+            world.sync();
+        }
+        if round == 20 || round == 40 {
+            world.journal.snapshot(&world.shard).unwrap();
+        }
+    }
+    let end = world.state();
+    world.journal.close();
+    Story { folder, end, history }
+});
+
+impl Story {
+    fn copy(&self) -> Folder {
+        Folder::copy_of(&self.folder.0)
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        fn collect(folder: &Path, prefix: &Path, into: &mut Vec<PathBuf>) {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let entry = entry.unwrap();
+                let name = prefix.join(entry.file_name());
+                if entry.path().is_dir() { collect(&entry.path(), &name, into) } else { into.push(name) }
+            }
+        }
+        let mut files = Vec::new();
+        collect(&self.folder.0, Path::new(""), &mut files);
+        files.retain(|name| name != Path::new("lock"));
+        files.sort();
+        files
+    }
+
+    /// The newest of its kind.
+    fn newest(&self, ends: &str) -> PathBuf {
+        self.files().into_iter().rfind(|name| name.to_str().unwrap().contains(ends)).unwrap()
+    }
+
+    /// What came back is something that was; whether it is all of it.
+    fn check(&self, world: &World) -> bool {
+        let state = world.state();
+        for (id, (standing, values, state)) in &state {
+            let known = self.history.get(&(*id, standing.version));
+            assert!(
+                known.is_some_and(|known| known == &(values.clone(), state.clone())),
+                "{:?}",
+                world.report
+            );
+        }
+        state == self.end
+    }
+}
+
+#[test]
+fn everything_comes_back_bit_for_bit() {
+    let copy = STORY.copy();
+    let world = World::open(&copy.0).unwrap();
+    assert!(STORY.check(&world));
+    assert_eq!((world.report.generation, &world.report.notes), (Some(2), &Vec::new()));
+    assert_eq!(world.report.repeated, 40);
+    // It goes on from there, over further starts.
+    world.push(20, 1, 500, 1.0, None);
+    let end = world.state();
+    drop(world);
+    for _ in 0..3 {
+        let world = World::open(&copy.0).unwrap();
+        assert_eq!((world.state(), &world.report.notes), (end.clone(), &Vec::new()));
+    }
+    let world = World::open(&copy.0).unwrap();
+    world.journal.note(&Event::SessionEnded(1));
+    world.shard.forget_client(1);
+    let end = world.state();
+    drop(world);
+    let world = World::open(&copy.0).unwrap();
+    assert_eq!(world.state(), end);
+    assert!(end.values().all(|(standing, ..)| standing.clients.iter().all(|client| client.client == 2)));
+}
+
+#[test]
+fn without_any_snapshot_the_log_is_enough() {
+    let folder = Folder::new();
+    let world = World::open(&folder.0).unwrap();
+    world.session(1);
+    world.register(10, "a", 2 * SLICE + 3, Apply::Exact, adam());
+    world.register(20, "racing", 9, Apply::Hogwild, sgd());
+    world.register(30, "dropped", 9, Apply::Exact, sgd());
+    world.change(20, 1, 1, 5.0, None, Action::Assign);
+    for round in 1..6 {
+        for slice in 10..13 {
+            world.push(slice, 1, round, 0.5, None);
+        }
+    }
+    world.journal.note(&Event::Dropped(vec![30]));
+    world.shard.remove(&[SliceId(30)]);
+    let end = world.state();
+    drop(world);
+    let world = World::open(&folder.0).unwrap();
+    assert_eq!(world.state(), end);
+    assert_eq!((world.report.generation, world.report.repeated), (None, 16));
+    // Racing gradients are in snapshots alone.
+    world.push(20, 1, 2, 1.0, None);
+    world.journal.snapshot(&world.shard).unwrap();
+    let end = world.state();
+    drop(world);
+    assert_eq!(World::open(&folder.0).unwrap().state(), end);
+}
+
+#[test]
+fn snapshots_under_pushes_lose_nothing() {
+    let folder = Folder::new();
+    let world = World::open(&folder.0).unwrap();
+    world.session(1);
+    world.session(2);
+    world.register(10, "a", 3 * SLICE, Apply::Exact, adam());
+    world.register(20, "b", 1000, Apply::Exact, sgd());
+    std::thread::scope(|scope| {
+        let pushers: Vec<_> = (1..=2)
+            .map(|client| {
+                let world = &world;
+                scope.spawn(move || {
+                    for round in 1..=60 {
+                        world.push(10 + round % 3, client, round, 1.0, None);
+                        world.push(20, client, round, 1.0, None);
+                    }
+                })
+            })
+            .collect();
+        while !pushers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+            let summary = world.journal.snapshot(&world.shard).unwrap();
+            // Each is whole by itself, whatever came later.
+            let generation = Generation::list(&folder.0).unwrap().remove(0).unwrap();
+            generation.verify().unwrap();
+            assert_eq!(generation.summary(), summary);
+        }
+    });
+    let (end, kept) = (world.state(), Generation::list(&folder.0).unwrap().len());
+    assert_eq!(kept, 2);
+    drop(world);
+    let world = World::open(&folder.0).unwrap();
+    assert_eq!(world.state(), end);
+    drop(world);
+    // The older one, and the records behind it, say the same.
+    let newest = Generation::list(&folder.0).unwrap().remove(0).unwrap().summary();
+    std::fs::remove_dir_all(newest.path).unwrap();
+    let world = World::open(&folder.0).unwrap();
+    assert_eq!((world.state(), world.report.generation), (end, Some(newest.generation - 1)));
+}
+
+#[test]
+fn a_log_that_ends_anywhere_is_a_log_up_to_there() {
+    let name = STORY.newest("log-");
+    let whole = std::fs::read(STORY.folder.0.join(&name)).unwrap();
+    let (mut losses, mut torn) = (0, 0);
+    for length in (0..whole.len()).step_by(7).chain(whole.len() - 40..whole.len()) {
+        let copy = STORY.copy();
+        std::fs::write(copy.0.join(&name), &whole[..length]).unwrap();
+        match World::open(&copy.0) {
+            Ok(world) => {
+                losses += u64::from(!STORY.check(&world));
+                torn += world.report.notes.len();
+            }
+            // Its first frame was durable.
+            Err(error) => assert!(length < 80 && error.message.contains("log-"), "{length}: {error}"),
+        }
+    }
+    assert!(losses > 100 && torn > 100, "{losses} {torn}");
+    // One that another follows was ended before that.
+    let before =
+        STORY.files().into_iter().rfind(|other| other.to_str().unwrap().contains("log-") && *other < name);
+    let copy = STORY.copy();
+    let segment = copy.0.join(before.unwrap());
+    let bytes = std::fs::read(&segment).unwrap();
+    std::fs::write(&segment, &bytes[..bytes.len() - 30]).unwrap();
+    std::fs::remove_dir_all(copy.0.join("generation-00000002")).unwrap();
+    let error = World::open(&copy.0).err().unwrap();
+    assert!(error.message.contains("has lost its end"), "{error}");
+    // Zeros behind the end, as some file systems leave them.
+    let copy = STORY.copy();
+    std::fs::write(copy.0.join(&name), [&whole[..], &[0; 4096]].concat()).unwrap();
+    let world = World::open(&copy.0).unwrap();
+    assert!(STORY.check(&world) && world.report.notes.len() == 1);
+}
+
+/// A flipped bit of every kind of file: nothing wrong comes back, and what is lost is said.
+fn flip(name: &Path, flips: usize, mut outcome: impl FnMut(Opened, &Path)) {
+    let whole = std::fs::read(STORY.folder.0.join(name)).unwrap();
+    let mut random = 0x9E37_79B9_7F4A_7C15_u64;
+    for _ in 0..flips {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let bit = (random % (8 * whole.len() as u64)) as usize;
+        let mut bytes = whole.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        let copy = STORY.copy();
+        std::fs::write(copy.0.join(name), &bytes).unwrap();
+        outcome(World::open(&copy.0), &copy.0);
+    }
+}
+
+#[test]
+fn a_flipped_bit_of_a_snapshot_costs_nothing() {
+    for kind in ["MANIFEST", "slices", "parameters.safetensors", "state.safetensors"] {
+        let name = STORY.newest(kind);
+        let mut fallen = 0;
+        flip(&name, 1000, |opened, path| {
+            let world = opened.unwrap();
+            // The older snapshot and the log behind it say the same.
+            assert!(STORY.check(&world), "{:?}", world.report);
+            if world.report.generation == Some(1) {
+                fallen += 1;
+                assert!(world.report.notes[0].contains(kind), "{:?}", world.report);
+            } else {
+                // A name or a shape for other readers.
+                assert!(kind.ends_with(".safetensors"));
+                let newest = Generation::list(path).unwrap().remove(0).unwrap();
+                assert!(newest.verify().unwrap_err().message.contains(kind));
+            }
+        });
+        let least = if kind.ends_with(".safetensors") { 100 } else { 1000 };
+        assert!(fallen >= least, "{kind}: {fallen}");
+    }
+}
+
+#[test]
+fn a_flipped_bit_of_the_log_is_told() {
+    let newest = STORY.newest("log-");
+    let number: u64 = newest.to_str().unwrap().trim_start_matches("log-").parse().unwrap();
+    let (mut refused, mut torn) = (0, 0);
+    flip(&newest, 1000, |opened, path| match opened {
+        Ok(world) => {
+            assert!(!STORY.check(&world));
+            assert_eq!(world.report.notes.len(), 1);
+            torn += 1;
+        }
+        Err(error) => {
+            assert!(error.kind == Kind::Config && error.message.contains("--accept-loss"), "{error}");
+            refused += 1;
+            let world = World::with(Settings { accept_loss: true, ..settings(path) }).unwrap();
+            assert!(!STORY.check(&world) && world.report.notes.len() == 1, "{:?}", world.report);
+            let end = world.state();
+            drop(world);
+            // What was accepted once is not asked again.
+            assert_eq!(World::open(path).unwrap().state(), end);
+        }
+    });
+    assert!(refused > 500 && torn > 0, "{refused} {torn}");
+    // One that the newest snapshot does not need harms nobody.
+    flip(Path::new(&format!("log-{:08}", number - 1)), 200, |opened, _| {
+        assert!(STORY.check(&opened.unwrap()));
+    });
+}
+
+#[test]
+fn missing_and_swapped_files_are_told() {
+    for name in STORY.files() {
+        let copy = STORY.copy();
+        std::fs::remove_file(copy.0.join(&name)).unwrap();
+        let shown = name.to_str().unwrap();
+        match World::open(&copy.0) {
+            Ok(world) => {
+                assert!(STORY.check(&world), "{shown}");
+                let unused = shown.contains("generation-00000001") && shown.contains("log");
+                assert!(unused || !shown.contains("generation") || !world.report.notes.is_empty(), "{shown}");
+            }
+            Err(error) => assert!(error.message.contains(shown) && shown.contains("log"), "{shown}: {error}"),
+        }
+    }
+    let files = STORY.files();
+    for a in &files {
+        for b in files.iter().filter(|b| *b > a) {
+            let copy = STORY.copy();
+            let (a, b) = (copy.0.join(a), copy.0.join(b));
+            let (first, second) = (std::fs::read(&a).unwrap(), std::fs::read(&b).unwrap());
+            std::fs::write(&a, second).unwrap();
+            std::fs::write(&b, first).unwrap();
+            match World::open(&copy.0) {
+                Ok(world) => assert!(STORY.check(&world), "{} {}", a.display(), b.display()),
+                Err(error) => assert!(matches!(error.kind, Kind::Config), "{error}"),
+            }
+        }
+    }
+    let copy = STORY.copy();
+    for number in [1, 2] {
+        std::fs::write(copy.0.join(format!("generation-{number:08}/MANIFEST")), "x").unwrap();
+    }
+    let error = World::open(&copy.0).err().unwrap();
+    assert!(error.message.contains("no snapshot") && error.message.contains("MANIFEST"), "{error}");
+}
+
+#[test]
+fn a_directory_has_one_owner_and_one_place() {
+    let copy = STORY.copy();
+    let world = World::open(&copy.0).unwrap();
+    let error = World::open(&copy.0).err().unwrap();
+    assert!(error.message.contains(&format!("process {}", std::process::id())), "{error}");
+    drop(world);
+    let elsewhere = Settings { shard: 1, shards: 2, ..settings(&copy.0) };
+    let error = World::with(elsewhere).err().unwrap();
+    assert_eq!((error.kind, error.got.as_deref()), (Kind::Config, Some("shard 0 of 1")));
+    assert!(STORY.check(&World::open(&copy.0).unwrap()));
+}
+
+#[test]
+fn snapshots_open_as_safetensors() {
+    let folder = Folder::new();
+    let world = World::open(&folder.0).unwrap();
+    world.session(1);
+    world.register(10, "layer.weight", SLICE + 3, Apply::Exact, adam());
+    world.register(20, "small", 4, Apply::Exact, adam());
+    world.register(30, "__metadata__", 2, Apply::Exact, sgd());
+    // A part of a tensor, as a shard among others has it.
+    let spec = |n: u64| {
+        let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
+        TensorSpec { name: "part".into(), shape: vec![n], dtype, apply, group, optimizer: sgd() }
+    };
+    world.shard.create(&Arc::new(spec(3 * SLICE)), 1, &[(SliceId(40), 1)]).unwrap();
+    let part =
+        Reservation { spec: spec(3 * SLICE), group: 1, slices: vec![(40, 1)], stage: Stage::Committed };
+    world.journal.note(&Event::Reserved(40, part));
+    for (k, slice) in [10, 11, 20, 30, 40].into_iter().enumerate() {
+        world.push(slice, 1, 1 + k as u64, 2.0, None);
+    }
+    let summary = world.journal.snapshot(&world.shard).unwrap();
+    assert_eq!(summary.slices, 5);
+    let read = |name: &str| std::fs::read(summary.path.join(name)).unwrap();
+    let (values, state) = (read("parameters.safetensors"), read("state.safetensors"));
+    let values = safetensors::SafeTensors::deserialize(&values).unwrap();
+    let mut names = values.names();
+    names.sort_unstable();
+    assert_eq!(names, ["__metadata__~", "layer.weight", "part[258048:516096]", "small"]);
+    let weight = values.tensor("layer.weight").unwrap();
+    assert_eq!(weight.shape(), [SLICE as usize + 3]);
+    assert_eq!(weight.data(), [world.whole(10).1, world.whole(11).1].concat());
+    assert_eq!(values.tensor("part[258048:516096]").unwrap().data(), world.whole(40).1);
+    let state = safetensors::SafeTensors::deserialize(&state).unwrap();
+    let both = world.whole(20).2;
+    assert_eq!(state.tensor("small.exp_avg").unwrap().data(), &both[..16]);
+    assert_eq!(state.tensor("small.exp_avg_sq").unwrap().data(), &both[16..]);
+    assert_eq!(state.tensor("layer.weight.exp_avg[258048:258051]").unwrap().data(), &world.whole(11).2[..12]);
+}
