@@ -33,7 +33,7 @@ CRATES = {
     "fastps-core": set(),
     "fastps-durable": {"fastps-core"},
     "fastps-proto": set(),
-    "fastps-rpc": {"fastps-core", "fastps-proto"},
+    "fastps-rpc": {"fastps-core", "fastps-durable", "fastps-proto"},
     "fastps-python": {"fastps-core", "fastps-rpc"},
 }
 # What the core must do without: network, async, clocks, logging, Python.

@@ -62,6 +62,9 @@ def serve(
     cluster: str | Sequence[str] = (),
     advertise: str | None = None,
     spin_us: int = 200,
+    data_dir: File | None = None,
+    snapshot_every: float = 300.0,
+    accept_loss: bool = False,
 ) -> Server:
     """Starts gRPC shard servers in this process, on threads of their own; ``fastps serve`` from Python.
 
@@ -83,6 +86,10 @@ def serve(
         advertise: How others reach this process, where that is not the address it listens on.
         spin_us: Microseconds for which a shard looks for a client's next frame before it sleeps, where that
             paid of late; 0: never, at most 1 s.
+        data_dir: Keep snapshots and a log here, a folder for each shard, and start from them; None: nothing
+            outlives this process.
+        snapshot_every: Seconds between two snapshots.
+        accept_loss: Start with what can be read of `data_dir`, although something that was durable cannot.
 
     Returns:
         A `Server`, to be used as a context manager.
@@ -110,6 +117,9 @@ def serve(
         tls_key,
         tls_ca,
         spin_us,
+        data_dir,
+        snapshot_every,
+        accept_loss,
     )
     return Server(native)
 

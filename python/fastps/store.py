@@ -740,6 +740,7 @@ def connect(
     tls_key: File | None = None,
     tls_server_name: str | None = None,
     spin_us: int = 200,
+    ack: Literal["applied", "logged"] = "applied",
 ) -> ParameterServer:
     """Connects to the shards of a parameter server.
 
@@ -758,6 +759,9 @@ def connect(
             which and why. ``"tcp"`` contradicts a ``"unix:///path"``.
         spin_us: Microseconds for which a call looks for its answer before it sleeps, where that paid of late;
             a call that sleeps takes longer, one that looks takes the core meanwhile. 0: never, at most 1 s.
+        ack: What a receipt means. ``"applied"``: the push is in the server's memory. ``"logged"``: it is also
+            in the server's log on disk (``--data-dir``), so that it outlives the server's process and
+            machine; a push then waits for the disk. Of a `hogwild` tensor only snapshots outlive the process.
         tls_ca: Speak TLS, to servers whose certificate was signed by a CA of this PEM file.
         tls_cert: This client's own certificate (PEM), its issuers behind it, for servers that ask for one.
         tls_key: Its private key (PEM).
@@ -771,7 +775,8 @@ def connect(
         ConnectionLostError, DeadlineError: No server there; says where it tried.
         PermissionDeniedError: A server's certificate is not trusted, it does not accept ours, or one
             end speaks TLS and the other does not; a Unix socket is another user's.
-        ConfigError: An address or option is invalid, or a TLS file cannot be read.
+        ConfigError: An address or option is invalid, a TLS file cannot be read, or a server keeps no log for
+            ``ack="logged"``.
     """
     text = addresses if isinstance(addresses, str) else ",".join(addresses)
     options: dict[str, Any] = {
@@ -779,6 +784,7 @@ def connect(
         "check_finite": check_finite,
         "transport": transport,
         "spin_us": spin_us,
+        "ack": ack,
         "tls_ca": tls_ca,
         "tls_cert": tls_cert,
         "tls_key": tls_key,

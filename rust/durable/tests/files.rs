@@ -32,12 +32,6 @@ impl Folder {
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }
-
-    fn copy_of(other: &Path) -> Self {
-        let folder = Self::new();
-        copy(other, &folder.0);
-        folder
-    }
 }
 
 impl Drop for Folder {
@@ -46,15 +40,15 @@ impl Drop for Folder {
     }
 }
 
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
+/// All files of a folder, by their names in it.
+fn collect(folder: &Path, prefix: &Path, into: &mut BTreeMap<PathBuf, Vec<u8>>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
         let entry = entry.unwrap();
-        let to = to.join(entry.file_name());
+        let name = prefix.join(entry.file_name());
         if entry.path().is_dir() {
-            copy(&entry.path(), &to);
+            collect(&entry.path(), &name, into);
         } else {
-            assert!(std::fs::copy(entry.path(), to).is_ok());
+            into.insert(name, std::fs::read(entry.path()).unwrap());
         }
     }
 }
@@ -156,7 +150,7 @@ fn adam() -> Optimizer {
 
 /// Two generations, each with a segment behind it, the last one still open.
 struct Story {
-    folder: Folder,
+    files: BTreeMap<PathBuf, Vec<u8>>,
     end: BTreeMap<u64, Whole>,
     /// Every version that a slice ever had.
     history: HashMap<(u64, u64), (Vec<u8>, Vec<u8>)>,
@@ -194,27 +188,25 @@ static STORY: LazyLock<Story> = LazyLock::new(|| {
     }
     let end = world.state();
     world.journal.close();
-    Story { folder, end, history }
+    let mut files = BTreeMap::new();
+    collect(&folder.0, Path::new(""), &mut files);
+    files.remove(Path::new("lock"));
+    Story { files, end, history }
 });
 
 impl Story {
     fn copy(&self) -> Folder {
-        Folder::copy_of(&self.folder.0)
+        let folder = Folder::new();
+        for (name, bytes) in &self.files {
+            let path = folder.0.join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, bytes).unwrap();
+        }
+        folder
     }
 
     fn files(&self) -> Vec<PathBuf> {
-        fn collect(folder: &Path, prefix: &Path, into: &mut Vec<PathBuf>) {
-            for entry in std::fs::read_dir(folder).unwrap() {
-                let entry = entry.unwrap();
-                let name = prefix.join(entry.file_name());
-                if entry.path().is_dir() { collect(&entry.path(), &name, into) } else { into.push(name) }
-            }
-        }
-        let mut files = Vec::new();
-        collect(&self.folder.0, Path::new(""), &mut files);
-        files.retain(|name| name != Path::new("lock"));
-        files.sort();
-        files
+        self.files.keys().cloned().collect()
     }
 
     /// The newest of its kind.
@@ -335,7 +327,7 @@ fn snapshots_under_pushes_lose_nothing() {
 #[test]
 fn a_log_that_ends_anywhere_is_a_log_up_to_there() {
     let name = STORY.newest("log-");
-    let whole = std::fs::read(STORY.folder.0.join(&name)).unwrap();
+    let whole = &STORY.files[&name];
     let (mut losses, mut torn) = (0, 0);
     for length in (0..whole.len()).step_by(7).chain(whole.len() - 40..whole.len()) {
         let copy = STORY.copy();
@@ -369,7 +361,7 @@ fn a_log_that_ends_anywhere_is_a_log_up_to_there() {
 
 /// A flipped bit of every kind of file: nothing wrong comes back, and what is lost is said.
 fn flip(name: &Path, flips: usize, mut outcome: impl FnMut(Opened, &Path)) {
-    let whole = std::fs::read(STORY.folder.0.join(name)).unwrap();
+    let whole = &STORY.files[name];
     let mut random = 0x9E37_79B9_7F4A_7C15_u64;
     for _ in 0..flips {
         random ^= random << 13;

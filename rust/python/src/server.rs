@@ -3,7 +3,7 @@
 use crate::call::{self, Here};
 use crate::client::Client;
 use crate::errors::{self, OrRaise};
-use fastps_rpc::client::{ConnectOptions, Transport};
+use fastps_rpc::client::{Ack, ConnectOptions, Transport};
 use fastps_rpc::{ServerConfig, TlsFiles, cli};
 use pyo3::prelude::*;
 use std::ffi::OsString;
@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Connects to a cluster; see `fastps.connect`.
 #[pyfunction]
 #[pyo3(signature = (addresses, timeout=30.0, check_finite=true, transport=None, spin_us=200, tls_ca=None, tls_cert=None,
-                    tls_key=None, tls_server_name=None))]
+                    tls_key=None, tls_server_name=None, ack="applied"))]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn connect(
     py: Python<'_>,
@@ -27,7 +27,13 @@ pub(crate) fn connect(
     tls_cert: Option<PathBuf>,
     tls_key: Option<PathBuf>,
     tls_server_name: Option<String>,
+    ack: &str,
 ) -> PyResult<Client> {
+    let ack = match ack {
+        "applied" => Ack::Applied,
+        "logged" => Ack::Logged,
+        other => return Err(errors::config(py, "unknown ack", "\"applied\" or \"logged\"", other)),
+    };
     let transport = match transport {
         None => Transport::Auto,
         Some("tcp") => Transport::Tcp,
@@ -43,7 +49,7 @@ pub(crate) fn connect(
     let tls = TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca };
     let spin = spin(py, spin_us)?;
     let options =
-        ConnectOptions { timeout, transport, spin, tls, tls_server_name, ..ConnectOptions::default() };
+        ConnectOptions { timeout, transport, spin, tls, tls_server_name, ack, ..ConnectOptions::default() };
     let connected = call::run(py, true, move || fastps_rpc::Client::connect(&addresses, options))?;
     Ok(Client::remote(connected.or_raise(py)?, check_finite, timeout))
 }
@@ -77,6 +83,9 @@ impl Server {
         tls_key: Option<PathBuf>,
         tls_ca: Option<PathBuf>,
         spin_us: i64,
+        data_dir: Option<PathBuf>,
+        snapshot_every: f64,
+        accept_loss: bool,
     ) -> PyResult<Self> {
         let config = ServerConfig {
             listen,
@@ -88,6 +97,9 @@ impl Server {
             memory_limit,
             insecure,
             spin: spin(py, spin_us)?,
+            data_dir,
+            snapshot_every: call::duration(py, snapshot_every)?,
+            accept_loss,
             tls: TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca },
             ..ServerConfig::default()
         };

@@ -11,6 +11,7 @@ use fastps_core::error::{Error, Result};
 use fastps_core::frame::Applied;
 use fastps_core::shard::{Charge, Meter, Purpose};
 use fastps_core::slice::Snapshot;
+use fastps_durable::Journal;
 use fastps_proto::MAX_MESSAGE_BYTES;
 use fastps_proto::v1 as pb;
 use futures_util::Stream;
@@ -45,14 +46,28 @@ pub(crate) struct Answer {
 pub(crate) struct Place {
     permit: OwnedPermit<Answer>,
     busy: Busy,
+    /// What the answer says must be durable before it is sent.
+    until_durable: Option<Arc<Journal>>,
 }
 
 impl Place {
     pub(crate) fn new(permit: OwnedPermit<Answer>, room: &Room) -> Self {
-        Self { permit, busy: room.busy() }
+        Self { permit, busy: room.busy(), until_durable: None }
     }
 
-    pub(crate) fn send(self, what: Result<Owed, Status>) {
+    /// The answer waits until all that is logged when it is made is durable. A refusal changes nothing, and does not wait.
+    pub(crate) fn after(self, journal: Option<&Arc<Journal>>) -> Self {
+        Self { until_durable: journal.cloned(), ..self }
+    }
+
+    pub(crate) fn send(mut self, what: Result<Owed, Status>) {
+        match self.until_durable.take().filter(|_| what.is_ok()) {
+            Some(journal) => journal.when_durable(journal.position(), move || self.send_now(what)),
+            None => self.send_now(what),
+        }
+    }
+
+    pub(crate) fn send_now(self, what: Result<Owed, Status>) {
         self.permit.send(Answer { what, busy: self.busy });
     }
 }

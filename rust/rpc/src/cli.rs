@@ -53,6 +53,15 @@ struct Args {
     /// Ask clients for a certificate that one of these CAs has signed (PEM).
     #[arg(long, value_name = "FILE", env = "FASTPS_TLS_CA")]
     tls_ca: Option<PathBuf>,
+    /// Keep snapshots and a log here, a folder for each shard, and start from them; left out, nothing outlives the process.
+    #[arg(long, value_name = "DIR", env = "FASTPS_SERVER_DATA_DIR")]
+    data_dir: Option<PathBuf>,
+    /// How often a snapshot is taken.
+    #[arg(long, default_value_t = 300, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), env = "FASTPS_SNAPSHOT_EVERY")]
+    snapshot_every: u64,
+    /// Start with what can be read of the data directory, although something that was durable cannot.
+    #[arg(long)]
+    accept_loss: bool,
     /// Listen off loopback although nothing is encrypted and everybody may do everything.
     #[arg(long)]
     insecure: bool,
@@ -136,6 +145,9 @@ fn serve(args: Args) -> Result<()> {
             tls: TlsFiles { cert: args.tls_cert, key: args.tls_key, ca: args.tls_ca },
             insecure: args.insecure,
             spin: Duration::from_micros(args.spin_us),
+            data_dir: args.data_dir,
+            snapshot_every: Duration::from_secs(args.snapshot_every),
+            accept_loss: args.accept_loss,
             ..ServerConfig::default()
         })?;
         let mut out = std::io::stdout();

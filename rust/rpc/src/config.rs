@@ -46,8 +46,14 @@ pub struct ServerConfig {
     pub socket: &'static str,
     /// When pushes are applied; `None`: at once.
     pub policy: Option<Arc<dyn Policy>>,
-    /// Where records of changes go; `None`: nowhere.
+    /// Where records of changes go; `None`: nowhere, but where there is a data directory.
     pub sink: Option<Arc<dyn Sink>>,
+    /// Where snapshots and the log lie, a folder for each shard; `None`: nothing outlives the process.
+    pub data_dir: Option<PathBuf>,
+    /// How often a snapshot is taken.
+    pub snapshot_every: Duration,
+    /// Start with what can be read, although something that was durable cannot.
+    pub accept_loss: bool,
 }
 
 impl Default for ServerConfig {
@@ -67,6 +73,9 @@ impl Default for ServerConfig {
             socket: PREFIX,
             policy: None,
             sink: None,
+            data_dir: None,
+            snapshot_every: Duration::from_mins(5),
+            accept_loss: false,
         }
     }
 }

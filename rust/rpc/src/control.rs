@@ -7,6 +7,7 @@ use crate::node::{EPOCH, Node};
 use crate::reservation::Reserve;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SliceId;
+use fastps_durable::Event;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_server::Control;
 use fastps_proto::{MAX_MESSAGE_BYTES, PROTOCOL_MINOR};
@@ -16,6 +17,9 @@ use tonic::{Request, Response, Status};
 
 /// Sessions that one answer to Stats lists.
 const MAX_LISTED: usize = 8192;
+
+/// Of a server that keeps a log.
+pub(crate) const CAN_LOG: &str = "log";
 
 /// The control service of one shard.
 #[derive(Clone, Debug)]
@@ -35,6 +39,8 @@ enum Access {
     Look,
     /// Changes something.
     Change,
+    /// Changes something that others rely on: it is durable before they are told.
+    Lasting,
 }
 
 /// Which client a request speaks for; 0: no particular one.
@@ -64,7 +70,7 @@ impl SpeaksFor for pb::StatsRequest {}
 
 impl ControlService {
     /// Checks the principal, makes the call, and names the shard in what went wrong.
-    fn call<Q: SpeaksFor, A>(
+    async fn call<Q: SpeaksFor, A>(
         &self,
         request: Request<Q>,
         role: pb::Role,
@@ -75,9 +81,13 @@ impl ControlService {
         let message = request.into_inner();
         let allowed = peer.principal.authorize(role, message.client()).and_then(|()| match access {
             Access::Look => Ok(()),
-            Access::Change => self.node.check_serving(),
+            Access::Change | Access::Lasting => self.node.check_serving(),
         });
+        let before = self.node.files.position();
         let answer = allowed.and_then(|()| handle(&self.node, &peer, message));
+        if matches!(access, Access::Lasting) && self.node.files.position() != before {
+            self.node.files.durable().await;
+        }
         answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }
 }
@@ -85,11 +95,19 @@ impl ControlService {
 #[tonic::async_trait]
 impl Control for ControlService {
     async fn hello(&self, request: Request<pb::HelloRequest>) -> Result<Response<pb::HelloResponse>, Status> {
-        self.call(request, pb::Role::Reader, Access::Change, |node, peer, m| {
-            node.sessions.hello(m.client, &m.name, m.renew, Instant::now())?;
+        // Whose pushes wait for the disk must be known again after a restart.
+        let logged = request.get_ref().ack() == pb::Ack::Logged;
+        let access = if logged { Access::Lasting } else { Access::Change };
+        self.call(request, pb::Role::Reader, access, |node, peer, m| {
+            if logged && node.files.journal().is_none() {
+                node.files.check()?;
+            }
+            if node.sessions.hello(m.client, &m.name, m.renew, logged, Instant::now())? {
+                node.files.note(|| Event::SessionBegan(m.client));
+            }
             Ok(pb::HelloResponse {
                 protocol_minor: common_minor(m.protocol_minor),
-                capabilities: Vec::new(),
+                capabilities: node.files.journal().map(|_| CAN_LOG.to_owned()).into_iter().collect(),
                 server: node.server,
                 shard: node.index(),
                 cluster: node.cluster.to_vec(),
@@ -99,6 +117,7 @@ impl Control for ControlService {
                 max_message_bytes: MAX_MESSAGE_BYTES as u32,
             })
         })
+        .await
     }
 
     async fn get_map(
@@ -109,6 +128,7 @@ impl Control for ControlService {
             let (entries, next) = node.map()?.page(&m.names, &m.after, m.page_size as usize);
             Ok(pb::GetMapResponse { epoch: EPOCH, entries, next })
         })
+        .await
     }
 
     async fn register(
@@ -133,13 +153,14 @@ impl Control for ControlService {
                 }
             })
         })
+        .await
     }
 
     async fn reserve(
         &self,
         request: Request<pb::ReserveRequest>,
     ) -> Result<Response<pb::ReserveResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
             let spec = Arc::new(convert::spec_from_wire(m.spec.as_ref())?);
             if m.slices.len() != m.indices.len() {
                 return Err(Error::new(Kind::Config, "a reservation needs one index per slice")
@@ -160,20 +181,22 @@ impl Control for ControlService {
             let lease_ms = if open { node.reservations.lease().as_millis() as u32 } else { 0 };
             Ok(pb::ReserveResponse { lease_ms })
         })
+        .await
     }
 
     async fn seal(&self, request: Request<pb::SealRequest>) -> Result<Response<pb::SealResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
             node.reservations.seal(m.reservation, Instant::now())?;
             Ok(pb::SealResponse {})
         })
+        .await
     }
 
     async fn commit(
         &self,
         request: Request<pb::CommitRequest>,
     ) -> Result<Response<pb::CommitResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
             let mut map = node.map()?;
             node.sessions.touch(m.client, Instant::now())?;
             let own = map.pending_on(m.reservation, node.index());
@@ -183,29 +206,32 @@ impl Control for ControlService {
             map.commit(m.reservation, m.client)?;
             Ok(pb::CommitResponse {})
         })
+        .await
     }
 
     async fn settle(
         &self,
         request: Request<pb::SettleRequest>,
     ) -> Result<Response<pb::SettleResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
             Ok(node.map()?.settle(&m.reservations, Instant::now()))
         })
+        .await
     }
 
     async fn unregister(
         &self,
         request: Request<pb::UnregisterRequest>,
     ) -> Result<Response<pb::UnregisterResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
             let placement = node.map()?.unregister(&m.name, Instant::now())?;
             Ok(pb::UnregisterResponse { placement: Some(placement) })
         })
+        .await
     }
 
     async fn drop(&self, request: Request<pb::DropRequest>) -> Result<Response<pb::DropResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
             if let Ok(mut map) = node.map() {
                 map.abandon(&m.slices);
             }
@@ -213,6 +239,7 @@ impl Control for ControlService {
             node.reservations.drop_slices(&node.shard, &slices);
             Ok(pb::DropResponse {})
         })
+        .await
     }
 
     async fn stats(&self, request: Request<pb::StatsRequest>) -> Result<Response<pb::StatsResponse>, Status> {
@@ -221,5 +248,6 @@ impl Control for ControlService {
                 node.counters().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
             Ok(pb::StatsResponse { counters, sessions: node.sessions.list(Instant::now(), MAX_LISTED) })
         })
+        .await
     }
 }

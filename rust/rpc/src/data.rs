@@ -108,6 +108,7 @@ impl Exchange {
         loop {
             let next = async {
                 let permit = answers.clone().reserve_owned().await.ok()?;
+                self.node.files.room().await;
                 let frame = frames.next().await;
                 Some((Place::new(permit, &self.peer.room), frame))
             };
@@ -135,7 +136,14 @@ impl Exchange {
         self.node.frames.fetch_add(1, Ordering::Relaxed);
         let tag = frame.header.as_ref().map_or(0, |header| header.tag);
         match self.admit(frame) {
-            Ok(request) => self.perform(&request, place).await,
+            Ok((request, logged)) => {
+                let reads = matches!(
+                    request.verb,
+                    Verb::Pull | Verb::PullParts(_) | Verb::PullState | Verb::PullVersion
+                );
+                let journal = self.node.files.journal().filter(|_| logged && !reads);
+                self.perform(&request, place.after(journal)).await;
+            }
             Err(error) => self.refuse(place, tag, self.named(frame, error)),
         }
     }
@@ -149,8 +157,8 @@ impl Exchange {
         }
     }
 
-    /// Everything that can be said against a frame before its slice is touched.
-    fn admit<'a>(&self, frame: &'a pb::Frame) -> Result<Request<'a>> {
+    /// Everything that can be said against a frame before its slice is touched. Tells whether its answer must be durable.
+    fn admit<'a>(&self, frame: &'a pb::Frame) -> Result<(Request<'a>, bool)> {
         let node = &self.node;
         node.check_serving()?;
         let request = convert::request_from_frame(frame)?;
@@ -159,7 +167,10 @@ impl Exchange {
         let client = request.route.client;
         self.peer.principal.authorize(role, client)?;
         let now = Instant::now();
-        node.sessions.touch(client, now)?;
+        let logged = node.sessions.touch(client, now)?;
+        if logged && matches!(request.verb, Verb::Push { .. } | Verb::PushParts(..)) {
+            node.files.check()?;
+        }
         Node::check_epoch(request.route.epoch)?;
         match request.verb {
             // Each part by itself.
@@ -177,7 +188,7 @@ impl Exchange {
                 self.admit_reserved(&slice, None, client, now)?;
             }
         }
-        Ok(request)
+        Ok((request, logged))
     }
 
     /// What can be said against a request with regard to its slice.
@@ -372,6 +383,6 @@ impl Exchange {
 
     fn refuse(&self, place: Place, tag: u64, error: Error) {
         self.node.frames_refused.fetch_add(1, Ordering::Relaxed);
-        place.send(Ok(owed(convert::refused(tag, &error.shard(self.node.index())))));
+        place.send_now(Ok(owed(convert::refused(tag, &error.shard(self.node.index())))));
     }
 }

@@ -13,6 +13,7 @@ pub mod config;
 mod control;
 pub mod convert;
 mod data;
+mod durable;
 mod incoming;
 mod local;
 mod map;

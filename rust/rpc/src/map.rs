@@ -2,8 +2,10 @@
 //! way.
 
 use crate::convert::{spec_difference, spec_to_wire};
+use crate::durable::Files;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::{SliceId, TensorSpec};
+use fastps_durable::{Event, Holding};
 use fastps_proto::v1 as pb;
 use prost::Message;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -51,6 +53,7 @@ pub(crate) struct Map {
     /// The next slice or reservation identifier.
     next: u64,
     lease: Duration,
+    files: Files,
 }
 
 /// Outcome of the first step of a registration.
@@ -73,7 +76,29 @@ impl Map {
             load: vec![0; shards.max(1)],
             next: first.max(1),
             lease,
+            files: Files::default(),
         }
+    }
+
+    /// Goes on with the tensors of an earlier process, and notes what changes from here on.
+    pub(crate) fn restore(mut self, tensors: BTreeMap<u64, Holding>, files: Files) -> Result<Self> {
+        for (reservation, Holding { spec, group, slices, shards }) in tensors {
+            for (range, shard) in spec.slices().zip(&shards) {
+                let (size, name) = (self.load.len(), spec.name.clone());
+                let load = self.load.get_mut(*shard as usize).ok_or_else(|| {
+                    let error = Error::new(Kind::Config, "the data directory is of another cluster");
+                    error.tensor(name).expected(format!("{size} shards"), format!("shard {shard}"))
+                })?;
+                *load += slice_bytes(&spec, range.len());
+            }
+            self.groups.insert(spec.group.clone(), group);
+            self.reservations.insert(reservation, spec.name.clone());
+            let placement = pb::Placement { group, slices, shards };
+            let wire = pb::MapEntry { spec: Some(spec_to_wire(&spec)), placement: Some(placement) };
+            self.entries.insert(spec.name.clone(), Entry { spec: Arc::new(spec), wire, reservation });
+        }
+        self.files = files;
+        Ok(self)
     }
 
     /// First step of a registration. Its owner repeats it to keep it alive.
@@ -133,7 +158,7 @@ impl Map {
                 );
             }
             None => {
-                let group = self.groups.len() as u32 + 1;
+                let group = self.groups.values().max().map_or(1, |last| last + 1);
                 self.groups.insert(spec.group.clone(), group);
                 group
             }
@@ -182,6 +207,7 @@ impl Map {
             }
             Some(_) => {
                 if let Some(pending) = self.pending.remove(&name) {
+                    self.files.note(|| Event::Entered(reservation, pending.entry.holding()));
                     self.entries.insert(name, pending.entry);
                 }
                 Ok(())
@@ -225,7 +251,11 @@ impl Map {
     pub(crate) fn unregister(&mut self, name: &str, now: Instant) -> Result<pb::Placement> {
         let abandoned = self.pending.get(name).is_some_and(|p| p.deadline < now);
         let pending = if abandoned { self.pending.remove(name).map(|p| p.entry) } else { None };
-        let entry = self.entries.remove(name).or(pending).ok_or_else(|| {
+        let entered = self.entries.remove(name);
+        if let Some(entry) = &entered {
+            self.files.note(|| Event::Removed(entry.spec.name.clone()));
+        }
+        let entry = entered.or(pending).ok_or_else(|| {
             let shown: String = name.chars().take(1024).collect();
             Error::new(Kind::UnknownTensor, "no such tensor is registered").tensor(shown)
         })?;
@@ -271,6 +301,11 @@ impl Map {
 impl Entry {
     fn placement(&self) -> pb::Placement {
         self.wire.placement.clone().unwrap_or_default()
+    }
+
+    fn holding(&self) -> Holding {
+        let pb::Placement { group, slices, shards } = self.placement();
+        Holding { spec: TensorSpec::clone(&self.spec), group, slices, shards }
     }
 
     fn reserved(&self) -> Registered {

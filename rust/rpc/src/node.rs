@@ -1,11 +1,13 @@
 //! What all calls to one shard share, and who may make them.
 
 use crate::answers::Pins;
+use crate::durable::Files;
 use crate::map::Map;
 use crate::reservation::Reservations;
 use crate::session::Sessions;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
+use fastps_durable::Event;
 use fastps_proto::v1 as pb;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,6 +40,8 @@ pub(crate) struct Node {
     /// How long a stream looks for its next frame before it sleeps.
     pub(crate) spin: Duration,
     pub(crate) reservations: Reservations,
+    /// What outlives the process.
+    pub(crate) files: Files,
     /// Shard 0 only.
     pub(crate) map: Option<Mutex<Map>>,
     pub(crate) phase: watch::Receiver<Phase>,
@@ -135,6 +139,7 @@ impl Node {
         for (client, name) in self.sessions.sweep(now, period) {
             tracing::info!(shard = self.index(), client, name, "the client's lease ran out");
             self.shard.forget_client(client);
+            self.files.note(|| Event::SessionEnded(client));
         }
         for reservation in self.reservations.sweep(&self.shard, now) {
             tracing::info!(shard = self.index(), reservation, "the reservation ran out");

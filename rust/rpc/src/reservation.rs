@@ -2,12 +2,14 @@
 //! sealed its slices take nothing but their initial values. Once sealed it stays until shard 0 tells that it was not
 //! committed (`settle` asks).
 
+use crate::durable::Files;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
 use fastps_core::tensor::{SliceId, TensorSpec};
+use fastps_durable::{Event, Reservation, Stage};
 use fastps_proto::v1 as pb;
 use foldhash::fast::RandomState;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -63,10 +65,18 @@ pub(crate) struct Reserve {
     pub(crate) slices: Vec<(SliceId, usize)>,
 }
 
+impl Reserve {
+    fn as_kept(&self) -> Reservation {
+        let slices = self.slices.iter().map(|(id, index)| (id.0, *index as u64)).collect();
+        Reservation { spec: TensorSpec::clone(&self.spec), group: self.group, slices, stage: Stage::Open }
+    }
+}
+
 /// The reservations of one shard.
 #[derive(Debug)]
 pub(crate) struct Reservations {
     lease: Duration,
+    files: Files,
     table: Mutex<Table>,
 }
 
@@ -75,8 +85,25 @@ fn lost(reservation: u64) -> Error {
 }
 
 impl Reservations {
-    pub(crate) fn new(lease: Duration) -> Self {
-        Self { lease, table: Mutex::default() }
+    pub(crate) fn new(lease: Duration, files: Files) -> Self {
+        Self { lease, files, table: Mutex::default() }
+    }
+
+    /// Goes on with the slices of an earlier process, which the shard has. Whether what is sealed was committed, shard 0
+    /// is asked; what was not sealed is registered anew by its client.
+    pub(crate) fn restore(&self, shard: &Shard, all: &BTreeMap<u64, Reservation>, now: Instant) {
+        let mut table = self.table();
+        for (id, Reservation { slices, stage, .. }) in all {
+            let slices: Vec<_> = slices.iter().map(|(id, _)| SliceId(*id)).collect();
+            if *stage == Stage::Open {
+                table.forget(shard, &slices, &self.files);
+                continue;
+            }
+            table.slices.extend(slices.iter().map(|slice| (*slice, *id)));
+            if *stage == Stage::Sealed {
+                table.sealed.insert(*id, Sealed { slices, deadline: now + self.lease });
+            }
+        }
     }
 
     pub(crate) fn lease(&self) -> Duration {
@@ -107,6 +134,7 @@ impl Reservations {
             return Ok(false);
         }
         shard.create(&wish.spec, wish.group, &wish.slices)?;
+        self.files.note(|| Event::Reserved(wish.reservation, wish.as_kept()));
         table.slices.extend(ids.iter().map(|id| (*id, wish.reservation)));
         let missing = ids.iter().copied().collect();
         let open = Open { client: wish.client, slices: ids, missing, deadline: now + self.lease };
@@ -150,6 +178,7 @@ impl Reservations {
         match table.open.get(&reservation) {
             Some(open) if open.missing.is_empty() => {
                 if let Some(Open { slices, .. }) = table.open.remove(&reservation) {
+                    self.files.note(|| Event::Sealed(reservation));
                     table.sealed.insert(reservation, Sealed { slices, deadline: now + self.lease });
                 }
                 Ok(())
@@ -190,7 +219,7 @@ impl Reservations {
                 }
             }
         }
-        table.forget(shard, slices);
+        table.forget(shard, slices, &self.files);
     }
 
     /// Frees the reservations whose lease ran out.
@@ -198,7 +227,7 @@ impl Reservations {
         let mut table = self.table();
         let over: Vec<_> = table.open.extract_if(|_, open| open.deadline < now).collect();
         for (_, open) in &over {
-            table.forget(shard, &open.slices);
+            table.forget(shard, &open.slices, &self.files);
             table.expired += 1;
         }
         over.into_iter().map(|(reservation, _)| reservation).collect()
@@ -221,11 +250,13 @@ impl Reservations {
             }
         }
         for reservation in &told.committed {
-            table.sealed.remove(reservation);
+            if table.sealed.remove(reservation).is_some() {
+                self.files.note(|| Event::Committed(*reservation));
+            }
         }
         for reservation in &told.ended {
             if let Some(sealed) = table.sealed.remove(reservation) {
-                table.forget(shard, &sealed.slices);
+                table.forget(shard, &sealed.slices, &self.files);
                 table.expired += 1;
             }
         }
@@ -239,8 +270,9 @@ impl Reservations {
 }
 
 impl Table {
-    fn forget(&mut self, shard: &Shard, slices: &[SliceId]) {
+    fn forget(&mut self, shard: &Shard, slices: &[SliceId], files: &Files) {
         shard.remove(slices);
+        files.note(|| Event::Dropped(slices.iter().map(|id| id.0).collect()));
         for id in slices {
             self.slices.remove(id);
         }

@@ -4,6 +4,7 @@ use crate::config::{Bound, ServerConfig};
 use crate::control::ControlService;
 use crate::convert;
 use crate::data::DataService;
+use crate::durable::{self, Files, Snapshots};
 use crate::incoming;
 use crate::local::Local;
 use crate::map::Map;
@@ -43,6 +44,7 @@ pub struct Server {
     nodes: Vec<Arc<Node>>,
     phase: watch::Sender<Phase>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    snapshots: Mutex<Option<Snapshots>>,
 }
 
 fn internal(what: &str, error: impl std::fmt::Display) -> Error {
@@ -68,22 +70,32 @@ impl Server {
                 shard_config.policy = policy.clone();
             }
             shard_config.sink.clone_from(&config.sink);
+            let files = Files::open(config, shard.index, cluster.len())?;
+            if let Some(journal) = files.journal() {
+                shard_config.sink = Some(journal.clone());
+            }
+            let core = Shard::new(shard_config);
+            let catalog = files.recover(&core)?;
+            let sessions = Sessions::new(config.lease, core.meter().clone());
+            sessions.restore(&catalog.sessions, Instant::now())?;
+            let reservations = Reservations::new(config.reservation_lease, files.clone());
+            reservations.restore(&core, &catalog.reservations, Instant::now());
             let map = if shard.index == 0 {
                 // The upper half is random: see `Map::new`.
                 let first = random()? >> 33 << 32;
-                Some(Mutex::new(Map::new(cluster.len(), first, config.reservation_lease)))
+                let map = Map::new(cluster.len(), first, config.reservation_lease);
+                Some(Mutex::new(map.restore(catalog.map, files.clone())?))
             } else {
                 None
             };
-            let core = Shard::new(shard_config);
-            let sessions = Sessions::new(config.lease, core.meter().clone());
             let node = Arc::new(Node {
                 shard: core,
                 server: random()?,
                 cluster: cluster.clone(),
                 sessions,
                 spin: config.spin,
-                reservations: Reservations::new(config.reservation_lease),
+                reservations,
+                files,
                 map,
                 phase: watching.clone(),
                 pins: Arc::default(),
@@ -97,7 +109,8 @@ impl Server {
             nodes.push(node.clone());
             threads.push(spawn(shard, node, tls.clone(), config.socket)?);
         }
-        Ok(Self { addresses, sockets, nodes, phase, threads: Mutex::new(threads) })
+        let snapshots = Mutex::new(Snapshots::start(nodes.clone(), config.snapshot_every)?);
+        Ok(Self { addresses, sockets, nodes, phase, threads: Mutex::new(threads), snapshots })
     }
 
     /// The addresses of this process's shards, with their actual ports.
@@ -139,13 +152,30 @@ impl Server {
             self.phase.send_replace(Phase::Cutting);
             if !all_finished(&threads, deadline.max(cut + LEAVE)) {
                 threads.clear();
+                self.keep();
                 return Err(Error::new(Kind::Deadline, "a shard's thread did not leave in time"));
             }
         }
         for thread in threads.drain(..) {
             let _ = thread.join();
         }
+        self.keep();
         Ok(())
+    }
+
+    /// A last snapshot of each shard, which nobody changes any more. The log has all of it, should that take too long for
+    /// whoever waits, but for `hogwild` tensors.
+    fn keep(&self) {
+        let snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(snapshots) = snapshots {
+            snapshots.stop();
+        }
+        for node in &self.nodes {
+            if let Some(journal) = node.files.journal() {
+                durable::take(node);
+                journal.close();
+            }
+        }
     }
 }
 

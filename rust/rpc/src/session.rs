@@ -5,7 +5,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
 use fastps_core::shard::{Charge, Meter, Purpose};
 use fastps_proto::v1 as pb;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,8 @@ struct Session {
     name: String,
     last_seen: Instant,
     applied: u64,
+    /// Its pushes are answered when they are durable.
+    logged: bool,
     _memory: Charge,
 }
 
@@ -57,8 +59,15 @@ impl Sessions {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a session, or renews it.
-    pub(crate) fn hello(&self, client: u64, name: &str, renew: bool, now: Instant) -> Result<()> {
+    /// Opens a session, or renews it; tells whether it is new.
+    pub(crate) fn hello(
+        &self,
+        client: u64,
+        name: &str,
+        renew: bool,
+        logged: bool,
+        now: Instant,
+    ) -> Result<bool> {
         if client == 0 {
             return Err(Error::new(Kind::Config, "a client's incarnation is not 0"));
         }
@@ -68,8 +77,11 @@ impl Sessions {
         }
         let mut table = self.table();
         if let Some(session) = table.live.get_mut(&client) {
-            session.last_seen = now;
-            return Ok(());
+            (session.last_seen, session.logged) = (now, logged);
+            if session.name != name {
+                name.clone_into(&mut session.name);
+            }
+            return Ok(false);
         }
         if renew || table.ended.contains(&client) {
             return Err(no_session());
@@ -79,18 +91,31 @@ impl Sessions {
                 .expected(format!("at most {MAX_SESSIONS}"), "one more")
                 .retry_after_ms(self.lease.as_millis() as u64));
         }
+        self.begin(&mut table, client, name, logged, now)?;
+        Ok(true)
+    }
+
+    fn begin(&self, table: &mut Table, client: u64, name: &str, logged: bool, now: Instant) -> Result<()> {
         let memory = self.meter.take(Purpose::Identities, SESSION_BYTES)?;
-        let session = Session { name: name.to_owned(), last_seen: now, applied: 0, _memory: memory };
+        let session = Session { name: name.to_owned(), last_seen: now, applied: 0, logged, _memory: memory };
         table.live.insert(client, session);
         Ok(())
     }
 
-    /// A sign of life. Only the sweep ends sessions, so a late sweep never shortens a lease.
-    pub(crate) fn touch(&self, client: u64, now: Instant) -> Result<()> {
+    /// Goes on with the sessions of an earlier process, whose clients the slices remember. They have a whole lease to come
+    /// back.
+    pub(crate) fn restore(&self, clients: &BTreeSet<u64>, now: Instant) -> Result<()> {
+        let mut table = self.table();
+        clients.iter().try_for_each(|client| self.begin(&mut table, *client, "", false, now))
+    }
+
+    /// A sign of life; tells whether the client's pushes are answered when they are durable. Only the sweep ends sessions,
+    /// so a late sweep never shortens a lease.
+    pub(crate) fn touch(&self, client: u64, now: Instant) -> Result<bool> {
         match self.table().live.get_mut(&client) {
             Some(session) => {
                 session.last_seen = now;
-                Ok(())
+                Ok(session.logged)
             }
             None => Err(no_session()),
         }
@@ -165,8 +190,8 @@ mod tests {
     #[test]
     fn a_session_lives_as_long_as_signs_of_life_come() {
         let (sessions, start) = (Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES)), Instant::now());
-        sessions.hello(1, "a", false, start).unwrap();
-        sessions.hello(1, "a", true, start).unwrap();
+        sessions.hello(1, "a", false, false, start).unwrap();
+        sessions.hello(1, "a", true, false, start).unwrap();
         for second in 1..30 {
             let now = start + PERIOD * second;
             sessions.touch(1, now).unwrap();
@@ -184,31 +209,31 @@ mod tests {
     #[test]
     fn an_ended_incarnation_never_comes_back() {
         let (sessions, start) = (Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES)), Instant::now());
-        assert_eq!(sessions.hello(1, "", true, start).unwrap_err().kind, Kind::Lease);
-        sessions.hello(1, "", false, start).unwrap();
+        assert_eq!(sessions.hello(1, "", true, false, start).unwrap_err().kind, Kind::Lease);
+        sessions.hello(1, "", false, false, start).unwrap();
         (0..=11).for_each(|s| drop(sessions.sweep(start + PERIOD * s, PERIOD)));
-        assert_eq!(sessions.hello(1, "", false, start).unwrap_err().kind, Kind::Lease);
-        sessions.hello(2, "", false, start).unwrap();
-        sessions.hello(3, "", false, start).unwrap();
-        let full = sessions.hello(4, "", false, start).unwrap_err();
+        assert_eq!(sessions.hello(1, "", false, false, start).unwrap_err().kind, Kind::Lease);
+        sessions.hello(2, "", false, false, start).unwrap();
+        sessions.hello(3, "", false, false, start).unwrap();
+        let full = sessions.hello(4, "", false, false, start).unwrap_err();
         assert!(full.kind == Kind::Capacity && full.retry_after_ms.is_some(), "{full}");
-        sessions.hello(3, "", true, start).unwrap();
+        sessions.hello(3, "", true, false, start).unwrap();
     }
 
     #[test]
     fn a_server_that_slept_ends_no_session() {
         let (sessions, start) = (Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES)), Instant::now());
         sessions.sweep(start, PERIOD);
-        sessions.hello(1, "", false, start).unwrap();
+        sessions.hello(1, "", false, false, start).unwrap();
         assert!(sessions.sweep(start + Duration::from_secs(1000), PERIOD).is_empty());
     }
 
     #[test]
     fn bad_hellos_are_refused() {
         let sessions = Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES));
-        assert_eq!(sessions.hello(0, "", false, Instant::now()).unwrap_err().kind, Kind::Config);
+        assert_eq!(sessions.hello(0, "", false, false, Instant::now()).unwrap_err().kind, Kind::Config);
         assert_eq!(
-            sessions.hello(1, &"x".repeat(257), false, Instant::now()).unwrap_err().kind,
+            sessions.hello(1, &"x".repeat(257), false, false, Instant::now()).unwrap_err().kind,
             Kind::Config
         );
     }

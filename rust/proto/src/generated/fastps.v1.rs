@@ -186,6 +186,10 @@ pub struct HelloRequest {
     /// it is not.
     #[prost(bool, tag = "4")]
     pub renew: bool,
+    /// What a receipt means to this client, from here on. ACK_LOGGED is refused by a server that keeps no log; one that does
+    /// says "log" in its capabilities.
+    #[prost(enumeration = "Ack", tag = "5")]
+    pub ack: i32,
 }
 /// What the server is.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -196,7 +200,8 @@ pub struct HelloResponse {
     /// What the server can do beyond this minor version.
     #[prost(string, repeated, tag = "2")]
     pub capabilities: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Random, drawn at each start of the server: a new one means that everything unsaved is gone.
+    /// Random, drawn at each start of the server. If it renews a session of a former one, it has recovered what that knew of the
+    /// client; otherwise everything is gone.
     #[prost(fixed64, tag = "3")]
     pub server: u64,
     /// Index of this shard.
@@ -486,6 +491,39 @@ impl Role {
             "ROLE_READER" => Some(Self::Reader),
             "ROLE_WORKER" => Some(Self::Worker),
             "ROLE_ADMIN" => Some(Self::Admin),
+            _ => None,
+        }
+    }
+}
+/// What a receipt means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Ack {
+    /// As ACK_APPLIED.
+    Unspecified = 0,
+    /// The push was applied.
+    Applied = 1,
+    /// It was applied, and is in the server's log on disk.
+    Logged = 2,
+}
+impl Ack {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "ACK_UNSPECIFIED",
+            Self::Applied => "ACK_APPLIED",
+            Self::Logged => "ACK_LOGGED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "ACK_UNSPECIFIED" => Some(Self::Unspecified),
+            "ACK_APPLIED" => Some(Self::Applied),
+            "ACK_LOGGED" => Some(Self::Logged),
             _ => None,
         }
     }

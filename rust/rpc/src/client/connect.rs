@@ -21,6 +21,16 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
+/// What a receipt means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ack {
+    /// The push was applied.
+    #[default]
+    Applied,
+    /// It was applied, and is in the server's log on disk.
+    Logged,
+}
+
 /// How to connect.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
@@ -38,6 +48,8 @@ pub struct ConnectOptions {
     pub tls: TlsFiles,
     /// The name that servers' certificates must have; `None` = the host of the server's address.
     pub tls_server_name: Option<String>,
+    /// What a receipt means; [`Ack::Logged`] needs servers that keep a log.
+    pub ack: Ack,
 }
 
 impl Default for ConnectOptions {
@@ -51,6 +63,7 @@ impl Default for ConnectOptions {
             spin: SPIN,
             tls: TlsFiles::default(),
             tls_server_name: None,
+            ack: Ack::Applied,
         }
     }
 }
@@ -91,6 +104,7 @@ fn check_local(address: &str, transport: Transport) -> Result<()> {
 struct Caller {
     name: String,
     tls: Option<ClientTls>,
+    ack: Ack,
     deadline: Instant,
 }
 
@@ -113,7 +127,7 @@ impl Client {
         addresses.iter().try_for_each(|address| check_local(address, options.transport))?;
         let tls = ClientTls::load(&options.tls, options.tls_server_name.as_deref())?;
         let driver = Driver::start(options.spin)?;
-        let caller = Caller { name: options.name.clone(), tls: tls.clone(), deadline };
+        let caller = Caller { name: options.name.clone(), tls: tls.clone(), ack: options.ack, deadline };
         let asked = addresses.to_vec();
         let met = driver.drive(async |_| meet_cluster(asked, caller).await);
         let met = met.inspect_err(|_| driver.end())?;
@@ -121,6 +135,7 @@ impl Client {
             process: Process::current(),
             client: random()?,
             name: options.name.clone(),
+            ack: options.ack,
             checksums: options.checksums,
             counters: Counters::default(),
             incarnations: AtomicU64::new(0),
@@ -241,14 +256,14 @@ async fn meet_all(addresses: Vec<String>, caller: &Caller) -> Result<Vec<Met>> {
 
 /// Says hello to one address, again until the deadline while nobody is there.
 async fn meet(address: &str, caller: Caller) -> Result<Met> {
-    let Caller { name, tls, deadline } = caller;
+    let Caller { name, tls, ack, deadline } = caller;
     let mut pause = Duration::from_millis(20);
     let mut last = None;
     let tls = tls.as_ref().filter(|_| local::path(address).is_none());
     let channel = control::channel(address, tls)?;
     loop {
         let client = random()?;
-        let hello = control::hello(channel.clone(), client, &name, false);
+        let hello = control::hello(channel.clone(), client, &name, false, ack);
         match tokio::time::timeout_at(deadline.into(), hello).await {
             Ok(Ok(hello)) => {
                 return Ok(Met { address: address.to_owned(), channel, client, hello });

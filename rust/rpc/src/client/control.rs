@@ -1,7 +1,9 @@
 //! Control calls: each within its caller's deadline, repeated while the connection fails (all of them may be).
 
+use super::connect::Ack;
 use super::link::Link;
 use super::session::jitter;
+use crate::control::CAN_LOG;
 use crate::convert;
 use crate::local;
 use crate::tls::{self, ClientTls};
@@ -49,17 +51,24 @@ pub(super) async fn hello(
     client: u64,
     name: &str,
     renew: bool,
+    ack: Ack,
 ) -> Result<pb::HelloResponse> {
     let request = pb::HelloRequest {
         protocol_minor: fastps_proto::PROTOCOL_MINOR,
         client,
         name: name.to_owned(),
         renew,
+        ack: if ack == Ack::Logged { pb::Ack::Logged } else { pb::Ack::Applied }.into(),
     };
-    match ControlClient::new(channel).hello(request).await {
-        Ok(answer) => Ok(answer.into_inner()),
-        Err(status) => Err(convert::error_from_status(&status)),
+    let answer = ControlClient::new(channel).hello(request).await;
+    let answer = answer.map_err(|status| convert::error_from_status(&status))?.into_inner();
+    // An older server does not know the question.
+    if ack == Ack::Logged && !answer.capabilities.iter().any(|can| can == CAN_LOG) {
+        return Err(Error::new(Kind::Config, "the server keeps no log")
+            .shard(answer.shard)
+            .expected("a server with --data-dir, or ack=\"applied\"", "ack=\"logged\""));
     }
+    Ok(answer)
 }
 
 /// Makes a call, again while the connection fails, until the deadline. Errors name the shard.

@@ -273,12 +273,14 @@ impl Link {
         queue.wake();
     }
 
-    /// The server's incarnation as a hello told it; another one than before means that it has forgotten everything.
+    /// The server's incarnation as a hello told it. Another one than before has a map of its own. It may have recovered what
+    /// the former one knew of this client: then it has renewed the client's session, and what was sent is sent again, under its
+    /// identity.
     pub(super) fn met(&self, server: u64) {
-        let mut queue = lock(&self.queue);
-        if std::mem::replace(&mut queue.server, server) != server {
+        if std::mem::replace(&mut lock(&self.queue).server, server) != server {
             self.shared.map_is_stale.store(true, Ordering::Release);
-            self.forget_sent(queue);
+            // Changes that were told may be gone, so nothing is known of what lies between.
+            self.shared.incarnations.fetch_add(1, Ordering::AcqRel);
         }
     }
 

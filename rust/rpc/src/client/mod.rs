@@ -26,7 +26,7 @@ mod stream;
 mod verbs;
 mod way;
 
-pub use connect::ConnectOptions;
+pub use connect::{Ack, ConnectOptions};
 pub(crate) use control::channel;
 pub use way::Transport;
 
@@ -68,6 +68,7 @@ pub(crate) struct Shared {
     process: Process,
     client: u64,
     name: String,
+    ack: Ack,
     checksums: Option<bool>,
     counters: Counters,
     /// How often a link had to take a new incarnation.

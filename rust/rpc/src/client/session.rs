@@ -83,7 +83,8 @@ async fn open(link: &Arc<Link>) -> Result<(u64, Stream)> {
 }
 
 async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
-    let answer = control::hello(link.channel()?, link.client(), &link.shared.name, renew).await?;
+    let answer =
+        control::hello(link.channel()?, link.client(), &link.shared.name, renew, link.shared.ack).await?;
     if answer.shard != link.shard() {
         return Err(Error::new(Kind::Connection, format!("{} serves another shard now", link.address))
             .expected(link.shard(), answer.shard));

@@ -1,0 +1,376 @@
+//! Servers that keep what they hold: killed at any moment and started again, with clients that go on.
+
+use crate::ledger::{PATIENT, floats, gradient, until};
+use fastps_core::codec::Codec;
+use fastps_core::dtype::{DType, View};
+use fastps_core::error::Kind;
+use fastps_core::isa::Isa;
+use fastps_core::optim::{Adam, Optimizer, Sgd};
+use fastps_core::shard::{Shard, ShardConfig};
+use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use fastps_core::verbs::{Fate, InDoubt, ParameterServer, PushError, PushOptions};
+use fastps_durable::{Generation, Journal, Settings};
+use fastps_rpc::client::{Ack, Client, ConnectOptions};
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const SLICE: usize = 258_048;
+
+/// A folder that goes with its owner.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let (process, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(format!("fastps-served-{process}-{next}"));
+        let _ = std::fs::remove_dir_all(&path);
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A server in a process of its own, at the same addresses whenever it is started.
+struct Served {
+    folder: Folder,
+    port: u16,
+    shards: u16,
+    child: Option<Child>,
+}
+
+impl Served {
+    fn new(shards: u16) -> Self {
+        let free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+        let port = (0..100).find_map(|_| {
+            let port = TcpListener::bind("127.0.0.1:0").ok()?.local_addr().ok()?.port();
+            (1..shards).all(|k| free(port.saturating_add(k))).then_some(port)
+        });
+        Self { folder: Folder::new(), port: port.unwrap(), shards, child: None }
+    }
+
+    fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Starts it, and waits until it says that it is ready; `shell` runs before.
+    fn start_after(&mut self, shell: &str, more: &[&str]) {
+        let begin = Instant::now();
+        loop {
+            let mut command = Command::new("sh");
+            command.arg("-c").arg(format!("{shell} exec \"$0\" \"$@\""));
+            command.arg(env!("CARGO_BIN_EXE_fastps-server"));
+            command.args(["--listen", &self.address(), "--shards", &self.shards.to_string()]);
+            command.arg("--data-dir").arg(&self.folder.0).args(more);
+            command.stdout(Stdio::piped()).env("FASTPS_LOG", "off");
+            let mut child = command.spawn().unwrap();
+            let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+            let ready = (0..self.shards).all(|_| lines.next().is_some_and(|line| line.is_ok()));
+            self.child = Some(child);
+            if ready {
+                return;
+            }
+            // Some other test may have had the port for a moment.
+            assert!(begin.elapsed() < PATIENT, "the server does not start");
+            self.wait();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn start(&mut self) {
+        self.start_after("", &[]);
+    }
+
+    fn kill(&mut self) {
+        self.child.as_mut().unwrap().kill().unwrap();
+        self.wait();
+    }
+
+    fn terminate(&mut self) {
+        let id = self.child.as_ref().unwrap().id() as i32;
+        let pid = rustix::process::Pid::from_raw(id).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.wait();
+    }
+
+    fn wait(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.wait().unwrap();
+        }
+    }
+
+    fn connect(&self, ack: Ack) -> Arc<Client> {
+        let options = ConnectOptions { timeout: PATIENT, ack, ..ConnectOptions::default() };
+        Client::connect(&[self.address()], options).unwrap()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn register(ps: &Client, name: &str, elements: usize, apply: Apply, optimizer: Optimizer, value: f32) {
+    let (dtype, group) = (DType::Float32, "default".into());
+    let spec = TensorSpec { name: name.into(), shape: vec![elements as u64], dtype, apply, group, optimizer };
+    ps.register(spec, View::Float32(&vec![value; elements]), PATIENT).unwrap();
+}
+
+fn sgd() -> Optimizer {
+    Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() })
+}
+
+fn options(timeout: Duration) -> PushOptions {
+    PushOptions {
+        codec: Codec::Float32,
+        lr: None,
+        scale: None,
+        based_on: None,
+        feedback: None,
+        check_finite: true,
+        timeout,
+    }
+}
+
+fn pull(ps: &Client, name: &str) -> Vec<f32> {
+    let ticket = ps.pull_async(vec![name.into()], PATIENT).unwrap();
+    floats(ticket.wait(2 * PATIENT).unwrap().unwrap().values.remove(0))
+}
+
+/// Pushes -1 until told to stop; counts per slice what was applied, also what was in doubt for a while.
+fn push_on(ps: &Client, name: &str, elements: usize, timeout: Duration, stop: &AtomicBool) -> Vec<u64> {
+    let slices = elements.div_ceil(SLICE);
+    let mut counts = vec![0; slices];
+    let mut doubts: Vec<Arc<dyn InDoubt>> = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        match ps.push(&[gradient(name, vec![-1.0; elements])], &options(timeout)) {
+            Ok(_) => counts.iter_mut().for_each(|count| *count += 1),
+            Err(PushError::Refused(error)) => {
+                assert!(
+                    matches!(error.kind, Kind::Deadline | Kind::Connection | Kind::Unavailable),
+                    "{error}"
+                );
+            }
+            Err(PushError::Partial(partial)) => {
+                for (_, elements, _) in &partial.applied {
+                    counts[elements.start / SLICE] += 1;
+                }
+                assert!(partial.receipts.is_empty(), "one tensor, and not whole");
+                doubts.extend(partial.in_doubt);
+            }
+        }
+    }
+    for doubt in doubts {
+        match doubt.result(PATIENT).unwrap() {
+            Fate::Applied { .. } => counts[doubt.elements().start / SLICE] += 1,
+            Fate::Fenced => {}
+            Fate::Unknown => panic!("a server that remembers can tell"),
+        }
+    }
+    counts
+}
+
+#[test]
+fn logged_pushes_survive_kills_to_the_last_one() {
+    let mut served = Served::new(2);
+    served.start_after("", &["--snapshot-every", "1"]);
+    let first = served.connect(Ack::Logged);
+    let (big, small) = (2 * SLICE + 5, 10);
+    register(&first, "big", big, Apply::Exact, sgd(), 0.0);
+    register(&first, "small", small, Apply::Exact, sgd(), 0.0);
+    let clients: Vec<_> = (0..3).map(|_| served.connect(Ack::Logged)).collect();
+    let stop = AtomicBool::new(false);
+    let (big_counts, small_counts) = std::thread::scope(|scope| {
+        let stop = &stop;
+        let pushers: Vec<_> = clients
+            .iter()
+            .enumerate()
+            .map(|(k, client)| {
+                // One gives up soon, and asks later what became of it.
+                let (name, n) = if k == 0 { ("big", big) } else { ("small", small) };
+                let timeout = if k == 2 { Duration::from_millis(30) } else { PATIENT };
+                scope.spawn(move || push_on(client, name, n, timeout, stop))
+            })
+            .collect();
+        for pause in [230, 90, 410, 20, 640] {
+            std::thread::sleep(Duration::from_millis(pause));
+            served.kill();
+            served.start_after("", &["--snapshot-every", "1"]);
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        stop.store(true, Ordering::Relaxed);
+        let mut counts = pushers.into_iter().map(|pusher| pusher.join().unwrap());
+        let big = counts.next().unwrap();
+        (big, counts.map(|counts| counts[0]).sum::<u64>())
+    });
+    for _ in 0..2 {
+        let pulled = pull(&first, "big");
+        for (slice, count) in pulled.chunks(SLICE).zip(&big_counts) {
+            assert!(slice.iter().all(|x| *x == *count as f32), "{} {count}", slice[0]);
+        }
+        assert_eq!(pull(&first, "small"), vec![small_counts as f32; small]);
+        assert!(big_counts[0] > 5 && small_counts > 50, "{big_counts:?} {small_counts}");
+        served.kill();
+        served.start();
+    }
+}
+
+/// What a shard's files say, read beside the server.
+fn value_on_disk(path: &Path) -> f32 {
+    let settings = Settings { path: path.to_owned(), shard: 0, shards: 1, keep: 2, accept_loss: false };
+    let journal = Journal::open(settings).unwrap();
+    let shard = Shard::new(ShardConfig::new(0, 1 << 30, Isa::get().unwrap()));
+    journal.recover(&shard).unwrap();
+    let slice = journal.catalog().slices().next().unwrap().0;
+    let values = shard.pull(1, SliceId(slice)).unwrap();
+    f32::from_le_bytes(values.as_ref()[..4].try_into().unwrap())
+}
+
+#[test]
+fn applied_pushes_come_back_as_far_as_the_log_has_them() {
+    let mut served = Served::new(1);
+    served.start();
+    let mut pushed = 0.0;
+    for round in 0..3 {
+        // A client of its own: nothing of it is under way when the server goes.
+        let client = served.connect(Ack::Applied);
+        if round == 0 {
+            register(&client, "w", 100, Apply::Exact, sgd(), 0.0);
+        }
+        let before = pull(&client, "w")[0];
+        for _ in 0..300 {
+            client.push(&[gradient("w", vec![-1.0; 100])], &options(PATIENT)).unwrap();
+        }
+        drop(client);
+        pushed += 300.0;
+        served.kill();
+        let kept = value_on_disk(&served.folder.0.join("shard-0"));
+        assert!(before <= kept && kept <= pushed, "{before} {kept} {pushed}");
+        served.start();
+        assert_eq!(pull(&served.connect(Ack::Applied), "w"), vec![kept; 100]);
+    }
+}
+
+#[test]
+fn what_a_stopped_server_had_is_there_again() {
+    let mut served = Served::new(2);
+    served.start();
+    let client = served.connect(Ack::Applied);
+    let n = SLICE + 9;
+    register(&client, "adam", n, Apply::Exact, Optimizer::Adam(Adam::default()), 0.5);
+    register(&client, "racing", n, Apply::Hogwild, sgd(), 0.25);
+    register(&client, "gone", 5, Apply::Exact, sgd(), 1.0);
+    client.unregister("gone", PATIENT).unwrap();
+    // Killed: of a racing tensor the values that it was given come back.
+    served.kill();
+    served.start();
+    assert_eq!(pull(&client, "racing"), vec![0.25; n]);
+    for name in ["adam", "racing"] {
+        client.push(&[gradient(name, vec![-1.0; n])], &options(PATIENT)).unwrap();
+    }
+    let before =
+        (pull(&client, "adam"), client.state("adam", PATIENT).unwrap(), client.names(PATIENT).unwrap());
+    served.terminate();
+    for shard in 0..2 {
+        let path = served.folder.0.join(format!("shard-{shard}"));
+        Generation::list(&path).unwrap()[0].as_ref().unwrap().verify().unwrap();
+    }
+    served.start();
+    // The client goes on by itself; its identities go on, too.
+    let after =
+        (pull(&client, "adam"), client.state("adam", PATIENT).unwrap(), client.names(PATIENT).unwrap());
+    assert_eq!(before, after);
+    assert_eq!(pull(&client, "racing"), vec![1.25; n]);
+    let receipts = client.push(&[gradient("adam", vec![-1.0; n])], &options(PATIENT)).unwrap();
+    assert!(!receipts[0].duplicate);
+    // It is the same tensor, and another one of its name is refused.
+    register(&client, "adam", n, Apply::Exact, Optimizer::Adam(Adam::default()), 0.0);
+    register(&client, "gone", 7, Apply::Exact, sgd(), 2.0);
+    assert_eq!(pull(&client, "gone"), [2.0; 7]);
+}
+
+#[test]
+fn a_file_that_cannot_grow_is_told_and_survived() {
+    let mut served = Served::new(1);
+    // 512 KiB a file: the log breaks, and a snapshot makes up for it.
+    served.start_after("trap '' XFSZ; ulimit -f 1024;", &[]);
+    let client = served.connect(Ack::Logged);
+    register(&client, "w", 1000, Apply::Exact, sgd(), 0.0);
+    let push = |client: &Client| client.push(&[gradient("w", vec![-1.0; 1000])], &options(PATIENT));
+    let (stop, count) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let (logged, applied) = (served.connect(Ack::Logged), served.connect(Ack::Applied));
+        let (stop, count) = (&stop, &count);
+        // The first fills the log, and waits for the snapshot with the push that finds it full.
+        scope.spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                count.fetch_add(u64::from(push(&logged).is_ok()), Ordering::Relaxed);
+            }
+        });
+        let (mut refused, mut after) = (0, 0);
+        let begin = Instant::now();
+        while after < 20 && begin.elapsed() < PATIENT {
+            match push(&client) {
+                Ok(_) => {
+                    count.fetch_add(1, Ordering::Relaxed);
+                    after += u32::from(refused > 0);
+                }
+                Err(PushError::Refused(error)) => {
+                    assert!(error.kind == Kind::Unavailable && error.message.contains("log"), "{error}");
+                    refused += 1;
+                    // Who does not ask for the log goes on.
+                    push(&applied).unwrap();
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(other) => panic!("{other:?}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(refused > 0 && after == 20, "{refused} {after}");
+    });
+    let count = count.load(Ordering::Relaxed) as f32;
+    assert_eq!(pull(&client, "w"), vec![count; 1000]);
+    served.kill();
+    served.start();
+    assert_eq!(pull(&client, "w"), vec![count; 1000]);
+}
+
+#[test]
+fn what_cannot_be_promised_is_refused() {
+    let cluster = crate::cluster::Cluster::start(1);
+    let options = ConnectOptions { timeout: PATIENT, ack: Ack::Logged, ..ConnectOptions::default() };
+    let error = Client::connect(&cluster.addresses(), options).unwrap_err();
+    assert!(error.kind == Kind::Config && error.message.contains("log"), "{error}");
+    let mut served = Served::new(1);
+    served.start();
+    let mut second = Command::new(env!("CARGO_BIN_EXE_fastps-server"));
+    second.args(["--listen", "127.0.0.1:0", "--data-dir"]).arg(&served.folder.0);
+    let output = second.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("another server (process"), "{said}");
+    // Without its files it is another server: nothing of the client is known, and the client is told so.
+    let client = served.connect(Ack::Applied);
+    register(&client, "w", 3, Apply::Exact, sgd(), 1.0);
+    served.kill();
+    std::fs::remove_dir_all(&served.folder.0).unwrap();
+    served.start();
+    until("the client learns that the tensor is gone", || {
+        client
+            .push(&[gradient("w", vec![-1.0; 3])], &crate::durable::options(Duration::from_secs(5)))
+            .is_err()
+    });
+}
