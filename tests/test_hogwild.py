@@ -408,8 +408,7 @@ def test_two_estimators_train_one_model(store):
     assert np.array_equal(models[1].coef_, other.pull("coef_"))
     assert other.spec("coef_").shape == (3, X.shape[1])
     ones = [
-        HogwildClassifier(**settings, random_state=0).fit(X[half], y[half]).score(X, y)
-        for half in halves
+        HogwildClassifier(**settings, random_state=0).fit(X[half], y[half]).score(X, y) for half in halves
     ]
     assert models[1].score(X, y) > max(ones) - 0.02
 
