@@ -115,7 +115,7 @@ fn perform(shard: &Shard, spec: &TensorSpec, sequences: &mut [u64; 4], deed: &De
     let repeats = deed.what == 1 && *sequence > 0;
     *sequence += u64::from(!repeats);
     let slots = spec.optimizer.slots().len();
-    let sparse = deed.what % 3 == 0 && spec.optimizer.check_sparse().is_ok() && !repeats;
+    let sparse = deed.what.is_multiple_of(3) && spec.optimizer.check_sparse().is_ok() && !repeats;
     let (action, codec, n, rows) = match deed.what {
         2 => (Action::Assign, Codec::Float32, ROWS * WIDTH, None),
         3 if slots > 0 => {
@@ -232,8 +232,8 @@ fn every_optimizer_is_repeated() {
             what: (i % 16) as u8,
             codec: i as usize % 4,
             seed: i.wrapping_mul(0x9E37_79B9) ^ k as u32,
-            lr: (i % 4 == 0).then_some(0.05),
-            scale: (i % 5 == 0).then_some(0.5),
+            lr: i.is_multiple_of(4).then_some(0.05),
+            scale: i.is_multiple_of(5).then_some(0.5),
         };
         check(optimizer, &(0..250).map(deed).collect::<Vec<_>>(), 120);
     }
