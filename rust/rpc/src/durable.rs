@@ -14,6 +14,8 @@ use tokio::sync::oneshot;
 
 /// Snapshots that are kept.
 const KEEP: usize = 2;
+/// The shortest time between two snapshots that may be asked for.
+const SOONEST: Duration = Duration::from_millis(100);
 /// How soon a snapshot is tried again after it failed, or to close a hole in the log.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -25,6 +27,10 @@ impl Files {
     /// Takes the shard's folder, if the server was told of a directory.
     pub(crate) fn open(config: &ServerConfig, shard: u32, shards: usize) -> Result<Self> {
         let Some(path) = &config.data_dir else { return Ok(Self(None)) };
+        if config.snapshot_every < SOONEST {
+            return Err(Error::new(Kind::Config, "snapshots would follow each other too soon")
+                .expected(format!("at least {SOONEST:?}"), format!("{:?}", config.snapshot_every)));
+        }
         if config.sink.is_some() {
             return Err(Error::new(Kind::Config, "with a data directory, records have no other sink"));
         }
