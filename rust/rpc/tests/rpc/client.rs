@@ -480,7 +480,7 @@ fn assert_unknown(push: &dyn Ticket<Pushed>, slices: usize) {
 
 #[test]
 fn a_lost_lease_makes_the_unanswered_unknown_and_the_rest_go_on() {
-    let mut world = World::start(|config| config.lease = Duration::from_secs(1));
+    let mut world = World::start(|config| config.lease = Duration::from_secs(2));
     let pushes = world.unanswered(|_| true, TIMEOUT);
     world.proxies.set_down(true);
     let expired = |shard: usize| world.cluster().counter(shard, "sessions_expired");

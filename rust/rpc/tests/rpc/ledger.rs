@@ -12,6 +12,7 @@ use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::verbs::{Gradient, ParameterServer, PushOptions};
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
@@ -196,5 +197,14 @@ pub(crate) fn until(what: &str, condition: impl Fn() -> bool) {
     while !condition() {
         assert!(begin.elapsed() < PATIENT, "it does not come: {what}");
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Is set when this goes, so that a test that fails does not wait for threads that wait for it.
+pub(crate) struct AtTheEnd<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for AtTheEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
     }
 }

@@ -361,7 +361,7 @@ async fn a_held_push_that_does_not_fit_is_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn all_is_given_back_when_the_clients_have_left() {
-    let server = start(|config| config.lease = Duration::from_millis(300));
+    let server = start(|config| config.lease = Duration::from_secs(2));
     assert_eq!(counter(&server, "memory_used"), 0);
     let mut owner = Peer::connect(&server, 1).await;
     let mut stream = owner.exchange().await.unwrap();

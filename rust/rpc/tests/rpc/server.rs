@@ -193,7 +193,7 @@ async fn state_travels_both_ways() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_silent_client_loses_its_session() {
-    let lease = Duration::from_millis(600);
+    let lease = Duration::from_secs(2);
     let mut world = World::start(ServerConfig { lease, ..config() }).await;
     world.push(0, 1).await;
     world.push(1, 1).await;
@@ -245,7 +245,7 @@ async fn a_silent_client_loses_its_session() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_registration_is_waited_for_and_taken_over() {
     const LATE: &str = "adam 1 big";
-    let reservation_lease = Duration::from_millis(500);
+    let reservation_lease = Duration::from_secs(2);
     let config = ServerConfig { reservation_lease, ..config() };
     let mut world = World::start_without(config, Some(LATE)).await;
     let late = Tensor::named(LATE);

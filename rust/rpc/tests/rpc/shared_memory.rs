@@ -3,11 +3,14 @@
 #![cfg(target_os = "linux")]
 
 use crate::cluster::Cluster;
+use crate::ledger::AtTheEnd;
+use crate::stubs::{CLIENT, Shard, timed};
 use fastps_core::codec::Codec;
 use fastps_core::dtype::{DType, View};
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::verbs::{Fate, Gradient, ParameterServer, PushError, PushOptions};
+use fastps_proto::v1 as pb;
 use fastps_rpc::client::{Client, ConnectOptions, Transport};
 use rustix::net::{Shutdown, SocketAddrUnix, getpeername, shutdown};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
@@ -91,28 +94,37 @@ fn push_and_enter(client: &Client, timeout: Duration, ledger: &Ledger) -> usize 
     doubts
 }
 
-/// The ends of this process's connections to Unix sockets of servers.
-fn sockets() -> Vec<OwnedFd> {
+/// The name of a server's Unix socket.
+fn socket_name(address: &str) -> String {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let hello = pb::HelloRequest { client: CLIENT, ..Default::default() };
+    let answer =
+        runtime.block_on(async { Shard::connect(address, CLIENT).await.control.hello(timed(hello)).await });
+    format!("fastps-{:016x}", answer.unwrap().into_inner().server)
+}
+
+/// The ends of this process's connections to the Unix socket of this name.
+fn sockets(name: &str) -> Vec<OwnedFd> {
     let this = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
     let numbers = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let files = numbers.filter_map(|number| pidfd_getfd(&this, number, PidfdGetfdFlags::empty()).ok());
     let is_ours = |file: &OwnedFd| {
         let peer = getpeername(file).ok().and_then(|peer| SocketAddrUnix::try_from(peer?).ok());
-        peer.is_some_and(|peer| peer.abstract_name().is_some_and(|name| name.starts_with(b"fastps-")))
+        peer.is_some_and(|peer| peer.abstract_name() == Some(name.as_bytes()))
     };
     files.filter(is_ours).collect()
 }
 
-/// Cuts one connection after the other, after pauses of all lengths, until told to stop. Gives how many.
-fn cut(stop: &AtomicBool) -> u32 {
+/// Cuts one connection to this socket after the other, after pauses of all lengths, until told to stop. Gives how many.
+fn cut(name: &str, stop: &AtomicBool) -> u32 {
     let (mut cuts, mut random) = (0, 0x1234_5678_u64);
     while !stop.load(Ordering::Relaxed) {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
         std::thread::sleep(Duration::from_micros(1 << (random % 16)));
-        let sockets = sockets();
+        let sockets = sockets(name);
         if let Some(socket) = sockets.get(random as usize / 16 % sockets.len().max(1)) {
             cuts += u32::from(shutdown(socket, Shutdown::Both).is_ok());
         }
@@ -128,9 +140,11 @@ fn every_push_counts_once_whatever_is_cut() {
     let clients: Vec<_> = (0..2).map(|_| connect(address, Transport::Shm, PATIENT).unwrap()).collect();
     (0..SIZES.len()).for_each(|k| register(&clients[0], k));
     let (ledger, stop) = (Ledger::default(), AtomicBool::new(false));
+    let socket = socket_name(address);
     let begin = Instant::now();
     let (cuts, rounds, doubts) = std::thread::scope(|scope| {
-        let cutter = scope.spawn(|| cut(&stop));
+        let cutter = scope.spawn(|| cut(&socket, &stop));
+        let end = AtTheEnd(&stop);
         let pushers: Vec<_> = clients
             .iter()
             .map(|client| {
@@ -152,7 +166,7 @@ fn every_push_counts_once_whatever_is_cut() {
             .collect();
         let sums = pushers.into_iter().map(|pusher| pusher.join().unwrap());
         let (rounds, doubts) = sums.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        stop.store(true, Ordering::Relaxed);
+        drop(end);
         (cutter.join().unwrap(), rounds, doubts)
     });
     let ledger = ledger.into_inner().unwrap();
@@ -228,6 +242,7 @@ fn a_slow_reader_slows_only_itself() {
             slow.pull(&["w".into()], PATIENT, &mut take).unwrap();
             assert_eq!(slices, SLICES);
         });
+        let end = AtTheEnd(&go_on);
         let begin = Instant::now();
         while !stalled.load(Ordering::Acquire) {
             assert!(begin.elapsed() < PATIENT, "no value came");
@@ -243,7 +258,7 @@ fn a_slow_reader_slows_only_itself() {
         let taken = cluster.counter(0, "memory_used").saturating_sub(used);
         assert!(taken <= 32 << 20, "{taken} bytes more for a client that does not read");
         assert!(!reader.is_finished());
-        go_on.store(true, Ordering::Release);
+        drop(end);
         reader.join().unwrap();
     });
     assert_eq!(cluster.counter(0, "streams_reset"), 0);
