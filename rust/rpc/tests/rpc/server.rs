@@ -370,7 +370,7 @@ async fn seal_both(shards: &mut [Shard; 2], spec: &pb::TensorSpec) -> pb::Regist
 }
 
 /// A lease that runs out within the test, but not while a busy machine renews it.
-const SHORT: Duration = Duration::from_secs(1);
+const SHORT: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn what_is_sealed_and_never_committed_is_freed_and_what_is_committed_stays() {
