@@ -78,6 +78,12 @@ impl Shard {
         slices: &[(SliceId, usize)],
     ) -> Result<()> {
         spec.validate()?;
+        if let Some((_, index)) = slices.iter().find(|(_, index)| *index >= spec.slice_count()) {
+            return Err(Error::new(Kind::Config, "the tensor has no such slice")
+                .tensor(spec.name.clone())
+                .shard(self.index())
+                .expected(format!("an index below {}", spec.slice_count()), index));
+        }
         let mut charge = self.take_memory(spec, slices.iter().map(|(_, index)| *index))?;
         let whole = |(_, index): &&(SliceId, usize)| spec.slice_range(*index).len() == spec.dtype.slice_len();
         let mut pieces = Slice::pieces(spec, slices.iter().filter(whole).count());

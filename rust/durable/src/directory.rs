@@ -2,8 +2,9 @@
 
 use fastps_core::error::{Error, Kind, Result};
 use rustix::fs::FlockOperation;
-use std::fs::{File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -41,7 +42,9 @@ pub(crate) fn sync_directory(path: &Path) -> Result<()> {
 impl Directory {
     /// Makes it if need be, and takes its lock.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        std::fs::create_dir_all(path).map_err(|error| failed("make", path, &error))?;
+        // What a model has learned is its owner's.
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+        made.map_err(|error| failed("make", path, &error))?;
         let name = path.join("lock");
         let fail = |error: &std::io::Error| failed("lock", &name, error);
         let mut options = OpenOptions::new();
@@ -143,7 +146,8 @@ fn numbered(names: &[String], prefix: &str) -> Vec<u64> {
         let digits = name.strip_prefix(prefix)?;
         digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
     };
-    let mut numbers: Vec<u64> = names.iter().filter_map(number).collect();
+    // There is always a next one.
+    let mut numbers: Vec<u64> = names.iter().filter_map(number).filter(|number| *number < 1 << 62).collect();
     numbers.sort_unstable();
     numbers
 }

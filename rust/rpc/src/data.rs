@@ -108,7 +108,6 @@ impl Exchange {
         loop {
             let next = async {
                 let permit = answers.clone().reserve_owned().await.ok()?;
-                self.node.files.room().await;
                 let frame = frames.next().await;
                 Some((Place::new(permit, &self.peer.room), frame))
             };
@@ -141,6 +140,9 @@ impl Exchange {
                     request.verb,
                     Verb::Pull | Verb::PullParts(_) | Verb::PullState | Verb::PullVersion
                 );
+                if !reads {
+                    self.node.files.room().await;
+                }
                 let journal = self.node.files.journal().filter(|_| logged && !reads);
                 self.perform(&request, place.after(journal)).await;
             }

@@ -90,9 +90,9 @@ impl Files {
         }
     }
 
-    /// Waits while too much waits to be written.
+    /// Waits while too much waits to be written: whoever goes on adds one message.
     pub(crate) async fn room(&self) {
-        if let Some(journal) = self.0.as_ref().filter(|journal| journal.is_full()) {
+        while let Some(journal) = self.0.as_ref().filter(|journal| journal.is_full()) {
             let (told, heard) = oneshot::channel();
             journal.when_room(move || tell(told));
             let _ = heard.await;

@@ -83,6 +83,13 @@ impl Map {
     /// Goes on with the tensors of an earlier process, and notes what changes from here on.
     pub(crate) fn restore(mut self, tensors: BTreeMap<u64, Holding>, files: Files) -> Result<Self> {
         for (reservation, Holding { spec, group, slices, shards }) in tensors {
+            spec.validate()?;
+            if slices.len() != spec.slice_count() || shards.len() != slices.len() {
+                let error = Error::new(Kind::Config, "the data directory has a tensor without a place");
+                return Err(error
+                    .tensor(spec.name.clone())
+                    .expected(format!("{} slices", spec.slice_count()), slices.len()));
+            }
             for (range, shard) in spec.slices().zip(&shards) {
                 let (size, name) = (self.load.len(), spec.name.clone());
                 let load = self.load.get_mut(*shard as usize).ok_or_else(|| {

@@ -4,7 +4,7 @@
 use super::exact::ExactMemory;
 use super::{Memory, Slice, Snapshot};
 use crate::error::{Error, Kind, Result};
-use crate::frame::{Action, Identity, Push};
+use crate::frame::{Action, Identity, MAX_STEP, Push};
 use crate::identity::{Outcome, Remembered, Seen};
 use crate::record::Record;
 
@@ -51,6 +51,12 @@ impl Slice {
                 format!("{} and {}", values.len(), state.len()),
             );
             return Err(self.name(error));
+        }
+        let Standing { version, step, assigns, clients } = standing;
+        let counts = [version, step, assigns].into_iter().chain(clients.iter().map(|client| &client.own));
+        if let Some(count) = counts.into_iter().find(|count| **count > MAX_STEP) {
+            let error = Error::new(Kind::Internal, "the image has a count that nobody reaches");
+            return Err(self.name(error.expected("at most 2^53", count)));
         }
         let restored = match &self.memory {
             Memory::Exact(memory) => memory.lock().restore(self, standing, values, state),
