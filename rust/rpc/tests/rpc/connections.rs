@@ -57,16 +57,13 @@ fn options() -> PushOptions {
 }
 
 /// Steps of a whole slice on a tensor of its own; how many.
-fn work(client: &Client, name: &str, time: Duration) -> u32 {
+fn work(client: &Client, name: &str) {
     register(client, name, SLICE as usize, Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }));
     let ones = [gradient(name, vec![-1.0; SLICE as usize])];
-    let (begin, mut steps) = (Instant::now(), 0);
-    while begin.elapsed() < time {
+    for _ in 0..100 {
         client.push(&ones, &options()).unwrap();
-        steps += 1;
     }
-    assert_eq!(pull(client, vec![name.into()])[0], vec![steps as f32; SLICE as usize]);
-    steps
+    assert_eq!(pull(client, vec![name.into()])[0], vec![100.0; SLICE as usize]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -82,7 +79,7 @@ async fn clients_at_rest_take_little_and_disturb_nobody() {
     let active =
         tokio::task::spawn_blocking(move || Client::connect(&addresses, options).unwrap()).await.unwrap();
     let client = active.clone();
-    let alone = tokio::task::spawn_blocking(move || work(&client, "alone", Duration::from_millis(500))).await;
+    tokio::task::spawn_blocking(move || work(&client, "alone")).await.unwrap();
     let (before, counted) = (server.resident(), shard.counter("memory_connections").await);
 
     let mut idle = Vec::new();
@@ -100,10 +97,8 @@ async fn clients_at_rest_take_little_and_disturb_nobody() {
     assert_eq!(shard.counter("connections").await, 2 * clients + 3);
     assert_eq!(shard.counter("connections_refused").await, 0);
     let client = active.clone();
-    let among = tokio::task::spawn_blocking(move || work(&client, "among", Duration::from_millis(500))).await;
-    let (alone, among) = (alone.unwrap(), among.unwrap());
-    println!("{alone} steps alone, {among} among them");
-    assert!(4 * among > alone, "{alone} steps alone, {among} among clients at rest");
+    // How fast that is, benchmarks/connections.py measures.
+    tokio::task::spawn_blocking(move || work(&client, "among")).await.unwrap();
 
     // Some begin to work, one after the other, and rest again.
     for (n, (_, _, sending, answers)) in idle.iter_mut().take(4).enumerate() {
