@@ -8,8 +8,12 @@ from fastps._types import Array, File
 from fastps.codecs import Codec
 from fastps.optim import Optimizer
 
-# codec, lr, scale, based_on, timeout
-_How: TypeAlias = tuple[Codec | None, float | None, float | None, Versions | None, float | None]
+# delay_adaptive, max_staleness, reject, momentum_matching
+_Correction: TypeAlias = tuple[bool, int | None, bool, bool]
+# codec, lr, scale, based_on, timeout, correction
+_How: TypeAlias = tuple[
+    Codec | None, float | None, float | None, Versions | None, float | None, _Correction | None
+]
 
 __all__ = [
     "BoundList",

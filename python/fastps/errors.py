@@ -29,6 +29,7 @@ __all__ = [
     "PermissionDeniedError",
     "ShapeError",
     "StaleEpochError",
+    "StalePush",
     "UnavailableError",
     "UnknownOutcomeError",
     "UnknownTensorError",
@@ -103,6 +104,10 @@ class CapacityError(FastpsError, MemoryError):
 
 class StaleEpochError(FastpsError):
     """The call was made for another epoch of the cluster's map."""
+
+
+class StalePush(FastpsError):  # noqa: N818
+    """The gradient is staler than its mode allows: it was refused, changed nothing and is not kept."""
 
 
 class LeaseError(FastpsError):

@@ -190,7 +190,7 @@ class ParameterServer:
         3
         """
         _check_gradient(name, grad)
-        how = (codec, lr, scale, based_on, timeout)
+        how = (codec, lr, scale, based_on, timeout, None)
         if isinstance(name, str):
             return self._native.push(name, grad, how)
         if type(name) is Bound:
@@ -226,7 +226,7 @@ class ParameterServer:
         2
         """
         _check_gradient(name, grad)
-        how = (codec, lr, scale, based_on, timeout)
+        how = (codec, lr, scale, based_on, timeout, None)
         if type(name) is Bound:
             return PushHandle(self._native.push_bound_async(name._native, how, True), None)
         if isinstance(name, str):
@@ -267,7 +267,7 @@ class ParameterServer:
         (array([-0.5, -0.5], dtype=float32), 2, 2)
         """
         _check_gradient(name, grad)
-        how = (codec, lr, scale, based_on, timeout)
+        how = (codec, lr, scale, based_on, timeout, None)
         if isinstance(name, str):
             into = None if out is None else {name: out}
             values, receipts, versions = self._native.push_pull({name: grad}, into, how)

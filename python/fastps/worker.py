@@ -259,7 +259,7 @@ class Worker:
         self._finish_push()
         self._settle(wait=False)
         index = self._filling
-        how = (None, None, None, self._base, None)
+        how = (None, None, None, self._base, None, None)
         # On an error that is raised at once the sum stays, and goes with the next push.
         flight = self._native.push_bound_async(self._lists[index], how, False)
         self._push = (index, flight)

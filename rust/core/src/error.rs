@@ -25,6 +25,8 @@ pub enum Kind {
     Capacity,
     /// The frame was made for another epoch of the cluster map.
     StaleEpoch,
+    /// The gradient is staler than its mode allows: refused, and counts as never seen.
+    StalePush,
     /// The client has no session here, or its lease ran out.
     Lease,
     /// The identity was fenced: the push was not applied and never will be.

@@ -1,6 +1,7 @@
 //! What travels to a slice and what comes back, after its lengths were checked once.
 
 use crate::codec::CodecId;
+use crate::correction::Correction;
 use crate::dtype::DType;
 use crate::error::{Error, Kind, Result};
 use crate::isa::Isa;
@@ -58,6 +59,10 @@ pub struct Push<'a> {
     pub lr: Option<f64>,
     /// Factor on the gradient.
     pub scale: Option<f32>,
+    /// Momentum in place of the optimizer's.
+    pub momentum: Option<f64>,
+    /// What its mode asks for where it is stale: decided by the slice, which puts the outcome into `scale` and `momentum`.
+    pub correction: Option<Correction>,
     /// Elements that the sender believes the slice to have; of a sparse push, those that its rows have in the slice.
     pub count: u64,
     /// The rows that a sparse gradient is for; `None`: it is for all elements.

@@ -44,6 +44,8 @@ const ENTRY_BYTES: u64 = ((WINDOW + 1) * size_of::<(u64, Outcome)>() + 2 * size_
 struct Client {
     /// Changes of the slice that were this client's.
     own: u64,
+    /// Those of them that were no gradients.
+    assigned: u64,
     /// Largest sequence that fell out of the window.
     forgotten: u64,
     /// Largest sequence noted: the window has none above it, so what is new is mostly known without a search.
@@ -99,7 +101,8 @@ impl Identities {
     /// Makes the entry of a client that has none.
     pub(crate) fn meet(&mut self, client: u64, meter: &Arc<Meter>) -> Result<()> {
         let charge = meter.take(Purpose::Identities, ENTRY_BYTES)?;
-        let entry = Client { own: 0, forgotten: 0, newest: 0, window: VecDeque::new(), _charge: charge };
+        let entry =
+            Client { own: 0, assigned: 0, forgotten: 0, newest: 0, window: VecDeque::new(), _charge: charge };
         self.clients.insert(client, entry);
         Ok(())
     }
@@ -192,6 +195,19 @@ impl Identities {
             Some((recent, own)) if recent == client => own,
             _ => self.clients.get(&client).map_or(0, |c| c.own),
         }
+    }
+
+    /// Notes that a client's latest change was no gradient.
+    pub(crate) fn note_assigned(&mut self, client: u64) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.assigned += 1;
+        }
+    }
+
+    /// Clients with a live lease that push gradients, this one included.
+    pub(crate) fn pushing(&self, this: u64) -> usize {
+        let others = self.clients.iter().filter(|(client, _)| **client != this);
+        1 + others.filter(|(client, entry)| self.own(**client) > entry.assigned).count()
     }
 
     /// Drops all that is known of a client.

@@ -9,6 +9,7 @@
 mod apply;
 pub mod block;
 pub mod codec;
+pub mod correction;
 pub mod directory;
 pub mod dtype;
 pub mod error;

@@ -1,6 +1,7 @@
 //! Policies decide when a push is applied. A push comes with a completion, so that a policy may hold it.
 
 use crate::codec::CodecId;
+use crate::correction::Correction;
 use crate::error::{Error, Result};
 use crate::frame::{Action, Applied, Base, Identity, Push};
 use crate::identity::{Completion, Outcome};
@@ -51,6 +52,7 @@ pub struct Held {
     base: Option<Base>,
     lr: Option<f64>,
     scale: Option<f32>,
+    correction: Option<Correction>,
     codec: CodecId,
     count: u64,
     indices: Option<Vec<u8>>,
@@ -75,6 +77,7 @@ impl Held {
             base: push.base,
             lr: push.lr,
             scale: push.scale,
+            correction: push.correction,
             codec: push.codec,
             count: push.count,
             indices: push.indices.map(|indices| indices.bytes().to_vec()),
@@ -103,6 +106,8 @@ impl Held {
             base: self.base,
             lr: self.lr,
             scale: self.scale,
+            momentum: None,
+            correction: self.correction,
             count: self.count,
             indices: self.indices.as_deref().map(Indices::new),
             codec: self.codec,

@@ -10,6 +10,7 @@ pub use image::{Image, Standing};
 pub use snapshot::Snapshot;
 
 use crate::apply::Touch;
+use crate::correction::Correction;
 use crate::directory::SharedTensor;
 use crate::error::{Error, Kind, Result};
 use crate::fault::fault;
@@ -233,12 +234,15 @@ impl Slice {
         let arrival = match &self.memory {
             Memory::Exact(memory) => {
                 let mut memory = memory.lock();
-                match self.arrive(&mut memory.identities, push, admission, later) {
+                let version = memory.version(0).0;
+                match self.arrive(&mut memory.identities, version, push, admission, later) {
                     Arrival::Apply => return Some(memory.change(self, push)),
                     arrival => arrival,
                 }
             }
-            Memory::Hogwild(memory) => self.arrive(&mut lock(&memory.identities), push, admission, later),
+            Memory::Hogwild(memory) => {
+                self.arrive(&mut lock(&memory.identities), memory.changed(), push, admission, later)
+            }
         };
         match (arrival, &self.memory) {
             (Arrival::Apply, Memory::Hogwild(memory)) => {
@@ -259,12 +263,17 @@ impl Slice {
     fn arrive(
         &self,
         identities: &mut Identities,
+        version: u64,
         push: &Push<'_>,
         admission: Admission,
         later: impl FnOnce() -> Completion,
     ) -> Arrival {
         let client = push.identity.client;
-        if push.once && matches!(admission, Admission::Apply) && identities.turn_to(client) {
+        if push.once
+            && push.correction.is_none()
+            && matches!(admission, Admission::Apply)
+            && identities.turn_to(client)
+        {
             return Arrival::Apply;
         }
         let seen = match identities.look_up(push.identity) {
@@ -293,7 +302,7 @@ impl Slice {
             }
             seen @ (Seen::Unmet | Seen::New) => {
                 let unmet = matches!(seen, Seen::Unmet);
-                match self.admitted(identities, unmet, push, admission) {
+                match self.admitted(identities, (version, unmet), push, admission) {
                     Ok(None) => Arrival::Apply,
                     Ok(Some(charge)) => Arrival::Hold(later(), charge),
                     Err(error) => {
@@ -310,10 +319,13 @@ impl Slice {
     fn admitted(
         &self,
         identities: &mut Identities,
-        unmet: bool,
+        (version, unmet): (u64, bool),
         push: &Push<'_>,
         admission: Admission,
     ) -> Result<Option<Charge>> {
+        if let Some(correction) = push.correction {
+            correction.check(next_staleness(push, version, identities))?;
+        }
         let charge = match admission {
             Admission::Apply => None,
             Admission::Hold => Some(self.meter.take(Purpose::Held, Held::memory_for(push))?),
@@ -385,6 +397,22 @@ impl Slice {
         }
     }
 
+    /// The push as it takes effect, after all that its mode asks for at this version.
+    #[cold]
+    fn corrected<'a>(
+        &self,
+        push: &Push<'a>,
+        correction: Correction,
+        version: u64,
+        identities: &Identities,
+    ) -> Push<'a> {
+        let clients = identities.pushing(push.identity.client);
+        let factor = correction.factor(next_staleness(push, version, identities), clients);
+        let scale = (f64::from(push.scale.unwrap_or(1.0)) * factor) as f32;
+        let momentum = correction.momentum(self.spec.optimizer.momentum(), clients);
+        Push { scale: Some(scale), momentum: Some(momentum), correction: None, ..*push }
+    }
+
     /// What a checked sparse push does.
     fn touch<'a>(&self, indices: Indices<'a>, push: &Push<'a>) -> Touch<'a> {
         let Push { codec, body, count, .. } = *push;
@@ -420,7 +448,7 @@ impl Slice {
             body: push.body,
             lr: self.lr(push),
             scale: applied.scale,
-            momentum: self.spec.optimizer.momentum(),
+            momentum: push.momentum.unwrap_or_else(|| self.spec.optimizer.momentum()),
         });
     }
 
@@ -570,6 +598,11 @@ impl Slice {
             Memory::Hogwild(memory) => lock(&memory.identities).len(),
         }
     }
+}
+
+/// The staleness of a push if it were applied at this version.
+fn next_staleness(push: &Push<'_>, version: u64, identities: &Identities) -> Option<u64> {
+    staleness(push.base, version + 1, identities.own(push.identity.client) + 1)
 }
 
 /// Changes by others between the base and this push (which is version `version` and the client's `own`-th).

@@ -167,6 +167,8 @@ impl UnderWay<'_> {
             base: None,
             lr: self.options.lr,
             scale: self.options.scale,
+            momentum: None,
+            correction: self.options.correction,
             count: slice.len() as u64,
             indices: None,
             codec,
@@ -526,8 +528,9 @@ impl Store {
             let result = self.push_part(push, (part, k), slice, codec, &body);
             if let (Some(guard), Some(feedback)) = (feedback.as_deref_mut(), &options.feedback) {
                 let (name, range) = (&slice.spec().name, slice.range());
-                match result {
+                match &result {
                     Some(Ok(_)) => {}
+                    Some(Err(error)) if error.kind == Kind::StalePush => {}
                     Some(Err(_)) => {
                         guard.give_back(self.shared.isa, name, range.start, codec, &body, range.len())?;
                     }
@@ -600,7 +603,9 @@ impl Store {
     ) -> Pushed {
         let mut residues: HashMap<usize, Residue> = held.residues.into_iter().collect();
         for (part, result) in held.late.map(|late| late.wait(timeout)).unwrap_or_default() {
-            if let (Some(residue), Err(_)) = (residues.remove(&part), &result) {
+            if let (Some(residue), Err(error)) = (residues.remove(&part), &result)
+                && error.kind != Kind::StalePush
+            {
                 residue.give_back()?;
             }
             results[part] = Some(result);
@@ -650,6 +655,8 @@ impl Store {
                 base: None,
                 lr: None,
                 scale: None,
+                momentum: None,
+                correction: None,
                 count: slice.len() as u64,
                 indices: None,
                 codec: CodecId::plain(tensor.spec.dtype),

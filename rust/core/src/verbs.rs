@@ -1,6 +1,7 @@
 //! The verbs that an in-process store and a cluster of servers have in common, and what they take and give.
 
 use crate::codec::{Codec, ErrorFeedback};
+use crate::correction::Correction;
 use crate::dtype::{Array, View};
 use crate::error::{Error, Result};
 use crate::frame::Applied;
@@ -113,7 +114,10 @@ pub struct PushOptions {
     pub scale: Option<f32>,
     /// What the gradients are based on: as an earlier pull of the same client returned it.
     pub based_on: Option<Arc<Versions>>,
-    /// Residuals; mandatory for [`Codec::OneBit`]. Content that a server refused or fenced is given back to them.
+    /// What is to become of gradients that are stale.
+    pub correction: Option<Correction>,
+    /// Residuals; mandatory for [`Codec::OneBit`]. Content that a server refused or fenced is given back to them, but not what was
+    /// too stale.
     pub feedback: Option<Arc<Mutex<ErrorFeedback>>>,
     /// Scan all values before anything is sent or changed.
     pub check_finite: bool,

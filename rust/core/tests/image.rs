@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use fastps_core::codec::{Codec, CodecId, Position};
+use fastps_core::correction::Correction;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
 use fastps_core::frame::{Action, Applied, Base, Identity, Push};
@@ -150,6 +151,13 @@ fn perform(shard: &Shard, spec: &TensorSpec, sequences: &mut [u64; 4], deed: &De
             .then_some(Base { version: version.saturating_sub(2), own: Some(own.saturating_sub(1)) }),
         lr: deed.lr.filter(|_| gradient),
         scale: deed.scale.filter(|_| gradient),
+        momentum: None,
+        correction: (gradient && deed.seed.is_multiple_of(2)).then_some(Correction {
+            delay_adaptive: true,
+            max_staleness: Some(u64::from(deed.seed % 3)),
+            reject: deed.seed.is_multiple_of(5),
+            momentum_matching: true,
+        }),
         count: if rows.is_some() { n } else { ROWS * WIDTH } as u64,
         indices: rows.as_deref().map(Indices::new),
         codec: codec.id(),
@@ -161,7 +169,7 @@ fn perform(shard: &Shard, spec: &TensorSpec, sequences: &mut [u64; 4], deed: &De
     let slice = shard.slice(ID).unwrap();
     match shard.push_to(&slice, &push, || panic!("nothing is held")) {
         Some(Ok(applied)) => outcome = Some(applied),
-        Some(Err(error)) => assert_eq!(error.kind, Kind::Fenced, "{error}"),
+        Some(Err(error)) => assert!(matches!(error.kind, Kind::Fenced | Kind::StalePush), "{error}"),
         None => panic!("nothing is held"),
     }
     outcome

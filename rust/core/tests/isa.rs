@@ -127,6 +127,8 @@ fn trained(
             base: None,
             lr: None,
             scale,
+            momentum: None,
+            correction: None,
             count: n as u64,
             codec,
             body,

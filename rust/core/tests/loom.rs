@@ -85,6 +85,8 @@ fn push_as(shard: &Shard, slice: SliceId, identity: Identity, once: bool) -> Ans
         base: None,
         lr: None,
         scale: None,
+        momentum: None,
+        correction: None,
         count: 1,
         codec: CodecId::Float32,
         body: &(-1.0_f32).to_le_bytes(),

@@ -57,6 +57,8 @@ fn push(shard: &Shard, slice: SliceId, identity: Identity, value: f32) -> Result
         base: None,
         lr: None,
         scale: None,
+        momentum: None,
+        correction: None,
         count: LEN as u64,
         codec: CodecId::Float32,
         body: &body,

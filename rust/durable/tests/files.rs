@@ -112,6 +112,8 @@ impl World {
             base: None,
             lr: None,
             scale: None,
+            momentum: None,
+            correction: None,
             count: n as u64,
             indices: rows.as_deref().map(Indices::new),
             codec: CodecId::Float32,

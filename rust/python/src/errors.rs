@@ -18,6 +18,7 @@ fn class(kind: Kind) -> &'static str {
         Kind::Config => "ConfigError",
         Kind::Capacity => "CapacityError",
         Kind::StaleEpoch => "StaleEpochError",
+        Kind::StalePush => "StalePush",
         Kind::Lease => "LeaseError",
         Kind::Fenced => "FencedError",
         Kind::UnknownOutcome => "UnknownOutcomeError",

@@ -80,6 +80,17 @@ pub(crate) enum SparseRule {
     Ftrl(FtrlRule),
 }
 
+impl Rule {
+    /// The same step with another momentum, where there is one.
+    pub(crate) fn with_momentum(self, momentum: f64) -> Self {
+        match self {
+            Self::Momentum(rule) => Self::Momentum(rule.with_momentum(momentum as f32)),
+            Self::Rmsprop(rule) => Self::Rmsprop(rule.with_momentum(momentum as f32)),
+            rule => rule,
+        }
+    }
+}
+
 /// One optimizer step on a run of elements.
 pub(crate) trait Step: Copy {
     /// Updates parameters `p` and the state slots (in the order of [`Optimizer::slots`]) with gradient `g`; all have the

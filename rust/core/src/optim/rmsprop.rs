@@ -113,6 +113,12 @@ pub(crate) struct RmspropRule {
 }
 
 impl RmspropRule {
+    pub(super) fn with_momentum(self, momentum: f32) -> Self {
+        Self { momentum, ..self }
+    }
+}
+
+impl RmspropRule {
     /// The new mean square.
     #[inline(always)]
     fn square(&self, s: f32, g: f32) -> f32 {

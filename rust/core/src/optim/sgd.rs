@@ -102,6 +102,12 @@ pub(crate) struct MomentumRule {
     form: Form,
 }
 
+impl MomentumRule {
+    pub(super) fn with_momentum(self, momentum: f32) -> Self {
+        Self { momentum, ..self }
+    }
+}
+
 /// What becomes of the velocity; in the first step it is a copy of the gradient, not damped.
 #[derive(Clone, Copy, Debug)]
 enum Form {

@@ -55,6 +55,17 @@ impl ExactMemory {
     /// Applies a push that is new, under the slice's lock. On an error nothing was changed.
     #[inline(always)]
     pub(super) fn change(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
+        match push.correction {
+            None => self.change_as_it_is(slice, push),
+            Some(correction) => {
+                let push = slice.corrected(push, correction, self.version, &self.identities);
+                self.change_as_it_is(slice, &push)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn change_as_it_is(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
         let applied = self.repeat(slice, push)?;
         slice.record(push, applied);
         Ok(applied)
@@ -75,6 +86,7 @@ impl ExactMemory {
                 match push.indices {
                     None => {
                         let rule = optimizer.rule(self.step, lr);
+                        let rule = push.momentum.map_or(rule, |momentum| rule.with_momentum(momentum));
                         apply(slice.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
                     }
                     Some(indices) => {
@@ -98,6 +110,9 @@ impl ExactMemory {
         self.assigns += u64::from(push.action != Action::Gradient);
         self.version += u64::from(!(dropped || fault("version_not_bumped")));
         let own = self.identities.count_own(push.identity.client);
+        if push.action != Action::Gradient {
+            self.identities.note_assigned(push.identity.client);
+        }
         let applied = Applied {
             version: self.version,
             own,

@@ -55,6 +55,15 @@ impl HogwildMemory {
 
     /// Applies a push whose identity this thread has claimed; gives back the repeats that waited for it.
     pub(super) fn change(&self, slice: &Slice, push: &Push<'_>) -> (Applied, Vec<Completion>) {
+        let corrected;
+        let push = match push.correction {
+            None => push,
+            Some(correction) => {
+                let version = self.changed();
+                corrected = slice.corrected(push, correction, version, &lock(&self.identities));
+                &corrected
+            }
+        };
         match (push.action, push.indices) {
             (Action::Gradient, Some(indices)) => {
                 let step = self.counts.step().fetch_add(1, Ordering::Relaxed);
@@ -73,6 +82,7 @@ impl HogwildMemory {
             (Action::Gradient, None) => {
                 let step = self.counts.step().fetch_add(1, Ordering::Relaxed);
                 let rule = slice.spec.optimizer.rule(step, slice.lr(push));
+                let rule = push.momentum.map_or(rule, |momentum| rule.with_momentum(momentum));
                 let blocks = slice.len.div_ceil(BLOCK).max(1) as u64;
                 let turn = self.counts.turn().fetch_add(1, Ordering::Relaxed);
                 // An odd stride of about 5/8 of the blocks keeps concurrent pushes far apart.
@@ -93,6 +103,9 @@ impl HogwildMemory {
         let bump = u64::from(!fault("version_not_bumped"));
         let version = self.counts.version().fetch_add(bump, Ordering::AcqRel).wrapping_add(1);
         let own = identities.count_own(push.identity.client);
+        if push.action != Action::Gradient {
+            identities.note_assigned(push.identity.client);
+        }
         let applied = Applied {
             version,
             own,
@@ -232,7 +245,12 @@ impl HogwildMemory {
     }
 
     pub(super) fn version(&self, client: u64) -> (u64, u64) {
-        (self.counts.version().load(Ordering::Acquire), lock(&self.identities).own(client))
+        (self.changed(), lock(&self.identities).own(client))
+    }
+
+    /// Changes so far.
+    pub(super) fn changed(&self) -> u64 {
+        self.counts.version().load(Ordering::Acquire)
     }
 }
 

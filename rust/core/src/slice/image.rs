@@ -80,6 +80,8 @@ impl Slice {
             base: record.base,
             lr: gradient.then_some(record.lr),
             scale: gradient.then_some(record.scale),
+            momentum: gradient.then_some(record.momentum),
+            correction: None,
             count: elements as u64,
             indices: record.indices,
             codec: record.codec,

@@ -96,6 +96,26 @@ pub struct Header {
     /// What else there is to say about the parts.
     #[prost(message, optional, boxed, tag = "28")]
     pub table: ::core::option::Option<::prost::alloc::boxed::Box<PartTable>>,
+    /// On KIND_GRADIENT: what is to become of it if it is stale.
+    #[prost(message, optional, tag = "29")]
+    pub correction: ::core::option::Option<Correction>,
+}
+/// What an asynchronous mode asks for where a gradient is stale, that is where others have changed the slice since the base version.
+/// What was done is in the receipt's `scale`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Correction {
+    /// A gradient that is staler than there are clients that push to the slice counts less: by clients / staleness.
+    #[prost(bool, tag = "1")]
+    pub delay_adaptive: bool,
+    /// Beyond this staleness it counts less, by max_staleness / staleness, or is refused.
+    #[prost(fixed64, optional, tag = "2")]
+    pub max_staleness: ::core::option::Option<u64>,
+    /// It is refused.
+    #[prost(bool, tag = "3")]
+    pub reject: bool,
+    /// The optimizer's momentum is reduced by what asynchrony adds.
+    #[prost(bool, tag = "4")]
+    pub momentum_matching: bool,
 }
 /// One slice's part of a sparse message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -10,6 +10,7 @@ use crate::options;
 use crate::sparse::Sparse;
 use crate::values::{Names, Receipts, Versions};
 use fastps_core::codec::Codec;
+use fastps_core::correction::Correction;
 use fastps_core::error::{Error, Kind};
 use fastps_core::store::{Bound as Local, Store};
 use fastps_core::verbs::{Gradient, GradientRef, ParameterServer, PushOptions, Pushed, Values};
@@ -21,9 +22,18 @@ use std::sync::atomic::AtomicBool;
 /// Values by name, receipts, versions.
 pub(super) type PushPulled<'py> = (Bound<'py, PyDict>, Receipts, Versions);
 
-/// How a push is made: ``(codec, lr, scale, based_on, timeout)``.
-pub(super) type How<'py> =
-    (Option<Bound<'py, PyAny>>, Option<f64>, Option<f32>, Option<Bound<'py, Versions>>, Option<f64>);
+/// How a push is made: ``(codec, lr, scale, based_on, timeout, correction)``.
+pub(super) type How<'py> = (
+    Option<Bound<'py, PyAny>>,
+    Option<f64>,
+    Option<f32>,
+    Option<Bound<'py, Versions>>,
+    Option<f64>,
+    Option<Staleness>,
+);
+
+/// What is to become of a stale gradient: ``(delay_adaptive, max_staleness, reject, momentum_matching)``.
+type Staleness = (bool, Option<u64>, bool, bool);
 
 /// Gradients whose memory is looked up and pinned once, with their error feedback.
 #[pyclass(frozen, module = "fastps._fastps", name = "BoundList")]
@@ -47,7 +57,7 @@ impl Client {
         how: &How<'_>,
         feedback: Option<&ErrorFeedback>,
     ) -> PyResult<PushOptions> {
-        let (codec, lr, scale, based_on, timeout) = how;
+        let (codec, lr, scale, based_on, timeout, correction) = how;
         let codec = options::codec(codec.as_ref())?;
         if codec == Codec::OneBit && feedback.is_none() {
             let error = Error::new(
@@ -61,6 +71,9 @@ impl Client {
             lr: *lr,
             scale: *scale,
             based_on: based_on.as_ref().map(|v| v.get().0.clone()),
+            correction: correction.map(|(delay_adaptive, max_staleness, reject, momentum_matching)| {
+                Correction { delay_adaptive, max_staleness, reject, momentum_matching }
+            }),
             feedback: feedback.map(|f| f.0.clone()),
             check_finite: self.check_finite,
             timeout: self.timeout(py, *timeout)?,
@@ -90,7 +103,7 @@ impl Client {
             ));
         }
         let feedback = list.feedback.as_ref().map(Py::get);
-        let mut options = self.options(py, &(None, how.1, how.2, how.3.clone(), how.4), feedback)?;
+        let mut options = self.options(py, &(None, how.1, how.2, how.3.clone(), how.4, how.5), feedback)?;
         options.codec = list.codec;
         Ok(options)
     }

@@ -127,6 +127,7 @@ impl Call {
             }
             if let (Some(residue), Outcome::Failed(error)) =
                 (lock(&self.parts[part].residue).take(), &mut outcome)
+                && error.kind != Kind::StalePush
             {
                 drop(state);
                 if let Err(worse) = residue.give_back() {

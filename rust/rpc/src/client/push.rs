@@ -98,8 +98,7 @@ impl Client {
                     (Payload::Owned(body), residue)
                 };
                 let base = self.base(options, entry, (k, k));
-                let push =
-                    Push { base, lr: options.lr, scale: options.scale, ..push(entry, k, options.codec.id()) };
+                let push = Push { base, ..with_options(entry, k, options) };
                 let common = Common { epoch, sequence, reservation: 0 };
                 drafts.push(self.draft(tensor, entry, k, &push, &common, want_values, payload, residue));
             }
@@ -209,6 +208,12 @@ pub(super) fn next(turn: &mut u64) -> u64 {
     *turn
 }
 
+/// A gradient with the settings of its push.
+pub(super) fn with_options(entry: &Entry, k: usize, options: &PushOptions) -> Push<'static> {
+    let PushOptions { lr, scale, correction, .. } = *options;
+    Push { lr, scale, correction, ..push(entry, k, options.codec.id()) }
+}
+
 /// A push without settings.
 pub(super) fn push(entry: &Entry, k: usize, codec: CodecId) -> Push<'static> {
     Push {
@@ -218,6 +223,8 @@ pub(super) fn push(entry: &Entry, k: usize, codec: CodecId) -> Push<'static> {
         base: None,
         lr: None,
         scale: None,
+        momentum: None,
+        correction: None,
         count: entry.spec.slice_range(k).len() as u64,
         codec,
         body: &[],

@@ -3,7 +3,7 @@
 use super::call::{Call, Part};
 use super::map::Entry;
 use super::payload::Payload;
-use super::push::{Draft, push};
+use super::push::{Draft, with_options};
 use super::{Client, stats};
 use crate::convert::{self, MAX_PARTS, Route};
 use bytes::Bytes;
@@ -44,7 +44,7 @@ impl Client {
         let bytes =
             |part: &RowPart| plan.indices(part).bytes().len() + codec.id().body_len(part.elements.len());
         let identity = Identity { client: 0, sequence };
-        let common = Push { identity, lr: options.lr, scale: options.scale, ..push(entry, 0, codec.id()) };
+        let common = Push { identity, ..with_options(entry, 0, options) };
         let route = Route { group: entry.group, epoch, client: 0 };
         let draft = |message: Message| {
             let mut payload = Vec::with_capacity(message.bytes);

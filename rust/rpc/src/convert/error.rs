@@ -8,7 +8,7 @@ use tonic::codegen::http;
 use tonic::{Code, Status};
 
 /// Kind, its name on the wire, and the status code of a unary call that it ends.
-const KINDS: [(Kind, &str, Code); 16] = [
+const KINDS: [(Kind, &str, Code); 17] = [
     (Kind::UnknownTensor, "unknown_tensor", Code::NotFound),
     (Kind::Shape, "shape", Code::InvalidArgument),
     (Kind::DType, "dtype", Code::InvalidArgument),
@@ -17,6 +17,7 @@ const KINDS: [(Kind, &str, Code); 16] = [
     (Kind::Config, "config", Code::FailedPrecondition),
     (Kind::Capacity, "capacity", Code::ResourceExhausted),
     (Kind::StaleEpoch, "stale_epoch", Code::FailedPrecondition),
+    (Kind::StalePush, "stale_push", Code::Aborted),
     (Kind::Lease, "lease", Code::FailedPrecondition),
     (Kind::Fenced, "fenced", Code::Aborted),
     (Kind::UnknownOutcome, "unknown_outcome", Code::DataLoss),

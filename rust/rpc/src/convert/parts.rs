@@ -1,7 +1,7 @@
 //! Sparse messages: many parts, one per slice, and what became of each.
 
 use super::error::brief_refusal;
-use super::request::{Route, codec_to_wire, header, malformed};
+use super::request::{Route, codec_to_wire, correction_to_wire, header, malformed};
 use super::spec::dtype_to_wire;
 use bytes::Bytes;
 use fastps_core::codec::CodecId;
@@ -154,6 +154,7 @@ pub fn push_parts_header(
         sequence: push.identity.sequence,
         lr: push.lr,
         scale: push.scale,
+        correction: push.correction.map(correction_to_wire),
         parts,
         table,
         ..header(pb::Kind::Gradient, 0, SliceId(0), route)

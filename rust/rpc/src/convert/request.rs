@@ -5,6 +5,7 @@ use super::spec::{dtype_from_wire, dtype_to_wire};
 use bytes::Bytes;
 use crc_fast::CrcAlgorithm;
 use fastps_core::codec::CodecId;
+use fastps_core::correction::Correction;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::{Action, Base, Identity, Push};
@@ -92,6 +93,16 @@ pub(super) fn malformed(message: impl Into<String>) -> Error {
     Error::new(Kind::Frame, message)
 }
 
+fn correction_from_wire(correction: &pb::Correction) -> Correction {
+    let pb::Correction { delay_adaptive, max_staleness, reject, momentum_matching } = *correction;
+    Correction { delay_adaptive, max_staleness, reject, momentum_matching }
+}
+
+pub(super) fn correction_to_wire(correction: Correction) -> pb::Correction {
+    let Correction { delay_adaptive, max_staleness, reject, momentum_matching } = correction;
+    pb::Correction { delay_adaptive, max_staleness, reject, momentum_matching }
+}
+
 fn unset(used: bool, field: &str, kind: pb::Kind, is_set: bool) -> Result<()> {
     if used || !is_set {
         return Ok(());
@@ -129,6 +140,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
         (whole, "base_own", h.base_own.is_some()),
         (gradient, "lr", h.lr.is_some()),
         (gradient, "scale", h.scale.is_some()),
+        (gradient, "correction", h.correction.is_some()),
         (pushes || sparse, "crc32c", h.crc32c.is_some()),
         (whole, "want_values", h.want_values),
         (state, "step", h.step.is_some()),
@@ -188,6 +200,8 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
                 base,
                 lr: h.lr,
                 scale: h.scale,
+                momentum: None,
+                correction: h.correction.as_ref().map(correction_from_wire),
                 count: h.count,
                 codec,
                 body: &frame.payload,
@@ -248,6 +262,7 @@ pub fn push_frame(
         base_own: push.base.and_then(|b| b.own),
         lr: push.lr,
         scale: push.scale,
+        correction: push.correction.map(correction_to_wire),
         want_values,
         step,
         ..header(kind, tag, push.slice, route)
@@ -289,6 +304,8 @@ mod tests {
             base: Some(Base { version: 0, own: Some(0) }),
             lr: Some(0.5),
             scale: Some(2.0),
+            momentum: None,
+            correction: None,
             count: 2,
             codec: CodecId::Float32,
             body,

@@ -53,7 +53,16 @@ impl Drop for Process {
 
 fn options() -> PushOptions {
     let (lr, scale, based_on, feedback) = (None, None, None, None);
-    PushOptions { codec: Codec::Float32, lr, scale, based_on, feedback, check_finite: true, timeout: PATIENT }
+    PushOptions {
+        codec: Codec::Float32,
+        lr,
+        scale,
+        based_on,
+        correction: None,
+        feedback,
+        check_finite: true,
+        timeout: PATIENT,
+    }
 }
 
 /// Steps of a whole slice on a tensor of its own; how many.

@@ -139,6 +139,7 @@ fn options(timeout: Duration) -> PushOptions {
         lr: None,
         scale: None,
         based_on: None,
+        correction: None,
         feedback: None,
         check_finite: true,
         timeout,

@@ -130,6 +130,7 @@ impl Ledger {
             lr: None,
             scale: None,
             based_on: None,
+            correction: None,
             feedback: None,
             check_finite: true,
             timeout: PATIENT,

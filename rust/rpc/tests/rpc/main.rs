@@ -12,6 +12,7 @@ mod certificates;
 mod client;
 mod cluster;
 mod connections;
+mod correction;
 mod durable;
 mod exactly_once;
 mod ledger;

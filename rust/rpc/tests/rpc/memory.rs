@@ -156,6 +156,8 @@ fn change(route: Route, slice: u64, action: Action, sequence: u64, values: &[f32
         base: None,
         lr: None,
         scale: None,
+        momentum: None,
+        correction: None,
         count: values.len() as u64,
         codec: CodecId::Float32,
         body: &body,

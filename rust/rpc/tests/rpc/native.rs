@@ -187,7 +187,16 @@ fn spec(name: &str, elements: usize) -> TensorSpec {
 
 fn options(timeout: Duration) -> PushOptions {
     let (lr, scale, based_on, feedback) = (None, None, None, None);
-    PushOptions { codec: Codec::Float32, lr, scale, based_on, feedback, check_finite: true, timeout }
+    PushOptions {
+        codec: Codec::Float32,
+        lr,
+        scale,
+        based_on,
+        correction: None,
+        feedback,
+        check_finite: true,
+        timeout,
+    }
 }
 
 /// Carries a connection in pieces of random sizes, with random pauses.

@@ -602,6 +602,8 @@ fn staleness_needs_a_base() {
         base: Some(Base { version: 0, own: None }),
         lr: None,
         scale: None,
+        momentum: None,
+        correction: None,
         count: 1,
         codec: CodecId::Float32,
         body: &body,

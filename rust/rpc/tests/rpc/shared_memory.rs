@@ -59,7 +59,16 @@ fn ones() -> Vec<Gradient> {
 
 fn options(timeout: Duration) -> PushOptions {
     let (lr, scale, based_on, feedback) = (None, None, None, None);
-    PushOptions { codec: Codec::Float32, lr, scale, based_on, feedback, check_finite: true, timeout }
+    PushOptions {
+        codec: Codec::Float32,
+        lr,
+        scale,
+        based_on,
+        correction: None,
+        feedback,
+        check_finite: true,
+        timeout,
+    }
 }
 
 /// What each slice must hold, by tensor and first element.

@@ -226,6 +226,8 @@ fn encoded(
         base: None,
         lr: None,
         scale: None,
+        momentum: None,
+        correction: None,
         count: elements as u64,
         codec,
         body: &body,

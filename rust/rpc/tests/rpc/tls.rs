@@ -49,6 +49,7 @@ fn check(client: &Client, name: &str) {
         lr,
         scale,
         based_on,
+        correction: None,
         feedback,
         check_finite: true,
         timeout: PATIENT,
