@@ -19,7 +19,7 @@ CORE_LEVELS = [
     {"isa", "lock", "rows", "correction"},
     {"params", "codec", "optim", "finite", "passes"},
     {"tensor", "apply", "litmus", "linear", "factorize"},
-    {"frame", "directory", "sparse"},
+    {"frame", "directory", "sparse", "placement"},
     {"record", "identity", "verbs"},
     {"slice+policy", "outgoing", "outcome"},
     {"shard", "held"},

@@ -55,7 +55,7 @@ def on_this_machine(commands: str) -> str:
     """The commands of a page with its example addresses replaced by free ones of this machine."""
     for host in ("host-a:7070", "host-b:7070", "host-c:7070", "host-d:7070"):
         commands = commands.replace(host, f"127.0.0.1:{free_port()}")
-    return commands.replace("serve --shards 2", "serve --shards 2 --listen 127.0.0.1:0")
+    return re.sub(r"serve --shards \d", r"\g<0> --listen 127.0.0.1:0", commands)
 
 
 def run(command: list[str], cwd: Path, seconds: float = 120) -> str:

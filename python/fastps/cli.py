@@ -1,4 +1,4 @@
-"""The command line: ``fastps demo | serve | status | doctor`` and ``fastps-server``.
+"""The command line: ``fastps demo | serve | status | checkpoint | doctor`` and ``fastps-server``.
 
 Exit codes: 0 success; 1 failure, told in one line that names the fix; 2 wrong usage; 3 (``demo``) pushes
 and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n. ``FASTPS_TRACEBACK=1``
@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["serve"]:  # its options are defined once, in Rust
         return _guarded(lambda: _serve(arguments[1:]))
+    if arguments[:1] == ["checkpoint"]:  # as its are
+        return _guarded(lambda: _checkpoint(arguments[1:]))
     parser = _parser()
     args = parser.parse_args(arguments)
     if args.version:
@@ -69,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "serve", help="run shard servers (fastps serve --help lists its options)", add_help=False
     )
+    commands.add_parser(
+        "checkpoint",
+        help="list, verify, restore or export what servers keep on disk (fastps checkpoint --help)",
+        add_help=False,
+    )
     status = commands.add_parser("status", help="numbers of a running cluster")
     status.add_argument("addresses", metavar="ADDRESSES", help="host:port of each shard, separated by commas")
     status.add_argument(
@@ -97,6 +104,13 @@ def _serve(arguments: list[str]) -> int:
 
     attach_server()
     return int(_fastps.serve_cli(arguments))
+
+
+def _checkpoint(arguments: list[str]) -> int:
+    """Run the Rust command line on data directories."""
+    from fastps import _fastps
+
+    return int(_fastps.checkpoint_cli(arguments))
 
 
 def _status(args: argparse.Namespace) -> int:

@@ -33,6 +33,7 @@ pub mod outgoing;
 mod params;
 #[cfg(not(loom))]
 mod passes;
+pub mod placement;
 pub mod policy;
 pub mod record;
 pub mod rows;

@@ -8,10 +8,13 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+const SHARD: &str = "shard-";
 const GENERATION: &str = "generation-";
 const SEGMENT: &str = "log-";
+/// Begins the names of generations that were put out of the way.
+pub(crate) const DAMAGED: &str = "damaged-";
 /// Ends the names of what is not complete.
-const UNFINISHED: &str = ".tmp";
+pub(crate) const UNFINISHED: &str = ".tmp";
 
 /// The directory of one shard, while this process has it.
 #[derive(Debug)]
@@ -50,18 +53,7 @@ impl Directory {
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false);
         let mut lock = options.open(&name).map_err(|error| fail(&error))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let mut owner = String::new();
-                let _ = (&mut lock).take(32).read_to_string(&mut owner);
-                return Err(Error::new(
-                    Kind::Config,
-                    format!("another server (process {}) uses {}", owner.trim(), path.display()),
-                ));
-            }
-            Err(error) => return Err(fail(&error.into())),
-        }
+        take(&mut lock, path)?;
         // For people; the lock itself is the system's.
         let noted = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
         noted.map_err(|error| fail(&error))?;
@@ -70,6 +62,26 @@ impl Directory {
             remove(&directory.path.join(unfinished))?;
         }
         Ok(directory)
+    }
+
+    /// Takes the lock of one that is there, and changes nothing in it. A copy may lack the lock's file; then nobody else
+    /// has it.
+    pub(crate) fn look(path: &Path) -> Result<Self> {
+        let name = path.join("lock");
+        let lock = match File::open(&name) {
+            Ok(mut lock) => {
+                take(&mut lock, path)?;
+                Some(lock)
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(failed("lock", &name, &error)),
+        };
+        Ok(Self { path: path.to_owned(), lock: Mutex::new(lock) })
+    }
+
+    /// One that a server may be using.
+    pub(crate) fn beside(path: &Path) -> Self {
+        Self { path: path.to_owned(), lock: Mutex::default() }
     }
 
     /// Lets others have it.
@@ -81,7 +93,7 @@ impl Directory {
         &self.path
     }
 
-    fn names(&self) -> Result<Vec<String>> {
+    pub(crate) fn names(&self) -> Result<Vec<String>> {
         list(&self.path)
     }
 
@@ -110,15 +122,47 @@ impl Directory {
     /// Puts a damaged generation out of the way, and keeps it.
     pub(crate) fn set_aside(&self, number: u64) -> Result<PathBuf> {
         let from = self.generation(number);
-        let (mut k, mut to) = (0, self.path.join(format!("damaged-{number:08}")));
+        let (mut k, mut to) = (0, self.path.join(format!("{DAMAGED}{number:08}")));
         while to.exists() {
             k += 1;
-            to = self.path.join(format!("damaged-{number:08}.{k}"));
+            to = self.path.join(format!("{DAMAGED}{number:08}.{k}"));
         }
         std::fs::rename(&from, &to).map_err(|error| failed("rename", &from, &error))?;
         sync_directory(&self.path)?;
         Ok(to)
     }
+}
+
+/// Locks a directory by its lock's file.
+fn take(lock: &mut File, path: &Path) -> Result<()> {
+    match rustix::fs::flock(&*lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let mut owner = String::new();
+            let _ = lock.take(32).read_to_string(&mut owner);
+            let message = format!("another server (process {}) uses {}", owner.trim(), path.display());
+            Err(Error::new(Kind::Config, message))
+        }
+        Err(error) => Err(failed("lock", &path.join("lock"), &error.into())),
+    }
+}
+
+/// The directory of a shard in a data directory.
+pub fn shard_folder(data_dir: &Path, shard: u32) -> PathBuf {
+    data_dir.join(format!("{SHARD}{shard}"))
+}
+
+/// The shards that a data directory has folders of, ascending.
+pub(crate) fn shards_in(data_dir: &Path) -> Result<Vec<u32>> {
+    let is_shard = |shard: &u64| shard_folder(data_dir, *shard as u32).is_dir();
+    let shards = numbered(&list(data_dir)?, SHARD).into_iter().filter(is_shard);
+    let shards: Vec<_> = shards.filter_map(|shard| u32::try_from(shard).ok()).collect();
+    if shards.is_empty() {
+        let message = format!("{} has no shard-0, shard-1, ... in it", data_dir.display());
+        return Err(Error::new(Kind::Config, message)
+            .expected("what a server is told by --data-dir", data_dir.display()));
+    }
+    Ok(shards)
 }
 
 /// Where a generation lies in a shard's directory.

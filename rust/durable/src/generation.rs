@@ -191,6 +191,16 @@ impl Generation {
         }
     }
 
+    /// The sum of its slices' versions, and that of their optimizer steps.
+    pub(crate) fn changes(&self) -> Result<(u64, u64), Unusable> {
+        let mut sums = (0, 0);
+        self.pieces(|piece| {
+            sums = (sums.0 + piece.standing.version, sums.1 + piece.standing.step);
+            Ok(())
+        })?;
+        Ok(sums)
+    }
+
     /// Reads every byte and compares all checksums.
     pub fn verify(&self) -> Result<()> {
         for (name, written) in &self.manifest.files {

@@ -71,7 +71,13 @@ impl Journal {
         if files.is_some() {
             return Err(Error::new(Kind::Internal, "the shard was recovered already"));
         }
-        let found = recovery::recover(&self.directory, &self.settings, shard)?;
+        let mut found = recovery::recover(&self.directory, &self.settings, shard)?;
+        let mut notes = Vec::new();
+        for (number, why) in &found.damaged {
+            let aside = self.directory.set_aside(*number)?;
+            notes.push(format!("snapshot {number} cannot be used: {why}; it is now {}", aside.display()));
+        }
+        found.report.notes.splice(..0, notes);
         let segment = Segment::create(&self.directory, found.segment, false, found.origin)?;
         if let Some((last, end)) = found.last {
             Segment::reopen(&self.directory, last, end)?.end(&[], found.segment)?;
@@ -149,7 +155,7 @@ impl Journal {
         let (log, number) = (files.segment, files.generation);
         (files.segment, files.generation) = (log + 1, number + 1);
         let catalog = self.log.switch(segment?);
-        let subject = Subject { shard, catalog, origin: files.origin, log };
+        let subject = Subject { slice: &|id| shard.slice(id).ok(), catalog, origin: files.origin, log };
         let generation = snapshot::write(&self.directory, number, &subject, || {
             // Behind the images, so that the log reaches every version in them. One that is broken cannot.
             let _ = self.log.sync(self.log.position());

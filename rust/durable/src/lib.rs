@@ -3,20 +3,30 @@
 //! One push: `fastps_core::record` -> [`Journal`] (a sink) -> `log` (a queue and a thread that writes it, many records
 //! at a time) -> `segment` (a file). A start: `recovery` loads the newest whole `generation` and repeats the
 //! records behind it. The bytes are described in `README.md`.
+//!
+//! Without a server: `checkpoint` tells what a data directory has, and whether it is whole; `reshape` and `export` read all
+//! of it (`source`) and write it anew, for another number of shards or for others.
 
 mod catalog;
+pub mod checkpoint;
 mod checksum;
 mod directory;
+mod export;
 mod frame;
 mod generation;
 mod journal;
 mod log;
 mod recovery;
+mod reshape;
 mod safetensors;
 mod segment;
 mod snapshot;
+mod source;
 
 pub use catalog::{Catalog, Event, Holding, Reservation, Stage};
+pub use directory::shard_folder;
+pub use export::{Exported, export};
 pub use generation::{Generation, Summary};
 pub use journal::{Journal, Settings};
 pub use recovery::Report;
+pub use reshape::{Restored, restore};

@@ -5,7 +5,7 @@ use crate::directory::Directory;
 use crate::frame::{Content, Origin};
 use crate::generation::{Generation, Unusable};
 use crate::journal::Settings;
-use crate::segment::{self, End};
+use crate::segment::{self, Beginning, End};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::identity::Remembered;
 use fastps_core::record::Record;
@@ -51,6 +51,8 @@ pub(crate) struct Found {
     /// The next generation.
     pub(crate) generation: u64,
     pub(crate) kept: Kept,
+    /// Generations that cannot be used, and why.
+    pub(crate) damaged: Vec<(u64, String)>,
     /// Something could not be read: what is here must be written anew.
     pub(crate) renew: bool,
 }
@@ -58,37 +60,64 @@ pub(crate) struct Found {
 /// Whole generations, the oldest first, and the first segment that each needs.
 pub(crate) type Kept = VecDeque<(u64, u64)>;
 
+/// Reads the files of a shard, and changes nothing in them. The empty shard becomes what they say.
 pub(crate) fn recover(directory: &Directory, settings: &Settings, shard: &Shard) -> Result<Found> {
-    let (numbers, segments) = (directory.generations()?, directory.segments()?);
-    let next = |numbers: &[u64]| numbers.last().map_or(1, |last| last + 1);
-    let (generation, segment) = (next(&numbers), next(&segments));
-    let mut recovery = Recovery {
-        directory,
-        settings,
-        shard,
-        segments: segments.into_iter().collect(),
-        report: Report::default(),
-        catalog: Catalog::default(),
-        origin: None,
-        clients: BTreeSet::new(),
-        gone: BTreeSet::new(),
-        renew: false,
-        last: None,
-    };
+    let mut recovery = Recovery::new(directory, settings, Some(shard))?;
+    let numbers = directory.generations()?;
+    let next = |last: Option<&u64>| last.map_or(1, |last| last + 1);
+    let (generation, segment) = (next(numbers.last()), next(recovery.segments.last()));
     let kept = recovery.load(&numbers)?;
     let log = kept.back().map(|(_, log)| *log).or_else(|| recovery.segments.first().copied());
-    recovery.replay(log)?;
+    recovery.replay(log).map_err(|unusable| match unusable {
+        Unusable::Damaged(why) => lost(&why),
+        Unusable::Failed(error) => error,
+    })?;
     recovery.settle();
-    let Recovery { mut report, catalog, origin, last, renew, .. } = recovery;
+    let Recovery { mut report, catalog, origin, last, renew, damaged, .. } = recovery;
     report.slices = catalog.slices().count() as u64;
     let origin = match origin {
         Some(origin) => origin,
         None => Origin { id: random()?, shard: settings.shard, shards: settings.shards },
     };
-    Ok(Found { report, catalog, origin, segment, last, generation, kept, renew })
+    Ok(Found { report, catalog, origin, segment, last, generation, kept, damaged, renew })
 }
 
-fn random() -> Result<u64> {
+/// Reads the log from a segment on, and uses nothing of it. What a start would say of it: the number of a segment, and what
+/// is wrong with it.
+pub(crate) fn check_log(
+    directory: &Directory,
+    settings: &Settings,
+    first: Option<u64>,
+) -> Result<Vec<(u64, String)>> {
+    let (mut wrong, mut next) = (Vec::new(), first);
+    let mut recovery = Recovery::new(directory, settings, None)?;
+    while let Some(number) = next.take() {
+        if let Err(unusable) = recovery.replay(Some(number)) {
+            wrong.push((recovery.reached, Error::from(unusable).message.clone()));
+            next = recovery.segments.range(recovery.reached + 1..).next().copied();
+        }
+    }
+    Ok(wrong)
+}
+
+/// Which shard's files a directory has, of how many, as far as they tell.
+pub(crate) fn origin(directory: &Directory) -> Result<Option<Origin>> {
+    for number in directory.generations()?.into_iter().rev() {
+        match Generation::open(directory.path(), number) {
+            Ok(generation) => return Ok(Some(generation.manifest.origin())),
+            Err(Unusable::Damaged(_)) => {}
+            Err(Unusable::Failed(error)) => return Err(error),
+        }
+    }
+    for number in directory.segments()?.into_iter().rev() {
+        if let Some(beginning) = segment::beginning(&directory.segment(number))? {
+            return Ok(Some(beginning.origin));
+        }
+    }
+    Ok(None)
+}
+
+pub(crate) fn random() -> Result<u64> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes)
         .map_err(|error| Error::new(Kind::Internal, format!("no random numbers: {error}")))?;
@@ -105,7 +134,8 @@ fn lost(why: &str) -> Error {
 struct Recovery<'a> {
     directory: &'a Directory,
     settings: &'a Settings,
-    shard: &'a Shard,
+    /// What becomes what the files say; `None`: they are only read.
+    shard: Option<&'a Shard>,
     segments: BTreeSet<u64>,
     report: Report,
     catalog: Catalog,
@@ -114,11 +144,32 @@ struct Recovery<'a> {
     clients: BTreeSet<u64>,
     /// Slices that were freed while the snapshot was written.
     gone: BTreeSet<u64>,
+    damaged: Vec<(u64, String)>,
     renew: bool,
+    /// The segment that is being read.
+    reached: u64,
     last: Option<(u64, u64)>,
 }
 
-impl Recovery<'_> {
+impl<'a> Recovery<'a> {
+    fn new(directory: &'a Directory, settings: &'a Settings, shard: Option<&'a Shard>) -> Result<Self> {
+        Ok(Self {
+            directory,
+            settings,
+            shard,
+            segments: directory.segments()?.into_iter().collect(),
+            report: Report::default(),
+            catalog: Catalog::default(),
+            origin: None,
+            clients: BTreeSet::new(),
+            gone: BTreeSet::new(),
+            damaged: Vec::new(),
+            renew: false,
+            reached: 0,
+            last: None,
+        })
+    }
+
     /// Loads the newest generation that is whole. Gives the whole ones: it and older ones.
     fn load(&mut self, numbers: &[u64]) -> Result<Kept> {
         let (mut kept, mut damaged) = (Kept::new(), Vec::new());
@@ -146,25 +197,22 @@ impl Recovery<'_> {
             }
             return Err(Error::new(Kind::Config, why));
         }
-        for (number, why) in damaged {
-            let aside = self.directory.set_aside(number)?;
-            let note = format!("snapshot {number} cannot be used: {why}; it is now {}", aside.display());
-            self.report.notes.push(note);
-            self.renew = true;
-        }
+        self.renew = !damaged.is_empty();
+        self.damaged = damaged;
         self.report.generation = kept.back().map(|(number, _)| *number);
         Ok(kept)
     }
 
     fn take(&mut self, generation: &Generation) -> Result<(), Unusable> {
         self.check_origin(generation.manifest.origin())?;
+        let Some(shard) = self.shard else { return Ok(()) };
         let catalog = &generation.manifest.catalog;
-        let loaded = generation.load(self.shard, |standing| {
+        let loaded = generation.load(shard, |standing| {
             self.clients.extend(standing.clients.iter().map(|Remembered { client, .. }| *client));
         });
         if let Err(unusable) = loaded {
             let all: Vec<_> = catalog.slices().map(|(id, ..)| SliceId(id)).collect();
-            self.shard.remove(&all);
+            shard.remove(&all);
             self.clients.clear();
             return Err(unusable);
         }
@@ -179,15 +227,23 @@ impl Recovery<'_> {
         if (origin.shard, origin.shards) == (*shard, *shards) {
             return Ok(());
         }
-        let why = format!("{} belongs to another shard, or to a cluster of another size", path.display());
+        let mut why = format!("{} belongs to another shard", path.display());
+        if origin.shards != *shards {
+            let all = path.parent().unwrap_or(path).display();
+            why = format!(
+                "{} belongs to a cluster of another size; for {shards}: fastps checkpoint restore {all} {all}-{shards} --shards {shards}",
+                path.display()
+            );
+        }
         let say = |shard, shards| format!("shard {shard} of {shards}");
         Err(Error::new(Kind::Config, why).expected(say(*shard, *shards), say(origin.shard, origin.shards)))
     }
 
     /// Repeats what the log says from a segment on.
-    fn replay(&mut self, first: Option<u64>) -> Result<()> {
+    fn replay(&mut self, first: Option<u64>) -> Result<(), Unusable> {
         let mut next = first;
         while let Some(number) = next.take() {
+            self.reached = number;
             match self.replay_segment(number) {
                 Ok(End::Continued(following)) => next = Some(following),
                 Ok(End::Open { whole, torn }) => {
@@ -201,35 +257,32 @@ impl Recovery<'_> {
                     }
                     self.look_behind(number)?;
                 }
-                Err(Unusable::Failed(error)) => return Err(error),
                 Err(Unusable::Damaged(why)) if self.settings.accept_loss => {
                     self.renew = true;
                     self.report
                         .notes
                         .push(format!("{why}: what comes behind it is lost, as --accept-loss allows"));
                 }
-                Err(Unusable::Damaged(why)) => {
-                    return Err(lost(&why));
-                }
+                Err(unusable) => return Err(unusable),
             }
         }
         Ok(())
     }
 
     /// Nothing should follow the segment that is open. One that was just begun may.
-    fn look_behind(&mut self, number: u64) -> Result<()> {
+    fn look_behind(&mut self, number: u64) -> Result<(), Unusable> {
         for later in self.segments.range(number + 1..) {
             let path = self.directory.segment(*later);
             let why = match segment::beginning(&path)? {
-                Some((_, false)) => continue,
-                Some((true, true)) => {
+                Some(Beginning { more: false, .. }) => continue,
+                Some(Beginning { after_hole: true, .. }) => {
                     "the log could not be written any more, and no snapshot was completed since"
                 }
                 _ if self.settings.accept_loss => "what lies between is missing, as --accept-loss allows",
                 _ => {
                     let open = self.directory.segment(number);
                     let (open, path) = (open.display(), path.display());
-                    return Err(lost(&format!("{open} has lost its end: {path} follows it")));
+                    return Err(Unusable::Damaged(format!("{open} has lost its end: {path} follows it")));
                 }
             };
             (self.last, self.renew) = (None, true);
@@ -256,42 +309,43 @@ impl Recovery<'_> {
     }
 
     fn repeat(&mut self, content: Content<'_>) -> Result<()> {
+        let Some(shard) = self.shard else { return Ok(()) };
         match content {
-            Content::Push(record) => self.repeat_push(&record)?,
+            Content::Push(record) => self.repeat_push(shard, &record)?,
             Content::Fence(slice, identity) => {
                 self.clients.insert(identity.client);
                 if !self.gone.contains(&slice.0) {
-                    self.shard.slice(slice)?.replay_fence(identity)?;
+                    shard.slice(slice)?.replay_fence(identity)?;
                 }
             }
-            Content::Event(event) => self.repeat_event(&event)?,
+            Content::Event(event) => self.repeat_event(shard, &event)?,
             Content::Segment { .. } | Content::Durable(_) | Content::End(_) | Content::Slice(_) => {}
         }
         Ok(())
     }
 
-    fn repeat_push(&mut self, record: &Record<'_>) -> Result<()> {
+    fn repeat_push(&mut self, shard: &Shard, record: &Record<'_>) -> Result<()> {
         self.clients.insert(record.identity.client);
         if self.gone.contains(&record.slice.0) {
             return Ok(());
         }
-        let new = self.shard.slice(record.slice)?.replay(record)?;
+        let new = shard.slice(record.slice)?.replay(record)?;
         self.report.repeated += u64::from(new);
         Ok(())
     }
 
-    fn repeat_event(&mut self, event: &Event) -> Result<()> {
+    fn repeat_event(&mut self, shard: &Shard, event: &Event) -> Result<()> {
         match event {
-            Event::SessionEnded(client) => self.shard.forget_client(*client),
+            Event::SessionEnded(client) => shard.forget_client(*client),
             Event::Reserved(_, reservation) => {
                 let spec = Arc::new(reservation.spec.clone());
                 let slices: Vec<_> =
                     reservation.slices.iter().map(|(id, k)| (SliceId(*id), *k as usize)).collect();
-                self.shard.create(&spec, reservation.group, &slices)?;
+                shard.create(&spec, reservation.group, &slices)?;
             }
             Event::Dropped(slices) => {
                 let slices: Vec<_> = slices.iter().map(|id| SliceId(*id)).collect();
-                self.shard.remove(&slices);
+                shard.remove(&slices);
             }
             _ => {}
         }
@@ -305,7 +359,9 @@ impl Recovery<'_> {
         let gone = self.gone.iter().copied().collect();
         self.catalog.apply(&Event::Dropped(gone));
         for client in self.clients.difference(&self.catalog.sessions) {
-            self.shard.forget_client(*client);
+            if let Some(shard) = self.shard {
+                shard.forget_client(*client);
+            }
         }
     }
 }

@@ -93,8 +93,18 @@ impl Segment {
     }
 }
 
-/// What a segment begins with, if it begins as one: whether changes are missing before it, and whether there is more.
-pub(crate) fn beginning(path: &Path) -> Result<Option<(bool, bool)>> {
+/// What a segment begins with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Beginning {
+    pub(crate) origin: Origin,
+    /// Changes are missing before it.
+    pub(crate) after_hole: bool,
+    /// There is something behind its first frame.
+    pub(crate) more: bool,
+}
+
+/// How a segment begins, if it begins as one.
+pub(crate) fn beginning(path: &Path) -> Result<Option<Beginning>> {
     let read = || {
         let mut file = File::open(path)?;
         let (length, mut content) = (file.metadata()?.len(), Vec::new());
@@ -102,7 +112,7 @@ pub(crate) fn beginning(path: &Path) -> Result<Option<(bool, bool)>> {
     };
     let begun = read().map_err(|error: std::io::Error| failed("read", path, &error))?;
     Ok(begun.and_then(|(content, more)| match frame::read(&content) {
-        Some(Content::Segment { after_hole, .. }) => Some((after_hole, more)),
+        Some(Content::Segment { after_hole, origin, .. }) => Some(Beginning { origin, after_hole, more }),
         _ => None,
     }))
 }

@@ -7,39 +7,39 @@ use crate::frame::{self, FORMAT, Origin, Piece, Place};
 use crate::generation::{Generation, MANIFEST, Manifest, SLICES, STATE, VALUES, Written};
 use crate::safetensors::Layout;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::shard::Shard;
+use fastps_core::slice::Slice;
 use fastps_core::tensor::SliceId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 /// What is written at a time.
 const BUFFER: usize = 1 << 20;
 
 /// A file that is being written.
-struct Output {
+pub(crate) struct Output {
     path: PathBuf,
     to: Summed<BufWriter<File>>,
 }
 
 impl Output {
-    fn create(folder: &Path, name: &str) -> Result<Self> {
-        let path = folder.join(name);
-        let file = File::create_new(&path).map_err(|error| failed("make", &path, &error))?;
-        Ok(Self { path, to: Summed::new(BufWriter::with_capacity(BUFFER, file)) })
+    pub(crate) fn create(path: &Path) -> Result<Self> {
+        let file = File::create_new(path).map_err(|error| failed("make", path, &error))?;
+        Ok(Self { path: path.to_owned(), to: Summed::new(BufWriter::with_capacity(BUFFER, file)) })
     }
 
     /// Appends bytes; says where they lie.
-    fn write(&mut self, bytes: &[u8]) -> Result<Place> {
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<Place> {
         let place = Place { offset: self.to.bytes, bytes: bytes.len() as u64, crc32c: crc32c(bytes) };
         self.to.write_all(bytes).map_err(|error| failed("write", &self.path, &error))?;
         Ok(place)
     }
 
     /// Makes it durable.
-    fn finish(self) -> Result<Written> {
+    pub(crate) fn finish(self) -> Result<Written> {
         let bytes = self.to.bytes;
         let (crc32c, writer) = self.to.finish();
         let synced = writer.into_inner().map_err(std::io::IntoInnerError::into_error);
@@ -51,7 +51,8 @@ impl Output {
 
 /// What a snapshot is of.
 pub(crate) struct Subject<'a> {
-    pub(crate) shard: &'a Shard,
+    /// The slices of the catalog; `None`: it was freed meanwhile.
+    pub(crate) slice: &'a dyn Fn(SliceId) -> Option<Arc<Slice>>,
     pub(crate) catalog: Catalog,
     pub(crate) origin: Origin,
     /// The first segment of the log behind it.
@@ -124,17 +125,18 @@ pub(crate) fn write(
 }
 
 fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl FnOnce()) -> Result<()> {
-    let Subject { shard, catalog, origin, log } = subject;
+    let Subject { slice, catalog, origin, log } = subject;
     let slices = in_order(catalog);
     let unwritable = |error: serde_json::Error| Error::new(Kind::Internal, error.to_string());
     let headers = layout(&slices);
-    let (mut values, mut state) = (Output::create(folder, VALUES)?, Output::create(folder, STATE)?);
-    let mut list = Output::create(folder, SLICES)?;
+    let (mut values, mut state) =
+        (Output::create(&folder.join(VALUES))?, Output::create(&folder.join(STATE))?);
+    let mut list = Output::create(&folder.join(SLICES))?;
     values.write(&headers.0.header().map_err(unwritable)?)?;
     state.write(&headers.1.header().map_err(unwritable)?)?;
     let (mut gone, mut entry) = (BTreeSet::new(), Vec::new());
     for (id, index, reservation) in &slices {
-        let Ok(slice) = shard.slice(SliceId(*id)) else {
+        let Some(slice) = slice(SliceId(*id)) else {
             gone.insert(*id);
             fill(*index, reservation, &mut values, &mut state)?;
             continue;
@@ -171,7 +173,7 @@ fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl Fn
         gone,
         catalog: catalog.clone(),
     };
-    let mut file = Output::create(folder, MANIFEST)?;
+    let mut file = Output::create(&folder.join(MANIFEST))?;
     file.write(&manifest.text().map_err(unwritable)?)?;
     file.finish()?;
     sync_directory(folder)

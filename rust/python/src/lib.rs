@@ -41,7 +41,7 @@ mod _fastps {
     #[pymodule_export]
     use super::options::{check_codec, check_optimizer};
     #[pymodule_export]
-    use super::server::{Server, connect, serve_cli};
+    use super::server::{Server, checkpoint_cli, connect, serve_cli};
     #[pymodule_export]
     use super::sparse::Sparse;
     #[pymodule_export]

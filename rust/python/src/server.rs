@@ -123,3 +123,11 @@ impl Server {
 pub(crate) fn serve_cli(py: Python<'_>, args: Vec<OsString>) -> i32 {
     py.detach(|| cli::run(std::iter::once(OsString::from("fastps serve")).chain(args)))
 }
+
+/// Runs ``fastps checkpoint`` with these arguments; gives the exit status.
+#[pyfunction]
+pub(crate) fn checkpoint_cli(py: Python<'_>, args: Vec<OsString>) -> PyResult<i32> {
+    call::run(py, true, || {
+        cli::run_checkpoint(std::iter::once(OsString::from("fastps checkpoint")).chain(args))
+    })
+}

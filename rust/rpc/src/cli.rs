@@ -1,5 +1,7 @@
 //! The command line of `fastps-server` and of `fastps serve`.
 
+mod checkpoint;
+
 use crate::config::ServerConfig;
 use crate::server::Server;
 use crate::tls::TlsFiles;
@@ -16,7 +18,7 @@ const STOP: Duration = Duration::from_secs(4);
 /// Open files that a server asks for, if it may have so many.
 const OPEN_FILES: u64 = 1 << 16;
 
-/// Serves shards of a fastps parameter server.
+/// Serves shards of a fastps parameter server. `checkpoint` in place of options looks at data directories: see `checkpoint --help`.
 #[derive(Debug, Parser)]
 #[command(name = "fastps-server", version)]
 struct Args {
@@ -105,8 +107,13 @@ fn raise_open_files() {
     }
 }
 
-/// Serves until SIGTERM or SIGINT. Takes the arguments with the program's name first; gives the exit status.
+/// Serves until SIGTERM or SIGINT. Takes the arguments with the program's name first; gives the exit status. With
+/// `checkpoint` as the first of them it looks at data directories instead.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
+    let args: Vec<_> = args.into_iter().collect();
+    if args.get(1).is_some_and(|first| first == "checkpoint") {
+        return run_checkpoint(args.into_iter().skip(1));
+    }
     let args = match Args::try_parse_from(args) {
         Ok(args) => args,
         Err(error) => {
@@ -126,6 +133,11 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
             1
         }
     }
+}
+
+/// Lists, verifies, restores or exports data directories; takes the arguments with the program's name first.
+pub fn run_checkpoint(args: impl IntoIterator<Item = OsString>) -> i32 {
+    checkpoint::run(args)
 }
 
 fn serve(args: Args) -> Result<()> {

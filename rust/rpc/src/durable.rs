@@ -5,7 +5,7 @@ use crate::config::ServerConfig;
 use crate::node::Node;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
-use fastps_durable::{Catalog, Event, Journal, Settings};
+use fastps_durable::{Catalog, Event, Journal, Settings, shard_folder};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -35,7 +35,7 @@ impl Files {
             return Err(Error::new(Kind::Config, "with a data directory, records have no other sink"));
         }
         let settings = Settings {
-            path: path.join(format!("shard-{shard}")),
+            path: shard_folder(path, shard),
             shard,
             shards: shards as u32,
             keep: KEEP,

@@ -4,6 +4,7 @@
 use crate::convert::{spec_difference, spec_to_wire};
 use crate::durable::Files;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::placement::Load;
 use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_durable::{Event, Holding};
 use fastps_proto::v1 as pb;
@@ -49,7 +50,7 @@ pub(crate) struct Map {
     reservations: HashMap<u64, Arc<str>>,
     groups: HashMap<Arc<str>, u32>,
     /// Bytes placed on each shard.
-    load: Vec<u64>,
+    load: Load,
     /// The next slice or reservation identifier.
     next: u64,
     lease: Duration,
@@ -73,7 +74,7 @@ impl Map {
             pending: HashMap::new(),
             reservations: HashMap::new(),
             groups: HashMap::new(),
-            load: vec![0; shards.max(1)],
+            load: Load::new(shards),
             next: first.max(1),
             lease,
             files: Files::default(),
@@ -90,13 +91,12 @@ impl Map {
                     .tensor(spec.name.clone())
                     .expected(format!("{} slices", spec.slice_count()), slices.len()));
             }
-            for (range, shard) in spec.slices().zip(&shards) {
-                let (size, name) = (self.load.len(), spec.name.clone());
-                let load = self.load.get_mut(*shard as usize).ok_or_else(|| {
+            for (slice, shard) in shards.iter().enumerate() {
+                if !self.load.add(*shard, &spec, slice) {
                     let error = Error::new(Kind::Config, "the data directory is of another cluster");
-                    error.tensor(name).expected(format!("{size} shards"), format!("shard {shard}"))
-                })?;
-                *load += slice_bytes(&spec, range.len());
+                    let shards = format!("{} shards", self.load.shards());
+                    return Err(error.tensor(spec.name).expected(shards, format!("shard {shard}")));
+                }
             }
             self.groups.insert(spec.group.clone(), group);
             self.reservations.insert(reservation, spec.name.clone());
@@ -171,10 +171,8 @@ impl Map {
             }
         };
         let mut placement = pb::Placement { group, ..Default::default() };
-        for range in spec.slices() {
-            let (shard, load) = least(&mut self.load);
-            *load += slice_bytes(spec, range.len());
-            placement.shards.push(shard);
+        for slice in 0..spec.slice_count() {
+            placement.shards.push(self.load.place(spec, slice));
             placement.slices.push(self.identifier());
         }
         let wire = pb::MapEntry { spec: Some(spec_to_wire(spec)), placement: Some(placement) };
@@ -184,10 +182,8 @@ impl Map {
     /// Forgets where an entry lies.
     fn release(&mut self, entry: &Entry) {
         self.reservations.remove(&entry.reservation);
-        for (range, shard) in entry.spec.slices().zip(entry.placement().shards) {
-            if let Some(load) = self.load.get_mut(shard as usize) {
-                *load = load.saturating_sub(slice_bytes(&entry.spec, range.len()));
-            }
+        for (slice, shard) in entry.placement().shards.into_iter().enumerate() {
+            self.load.remove(shard, &entry.spec, slice);
         }
     }
 
@@ -301,7 +297,7 @@ impl Map {
 
     /// Tensors, registrations under way, and bytes placed.
     pub(crate) fn counts(&self) -> (u64, u64, u64) {
-        (self.entries.len() as u64, self.pending.len() as u64, self.load.iter().sum())
+        (self.entries.len() as u64, self.pending.len() as u64, self.load.total())
     }
 }
 
@@ -327,21 +323,6 @@ fn same(registered: &TensorSpec, other: &TensorSpec, message: &str) -> Result<()
             .tensor(other.name.clone())
             .expected(is, wanted)),
     }
-}
-
-fn least(load: &mut [u64]) -> (u32, &mut u64) {
-    let mut at = 0;
-    for shard in 1..load.len() {
-        if load[shard] < load[at] {
-            at = shard;
-        }
-    }
-    (at as u32, &mut load[at])
-}
-
-/// What a slice weighs: parameters and state, and something for the slice itself.
-fn slice_bytes(spec: &TensorSpec, len: usize) -> u64 {
-    (spec.dtype.size() * len * (1 + spec.optimizer.slots().len()) + 512) as u64
 }
 
 #[cfg(test)]

@@ -40,6 +40,8 @@ pub(super) enum Abandoned {
 /// The link to one shard.
 pub(super) struct Link {
     shard: u32,
+    /// Shards of its cluster.
+    pub(super) shards: usize,
     /// Whether payloads carry a CRC-32C.
     checksums: bool,
     pub(super) address: String,
@@ -67,6 +69,7 @@ impl Link {
         let queue = Queue::new(client, hello.server);
         Arc::new(Self {
             shard: hello.shard,
+            shards: hello.cluster.len(),
             checksums: shared.checksums.unwrap_or_else(|| way.tls.is_none() && !is_loopback(&address)),
             address,
             channel: Mutex::new(Some(channel)),

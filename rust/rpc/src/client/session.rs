@@ -89,6 +89,10 @@ async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
         return Err(Error::new(Kind::Connection, format!("{} serves another shard now", link.address))
             .expected(link.shard(), answer.shard));
     }
+    if answer.cluster.len() != link.shards {
+        let why = "the cluster has another number of shards now: connect anew";
+        return Err(Error::new(Kind::Connection, why).expected(link.shards, answer.cluster.len()));
+    }
     link.met(answer.server);
     Ok(())
 }

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const SLICE: usize = 258_048;
 
 /// A folder that goes with its owner.
-struct Folder(PathBuf);
+pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
     fn new() -> Self {
@@ -41,15 +41,15 @@ impl Drop for Folder {
 }
 
 /// A server in a process of its own, at the same addresses whenever it is started.
-struct Served {
-    folder: Folder,
-    port: u16,
+pub(crate) struct Served {
+    pub(crate) folder: Folder,
+    pub(crate) port: u16,
     shards: u16,
     child: Option<Child>,
 }
 
 impl Served {
-    fn new(shards: u16) -> Self {
+    pub(crate) fn new(shards: u16) -> Self {
         let free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
         let port = (0..100).find_map(|_| {
             let port = TcpListener::bind("127.0.0.1:0").ok()?.local_addr().ok()?.port();
@@ -58,12 +58,12 @@ impl Served {
         Self { folder: Folder::new(), port: port.unwrap(), shards, child: None }
     }
 
-    fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
     /// Starts it, and waits until it says that it is ready; `shell` runs before.
-    fn start_after(&mut self, shell: &str, more: &[&str]) {
+    pub(crate) fn start_after(&mut self, shell: &str, more: &[&str]) {
         let begin = Instant::now();
         loop {
             let mut command = Command::new("sh");
@@ -86,16 +86,16 @@ impl Served {
         }
     }
 
-    fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         self.start_after("", &[]);
     }
 
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.as_mut().unwrap().kill().unwrap();
         self.wait();
     }
 
-    fn terminate(&mut self) {
+    pub(crate) fn terminate(&mut self) {
         let id = self.child.as_ref().unwrap().id() as i32;
         let pid = rustix::process::Pid::from_raw(id).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
@@ -108,7 +108,7 @@ impl Served {
         }
     }
 
-    fn connect(&self, ack: Ack) -> Arc<Client> {
+    pub(crate) fn connect(&self, ack: Ack) -> Arc<Client> {
         let options = ConnectOptions { timeout: PATIENT, ack, ..ConnectOptions::default() };
         Client::connect(&[self.address()], options).unwrap()
     }
@@ -123,17 +123,24 @@ impl Drop for Served {
     }
 }
 
-fn register(ps: &Client, name: &str, elements: usize, apply: Apply, optimizer: Optimizer, value: f32) {
+pub(crate) fn register(
+    ps: &Client,
+    name: &str,
+    elements: usize,
+    apply: Apply,
+    optimizer: Optimizer,
+    value: f32,
+) {
     let (dtype, group) = (DType::Float32, "default".into());
     let spec = TensorSpec { name: name.into(), shape: vec![elements as u64], dtype, apply, group, optimizer };
     ps.register(spec, View::Float32(&vec![value; elements]), PATIENT).unwrap();
 }
 
-fn sgd() -> Optimizer {
+pub(crate) fn sgd() -> Optimizer {
     Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() })
 }
 
-fn options(timeout: Duration) -> PushOptions {
+pub(crate) fn options(timeout: Duration) -> PushOptions {
     PushOptions {
         codec: Codec::Float32,
         lr: None,
@@ -146,7 +153,7 @@ fn options(timeout: Duration) -> PushOptions {
     }
 }
 
-fn pull(ps: &Client, name: &str) -> Vec<f32> {
+pub(crate) fn pull(ps: &Client, name: &str) -> Vec<f32> {
     let ticket = ps.pull_async(vec![name.into()], PATIENT).unwrap();
     floats(ticket.wait(2 * PATIENT).unwrap().unwrap().values.remove(0))
 }

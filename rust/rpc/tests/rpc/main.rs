@@ -9,6 +9,7 @@
 
 mod authors;
 mod certificates;
+mod checkpoint;
 mod client;
 mod cluster;
 mod connections;

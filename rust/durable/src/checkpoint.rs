@@ -1,0 +1,163 @@
+//! What lies in a data directory, and whether it is whole. Takes no lock and changes nothing: a server may be at work
+//! there.
+
+use crate::directory::{DAMAGED, Directory, failed, shard_folder, shards_in};
+use crate::generation::Generation;
+use crate::journal::Settings;
+use crate::recovery;
+use fastps_core::error::{Error, Result};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// What a shard has on disk.
+#[derive(Clone, Debug, Serialize)]
+pub struct Listed {
+    /// Its index.
+    pub shard: u32,
+    /// Shards of its cluster, as far as its files tell.
+    pub shards: Option<u32>,
+    /// Where it lies.
+    pub path: PathBuf,
+    /// Its snapshots, the newest first.
+    pub snapshots: Vec<Snapshot>,
+    /// Segments of the log.
+    pub log_segments: u64,
+    /// Their bytes.
+    pub log_bytes: u64,
+    /// Names of snapshots that a start has put aside.
+    pub put_aside: Vec<String>,
+}
+
+/// A snapshot as it looks at a glance.
+#[derive(Clone, Debug, Serialize)]
+pub struct Snapshot {
+    /// Its number; they count up.
+    pub number: u64,
+    /// What is wrong with it; nothing: its manifest and its list of slices are whole, its files are there in full length.
+    pub problem: Option<String>,
+    /// When it was written, in seconds since 1970.
+    pub written: u64,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Slices in it.
+    pub slices: u64,
+    /// The sum of their versions.
+    pub versions: u64,
+    /// The sum of their optimizer steps.
+    pub steps: u64,
+}
+
+/// What a look at every byte has found.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Verified {
+    /// The shard.
+    pub shard: u32,
+    /// Where it lies.
+    pub path: PathBuf,
+    /// The snapshots that are whole, the newest first.
+    pub whole: Vec<u64>,
+    /// A sentence per damage, with the way out.
+    pub damages: Vec<String>,
+}
+
+/// What each shard of a data directory has.
+pub fn list(data_dir: &Path) -> Result<Vec<Listed>> {
+    shards_in(data_dir)?.into_iter().map(|shard| list_shard(data_dir, shard)).collect()
+}
+
+fn list_shard(data_dir: &Path, shard: u32) -> Result<Listed> {
+    let path = shard_folder(data_dir, shard);
+    let directory = Directory::beside(&path);
+    let numbers = directory.generations()?;
+    let snapshots = numbers.into_iter().rev().map(|number| glance(&path, number)).collect();
+    let segments = directory.segments()?;
+    let mut log_bytes = 0;
+    for number in &segments {
+        let name = directory.segment(*number);
+        log_bytes += std::fs::metadata(&name).map_err(|error| failed("read", &name, &error))?.len();
+    }
+    let mut put_aside = directory.names()?;
+    put_aside.retain(|name| name.starts_with(DAMAGED));
+    put_aside.sort();
+    let shards = recovery::origin(&directory)?.map(|origin| origin.shards);
+    let log_segments = segments.len() as u64;
+    Ok(Listed { shard, shards, path, snapshots, log_segments, log_bytes, put_aside })
+}
+
+fn glance(path: &Path, number: u64) -> Snapshot {
+    let whole = Generation::open(path, number).and_then(|generation| {
+        let (versions, steps) = generation.changes()?;
+        let summary = generation.summary();
+        let crate::Summary { written, bytes, slices, .. } = summary;
+        Ok(Snapshot { number, problem: None, written, bytes, slices, versions, steps })
+    });
+    whole.unwrap_or_else(|unusable| {
+        let problem = Some(Error::from(unusable).message.clone());
+        Snapshot { number, problem, written: 0, bytes: 0, slices: 0, versions: 0, steps: 0 }
+    })
+}
+
+/// Reads every byte that each shard of a data directory has.
+pub fn verify(data_dir: &Path) -> Result<Vec<Verified>> {
+    let verify = |shard| {
+        let verified = verify_shard(data_dir, shard)?;
+        // A server may just have removed what was looked at.
+        if verified.damages.is_empty() { Ok(verified) } else { verify_shard(data_dir, shard) }
+    };
+    shards_in(data_dir)?.into_iter().map(verify).collect()
+}
+
+fn verify_shard(data_dir: &Path, shard: u32) -> Result<Verified> {
+    let path = shard_folder(data_dir, shard);
+    let directory = Directory::beside(&path);
+    let (mut whole, mut damaged, mut shards) = (Vec::new(), Vec::new(), None);
+    let numbers = directory.generations()?;
+    for number in numbers.iter().copied().rev() {
+        let verified = Generation::open(&path, number).map_err(Error::from).and_then(|generation| {
+            generation.verify()?;
+            Ok(generation)
+        });
+        match verified {
+            Ok(generation) => {
+                shards = shards.or(Some(generation.manifest.shards));
+                whole.push((number, generation.manifest.log));
+            }
+            Err(error) => damaged.push((number, error.message.clone())),
+        }
+    }
+    let segments = directory.segments()?;
+    let reaches_back = segments.first() == Some(&1);
+    let newest = whole.first().copied();
+    let mut damages: Vec<_> = damaged
+        .into_iter()
+        .map(|(number, why)| {
+            let way_out = match newest {
+                Some((whole, _)) if whole > number => {
+                    format!("a start uses snapshot {whole} and does not need it")
+                }
+                Some((whole, _)) => {
+                    format!("a start puts it aside and uses snapshot {whole} with the log behind it")
+                }
+                None if reaches_back => "a start repeats the whole log in its place".to_owned(),
+                None => "no snapshot is whole: restore the directory from a backup".to_owned(),
+            };
+            format!("{why}; {way_out}")
+        })
+        .collect();
+    let shards = match shards {
+        Some(shards) => shards,
+        None => recovery::origin(&directory)?.map_or(0, |origin| origin.shards),
+    };
+    let settings = Settings { path: path.clone(), shard, shards, keep: 1, accept_loss: false };
+    let oldest = whole.last().map(|(_, log)| *log);
+    let first = oldest.or_else(|| segments.first().copied().filter(|_| reaches_back));
+    for (number, why) in recovery::check_log(&directory, &settings, first)? {
+        let way_out = match newest {
+            Some((whole, log)) if number < log => format!("a start uses snapshot {whole} and does not need it"),
+            _ => "no server starts from this: restore the directory from a backup, or start once with --accept-loss to go on with what stands before it".to_owned(),
+        };
+        damages.push(format!("{why}; {way_out}"));
+    }
+    let whole = whole.into_iter().map(|(number, _)| number).collect();
+    Ok(Verified { shard, path, whole, damages })
+}

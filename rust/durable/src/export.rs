@@ -1,0 +1,77 @@
+//! One safetensors file of all that a data directory holds, for others to read: each tensor as a whole, under its name.
+
+use crate::directory::{UNFINISHED, failed, remove, sync_directory};
+use crate::reshape::parent;
+use crate::safetensors::Layout;
+use crate::snapshot::Output;
+use crate::source::{Source, Tensor};
+use fastps_core::error::{Error, Kind, Result};
+use std::path::Path;
+
+/// What was written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Exported {
+    /// Tensors.
+    pub tensors: u64,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// What was not as it should be, and what was left out, a sentence each.
+    pub notes: Vec<String>,
+}
+
+/// Writes a safetensors file with each tensor that `source` holds, and with `state` also each slot of its optimizer
+/// (`name.slot`). It has its name when all of it is durable.
+pub fn export(source: &Path, file: &Path, state: bool, accept_loss: bool) -> Result<Exported> {
+    let taken = |why: String| Err(Error::new(Kind::Config, why).expected("a new file", file.display()));
+    if file.exists() {
+        return taken(format!("{} is there already", file.display()));
+    }
+    let Some(name) = file.file_name() else {
+        return taken(format!("{} is no name for a file", file.display()));
+    };
+    let mut unfinished = name.to_owned();
+    unfinished.push(UNFINISHED);
+    let path = file.with_file_name(&unfinished);
+    let source = Source::open(source, accept_loss)?;
+    let tensors = source.tensors()?;
+    let mut output = Output::create(&path)?;
+    let written = write(&tensors, state, &mut output).and_then(|()| {
+        let bytes = output.finish()?.bytes;
+        std::fs::rename(&path, file).map_err(|error| failed("rename", &path, &error))?;
+        sync_directory(parent(file))?;
+        Ok(bytes)
+    });
+    if written.is_err() {
+        let _ = remove(&path);
+    }
+    Ok(Exported { tensors: tensors.len() as u64, bytes: written?, notes: source.notes.clone() })
+}
+
+fn write(tensors: &[Tensor<'_>], state: bool, output: &mut Output) -> Result<()> {
+    let mut layout = Layout::default();
+    for Tensor { holding, .. } in tensors {
+        let spec = &holding.spec;
+        let bytes = (spec.dtype.size() * spec.elements()) as u64;
+        layout.add(spec.name.to_string(), spec.shape.clone(), bytes);
+        for slot in spec.optimizer.slots().iter().filter(|_| state) {
+            layout.add(format!("{}.{slot}", spec.name), spec.shape.clone(), bytes);
+        }
+    }
+    let unwritable = |error: serde_json::Error| Error::new(Kind::Internal, error.to_string());
+    output.write(&layout.header().map_err(unwritable)?)?;
+    for Tensor { holding, slices, .. } in tensors {
+        for slice in slices {
+            output.write(slice.image()?.values.as_ref())?;
+        }
+        let slots = if state { holding.spec.optimizer.slots().len() } else { 0 };
+        // The slots of a slice lie one after the other; here each is whole.
+        for slot in 0..slots {
+            for slice in slices {
+                let image = slice.image()?;
+                let bytes = slice.bytes();
+                output.write(&image.state.as_ref()[slot * bytes..(slot + 1) * bytes])?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! A data directory made anew, for any number of shards: every slice goes to a shard by load, and stays what it was.
+
+use crate::catalog::{Catalog, Holding, Reservation, Stage};
+use crate::directory::{Directory, UNFINISHED, failed, remove, shard_folder, sync_directory};
+use crate::frame::Origin;
+use crate::recovery::random;
+use crate::segment::Segment;
+use crate::snapshot::{self, Subject};
+use crate::source::Source;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::placement::Load;
+use fastps_core::slice::Slice;
+use fastps_core::tensor::SliceId;
+use std::collections::HashMap;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Most shards of a cluster.
+const MAX_SHARDS: u32 = 1 << 16;
+/// The number of the first generation, and of the first segment of the log.
+const FIRST: u64 = 1;
+
+/// What was written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// Tensors.
+    pub tensors: u64,
+    /// Their slices.
+    pub slices: u64,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// What was not as it should be, and what was left out, a sentence each.
+    pub notes: Vec<String>,
+}
+
+/// Writes what `source` holds as a new data directory for `shards` shards. It has its name when all of it is durable.
+pub fn restore(source: &Path, target: &Path, shards: u32, accept_loss: bool) -> Result<Restored> {
+    if shards == 0 || shards > MAX_SHARDS {
+        let error = Error::new(Kind::Config, "invalid number of shards");
+        return Err(error.expected(format!("1 to {MAX_SHARDS}"), shards));
+    }
+    let unfinished = begin(target)?;
+    let source = Source::open(source, accept_loss)?;
+    let mut builder = DirBuilder::new();
+    builder.mode(0o700).create(&unfinished).map_err(|error| failed("make", &unfinished, &error))?;
+    let written = write(&source, &unfinished, shards).and_then(|written| {
+        sync_directory(&unfinished)?;
+        std::fs::rename(&unfinished, target).map_err(|error| failed("rename", &unfinished, &error))?;
+        sync_directory(parent(target))?;
+        Ok(written)
+    });
+    if written.is_err() {
+        let _ = remove(&unfinished);
+    }
+    written
+}
+
+/// Where the target is written before it has its name. The target must be new, or an empty folder.
+fn begin(target: &Path) -> Result<PathBuf> {
+    let taken = |path: &Path, what: &str| {
+        Err(Error::new(Kind::Config, format!("{} {what}", path.display()))
+            .expected("a new directory", path.display()))
+    };
+    match std::fs::read_dir(target).map(Iterator::count) {
+        Ok(0) => {}
+        Ok(_) => return taken(target, "is not empty"),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed("read", target, &error)),
+    }
+    let Some(name) = target.file_name() else { return taken(target, "is no name for a directory") };
+    let mut name = name.to_owned();
+    name.push(UNFINISHED);
+    let unfinished = target.with_file_name(name);
+    if unfinished.exists() {
+        return taken(&unfinished, "is there, perhaps of a restore that was ended: remove it");
+    }
+    Ok(unfinished)
+}
+
+/// The folder that a path lies in.
+pub(crate) fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn write(source: &Source, folder: &Path, shards: u32) -> Result<Restored> {
+    let tensors = source.tensors()?;
+    let mut load = Load::new(shards as usize);
+    let sessions = source.sessions();
+    let mut catalogs = vec![Catalog { sessions, ..Catalog::default() }; shards as usize];
+    let mut slices: HashMap<SliceId, Arc<Slice>> = HashMap::new();
+    for tensor in &tensors {
+        let Holding { spec, group, .. } = tensor.holding;
+        let mut holding = tensor.holding.clone();
+        for (index, slice) in tensor.slices.iter().enumerate() {
+            let shard = load.place(spec, index);
+            holding.shards[index] = shard;
+            let place = catalogs[shard as usize].reservations.entry(tensor.reservation);
+            let stage = Stage::Committed;
+            let empty = || Reservation { spec: spec.clone(), group: *group, slices: Vec::new(), stage };
+            place.or_insert_with(empty).slices.push((slice.id().0, index as u64));
+            slices.insert(slice.id(), slice.clone());
+        }
+        catalogs[0].map.insert(tensor.reservation, holding);
+    }
+    let mut restored =
+        Restored { tensors: tensors.len() as u64, notes: source.notes.clone(), ..Restored::default() };
+    for (shard, catalog) in (0..).zip(catalogs) {
+        let directory = Directory::open(&shard_folder(folder, shard))?;
+        let origin = Origin { id: random()?, shard, shards };
+        Segment::create(&directory, FIRST, false, origin)?;
+        let subject = Subject { slice: &|id| slices.get(&id).cloned(), catalog, origin, log: FIRST };
+        let summary = snapshot::write(&directory, FIRST, &subject, || {})?.summary();
+        restored.slices += summary.slices;
+        restored.bytes += summary.bytes;
+    }
+    Ok(restored)
+}

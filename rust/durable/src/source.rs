@@ -1,0 +1,118 @@
+//! All shards of a data directory in memory, as a start would make them. Nothing in the directory is changed.
+
+use crate::catalog::{Catalog, Holding, Stage};
+use crate::directory::{Directory, shard_folder, shards_in};
+use crate::journal::Settings;
+use crate::recovery;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::isa::Isa;
+use fastps_core::shard::{Shard, ShardConfig};
+use fastps_core::slice::Slice;
+use fastps_core::tensor::SliceId;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What a data directory holds. Its shards are locked meanwhile.
+pub(crate) struct Source {
+    shards: Vec<(Shard, Catalog)>,
+    /// What was not as it should be, and what was left out.
+    pub(crate) notes: Vec<String>,
+    /// Until all is read and written.
+    _locked: Vec<Directory>,
+}
+
+/// A tensor, with its slices in their order.
+pub(crate) struct Tensor<'a> {
+    /// Its reservation.
+    pub(crate) reservation: u64,
+    pub(crate) holding: &'a Holding,
+    pub(crate) slices: Vec<Arc<Slice>>,
+}
+
+impl Source {
+    pub(crate) fn open(data_dir: &Path, accept_loss: bool) -> Result<Self> {
+        let folders = shards_in(data_dir)?;
+        let (mut locked, mut origins) = (Vec::new(), Vec::new());
+        for shard in &folders {
+            let directory = Directory::look(&shard_folder(data_dir, *shard))?;
+            origins.push(recovery::origin(&directory)?);
+            locked.push(directory);
+        }
+        let Some(shards) = origins.iter().flatten().map(|origin| origin.shards).max() else {
+            return Err(nothing(data_dir));
+        };
+        if let Some(missing) = (0..shards).find(|shard| !folders.contains(shard)) {
+            let why =
+                format!("{} is not there: all shards are needed", shard_folder(data_dir, missing).display());
+            return Err(Error::new(Kind::Config, why).expected(format!("{shards} shards"), folders.len()));
+        }
+        let (mut cores, mut notes) = (Vec::new(), Vec::new());
+        for (shard, directory) in folders.into_iter().zip(&locked).take(shards as usize) {
+            // There is no server here whose memory could be bounded.
+            let core = Shard::new(ShardConfig::new(shard, u64::MAX, Isa::get()?));
+            let path = directory.path().to_owned();
+            let settings = Settings { path, shard, shards, keep: 1, accept_loss };
+            let found = recovery::recover(directory, &settings, &core).map_err(|error| error.shard(shard))?;
+            let damaged = found.damaged.iter();
+            notes.extend(damaged.map(|(number, why)| format!("snapshot {number} is not used: {why}")));
+            notes.extend(found.report.notes);
+            cores.push((core, found.catalog));
+        }
+        let mut source = Self { shards: cores, notes, _locked: locked };
+        source.note_what_is_left_out();
+        Ok(source)
+    }
+
+    fn note_what_is_left_out(&mut self) {
+        let Some((_, first)) = self.shards.first() else { return };
+        let mut left_out = BTreeSet::new();
+        for (id, reservation) in self.shards.iter().flat_map(|(_, catalog)| &catalog.reservations) {
+            if !first.map.contains_key(id) {
+                let why = if reservation.stage == Stage::Committed {
+                    "had been removed"
+                } else {
+                    "was being registered"
+                };
+                left_out.insert(format!("tensor {:?} {why}: it is left out", reservation.spec.name));
+            }
+        }
+        self.notes.extend(left_out);
+    }
+
+    /// All that have a session on any of the shards.
+    pub(crate) fn sessions(&self) -> BTreeSet<u64> {
+        self.shards.iter().flat_map(|(_, catalog)| &catalog.sessions).copied().collect()
+    }
+
+    /// The tensors in the order of their registration.
+    pub(crate) fn tensors(&self) -> Result<Vec<Tensor<'_>>> {
+        let map = self.shards.first().map(|(_, catalog)| &catalog.map);
+        map.into_iter().flatten().map(|(reservation, holding)| self.tensor(*reservation, holding)).collect()
+    }
+
+    fn tensor<'a>(&self, reservation: u64, holding: &'a Holding) -> Result<Tensor<'a>> {
+        let Holding { spec, slices, shards, .. } = holding;
+        spec.validate()?;
+        let torn = |what: String| {
+            let why = format!(
+                "the folders of the shards do not belong together, or are of different times: {what}"
+            );
+            Error::new(Kind::Config, why).tensor(spec.name.clone())
+        };
+        if slices.len() != spec.slice_count() || shards.len() != slices.len() {
+            return Err(torn(format!("{} slices of {}", slices.len(), spec.slice_count())));
+        }
+        let find = |(index, (id, shard)): (usize, (&u64, &u32))| {
+            let found = self.shards.get(*shard as usize).and_then(|(core, _)| core.slice(SliceId(*id)).ok());
+            let fits = |slice: &Arc<Slice>| slice.index() == index && **slice.spec() == *spec;
+            found.filter(fits).ok_or_else(|| torn(format!("slice {id} is not on shard {shard}")))
+        };
+        let found = slices.iter().zip(shards).enumerate().map(find).collect::<Result<_>>()?;
+        Ok(Tensor { reservation, holding, slices: found })
+    }
+}
+
+fn nothing(data_dir: &Path) -> Error {
+    Error::new(Kind::Config, format!("{} holds nothing yet", data_dir.display()))
+}

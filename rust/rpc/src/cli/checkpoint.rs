@@ -1,0 +1,216 @@
+//! `fastps checkpoint`, and `fastps-server checkpoint`: data directories without a server.
+
+use clap::{Parser, Subcommand};
+use fastps_core::error::{Error, Kind, Result};
+use fastps_durable::checkpoint::{self, Listed, Snapshot, Verified};
+use serde::Serialize;
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+/// Looks at a server's data directory, and makes other files of it. DIR is what the server is told by --data-dir.
+#[derive(Debug, Parser)]
+#[command(name = "fastps checkpoint")]
+pub(super) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Tells which snapshots each shard has; a server may be using them.
+    List {
+        /// The data directory.
+        dir: PathBuf,
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Reads every byte and compares all checksums; exit code 1 if anything is damaged. A server may be using them.
+    Verify {
+        /// The data directory.
+        dir: PathBuf,
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Writes a new data directory for another number of shards. No server may use the old one; it is not changed. Takes as
+    /// much memory as all tensors and their optimizer state.
+    Restore {
+        /// The data directory that is read.
+        source: PathBuf,
+        /// The one that is written; it must be new.
+        target: PathBuf,
+        /// For how many shards.
+        #[arg(long)]
+        shards: u32,
+        /// Use what can be read, although something that was durable cannot.
+        #[arg(long)]
+        accept_loss: bool,
+    },
+    /// Writes one safetensors file with every tensor under its name. No server may use the directory. Takes as much memory as
+    /// all tensors and their optimizer state.
+    Export {
+        /// The data directory.
+        dir: PathBuf,
+        /// The file that is written; it must be new.
+        file: PathBuf,
+        /// Optimizer state, too, as NAME.SLOT.
+        #[arg(long)]
+        state: bool,
+        /// Use what can be read, although something that was durable cannot.
+        #[arg(long)]
+        accept_loss: bool,
+    },
+}
+
+/// Runs one of them; the exit status.
+pub(super) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
+    let args = match Args::try_parse_from(args) {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            return error.exit_code();
+        }
+    };
+    match execute(args.command) {
+        Ok(true) => 0,
+        Ok(false) => 1,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "fastps: error: {error}");
+            1
+        }
+    }
+}
+
+/// False: something is damaged.
+fn execute(command: Command) -> Result<bool> {
+    match command {
+        Command::List { dir, json } => {
+            let shards = checkpoint::list(&dir)?;
+            if json {
+                say(&[in_json(&serde_json::json!({ "shards": shards }))?])?;
+            } else {
+                say(&shards.iter().flat_map(listed).collect::<Vec<_>>())?;
+            }
+            Ok(true)
+        }
+        Command::Verify { dir, json } => {
+            let shards = checkpoint::verify(&dir)?;
+            let ok = shards.iter().all(|shard| shard.damages.is_empty());
+            if json {
+                say(&[in_json(&serde_json::json!({ "ok": ok, "shards": shards }))?])?;
+            } else {
+                say(&shards.iter().flat_map(verified).collect::<Vec<_>>())?;
+            }
+            Ok(ok)
+        }
+        Command::Restore { source, target, shards, accept_loss } => {
+            let done = fastps_durable::restore(&source, &target, shards, accept_loss)?;
+            note(&done.notes);
+            let (tensors, slices, bytes) = (done.tensors, done.slices, size(done.bytes));
+            let target = target.display();
+            say(&[format!("{target}: {tensors} tensors, {slices} slices, {bytes}, for {shards} shards")])?;
+            Ok(true)
+        }
+        Command::Export { dir, file, state, accept_loss } => {
+            let done = fastps_durable::export(&dir, &file, state, accept_loss)?;
+            note(&done.notes);
+            say(&[format!("{}: {} tensors, {}", file.display(), done.tensors, size(done.bytes))])?;
+            Ok(true)
+        }
+    }
+}
+
+fn in_json(value: &impl Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(|error| Error::new(Kind::Internal, error.to_string()))
+}
+
+/// To standard output.
+fn say(lines: &[String]) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    let mut written = lines.iter().try_for_each(|line| writeln!(out, "{line}"));
+    written = written.and_then(|()| out.flush());
+    match written {
+        // Whoever reads has enough.
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::new(Kind::Internal, format!("cannot print: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// To standard error.
+fn note(notes: &[String]) {
+    for note in notes {
+        let _ = writeln!(std::io::stderr(), "fastps: {note}");
+    }
+}
+
+fn listed(shard: &Listed) -> Vec<String> {
+    let of = shard.shards.map_or(String::new(), |shards| format!(" of {shards}"));
+    let mut lines = vec![format!("shard {}{of}: {}", shard.shard, shard.path.display())];
+    lines.extend(shard.snapshots.iter().map(snapshot));
+    lines.push(format!("  log: {} files, {}", shard.log_segments, size(shard.log_bytes)));
+    lines.extend(shard.put_aside.iter().map(|name| format!("  put aside: {name}")));
+    lines
+}
+
+fn snapshot(snapshot: &Snapshot) -> String {
+    let Snapshot { number, problem, written, bytes, slices, versions, steps } = snapshot;
+    if let Some(problem) = problem {
+        return format!("  snapshot {number}: {problem}");
+    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (age, bytes) = (age(now.saturating_sub(*written)), size(*bytes));
+    format!("  snapshot {number}: {age} ago, {slices} slices, {versions} versions, {steps} steps, {bytes}")
+}
+
+fn verified(shard: &Verified) -> Vec<String> {
+    let whole: Vec<_> = shard.whole.iter().map(u64::to_string).collect();
+    let whole = if whole.is_empty() { "none".to_owned() } else { whole.join(", ") };
+    let state = if shard.damages.is_empty() { "whole" } else { "DAMAGED" };
+    let mut lines = vec![format!("shard {}: {state}; whole snapshots: {whole}", shard.shard)];
+    lines.extend(shard.damages.iter().map(|damage| format!("  {damage}")));
+    lines
+}
+
+fn age(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+fn size(bytes: u64) -> String {
+    let mut size = bytes as f64;
+    for unit in ["B", "KiB", "MiB", "GiB"] {
+        if size < 1024.0 {
+            return if unit == "B" { format!("{bytes} B") } else { format!("{size:.1} {unit}") };
+        }
+        size /= 1024.0;
+    }
+    format!("{size:.1} TiB")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Args::command().debug_assert();
+        assert_eq!(run(["x", "restore", "a", "b"].map(OsString::from)), 2);
+        assert_eq!(run(["x", "list", "/no/such/directory"].map(OsString::from)), 1);
+    }
+
+    #[test]
+    fn sizes_and_ages_are_for_people() {
+        assert_eq!([size(17), size(1536), size(5 << 40)], ["17 B", "1.5 KiB", "5.0 TiB"]);
+        assert_eq!([age(5), age(600), age(7200), age(864_000)], ["5 s", "10 min", "2 h", "10 days"]);
+    }
+}

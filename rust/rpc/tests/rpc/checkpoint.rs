@@ -1,0 +1,166 @@
+//! `checkpoint restore` between real servers: with fewer or more shards everything is as it was, and goes on exactly.
+
+use crate::durable::{Served, options, pull, register, sgd};
+use crate::ledger::{PATIENT, SLICE, gradient};
+use crate::stubs::{CLIENT, Shard, push, spec};
+use fastps_core::optim::{Adam, Optimizer};
+use fastps_core::tensor::Apply;
+use fastps_core::verbs::{ParameterServer, SliceVersion, State};
+use fastps_rpc::client::{Ack, Client};
+use fastps_rpc::convert::{Answer, Route};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::time::Duration;
+
+const BIG: usize = 3 * SLICE + 5;
+
+fn run(args: &[&str], paths: &[&Path], more: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fastps-server"));
+    command.args(args).args(paths).args(more).env("FASTPS_LOG", "off").output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
+}
+
+fn files(folder: &Path, into: &mut BTreeMap<PathBuf, Vec<u8>>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files(&path, into);
+        } else {
+            into.insert(path.clone(), std::fs::read(path).unwrap());
+        }
+    }
+}
+
+/// What a user can see.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    names: Vec<Arc<str>>,
+    values: Vec<Vec<f32>>,
+    state: State,
+    versions: Vec<Vec<u64>>,
+}
+
+const NAMES: [&str; 4] = ["adam", "big", "racing", "stub"];
+
+fn of_slices(versions: &[SliceVersion]) -> Vec<u64> {
+    versions.iter().map(|slice| slice.version).collect()
+}
+
+fn see(client: &Client) -> Seen {
+    let versions = client.versions(&NAMES.map(Arc::from), PATIENT).unwrap();
+    Seen {
+        names: client.names(PATIENT).unwrap(),
+        values: NAMES.map(|name| pull(client, name)).to_vec(),
+        state: client.state("adam", PATIENT).unwrap(),
+        versions: NAMES.iter().map(|name| of_slices(versions.tensor(name).unwrap())).collect(),
+    }
+}
+
+fn block<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
+fn change(client: &Client, times: usize) {
+    for _ in 0..times {
+        let all = [gradient("big", vec![-1.0; BIG]), gradient("adam", vec![-1.0; SLICE + 9])];
+        client.push(&all, &options(PATIENT)).unwrap();
+    }
+}
+
+fn reshape(from: u16, to: u16) {
+    let mut served = Served::new(from);
+    served.start();
+    // A plain client's tensor, the first one, lies on shard 0.
+    let (route, slice) = block(async {
+        let mut stub = Shard::connect(&served.address(), CLIENT).await;
+        let mut stream = stub.exchange().await;
+        let (route, slice) = stub.create(&mut stream, "stub", &[0.0; 3]).await;
+        let answer = stream.ask(push(route, slice, 1, &[-1.0; 3])).await;
+        assert!(matches!(answer, Answer::Receipt(applied) if !applied.duplicate));
+        (route, slice)
+    });
+    let client = served.connect(Ack::Logged);
+    register(&client, "big", BIG, Apply::Exact, sgd(), 0.0);
+    register(&client, "adam", SLICE + 9, Apply::Exact, Optimizer::Adam(Adam::default()), 0.5);
+    register(&client, "racing", 10, Apply::Hogwild, sgd(), 0.25);
+    change(&client, 3);
+    let before = see(&client);
+    let mut fresh = Served::new(to);
+    let (source, target) = (served.folder.0.clone(), fresh.folder.0.clone());
+    let shards = to.to_string();
+    let restore = || run(&["checkpoint", "restore"], &[&source, &target], &["--shards", &shards]);
+    let refused = restore();
+    assert!(
+        !refused.status.success() && said(&refused).contains("another server (process"),
+        "{}",
+        said(&refused)
+    );
+    if from == 2 {
+        served.terminate();
+    } else {
+        served.kill();
+    }
+    let refused = run(&["--listen", "127.0.0.1:0", "--shards", &shards, "--data-dir"], &[&source], &[]);
+    let way_out = format!("fastps checkpoint restore {0} {0}-{to} --shards {to}", source.display());
+    assert!(!refused.status.success() && said(&refused).contains(&way_out), "{}", said(&refused));
+    let (mut old, mut kept) = (BTreeMap::new(), BTreeMap::new());
+    files(&source, &mut old);
+    let restored = restore();
+    assert!(restored.status.success() && said(&restored).contains("4 tensors"), "{}", said(&restored));
+    files(&source, &mut kept);
+    assert!(old == kept, "the source was changed");
+    assert!(run(&["checkpoint", "verify"], &[&target], &[]).status.success());
+    if to == 1 {
+        fresh.port = served.port;
+    }
+    fresh.start();
+    if to == 1 {
+        // A client of the former cluster is told.
+        let error = client.versions(&["stub".into()], Duration::from_secs(2)).unwrap_err();
+        assert!(error.message.contains("connect anew"), "{error}");
+    }
+    let client = fresh.connect(Ack::Logged);
+    assert_eq!(see(&client), before);
+    block(repeat(&fresh, route, slice));
+    change(&client, 4);
+    for _ in 0..2 {
+        assert!(pull(&client, "big").iter().all(|x| *x == 7.0));
+        assert_eq!(pull(&client, "stub"), [1.0; 3]);
+        fresh.kill();
+        fresh.start();
+    }
+}
+
+/// The push that was answered before comes again, wherever its slice is now.
+async fn repeat(served: &Served, route: Route, slice: u64) {
+    let mut first = Shard::connect(&served.address(), CLIENT).await;
+    let place = first.register(&spec("stub", 3)).await.unwrap().placement.unwrap();
+    assert_eq!(place.slices, [slice]);
+    let address = format!("127.0.0.1:{}", u32::from(served.port) + place.shards[0]);
+    let mut stream = Shard::connect(&address, CLIENT).await.exchange().await;
+    let answer = stream.ask(push(route, slice, 1, &[-1.0; 3])).await;
+    assert!(
+        matches!(answer, Answer::Receipt(applied) if applied.duplicate && applied.version == 2),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn more_shards_go_on_where_one_ended() {
+    reshape(1, 3);
+}
+
+#[test]
+fn one_shard_goes_on_where_more_ended() {
+    reshape(3, 1);
+}
+
+#[test]
+fn two_shards_become_five() {
+    reshape(2, 5);
+}

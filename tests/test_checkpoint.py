@@ -1,0 +1,82 @@
+"""`fastps checkpoint`: data directories without a server. Faults are tried in rust/durable and rust/rpc."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import fastps
+from fastps.cli import main
+
+INITIAL = np.arange(600_000, dtype=np.float32).reshape(3, -1)
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """What a server of two shards has left behind."""
+    path = tmp_path / "data"
+    with fastps.serve(shards=2, data_dir=path) as server, fastps.connect(server.addresses) as ps:
+        ps.register("w", INITIAL, optimizer=fastps.Adam(lr=0.5))
+        ps.register("bias", np.float32(2.0), optimizer=fastps.SGD(lr=1.0))
+        for _ in range(3):
+            ps.push({"w": np.ones_like(INITIAL), "bias": np.float32(-1.0)})
+    return path
+
+
+def test_list_and_verify(data_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoint", "list", str(data_dir)]) == 0
+    assert "shard 1 of 2" in capfd.readouterr().out
+    assert main(["checkpoint", "list", str(data_dir), "--json"]) == 0
+    shards = json.loads(capfd.readouterr().out)["shards"]
+    newest = [shard["snapshots"][0] for shard in shards]
+    assert [snapshot["problem"] for snapshot in newest] == [None, None]
+    assert sum(snapshot["slices"] for snapshot in newest) == 4
+    assert sum(snapshot["versions"] for snapshot in newest) == 4 * 4
+    assert sum(snapshot["steps"] for snapshot in newest) == 4 * 3
+    assert main(["checkpoint", "verify", str(data_dir), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["ok"] is True
+    [slices, *_] = sorted(data_dir.glob("shard-1/generation-*/slices"), reverse=True)
+    slices.write_bytes(slices.read_bytes()[:-1])
+    assert main(["checkpoint", "verify", str(data_dir)]) == 1
+    printed = capfd.readouterr().out
+    assert "shard 0: whole" in printed
+    assert str(slices) in printed
+    assert main(["checkpoint", "verify", str(data_dir / "shard-0")]) == 1
+    assert "--data-dir" in capfd.readouterr().err
+    assert main(["checkpoint", "restore", str(data_dir)]) == 2
+
+
+def test_another_number_of_shards(data_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(fastps.ConfigError, match=r"fastps checkpoint restore .* --shards 3"):
+        fastps.serve(shards=3, data_dir=data_dir)
+    with fastps.serve(shards=2, data_dir=data_dir) as server, fastps.connect(server.addresses) as ps:
+        held, state, versions = ps.pull(["w", "bias"]), ps.state("w"), ps.versions("w")["w"]
+    assert main(["checkpoint", "restore", str(data_dir), str(tmp_path / "three"), "--shards", "3"]) == 0
+    three = tmp_path / "three"
+    with fastps.serve(shards=3, data_dir=three) as server, fastps.connect(server.addresses) as ps:
+        for name, values in ps.pull(["w", "bias"]).items():
+            np.testing.assert_array_equal(values, held[name])
+        for name, values in ps.state("w").items():
+            np.testing.assert_array_equal(values, state[name])
+        assert ps.push("w", np.ones_like(INITIAL)).version == versions + 1
+
+
+def test_an_export_opens_with_the_safetensors_package(data_dir: Path, tmp_path: Path) -> None:
+    with fastps.serve(shards=2, data_dir=data_dir) as server, fastps.connect(server.addresses) as ps:
+        held, state = ps.pull(["w", "bias"]), ps.state("w")
+    file = tmp_path / "all.safetensors"
+    assert main(["checkpoint", "export", str(data_dir), str(file)]) == 0
+    loaded = safetensors.numpy.load_file(file)
+    assert set(loaded) == {"w", "bias"}
+    for name, values in loaded.items():
+        np.testing.assert_array_equal(values, held[name], strict=True)
+    assert main(["checkpoint", "export", str(data_dir), str(file)]) == 1  # it is there already
+    file.unlink()
+    assert main(["checkpoint", "export", str(data_dir), str(file), "--state"]) == 0
+    loaded = safetensors.numpy.load_file(file)
+    assert set(loaded) == {"w", "bias", "w.exp_avg", "w.exp_avg_sq"}
+    np.testing.assert_array_equal(loaded["w.exp_avg"], state["exp_avg"], strict=True)
