@@ -8,7 +8,17 @@ import pytest
 
 import fastps
 
-MODULES = ["__init__", "codecs", "modes", "optim", "server", "store", "worker", "_fastps"]
+MODULES = [
+    "__init__",
+    "codecs",
+    "modes.asynchronous",
+    "modes.local",
+    "optim",
+    "server",
+    "store",
+    "worker",
+    "_fastps",
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -38,11 +38,11 @@ from fastps.errors import (
     UnknownOutcomeError,
     UnknownTensorError,
 )
-from fastps.modes import Local
+from fastps.modes import Async, Local
 from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Ftrl, Optimizer, RMSprop
 from fastps.server import Server, serve
 from fastps.store import ParameterServer, Store, TensorSpec, _forked, connect
-from fastps.worker import Worker
+from fastps.worker import Step, Worker
 
 __all__ = [
     "SGD",
@@ -50,6 +50,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Async",
     "BFloat16",
     "Bound",
     "CapacityError",
@@ -85,6 +86,7 @@ __all__ = [
     "Sparse",
     "StaleEpochError",
     "StalePush",
+    "Step",
     "Store",
     "TensorSpec",
     "UnavailableError",

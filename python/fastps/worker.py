@@ -2,40 +2,88 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from fastps import _fastps
-from fastps._fastps import ErrorFeedback, InDoubt, Versions
+from fastps._fastps import ErrorFeedback, InDoubt, Sparse, Versions
+from fastps._gradients import Gradient, Gradients, check, part
 from fastps._handles import Receipts
 from fastps._stats import percentile
 from fastps._types import Array
 from fastps.codecs import Codec, Float32
-from fastps.errors import ConfigError, FastpsError, PartialPush, UnknownOutcomeError
-from fastps.modes import Local
+from fastps.errors import (
+    ConfigError,
+    DTypeError,
+    FastpsError,
+    NonFiniteError,
+    PartialPush,
+    ShapeError,
+    StalePush,
+    UnknownOutcomeError,
+)
+from fastps.modes import Async, Local, Mode
 from fastps.store import ParameterServer
 
-__all__ = ["Worker"]
+__all__ = ["Step", "Worker"]
+
+Rates = float | Mapping[str, float] | None
+
+#: Bound lists that are kept, one for each choice of tensors that was pushed.
+_LISTS = 32
+
+#: What is wrong with gradients as they were given: nothing was sent or changed.
+_Refused = (NonFiniteError, ShapeError, DTypeError, ConfigError)
+
+
+class Step(NamedTuple):
+    """What a worker's step did, as `Worker`'s ``on_step`` is told it.
+
+    Attributes:
+        step: Steps so far, this one included.
+        loss: As given to ``step``.
+        staleness: Largest staleness of the pushes that were acknowledged in this step; None without one.
+        bytes: Their encoded gradients.
+    """
+
+    step: int
+    loss: float | None
+    staleness: int | None
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _Push:
+    """A push under way, and what it reads."""
+
+    gradients: dict[str, Gradient]
+    flight: _fastps.PushFlight
 
 
 class Worker:
-    """Downpour's client (Dean et al., NIPS 2012; the rule in `fastps.Local`): trains on its own copy of the
-    parameters.
+    """Trains on its own copy of the parameters, and keeps together with the others as its mode says.
 
-    Every `step` adds the gradients to a sum and takes a local step ``W <- W - lr * g``; now and then the sum
-    is pushed and the parameters are fetched. A worker is a client of its own, never registers, and pulls
-    first.
+    With `fastps.Async` every `step` pushes its gradients and fetches new values. With `fastps.Local`
+    (Downpour's client) it adds the gradients to a sum and takes a local step ``W <- W - lr * g``; now and
+    then the sum is pushed and the parameters are fetched. A worker is a client of its own, never registers,
+    and pulls first.
 
     Args:
         ps: `fastps.Store` or what `fastps.connect` returns.
         params: Names to arrays of the registered shapes, for their names and shapes; the values are pulled.
-        mode: `fastps.Local`.
+        mode: `fastps.Async` or `fastps.Local`.
         codec: How gradients travel; None is `fastps.Float32`. What it does not say is kept and added to the
             next push (error feedback); what a server refuses or fences returns to the next push as well.
+            Sparse gradients travel as float32.
+        copy: False: the arrays of `params` are the worker's own from now on. They are writable, C-contiguous
+            and float32, and values are pulled straight into them.
+        on_step: Called with a `Step` at the end of each one.
 
     Attributes:
         params: Names to the worker's own float32 arrays. They change only inside `step`; treat them as
@@ -49,60 +97,98 @@ class Worker:
     Not for several threads at once.
 
     >>> store = fastps.Store()
-    >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
-    >>> mode = fastps.Local(lr=0.5, overlap=False)
-    >>> with fastps.Worker(store, {"w": np.zeros(2, np.float32)}, mode=mode) as worker:
+    >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.Adagrad(lr=0.5))
+    >>> with fastps.Worker(store, {"w": np.zeros(2, np.float32)}, mode=fastps.Async()) as worker:
     ...     worker.step({"w": np.ones(2, np.float32)})
     ...     worker.params["w"]
     array([-0.5, -0.5], dtype=float32)
     """
 
     def __init__(
-        self, ps: ParameterServer, params: Mapping[str, Any], mode: Local, codec: Codec | None = None
+        self,
+        ps: ParameterServer,
+        params: Mapping[str, Any],
+        mode: Mode,
+        codec: Codec | None = None,
+        *,
+        copy: bool = True,
+        on_step: Callable[[Step], object] | None = None,
     ) -> None:
-        if not isinstance(mode, Local):
+        modes: tuple[type, ...] = (Async, Local)
+        if not isinstance(mode, modes):
+            expected = "fastps.Async(...) or fastps.Local(...)"
             raise ConfigError(
-                f"invalid mode: expected fastps.Local(...), got {mode!r}",
-                expected="fastps.Local(...)",
-                got=repr(mode),
+                f"invalid mode: expected {expected}, got {mode!r}", expected=expected, got=repr(mode)
             )
         self.mode = mode
         self._codec = Float32() if codec is None else codec
-        self._ps = ps.another()
-        self.params: dict[str, Array] = {
-            name: np.empty(np.shape(array), np.float32) for name, array in params.items()
-        }
-        self._names = list(self.params)
-        self._native = self._ps._native
-        self._local = _fastps.LocalSteps(self.params)
-        # A sum is filled while the one before it is under way.
-        self._sums = [{n: np.zeros_like(p) for n, p in self.params.items()} for _ in range(2)]
         lossless = isinstance(self._codec, Float32)
         self._feedback = None if lossless else ErrorFeedback()
-        self._installed = self._pull()
-        self._lists = [self._native.bind(sums, self._codec, self._feedback, None) for sums in self._sums]
+        #: Gradients are read where the caller has them.
+        self._direct = lossless and mode._local_lr is None and not mode.overlap
+        self._on_step = on_step
+        self.params: dict[str, Array] = {}
+        self._names: list[str] = []
+        # A sum is filled while the one before it is under way.
+        self._sums = [Gradients(self.params) for _ in range(2)]
+        self._lists: list[dict[tuple[str, ...], _fastps.BoundList]] = [{}, {}]
         self._filling = 0  # which sum
-        self._summed = 0  # gradients in it
-        self._base: Versions | None = None  # what the oldest of them is based on
-        self._push: tuple[int, _fastps.PushFlight] | None = None  # the push under way and its sum
+        self._pushing = False  # something of the coming step is already under way
+        self._under_way: list[_Push] = []
         self._fetches: list[tuple[int, _fastps.PullFlight]] = []  # fetches under way and when to install them
-        self._doubts: list[tuple[InDoubt, Array | None]] = []  # and the values that return if one is fenced
+        self._doubts: list[tuple[InDoubt, Gradient | None]] = []  # and what returns if one is fenced
+        self._lr: Rates = None
         self._steps = 0
+        self._summed = 0  # gradients in the sum
         self._staleness: Counter[int] = Counter()
-        self._pushes = 0  # acknowledged whole
-        self._in_part: Counter[str] = Counter()  # tensors acknowledged of pushes that were not
+        self._acknowledged: Counter[tuple[str, ...]] = Counter()
+        self._rejected = 0
+        self._scaled = 0
         self._bytes_pushed = 0
         self._bytes_saved = 0
-        self._push_bytes = 4 * sum(p.size for p in self.params.values())
+        self._told: tuple[int | None, int] = (None, 0)  # staleness and bytes of this step
+        self._ps = ps.another()
+        self._native = self._ps._native
+        try:
+            self._installed: Versions | None = self._take_on(params, copy)
+        except BaseException:
+            self._ps.close()
+            raise
+
+    def add(self, params: Mapping[str, Any], *, copy: bool = True) -> None:
+        """Takes on more parameters, from the next step on. Arguments as for `Worker`; only these are pulled.
+
+        Raises:
+            ConfigError: It has one of them already.
+            UnknownTensorError, ShapeError: A name is not registered, or with another shape.
+        """
+        twice = sorted(params.keys() & self.params.keys())
+        if twice:
+            raise ConfigError(
+                f"the worker has tensor {twice[0]!r} already", tensor=twice[0], got="a second one"
+            )
+        self._finish()
+        self._take_on(params, copy)
+
+    def _take_on(self, params: Mapping[str, Any], copy: bool) -> Versions:
+        own = {n: np.empty(np.shape(a), np.float32) if copy else a for n, a in params.items()}
+        versions = self._native.pull_list(list(own), own, None)[1]
+        self.params.update(own)
+        self._names = list(self.params)
+        self._local = None if self.mode._local_lr is None else _fastps.LocalSteps(self.params)
+        return versions
 
     # -- training --------------------------------------------------------------------------------------------
 
-    def step(self, grads: Mapping[str, Any]) -> None:
+    def step(self, grads: Mapping[str, Any], *, lr: Rates = None, loss: float | None = None) -> None:
         """Takes the gradients of one minibatch, computed at `params`; may push, fetch and install.
 
         Args:
-            grads: A float32 gradient for every parameter, of its shape. Not kept: reuse the arrays after the
-                call.
+            grads: Names to float32 gradients of the parameters' shapes. With `fastps.Local` one of every
+                parameter; with `fastps.Async` those of some will do, the others take no step, and one may be
+                `fastps.Sparse`. Not kept: reuse the arrays after the call.
+            lr: Learning rate of what this step pushes, in place of the optimizers'; or names to rates.
+            loss: For ``on_step``.
 
         Raises:
             NonFiniteError, ShapeError, DTypeError, ConfigError: The gradients are not such; nothing was
@@ -110,47 +196,58 @@ class Worker:
             FastpsError: A push or fetch failed. The step itself was taken; what was refused goes with the
                 next push.
         """
-        first = self._summed == 0
-        sums = self._sums[self._filling]
-        self._local.step(
-            grads if type(grads) is dict else dict(grads),
-            sums,
-            self.mode.lr,
-            first,
-            self._native.check_finite,
-        )
-        if first:
-            self._base = self._installed
-        self._summed += 1
-        self._steps += 1
-        k = self._steps
-        push = k % self.mode.push_every == 0
-        fetch = k % self.mode.pull_every == 0
-        if not self.mode.overlap:
-            try:
-                if push:
-                    self._start_push()
-                    self._finish_push()
-            finally:
-                if fetch:
-                    self._installed = self._pull()
-            return
+        _check_rates(lr)
+        self._told = (None, 0)
+        k = self._steps + 1
+        ready = self._take(grads, lr)
+        self._steps, self._lr = k, lr
+        refused = False
         try:
-            if push:
-                self._start_push()
+            if k % self.mode.push_every == 0:
+                self._start({**self._sum.waiting, **ready}, lr)
+        except _Refused:
+            refused = self._local is None
+            raise
         finally:
-            if fetch:
-                flight = self._native.pull_async(self._names, None)
-                self._fetches.append((k + self.mode.pull_every, flight))
-            self._install(k)
+            self._turn()
+            if refused:
+                self._steps -= 1
+            else:
+                self._exchange(k, k % self.mode.pull_every == 0)
+        if self._on_step is not None:
+            self._on_step(Step(k, loss, *self._told))
+
+    def begin(self, grads: Mapping[str, Any], *, lr: Rates = None) -> None:
+        """Starts to push some of the coming step's gradients, while others are still computed.
+
+        Args:
+            grads: As for `step`, which takes the others. The arrays are read until that returns.
+            lr: As for `step`.
+
+        Raises:
+            ConfigError: The mode is not `fastps.Async`.
+            FastpsError: As from `step`.
+        """
+        if self._local is not None:
+            raise ConfigError(
+                "gradients are pushed ahead of their step with fastps.Async alone",
+                expected="fastps.Async(...)",
+                got=repr(self.mode),
+            )
+        _check_rates(lr)
+        self._start(self._take(grads, lr), lr)
 
     def flush(self) -> None:
-        """Pushes what is summed and waits until every push is acknowledged. `params` stay as they are."""
-        self._finish_push()
+        """Pushes what waits and returns when every push is acknowledged. `params` stay as they are."""
+        self._turn()
+        self._finish()
         self._settle()
-        if self._summed:
-            self._start_push()
-            self._finish_push()
+        if self._sum.waiting:
+            try:
+                self._start(dict(self._sum.waiting), self._lr)
+            finally:
+                self._turn()
+            self._finish()
             self._settle()
 
     # -- state -----------------------------------------------------------------------------------------------
@@ -159,16 +256,21 @@ class Worker:
         """What this worker alone knows, as copies; waits until no push is under way or in doubt.
 
         Returns:
-            ``step``: steps taken; ``summed``: gradients in the sum; ``sum`` and ``params``: names to arrays;
-            ``residuals``: as `ErrorFeedback.state_dict`.
+            ``step``: steps taken; ``summed``: gradients in the sum; ``sum`` and ``params``: names to arrays
+            (no ``params`` with `fastps.Async`, whose values are the server's); ``rows``: names to indices and
+            values of sparse sums; ``residuals``: as `ErrorFeedback.state_dict`.
         """
-        self._finish_push()
+        self._turn()
+        self._finish()
         self._settle()
+        waiting = self._sum.waiting
+        rows = {n: g for n, g in waiting.items() if isinstance(g, Sparse)}
         return {
             "step": self._steps,
-            "summed": self._summed,
-            "sum": {n: s.copy() for n, s in self._sums[self._filling].items()} if self._summed else {},
-            "params": {n: p.copy() for n, p in self.params.items()},
+            "summed": self._summed or int(bool(waiting)),
+            "sum": {n: g.copy() for n, g in waiting.items() if isinstance(g, np.ndarray)},
+            "rows": {n: (np.array(g.indices), np.array(g.values)) for n, g in rows.items()},
+            "params": {} if self._local is None else {n: p.copy() for n, p in self.params.items()},
             "residuals": {} if self._feedback is None else self._feedback.state_dict(),
         }
 
@@ -180,41 +282,58 @@ class Worker:
             ConfigError, ShapeError: The state is of other parameters; nothing is changed.
         """
         residuals, sums, params = state["residuals"], state["sum"], state["params"]
-        for what, arrays in (("params", params), ("sum", sums or self.params), ("residuals", residuals)):
-            other = set(arrays) - set(self.params) if what == "residuals" else set(arrays) ^ set(self.params)
-            sizes = all(np.size(a) == self.params[n].size for n, a in arrays.items() if n in self.params)
+        rows = state.get("rows", {})
+        for what, arrays in (("params", params), ("sum", sums), ("rows", rows), ("residuals", residuals)):
+            other = set(arrays) - set(self.params)
+            if what == "params" and self._local is not None:
+                other = set(arrays) ^ set(self.params)
+            sizes = what == "rows" or all(
+                np.size(a) == self.params[n].size for n, a in arrays.items() if n in self.params
+            )
             if other or not sizes:
                 raise ConfigError(
                     f"the saved {what} are of other parameters",
                     expected=str(self._names),
                     got=str(list(arrays)),
                 )
-        self._finish_push()
+        self._turn()
+        self._finish()
         self._settle()
+        self._fetches.clear()
+        if self._local is None:
+            self._installed = self._pull()
         for name, values in params.items():
             self.params[name][...] = values
+        self._sum.waiting.clear()
         for name, values in sums.items():
-            self._sums[self._filling][name][...] = values
+            self._sum.add(name, np.reshape(values, self.params[name].shape), None)
+        for name, (indices, values) in rows.items():
+            self._sum.add(name, Sparse(indices, values), None)
         if self._feedback is not None:
             self._feedback.load_state_dict(dict(residuals))
         self._steps, self._summed = int(state["step"]), int(state["summed"])
-        self._base = None  # versions of another client mean nothing here
-        self._fetches.clear()
 
     def stats(self) -> dict[str, Any]:
         """Counters of this worker.
 
         Returns:
             ``steps``; ``acknowledged``: pushes acknowledged of each tensor, by name; ``bytes_pushed``: bytes
-            of encoded gradients; ``bytes_saved``: what float32 would have needed beyond that; ``staleness``:
-            histogram as a dict from staleness (largest of a push's tensors) to pushes; ``staleness_p50``,
-            ``staleness_p99``: None before the first push.
+            of encoded gradients; ``bytes_saved``: what float32 would have needed beyond that; ``rejected``:
+            pushes of which something was too stale and refused; ``scaled``: pushes of which something
+            counted less for that; ``staleness``: histogram as a dict from staleness (largest of a push's
+            tensors) to pushes; ``staleness_p50``, ``staleness_p99``: None before the first push.
         """
+        acknowledged = dict.fromkeys(self._names, 0)
+        for names, pushes in self._acknowledged.items():
+            for name in names:
+                acknowledged[name] += pushes
         return {
             "steps": self._steps,
-            "acknowledged": {name: self._pushes + self._in_part[name] for name in self._names},
+            "acknowledged": acknowledged,
             "bytes_pushed": self._bytes_pushed,
             "bytes_saved": self._bytes_saved,
+            "rejected": self._rejected,
+            "scaled": self._scaled,
             "staleness": dict(sorted(self._staleness.items())),
             "staleness_p50": percentile(self._staleness, 0.5),
             "staleness_p99": percentile(self._staleness, 0.99),
@@ -245,80 +364,193 @@ class Worker:
 
     # -- how -------------------------------------------------------------------------------------------------
 
+    @property
+    def _sum(self) -> Gradients:
+        """What the next push takes."""
+        return self._sums[self._filling]
+
     def _pull(self) -> Versions:
         return self._native.pull_list(self._names, self.params, None)[1]
 
-    def _install(self, k: int) -> None:
+    def _take(self, grads: Mapping[str, Any], lr: Rates) -> dict[str, Any]:
+        """Looks at a step's gradients, and adds to the sum what is not pushed from where it lies.
+
+        Returns what of them is to be pushed; nothing of a local step, of which the sum is.
+        """
+        if self._local is not None:
+            waiting, first = self._sum, not self._sum.waiting
+            own = grads if type(grads) is dict else dict(grads)
+            self._local.step(
+                own, waiting.arrays(), self.mode._local_lr or 0.0, first, self._native.check_finite
+            )
+            waiting.filled(self._installed)
+            self._summed += 1
+            return {}
+        unknown = grads.keys() - self.params.keys()
+        if unknown:
+            name = min(unknown)
+            raise ConfigError(
+                f"a gradient of tensor {name!r}, which the worker has not",
+                tensor=name,
+                expected=str(self._names),
+                got=name,
+            )
+        waiting = self._sum
+        copied = [
+            n for n, g in grads.items() if n in waiting.waiting or not (self._direct or isinstance(g, Sparse))
+        ]
+        if copied or isinstance(lr, Mapping):
+            for name, gradient in grads.items():
+                check(name, gradient, self.params[name], self._native.check_finite)
+        for name in copied:
+            waiting.add(name, grads[name], self._installed)
+        return {n: waiting.waiting.get(n, g) for n, g in grads.items()}
+
+    def _start(self, ready: dict[str, Any], lr: Rates) -> None:
+        """Starts to push; what cannot be sent goes with the next push."""
+        left = dict(ready)
+        try:
+            if not self._pushing:
+                self._finish()
+                self._settle(wait=False)
+                self._pushing = True
+            waiting = self._sum
+            base = waiting.base if ready.keys() & waiting.waiting.keys() else self._installed
+            for rate, part_of in _parts(ready, lr):
+                how = (None, rate, None, base, None, self.mode._correction())
+                whole = {n: g for n, g in part_of.items() if not isinstance(g, Sparse)}
+                if whole:
+                    flight = self._native.push_bound_async(self._bind(whole), how, False)
+                    self._under_way.append(_Push(whole, flight))
+                    _gone(whole, left, waiting)
+                rows = {n: g for n, g in part_of.items() if isinstance(g, Sparse)}
+                if rows:
+                    self._push_rows(rows, how, left)
+        except _Refused:
+            raise
+        except BaseException:
+            for name, gradient in left.items():
+                if name not in self._sum.waiting:
+                    self._sum.add(name, gradient, self._installed)
+            raise
+        self._summed = 0
+
+    def _bind(self, whole: dict[str, Any]) -> _fastps.BoundList:
+        if self._direct:  # the arrays are others at every step
+            return self._native.bind(whole, None, None, None)
+        names, lists = tuple(whole), self._lists[self._filling]
+        if names not in lists:
+            if len(lists) >= _LISTS:
+                lists.clear()
+            lists[names] = self._native.bind(whole, self._codec, self._feedback, None)
+        return lists[names]
+
+    def _push_rows(self, rows: dict[str, Any], how: Any, left: dict[str, Any]) -> None:
+        waiting = self._sum
+        try:
+            receipts = Receipts(self._native.push_list(rows, how))
+        except PartialPush as error:
+            _gone(rows, left, waiting)
+            if not self._take_back(rows, error):
+                raise
+        except StalePush:
+            _gone(rows, left, waiting)
+            self._rejected += 1
+        else:
+            _gone(rows, left, waiting)
+            self._count(rows, receipts)
+
+    def _turn(self) -> None:
+        """What is under way is left alone until it is done; the other sum is filled."""
+        if not self._pushing:
+            return
+        self._pushing = False
+        rest, self._filling = self._sum, 1 - self._filling
+        for name, gradient in rest.waiting.items():
+            self._sum.add(name, gradient, rest.base)
+        rest.waiting.clear()
+
+    def _exchange(self, k: int, fetch: bool) -> None:
+        if not self.mode.overlap:
+            try:
+                if fetch:  # behind the push, on the same way: the values contain it
+                    self._installed = self._pull()
+            finally:
+                self._finish()
+            return
+        if fetch:
+            flight = self._native.pull_async(self._names, None)
+            self._fetches.append((k + self.mode.pull_every, flight))
         while self._fetches and self._fetches[0][0] <= k:
             _, flight = self._fetches.pop(0)
             installed = flight.install(self.params, None)
             assert installed is not None
             self._installed = installed[1]
 
-    def _start_push(self) -> None:
-        self._finish_push()
-        self._settle(wait=False)
-        index = self._filling
-        how = (None, None, None, self._base, None, None)
-        # On an error that is raised at once the sum stays, and goes with the next push.
-        flight = self._native.push_bound_async(self._lists[index], how, False)
-        self._push = (index, flight)
-        self._filling = 1 - index
-        self._summed = 0
+    def _finish(self) -> None:
+        """Waits for the pushes under way."""
+        failed: FastpsError | None = None
+        while self._under_way:
+            push = self._under_way[0]
+            try:
+                native = push.flight.wait(None)
+            except PartialPush as error:
+                self._under_way.pop(0)
+                if not self._take_back(push.gradients, error):
+                    failed = failed or error
+            except StalePush:
+                self._under_way.pop(0)
+                self._rejected += 1
+            except FastpsError as error:
+                # Nothing was changed anywhere. With error feedback the residuals have it again.
+                failed = failed or error
+                self._under_way.pop(0)
+                if self._feedback is None:
+                    for name, gradient in push.gradients.items():
+                        self._sum.take_back(name, gradient)
+            else:
+                assert native is not None
+                self._under_way.pop(0)
+                self._count(push.gradients, Receipts(native))
+        if failed is not None:
+            raise failed
 
-    def _finish_push(self) -> None:
-        if self._push is None:
-            return
-        index, flight = self._push
-        try:
-            native = flight.wait(None)
-        except PartialPush as error:
-            self._push = None
-            self._take_back(index, error)
-            raise
-        except FastpsError:
-            # Nothing was changed anywhere. With error feedback the residuals have it again.
-            self._push = None
-            if self._feedback is None:
-                for name, values in self._sums[index].items():
-                    self._add(name, slice(None), values.reshape(-1))
-            raise
-        assert native is not None
-        self._push = None
-        receipts = Receipts(native)
-        self._pushes += 1
+    def _count(self, gradients: dict[str, Any], receipts: Receipts) -> None:
+        self._acknowledged[tuple(gradients)] += 1
         self._bytes_pushed += receipts.bytes
-        self._bytes_saved += self._push_bytes - receipts.bytes
+        if self._feedback is not None and not any(isinstance(g, Sparse) for g in gradients.values()):
+            self._bytes_saved += 4 * sum(g.size for g in gradients.values()) - receipts.bytes
+        staleness, sent = self._told
         if receipts.staleness is not None:
             self._staleness[receipts.staleness] += 1
+            self._scaled += receipts.scale < 1.0
+            staleness = max(staleness or 0, receipts.staleness)
+        self._told = staleness, sent + receipts.bytes
 
-    def _add(self, name: str, elements: slice, values: Array) -> None:
-        """Puts values back into the sum that the next push takes."""
-        sums = self._sums[self._filling]
-        if self._summed == 0:
-            for each in sums.values():
-                each[...] = 0
-            self._summed = 1
-            self._base = None
-        sums[name].reshape(-1)[elements] += values
-
-    def _take_back(self, index: int, error: PartialPush) -> None:
-        self._in_part.update(error.receipts.keys())
-        sums = self._sums[index]
-        if self._feedback is None:
-            for name, elements, _ in error.refused:
-                part = slice(elements.start, elements.stop)
-                self._add(name, part, sums[name].reshape(-1)[part])
+    def _take_back(self, gradients: dict[str, Any], error: PartialPush) -> bool:
+        """Whether nothing is wrong but that slices were too stale: those are not kept."""
+        for name in error.receipts:
+            self._acknowledged[(name,)] += 1
+        stale = [isinstance(why, StalePush) for _, _, why in error.refused]
+        self._rejected += any(stale)
+        for (name, elements, _), dropped in zip(error.refused, stale, strict=True):
+            if self._keeps(gradients[name]) and not dropped:
+                self._sum.take_back(name, gradients[name], elements)
         for doubt in error.in_doubt:
-            part = slice(doubt.elements.start, doubt.elements.stop)
-            values = None if self._feedback is not None else sums[doubt.tensor].reshape(-1)[part].copy()
-            self._doubts.append((doubt, values))
+            gradient, like = gradients[doubt.tensor], self.params[doubt.tensor]
+            keeps = self._keeps(gradient)
+            self._doubts.append((doubt, part(gradient, doubt.elements, like) if keeps else None))
+        return all(stale) and not error.in_doubt
+
+    def _keeps(self, gradient: Gradient) -> bool:
+        """Whether nobody else has what was not applied: the residuals have it otherwise."""
+        return self._feedback is None or isinstance(gradient, Sparse)
 
     def _settle(self, wait: bool = True) -> None:
         """Finds out what became of what is in doubt; without `wait`, only what can be told at once."""
         unknown = None
         while self._doubts:
-            doubt, values = self._doubts[0]
+            doubt, gradient = self._doubts[0]
             try:
                 fate = doubt.result() if wait else doubt.result(0.0)
             except FastpsError as error:
@@ -328,8 +560,8 @@ class Worker:
                     return
                 fate = "unknown"
             self._doubts.pop(0)
-            if fate == "fenced" and values is not None:
-                self._add(doubt.tensor, slice(doubt.elements.start, doubt.elements.stop), values)
+            if fate == "fenced" and gradient is not None:
+                self._sum.take_back(doubt.tensor, gradient)
             elif fate == "unknown":
                 unknown = doubt
         if unknown is not None:
@@ -338,4 +570,31 @@ class Worker:
                 f"{unknown.shard}); it is neither repeated nor returned",
                 tensor=unknown.tensor,
                 shard=unknown.shard,
+            )
+
+
+def _gone(names: Mapping[str, Any], left: dict[str, Any], waiting: Gradients) -> None:
+    for name in names:
+        del left[name]
+        waiting.waiting.pop(name, None)
+
+
+def _parts(ready: dict[str, Any], lr: Rates) -> Iterable[tuple[float | None, dict[str, Any]]]:
+    """A push has one rate: the gradients by theirs."""
+    if not isinstance(lr, Mapping):
+        return [(lr, ready)] if ready else []
+    parts: dict[float | None, dict[str, Any]] = {}
+    for name, gradient in ready.items():
+        parts.setdefault(lr.get(name), {})[name] = gradient
+    return parts.items()
+
+
+def _check_rates(lr: Rates) -> None:
+    rates = lr.values() if isinstance(lr, Mapping) else () if lr is None else (lr,)
+    for rate in rates:
+        if not isinstance(rate, (int, float)) or not math.isfinite(rate) or rate < 0:
+            raise ConfigError(
+                f"invalid lr: expected a finite number >= 0, got {rate!r}",
+                expected="a finite number >= 0",
+                got=repr(rate),
             )

@@ -1,4 +1,4 @@
-"""Modes: how a worker and the parameter server keep together. A mode is a value; `Worker` executes it."""
+"""`Local`: Downpour SGD's client."""
 
 from __future__ import annotations
 
@@ -54,3 +54,10 @@ class Local:
                 expected="a finite number >= 0",
                 got=repr(self.lr),
             )
+
+    @property
+    def _local_lr(self) -> float:
+        return self.lr
+
+    def _correction(self) -> None:
+        return None

@@ -1,0 +1,148 @@
+"""Gradients that wait for a worker's next push, in memory of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fastps._fastps import Sparse, Versions
+from fastps._types import Array
+from fastps.errors import ConfigError, DTypeError, NonFiniteError, ShapeError
+
+__all__ = ["Gradient", "Gradients", "check", "part"]
+
+Gradient = Array | Sparse
+
+
+class Gradients:
+    """Sums of gradients by name; adding takes time, and memory once.
+
+    Attributes:
+        waiting: Names to what the next push takes, whole or sparse.
+        base: What the oldest of it is based on; None where versions are not known.
+    """
+
+    def __init__(self, params: Mapping[str, Array]) -> None:
+        self._params = params
+        self._arrays: dict[str, Array] = {}
+        self.waiting: dict[str, Gradient] = {}
+        self.base: Versions | None = None
+
+    def array(self, name: str) -> Array:
+        """The memory for a tensor's sum."""
+        if name not in self._arrays:
+            self._arrays[name] = np.zeros(self._params[name].shape, np.float32)
+        return self._arrays[name]
+
+    def arrays(self) -> dict[str, Array]:
+        """The memory of every tensor, for whoever adds up by himself: zeros where nothing waits."""
+        if self.waiting and len(self.waiting) != len(self._params):
+            for name in self._params:
+                self._whole(name)
+        if len(self._arrays) != len(self._params):
+            self._arrays = {name: self.array(name) for name in self._params}
+        return self._arrays
+
+    def filled(self, base: Versions | None) -> None:
+        """Somebody has put something into every array."""
+        if not self.waiting:
+            self.waiting = {**self._arrays}
+            self.base = base
+
+    def add(self, name: str, gradient: Gradient, base: Versions | None) -> None:
+        """Adds to what waits."""
+        if not self.waiting:
+            self.base = base
+        waits = self.waiting.get(name)
+        if isinstance(gradient, Sparse):
+            indices, values = np.asarray(gradient.indices), np.asarray(gradient.values)
+            if isinstance(waits, np.ndarray):
+                np.add.at(waits, indices, values)
+            elif waits is None:
+                self.waiting[name] = Sparse(indices.copy(), values.copy())
+            else:
+                self.waiting[name] = Sparse(
+                    np.concatenate([waits.indices, indices]), np.concatenate([waits.values, values])
+                )
+        elif waits is None:
+            array = self.waiting[name] = self.array(name)
+            array[...] = gradient
+        else:
+            self._whole(name)[...] += gradient
+
+    def take_back(self, name: str, gradient: Gradient, elements: range | None = None) -> None:
+        """Adds what a server has not applied: all of a gradient, or some of the tensor's elements."""
+        if elements is not None:
+            gradient = part(gradient, elements, self._params[name])
+        self.add(name, gradient, None)
+        self.base = None
+
+    def _whole(self, name: str) -> Array:
+        waits = self.waiting.get(name)
+        if isinstance(waits, np.ndarray):
+            return waits
+        array = self.waiting[name] = self.array(name)
+        array[...] = 0
+        if waits is not None:
+            np.add.at(array, waits.indices, waits.values)
+        return array
+
+
+def part(gradient: Gradient, elements: range, like: Array) -> Gradient:
+    """What of a gradient lies in some of the tensor's elements, as a copy."""
+    if isinstance(gradient, np.ndarray):
+        whole = np.zeros_like(gradient)
+        chosen = slice(elements.start, elements.stop)
+        whole.reshape(-1)[chosen] = gradient.reshape(-1)[chosen]
+        return whole
+    indices, values = np.asarray(gradient.indices), np.array(gradient.values)
+    width = like[:1].size
+    at = indices.reshape(-1, 1) * width + np.arange(width)
+    rows = values.reshape(len(indices), width)
+    inside = (at >= elements.start) & (at < elements.stop)
+    rows[~inside] = 0
+    some = inside.any(axis=1)
+    return Sparse(indices[some], values[some])
+
+
+def check(name: str, gradient: Any, like: Array, finite: bool) -> None:
+    """Raises what a push of the gradient would raise."""
+    sparse = isinstance(gradient, Sparse)
+    values = np.asarray(gradient.values if sparse else gradient)
+    if values.dtype != np.float32:
+        raise DTypeError(
+            f"tensor {name!r}: expected float32, got {values.dtype}",
+            tensor=name,
+            expected="float32",
+            got=str(values.dtype),
+        )
+    rows = np.asarray(gradient.indices) if sparse else None
+    shape = like.shape if rows is None else (rows.size, *like.shape[1:])
+    if values.shape != shape:
+        raise ShapeError(
+            f"tensor {name!r}: the gradient has another shape: expected {shape}, got {values.shape}",
+            tensor=name,
+            expected=str(shape),
+            got=str(values.shape),
+        )
+    if rows is not None and rows.size and (rows.min() < 0 or rows.max() >= len(like)):
+        raise ConfigError(
+            f"tensor {name!r}: an index is out of range: expected 0 to {len(like) - 1}, got {rows.min()} to "
+            f"{rows.max()}",
+            tensor=name,
+        )
+    with np.errstate(all="ignore"):
+        # The sum of what is finite is finite, nearly always.
+        fine = not finite or math.isfinite(values.sum()) or bool(np.isfinite(values).all())
+    if not fine:
+        at = int(np.flatnonzero(~np.isfinite(values))[0])
+        got = str(values.reshape(-1)[at])
+        raise NonFiniteError(
+            f"tensor {name!r}: element {at} of the gradient is {got}; nothing was sent or changed",
+            tensor=name,
+            expected="finite values",
+            got=got,
+        )

@@ -1,0 +1,71 @@
+"""`Async`: every gradient is applied when it arrives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from fastps.errors import ConfigError
+
+__all__ = ["Async"]
+
+
+@dataclass(frozen=True)
+class Async:
+    """Asynchronous training: each step pushes gradients, applied when they arrive, and fetches values.
+
+    Nobody waits for anybody. Each push says the versions that its gradients were computed at, so that its
+    receipt tells the staleness: how many pushes of others came in between. With one worker, and without
+    `overlap`, this is serial training by the server's optimizer, bit for bit.
+
+    Args:
+        max_staleness: The staleness tau beyond which `on_stale` says what to do; None: no bound.
+        on_stale: ``"scale"``: the gradient counts by max_staleness / tau. ``"reject"``: the server refuses
+            it; `Worker` counts that (``stats()["rejected"]``), drops the gradient and goes on.
+        delay_adaptive: A gradient counts by min(1, C / tau), where C is the number of workers that push to
+            the slice (Koloskova et al. 2022, Mishchenko et al. 2022). A single worker and equal workers are
+            untouched; one that is much slower than the others does less harm.
+        momentum_matching: The optimizer's momentum (SGD's, RMSprop's) gives way to what asynchrony adds
+            (Mitliagkas et al. 2016): with A = mu / (1 - mu) - (C - 1) it is A / (1 + A), and 0 where A <= 0.
+        overlap: True: the fetch of step k is installed at the end of step k + 1, so that push and fetch of a
+            step travel while the next gradient is computed; gradients are then one step of this worker old.
+            False: at the end of step k.
+
+    Each slice decides for itself when the push arrives; the receipt's `scale` is what took effect.
+
+    Raises:
+        ConfigError: An argument out of its range.
+
+    >>> fastps.Async(max_staleness=8)
+    Async(max_staleness=8, on_stale='scale', delay_adaptive=True, momentum_matching=False, overlap=False)
+    """
+
+    max_staleness: int | None = None
+    on_stale: Literal["scale", "reject"] = "scale"
+    delay_adaptive: bool = True
+    momentum_matching: bool = False
+    overlap: bool = field(default=False, kw_only=True)
+
+    push_every: ClassVar[int] = 1
+    pull_every: ClassVar[int] = 1
+    _local_lr: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        bound = self.max_staleness
+        least = 0 if self.on_stale == "reject" else 1  # times 0 would be a refusal that nobody is told
+        if bound is not None and (not isinstance(bound, int) or isinstance(bound, bool) or bound < least):
+            raise _invalid("max_staleness", f"an integer >= {least}, or None", bound)
+        if self.on_stale not in ("scale", "reject"):
+            raise _invalid("on_stale", "'scale' or 'reject'", self.on_stale)
+        for name in ("delay_adaptive", "momentum_matching", "overlap"):
+            if not isinstance(getattr(self, name), bool):
+                raise _invalid(name, "True or False", getattr(self, name))
+
+    def _correction(self) -> tuple[bool, int | None, bool, bool] | None:
+        """What a push asks its server to do about staleness."""
+        asked = self.delay_adaptive, self.max_staleness, self.on_stale == "reject", self.momentum_matching
+        return asked if self.delay_adaptive or self.momentum_matching or asked[1] is not None else None
+
+
+def _invalid(name: str, expected: str, got: object) -> ConfigError:
+    return ConfigError(f"invalid {name}: expected {expected}, got {got!r}", expected=expected, got=repr(got))

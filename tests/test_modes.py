@@ -1,0 +1,415 @@
+"""`Worker` with `Async`: against serial training, a model of the arrivals, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import fastps
+
+SHAPES = {"w": (3, 5), "b": (4,), "s": ()}
+OPTIMIZERS = [
+    fastps.SGD(lr=0.1, momentum=0.9),
+    fastps.Adagrad(lr=0.1),
+    fastps.RMSprop(lr=0.01, centered=True),
+    fastps.Adadelta(),
+    fastps.Adam(lr=0.1, amsgrad=True),
+    fastps.AdamW(lr=0.1),
+]
+
+
+def zeros():
+    return {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+
+
+def random(rng):
+    return {name: np.array(rng.standard_normal(shape), np.float32) for name, shape in SHAPES.items()}
+
+
+def register(ps, optimizer, values=None):
+    for name, value in (values or zeros()).items():
+        ps.register(name, value, optimizer=optimizer)
+
+
+def same(a, b):
+    return {n: v.tobytes() for n, v in a.items()} == {n: v.tobytes() for n, v in b.items()}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+def test_one_worker_is_serial_training_bit_for_bit(ps, rng, optimizer):
+    start, target = random(rng), random(rng)
+    register(ps, optimizer, start)
+    with fastps.Store() as serial, fastps.Worker(ps, zeros(), mode=fastps.Async()) as worker:
+        register(serial, optimizer, start)
+        for k in range(20):
+            assert same(serial.pull(SHAPES), worker.params)
+            gradient = {n: np.float32(worker.params[n] - target[n]) for n in SHAPES}
+            serial.push(gradient, lr=None if k % 3 else 0.05)
+            worker.step(gradient, lr=None if k % 3 else 0.05)
+        assert worker.stats()["staleness"] == {0: 20}
+        assert worker.stats()["acknowledged"] == dict.fromkeys(SHAPES, 20)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_arrivals_in_a_fixed_order(ps, rng, overlap):
+    """Whose turn it is, is drawn; a model of the versions says what each worker holds, and how late it is."""
+    register(ps, fastps.SGD(lr=1.0))
+    mode = fastps.Async(delay_adaptive=False, overlap=overlap)
+    told = [[], []]
+    value, pushes = 0.0, [0, 0]
+    held = [(0.0, (0, 0))] * 2  # value and pushes of each worker, as a worker last installed them
+    coming = [None, None]
+    with (
+        fastps.Worker(ps, zeros(), mode=mode, on_step=told[0].append) as a,
+        fastps.Worker(ps, zeros(), mode=mode, on_step=told[1].append) as b,
+    ):
+        late = [[], []]
+        for turn in rng.integers(0, 2, 60):
+            worker = (a, b)[turn]
+            size = float(rng.integers(1, 9))
+            worker.step({n: np.full(s, -size, np.float32) for n, s in SHAPES.items()}, loss=size)
+            worker._finish()  # the order of arrival is that of the draws
+            while worker._fetches and not worker._fetches[-1][1].done():
+                time.sleep(0.001)
+            late[turn].append(pushes[1 - turn] - held[turn][1][1 - turn])
+            value, pushes[turn] = value + size, pushes[turn] + 1
+            fetched = (value, tuple(pushes))
+            held[turn], coming[turn] = (coming[turn] or held[turn], fetched) if overlap else (fetched, None)
+            for name in SHAPES:
+                np.testing.assert_array_equal(worker.params[name], held[turn][0])
+        for worker, times, seen in zip((a, b), late, told, strict=True):
+            assert worker.stats()["staleness"] == {t: times.count(t) for t in sorted(set(times))}
+            assert [s.step for s in seen] == list(range(1, len(times) + 1))
+            assert max(late[0] + late[1]) > 1
+            if not overlap:
+                assert [s.staleness for s in seen] == times
+                assert {s.bytes for s in seen} == {4 * 20}
+    assert ps.pull("s") == value
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"max_staleness": 1},
+        {"max_staleness": 2, "delay_adaptive": False},
+        {"max_staleness": 2, "on_stale": "reject"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("apply", ["exact", "hogwild"])
+def test_stale_gradients_count_less_or_not_at_all(ps, rng, asked, apply):
+    """The rule in NumPy, float by float, under a drawn order of arrivals by three workers."""
+    for name, value in zeros().items():
+        ps.register(name, value, optimizer=fastps.SGD(lr=1.0), apply=apply)
+    mode = fastps.Async(**asked)
+    value, pushes, held = np.float32(0), [0, 0, 0], [[0, 0, 0] for _ in range(3)]
+    rejected, scaled = [0, 0, 0], [0, 0, 0]
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(fastps.Worker(ps, zeros(), mode=mode)) for _ in range(3)]
+        for k in rng.choice(3, 60, p=[0.1, 0.3, 0.6]):
+            size = np.float32(rng.standard_normal())
+            workers[k].step({n: np.full(s, -size, np.float32) for n, s in SHAPES.items()})
+            workers[k]._finish()  # the order of arrival is that of the draws
+            late = sum(pushes) - pushes[k] - (sum(held[k]) - held[k][k])
+            if mode.on_stale == "reject" and late > mode.max_staleness:
+                rejected[k] += 1
+            else:
+                factors = [1.0]
+                if mode.delay_adaptive and late:
+                    factors.append(len({k} | {j for j in range(3) if pushes[j]}) / late)
+                if mode.max_staleness and late:
+                    factors.append(mode.max_staleness / late)
+                scaled[k] += min(factors) < 1
+                value = np.float32(value + np.float32(min(factors)) * size)
+                pushes[k] += 1
+            held[k] = list(pushes)
+            for name in SHAPES:
+                np.testing.assert_array_equal(workers[k].params[name], value)
+        for worker, *counts in zip(workers, rejected, scaled, strict=True):
+            assert [worker.stats()[name] for name in ("rejected", "scaled")] == counts
+        assert sum(rejected) > 3 if mode.on_stale == "reject" else sum(scaled) > 3
+    assert ps.pull("s") == value
+
+
+def test_what_is_too_stale_is_dropped_and_training_goes_on(ps):
+    """Not kept for a later push, whatever codec it travels by: it would be staler then."""
+    register(ps, fastps.SGD(lr=1.0))
+    mode = fastps.Async(max_staleness=0, on_stale="reject")
+    for codec in (None, fastps.Int8(), fastps.OneBit()):
+        before = ps.pull("s")
+        with (
+            fastps.Worker(ps, zeros(), mode=mode, codec=codec) as slow,
+            fastps.Worker(ps, zeros(), mode=mode) as fast,
+        ):
+            ones = {n: np.full(s, -1, np.float32) for n, s in SHAPES.items()}
+            fast.step(ones)
+            fast.flush()
+            slow.step(ones)
+            slow.flush()
+            assert slow.stats()["rejected"] == 1
+            assert slow.stats()["steps"] == 1
+            slow.step(ones)
+            slow.flush()
+            assert slow.stats()["rejected"] == 1
+        assert ps.pull("s") == before + 2
+
+
+@pytest.mark.parametrize("codec", [None, fastps.BFloat16(), fastps.Int8(), fastps.OneBit()], ids=str)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_nothing_is_lost(ps, rng, codec, overlap):
+    register(ps, fastps.SGD(lr=1.0))
+    total = {n: np.zeros(s) for n, s in SHAPES.items()}
+    with fastps.Worker(ps, zeros(), mode=fastps.Async(overlap=overlap), codec=codec) as worker:
+        for k in range(40):
+            gradient = random(rng)
+            if k % 4 == 1:  # not of every parameter
+                del gradient["b"]
+            for name in gradient:
+                total[name] += gradient[name]
+            ahead = {"s": gradient.pop("s"), "b": gradient.pop("b")} if k % 4 == 2 else {}
+            rates = dict.fromkeys(gradient, 1.0) | {"b": 1} if k % 4 == 3 else None
+            for name in ahead:
+                worker.begin({name: ahead[name]})
+            worker.step(gradient, lr=rates)
+        worker.flush()
+        residuals = worker.state_dict()["residuals"]
+        stats = worker.stats()
+    assert stats["steps"] == 40
+    assert stats["acknowledged"] == {"w": 40, "b": 30, "s": 40}
+    assert (stats["bytes_saved"] == 0) == (codec is None)
+    for name, value in ps.pull(list(SHAPES)).items():
+        rest = residuals.get(name, np.zeros(value.size)).reshape(value.shape)
+        np.testing.assert_allclose(rest - value, total[name], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_rates_and_rows_equal_single_pushes(ps, rng, overlap):
+    def begin(store):
+        for name, shape in {"table": (50, 3), "w": (7,), "b": (2,)}.items():
+            store.register(name, np.ones(shape, np.float32), optimizer=fastps.Adagrad(lr=0.1))
+
+    begin(ps)
+    with fastps.Store() as serial:
+        begin(serial)
+        params = {n: np.zeros(serial.spec(n).shape, np.float32) for n in serial.names()}
+        with fastps.Worker(ps, params, mode=fastps.Async(overlap=overlap), copy=False) as worker:
+            assert worker.params["w"] is params["w"]
+            for k in range(10):
+                rows = fastps.Sparse(rng.integers(0, 50, 6), rng.standard_normal((6, 3), np.float32))
+                grads = {"table": rows, "w": rng.standard_normal(7, np.float32), "b": np.ones(2, np.float32)}
+                worker.step(grads, lr={"table": 0.5, "w": 0.25 / (k + 1)})
+                serial.push("table", rows, lr=0.5)
+                serial.push("w", grads["w"], lr=0.25 / (k + 1))
+                serial.push("b", grads["b"])
+                if not overlap:
+                    assert same(serial.pull(params), params)
+            worker.flush()
+            assert same(serial.pull(params), ps.pull(params))
+            assert worker.stats()["acknowledged"] == dict.fromkeys(params, 10)
+
+
+def test_parameters_that_come_later(ps, rng):
+    register(ps, fastps.SGD(lr=1.0))
+    ps.register("late", np.full(3, 7, np.float32), optimizer=fastps.SGD(lr=1.0))
+    for mode in (fastps.Async(), fastps.Async(overlap=True), fastps.Local(lr=1.0)):
+        with fastps.Worker(ps, zeros(), mode=mode) as worker:
+            worker.step(random(rng))
+            worker.add({"late": np.empty(3)})
+            assert worker.params["late"].tolist() == ps.pull("late").tolist()
+            before = ps.pull("late")
+            worker.step({**random(rng), "late": np.ones(3, np.float32)})
+            worker.flush()
+            np.testing.assert_array_equal(ps.pull("late"), before - 1)
+            with pytest.raises(fastps.ConfigError) as caught:
+                worker.add({"late": np.empty(3)})
+            assert caught.value.tensor == "late"
+            with pytest.raises(fastps.UnknownTensorError):
+                worker.add({"later": np.empty(3)})
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("rates", [None, {"w": 1.0, "b": 2.0}], ids=["one rate", "two rates"])
+def test_refusals_change_nothing(ps, overlap, rates):
+    register(ps, fastps.SGD(lr=1.0))
+    with fastps.Worker(ps, zeros(), mode=fastps.Async(overlap=overlap)) as worker:
+        good = {n: np.ones(s, np.float32) for n, s in SHAPES.items()}
+        bad = {
+            fastps.NonFiniteError: {**good, "b": np.full(4, np.nan, np.float32)},
+            fastps.ShapeError: {**good, "b": np.ones(5, np.float32)},
+            fastps.DTypeError: {**good, "b": np.ones(4)},
+            fastps.ConfigError: {**good, "x": good["w"]},
+        }
+        for error, grads in bad.items():
+            with pytest.raises(error) as caught:
+                worker.step(grads, lr=rates)
+            assert caught.value.tensor in ("b", "x")
+        for rate in (-1.0, float("nan"), "1", {"w": float("inf")}):
+            with pytest.raises(fastps.ConfigError, match="lr"):
+                worker.step(good, lr=rate)
+        worker.flush()
+        assert worker.stats()["steps"] == 0
+        assert not any(p.any() for p in ps.pull(SHAPES).values())
+        worker.step(good, lr=rates)
+        worker.flush()
+        assert (ps.pull("w") == -1).all()
+
+
+def test_what_a_mode_is_made_of():
+    for wrong in (
+        {"max_staleness": -1},
+        {"max_staleness": 0},
+        {"max_staleness": -1, "on_stale": "reject"},
+        {"max_staleness": 1.5},
+        {"max_staleness": True},
+        {"on_stale": "ignore"},
+        {"delay_adaptive": 1},
+        {"momentum_matching": None},
+        {"overlap": "yes"},
+    ):
+        with pytest.raises(fastps.ConfigError) as caught:
+            fastps.Async(**wrong)
+        assert next(iter(wrong)) in str(caught.value)
+    assert fastps.Async() == fastps.Async(None, "scale", True, False)
+
+
+def test_only_async_pushes_ahead(store):
+    register(store, fastps.SGD())
+    with (
+        fastps.Worker(store, zeros(), mode=fastps.Local(lr=0.1)) as worker,
+        pytest.raises(fastps.ConfigError, match="Async"),
+    ):
+        worker.begin({"w": np.ones((3, 5), np.float32)})
+
+
+class Unsure:
+    """An answer that is missing, and what comes of it."""
+
+    def __init__(self, tensor, elements, fate):
+        self.tensor, self.shard, self.elements, self.fate = tensor, 0, elements, fate
+
+    def result(self, timeout=30.0):
+        return self.fate
+
+
+class Failing:
+    """A worker's client of which pushes end as told, once each."""
+
+    def __init__(self, native, *errors):
+        self._native, self.errors = native, list(errors)
+
+    def __getattr__(self, name):
+        return getattr(self._native, name)
+
+    def push_bound_async(self, bound, how, tracked):
+        if not self.errors:
+            return self._native.push_bound_async(bound, how, tracked)
+        error = self.errors.pop(0)
+        return SimpleNamespace(wait=lambda timeout: self._raise(error))
+
+    def _raise(self, error):
+        raise error
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_was_not_applied_goes_with_the_next_push_once(store, overlap):
+    """Refused and fenced parts return, parts in doubt that were applied do not."""
+    register(store, fastps.SGD(lr=1.0))
+    refusal = fastps.UnavailableError("later")
+    partial = fastps.PartialPush(
+        error=refusal,
+        receipts={"s": fastps.Receipt(2, 0, False, 1.0)},
+        refused=[("b", range(1, 3), refusal)],
+        in_doubt=[Unsure("w", range(5), "fenced"), Unsure("w", range(5, 15), "applied")],
+    )
+    ones = {n: np.ones(s, np.float32) for n, s in SHAPES.items()}
+    with fastps.Worker(store, zeros(), mode=fastps.Async(overlap=overlap)) as worker:
+        worker._native = Failing(worker._native, partial, fastps.ConnectionLostError("gone"))
+
+        with pytest.raises(fastps.PartialPush):
+            worker.step(ones)
+            worker.step({})
+        with pytest.raises(fastps.ConnectionLostError):
+            worker.step({"s": ones["s"]})
+            worker.step({})
+        worker.step({"b": ones["b"]})
+        worker.flush()
+        worker.flush()
+        assert store.pull("s") == -1  # the first was acknowledged, the second came late
+        assert store.pull("b").tolist() == [-1, -2, -2, -1]
+        assert store.pull("w").reshape(-1).tolist() == [-1] * 5 + [0] * 10
+        assert worker.stats()["acknowledged"]["s"] == 2
+
+
+def test_rows_that_were_not_applied_return(store):
+    store.register("t", np.zeros((4, 3), np.float32), optimizer=fastps.SGD(lr=1.0))
+    with fastps.Worker(store, {"t": np.zeros((4, 3))}, mode=fastps.Async()) as worker:
+        rows = fastps.Sparse([3, 1, 1], np.ones((3, 3), np.float32))
+        error = fastps.PartialPush(refused=[("t", range(5, 10), fastps.UnavailableError("later"))])
+        worker._take_back({"t": rows}, error)
+        with pytest.raises(fastps.NonFiniteError):
+            worker.step({"t": fastps.Sparse([0], np.full((1, 3), np.nan, np.float32))})
+        state = worker.state_dict()
+        assert state["rows"]["t"][0].tolist() == [3, 1, 1]
+        worker.load_state_dict(state)
+        worker.step({"t": fastps.Sparse([0], np.ones((1, 3), np.float32))})
+        expected = np.zeros((4, 3), np.float32)
+        expected[0], expected[1, 2], expected[3, 0] = -1, -2, -1
+        np.testing.assert_array_equal(store.pull("t"), expected)
+
+
+@pytest.mark.parametrize("codec", [None, fastps.OneBit()], ids=str)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_server_that_is_away_for_some_steps(tmp_path, codec, overlap):
+    """Every step adds 1; those taken while nobody was there arrive later, once."""
+    with fastps.serve(data_dir=tmp_path) as server:
+        address = server.addresses
+        ps = fastps.connect(address, timeout=1.0, ack="logged")
+        ps.register("w", np.zeros(10, np.float32), optimizer=fastps.SGD(lr=1.0), timeout=30)
+        worker = fastps.Worker(ps, {"w": np.zeros(10)}, mode=fastps.Async(overlap=overlap), codec=codec)
+        gradient = {"w": np.full(10, -1, np.float32)}
+        for _ in range(3):
+            worker.step(gradient)
+    for _ in range(2):
+        try:
+            worker.step(gradient)
+        except (fastps.UnavailableError, fastps.ConnectionLostError, fastps.PartialPush):
+            continue
+        assert overlap  # it is raised by a later one
+    with fastps.serve(listen=address, data_dir=tmp_path), fastps.connect(address) as other:
+        with contextlib.suppress(fastps.FastpsError):  # a busy machine; the step is taken
+            worker.step(gradient)
+        for _ in range(100):
+            with contextlib.suppress(fastps.FastpsError):
+                worker.flush()
+                break
+        worker.close()
+        assert worker.stats()["steps"] == 6
+        assert other.pull("w").tolist() == [6] * 10
+        ps.close()
+
+
+@pytest.mark.parametrize("codec", [None, fastps.OneBit()], ids=str)
+def test_state_goes_on_bit_for_bit(rng, codec):
+    gradients = [random(rng) for _ in range(20)]
+
+    def train(pause):
+        with fastps.Store() as store:
+            register(store, fastps.Adam(lr=0.1))
+            worker = fastps.Worker(store, zeros(), mode=fastps.Async(), codec=codec)
+            for k, gradient in enumerate(gradients):
+                if pause and k == 10:
+                    state = worker.state_dict()
+                    worker._ps.close()
+                    worker = fastps.Worker(store, zeros(), mode=fastps.Async(), codec=codec)
+                    worker.load_state_dict(state)
+                    assert worker.state_dict()["step"] == 10
+                worker.step(gradient)
+            worker.close()
+            return {n: v.tobytes() for n, v in store.pull(list(SHAPES)).items()}
+
+    assert train(pause=True) == train(pause=False)
