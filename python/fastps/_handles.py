@@ -45,6 +45,11 @@ class Receipts(Mapping[str, Receipt]):
         """Largest staleness of all tensors; None if no base was known."""
         return self._native.staleness()
 
+    @property
+    def scale(self) -> float:
+        """The smallest factor that was put on a gradient; infinity if there are no tensors."""
+        return self._native.scale()
+
 
 class PushPulled(NamedTuple):
     """What `push_pull` gives back: the values contain the push.

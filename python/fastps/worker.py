@@ -419,13 +419,18 @@ class Worker:
             for rate, part_of in _parts(ready, lr):
                 how = (None, rate, None, base, None, self.mode._correction())
                 whole = {n: g for n, g in part_of.items() if not isinstance(g, Sparse)}
-                if whole:
-                    flight = self._native.push_bound_async(self._bind(whole), how, False)
-                    self._under_way.append(_Push(whole, flight))
-                    _gone(whole, left, waiting)
                 rows = {n: g for n, g in part_of.items() if isinstance(g, Sparse)}
-                if rows:
-                    self._push_rows(rows, how, left)
+                for some, push in ((whole, self._push_whole), (rows, self._push_rows)):
+                    if not some:
+                        continue
+                    try:
+                        push(some, how)
+                    except (PartialPush, StalePush) as error:
+                        _gone(some, left, waiting)
+                        if not self._take_back(some, error):
+                            raise
+                    else:
+                        _gone(some, left, waiting)
         except _Refused:
             raise
         except BaseException:
@@ -445,20 +450,12 @@ class Worker:
             lists[names] = self._native.bind(whole, self._codec, self._feedback, None)
         return lists[names]
 
-    def _push_rows(self, rows: dict[str, Any], how: Any, left: dict[str, Any]) -> None:
-        waiting = self._sum
-        try:
-            receipts = Receipts(self._native.push_list(rows, how))
-        except PartialPush as error:
-            _gone(rows, left, waiting)
-            if not self._take_back(rows, error):
-                raise
-        except StalePush:
-            _gone(rows, left, waiting)
-            self._rejected += 1
-        else:
-            _gone(rows, left, waiting)
-            self._count(rows, receipts)
+    def _push_whole(self, whole: dict[str, Any], how: Any) -> None:
+        flight = self._native.push_bound_async(self._bind(whole), how, False)
+        self._under_way.append(_Push(whole, flight))
+
+    def _push_rows(self, rows: dict[str, Any], how: Any) -> None:
+        self._count(rows, Receipts(self._native.push_list(rows, how)))
 
     def _turn(self) -> None:
         """What is under way is left alone until it is done; the other sum is filled."""
@@ -494,13 +491,10 @@ class Worker:
             push = self._under_way[0]
             try:
                 native = push.flight.wait(None)
-            except PartialPush as error:
+            except (PartialPush, StalePush) as error:
                 self._under_way.pop(0)
                 if not self._take_back(push.gradients, error):
                     failed = failed or error
-            except StalePush:
-                self._under_way.pop(0)
-                self._rejected += 1
             except FastpsError as error:
                 # Nothing was changed anywhere. With error feedback the residuals have it again.
                 failed = failed or error
@@ -527,8 +521,11 @@ class Worker:
             staleness = max(staleness or 0, receipts.staleness)
         self._told = staleness, sent + receipts.bytes
 
-    def _take_back(self, gradients: dict[str, Any], error: PartialPush) -> bool:
+    def _take_back(self, gradients: dict[str, Any], error: PartialPush | StalePush) -> bool:
         """Whether nothing is wrong but that slices were too stale: those are not kept."""
+        if isinstance(error, StalePush):
+            self._rejected += 1
+            return True
         for name in error.receipts:
             self._acknowledged[(name,)] += 1
         stale = [isinstance(why, StalePush) for _, _, why in error.refused]

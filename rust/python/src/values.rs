@@ -105,6 +105,11 @@ impl Receipts {
     fn staleness(&self) -> Option<u64> {
         self.receipts.iter().filter_map(|r| r.staleness).max()
     }
+
+    /// The smallest factor that was put on a gradient.
+    fn scale(&self) -> f32 {
+        self.receipts.iter().map(|r| r.scale).fold(f32::INFINITY, f32::min)
+    }
 }
 
 /// Versions of tensors, as a pull or `versions()` tells them: the base of later pushes (``based_on=``), comparable,
