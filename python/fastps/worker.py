@@ -238,7 +238,10 @@ class Worker:
         self._start(self._take(grads, lr), lr)
 
     def flush(self) -> None:
-        """Pushes what waits and returns when every push is acknowledged. `params` stay as they are."""
+        """Pushes what waits and returns when every push is acknowledged. `params` stay as they are.
+
+        What error feedback keeps goes with the next step's push, also what was refused or fenced.
+        """
         self._turn()
         self._finish()
         self._settle()
