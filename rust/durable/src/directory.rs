@@ -101,6 +101,10 @@ impl Directory {
         self.path.join(format!("{SEGMENT}{number:08}"))
     }
 
+    pub(crate) fn unfinished_segment(&self, number: u64) -> PathBuf {
+        self.path.join(format!("{SEGMENT}{number:08}{UNFINISHED}"))
+    }
+
     /// The numbers of the segments that are here, ascending.
     pub(crate) fn segments(&self) -> Result<Vec<u64>> {
         Ok(numbered(&self.names()?, SEGMENT))
@@ -117,6 +121,14 @@ impl Directory {
     /// The numbers of the generations that are here, ascending.
     pub(crate) fn generations(&self) -> Result<Vec<u64>> {
         generations_in(&self.path)
+    }
+
+    /// Removes a generation; one that is removed in part has not its name any more.
+    pub(crate) fn discard(&self, number: u64) -> Result<()> {
+        let (from, to) = (self.generation(number), self.unfinished(number));
+        std::fs::rename(&from, &to).map_err(|error| failed("rename", &from, &error))?;
+        sync_directory(&self.path)?;
+        remove(&to)
     }
 
     /// Puts a damaged generation out of the way, and keeps it.

@@ -173,7 +173,7 @@ impl Journal {
     fn prune(&self, files: &Files) -> Result<()> {
         let Some((oldest, log)) = files.kept.front() else { return Ok(()) };
         for number in self.directory.generations()?.into_iter().filter(|number| number < oldest) {
-            remove(&self.directory.generation(number))?;
+            self.directory.discard(number)?;
         }
         for number in self.directory.segments()?.into_iter().filter(|number| number < log) {
             remove(&self.directory.segment(number))?;

@@ -27,20 +27,22 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Begins a segment; it is there for good, with its first frame.
+    /// Begins a segment; it is there with its first frame, or not at all.
     pub(crate) fn create(
         directory: &Directory,
         number: u64,
         after_hole: bool,
         origin: Origin,
     ) -> Result<Self> {
-        let path = directory.segment(number);
-        let file = File::create_new(&path).map_err(|error| failed("make", &path, &error))?;
+        let (path, unfinished) = (directory.segment(number), directory.unfinished_segment(number));
+        let file = File::create(&unfinished).map_err(|error| failed("make", &unfinished, &error))?;
         let mut segment = Self { path, number, file, length: 0, durable: 0, told: 0, scratch: Vec::new() };
         let mut header = Vec::new();
         frame::segment(&mut header, number, after_hole, origin);
         segment.write(&header)?;
         segment.sync()?;
+        let renamed = std::fs::rename(&unfinished, &segment.path);
+        renamed.map_err(|error| failed("rename", &unfinished, &error))?;
         sync_directory(directory.path())?;
         Ok(segment)
     }
