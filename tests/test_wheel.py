@@ -34,6 +34,15 @@ def test_size_and_content() -> None:
     assert not [name for name in names if name.startswith("tests/") or "__pycache__" in name]
 
 
+def test_nobody_can_kill_it_by_name() -> None:
+    """Failpoints (rust/core/src/failpoint.rs) are in the servers of the Rust tests alone."""
+    with zipfile.ZipFile(WHEEL) as archive:
+        (extension,) = (name for name in archive.namelist() if name.endswith(".so"))
+        program = archive.read(extension)
+    assert b"FASTPS_SERVER_DATA_DIR" in program, "it has the server"
+    assert b"FASTPS_FAILPOINT" not in program
+
+
 @pytest.mark.timeout(300)
 def test_an_empty_environment_with_numpy_alone(tmp_path: Path) -> None:
     """Installed without extras: the demo prints plain lines and says what to install for more."""

@@ -15,6 +15,7 @@ pub mod dtype;
 pub mod error;
 #[cfg(not(loom))]
 pub mod factorize;
+pub mod failpoint;
 pub mod fault;
 pub mod finite;
 pub mod frame;

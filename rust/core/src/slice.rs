@@ -13,6 +13,7 @@ use crate::apply::Touch;
 use crate::correction::Correction;
 use crate::directory::SharedTensor;
 use crate::error::{Error, Kind, Result};
+use crate::failpoint::reach;
 use crate::fault::fault;
 use crate::frame::{Applied, Base, Identity, Push, Target};
 use crate::identity::{Completion, Identities, Outcome, Seen};
@@ -230,13 +231,17 @@ impl Slice {
             Counters::count(&self.counters.refused);
             return Some(Err(self.name(error)));
         }
+        reach("validated");
         let admission = policy.admit(self, push);
         let arrival = match &self.memory {
             Memory::Exact(memory) => {
                 let mut memory = memory.lock();
                 let version = memory.version(0).0;
                 match self.arrive(&mut memory.identities, version, push, admission, later) {
-                    Arrival::Apply => return Some(memory.change(self, push)),
+                    Arrival::Apply => {
+                        reach("identity_checked");
+                        return Some(memory.change(self, push));
+                    }
                     arrival => arrival,
                 }
             }

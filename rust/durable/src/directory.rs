@@ -1,6 +1,7 @@
 //! The directory of one shard: its lock, the names in it, and writes that are there whole or not at all.
 
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::failpoint::{fail, reach};
 use rustix::fs::FlockOperation;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -38,7 +39,8 @@ pub(crate) fn failed(what: &str, path: &Path, error: &std::io::Error) -> Error {
 
 /// Makes the names in a directory durable.
 pub(crate) fn sync_directory(path: &Path) -> Result<()> {
-    let synced = File::open(path).and_then(|directory| directory.sync_all());
+    let opened = fail("directory_sync").and_then(|()| File::open(path));
+    let synced = opened.and_then(|directory| directory.sync_all());
     synced.map_err(|error| failed("sync", path, &error))
 }
 
@@ -128,6 +130,7 @@ impl Directory {
         let (from, to) = (self.generation(number), self.unfinished(number));
         std::fs::rename(&from, &to).map_err(|error| failed("rename", &from, &error))?;
         sync_directory(&self.path)?;
+        reach("snapshot_delete");
         remove(&to)
     }
 

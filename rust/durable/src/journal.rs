@@ -10,6 +10,7 @@ use crate::recovery::{self, Kept, Report};
 use crate::segment::Segment;
 use crate::snapshot::{self, Subject};
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::failpoint::reach;
 use fastps_core::frame::{Action, Identity};
 use fastps_core::record::{Record, Sink};
 use fastps_core::shard::Shard;
@@ -160,6 +161,7 @@ impl Journal {
             // Behind the images, so that the log reaches every version in them. One that is broken cannot.
             let _ = self.log.sync(self.log.position());
         })?;
+        reach("snapshot_complete");
         self.log.heal();
         files.kept.push_back((number, log));
         while files.kept.len() > self.settings.keep.max(1) {
@@ -176,6 +178,7 @@ impl Journal {
             self.directory.discard(number)?;
         }
         for number in self.directory.segments()?.into_iter().filter(|number| number < log) {
+            reach("segment_delete");
             remove(&self.directory.segment(number))?;
         }
         Ok(())

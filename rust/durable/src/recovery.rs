@@ -7,6 +7,7 @@ use crate::generation::{Generation, Unusable};
 use crate::journal::Settings;
 use crate::segment::{self, Beginning, End};
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::failpoint::reach;
 use fastps_core::identity::Remembered;
 use fastps_core::record::Record;
 use fastps_core::shard::Shard;
@@ -67,11 +68,13 @@ pub(crate) fn recover(directory: &Directory, settings: &Settings, shard: &Shard)
     let next = |last: Option<&u64>| last.map_or(1, |last| last + 1);
     let (generation, segment) = (next(numbers.last()), next(recovery.segments.last()));
     let kept = recovery.load(&numbers)?;
+    reach("recovery_loaded");
     let log = kept.back().map(|(_, log)| *log).or_else(|| recovery.segments.first().copied());
     recovery.replay(log).map_err(|unusable| match unusable {
         Unusable::Damaged(why) => lost(&why),
         Unusable::Failed(error) => error,
     })?;
+    reach("recovery_replayed");
     recovery.settle();
     let Recovery { mut report, catalog, origin, last, renew, damaged, .. } = recovery;
     report.slices = catalog.slices().count() as u64;

@@ -5,6 +5,7 @@ use crate::directory::{Directory, failed, sync_directory};
 use crate::frame::{self, Content, FORMAT, Origin};
 use crate::generation::Unusable;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::failpoint::{cut, fail, reach};
 use std::fs::{File, OpenOptions};
 use std::io::{BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -35,7 +36,9 @@ impl Segment {
         origin: Origin,
     ) -> Result<Self> {
         let (path, unfinished) = (directory.segment(number), directory.unfinished_segment(number));
-        let file = File::create(&unfinished).map_err(|error| failed("make", &unfinished, &error))?;
+        let file = fail("segment_create").and_then(|()| File::create(&unfinished));
+        let file = file.map_err(|error| failed("make", &unfinished, &error))?;
+        reach("segment_created");
         let mut segment = Self { path, number, file, length: 0, durable: 0, told: 0, scratch: Vec::new() };
         let mut header = Vec::new();
         frame::segment(&mut header, number, after_hole, origin);
@@ -43,7 +46,9 @@ impl Segment {
         segment.sync()?;
         let renamed = std::fs::rename(&unfinished, &segment.path);
         renamed.map_err(|error| failed("rename", &unfinished, &error))?;
+        reach("segment_renamed");
         sync_directory(directory.path())?;
+        reach("segment_begun");
         Ok(segment)
     }
 
@@ -74,20 +79,26 @@ impl Segment {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(|error| failed("write", &self.path, &error))?;
+        let written = fail("log_write").and_then(|()| self.file.write_all(bytes));
+        written.map_err(|error| failed("write", &self.path, &error))?;
         self.length += bytes.len() as u64;
+        reach("log_written");
+        cut("log_cut", &self.file, self.durable, self.length);
         Ok(())
     }
 
     /// Makes what was appended durable.
     pub(crate) fn sync(&mut self) -> Result<()> {
-        self.file.sync_data().map_err(|error| failed("sync", &self.path, &error))?;
+        let synced = fail("log_sync").and_then(|()| self.file.sync_data());
+        synced.map_err(|error| failed("sync", &self.path, &error))?;
         self.durable = self.length;
+        reach("log_synced");
         Ok(())
     }
 
     /// Appends the last frames, and ends it: the log goes on in the segment of this number.
     pub(crate) fn end(mut self, frames: &[u8], next: u64) -> Result<()> {
+        reach("segment_end");
         let mut last = frames.to_vec();
         frame::end(&mut last, next);
         self.append(&last)?;

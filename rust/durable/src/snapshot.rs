@@ -7,6 +7,7 @@ use crate::frame::{self, FORMAT, Origin, Piece, Place};
 use crate::generation::{Generation, MANIFEST, Manifest, SLICES, STATE, VALUES, Written};
 use crate::safetensors::Layout;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::failpoint::{fail, reach};
 use fastps_core::slice::Slice;
 use fastps_core::tensor::SliceId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,7 +35,8 @@ impl Output {
     /// Appends bytes; says where they lie.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<Place> {
         let place = Place { offset: self.to.bytes, bytes: bytes.len() as u64, crc32c: crc32c(bytes) };
-        self.to.write_all(bytes).map_err(|error| failed("write", &self.path, &error))?;
+        let written = fail("snapshot_write").and_then(|()| self.to.write_all(bytes));
+        written.map_err(|error| failed("write", &self.path, &error))?;
         Ok(place)
     }
 
@@ -43,7 +45,7 @@ impl Output {
         let bytes = self.to.bytes;
         let (crc32c, writer) = self.to.finish();
         let synced = writer.into_inner().map_err(std::io::IntoInnerError::into_error);
-        let synced = synced.and_then(|file| file.sync_all());
+        let synced = synced.and_then(|file| fail("snapshot_sync").and_then(|()| file.sync_all()));
         synced.map_err(|error| failed("write", &self.path, &error))?;
         Ok(Written { bytes, crc32c })
     }
@@ -111,9 +113,12 @@ pub(crate) fn write(
     let folder = directory.unfinished(number);
     remove(&folder)?;
     std::fs::create_dir(&folder).map_err(|error| failed("make", &folder, &error))?;
+    reach("snapshot_create");
     let written = write_into(&folder, number, subject, behind).and_then(|()| {
         let name = directory.generation(number);
-        std::fs::rename(&folder, &name).map_err(|error| failed("rename", &folder, &error))?;
+        let renamed = fail("snapshot_rename").and_then(|()| std::fs::rename(&folder, &name));
+        renamed.map_err(|error| failed("rename", &folder, &error))?;
+        reach("snapshot_renamed");
         sync_directory(directory.path())
     });
     if let Err(error) = written {
@@ -173,6 +178,7 @@ fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl Fn
         gone,
         catalog: catalog.clone(),
     };
+    reach("snapshot_manifest");
     let mut file = Output::create(&folder.join(MANIFEST))?;
     file.write(&manifest.text().map_err(unwritable)?)?;
     file.finish()?;

@@ -8,6 +8,7 @@ use crate::convert;
 use crate::room::{Busy, Room, StreamRoom};
 use crate::wire::MAX_FRAME;
 use fastps_core::error::{Error, Result};
+use fastps_core::failpoint::reach;
 use fastps_core::frame::Applied;
 use fastps_core::shard::{Charge, Meter, Purpose};
 use fastps_core::slice::Snapshot;
@@ -68,6 +69,7 @@ impl Place {
     }
 
     pub(crate) fn send_now(self, what: Result<Owed, Status>) {
+        reach("before_ack");
         self.permit.send(Answer { what, busy: self.busy });
     }
 }

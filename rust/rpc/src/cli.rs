@@ -59,8 +59,8 @@ struct Args {
     #[arg(long, value_name = "DIR", env = "FASTPS_SERVER_DATA_DIR")]
     data_dir: Option<PathBuf>,
     /// How often a snapshot is taken.
-    #[arg(long, default_value_t = 300, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), env = "FASTPS_SNAPSHOT_EVERY")]
-    snapshot_every: u64,
+    #[arg(long, default_value = "300", value_name = "SECONDS", value_parser = seconds, env = "FASTPS_SNAPSHOT_EVERY")]
+    snapshot_every: Duration,
     /// Start with what can be read of the data directory, although something that was durable cannot.
     #[arg(long)]
     accept_loss: bool,
@@ -93,6 +93,11 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
     } else {
         Ok(bytes as u64)
     }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.ok_or_else(|| format!("{text:?} is no number of seconds"))
 }
 
 /// Every connection is an open file, and the usual limit of 1,024 is meant for programs that cannot deal with more.
@@ -158,7 +163,7 @@ fn serve(args: Args) -> Result<()> {
             insecure: args.insecure,
             spin: Duration::from_micros(args.spin_us),
             data_dir: args.data_dir,
-            snapshot_every: Duration::from_secs(args.snapshot_every),
+            snapshot_every: args.snapshot_every,
             accept_loss: args.accept_loss,
             ..ServerConfig::default()
         })?;

@@ -12,6 +12,7 @@ use crate::node::{Node, Phase};
 use crate::wire::{Messages, Spin};
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::failpoint::reach;
 use fastps_core::frame::{Applied, Push};
 use fastps_core::slice::{Resolved, Slice, Snapshot};
 use fastps_core::tensor::SliceId;
@@ -120,7 +121,10 @@ impl Exchange {
                 },
             };
             match frame {
-                Ok(Some(frame)) => self.handle(&frame, place).await,
+                Ok(Some(frame)) => {
+                    reach("decoded");
+                    self.handle(&frame, place).await;
+                }
                 Ok(None) => return,
                 // A message that is too large or no frame at all: nothing behind it can be read.
                 Err(status) => {

@@ -8,6 +8,7 @@ use crate::node::{Node, Phase};
 use crate::wire::{
     Arrivals, Framed, MAX_FRAME, Messages, Outbox, PATH, Piece, RESET, SERVER, Spin, UNWRITTEN, keep_alive,
 };
+use fastps_core::failpoint::reach;
 use fastps_proto::v1 as pb;
 use futures_util::future::join;
 use h2::RecvStream;
@@ -121,7 +122,10 @@ async fn write(mut answers: Answers, mut outbox: Outbox) -> Result<(), h2::Error
             return outbox.finish(trailers(&Status::new(Code::Ok, "")));
         };
         match what {
-            Ok(Owed::Frame(frame)) => outbox.send(*frame, Some(busy))?,
+            Ok(Owed::Frame(frame)) => {
+                outbox.send(*frame, Some(busy))?;
+                reach("after_ack");
+            }
             Ok(Owed::Rows { header, pin, charge }) => {
                 let Some(snapshot) = pin.lend() else {
                     return Ok(());

@@ -6,6 +6,7 @@ use super::{Counters, Slice, staleness};
 use crate::apply::{Exact, apply, apply_rows};
 use crate::dtype::DType;
 use crate::error::{Error, Kind, Result};
+use crate::failpoint::reach;
 use crate::fault::fault;
 use crate::frame::{Action, Applied, Push};
 use crate::identity::{Identities, Outcome};
@@ -67,6 +68,7 @@ impl ExactMemory {
     #[inline(always)]
     fn change_as_it_is(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
         let applied = self.repeat(slice, push)?;
+        reach("applied");
         slice.record(push, applied);
         Ok(applied)
     }

@@ -4,12 +4,15 @@
 //! After a large frame it pauses for one poll, so that the frame is used, and its memory free again, before the next is
 //! read into the same memory.
 
+use fastps_core::failpoint::reach;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
 
 const HEADER: usize = 9;
+/// The type of the frames that carry messages.
+const DATA: u8 = 0;
 /// What is read at once where a header is expected: enough for a small frame.
 const AHEAD: usize = 8 << 10;
 /// Frames from here on are followed by a pause.
@@ -75,6 +78,9 @@ impl<S: AsyncRead + Unpin> Framed<S> {
                 let [a, b, c, ..] = self.header;
                 self.left = u32::from_be_bytes([0, a, b, c]) as usize;
                 self.seen = 0;
+                if self.header[3] == DATA {
+                    reach("header_read");
+                }
             }
         }
     }
@@ -82,6 +88,9 @@ impl<S: AsyncRead + Unpin> Framed<S> {
     fn passed_frame(&mut self, bytes: usize) {
         self.left -= bytes;
         let [a, b, ..] = self.header;
+        if self.left > 0 && self.header[3] == DATA {
+            reach("half_frame");
+        }
         self.paused = self.left == 0 && (usize::from(a) << 16 | usize::from(b) << 8) >= LARGE;
     }
 }

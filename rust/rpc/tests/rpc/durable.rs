@@ -44,8 +44,8 @@ impl Drop for Folder {
 pub(crate) struct Served {
     pub(crate) folder: Folder,
     pub(crate) port: u16,
-    shards: u16,
-    child: Option<Child>,
+    pub(crate) shards: u16,
+    pub(crate) child: Option<Child>,
 }
 
 impl Served {
@@ -62,17 +62,22 @@ impl Served {
         format!("127.0.0.1:{}", self.port)
     }
 
+    /// What starts it, when `shell` has run.
+    pub(crate) fn command(&self, shell: &str, more: &[&str]) -> Command {
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(format!("{shell} exec \"$0\" \"$@\""));
+        command.arg(env!("CARGO_BIN_EXE_fastps-server"));
+        command.args(["--listen", &self.address(), "--shards", &self.shards.to_string()]);
+        command.arg("--data-dir").arg(&self.folder.0).args(more);
+        command.stdout(Stdio::piped()).env("FASTPS_LOG", "off");
+        command
+    }
+
     /// Starts it, and waits until it says that it is ready; `shell` runs before.
     pub(crate) fn start_after(&mut self, shell: &str, more: &[&str]) {
         let begin = Instant::now();
         loop {
-            let mut command = Command::new("sh");
-            command.arg("-c").arg(format!("{shell} exec \"$0\" \"$@\""));
-            command.arg(env!("CARGO_BIN_EXE_fastps-server"));
-            command.args(["--listen", &self.address(), "--shards", &self.shards.to_string()]);
-            command.arg("--data-dir").arg(&self.folder.0).args(more);
-            command.stdout(Stdio::piped()).env("FASTPS_LOG", "off");
-            let mut child = command.spawn().unwrap();
+            let mut child = self.command(shell, more).spawn().unwrap();
             let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
             let ready = (0..self.shards).all(|_| lines.next().is_some_and(|line| line.is_ok()));
             self.child = Some(child);
@@ -102,16 +107,20 @@ impl Served {
         self.wait();
     }
 
-    fn wait(&mut self) {
+    pub(crate) fn wait(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.wait().unwrap();
         }
     }
 
     pub(crate) fn connect(&self, ack: Ack) -> Arc<Client> {
-        let options = ConnectOptions { timeout: PATIENT, ack, ..ConnectOptions::default() };
-        Client::connect(&[self.address()], options).unwrap()
+        connect(&self.address(), ack)
     }
+}
+
+pub(crate) fn connect(address: &str, ack: Ack) -> Arc<Client> {
+    let options = ConnectOptions { timeout: PATIENT, ack, ..ConnectOptions::default() };
+    Client::connect(&[address.to_owned()], options).unwrap()
 }
 
 impl Drop for Served {
@@ -159,7 +168,13 @@ pub(crate) fn pull(ps: &Client, name: &str) -> Vec<f32> {
 }
 
 /// Pushes -1 until told to stop; counts per slice what was applied, also what was in doubt for a while.
-fn push_on(ps: &Client, name: &str, elements: usize, timeout: Duration, stop: &AtomicBool) -> Vec<u64> {
+pub(crate) fn push_on(
+    ps: &Client,
+    name: &str,
+    elements: usize,
+    timeout: Duration,
+    stop: &AtomicBool,
+) -> Vec<u64> {
     let slices = elements.div_ceil(SLICE);
     let mut counts = vec![0; slices];
     let mut doubts: Vec<Arc<dyn InDoubt>> = Vec::new();
