@@ -7,7 +7,8 @@ use crate::generation::Unusable;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::{cut, fail, reach};
 use std::fs::{File, OpenOptions};
-use std::io::{BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// What is read at a time.
@@ -90,6 +91,12 @@ impl Segment {
     /// Makes what was appended durable.
     pub(crate) fn sync(&mut self) -> Result<()> {
         let synced = fail("log_sync").and_then(|()| self.file.sync_data());
+        // The system goes on with a file that has no name any more, and nobody will find it.
+        let there = || match self.file.metadata()?.nlink() {
+            0 => Err(std::io::Error::new(ErrorKind::NotFound, "it was removed")),
+            _ => Ok(()),
+        };
+        let synced = synced.and_then(|()| there());
         synced.map_err(|error| failed("sync", &self.path, &error))?;
         self.durable = self.length;
         reach("log_synced");

@@ -1,0 +1,144 @@
+"""The disk as it is: full, read-only, or gone under a server. Training goes on; what cannot be is refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastps
+
+PATIENT = 60.0
+N = 200_000
+ONES = np.ones(N, np.float32)
+
+
+def mount(*arguments: str | Path) -> None:
+    """Mounts, or skips the test where that is not permitted."""
+    mounted = subprocess.run(["mount", *arguments], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount")
+    mount("-t", "tmpfs", "-o", "size=8m", "tmpfs", disk)
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def serve(data: Path, told: Path) -> tuple[subprocess.Popen[str], str]:
+    """A server in a process of its own, and its address; what it logs goes to a file."""
+    command = [sys.executable, "-m", "fastps", "serve", "--listen", "127.0.0.1:0", "--data-dir", data]
+    with told.open("a") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], PATIENT)
+    assert ready, "the server says nothing"
+    return process, process.stdout.readline().split()[-1]
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait(PATIENT)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    late = time.monotonic() + PATIENT
+    while not condition():
+        assert time.monotonic() < late, "it does not come"
+        time.sleep(0.05)
+
+
+def refused(ps: fastps.ParameterServer, gradient: np.ndarray) -> bool:
+    """Pushes; whether that was refused."""
+    try:
+        ps.push("w", gradient)
+    except fastps.UnavailableError:
+        return True
+    return False
+
+
+def test_a_full_disk_stops_what_must_be_on_it_and_nothing_else(small_disk: Path, tmp_path: Path) -> None:
+    filler, told = small_disk / "filler", tmp_path / "told"
+    filler.write_bytes(bytes(2 << 20))
+    process, address = serve(small_disk / "data", told)
+    try:
+        with fastps.connect(address, ack="logged") as logged, fastps.connect(address) as applied:
+            logged.register("w", np.zeros(N, np.float32), optimizer=fastps.SGD(lr=1.0))
+            for _ in range(20):
+                applied.push("w", -ONES)
+            # The log is full, and no snapshot fits that would make up for it.
+            until(lambda: re.search(r"ERROR.*no snapshot.*No space left", told.read_text()) is not None)
+            with pytest.raises(fastps.UnavailableError, match=r"log cannot be written.*No space left"):
+                logged.push("w", -ONES)
+            applied.push("w", -ONES)
+            np.testing.assert_array_equal(applied.pull("w"), 21 * ONES)
+            filler.unlink()
+            until(lambda: not refused(logged, -ONES))
+        end(process)
+        process, address = serve(small_disk / "data", told)
+        with fastps.connect(address) as ps:
+            np.testing.assert_array_equal(ps.pull("w"), 22 * ONES)
+    finally:
+        end(process)
+
+
+def test_a_disk_that_cannot_be_written_is_refused(small_disk: Path) -> None:
+    (small_disk / "data").mkdir()
+    mount("-o", "remount,ro", small_disk)
+    with pytest.raises(fastps.ConfigError, match=r"cannot make .*shard-0: Read-only file system"):
+        fastps.serve(data_dir=small_disk / "data")
+    mount("-o", "remount,rw", small_disk)
+    fastps.serve(data_dir=small_disk / "data").stop()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o500)
+    with pytest.raises(fastps.ConfigError, match="Permission denied"):
+        fastps.serve(data_dir=folder)
+
+
+def test_files_that_are_removed_under_a_server_are_missed(tmp_path: Path) -> None:
+    data, one = tmp_path / "data", -np.ones(3, np.float32)
+    told = tmp_path / "told"
+    process, address = serve(data, told)
+    try:
+        with fastps.connect(address, ack="logged") as logged, fastps.connect(address) as applied:
+            logged.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
+            logged.push("w", one)
+            shutil.rmtree(data / "shard-0")
+            # What is written now is nowhere: who waits for it waits for a snapshot, and others are refused.
+            waits = logged.push_async("w", one)
+            until(lambda: "was removed" in told.read_text())
+            with pytest.raises(fastps.UnavailableError, match="was removed"):
+                logged.push("w", one)
+            applied.push("w", one)
+            (data / "shard-0").mkdir()
+            waits.result()
+            until(lambda: not refused(logged, one))
+            held = applied.pull("w")
+        end(process)
+        process, address = serve(data, told)
+        with fastps.connect(address) as ps:
+            np.testing.assert_array_equal(ps.pull("w"), held)
+    finally:
+        end(process)
