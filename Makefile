@@ -23,7 +23,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .PHONY: help demo test lint lint-rust lint-python test-rust test-python checkers loom tsan miri neon bench bench-kernels \
-        bench-hogwild bench-embedding bench-connections bench-shared acceptance mutants soak kills docs dev clean tools
+        bench-hogwild bench-embedding bench-connections bench-shared acceptance mutants soak kills fuzz docs dev clean tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ soak: .venv/.test ## A million random steps over every transport, with a watchdo
 
 kills: ## Kill a server and its clients 200 times, all at once; options: make kills KILLS=1000
 	FASTPS_KILLS=$(or $(KILLS),200) $(CARGO) test --locked -p fastps-rpc --test rpc everything_is_killed -- --nocapture
+
+fuzz: ## Feed each reader of files with random bytes; options: make fuzz SECONDS=60
+	CARGO_TARGET_DIR=$(TARGET)/fuzz .ci/fuzz $(or $(SECONDS),600)
 
 docs: .venv/.docs ## Build the documentation into target/site and the Rust reference into target/doc
 	$(BIN)/mkdocs build --quiet --strict --site-dir $(CARGO_TARGET_DIR)/site

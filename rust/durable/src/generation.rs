@@ -108,7 +108,7 @@ impl Manifest {
         Ok(text)
     }
 
-    fn parse(text: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let at = text.iter().position(|byte| *byte == b'\n')?;
         let (json, rest) = text.split_at(at);
         let expected = format!("\ncrc32c {:08x}\n", crc32c(json));

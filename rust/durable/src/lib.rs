@@ -13,9 +13,14 @@ mod checksum;
 mod directory;
 mod export;
 mod frame;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod generation;
 mod journal;
 mod log;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod properties;
 mod recovery;
 mod reshape;
 mod safetensors;

@@ -241,9 +241,11 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A temporary folder for this test.
+/// A temporary folder for this test, in memory where the system has such a place.
 fn temporary(name: &str) -> PathBuf {
-    let path = std::env::temp_dir().join(format!("fastps-old-files-{}-{name}", std::process::id()));
+    let shm = Path::new("/dev/shm");
+    let parent = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
+    let path = parent.join(format!("fastps-old-files-{}-{name}", std::process::id()));
     let _ = std::fs::remove_dir_all(&path);
     path
 }

@@ -1,0 +1,181 @@
+//! Readers of files, fed with any bytes: what the targets in `fuzz/` and the replay of their corpus call. Nothing else is
+//! built with it.
+//!
+//! Each takes bytes as they are, and once more with their checksums made right, so that what lies behind these is
+//! reached, too. They panic where a reader does, or where it accepts what it should not.
+
+use crate::checksum::crc32c;
+use crate::directory::Directory;
+use crate::frame::{self, Content, HEADER, MARK};
+use crate::generation::{Generation, MANIFEST, Manifest, SLICES, STATE, VALUES, Written};
+use crate::journal::Settings;
+use crate::recovery;
+use fastps_core::isa::Isa;
+use fastps_core::shard::{Shard, ShardConfig};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a shard may take here.
+const MEMORY: u64 = 16 << 20;
+
+/// Files of a snapshot in `tests/vectors`.
+macro_rules! vector {
+    ($name:literal) => {
+        include_bytes!(concat!("../../../tests/vectors/durable-1/shard-1/generation-00000002/", $name))
+    };
+}
+
+/// A directory that goes with its owner.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> std::io::Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let shm = Path::new("/dev/shm");
+        let parent = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
+        let (process, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = parent.join(format!("fastps-fuzz-{process}-{next}"));
+        std::fs::create_dir_all(path.join("generation-00000002"))?;
+        Ok(Self(path))
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) -> std::io::Result<()> {
+        std::fs::write(self.0.join("generation-00000002").join(name), bytes)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn shard() -> Option<Shard> {
+    Some(Shard::new(ShardConfig::new(1, MEMORY, Isa::get().ok()?)))
+}
+
+/// Makes the checksums of frames right, as far as there are any.
+fn repair(bytes: &mut [u8]) {
+    let mut rest = bytes;
+    while let Some((header, behind)) = rest.split_at_mut_checked(HEADER) {
+        let length = [header[4], header[5], header[6], header[7]];
+        let Some((content, after)) = behind.split_at_mut_checked(u32::from_le_bytes(length) as usize) else {
+            return;
+        };
+        let sum = crc32c(content) ^ crc32c(&length);
+        header[..4].copy_from_slice(&MARK);
+        header[8..].copy_from_slice(&sum.to_le_bytes());
+        rest = after;
+    }
+}
+
+/// The bytes, and the same with right checksums.
+fn both(bytes: &[u8], repair: impl FnOnce(&mut Vec<u8>), each: impl Fn(&[u8]) -> Option<()>) {
+    each(bytes);
+    let mut repaired = bytes.to_vec();
+    repair(&mut repaired);
+    each(&repaired);
+}
+
+/// One content of a frame: what is read is written as it was, where the writer has only one way.
+pub fn frame(content: &[u8]) {
+    let Some(said) = frame::read(content) else { return };
+    let mut written = Vec::new();
+    let again = match &said {
+        Content::Push(record) => frame::push(&mut written, record),
+        Content::Slice(piece) => frame::slice(&mut written, piece),
+        Content::Fence(slice, identity) => {
+            frame::fence(&mut written, *slice, *identity);
+            true
+        }
+        Content::Event(event) => frame::event(&mut written, event),
+        _ => return,
+    };
+    let Some((second, [])) = frame::split(&written).filter(|_| again) else { return };
+    let second = frame::read(second).map(|second| format!("{second:?}"));
+    assert_eq!(second, Some(format!("{said:?}")), "what was read is written otherwise");
+}
+
+/// The first segment of a log, as a start finds it.
+pub fn log(bytes: &[u8]) {
+    both(bytes, |bytes| repair(bytes), start);
+}
+
+fn start(log: &[u8]) -> Option<()> {
+    let folder = Folder::new().ok()?;
+    std::fs::remove_dir(folder.0.join("generation-00000002")).ok()?;
+    std::fs::write(folder.0.join("log-00000001"), log).ok()?;
+    let settings =
+        Settings { path: folder.0.clone(), shard: 1, shards: 2, keep: 2, accept_loss: log.len() % 2 == 1 };
+    let directory = Directory::open(&settings.path).ok()?;
+    let shard = shard()?;
+    let found = recovery::recover(&directory, &settings, &shard).ok()?;
+    for (id, ..) in found.catalog.slices() {
+        let slice = shard.slice(fastps_core::tensor::SliceId(id));
+        assert!(slice.is_ok(), "the catalog names a slice that is not there");
+    }
+    assert!(shard.meter().used() <= MEMORY);
+    Some(())
+}
+
+/// The manifest of a snapshot whose other files are whole.
+pub fn manifest(bytes: &[u8]) {
+    let sign = |text: &mut Vec<u8>| {
+        text.truncate(text.iter().position(|byte| *byte == b'\n').unwrap_or(text.len()));
+        let crc = crc32c(text);
+        text.extend_from_slice(format!("\ncrc32c {crc:08x}\n").as_bytes());
+    };
+    both(bytes, sign, |bytes| load(bytes, vector!("slices")));
+}
+
+/// The list of slices of a snapshot whose other files are whole.
+pub fn slices(bytes: &[u8]) {
+    let told = |bytes: &[u8]| {
+        let mut manifest = Manifest::parse(vector!("MANIFEST"))?;
+        let written = Written { bytes: bytes.len() as u64, crc32c: crc32c(bytes) };
+        manifest.files.insert(SLICES.to_owned(), written);
+        load(&manifest.text().ok()?, bytes)
+    };
+    both(bytes, |bytes| repair(bytes), told);
+}
+
+fn load(manifest: &[u8], slices: &[u8]) -> Option<()> {
+    let folder = Folder::new().ok()?;
+    folder.put(MANIFEST, manifest).ok()?;
+    folder.put(SLICES, slices).ok()?;
+    folder.put(VALUES, vector!("parameters.safetensors")).ok()?;
+    folder.put(STATE, vector!("state.safetensors")).ok()?;
+    let generation = Generation::open(&folder.0, 2).ok()?;
+    let _ = (generation.summary(), generation.verify());
+    let shard = shard()?;
+    let mut met = 0;
+    let loaded = generation.load(&shard, |_| met += 1);
+    assert!(loaded.is_err() || met == generation.summary().slices);
+    assert!(shard.meter().used() <= MEMORY);
+    Some(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    /// Every input that was once worth keeping, again.
+    fn replay(name: &str, target: fn(&[u8])) {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(name);
+        let mut inputs = 0;
+        for entry in std::fs::read_dir(corpus).unwrap() {
+            target(&std::fs::read(entry.unwrap().path()).unwrap());
+            inputs += 1;
+        }
+        assert!(inputs > 0, "{name}");
+    }
+
+    #[test]
+    fn the_corpus_is_read_without_a_panic() {
+        replay("frame", frame);
+        replay("log", log);
+        replay("manifest", manifest);
+        replay("slices", slices);
+    }
+}

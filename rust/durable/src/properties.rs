@@ -1,0 +1,359 @@
+//! For any content: what is written is read again as it was, and bytes that are not as they were written are found, or
+//! change nothing.
+
+use crate::catalog::{Catalog, Event, Reservation, Stage};
+use crate::frame::{self, Content, Origin, Piece, Place};
+use crate::generation::{Manifest, Written};
+use crate::safetensors::Layout;
+use crate::segment::{self, End};
+use fastps_core::codec::CodecId;
+use fastps_core::dtype::DType;
+use fastps_core::frame::{Action, Applied, Base, Identity};
+use fastps_core::identity::Remembered;
+use fastps_core::optim::{Adam, Optimizer, Sgd};
+use fastps_core::record::Record;
+use fastps_core::rows::Indices;
+use fastps_core::slice::Standing;
+use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use proptest::collection::{btree_map, btree_set, vec};
+use proptest::prelude::*;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const ORIGIN: Origin = Origin { id: 77, shard: 1, shards: 3 };
+
+/// A push that owns its bytes.
+#[derive(Clone, Debug)]
+struct Pushed {
+    numbers: [u64; 5],
+    action: Action,
+    base: Option<Base>,
+    hogwild: bool,
+    once: bool,
+    rows: Option<Vec<u8>>,
+    body: Vec<u8>,
+    lr: f64,
+    scale: f32,
+    momentum: f64,
+}
+
+impl Pushed {
+    fn record(&self) -> Record<'_> {
+        let [slice, version, client, sequence, codec] = self.numbers;
+        Record {
+            slice: SliceId(slice),
+            apply: if self.hogwild { Apply::Hogwild } else { Apply::Exact },
+            version,
+            identity: Identity { client, sequence },
+            base: self.base,
+            once: self.once,
+            action: self.action,
+            indices: self.rows.as_deref().map(Indices::new),
+            codec: CodecId::ALL[codec as usize % 4],
+            body: &self.body,
+            lr: self.lr,
+            scale: self.scale,
+            momentum: self.momentum,
+        }
+    }
+}
+
+fn pushed() -> impl Strategy<Value = Pushed> {
+    let action = prop_oneof![
+        Just(Action::Gradient),
+        Just(Action::Assign),
+        any::<u64>().prop_map(|step| Action::AssignState { step })
+    ];
+    let base = (any::<u64>(), any::<Option<u64>>()).prop_map(|(version, own)| Base { version, own });
+    let rows = vec(any::<[u8; 4]>(), 0..9).prop_map(|rows| rows.concat());
+    let options = (proptest::option::of(base), any::<bool>(), any::<bool>(), proptest::option::of(rows));
+    let factors = (any::<f64>(), any::<f32>(), any::<f64>());
+    (any::<[u64; 5]>(), action, options, vec(any::<u8>(), 0..300), factors).prop_map(
+        |(numbers, action, (base, hogwild, once, rows), body, (lr, scale, momentum))| Pushed {
+            numbers,
+            action,
+            base,
+            hogwild,
+            once,
+            rows,
+            body,
+            lr,
+            scale,
+            momentum,
+        },
+    )
+}
+
+fn standing() -> impl Strategy<Value = Standing> {
+    let applied = (any::<[u64; 2]>(), proptest::option::of(0..u64::MAX), any::<f32>()).prop_map(
+        |([version, own], staleness, scale)| Applied { version, own, staleness, scale, duplicate: false },
+    );
+    let outcomes = vec((any::<u64>(), proptest::option::of(applied)), 0..6);
+    let client = (any::<[u64; 3]>(), outcomes).prop_map(|([client, own, forgotten], outcomes)| Remembered {
+        client,
+        own,
+        forgotten,
+        outcomes,
+    });
+    (any::<[u64; 3]>(), vec(client, 0..4)).prop_map(|([version, step, assigns], clients)| Standing {
+        version,
+        step,
+        assigns,
+        clients,
+    })
+}
+
+fn piece() -> impl Strategy<Value = Piece> {
+    let place = || {
+        (any::<[u64; 2]>(), any::<u32>()).prop_map(|([offset, bytes], crc32c)| Place {
+            offset,
+            bytes,
+            crc32c,
+        })
+    };
+    (any::<u64>(), place(), place(), standing()).prop_map(|(slice, values, state, standing)| Piece {
+        slice,
+        values,
+        state,
+        standing,
+    })
+}
+
+fn spec() -> impl Strategy<Value = TensorSpec> {
+    (".{0,20}", vec(any::<u64>(), 0..4), any::<bool>(), ".{0,5}").prop_map(|(name, shape, hogwild, group)| {
+        TensorSpec {
+            name: name.into(),
+            shape,
+            dtype: DType::Float32,
+            apply: if hogwild { Apply::Hogwild } else { Apply::Exact },
+            group: group.into(),
+            optimizer: if hogwild {
+                Optimizer::Sgd(Sgd { lr: 1.0 / 3.0, ..Sgd::default() })
+            } else {
+                Optimizer::Adam(Adam::default())
+            },
+        }
+    })
+}
+
+fn reservation() -> impl Strategy<Value = Reservation> {
+    let stage = prop_oneof![Just(Stage::Open), Just(Stage::Sealed), Just(Stage::Committed)];
+    (spec(), any::<u32>(), vec(any::<(u64, u64)>(), 0..4), stage)
+        .prop_map(|(spec, group, slices, stage)| Reservation { spec, group, slices, stage })
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        any::<u64>().prop_map(Event::SessionBegan),
+        any::<u64>().prop_map(Event::SessionEnded),
+        (any::<u64>(), reservation()).prop_map(|(id, reservation)| Event::Reserved(id, reservation)),
+        vec(any::<u64>(), 0..5).prop_map(Event::Dropped),
+        ".{0,9}".prop_map(|name| Event::Removed(name.into())),
+    ]
+}
+
+fn manifest() -> impl Strategy<Value = Manifest> {
+    let written = (any::<u64>(), any::<u32>()).prop_map(|(bytes, crc32c)| Written { bytes, crc32c });
+    let catalog = (btree_set(any::<u64>(), 0..5), btree_map(any::<u64>(), reservation(), 0..3))
+        .prop_map(|(sessions, reservations)| Catalog { sessions, reservations, ..Catalog::default() });
+    let files = btree_map("[a-z.]{1,9}", written, 0..4);
+    (any::<[u64; 4]>(), any::<[u32; 2]>(), files, btree_set(any::<u64>(), 0..4), catalog).prop_map(
+        |([id, generation, log, written], [shard, shards], files, gone, catalog)| Manifest {
+            format: frame::FORMAT,
+            id,
+            shard,
+            shards,
+            generation,
+            log,
+            written,
+            files,
+            gone,
+            catalog,
+        },
+    )
+}
+
+/// What becomes of some bytes.
+#[derive(Clone, Debug)]
+enum Mishap {
+    Flip(usize, u8),
+    Cut(usize),
+    Insert(usize, Vec<u8>),
+    Leave(usize, usize),
+    Copy(usize, usize, usize),
+}
+
+fn mishap() -> impl Strategy<Value = Mishap> {
+    prop_oneof![
+        (any::<usize>(), 0..8_u8).prop_map(|(at, bit)| Mishap::Flip(at, bit)),
+        any::<usize>().prop_map(Mishap::Cut),
+        (any::<usize>(), vec(any::<u8>(), 1..40)).prop_map(|(at, bytes)| Mishap::Insert(at, bytes)),
+        (any::<usize>(), 1..60_usize).prop_map(|(at, n)| Mishap::Leave(at, n)),
+        (any::<usize>(), any::<usize>(), 1..60_usize).prop_map(|(from, to, n)| Mishap::Copy(from, to, n)),
+    ]
+}
+
+impl Mishap {
+    fn befall(&self, bytes: &mut Vec<u8>) {
+        let len = bytes.len();
+        match self {
+            Self::Flip(at, bit) => bytes[at % len] ^= 1 << bit,
+            Self::Cut(at) => bytes.truncate(at % len),
+            Self::Insert(at, new) => drop(bytes.splice(at % len..at % len, new.iter().copied())),
+            Self::Leave(at, n) => drop(bytes.drain(at % len..(at % len + n).min(len))),
+            Self::Copy(from, to, n) => {
+                let (from, to) = (from % len, to % len);
+                bytes.copy_within(from..(from + n.min(&(len - to))).min(len), to);
+            }
+        }
+    }
+}
+
+/// A segment of the log with these frames, in a file.
+fn segment_of(frames: &[Vec<u8>], last: Option<u64>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    frame::segment(&mut bytes, 4, false, ORIGIN);
+    for frame in frames {
+        bytes.extend(frame);
+    }
+    if let Some(last) = last {
+        frame::end(&mut bytes, last);
+    }
+    bytes
+}
+
+/// What is read of such a file: each frame's content, and how it ends, or why it cannot be used.
+fn read_back(bytes: &[u8]) -> (Vec<String>, Result<End, String>) {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let shm = PathBuf::from("/dev/shm");
+    let parent = if shm.is_dir() { shm } else { std::env::temp_dir() };
+    let path = parent.join(format!(
+        "fastps-segment-{}-{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    ));
+    std::fs::write(&path, bytes).unwrap();
+    let mut said = Vec::new();
+    let end = segment::read(&path, 4, Some(ORIGIN), |_, content| {
+        said.push(format!("{content:?}"));
+        Ok(())
+    });
+    std::fs::remove_file(&path).unwrap();
+    (said, end.map(|(_, end)| end).map_err(|why| format!("{why:?}")))
+}
+
+fn frames() -> impl Strategy<Value = Vec<Vec<u8>>> {
+    let frame = prop_oneof![
+        pushed().prop_map(|pushed| {
+            let mut to = Vec::new();
+            frame::push(&mut to, &pushed.record());
+            to
+        }),
+        any::<[u64; 3]>().prop_map(|[slice, client, sequence]| {
+            let mut to = Vec::new();
+            frame::fence(&mut to, SliceId(slice), Identity { client, sequence });
+            to
+        }),
+        event().prop_map(|event| {
+            let mut to = Vec::new();
+            frame::event(&mut to, &event);
+            to
+        }),
+    ];
+    vec(frame, 0..8)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_push_is_read_as_it_was_written(pushed in pushed()) {
+        let mut bytes = Vec::new();
+        prop_assert!(frame::push(&mut bytes, &pushed.record()));
+        let (content, rest) = frame::split(&bytes).unwrap();
+        prop_assert!(rest.is_empty());
+        let Some(Content::Push(read)) = frame::read(content) else { panic!("it is no push") };
+        // An assignment has no step of its own, and what is no number is the same no number.
+        prop_assert_eq!(format!("{read:?}"), format!("{:?}", pushed.record()));
+        prop_assert_eq!(read.lr.to_bits(), pushed.lr.to_bits());
+    }
+
+    #[test]
+    fn a_slice_is_read_as_it_was_written(piece in piece()) {
+        let mut bytes = Vec::new();
+        prop_assert!(frame::slice(&mut bytes, &piece));
+        let (content, _) = frame::split(&bytes).unwrap();
+        let Some(Content::Slice(read)) = frame::read(content) else { panic!("it is no slice") };
+        prop_assert_eq!(format!("{read:?}"), format!("{piece:?}"));
+    }
+
+    #[test]
+    fn an_event_and_a_manifest_are_read_as_they_were_written(event in event(), manifest in manifest()) {
+        let mut bytes = Vec::new();
+        prop_assert!(frame::event(&mut bytes, &event));
+        let (content, _) = frame::split(&bytes).unwrap();
+        let Some(Content::Event(read)) = frame::read(content) else { panic!("it is no event") };
+        prop_assert_eq!(read, event);
+        let read = Manifest::parse(&manifest.text().unwrap()).unwrap();
+        prop_assert_eq!(format!("{read:?}"), format!("{manifest:?}"));
+    }
+
+    #[test]
+    fn a_manifest_that_changed_is_found(manifest in manifest(), mishap in mishap()) {
+        let whole = manifest.text().unwrap();
+        let mut bytes = whole.clone();
+        mishap.befall(&mut bytes);
+        prop_assert!(bytes == whole || Manifest::parse(&bytes).is_none());
+    }
+
+    /// What is read of a damaged log is what was written, up to some place.
+    #[test]
+    fn a_log_that_changed_is_read_up_to_there(
+        frames in frames(), last in any::<Option<u64>>(), mishaps in vec(mishap(), 1..3),
+    ) {
+        let whole = segment_of(&frames, last);
+        let (said, end) = read_back(&whole);
+        prop_assert_eq!(said.len(), frames.len());
+        let expected = match last {
+            Some(last) => End::Continued(last),
+            None => End::Open { whole: whole.len() as u64, torn: 0 },
+        };
+        prop_assert_eq!(end, Ok(expected));
+        let mut bytes = whole.clone();
+        for mishap in &mishaps {
+            if !bytes.is_empty() {
+                mishap.befall(&mut bytes);
+            }
+        }
+        let (read, end) = read_back(&bytes);
+        // A copy of whole frames, or their absence, shows in the versions that they name, not here.
+        let moved = mishaps.iter().any(|mishap| matches!(mishap, Mishap::Copy(..) | Mishap::Leave(..)));
+        prop_assert!(moved || said.starts_with(&read), "{read:?}, not {said:?}");
+        if let Ok(End::Open { whole, torn }) = end {
+            prop_assert_eq!(whole + torn, bytes.len() as u64);
+        }
+    }
+
+    /// Other programs find what is in a snapshot, whatever its tensors are called.
+    #[test]
+    fn any_names_open_as_safetensors(tensors in vec((".{0,12}|__metadata__|a~?", vec(0..5_u64, 0..3)), 0..6)) {
+        let mut layout = Layout::default();
+        let mut all = 0;
+        for (name, shape) in &tensors {
+            let bytes = 4 * shape.iter().product::<u64>();
+            layout.add(name.clone(), shape.clone(), bytes);
+            all += bytes;
+        }
+        let mut file = layout.header().unwrap();
+        file.resize(file.len() + all as usize, 7);
+        let read = safetensors::SafeTensors::deserialize(&file).unwrap();
+        prop_assert_eq!(read.len(), tensors.len());
+        for (name, shape) in &tensors {
+            let found = read.tensors().into_iter().any(|(other, view)| {
+                let shown = view.shape().iter().map(|n| *n as u64).collect::<Vec<_>>();
+                other.trim_end_matches('~') == name.trim_end_matches('~') && shown == *shape
+            });
+            prop_assert!(found, "{name:?} {shape:?}");
+        }
+    }
+}
