@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -37,3 +39,50 @@ def test_what_cannot_be_promised_is_refused() -> None:
             fastps.connect(server.addresses, ack="logged")
         with pytest.raises(fastps.ConfigError, match="ack"):
             fastps.connect(server.addresses, ack="replicated")  # type: ignore[arg-type]
+
+
+def test_what_a_restart_lost_is_told_once(tmp_path: Path) -> None:
+    ones = np.ones(3, np.float32)
+    with fastps.serve(data_dir=tmp_path / "now") as server:
+        ps, logged = fastps.connect(server.addresses), fastps.connect(server.addresses, ack="logged")
+        ps.register("w", 0 * ones, optimizer=fastps.SGD(lr=1.0))
+        mode = fastps.Local(lr=1.0, overlap=False)
+        worker = fastps.Worker(ps, {"w": ones}, mode=mode)
+        ps.push("w", ones)
+        worker.step({"w": ones})
+        assert logged.push("w", ones).version == 4  # and so all before it is in the log
+        shutil.copytree(tmp_path / "now", tmp_path / "before")
+        for _ in range(3):
+            ps.push("w", ones)
+        for _ in range(2):
+            worker.step({"w": ones})
+        assert ps.versions("w")["w"] == 9
+    with fastps.serve(listen=server.addresses, data_dir=tmp_path / "before"):
+        with pytest.raises(fastps.VersionsLost, match="without 3 pushes of this client") as raised:
+            call_until_it_is_told(ps)
+        assert raised.value.lost == [fastps.Lost("w", shard=0, own=3, seen=9, now=4)]
+        np.testing.assert_array_equal(ps.pull("w"), -3 * ones)
+        assert ps.push("w", ones).version == 5
+        assert ps.stats()["client"]["pushes_lost"] == 3
+        with pytest.warns(RuntimeWarning, match="without 2 pushes of this worker"):
+            until_it_is_counted(worker)
+        assert worker.stats()["lost"] == {"w": 2}
+        worker.step({"w": ones})
+        np.testing.assert_array_equal(ps.pull("w"), -5 * ones)
+        np.testing.assert_array_equal(logged.pull("w"), -5 * ones)
+        worker.close()
+        for client in (ps, logged):
+            client.close()
+
+
+def call_until_it_is_told(ps: fastps.ParameterServer) -> None:
+    """A call that the restart interrupts is answered; the next one tells."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        ps.versions("w")
+
+
+def until_it_is_counted(worker: fastps.Worker) -> None:
+    end = time.monotonic() + 60
+    while not worker.stats()["lost"] and time.monotonic() < end:
+        time.sleep(0.05)

@@ -28,6 +28,7 @@ from fastps.errors import (
     ForkError,
     FrameError,
     LeaseError,
+    Lost,
     NonFiniteError,
     PartialPush,
     PermissionDeniedError,
@@ -37,6 +38,7 @@ from fastps.errors import (
     UnavailableError,
     UnknownOutcomeError,
     UnknownTensorError,
+    VersionsLost,
 )
 from fastps.modes import Async, Local
 from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Ftrl, Optimizer, RMSprop
@@ -70,6 +72,7 @@ __all__ = [
     "Int8",
     "LeaseError",
     "Local",
+    "Lost",
     "NonFiniteError",
     "OneBit",
     "Optimizer",
@@ -93,6 +96,7 @@ __all__ = [
     "UnknownOutcomeError",
     "UnknownTensorError",
     "Versions",
+    "VersionsLost",
     "Worker",
     "__version__",
     "connect",

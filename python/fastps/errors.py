@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from fastps._fastps import InDoubt, Receipt
@@ -24,6 +24,7 @@ __all__ = [
     "ForkError",
     "FrameError",
     "LeaseError",
+    "Lost",
     "NonFiniteError",
     "PartialPush",
     "PermissionDeniedError",
@@ -33,6 +34,7 @@ __all__ = [
     "UnavailableError",
     "UnknownOutcomeError",
     "UnknownTensorError",
+    "VersionsLost",
 ]
 
 
@@ -212,3 +214,53 @@ class PartialPush(FastpsError):  # noqa: N818
         self.refused = list(refused)
         self.applied = list(applied)
         self.in_doubt = InDoubts(in_doubt)
+
+
+class Lost(NamedTuple):
+    """What a server that was started anew lacks of a tensor; where slices differ, of the one that lost most.
+
+    Attributes:
+        tensor: Its name.
+        shard: Index of the shard that was started anew.
+        own: Own pushes that were acknowledged and are gone; None where the server has forgotten this client.
+        seen: The newest version that this client was told.
+        now: The version that the server had when it was back. Changes by others are gone if it is smaller by
+            more than `own`.
+    """
+
+    tensor: str
+    shard: int
+    own: int | None
+    seen: int
+    now: int
+
+
+class VersionsLost(FastpsError):  # noqa: N818
+    """A server was started anew without changes that this client had been told of; with ``ack="applied"``
+    the log may lack the last ones. Raised once, by the next call, which has done nothing: call again to
+    go on.
+
+    Attributes:
+        lost: A `Lost` for each tensor and shard.
+
+    >>> fastps.VersionsLost("", lost=[("w", 0, 3, 12, 9)]).lost
+    [Lost(tensor='w', shard=0, own=3, seen=12, now=9)]
+    """
+
+    lost: Sequence[Lost]
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        lost: Sequence[tuple[str, int, int | None, int, int]] = (),
+        tensor: str | None = None,
+        shard: int | None = None,
+        expected: str | None = None,
+        got: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(
+            message, tensor=tensor, shard=shard, expected=expected, got=got, retry_after=retry_after
+        )
+        self.lost = [Lost(*fields) for fields in lost]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -149,6 +150,8 @@ class Worker:
         self._told: tuple[int | None, int] = (None, 0)  # staleness and bytes of this step
         self._ps = ps.another()
         self._native = self._ps._native
+        self._lost: Counter[str] = Counter()  # acknowledged pushes that a restart of a server lost
+        self._note_lost()  # from here on it is counted, and not raised
         try:
             self._installed: Versions | None = self._take_on(params, copy)
         except BaseException:
@@ -201,6 +204,8 @@ class Worker:
         k = self._steps + 1
         ready = self._take(grads, lr)
         self._steps, self._lr = k, lr
+        if k % self.mode.push_every == 0 or k % self.mode.pull_every == 0:
+            self._note_lost()
         refused = False
         try:
             if k % self.mode.push_every == 0:
@@ -320,12 +325,15 @@ class Worker:
         """Counters of this worker.
 
         Returns:
-            ``steps``; ``acknowledged``: pushes acknowledged of each tensor, by name; ``bytes_pushed``: bytes
-            of encoded gradients; ``bytes_saved``: what float32 would have needed beyond that; ``rejected``:
-            pushes of which something was too stale and refused; ``scaled``: pushes of which something
-            counted less for that; ``staleness``: histogram as a dict from staleness (largest of a push's
+            ``steps``; ``acknowledged``: pushes acknowledged of each tensor, by name; ``lost``: how many of
+            those are gone since a server was started anew, by name (a worker counts what others raise as
+            `VersionsLost`, and gives a `RuntimeWarning`); ``bytes_pushed``: bytes of encoded gradients;
+            ``bytes_saved``: what float32 would have needed beyond that; ``rejected``: pushes of which
+            something was too stale and refused; ``scaled``: pushes of which something counted less for that;
+            ``staleness``: histogram as a dict from staleness (largest of a push's
             tensors) to pushes; ``staleness_p50``, ``staleness_p99``: None before the first push.
         """
+        self._note_lost()
         acknowledged = dict.fromkeys(self._names, 0)
         for names, pushes in self._acknowledged.items():
             for name in names:
@@ -333,6 +341,7 @@ class Worker:
         return {
             "steps": self._steps,
             "acknowledged": acknowledged,
+            "lost": dict(self._lost),
             "bytes_pushed": self._bytes_pushed,
             "bytes_saved": self._bytes_saved,
             "rejected": self._rejected,
@@ -371,6 +380,19 @@ class Worker:
     def _sum(self) -> Gradients:
         """What the next push takes."""
         return self._sums[self._filling]
+
+    def _note_lost(self) -> None:
+        """Counts what servers that were started anew lack: training goes on, as if it had not been pushed."""
+        lost: Counter[str] = Counter()
+        for tensor, shard, own, seen, now in self._native.lost():
+            lost[tensor] = max(lost[tensor], own or 0)
+            warnings.warn(
+                f"shard {shard} was started anew: {tensor!r} is at version {now} after {seen}, without "
+                f"{'an unknown number of' if own is None else own} pushes of this worker",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        self._lost += lost
 
     def _pull(self) -> Versions:
         return self._native.pull_list(self._names, self.params, None)[1]

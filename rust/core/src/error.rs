@@ -35,6 +35,8 @@ pub enum Kind {
     UnknownOutcome,
     /// The principal's role does not allow the call.
     Denied,
+    /// Changes that were told are gone, since a server was started anew; [`Details::lost`] says which. Found by the client.
+    VersionsLost,
     /// The server is stopping or not ready; try again later.
     Unavailable,
     /// The call's deadline passed.
@@ -66,6 +68,34 @@ pub struct Details {
     pub got: Option<String>,
     /// When trying again makes sense, in milliseconds.
     pub retry_after_ms: Option<u64>,
+    /// Of [`Kind::VersionsLost`]: what is gone.
+    pub lost: Vec<Lost>,
+}
+
+/// What a server that was started anew lacks of a tensor. Where slices differ, of the one that lost most.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// The tensor.
+    pub tensor: Arc<str>,
+    /// The shard that was started anew.
+    pub shard: u32,
+    /// How many of the client's own pushes are gone that were acknowledged; `None`: the server knows the client no more.
+    pub own: Option<u64>,
+    /// The newest version that the client was told.
+    pub seen: u64,
+    /// The version that the server had when it was back, as the client found it.
+    pub now: u64,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { tensor, shard, own, seen, now } = self;
+        write!(f, "{tensor:?} on shard {shard} is at version {now} after {seen}")?;
+        match own {
+            Some(own) => write!(f, ", without {own} pushes of this client"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Result with the product's error.
@@ -82,6 +112,7 @@ impl Error {
             expected: None,
             got: None,
             retry_after_ms: None,
+            lost: Vec::new(),
         }))
     }
 

@@ -3,7 +3,7 @@
 use crate::codec::{Codec, ErrorFeedback};
 use crate::correction::Correction;
 use crate::dtype::{Array, View};
-use crate::error::{Error, Result};
+use crate::error::{Error, Lost, Result};
 use crate::frame::Applied;
 use crate::tensor::{SliceId, TensorSpec};
 use std::fmt;
@@ -396,6 +396,11 @@ pub trait ParameterServer: Send + Sync + fmt::Debug {
     fn versions(&self, names: &[Arc<str>], timeout: Duration) -> Result<Versions>;
     /// Counters.
     fn stats(&self, timeout: Duration) -> Result<Stats>;
+    /// Takes what servers that were started anew lack of what this client was told. From the first call on that is not raised by
+    /// other calls; nothing in process.
+    fn lost(&self) -> Vec<Lost> {
+        Vec::new()
+    }
     /// For each server: its address, and how it is reached and why; nothing in process.
     fn transport(&self) -> Vec<(String, String)> {
         Vec::new()

@@ -2,7 +2,7 @@
 
 use crate::flight::InDoubt;
 use crate::values::{Receipt, range};
-use fastps_core::error::{Error, Kind};
+use fastps_core::error::{Error, Kind, Lost};
 use fastps_core::verbs::{PartialPush, PushError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -23,6 +23,7 @@ fn class(kind: Kind) -> &'static str {
         Kind::Fenced => "FencedError",
         Kind::UnknownOutcome => "UnknownOutcomeError",
         Kind::Denied => "PermissionDeniedError",
+        Kind::VersionsLost => "VersionsLost",
         Kind::Unavailable => "UnavailableError",
         Kind::Deadline => "DeadlineError",
         Kind::Connection => "ConnectionLostError",
@@ -43,7 +44,18 @@ fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>>
     fields.set_item("expected", error.expected.as_deref())?;
     fields.set_item("got", error.got.as_deref())?;
     fields.set_item("retry_after", error.retry_after_ms.map(|ms| ms as f64 / 1e3))?;
+    if error.kind == Kind::VersionsLost {
+        fields.set_item("lost", error.lost.iter().map(lost_fields).collect::<Vec<_>>())?;
+    }
     module(py)?.getattr(class(error.kind))?.call((error.to_string(),), Some(&fields))
+}
+
+/// Tensor, shard, own pushes, version seen, version now.
+pub(crate) type LostFields = (String, u32, Option<u64>, u64, u64);
+
+pub(crate) fn lost_fields(lost: &Lost) -> LostFields {
+    let Lost { tensor, shard, own, seen, now } = lost;
+    (tensor.to_string(), *shard, *own, *seen, *now)
 }
 
 /// The exception of a core error.

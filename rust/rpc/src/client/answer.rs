@@ -1,17 +1,19 @@
 //! Answers: from the stream to the call, or to the doubt, that waits for each.
 
 use super::call::{Answer, Call, Outcome, Part};
+use super::connect::Ack;
 use super::link::Link;
-use super::queue::{Pending, Waiter};
+use super::queue::{Pending, Queue, Told, Waiter};
 use super::runtime::lock;
 use super::stats;
-use crate::convert;
+use crate::convert::{self, Route};
 use bytes::Bytes;
 use fastps_core::error::{Kind, Result};
 use fastps_core::frame::Applied;
 use fastps_core::verbs::Fate;
 use fastps_proto::v1 as pb;
 use std::ops::Range;
+use std::sync::MutexGuard;
 
 impl Link {
     /// Takes an answer to where it is waited for. An error means that the server does not speak the protocol.
@@ -20,7 +22,7 @@ impl Link {
         let mut queue = lock(&self.queue);
         if let Some(doubts) = queue.late.remove(&tag) {
             for (_, slice) in &doubts {
-                queue.answered(*slice);
+                queue.answered(*slice, None);
             }
             drop(queue);
             match answer {
@@ -40,6 +42,10 @@ impl Link {
                 // The question that follows tells for sure.
                 convert::Answer::Refused(_) | convert::Answer::Fenced | convert::Answer::Version { .. } => {}
             }
+            return Ok(());
+        }
+        if let Some(slice) = queue.asked.remove(&tag) {
+            self.answer_what_is_left(queue, slice, &answer);
             return Ok(());
         }
         // Else of a pull that nobody waits for any more.
@@ -62,6 +68,9 @@ impl Link {
                         queue.frames.insert(tag, pending);
                     }
                     answer => {
+                        if let Some(told) = told(&pending.header, &answer) {
+                            queue.told(pending.header.slice, told);
+                        }
                         self.check_drained(&queue);
                         drop(queue);
                         doubt.settle(fate(&answer));
@@ -72,9 +81,7 @@ impl Link {
                 return Ok(());
             }
         };
-        if call.identified {
-            pending.slices().for_each(|slice| queue.answered(slice));
-        }
+        self.note(&mut queue, &pending, call.identified, &answer);
         let index = parts.start;
         let part = &call.parts[index];
         let outcome = match (call.identified, answer) {
@@ -150,6 +157,57 @@ impl Link {
         Ok(())
     }
 
+    /// Keeps what an answer tells of its slices. Pulls may show what others will find in no log, so whoever wants receipts of what is
+    /// logged alone keeps nothing of them.
+    fn note(&self, queue: &mut Queue, pending: &Pending, identified: bool, answer: &convert::Answer) {
+        if !identified && self.shared.ack == Ack::Logged {
+            return;
+        }
+        let header = &pending.header;
+        if let convert::Answer::Parts { outcomes, .. } = answer
+            && outcomes.len() == header.parts.len()
+        {
+            for (part, outcome) in header.parts.iter().zip(outcomes) {
+                let told = outcome.as_ref().ok().map(|applied| tell(header, applied.version, applied.own));
+                match told {
+                    told if identified => queue.answered(part.slice, told),
+                    Some(told) => queue.told(part.slice, told),
+                    None => {}
+                }
+            }
+            return;
+        }
+        match told(header, answer) {
+            told if identified && header.parts.is_empty() => queue.answered(header.slice, told),
+            _ if identified => pending.slices().for_each(|slice| queue.answered(slice, None)),
+            Some(told) => queue.told(header.slice, told),
+            None => {}
+        }
+    }
+
+    /// A server that was started anew tells what is left of a slice.
+    fn answer_what_is_left(&self, mut queue: MutexGuard<'_, Queue>, slice: u64, answer: &convert::Answer) {
+        match answer {
+            convert::Answer::Version { version, own } => queue.left(self.shard(), slice, *version, *own),
+            convert::Answer::Refused(error) if error.kind == Kind::Lease => {
+                queue.lease_lost = true;
+                self.check_drained(&queue);
+            }
+            // It is asked on the next connection: the server is about to stop.
+            convert::Answer::Refused(error) if error.kind == Kind::Unavailable => {}
+            // There is no such slice any more, which every other call will tell.
+            _ => {
+                queue.slices.remove(&slice);
+                queue.settled(slice);
+            }
+        }
+        if queue.to_ask.is_empty() && !queue.lost.is_empty() {
+            let lost = std::mem::take(&mut queue.lost);
+            drop(queue);
+            self.shared.note_lost(lost);
+        }
+    }
+
     /// Takes the answers to the parts of a sparse message to where they are waited for.
     fn answer_parts(
         &self,
@@ -222,6 +280,24 @@ impl Run {
         let Self { parts, bytes } = std::mem::take(self);
         (!parts.is_empty()).then(|| (parts.start, payload.split_to(bytes)))
     }
+}
+
+/// What an answer to a frame without parts tells of its slice.
+fn told(header: &pb::Header, answer: &convert::Answer) -> Option<Told> {
+    let (version, own) = match answer {
+        convert::Answer::Receipt(applied) | convert::Answer::Values { applied: Some(applied), .. } => {
+            (applied.version, applied.own)
+        }
+        convert::Answer::Values { version, own, .. } | convert::Answer::Version { version, own } => {
+            (*version, *own)
+        }
+        convert::Answer::Parts { .. } | convert::Answer::Refused(_) | convert::Answer::Fenced => return None,
+    };
+    Some(tell(header, version, own))
+}
+
+fn tell(header: &pb::Header, version: u64, own: u64) -> Told {
+    Told { route: Route { group: header.group, epoch: header.epoch, client: 0 }, version, own }
 }
 
 /// Whether a refusal of a repeat proves that the push was not applied earlier: only what depends on its bytes alone.

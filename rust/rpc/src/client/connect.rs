@@ -2,6 +2,7 @@
 
 use super::deadlines::Deadlines;
 use super::link::Link;
+use super::lost::Losses;
 use super::map::{self, Map};
 use super::runtime::{Driver, Process, random};
 use super::session::{drive, jitter};
@@ -140,6 +141,7 @@ impl Client {
             counters: Counters::default(),
             incarnations: AtomicU64::new(0),
             map_is_stale: AtomicBool::new(false),
+            lost: Losses::default(),
             doubts: Mutex::default(),
         });
         let link = |met: Met| {

@@ -9,7 +9,7 @@ use super::call::{Call, Outcome, Part};
 use super::connect::is_loopback;
 use super::doubt::Doubt;
 use super::payload::Payload;
-use super::queue::{MOST_UNANSWERED, Pending, Queue, Waiter};
+use super::queue::{Known, MOST_UNANSWERED, Pending, Queue, Waiter};
 use super::runtime::{Driver, lock, random};
 use super::way::Way;
 use super::{Shared, stats};
@@ -19,6 +19,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SliceId;
 use fastps_core::verbs::Fate;
 use fastps_proto::v1 as pb;
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -99,6 +100,11 @@ impl Link {
         lock(&self.queue).closed
     }
 
+    /// A slice that is no more.
+    pub(super) fn forget(&self, slice: SliceId) {
+        lock(&self.queue).slices.remove(&slice.0);
+    }
+
     /// Whether anything waits to be sent or answered.
     pub(super) fn has_frames(&self) -> bool {
         !lock(&self.queue).frames.is_empty()
@@ -147,16 +153,25 @@ impl Link {
         if queue.closed || queue.session != session {
             return Poll::Ready(None);
         }
+        if !queue.lease_lost
+            && let Some(question) = queue.question()
+        {
+            return Poll::Ready(Some(question));
+        }
+        // Until it has told what is left, a server that was started anew changes nothing for this client.
         while !queue.lease_lost
+            && queue.to_ask.is_empty()
             && let Some((tag, pending)) = queue.frames.range_mut(queue.cursor..).next()
         {
             if pending.identified() {
-                let unanswered = &mut queue.unanswered;
-                if pending.slices().any(|slice| unanswered.get(&slice).is_some_and(|n| *n >= MOST_UNANSWERED))
+                let slices = &mut queue.slices;
+                if pending
+                    .slices()
+                    .any(|slice| slices.get(&slice).is_some_and(|known| known.unanswered >= MOST_UNANSWERED))
                 {
                     break;
                 }
-                pending.slices().for_each(|slice| *unanswered.entry(slice).or_default() += 1);
+                pending.slices().for_each(|slice| slices.entry(slice).or_default().unanswered += 1);
             }
             queue.cursor = tag + 1;
             let Some(payload) = pending.payload.read() else {
@@ -254,8 +269,9 @@ impl Link {
         queue.session = queue.sessions;
         queue.cursor = 0;
         queue.recalled = false;
-        queue.unanswered.clear();
+        queue.slices.values_mut().for_each(|known| known.unanswered = 0);
         queue.late.clear();
+        (queue.ask_cursor, queue.asked) = (0, HashMap::new());
         queue.session
     }
 
@@ -280,7 +296,10 @@ impl Link {
     /// the former one knew of this client: then it has renewed the client's session, and what was sent is sent again, under its
     /// identity.
     pub(super) fn met(&self, server: u64) {
-        if std::mem::replace(&mut lock(&self.queue).server, server) != server {
+        let mut queue = lock(&self.queue);
+        if std::mem::replace(&mut queue.server, server) != server {
+            queue.ask_what_is_left();
+            drop(queue);
             self.shared.map_is_stale.store(true, Ordering::Release);
             // Changes that were told may be gone, so nothing is known of what lies between.
             self.shared.incarnations.fetch_add(1, Ordering::AcqRel);
@@ -293,6 +312,7 @@ impl Link {
         let mut queue = lock(&self.queue);
         queue.client = client;
         queue.lease_lost = false;
+        queue.slices.values_mut().for_each(Known::renew);
         self.shared.incarnations.fetch_add(1, Ordering::AcqRel);
         self.forget_sent(queue);
         Ok(client)

@@ -7,7 +7,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
 use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_proto::v1 as pb;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
@@ -73,6 +73,16 @@ impl Map {
 
     pub(super) fn names(&self) -> Vec<Arc<str>> {
         self.state.read().unwrap_or_else(PoisonError::into_inner).entries.keys().cloned().collect()
+    }
+
+    /// The tensor of each slice.
+    pub(super) fn names_of_slices(&self) -> HashMap<u64, Arc<str>> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let slices = state
+            .entries
+            .iter()
+            .flat_map(|(name, entry)| entry.slices.iter().map(move |(id, _)| (id.0, name.clone())));
+        slices.collect()
     }
 
     pub(super) fn insert(&self, entry: Arc<Entry>) {

@@ -11,6 +11,7 @@ mod control;
 mod deadlines;
 mod doubt;
 mod link;
+mod lost;
 mod map;
 mod payload;
 mod pull;
@@ -35,6 +36,7 @@ use doubt::Doubt;
 use fastps_core::codec::ErrorFeedback;
 use fastps_core::error::{Error, Kind, Result};
 use link::{Link, closed};
+use lost::Losses;
 use map::{Entry, Map};
 use runtime::{Driver, Process, lock};
 use stats::Counters;
@@ -75,6 +77,8 @@ pub(crate) struct Shared {
     incarnations: AtomicU64,
     /// The map names slices that a server does not have, or servers that forgot them.
     map_is_stale: AtomicBool,
+    /// What servers that were started anew lack.
+    lost: Losses,
     /// Doubts whose content may go back to a residual.
     doubts: Mutex<Vec<Arc<Doubt>>>,
 }
@@ -128,6 +132,7 @@ impl Client {
         deadline: Instant,
     ) -> Result<(u64, Vec<Arc<Entry>>)> {
         self.alive()?;
+        self.raise_lost()?;
         if self.shared.map_is_stale.swap(false, Ordering::AcqRel)
             && self.refresh(Vec::new(), deadline.min(after(REFRESH))).is_err()
         {

@@ -2,11 +2,13 @@
 
 use super::call::Call;
 use super::doubt::Doubt;
+use super::lost::LostSlice;
 use super::payload::Payload;
+use crate::convert::{self, Read, Route};
 use fastps_core::error::Error;
+use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
 use foldhash::fast::RandomState;
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
@@ -59,8 +61,16 @@ pub(super) struct Queue {
     pub(super) frames: BTreeMap<u64, Pending>,
     /// Frames in doubt whose answer may still come on the present connection.
     pub(super) late: HashMap<u64, Vec<(Arc<Doubt>, u64)>>,
-    /// Pushes per slice that were sent on the present connection and not answered.
-    pub(super) unanswered: HashMap<u64, u32, RandomState>,
+    /// What is known of each slice that was pushed or pulled.
+    pub(super) slices: HashMap<u64, Known, RandomState>,
+    /// Slices of which a server that was started anew is asked what is left, before anything else is sent. Those before the
+    /// cursor were asked on the present connection.
+    pub(super) to_ask: Vec<u64>,
+    pub(super) ask_cursor: usize,
+    /// These questions, by their tags.
+    pub(super) asked: HashMap<u64, u64>,
+    /// What such servers lack, until the last answer is there.
+    pub(super) lost: Vec<LostSlice>,
     /// Number of the present stream; 0 = none.
     pub(super) session: u64,
     pub(super) sessions: u64,
@@ -82,7 +92,11 @@ impl Queue {
             cursor: 0,
             frames: BTreeMap::new(),
             late: HashMap::new(),
-            unanswered: HashMap::default(),
+            slices: HashMap::default(),
+            to_ask: Vec::new(),
+            ask_cursor: 0,
+            asked: HashMap::new(),
+            lost: Vec::new(),
             session: 0,
             sessions: 0,
             stream: None,
@@ -112,19 +126,104 @@ impl Queue {
         }
     }
 
-    /// One push less is unanswered.
-    pub(super) fn answered(&mut self, slice: u64) {
-        let Entry::Occupied(mut unanswered) = self.unanswered.entry(slice) else {
+    /// One push less is unanswered, and what the answer told of its slice.
+    pub(super) fn answered(&mut self, slice: u64, told: Option<Told>) {
+        let Some(known) = self.slices.get_mut(&slice) else {
             return;
         };
-        let before = *unanswered.get();
-        if before > 1 {
-            unanswered.insert(before - 1);
-        } else {
-            unanswered.remove();
+        let before = known.unanswered;
+        known.unanswered = before.saturating_sub(1);
+        if let Some(told) = told {
+            known.take(told);
         }
         if before == MOST_UNANSWERED {
             self.wake();
         }
+    }
+
+    /// What the answer to a question told of its slice.
+    pub(super) fn told(&mut self, slice: u64, told: Told) {
+        self.slices.entry(slice).or_default().take(told);
+    }
+
+    /// Asks a server that was started anew what is left of all that was told.
+    pub(super) fn ask_what_is_left(&mut self) {
+        self.to_ask =
+            self.slices.iter().filter(|(_, known)| known.version > 0).map(|(slice, _)| *slice).collect();
+        (self.ask_cursor, self.asked) = (0, HashMap::new());
+    }
+
+    /// The next such question.
+    pub(super) fn question(&mut self) -> Option<pb::Frame> {
+        while let Some(slice) = self.to_ask.get(self.ask_cursor).copied() {
+            self.ask_cursor += 1;
+            if let Some(known) = self.slices.get(&slice) {
+                let tag = self.next_tag;
+                self.next_tag += 1;
+                self.asked.insert(tag, slice);
+                let route = Route { client: self.client, ..known.route };
+                return Some(convert::read_frame(tag, route, SliceId(slice), Read::Version));
+            }
+        }
+        None
+    }
+
+    /// The answer to the question of a slice: its version, and how many of its changes are the client's own.
+    pub(super) fn left(&mut self, shard: u32, slice: u64, version: u64, own: u64) {
+        if let Some(known) = self.slices.get_mut(&slice) {
+            let gone = known.own.map(|told| told.saturating_sub(own));
+            if gone.is_some_and(|gone| gone > 0) || version < known.version {
+                self.lost.push(LostSlice { shard, slice, own: gone, seen: known.version, now: version });
+            }
+            // What is found may be gone after the next restart, too: only answers to the user's calls count as told.
+            known.version = known.version.min(version);
+            known.own = Some(known.own.map_or(own, |told| told.min(own)));
+        }
+        self.settled(slice);
+    }
+
+    /// Nothing more is to be asked about a slice.
+    pub(super) fn settled(&mut self, slice: u64) {
+        if let Some(at) = self.to_ask.iter().position(|asked| *asked == slice) {
+            self.to_ask.remove(at);
+            self.ask_cursor = self.ask_cursor.saturating_sub(usize::from(at < self.ask_cursor));
+        }
+        if self.to_ask.is_empty() {
+            self.wake();
+        }
+    }
+}
+
+/// What a link knows of a slice.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// Pushes that were sent on the present connection and not answered.
+    pub(super) unanswered: u32,
+    /// How frames reach it.
+    route: Route,
+    /// The newest version that an answer told; 0: none.
+    version: u64,
+    /// How many of its changes were the client's own; `None`: they were another incarnation's.
+    own: Option<u64>,
+}
+
+/// What an answer tells of a slice.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Told {
+    pub(super) route: Route,
+    pub(super) version: u64,
+    pub(super) own: u64,
+}
+
+impl Known {
+    fn take(&mut self, told: Told) {
+        self.route = told.route;
+        self.version = self.version.max(told.version);
+        self.own = Some(self.own.unwrap_or(0).max(told.own));
+    }
+
+    /// What was told of own changes was told to another incarnation.
+    pub(super) fn renew(&mut self) {
+        self.own = None;
     }
 }

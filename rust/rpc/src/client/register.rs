@@ -14,7 +14,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::{Action, Push};
 use fastps_core::isa::Isa;
 use fastps_core::outgoing;
-use fastps_core::tensor::TensorSpec;
+use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_proto::v1 as pb;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -216,6 +216,9 @@ impl Client {
             let slices: Vec<_> = entry.slices.iter().filter(told).map(|(slice, _)| slice.0).collect();
             if slices.is_empty() {
                 continue;
+            }
+            for slice in &slices {
+                link.forget(SliceId(*slice));
             }
             let link = link.clone();
             let dropped = self.block(async move {

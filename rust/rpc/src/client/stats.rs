@@ -20,6 +20,7 @@ pub(super) struct Counters {
     pub(super) duplicates: AtomicU64,
     pub(super) in_doubt: AtomicU64,
     pub(super) reconnects: AtomicU64,
+    pub(super) pushes_lost: AtomicU64,
 }
 
 pub(super) fn count(counter: &AtomicU64, by: u64) {
@@ -75,6 +76,7 @@ impl Counters {
             ("duplicates", &self.duplicates),
             ("in_doubt", &self.in_doubt),
             ("reconnects", &self.reconnects),
+            ("pushes_lost", &self.pushes_lost),
         ]
         .map(|(name, counter)| (name.to_owned(), counter.load(Ordering::Relaxed)))
         .to_vec()

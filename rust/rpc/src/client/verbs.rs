@@ -10,7 +10,7 @@ use super::sparse::{Scatter, in_order};
 use super::{Client, after};
 use crate::convert::Read;
 use fastps_core::dtype::View;
-use fastps_core::error::{Error, Kind, Result};
+use fastps_core::error::{Error, Kind, Lost, Result};
 use fastps_core::frame::Action;
 use fastps_core::isa::Isa;
 use fastps_core::outgoing;
@@ -194,6 +194,10 @@ impl ParameterServer for Client {
             shards.push((address, counters));
         }
         Ok(Stats { shards, client: self.shared.counters.list() })
+    }
+
+    fn lost(&self) -> Vec<Lost> {
+        self.ask_for_lost()
     }
 
     fn transport(&self) -> Vec<(String, String)> {

@@ -7,7 +7,7 @@ use std::io;
 use tonic::codegen::http;
 use tonic::{Code, Status};
 
-/// Kind, its name on the wire, and the status code of a unary call that it ends.
+/// Kind, its name on the wire, and the status code of a unary call that it ends. What clients find out alone is not here.
 const KINDS: [(Kind, &str, Code); 17] = [
     (Kind::UnknownTensor, "unknown_tensor", Code::NotFound),
     (Kind::Shape, "shape", Code::InvalidArgument),
@@ -80,6 +80,7 @@ pub fn error_from_refusal(refusal: pb::Refusal) -> Error {
         expected: some(refusal.expected),
         got: some(refusal.got),
         retry_after_ms: refusal.retry_after_ms,
+        lost: Vec::new(),
     })
 }
 

@@ -13,7 +13,7 @@ use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
 
 /// What a frame says about where it goes, common to all requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Route {
     /// The tensor's group.
     pub group: u32,

@@ -3,7 +3,7 @@
 use crate::ledger::{AtTheEnd, PATIENT, floats, gradient, until};
 use fastps_core::codec::Codec;
 use fastps_core::dtype::{DType, View};
-use fastps_core::error::Kind;
+use fastps_core::error::{Kind, Lost};
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::shard::{Shard, ShardConfig};
@@ -98,6 +98,13 @@ impl Served {
     pub(crate) fn kill(&mut self) {
         self.child.as_mut().unwrap().kill().unwrap();
         self.wait();
+    }
+
+    /// Kills it when so many changes are in the log.
+    fn kill_when_logged(&mut self, changes: usize) {
+        let folder = self.folder.0.join("shard-0");
+        until("all is in the log", || changes_in_log(&folder).2.len() == changes);
+        self.kill();
     }
 
     pub(crate) fn terminate(&mut self) {
@@ -398,4 +405,150 @@ fn what_cannot_be_promised_is_refused() {
             .push(&[gradient("w", vec![-1.0; 3])], &crate::durable::options(Duration::from_secs(5)))
             .is_err()
     });
+}
+
+/// The newest segment of the log, and where the changes of slices begin in it.
+fn changes_in_log(folder: &Path) -> (PathBuf, Vec<u8>, Vec<usize>) {
+    let mut segments: Vec<_> =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    segments.retain(|path| path.file_name().unwrap().to_str().unwrap().starts_with("log-"));
+    segments.sort();
+    let path = segments.pop().unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    // A mark, a length, a checksum; then what the frame is: 2 is a push.
+    let (mut at, mut found) = (0, Vec::new());
+    while at + 12 < bytes.len() {
+        let length = u32::from_le_bytes(bytes[at + 4..at + 8].try_into().unwrap()) as usize;
+        if bytes[at + 12] == 2 {
+            found.push(at);
+        }
+        at += 12 + length;
+    }
+    (path, bytes, found)
+}
+
+/// As if the machine had lost power before the last changes were written. What says that they were is behind them.
+fn forget_last_pushes(folder: &Path, pushes: usize) {
+    let (path, bytes, changes) = changes_in_log(folder);
+    std::fs::write(path, &bytes[..changes[changes.len() - pushes]]).unwrap();
+}
+
+fn push_one(client: &Client, name: &str, n: usize) {
+    client.push(&[gradient(name, vec![-1.0; n])], &options(PATIENT)).unwrap();
+}
+
+/// What the next call tells, until the client has met the server that was started anew.
+fn told(client: &Client, name: &str) -> Vec<Lost> {
+    let begin = Instant::now();
+    loop {
+        match client.versions(&[name.into()], PATIENT) {
+            Err(error) => {
+                assert_eq!(error.kind, Kind::VersionsLost, "{error}");
+                return error.lost.clone();
+            }
+            Ok(_) => assert!(begin.elapsed() < PATIENT, "nothing is told"),
+        }
+    }
+}
+
+#[test]
+fn each_client_is_told_once_which_of_its_pushes_are_gone() {
+    let mut served = Served::new(1);
+    served.start();
+    let (one, two, idle) =
+        (served.connect(Ack::Applied), served.connect(Ack::Applied), served.connect(Ack::Applied));
+    register(&one, "w", 10, Apply::Exact, sgd(), 0.0);
+    // Version 1 is the registration. Then 5 of the first, 4 of the second, 3 of the first.
+    (0..5).for_each(|_| push_one(&one, "w", 10));
+    (0..4).for_each(|_| push_one(&two, "w", 10));
+    assert_eq!(pull(&idle, "w"), [9.0; 10]);
+    (0..3).for_each(|_| push_one(&one, "w", 10));
+    served.kill_when_logged(13);
+    forget_last_pushes(&served.folder.0.join("shard-0"), 5);
+    served.start();
+    let lost = |own, seen| vec![Lost { tensor: "w".into(), shard: 0, own: Some(own), seen, now: 8 }];
+    assert_eq!(told(&one, "w"), lost(3, 13));
+    assert_eq!(told(&two, "w"), lost(2, 10));
+    assert_eq!(told(&idle, "w"), lost(0, 10));
+    for client in [&one, &two, &idle] {
+        // Once; from there everything goes on.
+        assert_eq!(pull(client, "w"), [7.0; 10]);
+        assert!(client.lost().is_empty());
+    }
+    push_one(&one, "w", 10);
+    push_one(&two, "w", 10);
+    assert_eq!(pull(&idle, "w"), [9.0; 10]);
+    let counter = |client: &Client| {
+        let stats = client.stats(PATIENT).unwrap();
+        stats.client.into_iter().find(|(name, _)| name == "pushes_lost").unwrap().1
+    };
+    assert_eq!([counter(&one), counter(&two), counter(&idle)], [3, 2, 0]);
+    // Nothing is lost, and nothing is told.
+    let before = pull(&one, "w");
+    served.terminate();
+    served.start();
+    for client in [&one, &two, &idle] {
+        until("the client is back", || {
+            client.stats(PATIENT).is_ok_and(|stats| {
+                stats.client.iter().any(|(name, count)| name == "reconnects" && *count >= 2)
+            })
+        });
+        assert_eq!(pull(client, "w"), before);
+        assert!(client.lost().is_empty());
+    }
+}
+
+#[test]
+fn what_was_under_way_hides_nothing_that_was_lost() {
+    let mut served = Served::new(1);
+    served.start();
+    let client = served.connect(Ack::Applied);
+    register(&client, "w", 10, Apply::Exact, sgd(), 0.0);
+    register(&client, "racing", 10, Apply::Hogwild, sgd(), 0.0);
+    (0..6).for_each(|_| push_one(&client, "w", 10));
+    (0..2).for_each(|_| push_one(&client, "racing", 10));
+    served.kill_when_logged(8);
+    // Given to the client while nobody is there: sent when it is back, and after it was asked what is left.
+    let tickets: Vec<_> = (0..4)
+        .map(|_| client.push_async(vec![gradient("w", vec![-1.0; 10])], options(PATIENT)).unwrap())
+        .collect();
+    forget_last_pushes(&served.folder.0.join("shard-0"), 2);
+    served.start();
+    for (k, ticket) in tickets.into_iter().enumerate() {
+        // Those are applied, and say so.
+        assert_eq!(ticket.wait(PATIENT).unwrap().unwrap()[0].version, 6 + k as u64);
+    }
+    let mut lost = told(&client, "w");
+    lost.sort_by(|a, b| b.tensor.cmp(&a.tensor));
+    let expected =
+        |name: &str, own, seen, now| Lost { tensor: name.into(), shard: 0, own: Some(own), seen, now };
+    assert_eq!(lost, [expected("w", 2, 7, 5), expected("racing", 2, 3, 1)]);
+    assert_eq!(pull(&client, "w"), [8.0; 10]);
+}
+
+#[test]
+fn what_was_logged_is_never_told_to_be_lost() {
+    let mut served = Served::new(1);
+    served.start();
+    let (client, other) = (served.connect(Ack::Logged), served.connect(Ack::Logged));
+    register(&client, "w", 10, Apply::Exact, sgd(), 0.0);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (stop, end) = (&stop, AtTheEnd(&stop));
+        for client in [&client, &other] {
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    push_one(client, "w", 10);
+                    pull(client, "w");
+                }
+            });
+        }
+        for _ in 0..3 {
+            std::thread::sleep(Duration::from_millis(100));
+            served.kill();
+            served.start();
+        }
+        drop(end);
+    });
+    assert!(client.lost().is_empty() && other.lost().is_empty());
 }

@@ -1,0 +1,96 @@
+//! What a server that was started anew lacks of what this client was told: found by asking, told once.
+//!
+//! A link keeps of each slice the newest version that an answer told (`queue`). When it meets another server than before, it
+//! asks for the version of each of these slices, and sends nothing else until it knows. So what it sends again counts for
+//! nothing here, and the numbers are exact.
+
+use super::runtime::lock;
+use super::{Client, Shared, stats};
+use fastps_core::error::{Error, Kind, Lost, Result};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Tensors that an error names.
+const NAMED: usize = 5;
+
+/// What a slice lacks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LostSlice {
+    pub(super) shard: u32,
+    pub(super) slice: u64,
+    pub(super) own: Option<u64>,
+    pub(super) seen: u64,
+    pub(super) now: u64,
+}
+
+/// What was found and not told yet.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    found: Mutex<Vec<LostSlice>>,
+    any: AtomicBool,
+    /// Somebody asks for it, so calls raise nothing.
+    asked_for: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn note_lost(&self, lost: Vec<LostSlice>) {
+        for slice in &lost {
+            stats::count(&self.counters.pushes_lost, slice.own.unwrap_or(0));
+        }
+        lock(&self.lost.found).extend(lost);
+        self.lost.any.store(true, Ordering::Release);
+    }
+}
+
+impl Client {
+    /// Fails once if anything was lost. The call that hears it has done nothing yet.
+    pub(super) fn raise_lost(&self) -> Result<()> {
+        let Losses { any, asked_for, .. } = &self.shared.lost;
+        if !any.load(Ordering::Acquire) || asked_for.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let lost = self.take_lost();
+        if lost.is_empty() { Ok(()) } else { Err(error(lost)) }
+    }
+
+    /// What was lost and not told yet; calls raise nothing from here on.
+    pub(super) fn ask_for_lost(&self) -> Vec<Lost> {
+        self.shared.lost.asked_for.store(true, Ordering::Relaxed);
+        self.take_lost()
+    }
+
+    fn take_lost(&self) -> Vec<Lost> {
+        let mut found = lock(&self.shared.lost.found);
+        self.shared.lost.any.store(false, Ordering::Release);
+        let found = std::mem::take(&mut *found);
+        if found.is_empty() {
+            return Vec::new();
+        }
+        let names: HashMap<u64, Arc<str>> = self.map.names_of_slices();
+        let mut lost: BTreeMap<(Arc<str>, u32), Lost> = BTreeMap::new();
+        for LostSlice { shard, slice, own, seen, now } in found {
+            let tensor = names.get(&slice).cloned().unwrap_or_else(|| format!("slice {slice}").into());
+            let one = Lost { tensor: tensor.clone(), shard, own, seen, now };
+            let of = |lost: &Lost| (lost.own, lost.seen.saturating_sub(lost.now));
+            let most = lost.entry((tensor, shard)).or_insert_with(|| one.clone());
+            if of(&one) > of(most) {
+                *most = one;
+            }
+        }
+        lost.into_values().collect()
+    }
+}
+
+fn error(lost: Vec<Lost>) -> Error {
+    let mut message = "a server was started anew without changes that it had told: ".to_owned();
+    let named: Vec<_> = lost.iter().take(NAMED).map(ToString::to_string).collect();
+    message.push_str(&named.join("; "));
+    if lost.len() > NAMED {
+        message = format!("{message}; and {} more", lost.len() - NAMED);
+    }
+    message.push_str(". This is told once; training can go on from here");
+    let mut error = Error::new(Kind::VersionsLost, message);
+    error.lost = lost;
+    error
+}
