@@ -230,8 +230,8 @@ impl Generation {
     }
 
     /// Makes the slices of an empty shard what the snapshot says. On an error some may be there.
-    /// Each slice's standing is shown to `met`.
-    pub(crate) fn load(&self, shard: &Shard, mut met: impl FnMut(&Standing)) -> Result<(), Unusable> {
+    /// Each slice's standing is shown to `met`, with the number of bytes that were read for it.
+    pub(crate) fn load(&self, shard: &Shard, mut met: impl FnMut(&Standing, u64)) -> Result<(), Unusable> {
         let catalog = &self.manifest.catalog;
         for reservation in catalog.reservations.values() {
             let slices: Vec<_> =
@@ -256,7 +256,7 @@ impl Generation {
             arrays.0.read(piece.values, &mut values)?;
             arrays.1.read(piece.state, &mut state)?;
             slice.restore(&piece.standing, &values, &state)?;
-            met(&piece.standing);
+            met(&piece.standing, piece.values.bytes + piece.state.bytes);
             Ok(())
         })?;
         if missing.is_empty() { Ok(()) } else { self.damaged(SLICES, "lacks slices of the manifest") }

@@ -16,6 +16,7 @@ use fastps_core::record::{Record, Sink};
 use fastps_core::shard::Shard;
 use fastps_core::tensor::{Apply, SliceId};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -41,6 +42,16 @@ pub struct Journal {
     settings: Settings,
     log: Arc<Log>,
     files: Mutex<Option<Files>>,
+    progress: Progress,
+}
+
+/// How far a recovery is, for whoever looks on.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// Bytes that were read.
+    pub(crate) done: AtomicU64,
+    /// Bytes to be read.
+    pub(crate) total: AtomicU64,
 }
 
 /// Held by whoever makes files.
@@ -59,7 +70,13 @@ impl Journal {
     /// [`Journal::recover`].
     pub fn open(settings: Settings) -> Result<Arc<Self>> {
         let directory = Directory::open(&settings.path)?;
-        Ok(Arc::new(Self { directory, settings, log: Log::new(), files: Mutex::default() }))
+        Ok(Arc::new(Self {
+            directory,
+            settings,
+            log: Log::new(),
+            files: Mutex::default(),
+            progress: Progress::default(),
+        }))
     }
 
     fn files(&self) -> MutexGuard<'_, Option<Files>> {
@@ -72,7 +89,7 @@ impl Journal {
         if files.is_some() {
             return Err(Error::new(Kind::Internal, "the shard was recovered already"));
         }
-        let mut found = recovery::recover(&self.directory, &self.settings, shard)?;
+        let mut found = recovery::recover(&self.directory, &self.settings, shard, &self.progress)?;
         let mut notes = Vec::new();
         for (number, why) in &found.damaged {
             let aside = self.directory.set_aside(*number)?;
@@ -101,6 +118,13 @@ impl Journal {
             self.snapshot(shard)?;
         }
         Ok(found.report)
+    }
+
+    /// How far [`Journal::recover`] is: bytes that it has read, and bytes to be read.
+    pub fn progress(&self) -> (u64, u64) {
+        let Progress { done, total } = &self.progress;
+        let total = total.load(Ordering::Relaxed);
+        (done.load(Ordering::Relaxed).min(total), total)
     }
 
     /// The catalog as it is.

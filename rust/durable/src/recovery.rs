@@ -4,7 +4,7 @@ use crate::catalog::{Catalog, Event};
 use crate::directory::Directory;
 use crate::frame::{Content, Origin};
 use crate::generation::{Generation, Unusable};
-use crate::journal::Settings;
+use crate::journal::{Progress, Settings};
 use crate::segment::{self, Beginning, End};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::reach;
@@ -15,6 +15,7 @@ use fastps_core::tensor::SliceId;
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// What a start found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,8 +63,13 @@ pub(crate) struct Found {
 pub(crate) type Kept = VecDeque<(u64, u64)>;
 
 /// Reads the files of a shard, and changes nothing in them. The empty shard becomes what they say.
-pub(crate) fn recover(directory: &Directory, settings: &Settings, shard: &Shard) -> Result<Found> {
-    let mut recovery = Recovery::new(directory, settings, Some(shard))?;
+pub(crate) fn recover(
+    directory: &Directory,
+    settings: &Settings,
+    shard: &Shard,
+    progress: &Progress,
+) -> Result<Found> {
+    let mut recovery = Recovery::new(directory, settings, Some(shard), progress)?;
     let numbers = directory.generations()?;
     let next = |last: Option<&u64>| last.map_or(1, |last| last + 1);
     let (generation, segment) = (next(numbers.last()), next(recovery.segments.last()));
@@ -93,7 +99,8 @@ pub(crate) fn check_log(
     first: Option<u64>,
 ) -> Result<Vec<(u64, String)>> {
     let (mut wrong, mut next) = (Vec::new(), first);
-    let mut recovery = Recovery::new(directory, settings, None)?;
+    let progress = Progress::default();
+    let mut recovery = Recovery::new(directory, settings, None, &progress)?;
     while let Some(number) = next.take() {
         if let Err(unusable) = recovery.replay(Some(number)) {
             wrong.push((recovery.reached, Error::from(unusable).message.clone()));
@@ -151,11 +158,17 @@ struct Recovery<'a> {
     renew: bool,
     /// The segment that is being read.
     reached: u64,
+    progress: &'a Progress,
     last: Option<(u64, u64)>,
 }
 
 impl<'a> Recovery<'a> {
-    fn new(directory: &'a Directory, settings: &'a Settings, shard: Option<&'a Shard>) -> Result<Self> {
+    fn new(
+        directory: &'a Directory,
+        settings: &'a Settings,
+        shard: Option<&'a Shard>,
+        progress: &'a Progress,
+    ) -> Result<Self> {
         Ok(Self {
             directory,
             settings,
@@ -169,6 +182,7 @@ impl<'a> Recovery<'a> {
             damaged: Vec::new(),
             renew: false,
             reached: 0,
+            progress,
             last: None,
         })
     }
@@ -210,7 +224,13 @@ impl<'a> Recovery<'a> {
         self.check_origin(generation.manifest.origin())?;
         let Some(shard) = self.shard else { return Ok(()) };
         let catalog = &generation.manifest.catalog;
-        let loaded = generation.load(shard, |standing| {
+        let log =
+            self.segments.range(generation.manifest.log..).map(|number| self.directory.segment(*number));
+        let log: u64 = log.filter_map(|path| std::fs::metadata(path).ok()).map(|found| found.len()).sum();
+        self.progress.done.store(0, Ordering::Relaxed);
+        self.progress.total.store(generation.summary().bytes + log, Ordering::Relaxed);
+        let loaded = generation.load(shard, |standing, bytes| {
+            self.progress.done.fetch_add(bytes, Ordering::Relaxed);
             self.clients.extend(standing.clients.iter().map(|Remembered { client, .. }| *client));
         });
         if let Err(unusable) = loaded {
@@ -300,7 +320,10 @@ impl<'a> Recovery<'a> {
             return Err(Unusable::Damaged(format!("{} is missing", path.display())));
         }
         let known = self.origin;
+        let mut before = 0;
         let (origin, end) = segment::read(&path, number, known, |at, content| {
+            self.progress.done.fetch_add(at - before, Ordering::Relaxed);
+            before = at;
             self.repeat(content).map_err(|error| match error.kind {
                 Kind::Capacity => Unusable::Failed(error),
                 _ => Unusable::Damaged(format!("{} does not fit at byte {at}: {error}", path.display())),

@@ -2,7 +2,7 @@
 
 use crate::catalog::{Catalog, Holding, Stage};
 use crate::directory::{Directory, shard_folder, shards_in};
-use crate::journal::Settings;
+use crate::journal::{Progress, Settings};
 use crate::recovery;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
@@ -53,7 +53,8 @@ impl Source {
             let core = Shard::new(ShardConfig::new(shard, u64::MAX, Isa::get()?));
             let path = directory.path().to_owned();
             let settings = Settings { path, shard, shards, keep: 1, accept_loss };
-            let found = recovery::recover(directory, &settings, &core).map_err(|error| error.shard(shard))?;
+            let found = recovery::recover(directory, &settings, &core, &Progress::default())
+                .map_err(|error| error.shard(shard))?;
             let damaged = found.damaged.iter();
             notes.extend(damaged.map(|(number, why)| format!("snapshot {number} is not used: {why}")));
             notes.extend(found.report.notes);

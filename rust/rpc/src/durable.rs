@@ -48,6 +48,14 @@ impl Files {
         self.0.as_ref()
     }
 
+    /// How far the recovery is, for people.
+    pub(crate) fn progress(&self) -> String {
+        match self.0.as_ref().map(|journal| journal.progress()) {
+            None | Some((_, 0)) => "it has not begun to read".to_owned(),
+            Some((done, total)) => format!("{} % of {}", done * 100 / total, size(total)),
+        }
+    }
+
     /// Makes an empty shard what it was; what else there was.
     pub(crate) fn recover(&self, shard: &Shard) -> Result<Catalog> {
         let Some(journal) = &self.0 else { return Ok(Catalog::default()) };
@@ -98,6 +106,18 @@ impl Files {
             let _ = heard.await;
         }
     }
+}
+
+/// Bytes for people.
+pub(crate) fn size(bytes: u64) -> String {
+    let mut size = bytes as f64;
+    for unit in ["B", "KiB", "MiB", "GiB"] {
+        if size < 1024.0 {
+            return if unit == "B" { format!("{bytes} B") } else { format!("{size:.1} {unit}") };
+        }
+        size /= 1024.0;
+    }
+    format!("{size:.1} TiB")
 }
 
 /// Whoever waited may have left.

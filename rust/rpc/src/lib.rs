@@ -19,6 +19,7 @@ mod local;
 mod map;
 mod native;
 mod node;
+mod recovering;
 mod reservation;
 mod room;
 pub mod server;

@@ -9,6 +9,7 @@ use crate::incoming;
 use crate::local::Local;
 use crate::map::Map;
 use crate::node::{Node, Phase};
+use crate::recovering::WaitingRoom;
 use crate::reservation::Reservations;
 use crate::session::Sessions;
 use crate::settle::settle;
@@ -52,7 +53,7 @@ fn internal(what: &str, error: impl std::fmt::Display) -> Error {
 }
 
 impl Server {
-    /// Takes the ports and starts the shards. They accept connections from here on.
+    /// Takes the ports and starts the shards. Meanwhile whoever comes is told how far that is; from here on they are served.
     pub fn start(config: &ServerConfig) -> Result<Self> {
         let tls = ServerTls::load(&config.tls)?;
         let (bound, cluster) = config.bind()?;
@@ -64,18 +65,24 @@ impl Server {
         let sockets = bound.iter().filter_map(socket).collect();
         let cluster: Arc<[String]> = cluster.into();
         let (mut nodes, mut threads) = (Vec::new(), Vec::new());
-        for shard in bound {
+        let files = bound.iter().map(|shard| Files::open(config, shard.index, cluster.len()));
+        let files = files.collect::<Result<Vec<_>>>()?;
+        let waiting = WaitingRoom::open(&bound, &files, tls.as_ref())?;
+        let mut cores = Vec::new();
+        for (shard, files) in bound.iter().zip(&files) {
             let mut shard_config = ShardConfig::new(shard.index, memory_limit, isa);
             if let Some(policy) = &config.policy {
                 shard_config.policy = policy.clone();
             }
             shard_config.sink.clone_from(&config.sink);
-            let files = Files::open(config, shard.index, cluster.len())?;
             if let Some(journal) = files.journal() {
                 shard_config.sink = Some(journal.clone());
             }
             let core = Shard::new(shard_config);
-            let catalog = files.recover(&core)?;
+            cores.push((files.recover(&core)?, core));
+        }
+        drop(waiting);
+        for ((shard, files), (catalog, core)) in bound.into_iter().zip(files).zip(cores) {
             let sessions = Sessions::new(config.lease, core.meter().clone());
             sessions.restore(&catalog.sessions, Instant::now())?;
             let reservations = Reservations::new(config.reservation_lease, files.clone());

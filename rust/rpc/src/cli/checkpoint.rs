@@ -1,5 +1,6 @@
 //! `fastps checkpoint`, and `fastps-server checkpoint`: data directories without a server.
 
+use crate::durable::size;
 use clap::{Parser, Subcommand};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::checkpoint::{self, Listed, Snapshot, Verified};
@@ -183,17 +184,6 @@ fn age(seconds: u64) -> String {
         7200..172_800 => format!("{} h", seconds / 3600),
         _ => format!("{} days", seconds / 86_400),
     }
-}
-
-fn size(bytes: u64) -> String {
-    let mut size = bytes as f64;
-    for unit in ["B", "KiB", "MiB", "GiB"] {
-        if size < 1024.0 {
-            return if unit == "B" { format!("{bytes} B") } else { format!("{size:.1} {unit}") };
-        }
-        size /= 1024.0;
-    }
-    format!("{size:.1} TiB")
 }
 
 #[cfg(test)]

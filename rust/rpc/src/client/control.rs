@@ -94,7 +94,10 @@ where
                 return Err(Error::new(Kind::Deadline, message).shard(link.shard()));
             }
         };
-        let again = error.kind == Kind::Connection && Instant::now() + pause < deadline;
+        // What is not ready and says when to come again, as a server that recovers, is waited for, too.
+        let passes = error.kind == Kind::Connection
+            || error.kind == Kind::Unavailable && error.retry_after_ms.is_some();
+        let again = passes && Instant::now() + pause < deadline;
         if !again {
             return Err(named(link, error));
         }

@@ -18,6 +18,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 const SLICE: usize = 258_048;
 
@@ -551,4 +554,74 @@ fn what_was_logged_is_never_told_to_be_lost() {
         drop(end);
     });
     assert!(client.lost().is_empty() && other.lost().is_empty());
+}
+
+/// Lets go whoever waits for a pipe to be written.
+struct Release(PathBuf);
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        let _ = std::fs::OpenOptions::new().read(true).write(true).open(&self.0);
+    }
+}
+
+async fn health(address: &str) -> Option<ServingStatus> {
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap();
+    let mut health = HealthClient::new(channel.connect().await.ok()?);
+    let answer = health.check(HealthCheckRequest { service: String::new() }).await.ok()?;
+    Some(answer.into_inner().status())
+}
+
+#[tokio::test]
+async fn whoever_comes_while_a_server_recovers_is_told_how_far_it_is() {
+    let mut served = Served::new(1);
+    served.start();
+    let client = served.connect(Ack::Logged);
+    let n = SLICE + 9;
+    register(&client, "w", n, Apply::Exact, sgd(), 0.0);
+    push_one(&client, "w", n);
+    served.terminate();
+    // An older snapshot, of which the server reads the manifest when it has the newest: it waits until somebody writes.
+    let older = served.folder.0.join("shard-0/generation-00000000");
+    std::fs::create_dir(&older).unwrap();
+    let manifest = older.join("MANIFEST");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &manifest, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
+        .unwrap();
+    let address = served.address();
+    let starting = tokio::task::spawn_blocking(move || {
+        served.start();
+        served
+    });
+    let release = Release(manifest);
+    let recovering = " % of 1008.";
+    let begin = Instant::now();
+    while health(&address).await != Some(ServingStatus::NotServing) {
+        assert!(begin.elapsed() < PATIENT, "health is not answered");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let brief = Duration::from_millis(500);
+    let (asked, at) = (client.clone(), address.clone());
+    let waiting = tokio::task::spawn_blocking(move || {
+        let soon = ConnectOptions { timeout: brief, ..ConnectOptions::default() };
+        let refused = Client::connect(&[at], soon).unwrap_err();
+        assert!(refused.kind == Kind::Unavailable && refused.message.contains(recovering), "{refused}");
+        let error = asked.names(brief).unwrap_err();
+        assert!(error.message.contains(recovering), "{error}");
+        let error = asked.versions(&["w".into()], brief).unwrap_err();
+        assert!(error.message.contains(recovering), "{error}");
+        // Those that have the time wait.
+        asked.push_async(vec![gradient("w", vec![-1.0; n])], options(PATIENT)).unwrap()
+    });
+    let waiting = waiting.await.unwrap();
+    assert!(!waiting.is_done());
+    drop(release);
+    let served = starting.await.unwrap();
+    assert_eq!(health(&address).await, Some(ServingStatus::Serving));
+    tokio::task::spawn_blocking(move || {
+        assert_eq!(waiting.wait(PATIENT).unwrap().unwrap()[0].version, 3);
+        assert_eq!(pull(&client, "w"), vec![2.0; n]);
+        drop((client, served));
+    })
+    .await
+    .unwrap();
 }
