@@ -12,7 +12,9 @@ array([-0.5, -0.5, -0.5], dtype=float32)
 a training loop. Importing fastps starts no thread.
 """
 
+import importlib as _importlib
 import os as _os
+from types import ModuleType as _ModuleType
 
 from fastps._fastps import ErrorFeedback, InDoubt, Receipt, Sparse, Versions, __version__
 from fastps._handles import Bound, PushHandle, PushPulled, Receipts
@@ -102,6 +104,16 @@ __all__ = [
     "connect",
     "serve",
 ]
+
+#: Parts that need packages of their own; imported when they are named.
+_EXTRAS = ("torch",)
+
+
+def __getattr__(name: str) -> _ModuleType:
+    if name in _EXTRAS:
+        return _importlib.import_module(f"fastps.{name}")
+    raise AttributeError(f"module 'fastps' has no attribute {name!r}")
+
 
 # A child is told what to do instead of waiting for threads that it lacks.
 if hasattr(_os, "register_at_fork"):

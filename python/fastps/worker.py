@@ -134,6 +134,7 @@ class Worker:
         self._sums = [Gradients(self.params) for _ in range(2)]
         self._lists: list[dict[tuple[str, ...], _fastps.BoundList]] = [{}, {}]
         self._filling = 0  # which sum
+        self._begun: set[str] = set()
         self._pushing = False  # something of the coming step is already under way
         self._under_way: list[_Push] = []
         self._fetches: list[tuple[int, _fastps.PullFlight]] = []  # fetches under way and when to install them
@@ -241,6 +242,7 @@ class Worker:
             )
         _check_rates(lr)
         self._start(self._take(grads, lr), lr)
+        self._begun.update(grads)
 
     def flush(self) -> None:
         """Pushes what waits and returns when every push is acknowledged. `params` stay as they are.
@@ -420,6 +422,15 @@ class Worker:
                 expected=str(self._names),
                 got=name,
             )
+        twice = grads.keys() & self._begun
+        if twice:
+            name = min(twice)
+            raise ConfigError(
+                f"a second gradient of tensor {name!r} in one step",
+                tensor=name,
+                expected="one gradient",
+                got="one by begin() before",
+            )
         waiting = self._sum
         copied = [
             n for n, g in grads.items() if n in waiting.waiting or not (self._direct or isinstance(g, Sparse))
@@ -443,9 +454,10 @@ class Worker:
             base = waiting.base if ready.keys() & waiting.waiting.keys() else self._installed
             for rate, part_of in _parts(ready, lr):
                 how = (None, rate, None, base, None, self.mode._correction())
-                whole = {n: g for n, g in part_of.items() if not isinstance(g, Sparse)}
                 rows = {n: g for n, g in part_of.items() if isinstance(g, Sparse)}
-                for some, push in ((whole, self._push_whole), (rows, self._push_rows)):
+                whole = {n: g for n, g in part_of.items() if not isinstance(g, Sparse)}
+                # Rows first, since not every optimizer takes them.
+                for some, push in ((rows, self._push_rows), (whole, self._push_whole)):
                     if not some:
                         continue
                     try:
@@ -487,6 +499,7 @@ class Worker:
         if not self._pushing:
             return
         self._pushing = False
+        self._begun.clear()
         rest, self._filling = self._sum, 1 - self._filling
         for name, gradient in rest.waiting.items():
             self._sum.add(name, gradient, rest.base)

@@ -1,0 +1,492 @@
+"""PyTorch: an optimizer whose parameters, state and steps live in a parameter server."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch.autograd.graph import increment_version
+
+from fastps import optim
+from fastps._fastps import Sparse
+from fastps._types import Array
+from fastps.codecs import Codec
+from fastps.errors import ConfigError, DTypeError, FastpsError
+from fastps.modes import Async, Local, Mode
+from fastps.store import ParameterServer
+from fastps.worker import Step, Worker
+
+__all__ = ["ParameterServerOptimizer"]
+
+#: Gradients leave during backward when so many bytes of them are there.
+_BUCKET = 1 << 20
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_SETTINGS = sorted(
+    {
+        field.name
+        for kind in map(vars(optim).__getitem__, optim.__all__)
+        if dataclasses.is_dataclass(kind)
+        for field in dataclasses.fields(kind)
+    }
+)
+
+
+@dataclasses.dataclass(eq=False)
+class _Entry:
+    """A parameter, and the worker's array of it: the parameter's own memory where that can be."""
+
+    name: str
+    param: torch.Tensor
+    array: Array
+    address: int | None
+
+    @classmethod
+    def of(cls, name: str, param: torch.Tensor) -> Self:
+        if param.device.type != "cpu":
+            expected, got = "parameters in CPU memory (GPU memory is not supported yet)", str(param.device)
+            raise ConfigError(
+                f"parameter {name!r}: expected {expected}, got {got}", tensor=name, expected=expected, got=got
+            )
+        if param.dtype not in _DTYPES:
+            expected, got = "float32, float16 or bfloat16", str(param.dtype)
+            raise DTypeError(
+                f"parameter {name!r}: expected {expected}, got {got}", tensor=name, expected=expected, got=got
+            )
+        values = param.detach()
+        if values.dtype == torch.float32 and values.is_contiguous():
+            return cls(name, param, values.numpy(), values.data_ptr())
+        own = torch.empty(values.shape, dtype=torch.float32).copy_(values)
+        return cls(name, param, own.numpy(), None)
+
+    def show(self) -> None:
+        """What the worker has installed is the parameter's value."""
+        if self.address is None:
+            self.param.copy_(torch.from_numpy(self.array))
+        else:
+            increment_version(self.param)
+
+    def gradient(self, rows: bool) -> Array | Sparse | None:
+        grad = self.param.grad
+        if grad is None:
+            return None
+        if self.address not in (None, self.param.data_ptr()):
+            raise ConfigError(
+                f"the memory of parameter {self.name!r} was replaced; move or convert a model before its "
+                "optimizer is made",
+                tensor=self.name,
+            )
+        grad = grad.detach()
+        if grad.layout == torch.strided:
+            return _float32(grad)
+        if not rows or grad.sparse_dim() != 1:
+            return _float32(grad.to_dense())
+        return Sparse(grad._indices()[0].contiguous().numpy(), _float32(grad._values()))
+
+
+def _float32(tensor: torch.Tensor) -> Array:
+    array: Array = tensor.to(torch.float32).contiguous().numpy()
+    return array
+
+
+class ParameterServerOptimizer(torch.optim.Optimizer):
+    """A `torch.optim.Optimizer` that pushes gradients to a parameter server and pulls the parameters from it.
+
+    The server runs the optimizer and has its state. Parameters that it does not have yet are registered with
+    the model's values: the first worker's win, the others begin with what is there. ``step()`` pushes
+    ``.grad`` with the rate that the group's ``lr`` has now, so learning rate schedulers work as usual.
+
+    Args:
+        params: ``model.named_parameters()``, or groups of it: ``[{"params": [(name, tensor), ...],
+            "lr": 0.1}, ...]``. A group may have settings of its own for everything that `optimizer` has. The
+            server has the same names, but for torch.compile's ``_orig_mod.``.
+        ps: `fastps.Store` or what `fastps.connect` returns.
+        optimizer: Such as ``fastps.Adam(lr=1e-3)``. After the first step of a group only its ``lr`` may
+            change.
+        mode: `fastps.Async` (the default) or `fastps.Local`.
+        codec: How gradients travel; None is `fastps.Float32`.
+        prefix: Put before every name, where several models share a server.
+        apply: How new parameters are registered, see `fastps.TensorSpec`.
+        push_in_backward: Push gradients as soon as backward has them, while it goes on with other layers.
+            There must then be one backward for each step, and nothing may touch the gradients in between: no
+            accumulation, no clipping, no `GradScaler`. Only with `fastps.Async`.
+        on_step: Called with a `fastps.Step` after each step; ``loss`` is what the closure returned, or
+            ``step(loss=...)``.
+
+    float32 parameters that are contiguous are updated where they are. Others (float16, bfloat16, channels
+    last) have a float32 copy beside them, as the server does, and are cast from it. Parameters must be in CPU
+    memory. Buffers (BatchNorm's statistics) stay with each worker. A parameter without a gradient takes no
+    step, but gets the others' values.
+
+    Values that something else writes into a parameter are replaced by the server's at the next step; to set
+    them, use ``ps.assign``.
+
+    Raises:
+        ConfigError: A setting is invalid, a parameter has no name, or the server has parameters of these
+            names with other shapes or settings; all of them are listed, and nothing was registered.
+
+    >>> import torch, fastps.torch
+    >>> store, model = fastps.Store(), torch.nn.Linear(2, 1)
+    >>> optimizer = fastps.torch.ParameterServerOptimizer(
+    ...     model.named_parameters(), store, fastps.Adam(lr=0.1)
+    ... )
+    >>> model(torch.ones(3, 2)).sum().backward()
+    >>> optimizer.step()
+    >>> store.versions("weight")["weight"]
+    2
+    >>> bool((model.weight.detach().numpy() == store.pull("weight")).all())
+    True
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        ps: ParameterServer,
+        optimizer: optim.Optimizer,
+        mode: Mode | None = None,
+        codec: Codec | None = None,
+        *,
+        prefix: str = "",
+        apply: Literal["exact", "hogwild"] = "exact",
+        push_in_backward: bool = False,
+        on_step: Callable[[Step], object] | None = None,
+    ) -> None:
+        if not isinstance(optimizer, optim.Optimizer):
+            raise _wrong("optimizer", "one of fastps, as fastps.Adam(lr=1e-3)", optimizer)
+        mode = Async() if mode is None else mode
+        if not isinstance(mode, (Async, Local)):
+            raise _wrong("mode", "fastps.Async(...) or fastps.Local(...)", mode)
+        if push_in_backward and not isinstance(mode, Async):
+            raise _wrong("mode", "fastps.Async(...) with push_in_backward", mode)
+        self._ps, self._prefix, self._apply = ps, prefix, apply
+        self._optimizer = optimizer
+        self._rules: list[optim.Optimizer] = []
+        self._entries: list[_Entry] = []
+        self._groups: list[list[_Entry]] = []
+        self._worker: Worker | None = None
+        self._rows = isinstance(mode, Async)
+        self._told = on_step is not None
+        self._push_in_backward = push_in_backward
+        self._bucket: dict[str, Any] = {}
+        #: What has left already: the gradient, and the version of its memory.
+        self._ahead: dict[str, tuple[torch.Tensor, int]] = {}
+        self._hooks: list[Any] = []
+        super().__init__(params, {f.name: getattr(optimizer, f.name) for f in dataclasses.fields(optimizer)})
+        self._register(self._entries)
+        own = {entry.name: entry.array for entry in self._entries}
+        self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step)
+        self._show(self._entries)
+
+    # -- what torch asks for ---------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Takes on more parameters, as ``torch.optim.Optimizer.add_param_group``, with their names."""
+        group = dict(param_group)
+        for key in group.keys() - self.defaults.keys():
+            near = difflib.get_close_matches(key, _SETTINGS, 1, 0.8)
+            if near:
+                raise _wrong(f"setting {key!r}", f"one of {sorted(self.defaults)}", near[0])
+        named = _named(group["params"], group.pop("param_names", None), self._prefix)
+        taken = {entry.name: entry.param for entry in self._entries}
+        for name, param in named.items():
+            if name in taken and taken[name] is not param:
+                raise _wrong(f"name {name!r}", "a name for each parameter", "two parameters of this name")
+        rule = _rule(self._optimizer, {**self.defaults, **group})
+        entries = [_Entry.of(name, param) for name, param in named.items()]
+        group["params"], group["param_names"] = list(named.values()), list(named)
+        super().add_param_group(group)
+        self._rules.append(rule)
+        self._groups.append(entries)
+        self._entries.extend(entries)
+        if self._worker is not None:
+            try:
+                self._register(entries)
+                self._worker.add({entry.name: entry.array for entry in entries}, copy=False)
+            except BaseException:
+                del self.param_groups[-1], self._rules[-1], self._groups[-1]
+                del self._entries[len(self._entries) - len(entries) :]
+                raise
+            self._show(entries)
+        if self._push_in_backward:
+            for entry in entries:
+                if entry.param.requires_grad:
+                    register: Any = entry.param.register_post_accumulate_grad_hook
+                    self._hooks.append(register(self._leaves(entry)))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
+        """Pushes the gradients, and installs new values as the mode says.
+
+        Args:
+            closure: Computes the loss and the gradients anew, and returns the loss.
+            loss: For ``on_step``, without a closure.
+
+        Returns:
+            What the closure returned.
+
+        Raises:
+            NonFiniteError: A gradient is NaN or infinite; nothing was sent or changed.
+            ConfigError: A setting other than ``lr`` was changed, an ``lr`` is negative or not finite, or
+                gradients were changed after they had left; this step was not taken.
+            FastpsError: A push or fetch failed. What was refused goes with the next push.
+        """
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = result = closure()
+        worker = self._open()
+        try:
+            rates = self._rates()
+            for name, (grad, version) in self._ahead.items():
+                now = self._by_name(name).param.grad
+                if now is not grad or now._version != version:
+                    raise ConfigError(
+                        f"the gradient of {name!r} was changed after it had left: push_in_backward allows no "
+                        "accumulation, clipping or GradScaler",
+                        tensor=name,
+                        expected="the gradient that backward made",
+                        got="another one",
+                    )
+            grads: dict[str, Any] = {}
+            for entry in self._entries:
+                gradient = None if entry.name in self._ahead else entry.gradient(self._rows)
+                if gradient is not None:
+                    grads[entry.name] = gradient
+                elif not self._rows:
+                    grads[entry.name] = np.zeros_like(entry.array)
+            told = None
+            if self._told and loss is not None:
+                told = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+            worker.step(grads, lr=rates, loss=told)
+        except BaseException:
+            if self._ahead:  # that much of the step was taken
+                with contextlib.suppress(FastpsError):
+                    worker.flush()
+            raise
+        finally:
+            self._bucket.clear()
+            self._ahead.clear()
+            self._show(self._entries)
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this worker alone knows: settings, and under ``"fastps"`` steps, residuals, unsent gradients.
+
+        The parameters' optimizer state is the server's, and saved with it (``fastps serve --data-dir``).
+        """
+        state = super().state_dict()
+        own = self._open().state_dict()
+        state["fastps"] = {key: _tensors(value) for key, value in own.items()}
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave.
+
+        Raises:
+            ConfigError: It is another optimizer's, or of other parameters or settings; nothing is changed.
+        """
+        if "fastps" not in state_dict:
+            expected, got = "what state_dict() of this class gave", "the state of another optimizer"
+            raise ConfigError(
+                f"wrong state: expected {expected}, got {got}",
+                expected=expected,
+                got=got,
+            )
+        for rule, group in zip(self._rules, state_dict["param_groups"], strict=False):
+            _unchanged(rule, group)
+        worker, own = self._open(), state_dict["fastps"]
+        names = [name for group in state_dict["param_groups"] for name in group["param_names"]]
+        if names != [entry.name for entry in self._entries]:
+            raise _wrong("state", f"one of {[entry.name for entry in self._entries]}", names)
+        worker.load_state_dict({key: _arrays(value) for key, value in own.items()})
+        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        self._show(self._entries)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "a ParameterServerOptimizer has a connection and cannot be copied or pickled; save state_dict()"
+        )
+
+    # -- what is its own -------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, as `fastps.Worker.stats`."""
+        return self._open().stats()
+
+    def flush(self) -> None:
+        """Waits until everything that was pushed is acknowledged. The parameters stay as they are."""
+        self._open().flush()
+
+    def close(self) -> None:
+        """`flush`, and ends this optimizer's session; `ps` stays open."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        if self._worker is not None:
+            self._worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open().__exit__(kind, error, trace)
+        self.close()
+
+    # -- how -------------------------------------------------------------------------------------------------
+
+    def _open(self) -> Worker:
+        assert self._worker is not None
+        return self._worker
+
+    def _by_name(self, name: str) -> _Entry:
+        return next(entry for entry in self._entries if entry.name == name)
+
+    def _register(self, entries: list[_Entry]) -> None:
+        """Registers what is not there; what is there must be the same."""
+        present = set(self._ps.names())
+        rules = {
+            id(entry): rule for rule, group in zip(self._rules, self._groups, strict=True) for entry in group
+        }
+        others = []
+        for entry in entries:
+            if entry.name in present:
+                spec, rule = self._ps.spec(entry.name), rules[id(entry)]
+                there = _with_lr_of(spec.optimizer, rule)
+                if spec.shape != entry.array.shape:
+                    others.append((entry.name, f"shape {entry.array.shape}", f"shape {spec.shape}"))
+                elif there != rule:
+                    others.append((entry.name, str(rule), str(spec.optimizer)))
+        if others:
+            name, ours, theirs = others[0]
+            text = "; ".join(
+                f"{name!r} is registered with {there}, not {here}" for name, here, there in others
+            )
+            raise ConfigError(
+                f"another model has these names: {text}", tensor=name, expected=theirs, got=ours
+            )
+        for entry in entries:
+            if entry.name not in present:
+                self._ps.register(entry.name, entry.array, rules[id(entry)], self._apply)
+
+    def _rates(self) -> float | dict[str, float]:
+        """The rate of each group, now; the other settings are as they were."""
+        rates = []
+        for rule, group in zip(self._rules, self.param_groups, strict=True):
+            _unchanged(rule, group)
+            rate = float(group["lr"])
+            if not math.isfinite(rate) or rate < 0:
+                raise _wrong("lr", "a finite number >= 0", rate)
+            rates.append(rate)
+        if len(set(rates)) == 1:
+            return rates[0]
+        return {e.name: rate for rate, group in zip(rates, self._groups, strict=True) for e in group}
+
+    def _leaves(self, entry: _Entry) -> Callable[[torch.Tensor], None]:
+        """What backward calls when a gradient is complete."""
+
+        def leaves(_: torch.Tensor) -> None:
+            if entry.name in self._ahead:
+                raise ConfigError(
+                    f"a second backward before step() (parameter {entry.name!r}): push_in_backward allows no "
+                    "accumulation",
+                    tensor=entry.name,
+                    expected="one backward for each step",
+                    got="a second one",
+                )
+            with torch.no_grad():
+                gradient = entry.gradient(self._rows)
+                if gradient is None or isinstance(gradient, Sparse):
+                    return
+                self._bucket[entry.name] = gradient
+                if sum(g.nbytes for g in self._bucket.values()) < _BUCKET:
+                    return
+                leaving, self._bucket = self._bucket, {}
+                self._open().begin(leaving, lr=self._rates())
+                for name in leaving:
+                    grad = self._by_name(name).param.grad
+                    assert grad is not None
+                    self._ahead[name] = (grad, grad._version)
+
+        return leaves
+
+    @torch.no_grad()
+    def _show(self, entries: list[_Entry]) -> None:
+        for entry in entries:
+            entry.show()
+
+
+def _wrong(what: str, expected: str, got: object) -> ConfigError:
+    return ConfigError(f"invalid {what}: expected {expected}, got {got!r}", expected=expected, got=repr(got))
+
+
+def _named(params: Any, names: list[str] | None, prefix: str) -> dict[str, torch.Tensor]:
+    """Parameters by name; of those that a model has twice the first name."""
+    listed = list(params)
+    if names is not None:
+        listed = list(zip(names, listed, strict=True))
+    named: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for item in listed:
+        if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)):
+            raise _wrong("params", "names with the parameters, as model.named_parameters() gives", type(item))
+        name, param = prefix + item[0].replace("_orig_mod.", ""), item[1]
+        if not isinstance(param, torch.Tensor):
+            raise TypeError(f"optimizer can only optimize Tensors, but {name!r} is {type(param).__name__}")
+        if id(param) in seen:
+            continue
+        if name in named:
+            raise _wrong(f"name {name!r}", "a name for each parameter", "two parameters of this name")
+        seen.add(id(param))
+        named[name] = param
+    return named
+
+
+def _with_lr_of(optimizer: optim.Optimizer, other: optim.Optimizer) -> optim.Optimizer:
+    lr: dict[str, Any] = {"lr": vars(other)["lr"]}
+    return dataclasses.replace(optimizer, **lr)
+
+
+def _rule(optimizer: optim.Optimizer, group: Mapping[str, Any]) -> optim.Optimizer:
+    settings = {field.name: group[field.name] for field in dataclasses.fields(optimizer)}
+    settings["lr"] = float(settings["lr"])
+    if isinstance(settings.get("betas"), list):
+        settings["betas"] = tuple(settings["betas"])
+    return dataclasses.replace(optimizer, **settings)
+
+
+def _unchanged(rule: optim.Optimizer, group: Mapping[str, Any]) -> None:
+    for field in dataclasses.fields(rule):
+        was, now = getattr(rule, field.name), group.get(field.name)
+        now = tuple(now) if isinstance(now, list) else now
+        if field.name != "lr" and was != now:
+            raise ConfigError(
+                f"{field.name} of a parameter group is {now!r}, but its parameters are registered with "
+                f"{was!r}: only lr may change (a scheduler can be told so: cycle_momentum=False)",
+                expected=f"{field.name}={was!r}",
+                got=f"{field.name}={now!r}",
+            )
+
+
+def _tensors(value: Any) -> Any:
+    """Tensors for arrays, so that ``torch.load`` takes them with ``weights_only``."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    if isinstance(value, dict):
+        return {key: _tensors(item) for key, item in value.items()}
+    return [_tensors(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _arrays(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.numpy()
+    if isinstance(value, dict):
+        return {key: _arrays(item) for key, item in value.items()}
+    return tuple(_arrays(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,705 @@
+"""`ParameterServerOptimizer`: against torch.optim, and all that a torch optimizer is expected to do."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fastps
+import fastps.torch
+from fastps.torch import ParameterServerOptimizer
+
+ROOT = Path(__file__).resolve().parent.parent
+RULES = ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta"]
+
+
+def wrap(model, ps, optimizer=None, **options):
+    return ParameterServerOptimizer(model.named_parameters(), ps, optimizer or fastps.SGD(lr=0.1), **options)
+
+
+def values(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def as_stored(model, ps, prefix=""):
+    for name, param in model.named_parameters():
+        np.testing.assert_array_equal(param.detach().float().numpy(), ps.pull(prefix + name), err_msg=name)
+
+
+def backward(model, rows=8, seed=None):
+    """One backward, of random data that fit the first layer."""
+    if seed is not None:
+        torch.manual_seed(seed)
+    first = next(model.parameters())
+    x = torch.randn(rows, first.shape[1]).to(first.dtype)
+    loss = model(x).float().square().mean()
+    loss.backward()
+    return loss
+
+
+# -- against torch.optim -------------------------------------------------------------------------------------
+
+
+def random_model(rng):
+    layers, width = [], int(rng.integers(1, 9))
+    first = width
+    for _ in range(rng.integers(1, 4)):
+        after = int(rng.integers(1, 12))
+        layers.append(nn.Linear(width, after, bias=bool(rng.random() < 0.7)))
+        layers.append([nn.ReLU(), nn.Tanh(), nn.LayerNorm(after), nn.BatchNorm1d(after)][rng.integers(4)])
+        width = after
+    return nn.Sequential(*layers), first
+
+
+def random_settings(rng, rule):
+    def pick(*choices):
+        return choices[rng.integers(len(choices))]
+
+    own = {
+        "lr": float(10 ** rng.uniform(-3, -1)),
+        "weight_decay": pick(0.0, 0.01),
+        "maximize": pick(True, False),
+    }
+    match rule:
+        case "SGD":
+            own |= {"momentum": pick(0.0, 0.9), "dampening": pick(0.0, 0.5)}
+            if own["momentum"] and rng.random() < 0.5:
+                own |= {"nesterov": True, "dampening": 0.0}
+        case "Adam" | "AdamW":
+            own |= {"betas": pick((0.9, 0.999), (0.5, 0.9)), "amsgrad": pick(True, False)}
+        case "RMSprop":
+            own |= {"alpha": pick(0.99, 0.9), "momentum": pick(0.0, 0.9)}
+        case "Adagrad":
+            own |= {"lr_decay": pick(0.0, 0.1), "initial_accumulator_value": pick(0.0, 0.1)}
+        case "Adadelta":
+            own |= {"rho": pick(0.9, 0.5)}
+    return own
+
+
+@pytest.mark.parametrize("case", range(60))
+def test_equals_torch(store, case):
+    """Same gradients, steps of both: SGD bit for bit, the others up to their square root's last place."""
+    rng = np.random.default_rng([3, case])
+    torch.manual_seed(case)
+    rule = RULES[case % len(RULES)]
+    settings = random_settings(rng, rule)
+    model, width = random_model(rng)
+    other = copy.deepcopy(model)
+    theirs = getattr(torch.optim, rule)(other.parameters(), foreach=False, **settings)
+    ours = wrap(model, store, getattr(fastps, rule)(**settings))
+    steps = 6
+    for k in range(steps):
+        if k == 3:  # what a scheduler does
+            for optimizer in (ours, theirs):
+                for group in optimizer.param_groups:
+                    group["lr"] *= 0.5
+        other(torch.randn(8, width)).square().mean().backward()
+        for a, b in zip(model.parameters(), other.parameters(), strict=True):
+            a.grad = None if b.grad is None else b.grad.clone()
+        ours.step()
+        theirs.step()
+        ours.zero_grad()
+        theirs.zero_grad()
+    as_stored(model, store)
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        if rule == "SGD":
+            assert torch.equal(a, b)
+        else:
+            np.testing.assert_allclose(a.detach(), b.detach(), rtol=2e-5, atol=2e-6)
+
+
+# -- groups, rates, closures ---------------------------------------------------------------------------------
+
+
+def test_groups_have_settings_of_their_own(ps):
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 1))
+    other = copy.deepcopy(model)
+
+    def groups(m):
+        named = list(m.named_parameters())
+        return [
+            {
+                "params": [(n, p) for n, p in named if n.endswith("weight")],
+                "weight_decay": 0.1,
+                "momentum": 0.9,
+            },
+            {"params": [(n, p) for n, p in named if n.endswith("bias")], "lr": 0.5},
+        ]
+
+    plain = [{**g, "params": [p for _, p in g["params"]]} for g in groups(other)]
+    theirs = torch.optim.SGD(plain, lr=0.1, foreach=False)
+    ours = ParameterServerOptimizer(groups(model), ps, fastps.SGD(lr=0.1))
+    schedulers = [torch.optim.lr_scheduler.StepLR(o, 2, gamma=0.3) for o in (ours, theirs)]
+    for k in range(6):
+        for m, optimizer in ((model, ours), (other, theirs)):
+            optimizer.zero_grad()
+            backward(m, seed=k)
+            optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    as_stored(model, ps)
+    assert ps.spec("0.weight").optimizer == fastps.SGD(lr=0.1, weight_decay=0.1, momentum=0.9)
+    assert [g["lr"] for g in ours.param_groups] == [g["lr"] for g in theirs.param_groups]
+    assert "ParameterServerOptimizer" in repr(ours)
+
+
+def test_closures_and_hooks(store):
+    model, told, called = nn.Linear(3, 1), [], []
+    ours = wrap(model, store, on_step=told.append)
+    ours.register_step_pre_hook(lambda *_: called.append("before"))
+    ours.register_step_post_hook(lambda *_: called.append("after"))
+
+    def closure():
+        ours.zero_grad()
+        assert torch.is_grad_enabled()
+        return backward(model)
+
+    loss = ours.step(closure)
+    assert told == [fastps.Step(1, loss.item(), 0, 4 * 4)]
+    backward(model)
+    assert ours.step(loss=loss) is None
+    assert (told[1].loss, called) == (loss.item(), ["before", "after"] * 2)
+    assert store.versions("weight")["weight"] == 3
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad(store, set_to_none):
+    """A gradient of zeros is a step, no gradient is none, as in torch."""
+    model = nn.Linear(3, 1)
+    other = copy.deepcopy(model)
+    ours = wrap(model, store, fastps.SGD(lr=0.1, momentum=0.9))
+    theirs = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9, foreach=False)
+    for m, optimizer in ((model, ours), (other, theirs)):
+        backward(m, seed=1)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=set_to_none)
+        optimizer.step()
+    assert store.versions("weight")["weight"] == (2 if set_to_none else 3)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_what_is_refused(store):
+    model = nn.Linear(3, 1)
+
+    def refused(match, kind=fastps.ConfigError):
+        return pytest.raises(kind, match=match)
+
+    with refused("named_parameters"):
+        ParameterServerOptimizer(model.parameters(), store, fastps.SGD())
+    with refused("fastps.Adam"):
+        ParameterServerOptimizer(model.named_parameters(), store, torch.optim.SGD)
+    with refused("weight_decy"):
+        ParameterServerOptimizer(
+            [{"params": model.named_parameters(), "weight_decy": 1.0}], store, fastps.SGD()
+        )
+    with refused("momentum"):
+        ParameterServerOptimizer(
+            [{"params": model.named_parameters(), "momentum": -1.0}], store, fastps.SGD()
+        )
+    with refused("lr"):
+        ParameterServerOptimizer([{"params": model.named_parameters(), "lr": -1.0}], store, fastps.SGD())
+    with refused("two parameters"):
+        ParameterServerOptimizer([("w", model.weight), ("w", model.bias)], store, fastps.SGD())
+    with refused("non-leaf", ValueError):
+        ParameterServerOptimizer([("w", model.weight * 2)], store, fastps.SGD())
+    with refused("float64", fastps.DTypeError):
+        wrap(nn.Linear(3, 1).double(), store)
+    with refused("CPU memory"):
+        wrap(nn.Linear(3, 1, device="meta"), store)
+    with refused("push_in_backward"):
+        wrap(model, store, mode=fastps.Local(lr=0.1), push_in_backward=True)
+    with refused("mode"):
+        wrap(model, store, mode="async")
+    assert store.names() == []
+
+    ours = wrap(model, store)
+    before = values(model)
+    with refused("finite", fastps.NonFiniteError):
+        model.weight.grad = torch.full_like(model.weight, float("nan"))
+        ours.step()
+    backward(model)
+    for key, value, match in (
+        ("lr", -0.1, "lr"),
+        ("lr", float("inf"), "lr"),
+        ("momentum", 0.5, "momentum.*only lr"),
+        ("weight_decay", 0.5, "weight_decay.*only lr"),
+    ):
+        was, ours.param_groups[0][key] = ours.param_groups[0][key], value
+        with refused(match):
+            ours.step()
+        ours.param_groups[0][key] = was
+    cycled = wrap(nn.Linear(1, 1), store, fastps.SGD(momentum=0.9), prefix="cycled.")
+    torch.optim.lr_scheduler.OneCycleLR(cycled, max_lr=0.1, total_steps=9)
+    with refused("cycle_momentum=False"):
+        cycled.step()
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+    assert store.versions("weight")["weight"] == 1
+    model.weight.data = model.weight.data.clone()
+    with refused("memory of parameter 'weight'"):
+        ours.step()
+    with pytest.raises(TypeError, match="state_dict"):
+        copy.deepcopy(ours)
+
+
+def test_another_model_under_the_same_names(store):
+    wrap(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), store)
+    with pytest.raises(fastps.ConfigError) as caught:
+        wrap(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(1, 1)), store)
+    for text in ("'0.weight'", "(4, 3)", "(2, 3)", "'0.bias'", "'1.weight'"):
+        assert text in str(caught.value)
+    assert "'1.bias'" not in str(caught.value)
+    with pytest.raises(fastps.ConfigError, match="Adam"):
+        wrap(nn.Sequential(nn.Linear(3, 2)), store, fastps.Adam())
+    assert "2.weight" not in store.names()
+    wrap(nn.Sequential(nn.Linear(3, 4)), store, prefix="other.")
+    wrap(nn.Sequential(nn.Linear(3, 2)), store, fastps.SGD(lr=7.0))  # its rate travels with its pushes
+    assert store.spec("other.0.weight").shape == (4, 3)
+
+
+# -- parameters of every kind --------------------------------------------------------------------------------
+
+
+def test_the_first_worker_s_values_win(ps):
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    start = values(first)
+    wrap(first, ps)
+    wrap(second, ps)
+    for model in (first, second):
+        assert all(torch.equal(p, start[n]) for n, p in model.named_parameters())
+
+
+def test_values_are_pulled_into_the_parameters_memory(ps):
+    model = nn.Linear(3, 2)
+    ours = wrap(model, ps)
+    pointers = [p.data_ptr() for p in model.parameters()]
+    assert [worker.ctypes.data for worker in ours._worker.params.values()] == pointers
+    out = model(torch.ones(1, 3)).square().sum()
+    backward(model)
+    ours.step()
+    assert [p.data_ptr() for p in model.parameters()] == pointers
+    as_stored(model, ps)
+    model2 = nn.Sequential(model, nn.Linear(2, 1))
+    stale = model2(torch.ones(1, 3)).sum()
+    model.weight.grad = torch.ones_like(model.weight)
+    ours.step()
+    del out
+    with torch.no_grad():
+        model2[1].weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        stale.backward()
+
+
+def test_changed_values_are_noticed_by_autograd(store):
+    model = nn.Linear(3, 1)
+    ours = wrap(model, store)
+    x = torch.ones(1, 3, requires_grad=True)
+    loss = model(x).sum()
+    model.weight.grad = torch.ones_like(model.weight)
+    ours.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's Adagrad
+@pytest.mark.parametrize("rule", ["SGD", "SparseAdam", "Adagrad"])
+def test_sparse_embeddings(ps, rule):
+    model = nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Linear(4, 1))
+    other = copy.deepcopy(model)
+    optimizer = {
+        "SGD": fastps.SGD(lr=0.1),
+        "SparseAdam": fastps.Adam(lr=0.1),
+        "Adagrad": fastps.Adagrad(0.1),
+    }[rule]
+    ours = wrap(model, ps, optimizer)
+    theirs = getattr(torch.optim, rule)([other[0].weight], lr=0.1)
+    rest = getattr(torch.optim, rule.removeprefix("Sparse"))(other[1].parameters(), lr=0.1, foreach=False)
+    for k in range(6):
+        torch.manual_seed(k)
+        ids = torch.randint(0, 50, (2, 5))
+        for m in (model, other):
+            m.zero_grad()
+            m(ids).square().mean().backward()
+        assert model[0].weight.grad.is_sparse
+        ours.step()
+        theirs.step()
+        rest.step()
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        np.testing.assert_allclose(a.detach(), b.detach(), rtol=1e-5, atol=1e-6)
+    as_stored(model, ps)
+    assert ours.stats()["bytes_pushed"] < 6 * 4 * (50 * 4)  # not the table
+
+
+def test_an_optimizer_that_takes_no_rows_says_so(store):
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 1))
+    ours = wrap(model, store, fastps.RMSprop())
+    model(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(fastps.ConfigError, match=r"(?i)rmsprop"):
+        ours.step()
+    assert store.versions("1.weight")["1.weight"] == 1
+
+
+def test_frozen_and_late_parameters(ps):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    model[0].requires_grad_(requires_grad=False)
+    frozen = values(model[0])
+    ours = wrap(model[1], ps, prefix="head.")
+    backward(model)
+    ours.step()
+    assert ps.names() == ["head.bias", "head.weight"]
+    model[0].requires_grad_(requires_grad=True)
+    named = [("body." + n, p) for n, p in model[0].named_parameters()]
+    ours.add_param_group({"params": [(f"{n}", p) for n, p in named], "lr": 0.01})
+    assert all(torch.equal(p, frozen[n]) for n, p in model[0].named_parameters())
+    backward(model)
+    ours.step()
+    as_stored(model[0], ps, "head.body.")
+    as_stored(model[1], ps, "head.")
+    assert not torch.equal(model[0].weight, frozen["weight"])
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        ours.add_param_group({"params": [("again", model[0].weight)]})
+    with pytest.raises(fastps.ConfigError):
+        ours.add_param_group({"params": [("body.weight", nn.Parameter(torch.zeros(1)))]})
+    ps.register("head.x", np.zeros(2, np.float32), optimizer=fastps.Adam())
+    with pytest.raises(fastps.ConfigError, match="another model"):
+        ours.add_param_group({"params": [("x", nn.Parameter(torch.zeros(2)))]})
+    assert len(ours.param_groups) == 2
+    backward(model)
+    ours.step()
+    as_stored(model[0], ps, "head.body.")
+
+
+def test_a_frozen_parameter_takes_no_step(store):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    model[0].weight.requires_grad_(requires_grad=False)
+    ours = wrap(model, store, fastps.SGD(lr=0.1, weight_decay=0.5))
+    start = values(model)
+    backward(model)
+    ours.step()
+    changed = {n for n, p in model.named_parameters() if not torch.equal(p, start[n])}
+    assert changed == {"0.bias", "1.weight", "1.bias"}
+
+
+def test_tied_weights_once(store):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(7, 3), nn.Linear(3, 7, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, ids):
+            return self.head(self.embedding(ids))
+
+    model = Tied()
+    named = model.named_parameters(remove_duplicate=False)
+    ours = ParameterServerOptimizer(named, store, fastps.SGD(lr=1.0))
+    model(torch.arange(7)).square().sum().backward()
+    expected = model.embedding.weight.detach() - model.embedding.weight.grad
+    ours.step()
+    assert store.names() == ["embedding.weight"]
+    assert torch.equal(model.head.weight, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_parameters_are_cast_from_float32(ps, dtype):
+    model = nn.Linear(3, 2).to(dtype)
+    master = {n: p.detach().float() for n, p in model.named_parameters()}
+    ours = wrap(model, ps, fastps.SGD(lr=1.0))
+    for k in range(20):
+        for n, p in model.named_parameters():
+            p.grad = torch.full_like(p, 1e-4 * (k + 1))
+            master[n] -= p.grad.float()
+        ours.step()
+    for n, p in model.named_parameters():
+        assert p.dtype == dtype
+        assert torch.equal(p, master[n].to(dtype))
+        np.testing.assert_array_equal(ps.pull(n), master[n].numpy())
+
+
+def test_parameters_that_are_not_contiguous(ps):
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Conv2d(6, 2, 3)).to(
+        memory_format=torch.channels_last
+    )
+    model.register_parameter("t", nn.Parameter(torch.randn(5, 3).t()))
+    assert not model[0].weight.is_contiguous()
+    other = copy.deepcopy(model)
+    ours = wrap(model, ps)
+    theirs = torch.optim.SGD(other.parameters(), lr=0.1, foreach=False)
+    x = torch.randn(2, 4, 8, 8)
+    for m, optimizer in ((model, ours), (other, theirs)):
+        (m(x).square().mean() + m.t.square().sum()).backward()
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert not model[0].weight.is_contiguous()
+    as_stored(model, ps)
+
+
+def test_scalars_and_empty_parameters(ps):
+    model = nn.Module()
+    model.s, model.e = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.zeros(0, 3))
+    ours = wrap(model, ps, fastps.SGD(lr=1.0))
+    (model.s * 3 + model.e.sum()).backward()
+    ours.step()
+    assert model.s.item() == -1
+    as_stored(model, ps)
+
+
+def test_buffers_stay_with_each_worker(store):
+    models = [nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)) for _ in range(2)]
+    ours = [wrap(model, store) for model in models]
+    backward(models[0])
+    ours[0].step()
+    ours[1].step()
+    as_stored(models[0], store)
+    as_stored(models[1], store)
+    assert [int(model[1].num_batches_tracked) for model in models] == [1, 0]
+    assert store.names() == sorted(n for n, _ in models[0].named_parameters())
+
+
+def test_compiled_models_have_the_plain_names(store):
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    ours = wrap(torch.compile(model, backend="eager"), store)
+    assert any("_orig_mod" in n for n, _ in torch.compile(model, backend="eager").named_parameters())
+    assert store.names() == ["0.bias", "0.weight"]
+    backward(model)
+    ours.step()
+    as_stored(model, store)
+
+
+def test_grad_scaler(store):
+    """A step that the scaler skips pushes nothing."""
+    model = nn.Linear(3, 1)
+    ours = wrap(model, store, fastps.SGD(lr=0.1))
+    other = copy.deepcopy(model)
+    theirs = torch.optim.SGD(other.parameters(), lr=0.1, foreach=False)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**10) for _ in range(2)]
+    for k in range(4):
+        for m, optimizer, scaler in zip((model, other), (ours, theirs), scalers, strict=True):
+            optimizer.zero_grad()
+            torch.manual_seed(k)
+            x = torch.randn(4, 3) * (float("inf") if k == 1 else 1)
+            scaler.scale(m(x).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(m.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+    assert store.versions("weight")["weight"] == 1 + 3
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_hogwild_tensors_of_a_shared_store():
+    model = nn.Linear(3, 1)
+    with fastps.Store(shared=True) as store:
+        ours = wrap(model, store, apply="hogwild")
+        backward(model)
+        ours.step()
+        as_stored(model, store)
+
+
+# -- modes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "codec"),
+    [
+        (fastps.Async(), fastps.Int8()),
+        (fastps.Async(overlap=True), None),
+        (fastps.Async(overlap=True), fastps.OneBit()),
+        (fastps.Local(push_every=2, pull_every=2, lr=0.05), None),
+        (fastps.Local(push_every=2, pull_every=3, lr=0.05, overlap=False), fastps.BFloat16()),
+    ],
+    ids=str,
+)
+def test_every_mode_and_codec_trains(ps, mode, codec):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 1))
+    x = torch.randn(128, 5)
+    y = x.sum(1, keepdim=True)
+    losses = []
+    with wrap(model, ps, fastps.SGD(lr=0.05), mode=mode, codec=codec) as ours:
+        for k in range(100):
+            ours.zero_grad()
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            if k == 7 and isinstance(mode, fastps.Local):
+                model[0].bias.grad = None
+            ours.step()
+            losses.append(loss.item())
+    assert losses[-1] < losses[0] / 10
+    assert (ours.stats()["bytes_saved"] > 0) == (codec is not None)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_gradients_leave_during_backward(ps, monkeypatch, overlap):
+    monkeypatch.setattr(fastps.torch, "_BUCKET", 1000)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 1))
+    other = copy.deepcopy(model)
+    ours = wrap(model, ps, fastps.Adam(lr=0.01), mode=fastps.Async(overlap=overlap), push_in_backward=True)
+    with fastps.Store() as store:
+        plain = wrap(other, store, fastps.Adam(lr=0.01), mode=fastps.Async(overlap=overlap))
+        for k in range(8):
+            for m, optimizer in ((model, ours), (other, plain)):
+                optimizer.zero_grad()
+                backward(m, seed=k)
+                if m is model:
+                    assert set(ours._ahead) == {"2.weight", "2.bias", "4.weight", "4.bias"}
+                optimizer.step()
+            if not overlap:
+                assert all(
+                    torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
+                )
+        ours.flush()
+        plain.flush()
+        for name in store.names():
+            np.testing.assert_array_equal(store.pull(name), ps.pull(name))
+
+    with pytest.raises(fastps.ConfigError, match="second backward"):
+        backward(model)
+        backward(model)
+    with pytest.raises(fastps.ConfigError, match="changed after"):
+        ours.step()
+    ours.zero_grad()
+    backward(model)
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    with pytest.raises(fastps.ConfigError, match="changed after"):
+        ours.step()
+    ours.zero_grad()
+    backward(model)
+    ours.step()
+    ours.close()
+    backward(model)  # the hooks are gone
+    backward(model)
+
+
+# -- saving --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", [None, fastps.OneBit()], ids=str)
+def test_a_run_resumes_bit_for_bit_with_its_server(tmp_path, codec):
+    """The server from its data directory, the worker from files."""
+
+    def build(ps):
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        optimizer = wrap(model, ps, fastps.Adam(lr=0.01), codec=codec)
+        return model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def train(parts, steps):
+        model, optimizer, scheduler = parts
+        for k in steps:
+            optimizer.zero_grad()
+            backward(model, seed=k)
+            optimizer.step()
+            scheduler.step()
+
+    with fastps.Store() as store:
+        whole = build(store)
+        train(whole, range(10))
+    with (
+        fastps.serve(data_dir=tmp_path / "data") as server,
+        fastps.connect(server.addresses, ack="logged") as ps,
+    ):
+        parts = build(ps)
+        train(parts, range(5))
+        torch.save([part.state_dict() for part in parts], tmp_path / "worker.pt")
+        parts[1].close()
+    with fastps.serve(data_dir=tmp_path / "data") as server, fastps.connect(server.addresses) as ps:
+        parts = build(ps)
+        for part, state in zip(parts, torch.load(tmp_path / "worker.pt", weights_only=True), strict=True):
+            part.load_state_dict(state)
+        train(parts, range(5, 10))
+        for name, value in whole[0].state_dict().items():
+            assert torch.equal(value, parts[0].state_dict()[name]), name
+        assert parts[1].stats()["steps"] == 10
+        parts[1].close()
+
+
+def test_states_of_others_are_refused(store):
+    ours = wrap(nn.Linear(3, 1), store)
+    state = ours.state_dict()
+    with pytest.raises(fastps.ConfigError, match="another optimizer"):
+        ours.load_state_dict(torch.optim.SGD(nn.Linear(3, 1).parameters()).state_dict())
+    with pytest.raises(fastps.ConfigError, match="momentum"):
+        ours.load_state_dict({**state, "param_groups": [{**state["param_groups"][0], "momentum": 0.9}]})
+    other = wrap(nn.Linear(3, 1), store, prefix="x.")
+    with pytest.raises(fastps.ConfigError, match="weight"):
+        other.load_state_dict(state)
+    ours.load_state_dict(state)
+
+
+# -- several workers -----------------------------------------------------------------------------------------
+
+WORKER = """
+import os, sys, torch, fastps, fastps.torch
+rank = int(os.environ["RANK"])
+with fastps.connect(sys.argv[1]) as ps:
+    torch.manual_seed(rank)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    optimizer = fastps.torch.ParameterServerOptimizer(
+        model.named_parameters(), ps, fastps.Adam(lr=0.01), mode=fastps.Async(), codec=fastps.Int8()
+    )
+    x = torch.randn(512, 5)
+    y = x.sum(1, keepdim=True)
+    for k in range(200):
+        batch = torch.randint(0, 512, (32,))
+        optimizer.zero_grad()
+        loss = (model(x[batch]) - y[batch]).square().mean()
+        loss.backward()
+        optimizer.step()
+    optimizer.close()
+    print("loss", (model(x) - y).square().mean().item(), "of rank", rank, flush=True)
+"""
+
+
+def test_two_processes_under_torchrun_train_one_model(tmp_path):
+    (tmp_path / "worker.py").write_text(WORKER)
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    with fastps.serve(shards=2) as server:
+        done = subprocess.run(
+            [*run, str(tmp_path / "worker.py"), server.addresses],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=110,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        losses = [float(loss) for loss in re.findall(r"loss (\S+)", done.stdout)]
+        assert len(losses) == 2, done.stdout
+        assert max(losses) < 0.5, done.stdout
+        with fastps.connect(server.addresses) as ps:
+            assert ps.versions("0.weight")["0.weight"] == 1 + 2 * 200
+
+
+def test_threads_train_one_model(store):
+    """Each with a model and an optimizer of its own."""
+    errors = []
+
+    def work(rank):
+        try:
+            model = nn.Linear(3, 1)
+            with wrap(model, store, fastps.SGD(lr=0.01)) as ours:
+                for _ in range(50):
+                    ours.zero_grad()
+                    backward(model)
+                    ours.step()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert store.versions("weight")["weight"] == 1 + 150
