@@ -8,6 +8,7 @@ marked `text` are pictures.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 import shutil
@@ -77,10 +78,11 @@ PYTHON_BLOCKS = [
 ]
 
 
+@pytest.mark.timeout(300)  # where nobody has read torch from a slow disk before
 @pytest.mark.parametrize("block", PYTHON_BLOCKS)
 def test_python_block(block: str, tmp_path: Path) -> None:
     (tmp_path / "snippet.py").write_text(block)
-    printed = run([sys.executable, "snippet.py"], tmp_path).splitlines()
+    printed = run([sys.executable, "snippet.py"], tmp_path, 240).splitlines()
     # A comment behind a print that looks like a value is the output.
     for shown in re.findall(r"print\(.*\)  # ([\[\d-].*)$", block, re.MULTILINE):
         assert shown in printed
@@ -112,6 +114,30 @@ def test_bash_blocks(page: Path, tmp_path: Path) -> None:
 
 def test_the_quickstart_is_the_readme_s() -> None:
     assert (ROOT / "examples/quickstart.py").read_text() == blocks(ROOT / "README.md", "python")[0]
+
+
+def test_the_torch_example_differs_in_at_most_10_lines() -> None:
+    plain, changed = (
+        re.sub(r'^""".*?"""', "", (ROOT / f"examples/torch_{which}.py").read_text(), flags=re.DOTALL)
+        for which in ("plain", "server")
+    )
+    lines = [
+        line for line in difflib.ndiff(plain.splitlines(), changed.splitlines()) if line[:2] in ("+ ", "- ")
+    ]
+    assert 0 < len(lines) <= 10, lines
+
+
+@pytest.mark.timeout(240)
+def test_the_torch_example_trains() -> None:
+    """As it says: a server, and two workers by torchrun."""
+    with fastps.serve() as server:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        output = run(
+            [*command, str(ROOT / "examples/torch_server.py"), server.addresses], ROOT / "tests", 200
+        )
+        assert all(float(a) > 0.9 for a in re.findall(r"epoch 2 .* accuracy (\S+)", output)), output
+        with fastps.connect(server.addresses) as ps:
+            assert ps.versions("0.weight")["0.weight"] == 1 + 2 * 3 * 128
 
 
 def test_several_workers_of_the_training_example() -> None:

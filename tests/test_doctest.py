@@ -16,6 +16,7 @@ MODULES = [
     "optim",
     "server",
     "store",
+    "torch",
     "worker",
     "_fastps",
 ]
