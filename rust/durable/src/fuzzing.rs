@@ -8,7 +8,7 @@ use crate::checksum::crc32c;
 use crate::directory::Directory;
 use crate::frame::{self, Content, HEADER, MARK};
 use crate::generation::{Generation, MANIFEST, Manifest, SLICES, STATE, VALUES, Written};
-use crate::journal::Settings;
+use crate::journal::{Progress, Settings};
 use crate::recovery;
 use fastps_core::isa::Isa;
 use fastps_core::shard::{Shard, ShardConfig};
@@ -109,7 +109,7 @@ fn start(log: &[u8]) -> Option<()> {
         Settings { path: folder.0.clone(), shard: 1, shards: 2, keep: 2, accept_loss: log.len() % 2 == 1 };
     let directory = Directory::open(&settings.path).ok()?;
     let shard = shard()?;
-    let found = recovery::recover(&directory, &settings, &shard).ok()?;
+    let found = recovery::recover(&directory, &settings, &shard, &Progress::default()).ok()?;
     for (id, ..) in found.catalog.slices() {
         let slice = shard.slice(fastps_core::tensor::SliceId(id));
         assert!(slice.is_ok(), "the catalog names a slice that is not there");
@@ -149,7 +149,7 @@ fn load(manifest: &[u8], slices: &[u8]) -> Option<()> {
     let _ = (generation.summary(), generation.verify());
     let shard = shard()?;
     let mut met = 0;
-    let loaded = generation.load(&shard, |_| met += 1);
+    let loaded = generation.load(&shard, |_, _| met += 1);
     assert!(loaded.is_err() || met == generation.summary().slices);
     assert!(shard.meter().used() <= MEMORY);
     Some(())

@@ -77,6 +77,8 @@ impl World {
             base: None,
             lr: None,
             scale: None,
+            momentum: None,
+            correction: None,
             count: values.len() as u64,
             indices: rows.as_deref().map(Indices::new),
             codec: codec.id(),
