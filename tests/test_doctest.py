@@ -10,6 +10,7 @@ import fastps
 
 MODULES = [
     "__init__",
+    "checkpoint",
     "codecs",
     "modes.asynchronous",
     "modes.local",

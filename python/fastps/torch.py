@@ -23,7 +23,7 @@ from fastps.modes import Async, Local, Mode
 from fastps.store import ParameterServer
 from fastps.worker import Step, Worker
 
-__all__ = ["ParameterServerOptimizer"]
+__all__ = ["ParameterServerOptimizer", "from_store", "to_store"]
 
 #: Gradients leave during backward when so many bytes of them are there.
 _BUCKET = 1 << 20
@@ -294,7 +294,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if "fastps" not in state_dict:
             expected, got = "what state_dict() of this class gave", "the state of another optimizer"
             raise ConfigError(
-                f"wrong state: expected {expected}, got {got}",
+                f"wrong state: expected {expected}, got {got}; fastps.torch.to_store() takes torch's own",
                 expected=expected,
                 got=got,
             )
@@ -490,3 +490,106 @@ def _arrays(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _arrays(item) for key, item in value.items()}
     return tuple(_arrays(item) for item in value) if isinstance(value, list) else value
+
+
+#: Optimizers of torch and what they are here.
+_THEIRS: dict[str, type[optim.Optimizer]] = {
+    "SGD": optim.SGD,
+    "Adam": optim.Adam,
+    "AdamW": optim.AdamW,
+    "SparseAdam": optim.Adam,
+    "RMSprop": optim.RMSprop,
+    "Adagrad": optim.Adagrad,
+    "Adadelta": optim.Adadelta,
+}
+
+
+def to_store(
+    ps: ParameterServer, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, prefix: str = ""
+) -> None:
+    """Puts a model and its torch optimizer's state into a store, so that training goes on there.
+
+    Parameters that are not there are registered with the same rule and settings; those that are get the
+    values and state. Let nobody push meanwhile.
+
+    Args:
+        ps: `fastps.Store` or what `fastps.connect` returns.
+        model: The model; float32, in CPU memory. Its buffers stay with it.
+        optimizer: SGD, Adam, AdamW, SparseAdam, RMSprop, Adagrad or Adadelta of torch, over its parameters.
+        prefix: Put before every name.
+
+    Raises:
+        ConfigError: It is another optimizer, or a parameter exists with another shape or other settings.
+    """
+    for name, param, group in _theirs(model, optimizer, prefix):
+        entry, rule = _Entry.of(name, param), _rule_of(optimizer, group)
+        ps.register(name, entry.array, rule)
+        ps.assign(name, entry.array)
+        state: dict[str, Any] = {key: np.zeros_like(slot) for key, slot in ps.state(name).items()}
+        state["step"] = 0
+        for key, value in optimizer.state.get(param, {}).items():
+            if key == "step":
+                state["step"] = int(value)
+            elif value is not None:
+                state[key] = _float32(value.detach())
+                if isinstance(rule, optim.SGD):  # counts no steps: only whether there was one
+                    state["step"] = 1
+        ps.load_state(name, state)
+
+
+@torch.no_grad()
+def from_store(
+    ps: ParameterServer, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, prefix: str = ""
+) -> None:
+    """Puts a store's values and optimizer state into a model and its torch optimizer: `to_store` backwards.
+
+    Where a tensor's slices have taken different numbers of steps, torch is told the largest.
+
+    Args:
+        ps, model, optimizer, prefix: As for `to_store`.
+
+    Raises:
+        UnknownTensorError: A parameter is not in the store.
+        ConfigError: It is another optimizer, or the store's rule or settings are others.
+    """
+    for name, param, group in _theirs(model, optimizer, prefix):
+        rule, there = _rule_of(optimizer, group), ps.spec(name).optimizer
+        if type(rule) is not type(there) or _with_lr_of(there, rule) != rule:
+            raise ConfigError(
+                f"tensor {name!r} is registered with {there}, not {rule}",
+                tensor=name,
+                expected=str(rule),
+                got=str(there),
+            )
+        param.copy_(torch.from_numpy(ps.pull(name)))
+        state = ps.state(name)
+        steps = int(state.pop("step").max(initial=0))
+        own: dict[str, Any] = {key: torch.from_numpy(value).to(param.dtype) for key, value in state.items()}
+        if isinstance(rule, optim.SGD):
+            optimizer.state[param] = {"momentum_buffer": own.get("momentum_buffer") if steps else None}
+        elif steps == 0 and not isinstance(rule, optim.Adagrad):
+            optimizer.state.pop(param, None)
+        else:
+            sparse = type(optimizer).__name__ == "SparseAdam"
+            optimizer.state[param] = {"step": steps if sparse else torch.tensor(float(steps)), **own}
+
+
+def _theirs(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefix: str
+) -> list[tuple[str, torch.Tensor, dict[str, Any]]]:
+    """The optimizer's parameters with their names and groups."""
+    names = {id(param): name for name, param in _named(model.named_parameters(), None, prefix).items()}
+    listed = [(param, group) for group in optimizer.param_groups for param in group["params"]]
+    for param, _ in listed:
+        if id(param) not in names:
+            raise _wrong("optimizer", "one of the model's parameters", "a parameter that the model has not")
+    return [(names[id(param)], param, group) for param, group in listed]
+
+
+def _rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> optim.Optimizer:
+    name = type(optimizer).__name__
+    if type(optimizer).__module__.partition(".")[0] != "torch" or name not in _THEIRS:
+        raise _wrong("optimizer", f"one of torch.optim: {', '.join(_THEIRS)}", type(optimizer).__name__)
+    kind = optim.AdamW if group.get("decoupled_weight_decay") else _THEIRS[name]
+    chosen = {field.name: group[field.name] for field in dataclasses.fields(kind) if field.name in group}
+    return _rule(kind(), {**vars(kind()), **chosen})

@@ -1,0 +1,196 @@
+"""One safetensors file of parameters and optimizer state, from and into whatever `ParameterServer`.
+
+Each tensor is under its name, and each slot of its optimizer beside it, as ``w.exp_avg`` (the names that
+``fastps checkpoint export --state`` gives them, too); optimizers and step counts are in the file's metadata.
+Any reader of safetensors opens it. Needs the package ``safetensors`` (``pip install 'fastps[checkpoint]'``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastps import optim
+from fastps._types import File
+from fastps.errors import ConfigError, DTypeError
+from fastps.store import ParameterServer, TensorSpec
+
+__all__ = ["load", "save"]
+
+_KEY, _FORMAT = "fastps", 1
+
+
+def save(ps: ParameterServer, path: File, names: Iterable[str] | None = None) -> None:
+    """Writes tensors with their optimizer state to a file; it is complete or is not there.
+
+    Values and state are read one after the other, so let nobody push meanwhile.
+
+    Args:
+        ps: `fastps.Store` or what `fastps.connect` returns.
+        path: The file, replaced if it exists.
+        names: Which tensors; None: all.
+
+    Raises:
+        UnknownTensorError: There is no tensor of such a name.
+        OSError: The file cannot be written.
+
+    >>> import fastps.checkpoint, tempfile
+    >>> path = tempfile.mkdtemp() + "/model.safetensors"
+    >>> store = fastps.Store()
+    >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5, momentum=0.9))
+    >>> receipt = store.push("w", np.ones(2, np.float32))
+    >>> fastps.checkpoint.save(store, path)
+    >>> other = fastps.Store()
+    >>> fastps.checkpoint.load(other, path)
+    ['w']
+    >>> other.pull("w"), other.state("w")["step"]
+    (array([-0.5, -0.5], dtype=float32), array([1]))
+    """
+    from safetensors.numpy import save_file
+
+    chosen = ps.names() if names is None else list(names)
+    arrays = ps.pull(chosen)
+    tensors: dict[str, Any] = {}
+    for name in chosen:
+        spec, state = ps.spec(name), ps.state(name)
+        steps, slots = [int(step) for step in state.pop("step")], {}
+        for slot, values in state.items():
+            key = f"{name}.{slot}"
+            while key in arrays:
+                key += "~"
+            slots[slot], arrays[key] = key, values
+        settings = dataclasses.asdict(spec.optimizer)
+        tensors[name] = {
+            "optimizer": type(spec.optimizer).__name__,
+            "settings": settings,
+            "apply": spec.apply,
+            "group": spec.group,
+            "steps": steps,
+            "slots": slots,
+        }
+    about = {_KEY: json.dumps({"format": _FORMAT, "tensors": tensors})}
+    unfinished = Path(f"{os.fspath(path)}.tmp")
+    try:
+        save_file(arrays, unfinished, about)
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = None) -> list[str]:
+    """Puts a file's tensors into a store: registers those that are not there, and replaces the others.
+
+    Args:
+        ps: `fastps.Store` or what `fastps.connect` returns.
+        path: A file of `save`, or any safetensors file of float32 tensors.
+        optimizer: For a file that says none; its tensors then begin without optimizer state.
+
+    Returns:
+        The names of the file's tensors.
+
+    Raises:
+        DTypeError: A tensor is not float32; nothing was changed.
+        ConfigError: The file says no optimizer and none was given, it is of a later version, or a tensor
+            exists with another shape or optimizer. Nothing was changed.
+        OSError: The file cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            about = json.loads((file.metadata() or {}).get(_KEY, "null"))
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ConfigError(f"{os.fspath(path)} is no whole safetensors file: {error}") from error
+    for key, array in arrays.items():
+        if array.dtype != np.float32:
+            raise DTypeError(
+                f"tensor {key!r} of {os.fspath(path)}: expected float32, got {array.dtype}",
+                tensor=key,
+                expected="float32",
+                got=str(array.dtype),
+            )
+    specs = _specs(path, about, arrays, optimizer)
+    _compare(ps, specs)
+    tensors = {} if about is None else about["tensors"]
+    present = set(ps.names())
+    for name, spec in specs.items():
+        if name not in present:
+            ps.register(
+                name,
+                arrays[name],
+                spec.optimizer,
+                "hogwild" if spec.apply == "hogwild" else "exact",
+                spec.group,
+            )
+        else:
+            ps.assign(name, arrays[name])
+        if name in tensors:
+            slots = {slot: arrays[key] for slot, key in tensors[name]["slots"].items()}
+            ps.load_state(name, {**slots, "step": tensors[name]["steps"]})
+    return list(specs)
+
+
+def _specs(
+    path: File, about: Any, arrays: dict[str, Any], optimizer: optim.Optimizer | None
+) -> dict[str, TensorSpec]:
+    if about is None:
+        if optimizer is None:
+            raise ConfigError(
+                f"{os.fspath(path)} says no optimizers: expected optimizer=",
+                expected="optimizer=",
+                got="None",
+            )
+        return {
+            n: TensorSpec(n, a.shape, str(a.dtype), "exact", "default", optimizer) for n, a in arrays.items()
+        }
+    if about.get("format") != _FORMAT:
+        expected, got = f"format {_FORMAT}", f"format {about.get('format')!r}"
+        raise ConfigError(
+            f"{os.fspath(path)} is of another version: expected {expected}, got {got}",
+            expected=expected,
+            got=got,
+        )
+    specs = {}
+    for name, said in about["tensors"].items():
+        missing = {name, *said["slots"].values()} - arrays.keys()
+        if missing:
+            raise ConfigError(f"{os.fspath(path)} lacks {min(missing)!r}, which it lists", tensor=name)
+        settings = {k: tuple(v) if isinstance(v, list) else v for k, v in said["settings"].items()}
+        if said["optimizer"] not in optim.__all__:
+            raise ConfigError(f"{os.fspath(path)}: unknown optimizer {said['optimizer']!r}", tensor=name)
+        kind = getattr(optim, said["optimizer"])
+        specs[name] = TensorSpec(
+            name, arrays[name].shape, "float32", said["apply"], said["group"], kind(**settings)
+        )
+    return specs
+
+
+def _compare(ps: ParameterServer, specs: dict[str, TensorSpec]) -> None:
+    for name in sorted(specs.keys() & set(ps.names())):
+        ours, there = specs[name], ps.spec(name)
+        lr: dict[str, Any] = {"lr": vars(there.optimizer)["lr"]}
+        same = type(ours.optimizer) is type(there.optimizer)
+        if (
+            ours.shape != there.shape
+            or not same
+            or dataclasses.replace(ours.optimizer, **lr) != there.optimizer
+        ):
+            expected, got = f"{there.shape}, {there.optimizer}", f"{ours.shape}, {ours.optimizer}"
+            raise ConfigError(
+                f"tensor {name!r} is registered as {expected}, the file has {got}",
+                tensor=name,
+                expected=expected,
+                got=got,
+            )

@@ -1,0 +1,199 @@
+"""`fastps.checkpoint`: one file of values and state; and torch runs that move to a store and back."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from torch import nn
+
+import fastps
+import fastps.checkpoint
+import fastps.torch
+
+RULES = {
+    "b": fastps.SGD(lr=0.1),
+    "e": fastps.Adadelta(),
+    "long": fastps.AdamW(lr=0.1, amsgrad=True),
+    "m": fastps.SGD(lr=0.1, momentum=0.9),
+    "r": fastps.RMSprop(centered=True, momentum=0.5),
+    "s": fastps.Adagrad(initial_accumulator_value=0.5),
+    "w": fastps.Adam(betas=(0.5, 0.75)),
+    "w.exp_avg": fastps.Ftrl(),
+}
+SHAPES = {
+    "b": (),
+    "e": (0, 3),
+    "long": (300_000,),
+    "m": (2, 3),
+    "r": (4,),
+    "s": (5,),
+    "w": (3,),
+    "w.exp_avg": (2,),
+}
+
+
+def fill(ps, rng):
+    for name, rule in RULES.items():
+        ps.register(name, np.array(rng.standard_normal(SHAPES[name]), np.float32), optimizer=rule)
+
+
+def pushes(rng, n):
+    return [{k: np.array(rng.standard_normal(s), np.float32) for k, s in SHAPES.items()} for _ in range(n)]
+
+
+def same(a, b):
+    for name in RULES:
+        assert a.spec(name) == b.spec(name)
+        np.testing.assert_array_equal(a.pull(name), b.pull(name))
+        there = b.state(name)
+        for slot, values in a.state(name).items():
+            np.testing.assert_array_equal(values, there[slot], err_msg=f"{name}.{slot}")
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_training_goes_on_bit_for_bit(ps, rng, tmp_path, present):
+    """On other servers or none, whether the tensors are there already or not."""
+    path = tmp_path / "model.safetensors"
+    fill(ps, rng)
+    first, second = pushes(rng, 3), pushes(rng, 3)
+    for grads in first:
+        ps.push(grads)
+    fastps.checkpoint.save(ps, path)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+    with fastps.Store() as other:
+        if present:
+            fill(other, rng)
+            other.push(first[0])
+        assert fastps.checkpoint.load(other, path) == sorted(RULES)
+        same(ps, other)
+        for grads in second:
+            ps.push(grads)
+            other.push(grads)
+        same(ps, other)
+    plain = load_file(path)
+    assert plain["w"].shape == (3,)
+    assert plain["long.max_exp_avg_sq"].shape == (300_000,)
+    assert plain["w.exp_avg"].shape == (2,)
+    assert plain["w.exp_avg~"].shape == (3,)  # the slot, since a tensor has that name
+
+
+def test_a_part_and_files_of_others(store, tmp_path):
+    path = tmp_path / "a.safetensors"
+    save_file({"x": np.ones((2, 2), np.float32)}, path)
+    with pytest.raises(fastps.ConfigError, match="optimizer="):
+        fastps.checkpoint.load(store, path)
+    assert fastps.checkpoint.load(store, path, optimizer=fastps.Adam()) == ["x"]
+    assert (store.pull("x") == 1).all()
+    store.register("y", np.zeros(2, np.float32), optimizer=fastps.SGD())
+    fastps.checkpoint.save(store, path, ["y"])
+    assert list(load_file(path)) == ["y"]
+    with pytest.raises(fastps.UnknownTensorError):
+        fastps.checkpoint.save(store, path, ["z"])
+    assert list(load_file(path)) == ["y"]
+
+
+def test_what_does_not_fit_changes_nothing(store, tmp_path):
+    path = tmp_path / "a.safetensors"
+    store.register("a", np.zeros(2, np.float32), optimizer=fastps.SGD())
+    store.register("w", np.ones(2, np.float32), optimizer=fastps.SGD())
+    fastps.checkpoint.save(store, path)
+    for spec in ((3, fastps.SGD()), (2, fastps.Adam()), (2, fastps.SGD(momentum=0.5))):
+        with fastps.Store() as other:
+            other.register("a", np.full(2, 7, np.float32), optimizer=fastps.SGD(lr=9.0))
+            other.register("w", np.full(spec[0], 7, np.float32), optimizer=spec[1])
+            with pytest.raises(fastps.ConfigError) as caught:
+                fastps.checkpoint.load(other, path)
+            assert caught.value.tensor == "w"
+            assert (other.pull("a") == 7).all()
+    whole = path.read_bytes()
+    save_file({"w": np.ones(2)}, path)
+    with pytest.raises(fastps.DTypeError, match="float64"):
+        fastps.checkpoint.load(store, path, fastps.SGD())
+    path.write_bytes(whole[:-3])
+    with pytest.raises(fastps.ConfigError, match="safetensors"):
+        fastps.checkpoint.load(store, path)
+    save_file({"w": np.ones(2, np.float32)}, path, {"fastps": json.dumps({"format": 2})})
+    with pytest.raises(fastps.ConfigError, match="another version"):
+        fastps.checkpoint.load(store, path)
+    lists = {"format": 1, "tensors": {"w": {"slots": {"sum": "w.sum"}}}}
+    save_file({"w": np.ones(2, np.float32)}, path, {"fastps": json.dumps(lists)})
+    with pytest.raises(fastps.ConfigError, match="lacks"):
+        fastps.checkpoint.load(store, path)
+    with pytest.raises(OSError, match="missing"):
+        fastps.checkpoint.load(store, tmp_path / "missing")
+
+
+# -- torch ---------------------------------------------------------------------------------------------------
+
+THEIRS = [
+    ("SGD", {"lr": 0.1}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}),
+    ("Adam", {"lr": 0.01, "amsgrad": True}),
+    ("AdamW", {"lr": 0.01}),
+    ("RMSprop", {"lr": 0.01, "momentum": 0.9}),
+    ("Adagrad", {"lr": 0.1, "initial_accumulator_value": 0.1}),
+    ("Adadelta", {"lr": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("rule", "settings"), THEIRS, ids=lambda x: str(x))
+def test_a_torch_run_moves_to_a_store_and_back(ps, rule, settings):
+    """Four steps each in torch, in the store, in torch: the numbers of twelve in torch."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    alone = copy.deepcopy(model)
+    kind = getattr(torch.optim, rule)
+
+    def train(model, optimizer, steps):
+        for k in steps:
+            torch.manual_seed(k)
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+
+    train(alone, kind(alone.parameters(), foreach=False, **settings), range(12))
+    first = kind(model.parameters(), foreach=False, **settings)
+    train(model, first, range(4))
+    fastps.torch.to_store(ps, model, first)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.zero_()
+    optimizer = getattr(fastps, rule)(**settings)
+    with fastps.torch.ParameterServerOptimizer(model.named_parameters(), ps, optimizer) as ours:
+        train(model, ours, range(4, 8))
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    last = kind(model.parameters(), foreach=False, **settings)
+    fastps.torch.from_store(ps, model, last)
+    again = kind(model.parameters(), foreach=False, **settings)
+    again.load_state_dict(last.state_dict())  # it is a state as torch makes it
+    train(model, again, range(8, 12))
+    for a, b in zip(model.parameters(), alone.parameters(), strict=True):
+        if rule == "SGD":
+            assert torch.equal(a, b)
+        else:
+            np.testing.assert_allclose(a.detach(), b.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_fresh_optimizers_and_what_does_not_fit(store):
+    model = nn.Linear(3, 1)
+    for k, (rule, settings) in enumerate(THEIRS):
+        theirs = getattr(torch.optim, rule)(model.parameters(), **settings)
+        fastps.torch.to_store(store, model, theirs, prefix=f"{k}.")
+        fastps.torch.from_store(store, model, theirs, prefix=f"{k}.")
+        model(torch.ones(2, 3)).sum().backward()
+        theirs.step()
+        fastps.torch.to_store(store, model, theirs, prefix=f"{k}.")
+        assert store.state(f"{k}.weight")["step"].tolist() == [0 if settings == {"lr": 0.1} else 1]
+    with pytest.raises(fastps.ConfigError, match="is registered with"):
+        fastps.torch.from_store(store, model, torch.optim.SGD(model.parameters()), prefix="1.")
+    with pytest.raises(fastps.ConfigError, match="NAdam"):
+        fastps.torch.to_store(store, model, torch.optim.NAdam(model.parameters()))
+    with pytest.raises(fastps.ConfigError, match="has not"):
+        fastps.torch.to_store(store, model, torch.optim.SGD(nn.Linear(3, 1).parameters()))
+    with pytest.raises(fastps.UnknownTensorError):
+        fastps.torch.from_store(store, model, torch.optim.SGD(model.parameters()))
