@@ -176,6 +176,8 @@ impl Log {
             queue.hole = true;
         }
         queue.next = Some((queue.waiting.len(), segment));
+        // Who waits for all that was queued waits for this: until then the segment before is not done with.
+        queue.queued += 1;
         let catalog = queue.catalog.clone();
         drop(queue);
         self.work.notify_one();
