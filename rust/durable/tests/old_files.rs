@@ -190,6 +190,7 @@ fn tell(path: &Path, snapshots: bool) -> Value {
                 world.push(id, client, sequence, codec, None, &values, |push| {
                     push.lr = (k == 1).then_some(0.125);
                     push.scale = (k == 2).then_some(0.75);
+                    push.momentum = (k == 3 && layer == 0).then_some(0.5);
                     push.base = (k > 0).then_some(base);
                 });
             }
