@@ -159,6 +159,14 @@ def test_several_workers_of_the_training_example() -> None:
             assert ps.versions("w")["w"] == 1 + 2 * 500  # the registration, and every push of both
 
 
+@pytest.mark.timeout(240)
+def test_the_jax_example_trains() -> None:
+    with fastps.serve() as server:
+        command = [sys.executable, str(ROOT / "examples/jax_local_steps.py"), server.addresses]
+        output = run(command, ROOT / "tests", 200)
+    assert float(re.findall(r"accuracy (\S+)", output)[-1]) > 0.9, output
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_and_paths_exist(page: Path) -> None:
     text = page.read_text()

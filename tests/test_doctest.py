@@ -12,6 +12,7 @@ MODULES = [
     "__init__",
     "checkpoint",
     "codecs",
+    "jax",
     "modes.asynchronous",
     "modes.local",
     "optim",

@@ -106,7 +106,7 @@ __all__ = [
 ]
 
 #: Parts that need packages of their own; imported when they are named.
-_EXTRAS = ("checkpoint", "torch")
+_EXTRAS = ("checkpoint", "jax", "torch")
 
 
 def __getattr__(name: str) -> _ModuleType:

@@ -1,0 +1,52 @@
+"""JAX and optax: a worker takes ten steps of its own, pushes how far it came, and goes on from what all have.
+
+fastps serve                                            # terminal 1: a server at port 7070
+python examples/jax_local_steps.py 127.0.0.1:7070       # terminal 2, 3, ...: a worker each
+"""
+
+import os
+import sys
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import fastps.jax
+
+keys = jax.random.split(jax.random.key(0), 3)
+x = jax.random.uniform(keys[0], (4096, 2), minval=-1.0)
+y = jnp.sum(x**2, 1) < 0.5  # inside the circle?
+params = {
+    "w": [jax.random.normal(keys[1], (2, 32)), jax.random.normal(keys[2], (32,)) / 6],
+    "b": jnp.zeros(32),
+}
+
+
+def logits(params: dict, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ params["w"][0] + params["b"]) @ params["w"][1]
+
+
+@jax.jit
+def step(params: dict, state: optax.OptState, key: jax.Array) -> tuple:
+    batch = jax.random.randint(key, (64,), 0, len(x))
+    grads = jax.grad(lambda p: optax.sigmoid_binary_cross_entropy(logits(p, x[batch]), y[batch]).mean())(
+        params
+    )
+    updates, state = optimizer.update(grads, state)
+    return optax.apply_updates(params, updates), state
+
+
+optimizer = optax.adam(0.01)
+state = optimizer.init(params)
+with fastps.connect(sys.argv[1]) as ps:
+    fastps.jax.register(ps, params, fastps.SGD(lr=0.7, momentum=0.5, nesterov=True))
+    key = jax.random.key(os.getpid())
+    for turn in range(30):
+        start = local = fastps.jax.pull(ps, params)
+        for _ in range(10):
+            key, own = jax.random.split(key)
+            local, state = step(local, state, own)
+        fastps.jax.push(ps, jax.tree_util.tree_map(jnp.subtract, start, local))
+        if turn % 10 == 9:
+            accuracy = jnp.mean((logits(fastps.jax.pull(ps, params), x) > 0) == y)
+            print(f"turn {turn}  accuracy {accuracy:.3f}", flush=True)

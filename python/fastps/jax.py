@@ -1,0 +1,173 @@
+"""JAX: pytrees pushed and pulled outside ``jit``, under the names that their leaves' paths give.
+
+A leaf of ``{"layers": [{"w": ..}]}`` is the tensor ``"layers/0/w"``. Leaves are float32, float16 or bfloat16;
+tensors are float32, and values are cast to their leaf's type. JAX arrays never change, so what is pulled is
+copied into new ones.
+
+>>> import jax.numpy as jnp, fastps.jax
+>>> params = {"w": jnp.zeros(2), "b": jnp.zeros(())}
+>>> store = fastps.Store()
+>>> fastps.jax.register(store, params, fastps.SGD(lr=0.5))
+>>> store.names()
+['b', 'w']
+>>> receipts = fastps.jax.push(store, {"w": jnp.ones(2), "b": jnp.ones(())})
+>>> fastps.jax.pull(store, params)["w"].tolist()
+[-0.5, -0.5]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fastps import optim
+from fastps._handles import Receipts
+from fastps._types import Array
+from fastps.codecs import Codec
+from fastps.errors import ConfigError, DTypeError
+from fastps.modes import Mode
+from fastps.store import ParameterServer, PushOptions
+from fastps.worker import Step
+from fastps.worker import Worker as _Worker
+
+__all__ = ["Worker", "flatten", "pull", "push", "register"]
+
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Array]:
+    """A pytree's leaves as float32 arrays, by name.
+
+    Raises:
+        DTypeError: A leaf is not float32, float16 or bfloat16.
+        ConfigError: Two leaves have the same name.
+
+    >>> import fastps.jax
+    >>> fastps.jax.flatten({"a": [jax.numpy.ones(1), None]}, prefix="model/")
+    {'model/a/0': array([1.], dtype=float32)}
+    """
+    arrays: dict[str, Array] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = prefix + "/".join(_key(entry) for entry in path)
+        if name in arrays:
+            raise ConfigError(f"two leaves have the name {name!r}", tensor=name)
+        array = np.asarray(leaf)
+        if array.dtype.name not in _DTYPES:
+            expected, got = " or ".join(_DTYPES), array.dtype.name
+            raise DTypeError(
+                f"leaf {name!r}: expected {expected}, got {got}", tensor=name, expected=expected, got=got
+            )
+        arrays[name] = np.ascontiguousarray(array, np.float32).reshape(array.shape)
+    return arrays
+
+
+def register(ps: ParameterServer, tree: Any, optimizer: optim.Optimizer, *, prefix: str = "") -> None:
+    """Registers every leaf that is not there; what is there stays, as `fastps.ParameterServer.register`."""
+    for name, array in flatten(tree, prefix).items():
+        ps.register(name, array, optimizer)
+
+
+def push(ps: ParameterServer, grads: Any, *, prefix: str = "", **how: Unpack[PushOptions]) -> Receipts:
+    """Pushes a pytree of gradients as one list, as `fastps.ParameterServer.push`."""
+    return ps.push(flatten(grads, prefix), **how)
+
+
+def pull(ps: ParameterServer, like: Any, *, prefix: str = "") -> Any:
+    """Pulls a pytree: that of `like`, for its structure and its leaves' types."""
+    return _unflatten(ps.pull(list(flatten(like, prefix))), like)
+
+
+class Worker:
+    """`fastps.Worker` for pytrees.
+
+    Args:
+        ps: `fastps.Store` or what `fastps.connect` returns.
+        params: A pytree, for its structure and types; the values are pulled.
+        mode, codec, on_step: As for `fastps.Worker`.
+        prefix: Put before every name.
+
+    Attributes:
+        params: The pytree of the present values; a new one after each step.
+
+    >>> import jax, jax.numpy as jnp, fastps.jax
+    >>> start = {"w": jnp.zeros(2)}
+    >>> store = fastps.Store()
+    >>> fastps.jax.register(store, start, fastps.SGD(lr=0.5))
+    >>> gradient = jax.jit(jax.grad(lambda params: jnp.sum((params["w"] - 1) ** 2)))
+    >>> with fastps.jax.Worker(store, start, mode=fastps.Async()) as worker:
+    ...     for _ in range(3):
+    ...         worker.step(gradient(worker.params))
+    >>> worker.params["w"].tolist()
+    [1.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        ps: ParameterServer,
+        params: Any,
+        mode: Mode,
+        codec: Codec | None = None,
+        *,
+        prefix: str = "",
+        on_step: Callable[[Step], object] | None = None,
+    ) -> None:
+        self._prefix = prefix
+        self._worker = _Worker(ps, flatten(params, prefix), mode, codec, on_step=on_step)
+        self.params = _unflatten(self._worker.params, params)
+
+    def step(
+        self, grads: Any, *, lr: float | Mapping[str, float] | None = None, loss: float | None = None
+    ) -> None:
+        """As `fastps.Worker.step`, with a pytree of gradients that were computed at `params`."""
+        try:
+            self._worker.step(flatten(grads, self._prefix), lr=lr, loss=None if loss is None else float(loss))
+        finally:
+            self.params = _unflatten(self._worker.params, self.params)
+
+    def flush(self) -> None:
+        """As `fastps.Worker.flush`."""
+        self._worker.flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `fastps.Worker.state_dict`."""
+        return self._worker.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As `fastps.Worker.load_state_dict`."""
+        self._worker.load_state_dict(state)
+        self.params = _unflatten(self._worker.params, self.params)
+
+    def stats(self) -> dict[str, Any]:
+        """As `fastps.Worker.stats`."""
+        return self._worker.stats()
+
+    def close(self) -> None:
+        """As `fastps.Worker.close`."""
+        self._worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._worker.__exit__(kind, error, trace)
+
+
+def _unflatten(arrays: Mapping[str, Array], like: Any) -> Any:
+    """New JAX arrays: those of `arrays` are filled anew by the next fetch."""
+    leaves, structure = jax.tree_util.tree_flatten(like)
+    made = [jnp.array(a, leaf.dtype) for a, leaf in zip(arrays.values(), leaves, strict=True)]
+    return jax.tree_util.tree_unflatten(structure, made)
+
+
+def _key(entry: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    return str(entry)

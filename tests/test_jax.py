@@ -1,0 +1,121 @@
+"""`fastps.jax` on the CPU: names, types, steps, and optax beside it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fastps
+import fastps.jax
+
+
+class Layer(NamedTuple):
+    w: jax.Array
+    b: jax.Array | None
+
+
+def model(seed=0):
+    keys = jax.random.split(jax.random.key(seed), 2)
+    hidden = Layer(jax.random.normal(keys[0], (3, 8)) / 2, jnp.zeros(8))
+    return {"hidden": [hidden], "out": Layer(jax.random.normal(keys[1], (8, 1)) / 3, None)}
+
+
+def loss(params, x, y):
+    (hidden,) = params["hidden"]
+    return jnp.mean((jnp.tanh(x @ hidden.w + hidden.b) @ params["out"].w - y) ** 2)
+
+
+gradient = jax.jit(jax.value_and_grad(loss))
+
+
+def data(seed):
+    x = jax.random.normal(jax.random.key(100 + seed), (64, 3))
+    return x, jnp.sum(x, 1, keepdims=True)
+
+
+def equal(a, b):
+    assert jax.tree_util.tree_structure(a) == jax.tree_util.tree_structure(b)
+    for x, y in zip(jax.tree_util.tree_leaves(a), jax.tree_util.tree_leaves(b), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+def test_names_and_structure(ps):
+    params = model()
+    fastps.jax.register(ps, params, fastps.SGD(lr=1.0), prefix="m/")
+    assert ps.names() == ["m/hidden/0/b", "m/hidden/0/w", "m/out/w"]
+    equal(fastps.jax.pull(ps, params, prefix="m/"), params)
+    fastps.jax.register(ps, model(1), fastps.SGD(lr=1.0), prefix="m/")  # the first one's values win
+    equal(fastps.jax.pull(ps, params, prefix="m/"), params)
+    receipts = fastps.jax.push(ps, params, prefix="m/", lr=0.5)
+    assert receipts["m/out/w"].version == 2
+    equal(fastps.jax.pull(ps, params, prefix="m/"), jax.tree_util.tree_map(lambda p: p - 0.5 * p, params))
+
+
+@pytest.mark.parametrize("mode", [fastps.Async(), fastps.Local(lr=0.05, push_every=2, pull_every=2)], ids=str)
+def test_a_worker_is_the_worker_of_arrays(ps, mode):
+    params = model()
+    fastps.jax.register(ps, params, fastps.Adam(lr=0.05))
+    with fastps.Store() as store:
+        fastps.jax.register(store, params, fastps.Adam(lr=0.05))
+        told = []
+        with (
+            fastps.jax.Worker(ps, params, mode=mode, on_step=told.append) as ours,
+            fastps.Worker(store, fastps.jax.flatten(params), mode=mode) as plain,
+        ):
+            before = ours.params
+            for k in range(40):
+                value, grads = gradient(ours.params, *data(k))
+                ours.step(grads, loss=value)
+                plain.step(fastps.jax.flatten(grads))
+                if isinstance(mode, fastps.Async):
+                    for name, array in fastps.jax.flatten(ours.params).items():
+                        np.testing.assert_array_equal(array, plain.params[name])
+            equal(before, params)  # what JAX has got never changes
+            assert told[-1].loss < told[0].loss / 2
+            ours.flush()
+            ours.load_state_dict(ours.state_dict())
+            assert ours.stats()["steps"] == 40
+
+
+def test_types(store):
+    params = {"h": jnp.ones(3, jnp.bfloat16), "f": jnp.ones(2, jnp.float16), "x": jnp.ones((2, 2)).T}
+    fastps.jax.register(store, params, fastps.SGD(lr=1e-3))
+    with fastps.jax.Worker(store, params, mode=fastps.Async()) as worker:
+        worker.step(jax.tree_util.tree_map(jnp.ones_like, params))
+        assert {n: p.dtype.name for n, p in worker.params.items()} == {
+            "h": "bfloat16",
+            "f": "float16",
+            "x": "float32",
+        }
+        assert store.pull("h").tolist() == [np.float32(1) - np.float32(1e-3)] * 3
+        with pytest.raises(fastps.NonFiniteError):
+            worker.step({"x": jnp.full((2, 2), jnp.nan)})
+    with pytest.raises(fastps.DTypeError, match=r"'n'.*int32"):
+        fastps.jax.register(store, {"n": jnp.arange(3)}, fastps.SGD())
+    with pytest.raises(fastps.ConfigError, match="two leaves"):
+        fastps.jax.flatten({"a": {"b": jnp.ones(1)}, "a/b": jnp.ones(1)})
+
+
+def test_local_steps_by_optax(ps):
+    """Each worker takes steps of its own, and pushes how far it came (as the example does)."""
+    params = model()
+    fastps.jax.register(ps, params, fastps.SGD(lr=0.7))
+    optimizer = optax.adam(0.02)
+    states = [optimizer.init(params) for _ in range(2)]
+    first = loss(params, *data(0))
+    for turn in range(20):
+        start = local = fastps.jax.pull(ps, params)
+        state = states[turn % 2]
+        for k in range(5):
+            _, grads = gradient(local, *data(5 * turn + k))
+            updates, state = optimizer.update(grads, state)
+            local = optax.apply_updates(local, updates)
+        states[turn % 2] = state
+        fastps.jax.push(ps, jax.tree_util.tree_map(lambda a, b: a - b, start, local))
+    assert loss(fastps.jax.pull(ps, params), *data(0)) < first / 4
