@@ -236,7 +236,7 @@ impl Slice {
         let arrival = match &self.memory {
             Memory::Exact(memory) => {
                 let mut memory = memory.lock();
-                let version = memory.version(0).0;
+                let version = memory.changed();
                 match self.arrive(&mut memory.identities, version, push, admission, later) {
                     Arrival::Apply => {
                         reach("identity_checked");

@@ -236,6 +236,11 @@ impl ExactMemory {
     pub(super) fn version(&self, client: u64) -> (u64, u64) {
         (self.version, self.identities.own(client))
     }
+
+    /// Changes so far.
+    pub(super) fn changed(&self) -> u64 {
+        self.version
+    }
 }
 
 /// Replaces the values of one buffer by those of a body.
