@@ -23,7 +23,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .PHONY: help demo test lint lint-rust lint-python test-rust test-python checkers loom tsan miri neon bench bench-kernels \
-        bench-hogwild bench-embedding bench-durable bench-connections bench-shared acceptance mutants soak kills fuzz docs dev clean tools
+        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared acceptance mutants soak kills fuzz docs dev clean tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ bench-embedding: .venv/.test ## Measure sparse pushes and pulls of a large table
 
 bench-durable: .venv/.test ## Measure snapshots, the log and a start against plain files and write benchmarks/README.md
 	$(BIN)/python benchmarks/durable.py --output benchmarks/README.md $(ARGS)
+
+bench-training: .venv/.test ## Measure the PyTorch optimizer against torch's own and write benchmarks/README.md
+	$(BIN)/python benchmarks/training.py --output benchmarks/README.md $(ARGS)
 
 bench-connections: .venv/.demo ## Measure what idle and many connections cost and write benchmarks/README.md
 	$(BIN)/python benchmarks/connections.py --output benchmarks/README.md $(ARGS)

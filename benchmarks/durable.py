@@ -106,7 +106,7 @@ def verdict(reached: bool) -> str:
 
 def unfinished(folder: Path) -> bool:
     """Whether a snapshot is being written."""
-    return any(path.suffix == ".tmp" for path in (folder / "shard-0").iterdir())
+    return any((folder / "shard-0").glob("generation-*.tmp"))
 
 
 def watch(folder: Path, until: threading.Event) -> list[tuple[float, float]]:
@@ -150,9 +150,9 @@ def snapshots(size: Size, folder: Path) -> list[str]:
         # And with nobody pushing, against the same bytes in one file.
         quiet, reference, chunk = [], [], bytes(1 << 20)
         for _ in range(size.rounds):
+            reference.append(written(folder, chunk, state >> 20, sync=False))
             while unfinished(folder / "snapshots"):
                 time.sleep(0.002)
-            reference.append(written(folder, chunk, state >> 20, sync=False))
             while not unfinished(folder / "snapshots"):
                 time.sleep(0.002)
             began = time.monotonic()
