@@ -1,4 +1,4 @@
-//! The native client: the verbs of [`ParameterServer`] on a cluster of servers.
+//! The native client: the verbs of [`fastps_core::verbs::ParameterServer`] on a cluster of servers.
 //!
 //! A push's way: `push` checks, encodes and makes one frame per slice; `link` queues them per shard; `session` drives
 //! the link over connections; `answer` takes what comes back to the `call`, where the caller waits; `receipts` says
