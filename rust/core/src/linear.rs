@@ -1,7 +1,7 @@
 //! Linear models trained by stochastic gradient descent, by threads that share the coefficients without any lock (Niu et
 //! al. 2011). With one thread the steps are those of scikit-learn's `SGDClassifier` and `SGDRegressor`.
 //!
-//! An example costs its non-zeros: what a penalty does to all coefficients is put off, see [`clock`]. While threads work,
+//! An example costs its non-zeros: what a penalty does to all coefficients is put off, see `clock`. While threads work,
 //! coefficient j is `scale * weights[j]`; when they have met, the scale is folded in.
 
 mod clock;
