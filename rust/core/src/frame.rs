@@ -108,6 +108,13 @@ impl Push<'_> {
                 Error::new(Kind::Config, "invalid scale of a push").expected("a finite number", scale)
             );
         }
+        // Only a log says one, and it is put in the place of the optimizer's.
+        if let Some(momentum) =
+            self.momentum.filter(|momentum| !(*momentum as f32).is_finite() || *momentum < 0.0)
+        {
+            return Err(Error::new(Kind::Config, "invalid momentum of a push")
+                .expected("a finite number >= 0", momentum));
+        }
         if let Action::AssignState { step } = self.action
             && step > MAX_STEP
         {

@@ -206,8 +206,11 @@ impl Identities {
 
     /// Clients with a live lease that push gradients, this one included.
     pub(crate) fn pushing(&self, this: u64) -> usize {
-        let others = self.clients.iter().filter(|(client, _)| **client != this);
-        1 + others.filter(|(client, entry)| self.own(**client) > entry.assigned).count()
+        let pushes = |(client, entry): &(&u64, &Client)| {
+            let recent = self.recent.filter(|(recent, _)| recent == *client);
+            recent.map_or(entry.own, |(_, own)| own) > entry.assigned
+        };
+        1 + self.clients.iter().filter(|(client, _)| **client != this).filter(pushes).count()
     }
 
     /// Drops all that is known of a client.

@@ -607,7 +607,8 @@ impl Slice {
 
 /// The staleness of a push if it were applied at this version.
 fn next_staleness(push: &Push<'_>, version: u64, identities: &Identities) -> Option<u64> {
-    staleness(push.base, version + 1, identities.own(push.identity.client) + 1)
+    // A version in shared memory may be anything.
+    staleness(push.base, version.wrapping_add(1), identities.own(push.identity.client) + 1)
 }
 
 /// Changes by others between the base and this push (which is version `version` and the client's `own`-th).
