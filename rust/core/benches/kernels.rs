@@ -257,15 +257,6 @@ fn bound(n: usize, tensors: usize, optimizer: Optimizer) -> Case {
         gradient
     };
     let list = store.bind(Arc::new((0..tensors).map(gradient).collect())).unwrap();
-    let options = PushOptions {
-        codec: Codec::Float32,
-        lr: None,
-        scale: None,
-        based_on: None,
-        correction: None,
-        feedback: None,
-        check_finite: false,
-        timeout,
-    };
+    let options = PushOptions { check_finite: false, timeout, ..PushOptions::default() };
     Box::new(move || timed(|| assert!(store.push_bound(&list, &options).is_ok())))
 }

@@ -125,6 +125,21 @@ pub struct PushOptions {
     pub timeout: Duration,
 }
 
+impl Default for PushOptions {
+    fn default() -> Self {
+        Self {
+            codec: Codec::Float32,
+            lr: None,
+            scale: None,
+            based_on: None,
+            correction: None,
+            feedback: None,
+            check_finite: true,
+            timeout: Duration::from_secs(30),
+        }
+    }
+}
+
 /// A slice's version as a pull or a receipt tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SliceVersion {

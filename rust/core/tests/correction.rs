@@ -36,14 +36,10 @@ fn store(apply: Apply, momentum: f64) -> Store {
 
 fn options(based_on: &Arc<Versions>, correction: Correction) -> PushOptions {
     PushOptions {
-        codec: Codec::Float32,
-        lr: None,
-        scale: None,
         based_on: Some(based_on.clone()),
         correction: Some(correction),
-        feedback: None,
-        check_finite: true,
         timeout: TIMEOUT,
+        ..PushOptions::default()
     }
 }
 

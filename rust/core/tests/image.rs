@@ -283,6 +283,10 @@ fn what_does_not_fit_is_refused() {
         empty.replay(&Record { codec: CodecId::OneBit, body, ..*record }).unwrap_err().kind,
         Kind::Frame
     );
+    for momentum in [f64::NAN, f64::INFINITY, -0.5] {
+        let error = empty.replay(&Record { momentum, body, ..*record }).unwrap_err();
+        assert!(error.kind == Kind::Config && error.message.contains("momentum"), "{error}");
+    }
     assert_eq!(empty.version(1), (1, 1));
     let image = slice.image().unwrap();
     assert_eq!(empty.restore(&image.standing, &[0; 4], &[]).unwrap_err().kind, Kind::Shape);

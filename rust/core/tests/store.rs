@@ -39,16 +39,7 @@ fn ledger() -> Optimizer {
 }
 
 fn options() -> PushOptions {
-    PushOptions {
-        codec: Codec::Float32,
-        lr: None,
-        scale: None,
-        based_on: None,
-        correction: None,
-        feedback: None,
-        check_finite: true,
-        timeout: 10 * SECOND,
-    }
+    PushOptions { timeout: 10 * SECOND, ..PushOptions::default() }
 }
 
 fn gradient(name: &str, values: Vec<f32>) -> Gradient {

@@ -53,16 +53,7 @@ impl Author {
     pub(crate) fn options(&self, timeout: Duration) -> PushOptions {
         let codec = if self.feedback.is_some() { Codec::OneBit } else { Codec::Float32 };
         let feedback = self.feedback.clone();
-        PushOptions {
-            codec,
-            lr: None,
-            scale: None,
-            based_on: None,
-            correction: None,
-            feedback,
-            check_finite: true,
-            timeout,
-        }
+        PushOptions { codec, feedback, timeout, ..PushOptions::default() }
     }
 
     /// Pushes everything and enters it; it must succeed.

@@ -46,17 +46,7 @@ fn gradient(name: &str, shape: &[u64], values: Vec<f32>) -> Gradient {
 }
 
 fn options(codec: Codec) -> PushOptions {
-    let (lr, scale, based_on, feedback) = (None, None, None, None);
-    PushOptions {
-        codec,
-        lr,
-        scale,
-        based_on,
-        correction: None,
-        feedback,
-        check_finite: true,
-        timeout: TIMEOUT,
-    }
+    PushOptions { codec, timeout: TIMEOUT, ..PushOptions::default() }
 }
 
 fn connect(cluster: &Cluster) -> Arc<Client> {

@@ -4,7 +4,6 @@
 use crate::ledger::{PATIENT, gradient, pull, register};
 use crate::peer::{Answers, EXCHANGE, call, connect, message};
 use crate::stubs::{CLIENT, SLICE, Shard, bytes, config, header, push, within};
-use fastps_core::codec::Codec;
 use fastps_core::error::Kind;
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::tensor::SliceId;
@@ -52,17 +51,7 @@ impl Drop for Process {
 }
 
 fn options() -> PushOptions {
-    let (lr, scale, based_on, feedback) = (None, None, None, None);
-    PushOptions {
-        codec: Codec::Float32,
-        lr,
-        scale,
-        based_on,
-        correction: None,
-        feedback,
-        check_finite: true,
-        timeout: PATIENT,
-    }
+    PushOptions { timeout: PATIENT, ..PushOptions::default() }
 }
 
 /// Steps of a whole slice on a tensor of its own; how many.

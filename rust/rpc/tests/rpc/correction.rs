@@ -18,14 +18,11 @@ const N: usize = 258_048 + 5;
 
 fn options(based_on: &Arc<Versions>, correction: Correction) -> PushOptions {
     PushOptions {
-        codec: Codec::Float32,
-        lr: None,
         scale: Some(0.5),
         based_on: Some(based_on.clone()),
         correction: Some(correction),
-        feedback: None,
-        check_finite: true,
         timeout: TIMEOUT,
+        ..PushOptions::default()
     }
 }
 

@@ -1,7 +1,6 @@
 //! Servers that keep what they hold: killed at any moment and started again, with clients that go on.
 
 use crate::ledger::{AtTheEnd, PATIENT, floats, gradient, until};
-use fastps_core::codec::Codec;
 use fastps_core::dtype::{DType, View};
 use fastps_core::error::{Kind, Lost};
 use fastps_core::isa::Isa;
@@ -160,16 +159,7 @@ pub(crate) fn sgd() -> Optimizer {
 }
 
 pub(crate) fn options(timeout: Duration) -> PushOptions {
-    PushOptions {
-        codec: Codec::Float32,
-        lr: None,
-        scale: None,
-        based_on: None,
-        correction: None,
-        feedback: None,
-        check_finite: true,
-        timeout,
-    }
+    PushOptions { timeout, ..PushOptions::default() }
 }
 
 pub(crate) fn pull(ps: &Client, name: &str) -> Vec<f32> {

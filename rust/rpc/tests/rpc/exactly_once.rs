@@ -132,16 +132,7 @@ fn values_of(ps: &dyn ParameterServer) -> Vec<Vec<f32>> {
 }
 
 fn options(codec: Codec, timeout: Duration, feedback: Option<Arc<Mutex<ErrorFeedback>>>) -> PushOptions {
-    PushOptions {
-        codec,
-        lr: None,
-        scale: None,
-        based_on: None,
-        correction: None,
-        feedback,
-        check_finite: true,
-        timeout,
-    }
+    PushOptions { codec, feedback, timeout, ..PushOptions::default() }
 }
 
 fn gradients(value: impl Fn(usize, usize) -> f32) -> Vec<Gradient> {

@@ -127,13 +127,8 @@ impl Ledger {
         let elements = tensor.slices().nth(part.1).unwrap().len();
         let options = PushOptions {
             codec: fastps_core::codec::Codec::Float32,
-            lr: None,
-            scale: None,
-            based_on: None,
-            correction: None,
-            feedback: None,
-            check_finite: true,
             timeout: PATIENT,
+            ..PushOptions::default()
         };
         self.mirror.push(&[gradient(&mirrored(part), vec![value; elements])], &options).unwrap();
     }

@@ -6,7 +6,6 @@ use crate::ledger::PATIENT;
 use crate::peer::{Answers, EXCHANGE, call, connect, message, status};
 use crate::stubs::{CLIENT, SLICE, Shard, bytes, config, header, push, start, within};
 use bytes::{Buf, Bytes, BytesMut};
-use fastps_core::codec::Codec;
 use fastps_core::dtype::{DType, View};
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
@@ -186,17 +185,7 @@ fn spec(name: &str, elements: usize) -> TensorSpec {
 }
 
 fn options(timeout: Duration) -> PushOptions {
-    let (lr, scale, based_on, feedback) = (None, None, None, None);
-    PushOptions {
-        codec: Codec::Float32,
-        lr,
-        scale,
-        based_on,
-        correction: None,
-        feedback,
-        check_finite: true,
-        timeout,
-    }
+    PushOptions { timeout, ..PushOptions::default() }
 }
 
 /// Carries a connection in pieces of random sizes, with random pauses.

@@ -5,7 +5,6 @@
 use crate::cluster::Cluster;
 use crate::ledger::AtTheEnd;
 use crate::stubs::{CLIENT, Shard, timed};
-use fastps_core::codec::Codec;
 use fastps_core::dtype::{DType, View};
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::tensor::{Apply, TensorSpec};
@@ -58,17 +57,7 @@ fn ones() -> Vec<Gradient> {
 }
 
 fn options(timeout: Duration) -> PushOptions {
-    let (lr, scale, based_on, feedback) = (None, None, None, None);
-    PushOptions {
-        codec: Codec::Float32,
-        lr,
-        scale,
-        based_on,
-        correction: None,
-        feedback,
-        check_finite: true,
-        timeout,
-    }
+    PushOptions { timeout, ..PushOptions::default() }
 }
 
 /// What each slice must hold, by tensor and first element.

@@ -23,16 +23,7 @@ const BATCH: usize = 250;
 
 fn options(timeout: Duration) -> PushOptions {
     let codec = Codec::Float32;
-    PushOptions {
-        codec,
-        lr: None,
-        scale: None,
-        based_on: None,
-        correction: None,
-        feedback: None,
-        check_finite: true,
-        timeout,
-    }
+    PushOptions { codec, timeout, ..PushOptions::default() }
 }
 
 fn connect(addresses: &[String]) -> Arc<Client> {

@@ -2,7 +2,6 @@
 
 use crate::certificates::Ca;
 use crate::cluster::Cluster;
-use fastps_core::codec::Codec;
 use fastps_core::dtype::{DType, View};
 use fastps_core::error::{Error, Kind};
 use fastps_core::optim::{Optimizer, Sgd};
@@ -43,17 +42,7 @@ fn check(client: &Client, name: &str) {
     client.register(spec, View::Float32(&vec![0.0; LARGE]), PATIENT).unwrap();
     let values: Vec<f32> = (0..LARGE).map(|k| -(k as f32)).collect();
     let gradient = Gradient { name: name.into(), shape, values: Arc::new(values) };
-    let (lr, scale, based_on, feedback) = (None, None, None, None);
-    let push = PushOptions {
-        codec: Codec::Float32,
-        lr,
-        scale,
-        based_on,
-        correction: None,
-        feedback,
-        check_finite: true,
-        timeout: PATIENT,
-    };
+    let push = PushOptions { timeout: PATIENT, ..PushOptions::default() };
     let mut got = vec![0.0_f32; LARGE];
     let mut take = |_: usize, first: usize, bytes: &[u8]| {
         for (value, bytes) in got[first..].iter_mut().zip(bytes.as_chunks().0) {
