@@ -1,7 +1,7 @@
 //! All shards of a data directory in memory, as a start would make them. Nothing in the directory is changed.
 
 use crate::catalog::{Catalog, Holding, Stage};
-use crate::directory::{Directory, shard_folder, shards_in};
+use crate::directory::{Directory, failed, shard_folder, shards_in};
 use crate::journal::{Progress, Settings};
 use crate::recovery;
 use fastps_core::error::{Error, Kind, Result};
@@ -12,6 +12,12 @@ use fastps_core::tensor::SliceId;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Memory that a byte on disk may stand for: a client that a slice remembers takes 3 KiB, and may be some 40 bytes there. There is
+/// no server here with a limit, and what a file only claims must have one.
+const MEMORY_PER_BYTE: u64 = 128;
+/// Memory of a shard whose files are tiny.
+const LEAST_MEMORY: u64 = 64 << 20;
 
 /// What a data directory holds. Its shards are locked meanwhile.
 pub(crate) struct Source {
@@ -49,9 +55,9 @@ impl Source {
         }
         let (mut cores, mut notes) = (Vec::new(), Vec::new());
         for (shard, directory) in folders.into_iter().zip(&locked).take(shards as usize) {
-            // There is no server here whose memory could be bounded.
-            let core = Shard::new(ShardConfig::new(shard, u64::MAX, Isa::get()?));
             let path = directory.path().to_owned();
+            let limit = size(&path)?.saturating_mul(MEMORY_PER_BYTE).saturating_add(LEAST_MEMORY);
+            let core = Shard::new(ShardConfig::new(shard, limit, Isa::get()?));
             let settings = Settings { path, shard, shards, keep: 1, accept_loss };
             let found = recovery::recover(directory, &settings, &core, &Progress::default())
                 .map_err(|error| error.shard(shard))?;
@@ -112,6 +118,18 @@ impl Source {
         let found = slices.iter().zip(shards).enumerate().map(find).collect::<Result<_>>()?;
         Ok(Tensor { reservation, holding, slices: found })
     }
+}
+
+/// Bytes of all files of a shard.
+fn size(folder: &Path) -> Result<u64> {
+    let read = |error: std::io::Error| failed("read", folder, &error);
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(folder).map_err(read)? {
+        let entry = entry.map_err(read)?;
+        let metadata = entry.metadata().map_err(read)?;
+        bytes += if metadata.is_dir() { size(&entry.path())? } else { metadata.len() };
+    }
+    Ok(bytes)
 }
 
 fn nothing(data_dir: &Path) -> Error {
