@@ -55,6 +55,58 @@ def same(a, b):
             np.testing.assert_array_equal(values, there[slot], err_msg=f"{name}.{slot}")
 
 
+WELL = {
+    "optimizer": "SGD",
+    "settings": {"lr": 0.5, "momentum": 0.9},
+    "apply": "exact",
+    "group": "default",
+    "steps": [1],
+    "slots": {"momentum_buffer": "w.m"},
+}
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        "{",
+        "[" * 100_000,
+        "[]",
+        "7",
+        json.dumps({"format": 1}),
+        json.dumps({"format": 1, "tensors": ["w"]}),
+        json.dumps({"format": 1, "tensors": {"w": {}}}),
+        *(
+            json.dumps({"format": 1, "tensors": {"w": {**WELL, **spoilt}}})
+            for spoilt in (
+                {"optimizer": "Optimizer"},
+                {"optimizer": ["SGD"]},
+                {"settings": {"rate": 1}},
+                {"settings": {"lr": -1}},
+                {"settings": {"lr": "much"}},
+                {"slots": {"momentum_buffer": "other"}},
+                {"slots": 3},
+                {"steps": 1},
+                {"steps": [-1]},
+                {"steps": [0.5]},
+            )
+        ),
+    ],
+    ids=lambda about: about[:80],
+)
+def test_damaged_metadata_changes_nothing(tmp_path, about):
+    path = tmp_path / "spoilt.safetensors"
+    arrays = {"w": np.ones(2, np.float32), "w.m": np.ones(2, np.float32), "other": np.ones(3, np.float32)}
+    with fastps.Store() as store:
+        save_file(arrays, path, {"fastps": json.dumps({"format": 1, "tensors": {"w": WELL}})})
+        assert fastps.checkpoint.load(store, path) == ["w"]
+        before = store.versions("w")
+        save_file(arrays, path, {"fastps": about})
+        with pytest.raises(fastps.ConfigError):
+            fastps.checkpoint.load(store, path)
+        assert store.names() == ["w"]
+        assert store.versions("w") == before
+
+
 @pytest.mark.parametrize("present", [False, True])
 def test_training_goes_on_bit_for_bit(ps, rng, tmp_path, present):
     """On other servers or none, whether the tensors are there already or not."""

@@ -109,7 +109,7 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
 
     try:
         with safe_open(path, framework="np") as file:
-            about = json.loads((file.metadata() or {}).get(_KEY, "null"))
+            about = (file.metadata() or {}).get(_KEY)
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ConfigError(f"{os.fspath(path)} is no whole safetensors file: {error}") from error
@@ -121,9 +121,16 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
                 expected="float32",
                 got=str(array.dtype),
             )
-    specs = _specs(path, about, arrays, optimizer)
+    if about is None:
+        specs, tensors = _plain(path, arrays, optimizer), {}
+    else:
+        try:
+            specs, tensors = _said(path, json.loads(about), arrays)
+        except ConfigError:
+            raise
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            raise ConfigError(f"what {os.fspath(path)} says of its tensors is damaged: {error!r}") from error
     _compare(ps, specs)
-    tensors = {} if about is None else about["tensors"]
     present = set(ps.names())
     for name, spec in specs.items():
         if name not in present:
@@ -142,21 +149,20 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
     return list(specs)
 
 
-def _specs(
-    path: File, about: Any, arrays: dict[str, Any], optimizer: optim.Optimizer | None
-) -> dict[str, TensorSpec]:
-    if about is None:
-        if optimizer is None:
-            raise ConfigError(
-                f"{os.fspath(path)} says no optimizers: expected optimizer=",
-                expected="optimizer=",
-                got="None",
-            )
-        return {
-            n: TensorSpec(n, a.shape, str(a.dtype), "exact", "default", optimizer) for n, a in arrays.items()
-        }
-    if about.get("format") != _FORMAT:
-        expected, got = f"format {_FORMAT}", f"format {about.get('format')!r}"
+def _plain(path: File, arrays: dict[str, Any], optimizer: optim.Optimizer | None) -> dict[str, TensorSpec]:
+    if optimizer is None:
+        raise ConfigError(
+            f"{os.fspath(path)} says no optimizers: expected optimizer=", expected="optimizer=", got="None"
+        )
+    return {n: TensorSpec(n, a.shape, str(a.dtype), "exact", "default", optimizer) for n, a in arrays.items()}
+
+
+def _said(
+    path: File, about: Any, arrays: dict[str, Any]
+) -> tuple[dict[str, TensorSpec], dict[str, dict[str, Any]]]:
+    """What the metadata says, compared with what is there."""
+    if about["format"] != _FORMAT:
+        expected, got = f"format {_FORMAT}", f"format {about['format']!r}"
         raise ConfigError(
             f"{os.fspath(path)} is of another version: expected {expected}, got {got}",
             expected=expected,
@@ -167,14 +173,17 @@ def _specs(
         missing = {name, *said["slots"].values()} - arrays.keys()
         if missing:
             raise ConfigError(f"{os.fspath(path)} lacks {min(missing)!r}, which it lists", tensor=name)
+        shape, steps = arrays[name].shape, said["steps"]
+        if any(arrays[key].shape != shape for key in said["slots"].values()):
+            raise ConfigError(f"{os.fspath(path)}: a slot of {name!r} has another shape", tensor=name)
+        if not all(type(step) is int and step >= 0 for step in steps):
+            raise ConfigError(f"{os.fspath(path)}: steps of {name!r} are {steps!r}", tensor=name)
         settings = {k: tuple(v) if isinstance(v, list) else v for k, v in said["settings"].items()}
         if said["optimizer"] not in optim.__all__:
             raise ConfigError(f"{os.fspath(path)}: unknown optimizer {said['optimizer']!r}", tensor=name)
         kind = getattr(optim, said["optimizer"])
-        specs[name] = TensorSpec(
-            name, arrays[name].shape, "float32", said["apply"], said["group"], kind(**settings)
-        )
-    return specs
+        specs[name] = TensorSpec(name, shape, "float32", said["apply"], said["group"], kind(**settings))
+    return specs, about["tensors"]
 
 
 def _compare(ps: ParameterServer, specs: dict[str, TensorSpec]) -> None:

@@ -9,7 +9,7 @@ use fastps_core::error::Error;
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
 use foldhash::fast::RandomState;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
@@ -65,7 +65,7 @@ pub(super) struct Queue {
     pub(super) slices: HashMap<u64, Known, RandomState>,
     /// Slices of which a server that was started anew is asked what is left, before anything else is sent. Those before the
     /// cursor were asked on the present connection.
-    pub(super) to_ask: Vec<u64>,
+    pub(super) to_ask: VecDeque<u64>,
     pub(super) ask_cursor: usize,
     /// These questions, by their tags.
     pub(super) asked: HashMap<u64, u64>,
@@ -93,7 +93,7 @@ impl Queue {
             frames: BTreeMap::new(),
             late: HashMap::new(),
             slices: HashMap::default(),
-            to_ask: Vec::new(),
+            to_ask: VecDeque::new(),
             ask_cursor: 0,
             asked: HashMap::new(),
             lost: Vec::new(),
