@@ -121,8 +121,9 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
                 expected="float32",
                 got=str(array.dtype),
             )
+    tensors: dict[str, dict[str, Any]] = {}
     if about is None:
-        specs, tensors = _plain(path, arrays, optimizer), {}
+        specs = _plain(path, arrays, optimizer)
     else:
         try:
             specs, tensors = _said(path, json.loads(about), arrays)
