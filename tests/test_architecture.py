@@ -16,12 +16,13 @@ CORE = ROOT / "rust/core/src"
 # Modules of a level may import modules of lower levels only, never each other.
 CORE_LEVELS = [
     {"error", "sync", "block", "dtype", "fault"},
-    {"isa", "lock", "rows", "correction", "failpoint"},
+    {"isa", "lock", "rows", "correction", "failpoint", "mode"},
     {"params", "codec", "optim", "finite", "passes"},
     {"tensor", "apply", "litmus", "linear", "factorize"},
     {"frame", "directory", "sparse", "placement"},
     {"record", "identity", "verbs"},
     {"slice+policy", "outgoing", "outcome"},
+    {"group"},
     {"shard", "held"},
     {"store"},
 ]

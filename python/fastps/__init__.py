@@ -42,7 +42,7 @@ from fastps.errors import (
     UnknownTensorError,
     VersionsLost,
 )
-from fastps.modes import Async, Local
+from fastps.modes import Async, Bounded, Hogwild, Local, Sync, WarmStart
 from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Ftrl, Optimizer, RMSprop
 from fastps.server import Server, serve
 from fastps.store import ParameterServer, Store, TensorSpec, _forked, connect
@@ -57,6 +57,7 @@ __all__ = [
     "Async",
     "BFloat16",
     "Bound",
+    "Bounded",
     "CapacityError",
     "Codec",
     "ConfigError",
@@ -70,6 +71,7 @@ __all__ = [
     "ForkError",
     "FrameError",
     "Ftrl",
+    "Hogwild",
     "InDoubt",
     "Int8",
     "LeaseError",
@@ -93,12 +95,14 @@ __all__ = [
     "StalePush",
     "Step",
     "Store",
+    "Sync",
     "TensorSpec",
     "UnavailableError",
     "UnknownOutcomeError",
     "UnknownTensorError",
     "Versions",
     "VersionsLost",
+    "WarmStart",
     "Worker",
     "__version__",
     "connect",

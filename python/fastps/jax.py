@@ -88,7 +88,7 @@ class Worker:
     Args:
         ps: `fastps.Store` or what `fastps.connect` returns.
         params: A pytree, for its structure and types; the values are pulled.
-        mode, codec, on_step: As for `fastps.Worker`.
+        mode, codec, on_step, accumulate, rank: As for `fastps.Worker`.
         prefix: Put before every name.
 
     Attributes:
@@ -115,9 +115,12 @@ class Worker:
         *,
         prefix: str = "",
         on_step: Callable[[Step], object] | None = None,
+        accumulate: int = 1,
+        rank: int | None = None,
     ) -> None:
         self._prefix = prefix
-        self._worker = _Worker(ps, flatten(params, prefix), mode, codec, on_step=on_step)
+        flat = flatten(params, prefix)
+        self._worker = _Worker(ps, flat, mode, codec, on_step=on_step, accumulate=accumulate, rank=rank)
         self.params = _unflatten(self._worker.params, params)
 
     def step(

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -19,7 +20,7 @@ from fastps._fastps import Sparse
 from fastps._types import Array
 from fastps.codecs import Codec
 from fastps.errors import ConfigError, DTypeError, FastpsError
-from fastps.modes import Async, Local, Mode
+from fastps.modes import Async, Local, Mode, WarmStart
 from fastps.store import ParameterServer
 from fastps.worker import Step, Worker
 
@@ -109,15 +110,16 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         ps: `fastps.Store` or what `fastps.connect` returns.
         optimizer: Such as ``fastps.Adam(lr=1e-3)``. After the first step of a group only its ``lr`` may
             change.
-        mode: `fastps.Async` (the default) or `fastps.Local`.
+        mode: As for `fastps.Worker`; `fastps.Async` if none is given.
         codec: How gradients travel; None is `fastps.Float32`.
         prefix: Put before every name, where several models share a server.
         apply: How new parameters are registered, see `fastps.TensorSpec`.
         push_in_backward: Push gradients as soon as backward has them, while it goes on with other layers.
             There must then be one backward for each step, and nothing may touch the gradients in between: no
-            accumulation, no clipping, no `GradScaler`. Only with `fastps.Async`.
+            accumulation, no clipping, no `GradScaler`. Not with `fastps.Local`.
         on_step: Called with a `fastps.Step` after each step; ``loss`` is what the closure returned, or
             ``step(loss=...)``.
+        rank: As for `fastps.Worker`; None: the environment's ``RANK``, which torchrun sets, if it has one.
 
     float32 parameters that are contiguous are updated where they are. Others (float16, bfloat16, channels
     last) have a float32 copy beside them, as the server does, and are cast from it. Parameters must be in CPU
@@ -156,21 +158,25 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         apply: Literal["exact", "hogwild"] = "exact",
         push_in_backward: bool = False,
         on_step: Callable[[Step], object] | None = None,
+        rank: int | None = None,
     ) -> None:
         if not isinstance(optimizer, optim.Optimizer):
             raise _wrong("optimizer", "one of fastps, as fastps.Adam(lr=1e-3)", optimizer)
         mode = Async() if mode is None else mode
-        if not isinstance(mode, (Async, Local)):
-            raise _wrong("mode", "fastps.Async(...) or fastps.Local(...)", mode)
-        if push_in_backward and not isinstance(mode, Async):
-            raise _wrong("mode", "fastps.Async(...) with push_in_backward", mode)
+        if not isinstance(mode, Mode):
+            raise _wrong("mode", "a mode, such as fastps.Async()", mode)
+        local = isinstance(mode.then if isinstance(mode, WarmStart) else mode, Local)
+        if push_in_backward and local:
+            raise _wrong("mode", "another mode than fastps.Local with push_in_backward", mode)
+        if rank is None and "RANK" in os.environ:
+            rank = int(os.environ["RANK"])
         self._ps, self._prefix, self._apply = ps, prefix, apply
         self._optimizer = optimizer
         self._rules: list[optim.Optimizer] = []
         self._entries: list[_Entry] = []
         self._groups: list[list[_Entry]] = []
         self._worker: Worker | None = None
-        self._rows = isinstance(mode, Async)
+        self._rows = not local
         self._told = on_step is not None
         self._push_in_backward = push_in_backward
         self._bucket: dict[str, Any] = {}
@@ -180,7 +186,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         super().__init__(params, {f.name: getattr(optimizer, f.name) for f in dataclasses.fields(optimizer)})
         self._register(self._entries)
         own = {entry.name: entry.array for entry in self._entries}
-        self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step)
+        self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
         self._show(self._entries)
 
     # -- what torch asks for ---------------------------------------------------------------------------------

@@ -15,22 +15,25 @@ import numpy as np
 from fastps import _fastps
 from fastps._fastps import ErrorFeedback, InDoubt, Sparse, Versions
 from fastps._gradients import Gradient, Gradients, check, part
+from fastps._groups import Groups
 from fastps._handles import Receipts
 from fastps._stats import percentile
 from fastps._types import Array
 from fastps.codecs import Codec, Float32
 from fastps.errors import (
     ConfigError,
+    DeadlineError,
     DTypeError,
     FastpsError,
+    LeaseError,
     NonFiniteError,
     PartialPush,
     ShapeError,
     StalePush,
     UnknownOutcomeError,
 )
-from fastps.modes import Async, Local, Mode
-from fastps.store import ParameterServer
+from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
+from fastps.store import ParameterServer, Store
 
 __all__ = ["Step", "Worker"]
 
@@ -70,21 +73,27 @@ class _Push:
 class Worker:
     """Trains on its own copy of the parameters, and keeps together with the others as its mode says.
 
-    With `fastps.Async` every `step` pushes its gradients and fetches new values. With `fastps.Local`
-    (Downpour's client) it adds the gradients to a sum and takes a local step ``W <- W - lr * g``; now and
-    then the sum is pushed and the parameters are fetched. A worker is a client of its own, never registers,
-    and pulls first.
+    With `fastps.Local` (Downpour's client) a `step` adds the gradients to a sum and takes a local step
+    ``W <- W - lr * g``; now and then the sum is pushed and the parameters are fetched. With the other modes
+    every step pushes its gradients and fetches new values. A worker is a client of its own, never registers,
+    and pulls first. While it lives it has a place among the workers of its tensors' groups; who is silent for
+    a lease (10 s, unless the server says otherwise) loses it, and is not waited for.
 
     Args:
         ps: `fastps.Store` or what `fastps.connect` returns.
         params: Names to arrays of the registered shapes, for their names and shapes; the values are pulled.
-        mode: `fastps.Async` or `fastps.Local`.
+        mode: `fastps.Async`, `fastps.Local`, `fastps.Bounded`, `fastps.Sync`, `fastps.Hogwild` or
+            `fastps.WarmStart`.
         codec: How gradients travel; None is `fastps.Float32`. What it does not say is kept and added to the
             next push (error feedback); what a server refuses or fences returns to the next push as well.
             Sparse gradients travel as float32.
         copy: False: the arrays of `params` are the worker's own from now on. They are writable, C-contiguous
             and float32, and values are pulled straight into them.
         on_step: Called with a `Step` at the end of each one.
+        accumulate: So many steps make one push, of the mean of their gradients, and one fetch; 1 with
+            `fastps.Local`, which has ``push_every``. What `flush` finds counts by 1 / accumulate each.
+        rank: Place in the order of workers, from 0; ``Sync(deterministic=True)`` needs it.
+        name: For people, where others wait for this worker; None: machine and process.
 
     Attributes:
         params: Names to the worker's own float32 arrays. They change only inside `step`; treat them as
@@ -92,6 +101,8 @@ class Worker:
         mode: As given.
 
     Raises:
+        ConfigError: The mode is not one for these tensors, or the group is bound by another one.
+        UnavailableError: All workers of `fastps.Sync` are there already.
         UnknownTensorError: A name is not registered.
         ShapeError: A shape is not the registered one.
 
@@ -114,19 +125,35 @@ class Worker:
         *,
         copy: bool = True,
         on_step: Callable[[Step], object] | None = None,
+        accumulate: int = 1,
+        rank: int | None = None,
+        name: str | None = None,
     ) -> None:
-        modes: tuple[type, ...] = (Async, Local)
+        modes: tuple[type, ...] = (Mode,)
         if not isinstance(mode, modes):
-            expected = "fastps.Async(...) or fastps.Local(...)"
+            expected = "a mode, such as fastps.Async()"
             raise ConfigError(
                 f"invalid mode: expected {expected}, got {mode!r}", expected=expected, got=repr(mode)
             )
+        _check_count("accumulate", accumulate, 1)
+        if rank is not None:
+            _check_count("rank", rank, 0)
+        then = mode.then if isinstance(mode, WarmStart) else mode
+        if accumulate > 1 and then._local_lr is not None:
+            raise ConfigError(
+                "fastps.Local has push_every in the place of accumulate",
+                expected="accumulate=1",
+                got=f"accumulate={accumulate}",
+            )
+        if isinstance(then, Hogwild):
+            _check_hogwild(ps, params)
         self.mode = mode
+        self._live = copy and isinstance(then, Hogwild) and isinstance(ps, Store) and ps.address is not None
+        self._accumulate = accumulate
         self._codec = Float32() if codec is None else codec
         lossless = isinstance(self._codec, Float32)
         self._feedback = None if lossless else ErrorFeedback()
-        #: Gradients are read where the caller has them.
-        self._direct = lossless and mode._local_lr is None and not mode.overlap
+        self._lossless = lossless
         self._on_step = on_step
         self.params: dict[str, Array] = {}
         self._names: list[str] = []
@@ -153,11 +180,29 @@ class Worker:
         self._native = self._ps._native
         self._lost: Counter[str] = Counter()  # acknowledged pushes that a restart of a server lost
         self._note_lost()  # from here on it is counted, and not raised
+        self._groups = Groups(self._native, rank, name)
+        self._alone = False  # it is the one that trains in a warm start
         try:
+            self._groups.add(params)
+            if isinstance(mode, WarmStart) and params:
+                self._alone = self._groups.warm_up(mode)
+            else:
+                self._groups.bind(then)
+            self._follow(Async() if self._alone else then)
             self._installed: Versions | None = self._take_on(params, copy)
         except BaseException:
             self._ps.close()
             raise
+
+    def _follow(self, mode: Mode) -> None:
+        """Goes on with a mode."""
+        self._mode = mode
+        local = mode._local_lr is not None
+        self._push_every = mode.push_every if local else self._accumulate
+        self._pull_every = mode.pull_every if local else self._accumulate
+        #: Gradients are read where the caller has them.
+        self._direct = self._lossless and not local and not mode.overlap and self._push_every == 1
+        self._local = _fastps.LocalSteps(self.params) if local else None
 
     def add(self, params: Mapping[str, Any], *, copy: bool = True) -> None:
         """Takes on more parameters, from the next step on. Arguments as for `Worker`; only these are pulled.
@@ -172,14 +217,20 @@ class Worker:
                 f"the worker has tensor {twice[0]!r} already", tensor=twice[0], got="a second one"
             )
         self._finish()
+        self._groups.add(params)
         self._take_on(params, copy)
 
-    def _take_on(self, params: Mapping[str, Any], copy: bool) -> Versions:
+    def _take_on(self, params: Mapping[str, Any], copy: bool) -> Versions | None:
+        if self._live:
+            self.params.update({name: self._ps.view(name) for name in params})
+            self._names = list(self.params)
+            return None
         own = {n: np.empty(np.shape(a), np.float32) if copy else a for n, a in params.items()}
         versions = self._native.pull_list(list(own), own, None)[1]
         self.params.update(own)
         self._names = list(self.params)
-        self._local = None if self.mode._local_lr is None else _fastps.LocalSteps(self.params)
+        if self._local is not None:
+            self._local = _fastps.LocalSteps(self.params)
         return versions
 
     # -- training --------------------------------------------------------------------------------------------
@@ -197,19 +248,23 @@ class Worker:
         Raises:
             NonFiniteError, ShapeError, DTypeError, ConfigError: The gradients are not such; nothing was
                 changed.
+            DeadlineError: The others did not come in time; says who is there, or who is behind.
+            LeaseError: The worker was silent for longer than its lease, so others went on without it; its
+                gradients were dropped. It has its place again, and new values.
             FastpsError: A push or fetch failed. The step itself was taken; what was refused goes with the
                 next push.
         """
         _check_rates(lr)
+        self._groups.wait(0)
         self._told = (None, 0)
         k = self._steps + 1
         ready = self._take(grads, lr)
         self._steps, self._lr = k, lr
-        if k % self.mode.push_every == 0 or k % self.mode.pull_every == 0:
+        if k % self._push_every == 0 or k % self._pull_every == 0:
             self._note_lost()
         refused = False
         try:
-            if k % self.mode.push_every == 0:
+            if k % self._push_every == 0:
                 self._start({**self._sum.waiting, **ready}, lr)
         except _Refused:
             refused = self._local is None
@@ -219,7 +274,10 @@ class Worker:
             if refused:
                 self._steps -= 1
             else:
-                self._exchange(k, k % self.mode.pull_every == 0)
+                self._exchange(k, k % self._pull_every == 0)
+        if self._alone and not self._groups.stepped_alone():
+            self._alone = False
+            self._follow(self.mode.then if isinstance(self.mode, WarmStart) else self.mode)
         if self._on_step is not None:
             self._on_step(Step(k, loss, *self._told))
 
@@ -231,13 +289,13 @@ class Worker:
             lr: As for `step`.
 
         Raises:
-            ConfigError: The mode is not `fastps.Async`.
+            ConfigError: The mode is `fastps.Local`.
             FastpsError: As from `step`.
         """
         if self._local is not None:
             raise ConfigError(
-                "gradients are pushed ahead of their step with fastps.Async alone",
-                expected="fastps.Async(...)",
+                "gradients of a local step are not pushed ahead of it",
+                expected="another mode than fastps.Local",
                 got=repr(self.mode),
             )
         _check_rates(lr)
@@ -311,7 +369,7 @@ class Worker:
         self._settle()
         self._fetches.clear()
         if self._local is None:
-            self._installed = self._pull()
+            self._fetch()
         for name, values in params.items():
             self.params[name][...] = values
         self._sum.waiting.clear()
@@ -359,6 +417,7 @@ class Worker:
             return
         try:
             self.flush()
+            self._groups.leave()
         finally:
             self._ps.close()
 
@@ -396,8 +455,9 @@ class Worker:
             )
         self._lost += lost
 
-    def _pull(self) -> Versions:
-        return self._native.pull_list(self._names, self.params, None)[1]
+    def _fetch(self) -> None:
+        if not self._live:
+            self._installed = self._native.pull_list(self._names, self.params, None)[1]
 
     def _take(self, grads: Mapping[str, Any], lr: Rates) -> dict[str, Any]:
         """Looks at a step's gradients, and adds to the sum what is not pushed from where it lies.
@@ -408,7 +468,7 @@ class Worker:
             waiting, first = self._sum, not self._sum.waiting
             own = grads if type(grads) is dict else dict(grads)
             self._local.step(
-                own, waiting.arrays(), self.mode._local_lr or 0.0, first, self._native.check_finite
+                own, waiting.arrays(), self._mode._local_lr or 0.0, first, self._native.check_finite
             )
             waiting.filled(self._installed)
             self._summed += 1
@@ -448,12 +508,15 @@ class Worker:
         try:
             if not self._pushing:
                 self._finish()
-                self._settle(wait=False)
+                # What may still be part of the next version is not followed by a second gradient for it.
+                self._settle(wait=self._mode._together)
                 self._pushing = True
             waiting = self._sum
-            base = waiting.base if ready.keys() & waiting.waiting.keys() else self._installed
+            summed = not self._mode._together and ready.keys() & waiting.waiting.keys()
+            base = waiting.base if summed else self._installed
+            scale = None if self._accumulate == 1 else 1.0 / self._accumulate
             for rate, part_of in _parts(ready, lr):
-                how = (None, rate, None, base, None, self.mode._correction())
+                how = (None, rate, scale, base, None, self._mode._correction())
                 rows = {n: g for n, g in part_of.items() if isinstance(g, Sparse)}
                 whole = {n: g for n, g in part_of.items() if not isinstance(g, Sparse)}
                 # Rows first, since not every optimizer takes them.
@@ -506,21 +569,41 @@ class Worker:
         rest.waiting.clear()
 
     def _exchange(self, k: int, fetch: bool) -> None:
-        if not self.mode.overlap:
+        if self._mode._together:
+            if fetch:
+                self._keep_together()
+            return
+        if not self._mode.overlap:
             try:
                 if fetch:  # behind the push, on the same way: the values contain it
-                    self._installed = self._pull()
+                    self._fetch()
             finally:
                 self._finish()
             return
         if fetch:
             flight = self._native.pull_async(self._names, None)
-            self._fetches.append((k + self.mode.pull_every, flight))
+            self._fetches.append((k + self._pull_every, flight))
         while self._fetches and self._fetches[0][0] <= k:
             _, flight = self._fetches.pop(0)
             installed = flight.install(self.params, None)
             assert installed is not None
             self._installed = installed[1]
+
+    def _keep_together(self) -> None:
+        """Waits for the others as the mode says, and fetches what they made together."""
+        try:
+            self._finish()
+        except PartialPush as error:
+            if error.in_doubt and isinstance(self._mode, Sync):
+                raise DeadlineError(
+                    f"{self._mode}: the version lacks gradients; {self._groups.workers()}"
+                ) from error
+            raise
+        else:
+            if not isinstance(self._mode, Sync):
+                self._groups.wait(1)
+        finally:
+            self._fetch()
 
     def _finish(self) -> None:
         """Waits for the pushes under way."""
@@ -533,6 +616,10 @@ class Worker:
                 self._under_way.pop(0)
                 if not self._take_back(push.gradients, error):
                     failed = failed or error
+            except LeaseError as error:
+                self._under_way.pop(0)
+                self._rejected += 1
+                failed = failed or error
             except FastpsError as error:
                 # Nothing was changed anywhere. With error feedback the residuals have it again.
                 failed = failed or error
@@ -566,7 +653,7 @@ class Worker:
             return True
         for name in error.receipts:
             self._acknowledged[(name,)] += 1
-        stale = [isinstance(why, StalePush) for _, _, why in error.refused]
+        stale = [isinstance(why, (StalePush, LeaseError)) for _, _, why in error.refused]
         self._rejected += any(stale)
         for (name, elements, _), dropped in zip(error.refused, stale, strict=True):
             if self._keeps(gradients[name]) and not dropped:
@@ -575,7 +662,8 @@ class Worker:
             gradient, like = gradients[doubt.tensor], self.params[doubt.tensor]
             keeps = self._keeps(gradient)
             self._doubts.append((doubt, part(gradient, doubt.elements, like) if keeps else None))
-        return all(stale) and not error.in_doubt
+        late = any(isinstance(why, LeaseError) for _, _, why in error.refused)
+        return all(stale) and not late and not error.in_doubt
 
     def _keeps(self, gradient: Gradient) -> bool:
         """Whether nobody else has what was not applied: the residuals have it otherwise."""
@@ -622,6 +710,33 @@ def _parts(ready: dict[str, Any], lr: Rates) -> Iterable[tuple[float | None, dic
     for name, gradient in ready.items():
         parts.setdefault(lr.get(name), {})[name] = gradient
     return parts.items()
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        expected = f"an integer >= {least}"
+        raise ConfigError(
+            f"invalid {name}: expected {expected}, got {value!r}", expected=expected, got=repr(value)
+        )
+
+
+def _check_hogwild(ps: ParameterServer, params: Iterable[str]) -> None:
+    """Fails unless the tensors lie in this machine's memory without locks."""
+    if not isinstance(ps, Store):
+        raise ConfigError(
+            "Hogwild() trains in one machine's memory",
+            expected="fastps.Store",
+            got="servers; fastps.Async() is for them",
+        )
+    for name in params:
+        apply = ps.spec(name).apply
+        if apply != "hogwild":
+            raise ConfigError(
+                f"tensor {name!r}: Hogwild() takes tensors without locks",
+                tensor=name,
+                expected='apply="hogwild"',
+                got=f"apply={apply!r}",
+            )
 
 
 def _check_rates(lr: Rates) -> None:

@@ -1,15 +1,13 @@
-"""Modes: how a worker and the parameter server keep together. A mode is a value; `Worker` executes it.
-
-What `Worker` asks of each: ``push_every`` and ``pull_every``, in steps; ``overlap``: fetched values are
-installed ``pull_every`` steps later; ``_local_lr``: the rate of local steps, None without them;
-``_correction()``.
-"""
+"""Modes: how a worker and the parameter server keep together. A mode is a value; `Worker` executes it."""
 
 from __future__ import annotations
 
+from fastps.modes._mode import Mode
 from fastps.modes.asynchronous import Async
+from fastps.modes.bounded import Bounded
+from fastps.modes.hogwild import Hogwild
 from fastps.modes.local import Local
+from fastps.modes.sync import Sync
+from fastps.modes.warm_start import WarmStart
 
-__all__ = ["Async", "Local", "Mode"]
-
-Mode = Async | Local
+__all__ = ["Async", "Bounded", "Hogwild", "Local", "Mode", "Sync", "WarmStart"]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
-from fastps.errors import ConfigError
+from fastps.modes._checks import flag, invalid
+from fastps.modes._mode import Mode
 
 __all__ = ["Async"]
 
 
 @dataclass(frozen=True)
-class Async:
+class Async(Mode):
     """Asynchronous training: each step pushes gradients, applied when they arrive, and fetches values.
 
     Nobody waits for anybody. Each push says the versions that its gradients were computed at, so that its
@@ -46,26 +47,16 @@ class Async:
     momentum_matching: bool = False
     overlap: bool = field(default=False, kw_only=True)
 
-    push_every: ClassVar[int] = 1
-    pull_every: ClassVar[int] = 1
-    _local_lr: ClassVar[None] = None
-
     def __post_init__(self) -> None:
         bound = self.max_staleness
         least = 0 if self.on_stale == "reject" else 1  # times 0 would be a refusal that nobody is told
         if bound is not None and (not isinstance(bound, int) or isinstance(bound, bool) or bound < least):
-            raise _invalid("max_staleness", f"an integer >= {least}, or None", bound)
+            raise invalid("max_staleness", f"an integer >= {least}, or None", bound)
         if self.on_stale not in ("scale", "reject"):
-            raise _invalid("on_stale", "'scale' or 'reject'", self.on_stale)
+            raise invalid("on_stale", "'scale' or 'reject'", self.on_stale)
         for name in ("delay_adaptive", "momentum_matching", "overlap"):
-            if not isinstance(getattr(self, name), bool):
-                raise _invalid(name, "True or False", getattr(self, name))
+            flag(name, getattr(self, name))
 
     def _correction(self) -> tuple[bool, int | None, bool, bool] | None:
-        """What a push asks its server to do about staleness."""
         asked = self.delay_adaptive, self.max_staleness, self.on_stale == "reject", self.momentum_matching
         return asked if self.delay_adaptive or self.momentum_matching or asked[1] is not None else None
-
-
-def _invalid(name: str, expected: str, got: object) -> ConfigError:
-    return ConfigError(f"invalid {name}: expected {expected}, got {got!r}", expected=expected, got=repr(got))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from fastps.errors import ConfigError
+from fastps.modes._checks import at_least, invalid
+from fastps.modes._mode import Mode
 
 __all__ = ["Local"]
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(Mode):
     """Downpour SGD's client (Dean et al., NIPS 2012): local steps between pushes and pulls.
 
     Steps count from 1. Step k takes a local step; if k is a multiple of `push_every`, it pushes the sum of
@@ -41,23 +42,10 @@ class Local:
 
     def __post_init__(self) -> None:
         for name in ("push_every", "pull_every"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(
-                    f"invalid {name}: expected an integer >= 1, got {value!r}",
-                    expected="an integer >= 1",
-                    got=repr(value),
-                )
+            at_least(1, name, getattr(self, name))
         if not isinstance(self.lr, (int, float)) or not math.isfinite(self.lr) or self.lr < 0:
-            raise ConfigError(
-                f"invalid lr: expected a finite number >= 0, got {self.lr!r}",
-                expected="a finite number >= 0",
-                got=repr(self.lr),
-            )
+            raise invalid("lr", "a finite number >= 0", self.lr)
 
     @property
-    def _local_lr(self) -> float:
+    def _local_lr(self) -> float:  # type: ignore[override]
         return self.lr
-
-    def _correction(self) -> None:
-        return None

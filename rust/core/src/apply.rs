@@ -5,7 +5,7 @@
 use crate::block::{BLOCK, Block, Lane, Room, blocks};
 use crate::codec::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody};
 use crate::isa::{Isa, Kernel};
-use crate::optim::{MAX_SLOTS, Rule, SparseRule, Step};
+use crate::optim::{MAX_SLOTS, Rule, Sgd, SparseRule, Step};
 use crate::params::{Buffer, Counts, RacyBuffer};
 use crate::rows::{Indices, Layout, Runs};
 use crate::sync::Ordering;
@@ -145,6 +145,13 @@ pub(crate) fn apply(isa: Isa, storage: impl Storage, codec: CodecId, body: &[u8]
         CodecId::Int8 => with_body(isa, storage, Int8Body::new(body, n), scale, rule),
         CodecId::OneBit => with_body(isa, storage, OneBitBody::new(body, n), scale, rule),
     }
+}
+
+/// Adds one validated body to some values, each sum rounded once.
+pub(crate) fn add(isa: Isa, to: &mut [f32], codec: CodecId, body: &[u8], scale: f32) {
+    // to - (-1) * g
+    let rule = Sgd::default().rule(0, -1.0);
+    apply(isa, Exact { params: to, state: &mut [] }, codec, body, scale, rule);
 }
 
 #[inline(always)]

@@ -25,6 +25,8 @@ pub(crate) enum Outcome {
     Held(Vec<Completion>),
     /// A thread is applying it this moment (`hogwild`); repeats wait here.
     Applying(Vec<Completion>),
+    /// Part of a version that waits for others; repeats and questions wait here.
+    Shared(Vec<Completion>),
 }
 
 /// What the table says about an identity that arrives.
@@ -115,7 +117,7 @@ impl Identities {
         };
         if let Some(old) = client.find(identity.sequence) {
             return match std::mem::replace(old, outcome) {
-                Outcome::Held(waiting) | Outcome::Applying(waiting) => waiting,
+                Outcome::Held(waiting) | Outcome::Applying(waiting) | Outcome::Shared(waiting) => waiting,
                 Outcome::Applied(_) | Outcome::Fenced => Vec::new(),
             };
         }
@@ -140,13 +142,13 @@ impl Identities {
         };
         // A fence stays, whatever becomes of the push.
         let held = |(sequence, outcome): &(u64, Outcome)| {
-            *sequence == identity.sequence && matches!(outcome, Outcome::Held(_))
+            *sequence == identity.sequence && matches!(outcome, Outcome::Held(_) | Outcome::Shared(_))
         };
         let Some(at) = client.window.iter().rposition(held) else {
             return Vec::new();
         };
         match client.window.remove(at) {
-            Some((_, Outcome::Held(waiting))) => waiting,
+            Some((_, Outcome::Held(waiting) | Outcome::Shared(waiting))) => waiting,
             _ => Vec::new(),
         }
     }
@@ -228,7 +230,7 @@ impl Identities {
                     Outcome::Applied(applied) => outcomes.push((*sequence, Some(*applied))),
                     Outcome::Fenced => outcomes.push((*sequence, None)),
                     Outcome::Applying(_) => forgotten = forgotten.max(*sequence),
-                    Outcome::Held(_) => {}
+                    Outcome::Held(_) | Outcome::Shared(_) => {}
                 }
             }
             Remembered { client: *client, own: self.own(*client), forgotten, outcomes }
@@ -252,6 +254,11 @@ impl Identities {
             }
         }
         Ok(table)
+    }
+
+    /// Whether a client has an entry.
+    pub(crate) fn knows(&self, client: u64) -> bool {
+        self.clients.contains_key(&client)
     }
 
     /// Number of clients known.

@@ -110,7 +110,7 @@ impl Isa {
             // SAFETY: as above.
             Self::Avx2 if self.is_available() => unsafe { run_avx2(kernel) },
             // NEON belongs to the baseline of AArch64, so that the scalar entry is compiled for it.
-            _ => kernel.run(),
+            _ => run_scalar(kernel),
         }
     }
 }
@@ -133,6 +133,12 @@ pub trait Kernel {
     type Out;
     /// The loop.
     fn run(self) -> Self::Out;
+}
+
+/// Not inlined: every caller would have the loops of all kernels in it once more.
+#[inline(never)]
+fn run_scalar<K: Kernel>(kernel: K) -> K::Out {
+    kernel.run()
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -19,6 +19,7 @@ pub mod failpoint;
 pub mod fault;
 pub mod finite;
 pub mod frame;
+pub mod group;
 mod held;
 pub mod identity;
 pub mod isa;
@@ -26,6 +27,7 @@ pub mod isa;
 pub mod linear;
 pub mod litmus;
 pub mod lock;
+pub mod mode;
 pub mod optim;
 #[cfg(not(loom))] // The models end at the shard.
 pub mod outcome;

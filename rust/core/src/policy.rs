@@ -5,6 +5,7 @@ use crate::correction::Correction;
 use crate::error::{Error, Result};
 use crate::frame::{Action, Applied, Base, Identity, Push};
 use crate::identity::{Completion, Outcome};
+use crate::mode::Quorum;
 use crate::params::Charge;
 use crate::rows::Indices;
 use crate::slice::Slice;
@@ -21,6 +22,19 @@ pub enum Admission {
     Hold,
     /// Refuse it.
     Refuse(Error),
+    /// A gradient: add it to those that its version is made of.
+    Share(Share),
+}
+
+/// How a gradient takes part in a version.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    /// Of how many gradients the version is made: fewer than the quorum says where workers are gone.
+    pub needed: u32,
+    /// How they are put together.
+    pub quorum: Quorum,
+    /// Its place in the sum; `None`: in the order of arrival.
+    pub rank: Option<u32>,
 }
 
 /// Decides about pushes; one per shard.
@@ -29,19 +43,12 @@ pub trait Policy: Send + Sync + fmt::Debug {
     fn admit(&self, slice: &Slice, push: &Push<'_>) -> Admission;
     /// Takes a push that is to be held; releases it later, from any thread.
     fn hold(&self, held: Held);
-}
-
-/// Applies every push on arrival.
-#[derive(Debug)]
-pub struct Immediate;
-
-impl Policy for Immediate {
-    fn admit(&self, _slice: &Slice, _push: &Push<'_>) -> Admission {
-        Admission::Apply
+    /// Of how many gradients a version of this group is made now, and how; `None`: of each one by itself.
+    fn needed(&self, _group: u32) -> Option<(Quorum, u32)> {
+        None
     }
-    fn hold(&self, held: Held) {
-        held.release();
-    }
+    /// A client is gone.
+    fn forget(&self, _client: u64) {}
 }
 
 /// A push that waits, with a copy of its body. It must be released or refused; if it is dropped, its sender is told.

@@ -36,6 +36,46 @@ pub struct Record<'a> {
     pub scale: f32,
     /// The momentum that took effect.
     pub momentum: f64,
+    /// Whose gradients the body is the sum of, where it is one: `identity` is the last that came.
+    pub shared_by: Identities<'a>,
+}
+
+/// Identities as they lie in a log: client and sequence, 8 bytes each, little-endian.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Identities<'a>(&'a [u8]);
+
+impl<'a> Identities<'a> {
+    /// Of one identity.
+    pub const BYTES: usize = 16;
+
+    /// `None`: these bytes are no list.
+    pub fn new(bytes: &'a [u8]) -> Option<Self> {
+        bytes.len().is_multiple_of(Self::BYTES).then_some(Self(bytes))
+    }
+
+    /// Appends one to the bytes of a list.
+    pub fn put(to: &mut Vec<u8>, identity: Identity) {
+        to.extend_from_slice(&identity.client.to_le_bytes());
+        to.extend_from_slice(&identity.sequence.to_le_bytes());
+    }
+
+    /// The bytes.
+    pub fn bytes(self) -> &'a [u8] {
+        self.0
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// In their order.
+    pub fn iter(self) -> impl Iterator<Item = Identity> + 'a {
+        let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+        self.0
+            .chunks_exact(Self::BYTES)
+            .map(move |one| Identity { client: number(&one[..8]), sequence: number(&one[8..]) })
+    }
 }
 
 /// Takes records; called under the slice's lock (`exact`) or right after the change (`hogwild`).

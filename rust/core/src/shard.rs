@@ -4,9 +4,10 @@ use crate::directory::SharedTensor;
 use crate::error::{Error, Kind, Result};
 use crate::fault::fault;
 use crate::frame::{Applied, Identity, Push};
+use crate::group::Groups;
 use crate::identity::Completion;
 use crate::isa::Isa;
-use crate::policy::{Immediate, Policy};
+use crate::policy::Policy;
 use crate::record::Sink;
 use crate::slice::{Counters, Place, Resolved, Slice, Snapshot};
 use crate::sync::{Arc, AtomicU64, Ordering, RwLock, read, write};
@@ -25,8 +26,8 @@ pub struct ShardConfig {
     pub memory_limit: u64,
     /// The instruction set of its kernels.
     pub isa: Isa,
-    /// When pushes are applied.
-    pub policy: Arc<dyn Policy>,
+    /// When pushes are applied, where that is not what binds the workers of their group.
+    pub policy: Option<Arc<dyn Policy>>,
     /// Where records go, if anybody wants them.
     pub sink: Option<Arc<dyn Sink>>,
 }
@@ -34,7 +35,7 @@ pub struct ShardConfig {
 impl ShardConfig {
     /// A shard that applies pushes on arrival and keeps no records.
     pub fn new(index: u32, memory_limit: u64, isa: Isa) -> Self {
-        Self { index, memory_limit, isa, policy: Arc::new(Immediate), sink: None }
+        Self { index, memory_limit, isa, policy: None, sink: None }
     }
 }
 
@@ -42,6 +43,8 @@ impl ShardConfig {
 #[derive(Debug)]
 pub struct Shard {
     config: ShardConfig,
+    groups: Arc<Groups>,
+    policy: Arc<dyn Policy>,
     slices: RwLock<HashMap<SliceId, Arc<Slice>, RandomState>>,
     meter: Arc<Meter>,
     counters: Arc<Counters>,
@@ -51,12 +54,19 @@ impl Shard {
     /// An empty shard.
     pub fn new(config: ShardConfig) -> Self {
         let meter = Meter::new(config.memory_limit);
-        Self { config, slices: RwLock::default(), meter, counters: Arc::default() }
+        let groups = Arc::new(Groups::default());
+        let policy = config.policy.clone().unwrap_or_else(|| groups.clone());
+        Self { config, groups, policy, slices: RwLock::default(), meter, counters: Arc::default() }
     }
 
     /// Its index in the cluster.
     pub fn index(&self) -> u32 {
         self.config.index
+    }
+
+    /// What binds the workers of its groups.
+    pub fn groups(&self) -> &Arc<Groups> {
+        &self.groups
     }
 
     /// The shard's memory, for those who take some on its behalf.
@@ -195,7 +205,7 @@ impl Shard {
             let done = later();
             Box::new(move |result| done(result.map_err(|error: Error| error.shard(index))))
         };
-        let settled = slice.push(push, &*self.config.policy, later);
+        let settled = slice.push(push, &*self.policy, later);
         settled.map(|result| result.map_err(|error| error.shard(index)))
     }
 
@@ -214,9 +224,42 @@ impl Shard {
         self.slice(slice)?.resolve(identity).map_err(|error| error.shard(self.index()))
     }
 
+    /// The same, later where it is not known yet: see [`Slice::resolve_later`].
+    pub fn resolve_later(
+        &self,
+        slice: SliceId,
+        identity: Identity,
+        later: impl FnOnce() -> Completion,
+    ) -> Option<Result<Resolved>> {
+        let slice = match self.slice(slice) {
+            Ok(slice) => slice,
+            Err(error) => return Some(Err(error)),
+        };
+        let resolved = slice.resolve_later(identity, later);
+        resolved.map(|resolved| resolved.map_err(|error| error.shard(self.index())))
+    }
+
     /// Drops all that is known of a client whose lease ended.
     pub fn forget_client(&self, client: u64) {
-        self.all().iter().for_each(|slice| slice.forget_client(client));
+        self.policy.forget(client);
+        let slices = self.all();
+        for slice in &slices {
+            slice.forget_client(client);
+        }
+        self.wait_for_nobody_gone(&slices);
+    }
+
+    /// A worker leaves a group, or the warm start of one.
+    pub fn leave(&self, group: u32, client: u64, warm: bool) {
+        self.groups.leave(group, client, warm);
+        self.wait_for_nobody_gone(&self.all());
+    }
+
+    /// Makes the versions that waited for a worker that has gone.
+    fn wait_for_nobody_gone(&self, slices: &[Arc<Slice>]) {
+        for slice in slices {
+            slice.end_round(self.policy.needed(slice.group()));
+        }
     }
 
     fn all(&self) -> Vec<Arc<Slice>> {
@@ -254,6 +297,7 @@ impl Shard {
             ("refused", count(&self.counters.refused)),
             ("pulls", count(&self.counters.pulls)),
             ("slice_copies", count(&self.counters.slice_copies)),
+            ("workers", self.groups.len() as u64),
             ("updates_probed", probed),
             ("updates_lost", lost),
         ]

@@ -4,6 +4,7 @@
 mod exact;
 mod hogwild;
 mod image;
+mod round;
 mod snapshot;
 
 pub use image::{Image, Standing};
@@ -19,9 +20,10 @@ use crate::frame::{Applied, Base, Identity, Push, Target};
 use crate::identity::{Completion, Identities, Outcome, Seen};
 use crate::isa::{Isa, prefetch};
 use crate::lock::SliceLock;
+use crate::mode::Quorum;
 use crate::params::{Buffer, Charge, Meter, Pieces, Purpose, RacyBuffer};
 use crate::policy::{Admission, Held, Policy};
-use crate::record::{Record, Sink};
+use crate::record::{Identities as SharedBy, Record, Sink};
 use crate::rows::{Indices, Layout};
 use crate::sync::{Arc, AtomicU64, Ordering, lock};
 use crate::tensor::{Apply, SliceId, TensorSpec};
@@ -233,6 +235,15 @@ impl Slice {
         }
         reach("validated");
         let admission = policy.admit(self, push);
+        if let (Admission::Share(share), Memory::Exact(memory)) = (&admission, &self.memory) {
+            let (answer, told) = self.share(&mut memory.lock(), push, *share, later);
+            round::tell(told);
+            // Whoever has gone since the table was looked at has not found this gradient waiting.
+            if answer.is_none() && !fault("table_looked_at_once") {
+                self.end_round(policy.needed(self.group));
+            }
+            return answer;
+        }
         let arrival = match &self.memory {
             Memory::Exact(memory) => {
                 let mut memory = memory.lock();
@@ -240,7 +251,13 @@ impl Slice {
                 match self.arrive(&mut memory.identities, version, push, admission, later) {
                     Arrival::Apply => {
                         reach("identity_checked");
-                        return Some(memory.change(self, push));
+                        let applied = memory.change(self, push);
+                        if memory.round.is_some() && applied.is_ok() {
+                            let told = memory.give_up_round(self);
+                            drop(memory);
+                            round::tell(told);
+                        }
+                        return Some(applied);
                     }
                     arrival => arrival,
                 }
@@ -291,20 +308,12 @@ impl Slice {
                 Counters::count(&self.counters.duplicates);
                 Arrival::Answer(Ok(Applied { duplicate: true, ..*applied }))
             }
-            Seen::Before(Outcome::Fenced) => {
-                let error =
-                    Error::new(Kind::Fenced, "the push was fenced: it was not applied and never will be");
-                Arrival::Answer(Err(self.name(error)))
-            }
-            Seen::Before(Outcome::Held(waiting) | Outcome::Applying(waiting)) => {
+            Seen::Before(Outcome::Fenced) => Arrival::Answer(Err(self.name(round::fenced()))),
+            Seen::Before(Outcome::Held(waiting) | Outcome::Applying(waiting) | Outcome::Shared(waiting)) => {
                 waiting.push(later());
                 Arrival::Waits
             }
-            Seen::Forgotten => {
-                let error =
-                    Error::new(Kind::UnknownOutcome, "the push is older than what the slice remembers");
-                Arrival::Answer(Err(self.name(error)))
-            }
+            Seen::Forgotten => Arrival::Answer(Err(self.name(round::forgotten()))),
             seen @ (Seen::Unmet | Seen::New) => {
                 let unmet = matches!(seen, Seen::Unmet);
                 match self.admitted(identities, (version, unmet), push, admission) {
@@ -335,6 +344,9 @@ impl Slice {
             Admission::Apply => None,
             Admission::Hold => Some(self.meter.take(Purpose::Held, Held::memory_for(push))?),
             Admission::Refuse(error) => return Err(error),
+            Admission::Share(_) => {
+                return Err(Error::new(Kind::Config, "a hogwild tensor has no whole versions"));
+            }
         };
         if unmet {
             identities.meet(push.identity.client, &self.meter)?;
@@ -440,7 +452,11 @@ impl Slice {
 
     fn record(&self, push: &Push<'_>, applied: Applied) {
         let Some(sink) = &self.sink else { return };
-        sink.record(&Record {
+        sink.record(&self.record_of(push, applied));
+    }
+
+    fn record_of<'a>(&self, push: &Push<'a>, applied: Applied) -> Record<'a> {
+        Record {
             slice: self.id,
             apply: self.spec.apply,
             version: applied.version,
@@ -454,7 +470,8 @@ impl Slice {
             lr: self.lr(push),
             scale: applied.scale,
             momentum: push.momentum.unwrap_or_else(|| self.spec.optimizer.momentum()),
-        });
+            shared_by: SharedBy::default(),
+        }
     }
 
     /// The values at one version: pinned for `exact`, copied (perhaps in the middle of pushes) for `hogwild`. A
@@ -549,7 +566,23 @@ impl Slice {
         }
     }
 
-    /// What became of a push? If it was not applied, it is fenced here and now.
+    /// What became of a push? If it was not applied, it is fenced here and now. Where it waits for others to make a version
+    /// together, the answer does, too: `later` is told, and what it is told is the answer, or asks again.
+    pub fn resolve_later(
+        &self,
+        identity: Identity,
+        later: impl FnOnce() -> Completion,
+    ) -> Option<Result<Resolved>> {
+        if let Memory::Exact(memory) = &self.memory
+            && let Seen::Before(Outcome::Shared(waiting)) = memory.lock().identities.look_up(identity)
+        {
+            waiting.push(later());
+            return None;
+        }
+        Some(self.resolve(identity))
+    }
+
+    /// The same at once: of what waits for others nothing can be said yet.
     pub fn resolve(&self, identity: Identity) -> Result<Resolved> {
         let (resolved, waiting) = match &self.memory {
             Memory::Exact(memory) => self.settle(&mut memory.lock().identities, identity)?,
@@ -568,6 +601,10 @@ impl Slice {
             Seen::Before(Outcome::Applying(_)) => {
                 let error = Error::new(Kind::Unavailable, "the push is being applied");
                 Err(self.name(error).retry_after_ms(1))
+            }
+            Seen::Before(Outcome::Shared(_)) => {
+                let why = "the gradient waits for those of other workers, to make a version together";
+                Err(self.name(Error::new(Kind::Unavailable, why)).retry_after_ms(100))
             }
             Seen::New | Seen::Unmet | Seen::Before(Outcome::Held(_)) if fault("fence_forgotten") => {
                 Ok((Resolved::Fenced, Vec::new()))
@@ -591,9 +628,25 @@ impl Slice {
     /// Drops all that is known of a client whose lease ended.
     pub(crate) fn forget_client(&self, client: u64) {
         match &self.memory {
-            Memory::Exact(memory) => memory.lock().identities.forget(client),
+            Memory::Exact(memory) => {
+                let told = memory.lock().forget(self, client);
+                round::tell(told);
+            }
             Memory::Hogwild(memory) => lock(&memory.identities).forget(client),
         }
+    }
+
+    /// Makes the version that gradients wait for, if there are as many as are needed now; where none are put together any more, they
+    /// are refused.
+    pub(crate) fn end_round(&self, needed: Option<(Quorum, u32)>) {
+        let Memory::Exact(memory) = &self.memory else { return };
+        let mut memory = memory.lock();
+        let told = match needed {
+            Some((quorum, needed)) => memory.end_round(self, quorum, needed),
+            None => memory.give_up_round(self),
+        };
+        drop(memory);
+        round::tell(told);
     }
 
     /// Clients that the table knows.

@@ -1,5 +1,9 @@
 //! The in-process store: one shard in the caller's memory, with the same verbs as a cluster of servers.
 
+mod groups;
+
+pub use groups::still_behind;
+
 use crate::codec::{Codec, CodecId, ErrorFeedback, Position};
 use crate::directory::{Directory, SharedTensor};
 use crate::dtype::{Array, View};
@@ -7,9 +11,10 @@ use crate::error::{Error, Kind, Result};
 use crate::frame::{Action, Applied, Base, Identity, Push};
 use crate::held::{HeldDoubt, Residue};
 use crate::isa::Isa;
+use crate::mode::{Clocks, Joined, Seat};
 use crate::outcome::{Collect, Outcomes};
 use crate::outgoing;
-use crate::policy::{Immediate, Policy};
+use crate::policy::Policy;
 use crate::record::Sink;
 use crate::shard::{Shard, ShardConfig};
 use crate::slice::Slice;
@@ -21,6 +26,7 @@ use crate::verbs::{
     Rows, SliceVersion, State, Stats, Ticket, Versions,
 };
 use foldhash::fast::RandomState;
+use groups::Seats;
 use rayon::prelude::*;
 use std::collections::HashMap;
 use std::sync::{OnceLock, RwLockReadGuard};
@@ -34,7 +40,7 @@ pub struct StoreOptions {
     /// Most bytes of memory, of every purpose.
     pub memory_limit: u64,
     /// When pushes are applied.
-    pub policy: Arc<dyn Policy>,
+    pub policy: Option<Arc<dyn Policy>>,
     /// Where records go, if anybody wants them.
     pub sink: Option<Arc<dyn Sink>>,
     /// Whose memory it is.
@@ -55,13 +61,7 @@ pub enum Memory {
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self {
-            threads: None,
-            memory_limit: u64::MAX,
-            policy: Arc::new(Immediate),
-            sink: None,
-            memory: Memory::Private,
-        }
+        Self { threads: None, memory_limit: u64::MAX, policy: None, sink: None, memory: Memory::Private }
     }
 }
 
@@ -74,6 +74,7 @@ pub struct Store {
     pushed: AtomicU64,
     bytes_pushed: AtomicU64,
     bytes_saved: AtomicU64,
+    seats: Mutex<Seats>,
 }
 
 #[derive(Debug)]
@@ -88,6 +89,8 @@ struct Shared {
     /// Changes when a tensor goes: what bound lists know is then looked up again.
     generation: AtomicU64,
     registering: Mutex<()>,
+    /// Names of groups; a group's number is its place.
+    groups: Mutex<Vec<Arc<str>>>,
     next_slice: AtomicU64,
     next_client: AtomicU64,
 }
@@ -240,6 +243,7 @@ impl Store {
             tensors: RwLock::default(),
             generation: AtomicU64::new(0),
             registering: Mutex::default(),
+            groups: Mutex::default(),
             next_slice: AtomicU64::new(1),
             next_client: AtomicU64::new(1),
         };
@@ -251,7 +255,16 @@ impl Store {
     fn of(shared: Arc<Shared>) -> Self {
         let client = shared.next_client.fetch_add(1, Ordering::Relaxed);
         let zero = || AtomicU64::new(0);
-        Self { shared, client, sequence: zero(), pushed: zero(), bytes_pushed: zero(), bytes_saved: zero() }
+        let seats = Mutex::default();
+        Self {
+            shared,
+            client,
+            sequence: zero(),
+            pushed: zero(),
+            bytes_pushed: zero(),
+            bytes_saved: zero(),
+            seats,
+        }
     }
 
     /// Another client of the same parameters: [`ParameterServer::another`] as a store.
@@ -293,7 +306,8 @@ impl Store {
         let ids: Vec<_> = (0..spec.slice_count())
             .map(|k| (SliceId(self.shared.next_slice.fetch_add(1, Ordering::Relaxed)), k))
             .collect();
-        self.shared.shard.create_in(shared.as_ref(), spec, 0, &ids)?;
+        let group = self.group(&spec.group);
+        self.shared.shard.create_in(shared.as_ref(), spec, group, &ids)?;
         let slices = ids.iter().map(|(id, _)| self.shared.shard.slice(*id)).collect::<Result<Vec<_>>>()?;
         Ok(Tensor { spec: spec.clone(), slices, elements: spec.elements(), shared })
     }
@@ -860,6 +874,19 @@ impl ParameterServer for Store {
             Ok((name.clone(), slices.collect()))
         };
         Ok(Versions { client: self.client, tensors: names.iter().map(of).collect::<Result<_>>()? })
+    }
+
+    fn join(&self, group: &str, seat: &Seat, _timeout: Duration) -> Result<Joined> {
+        self.join_group(group, seat)
+    }
+
+    fn leave(&self, group: &str, warm: bool, _timeout: Duration) -> Result<()> {
+        self.leave_group(group, warm);
+        Ok(())
+    }
+
+    fn advance(&self, group: &str, warm: bool, steps: u64, timeout: Duration) -> Result<Clocks> {
+        self.advance_in(group, warm, steps, timeout)
     }
 
     fn stats(&self, _timeout: Duration) -> Result<Stats> {

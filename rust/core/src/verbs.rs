@@ -5,6 +5,7 @@ use crate::correction::Correction;
 use crate::dtype::{Array, View};
 use crate::error::{Error, Lost, Result};
 use crate::frame::Applied;
+use crate::mode::{Clocks, Joined, Seat};
 use crate::tensor::{SliceId, TensorSpec};
 use std::fmt;
 use std::ops::Range;
@@ -409,6 +410,13 @@ pub trait ParameterServer: Send + Sync + fmt::Debug {
     fn load_state(&self, name: &str, state: &State, timeout: Duration) -> Result<Receipt, PushError>;
     /// Versions of tensors.
     fn versions(&self, names: &[Arc<str>], timeout: Duration) -> Result<Versions>;
+    /// Takes a place among the workers of a group, which are bound as the seat says; again is the same as once. Where a server
+    /// has none free, it waits for one until the timeout.
+    fn join(&self, group: &str, seat: &Seat, timeout: Duration) -> Result<Joined>;
+    /// Gives the place in a group (`warm`: in its warm start) back. It goes with the client, too.
+    fn leave(&self, group: &str, warm: bool, timeout: Duration) -> Result<()>;
+    /// Says that this worker has taken so many more steps, and waits until it may take the next.
+    fn advance(&self, group: &str, warm: bool, steps: u64, timeout: Duration) -> Result<Clocks>;
     /// Counters.
     fn stats(&self, timeout: Duration) -> Result<Stats>;
     /// Takes what servers that were started anew lack of what this client was told. From the first call on that is not raised by

@@ -9,7 +9,7 @@ use fastps_core::error::{Kind, Result};
 use fastps_core::frame::{Action, Applied, Base, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, Ftrl, Optimizer, Rmsprop, Sgd};
-use fastps_core::record::{Record, Sink};
+use fastps_core::record::{Identities, Record, Sink};
 use fastps_core::rows::Indices;
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::slice::{Image, Resolved, Slice};
@@ -34,7 +34,7 @@ struct Log(Mutex<Vec<Told>>);
 impl Sink for Log {
     fn record(&self, record: &Record<'_>) {
         let (indices, body) = (record.indices.map(|i| i.bytes().to_vec()), record.body.to_vec());
-        let kept = Record { indices: None, body: &[], ..*record };
+        let kept = Record { indices: None, body: &[], shared_by: Identities::default(), ..*record };
         self.0.lock().unwrap().push(Told::Record(kept, indices, body));
     }
 

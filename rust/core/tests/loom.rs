@@ -13,9 +13,10 @@ use fastps_core::directory::Directory;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
 use fastps_core::fault;
-use fastps_core::frame::{Action, Applied, Identity, Push};
+use fastps_core::frame::{Action, Applied, Base, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::lock::{MAX_OVERTAKES, SliceLock};
+use fastps_core::mode::{Clocks, Mode, Quorum, Seat};
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::policy::{Admission, Held, Policy};
 use fastps_core::shard::{Shard, ShardConfig};
@@ -321,7 +322,7 @@ impl Policy for HoldAll {
 /// A held push is released while its sender asks, and while a repeat of it arrives.
 fn release_and_resolve(apply: Apply) {
     let policy = Arc::new(HoldAll::default());
-    let config = ShardConfig { policy: policy.clone(), ..ShardConfig::new(0, 1 << 20, Isa::Scalar) };
+    let config = ShardConfig { policy: Some(policy.clone()), ..ShardConfig::new(0, 1 << 20, Isa::Scalar) };
     let shard = shard_of(config, apply);
     let first = push(&shard, SLICE, 1);
     let held = policy.0.lock().unwrap().pop().unwrap();
@@ -480,5 +481,107 @@ fn processes_that_register_in_a_shared_store_list_both_and_a_reader_sees_whole_e
         let all = [first, listed(&reader)].concat();
         assert!(all == ["a", "b"] || all == ["b", "a"], "{all:?}");
         assert_eq!(listed(&one), all);
+    });
+}
+
+/// A worker takes its place in the group of the only slice.
+fn join(shard: &Shard, client: u64, mode: Mode) {
+    let seat = Seat { mode, rank: None, name: String::new() };
+    shard.groups().join(0, client, seat, shard.meter()).unwrap();
+}
+
+fn quorum(workers: u32, backup: u32) -> Mode {
+    Mode::Sync(Quorum { workers, backup, deterministic: false, sum: true })
+}
+
+fn value(shard: &Shard) -> f32 {
+    bytemuck::pod_read_unaligned(shard.pull(0, SLICE).unwrap().as_ref())
+}
+
+/// Pushes -1, based on version 0; what it is told lands in the list.
+fn contribute(shard: &Shard, client: u64, told: &Arc<Mutex<Vec<Result<Applied>>>>) {
+    let body = (-1.0_f32).to_le_bytes();
+    let push = Push {
+        slice: SLICE,
+        indices: None,
+        action: Action::Gradient,
+        identity: Identity { client, sequence: 1 },
+        base: Some(Base { version: 0, own: Some(0) }),
+        lr: None,
+        scale: None,
+        momentum: None,
+        correction: None,
+        count: 1,
+        codec: CodecId::Float32,
+        body: &body,
+        trusted: true,
+        once: false,
+    };
+    let told = told.clone();
+    shard.push(&push, move |result| told.lock().unwrap().push(result));
+}
+
+#[test]
+fn a_version_takes_the_first_gradients_and_refuses_the_rest() {
+    check("a quorum with a backup", Some(3), &["quorum_of_one_less", "late_gradient_counts"], || {
+        let (shard, told) = (shard(Apply::Exact), Arc::default());
+        (1..=3).for_each(|client| join(&shard, client, quorum(2, 1)));
+        let threads: Vec<_> = (1..=2)
+            .map(|client| {
+                let (shard, told) = (shard.clone(), Arc::clone(&told));
+                thread::spawn(move || contribute(&shard, client, &told))
+            })
+            .collect();
+        contribute(&shard, 3, &told);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let told = told.lock().unwrap();
+        assert_eq!(told.len(), 3);
+        assert_eq!(told.iter().filter(|result| result.as_ref().is_ok_and(|a| a.version == 1)).count(), 2);
+        let late = told.iter().filter_map(|result| result.as_ref().err()).map(|error| error.kind);
+        assert_eq!(late.collect::<Vec<_>>(), [Kind::StalePush]);
+        assert_eq!(value(&shard), 2.0);
+    });
+}
+
+#[test]
+fn nobody_waits_for_a_worker_whose_lease_ends() {
+    check("a quorum and the end of a lease", Some(3), &["table_looked_at_once"], || {
+        let (shard, told) = (shard(Apply::Exact), Arc::default());
+        (1..=2).for_each(|client| join(&shard, client, quorum(2, 0)));
+        let sweeper = {
+            let shard = shard.clone();
+            thread::spawn(move || shard.forget_client(2))
+        };
+        contribute(&shard, 1, &told);
+        sweeper.join().unwrap();
+        assert!(told.lock().unwrap().iter().all(|result| result.as_ref().unwrap().version == 1));
+        assert_eq!((told.lock().unwrap().len(), value(&shard)), (1, 1.0));
+    });
+}
+
+#[test]
+fn clocks_wake_whoever_waits() {
+    check("clocks and the end of a lease", Some(3), &["leaver_waited_for"], || {
+        let shard = shard(Apply::Exact);
+        (1..=3).for_each(|client| join(&shard, client, Mode::Bounded { staleness: 0 }));
+        let told: Arc<Mutex<Vec<u64>>> = Arc::default();
+        let advance = |shard: &Shard, client, told: &Arc<Mutex<Vec<u64>>>| {
+            let told = told.clone();
+            let done =
+                Box::new(move |result: Result<Clocks>| told.lock().unwrap().push(result.unwrap().slowest));
+            shard.groups().advance(0, client, false, 1, done);
+        };
+        let other = {
+            let (shard, told) = (shard.clone(), told.clone());
+            thread::spawn(move || advance(&shard, 2, &told))
+        };
+        let sweeper = {
+            let shard = shard.clone();
+            thread::spawn(move || shard.forget_client(3))
+        };
+        advance(&shard, 1, &told);
+        other.join().unwrap();
+        sweeper.join().unwrap();
+        assert_eq!(*told.lock().unwrap(), [1, 1]);
     });
 }

@@ -22,7 +22,7 @@ fn shard_with(room: u64, apply: Apply, optimizer: Optimizer, policy: Option<Arc<
     let shard = |limit: u64| {
         let mut config = ShardConfig::new(0, limit, Isa::best());
         if let Some(policy) = policy.clone() {
-            config.policy = policy;
+            config.policy = Some(policy);
         }
         let shard = Shard::new(config);
         let spec = TensorSpec {

@@ -214,7 +214,7 @@ fn error_feedback_telescopes() {
 fn shard_of(n: usize, apply: Apply, policy: Option<Arc<dyn Policy>>) -> Shard {
     let mut config = ShardConfig::new(3, u64::MAX, Isa::best());
     if let Some(policy) = policy {
-        config.policy = policy;
+        config.policy = Some(policy);
     }
     let shard = Shard::new(config);
     shard.create(&Arc::new(spec("w", n, apply, ledger())), 0, &[(SliceId(5), 0)]).unwrap();
@@ -270,7 +270,9 @@ impl Site {
     fn new(apply: Apply, policy: Option<Arc<dyn Policy>>) -> Self {
         let plain = ShardConfig::new(3, u64::MAX, Isa::best());
         let config = match policy {
-            Some(policy) => ShardConfig { policy, ..ShardConfig::new(3, u64::MAX, Isa::best()) },
+            Some(policy) => {
+                ShardConfig { policy: Some(policy), ..ShardConfig::new(3, u64::MAX, Isa::best()) }
+            }
             None => ShardConfig::new(3, u64::MAX, Isa::best()),
         };
         let mut site = Self { shard: Shard::new(config), quiet: Shard::new(plain), slices: Vec::new() };
@@ -536,7 +538,7 @@ fn an_absurd_step_count_is_refused() {
 #[test]
 fn a_push_that_is_held_beyond_its_deadline_is_in_doubt() {
     let policy = Arc::new(HoldAll::default());
-    let store = Store::new(StoreOptions { policy: policy.clone(), ..StoreOptions::default() }).unwrap();
+    let store = Store::new(StoreOptions { policy: Some(policy.clone()), ..StoreOptions::default() }).unwrap();
     let shapes: Vec<_> = std::iter::once(2 * SLICE + 5).chain([10; 100]).collect();
     let name =
         |k: usize, owner: Option<usize>| owner.map_or(format!("{k}"), |owner| format!("{owner} adam {k}"));
@@ -632,7 +634,7 @@ fn residual(feedback: &Mutex<ErrorFeedback>) -> Vec<f32> {
 #[test]
 fn what_was_held_and_never_applied_returns_to_the_residual() {
     let policy = Arc::new(HoldAll::default());
-    let store = Store::new(StoreOptions { policy: policy.clone(), ..StoreOptions::default() }).unwrap();
+    let store = Store::new(StoreOptions { policy: Some(policy.clone()), ..StoreOptions::default() }).unwrap();
     policy.open.store(true, Ordering::SeqCst);
     let n = 3 * SLICE;
     store.register(spec("w", n, Apply::Exact, ledger()), View::Float32(&vec![0.0; n]), SECOND).unwrap();

@@ -5,7 +5,7 @@ use crate::checksum::crc32c;
 use fastps_core::codec::CodecId;
 use fastps_core::frame::{Action, Applied, Base, Identity};
 use fastps_core::identity::Remembered;
-use fastps_core::record::Record;
+use fastps_core::record::{Identities, Record};
 use fastps_core::rows::Indices;
 use fastps_core::slice::Standing;
 use fastps_core::tensor::{Apply, SliceId};
@@ -32,7 +32,8 @@ const HAS_BASE: u8 = 2;
 const HAS_OWN: u8 = 4;
 const ONCE: u8 = 8;
 const HOGWILD: u8 = 16;
-const KNOWN_FLAGS: u8 = 31;
+const SHARED: u8 = 32;
+const KNOWN_FLAGS: u8 = 63;
 
 /// In an outcome: staleness that is not known.
 const UNKNOWN: u64 = u64::MAX;
@@ -133,7 +134,8 @@ pub(crate) fn push(to: &mut Vec<u8>, record: &Record<'_>) -> bool {
         | flag(record.base.is_some(), HAS_BASE)
         | flag(base.own.is_some(), HAS_OWN)
         | flag(record.once, ONCE)
-        | flag(record.apply == Apply::Hogwild, HOGWILD);
+        | flag(record.apply == Apply::Hogwild, HOGWILD)
+        | flag(!record.shared_by.is_empty(), SHARED);
     let rows = record.indices.map_or(&[][..], Indices::bytes);
     frame(to, |to| {
         to.extend_from_slice(&[PUSH, action, record.codec as u8, flags]);
@@ -144,6 +146,11 @@ pub(crate) fn push(to: &mut Vec<u8>, record: &Record<'_>) -> bool {
         to.extend_from_slice(&record.scale.to_bits().to_le_bytes());
         to.extend_from_slice(&(rows.len() as u32).to_le_bytes());
         to.extend_from_slice(rows);
+        if !record.shared_by.is_empty() {
+            let identities = record.shared_by.bytes();
+            to.extend_from_slice(&(identities.len() as u32).to_le_bytes());
+            to.extend_from_slice(identities);
+        }
         to.extend_from_slice(record.body);
     })
 }
@@ -290,6 +297,12 @@ impl<'a> Reader<'a> {
         if flags & !KNOWN_FLAGS != 0 || !rows.len().is_multiple_of(4) || (!is(HAS_ROWS) && !rows.is_empty()) {
             return None;
         }
+        let shared_by = if is(SHARED) {
+            let bytes = self.u32()? as usize;
+            Identities::new(self.take(bytes)?)?
+        } else {
+            Identities::default()
+        };
         let action = match action {
             0 => Action::Gradient,
             1 => Action::Assign,
@@ -310,6 +323,7 @@ impl<'a> Reader<'a> {
             lr,
             scale,
             momentum,
+            shared_by,
         }))
     }
 

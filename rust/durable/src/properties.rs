@@ -11,7 +11,7 @@ use fastps_core::dtype::DType;
 use fastps_core::frame::{Action, Applied, Base, Identity};
 use fastps_core::identity::Remembered;
 use fastps_core::optim::{Adam, Optimizer, Sgd};
-use fastps_core::record::Record;
+use fastps_core::record::{Identities, Record};
 use fastps_core::rows::Indices;
 use fastps_core::slice::Standing;
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
@@ -35,6 +35,7 @@ struct Pushed {
     lr: f64,
     scale: f32,
     momentum: f64,
+    shared_by: Vec<u8>,
 }
 
 impl Pushed {
@@ -54,6 +55,7 @@ impl Pushed {
             lr: self.lr,
             scale: self.scale,
             momentum: self.momentum,
+            shared_by: Identities::new(&self.shared_by).unwrap_or_default(),
         }
     }
 }
@@ -68,8 +70,9 @@ fn pushed() -> impl Strategy<Value = Pushed> {
     let rows = vec(any::<[u8; 4]>(), 0..9).prop_map(|rows| rows.concat());
     let options = (proptest::option::of(base), any::<bool>(), any::<bool>(), proptest::option::of(rows));
     let factors = (any::<f64>(), any::<f32>(), any::<f64>());
-    (any::<[u64; 5]>(), action, options, vec(any::<u8>(), 0..300), factors).prop_map(
-        |(numbers, action, (base, hogwild, once, rows), body, (lr, scale, momentum))| Pushed {
+    let shared_by = vec(any::<[u8; Identities::BYTES]>(), 0..5).prop_map(|identities| identities.concat());
+    (any::<[u64; 5]>(), action, options, (vec(any::<u8>(), 0..300), shared_by), factors).prop_map(
+        |(numbers, action, (base, hogwild, once, rows), (body, shared_by), (lr, scale, momentum))| Pushed {
             numbers,
             action,
             base,
@@ -80,6 +83,7 @@ fn pushed() -> impl Strategy<Value = Pushed> {
             lr,
             scale,
             momentum,
+            shared_by,
         },
     )
 }

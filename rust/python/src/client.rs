@@ -12,11 +12,12 @@ use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
 use crate::flight::{PullFlight, PushFlight, Turn, Unread, target, targets};
 use crate::live::LiveValues;
-use crate::options;
+use crate::options::{self, GroupMode};
 use crate::sparse;
 use crate::values::{Receipt, Receipts, Versions};
 use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
+use fastps_core::mode::{Mode, Seat};
 use fastps_core::store::{Memory, Store, StoreOptions};
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{ParameterServer, Rows, State, Values};
@@ -42,6 +43,8 @@ pub(crate) struct Client {
     timeout: Duration,
     unread: Arc<Unread>,
     closed: AtomicBool,
+    /// Its pushes wait for those of other workers, so they must not hold what those need to come.
+    waits: AtomicBool,
 }
 
 impl Client {
@@ -55,7 +58,8 @@ impl Client {
     }
 
     fn of(server: Here<Shared>, local: Option<Arc<Store>>, check_finite: bool, timeout: Duration) -> Self {
-        Self { server, local, check_finite, timeout, unread: Arc::default(), closed: AtomicBool::new(false) }
+        let (closed, waits) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { server, local, check_finite, timeout, unread: Arc::default(), closed, waits }
     }
 
     /// What every verb begins with: the fork check, and the error of an earlier push that nobody has read.
@@ -71,6 +75,11 @@ impl Client {
 
     fn timeout(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<Duration> {
         seconds.map_or(Ok(self.timeout), |seconds| call::duration(py, seconds))
+    }
+
+    /// The store of this process, where a push to it is over at once.
+    fn at_once(&self) -> Option<&Arc<Store>> {
+        self.local.as_ref().filter(|_| !self.waits.load(Ordering::Relaxed))
     }
 
     /// Calls the server without the GIL.
@@ -174,7 +183,7 @@ impl Client {
     fn push(&self, py: Python<'_>, name: &str, grad: &Bound<'_, PyAny>, how: How<'_>) -> PyResult<Receipt> {
         let server = self.enter(py)?;
         let options = self.options(py, &how, None)?;
-        let done = if let Some(store) = &self.local {
+        let done = if let Some(store) = self.at_once() {
             push_lent(py, store, &[name], std::slice::from_ref(grad), &options)?
         } else {
             let gradients = Arc::new(vec![pushed(name, grad)?]);
@@ -193,7 +202,7 @@ impl Client {
     fn push_list(&self, py: Python<'_>, list: &Bound<'_, PyDict>, how: How<'_>) -> PyResult<Receipts> {
         let server = self.enter(py)?;
         let options = self.options(py, &how, None)?;
-        if let Some(store) = &self.local {
+        if let Some(store) = self.at_once() {
             return push_lent_list(py, store, list, &options);
         }
         send(py, server, List::borrow(list)?, options, None)
@@ -203,7 +212,7 @@ impl Client {
         let server = self.enter(py)?;
         let options = self.bound_options(py, list, &how)?;
         let turn = Turn::take(py, &list.busy)?;
-        if let (Some(store), Some(bound)) = (&self.local, &list.local) {
+        if let (Some(store), Some(bound)) = (self.at_once(), &list.local) {
             let pushed = call::work(py, list.elements, || store.push_bound(bound, &options));
             drop(turn);
             return Ok(Receipts { names: list.list.names.clone(), receipts: pushed.or_raise(py)? });
@@ -479,6 +488,47 @@ impl Client {
         let names = shared(names);
         let versions = self.call(py, server, move |server| server.versions(&names, timeout))?;
         Ok(Versions(Arc::new(versions.or_raise(py)?)))
+    }
+
+    /// Takes a place among the workers of a group; gives the names of all.
+    fn join(
+        &self,
+        py: Python<'_>,
+        group: String,
+        mode: GroupMode,
+        rank: Option<u32>,
+        name: String,
+        timeout: Option<f64>,
+    ) -> PyResult<Vec<String>> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let mode = options::group_mode(py, &mode)?;
+        let seat = Seat { mode, rank, name };
+        let joined =
+            self.call(py, server, move |server| server.join(&group, &seat, timeout))?.or_raise(py)?;
+        self.waits.fetch_or(matches!(mode, Mode::Sync(_)), Ordering::Relaxed);
+        Ok(joined.workers)
+    }
+
+    fn leave(&self, py: Python<'_>, group: String, warm: bool, timeout: Option<f64>) -> PyResult<()> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        self.call(py, server, move |server| server.leave(&group, warm, timeout))?.or_raise(py)
+    }
+
+    /// Says that so many more steps are taken, and waits for the next one's turn: steps of the slowest, and whether this worker
+    /// trains alone.
+    fn advance(
+        &self,
+        py: Python<'_>,
+        group: String,
+        warm: bool,
+        steps: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<(u64, bool)> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let server = server.clone();
+        let clocks =
+            call::run(py, true, move || server.advance(&group, warm, steps, timeout))?.or_raise(py)?;
+        Ok((clocks.slowest, clocks.leads))
     }
 
     fn stats<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyDict>> {

@@ -6,17 +6,22 @@ use crate::map::Registered;
 use crate::node::{EPOCH, Node};
 use crate::reservation::Reserve;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::mode::Clocks;
 use fastps_core::tensor::SliceId;
 use fastps_durable::Event;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_server::Control;
 use fastps_proto::{MAX_MESSAGE_BYTES, PROTOCOL_MINOR};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
 /// Sessions that one answer to Stats lists.
 const MAX_LISTED: usize = 8192;
+
+/// How long one call may wait for other workers.
+const LONGEST_WAIT: Duration = Duration::from_secs(20);
 
 /// Of a server that keeps a log.
 pub(crate) const CAN_LOG: &str = "log";
@@ -60,7 +65,9 @@ macro_rules! speak_for_their_client {
     };
 }
 
-speak_for_their_client! { HelloRequest RegisterRequest ReserveRequest CommitRequest }
+speak_for_their_client! {
+    HelloRequest RegisterRequest ReserveRequest CommitRequest JoinRequest LeaveRequest AdvanceRequest
+}
 impl SpeaksFor for pb::GetMapRequest {}
 impl SpeaksFor for pb::SealRequest {}
 impl SpeaksFor for pb::SettleRequest {}
@@ -240,6 +247,54 @@ impl Control for ControlService {
             Ok(pb::DropResponse {})
         })
         .await
+    }
+
+    async fn join(&self, request: Request<pb::JoinRequest>) -> Result<Response<pb::JoinResponse>, Status> {
+        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+            let seat = convert::seat_from_wire(m.mode, m.rank, m.name)?;
+            node.sessions.touch(m.client, Instant::now())?;
+            let joined = node.shard.groups().join(m.group, m.client, seat, node.shard.meter())?;
+            Ok(pb::JoinResponse { clock: joined.clock, workers: joined.workers })
+        })
+        .await
+    }
+
+    async fn leave(&self, request: Request<pb::LeaveRequest>) -> Result<Response<pb::LeaveResponse>, Status> {
+        self.call(request, pb::Role::Worker, Access::Look, |node, _, m| {
+            node.shard.leave(m.group, m.client, m.warm);
+            Ok(pb::LeaveResponse {})
+        })
+        .await
+    }
+
+    async fn advance(
+        &self,
+        request: Request<pb::AdvanceRequest>,
+    ) -> Result<Response<pb::AdvanceResponse>, Status> {
+        let &pb::AdvanceRequest { client, group, warm, wait_ms, .. } = request.get_ref();
+        let told = self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+            node.sessions.touch(m.client, Instant::now())?;
+            let (done, told) = oneshot::channel();
+            let done = Box::new(move |result| drop(done.send(result)));
+            node.shard.groups().advance(m.group, m.client, m.warm, m.clock, done);
+            Ok(told)
+        });
+        let wait = Duration::from_millis(u64::from(wait_ms)).min(LONGEST_WAIT);
+        let told = tokio::time::timeout(wait, told.await?.into_inner()).await;
+        let clocks = match told {
+            Ok(Ok(result)) => result.map(Some),
+            Ok(Err(_)) => {
+                Err(Error::new(Kind::Unavailable, "another call of this worker waits in its place"))
+            }
+            Err(_) => Ok(None),
+        };
+        let clocks = clocks.map_err(|error| convert::status(&error.shard(self.node.index())))?;
+        Ok(Response::new(if let Some(Clocks { slowest, leads }) = clocks {
+            pb::AdvanceResponse { ready: true, slowest, leads, behind: Vec::new() }
+        } else {
+            let behind = self.node.shard.groups().behind(group, client, warm);
+            pb::AdvanceResponse { behind, ..pb::AdvanceResponse::default() }
+        }))
     }
 
     async fn stats(&self, request: Request<pb::StatsRequest>) -> Result<Response<pb::StatsResponse>, Status> {

@@ -13,7 +13,8 @@ use crate::wire::{Messages, Spin};
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::reach;
-use fastps_core::frame::{Applied, Push};
+use fastps_core::frame::{Applied, Identity, Push};
+use fastps_core::identity::Completion;
 use fastps_core::slice::{Resolved, Slice, Snapshot};
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
@@ -231,20 +232,41 @@ impl Exchange {
                 }
                 Err(error) => self.refuse(place, tag, error),
             },
-            Verb::Resolve(identity) => match shard.resolve(slice, identity) {
-                Ok(Resolved::Applied(applied)) => {
-                    let applied = Applied { duplicate: true, ..applied };
-                    place.send(Ok(owed(convert::receipt(tag, &applied))));
+            Verb::Resolve(identity) => self.resolve(tag, slice, identity, place),
+        }
+    }
+
+    /// Says what became of a push; of a gradient that waits for others, when that is known.
+    fn resolve(&self, tag: u64, slice: SliceId, identity: Identity, place: Place) {
+        let stream = self.clone();
+        let mut place = Some(place);
+        let later = || -> Completion {
+            let place = place.take();
+            Box::new(move |_| {
+                if let Some(place) = place {
+                    let resolved = stream.node.shard.resolve(slice, identity);
+                    stream.answer_resolved(tag, resolved, place);
                 }
-                Ok(Resolved::Fenced) => {
-                    place.send(Ok(owed(convert::fenced(tag))));
-                }
-                Ok(Resolved::Unknown) => {
-                    let error = Error::new(Kind::UnknownOutcome, "the slice does not remember that far back");
-                    self.refuse(place, tag, error);
-                }
-                Err(error) => self.refuse(place, tag, error),
-            },
+            })
+        };
+        let resolved = self.node.shard.resolve_later(slice, identity, later);
+        if let (Some(resolved), Some(place)) = (resolved, place) {
+            self.answer_resolved(tag, resolved, place);
+        }
+    }
+
+    fn answer_resolved(&self, tag: u64, resolved: Result<Resolved>, place: Place) {
+        match resolved {
+            Ok(Resolved::Applied(applied)) => {
+                let applied = Applied { duplicate: true, ..applied };
+                place.send(Ok(owed(convert::receipt(tag, &applied))));
+            }
+            Ok(Resolved::Fenced) => place.send(Ok(owed(convert::fenced(tag)))),
+            Ok(Resolved::Unknown) => {
+                let error = Error::new(Kind::UnknownOutcome, "the slice does not remember that far back");
+                self.refuse(place, tag, error);
+            }
+            Err(error) => self.refuse(place, tag, error),
         }
     }
 

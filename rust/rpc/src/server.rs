@@ -71,9 +71,7 @@ impl Server {
         let mut cores = Vec::new();
         for (shard, files) in bound.iter().zip(&files) {
             let mut shard_config = ShardConfig::new(shard.index, memory_limit, isa);
-            if let Some(policy) = &config.policy {
-                shard_config.policy = policy.clone();
-            }
+            shard_config.policy.clone_from(&config.policy);
             shard_config.sink.clone_from(&config.sink);
             if let Some(journal) = files.journal() {
                 shard_config.sink = Some(journal.clone());

@@ -1,6 +1,7 @@
 //! The memory of an `exact` slice, under its lock: plain, and copy-on-write where a pull has pinned it.
 
 use super::image::{Image, Standing};
+use super::round::Round;
 use super::snapshot::{Bytes, Copied, Snapshot};
 use super::{Counters, Slice, staleness};
 use crate::apply::{Exact, apply, apply_rows};
@@ -26,10 +27,12 @@ pub(super) struct ExactMemory {
     spare: Option<Arc<Buffer>>,
     state: Vec<Buffer>,
     step: u64,
-    version: u64,
+    pub(super) version: u64,
     /// Changes that were assignments.
     assigns: u64,
     pub(super) identities: Identities,
+    /// Gradients that wait for others to make a version together.
+    pub(super) round: Option<Box<Round>>,
 }
 
 impl ExactMemory {
@@ -50,6 +53,7 @@ impl ExactMemory {
             version: 0,
             assigns: 0,
             identities: Identities::default(),
+            round: None,
         }
     }
 
@@ -79,25 +83,7 @@ impl ExactMemory {
         let dropped = fault("drop_half") && push.identity.sequence.is_multiple_of(2);
         match push.action {
             Action::Gradient if dropped => {}
-            Action::Gradient => {
-                let (optimizer, lr) = (&slice.spec.optimizer, slice.lr(push));
-                let params = unpinned(slice, &mut self.params, &mut self.spare)?;
-                let storage = match slice.spec.dtype {
-                    DType::Float32 => Exact { params: params.values_mut(), state: &mut self.state },
-                };
-                match push.indices {
-                    None => {
-                        let rule = optimizer.rule(self.step, lr);
-                        let rule = push.momentum.map_or(rule, |momentum| rule.with_momentum(momentum));
-                        apply(slice.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
-                    }
-                    Some(indices) => {
-                        let rule = optimizer.sparse_rule(self.step, lr)?;
-                        apply_rows(slice.isa, storage, slice.touch(indices, push), rule);
-                    }
-                }
-                self.step += 1;
-            }
+            Action::Gradient => self.step(slice, push)?,
             Action::Assign => {
                 let params = unpinned(slice, &mut self.params, &mut self.spare)?;
                 assign(slice, push, push.body, params);
@@ -126,6 +112,29 @@ impl ExactMemory {
             self.identities.note(push.identity, Outcome::Applied(applied));
         }
         Ok(applied)
+    }
+
+    /// The optimizer's step. On an error nothing was changed.
+    #[inline(always)]
+    pub(super) fn step(&mut self, slice: &Slice, push: &Push<'_>) -> Result<()> {
+        let (optimizer, lr) = (&slice.spec.optimizer, slice.lr(push));
+        let params = unpinned(slice, &mut self.params, &mut self.spare)?;
+        let storage = match slice.spec.dtype {
+            DType::Float32 => Exact { params: params.values_mut(), state: &mut self.state },
+        };
+        match push.indices {
+            None => {
+                let rule = optimizer.rule(self.step, lr);
+                let rule = push.momentum.map_or(rule, |momentum| rule.with_momentum(momentum));
+                apply(slice.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
+            }
+            Some(indices) => {
+                let rule = optimizer.sparse_rule(self.step, lr)?;
+                apply_rows(slice.isa, storage, slice.touch(indices, push), rule);
+            }
+        }
+        self.step += 1;
+        Ok(())
     }
 
     /// Everything at one version; the values are pinned, the state is copied.

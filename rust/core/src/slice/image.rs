@@ -6,7 +6,7 @@ use super::{Memory, Slice, Snapshot};
 use crate::error::{Error, Kind, Result};
 use crate::frame::{Action, Identity, MAX_STEP, Push};
 use crate::identity::{Outcome, Remembered, Seen};
-use crate::record::Record;
+use crate::record::{Identities, Record};
 
 /// A slice at one version (`hogwild`: perhaps in the middle of pushes).
 #[derive(Clone, Debug)]
@@ -90,7 +90,9 @@ impl Slice {
             once: record.once,
         };
         let repeated = push.validate(self.isa, self.target()).and_then(|()| match &self.memory {
-            Memory::Exact(memory) => self.replay_exact(&mut memory.lock(), &push, record.version),
+            Memory::Exact(memory) => {
+                self.replay_exact(&mut memory.lock(), &push, record.version, record.shared_by)
+            }
             Memory::Hogwild(_) if gradient => {
                 Err(Error::new(Kind::Config, "gradients of a hogwild tensor cannot be repeated"))
             }
@@ -99,7 +101,13 @@ impl Slice {
         repeated.map_err(|error| self.name(error))
     }
 
-    fn replay_exact(&self, memory: &mut ExactMemory, push: &Push<'_>, version: u64) -> Result<bool> {
+    fn replay_exact(
+        &self,
+        memory: &mut ExactMemory,
+        push: &Push<'_>,
+        version: u64,
+        shared_by: Identities<'_>,
+    ) -> Result<bool> {
         let (last, _) = memory.version(0);
         if version <= last {
             return Ok(false);
@@ -108,10 +116,21 @@ impl Slice {
             return Err(Error::new(Kind::Internal, "records of changes are missing")
                 .expected(format!("version {}", last + 1), format!("version {version}")));
         }
-        if matches!(memory.identities.look_up(push.identity), Seen::Unmet) {
-            memory.identities.meet(push.identity.client, &self.meter)?;
+        for identity in shared_by.iter().chain([push.identity]) {
+            if !memory.identities.knows(identity.client) {
+                memory.identities.meet(identity.client, &self.meter)?;
+            }
         }
-        memory.repeat(self, push).map(|_| true)
+        if shared_by.is_empty() {
+            return memory.repeat(self, push).map(|_| true);
+        }
+        if push.action != Action::Gradient || push.indices.is_some() {
+            return Err(Error::new(
+                Kind::Internal,
+                "what several workers did together is a gradient of a whole slice",
+            ));
+        }
+        memory.repeat_shared(self, push, shared_by).map(|_| true)
     }
 
     /// Repeats the promise never to apply a push, unless the slice knows better already.

@@ -478,6 +478,111 @@ pub struct Session {
     #[prost(uint64, tag = "4")]
     pub idle_ms: u64,
 }
+/// What binds the workers of a group. A field that its kind does not use must be unset.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Mode {
+    /// Which.
+    #[prost(enumeration = "ModeKind", tag = "1")]
+    pub kind: i32,
+    /// MODE_BOUNDED: how many steps a worker may be ahead of the slowest.
+    #[prost(uint64, tag = "2")]
+    pub staleness: u64,
+    /// MODE_SYNC: gradients of one version.
+    #[prost(uint32, tag = "3")]
+    pub workers: u32,
+    /// MODE_SYNC: workers beyond those.
+    #[prost(uint32, tag = "4")]
+    pub backup: u32,
+    /// MODE_SYNC: sum in the order of the ranks.
+    #[prost(bool, tag = "5")]
+    pub deterministic: bool,
+    /// MODE_SYNC: step by the sum of the gradients, not by their mean.
+    #[prost(bool, tag = "6")]
+    pub sum: bool,
+    /// MODE_WARM_START: steps that are taken alone.
+    #[prost(uint64, tag = "7")]
+    pub steps: u64,
+}
+/// Asks for a place.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JoinRequest {
+    /// The client's incarnation.
+    #[prost(fixed64, tag = "1")]
+    pub client: u64,
+    /// The group, from the map.
+    #[prost(uint32, tag = "2")]
+    pub group: u32,
+    /// What the worker expects to be bound by. Workers of one group agree.
+    #[prost(message, optional, tag = "3")]
+    pub mode: ::core::option::Option<Mode>,
+    /// The worker's place in the order of workers.
+    #[prost(uint32, optional, tag = "4")]
+    pub rank: ::core::option::Option<u32>,
+    /// For people.
+    #[prost(string, tag = "5")]
+    pub name: ::prost::alloc::string::String,
+}
+/// The place is the client's.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JoinResponse {
+    /// Steps that the worker counts from: the slowest one's.
+    #[prost(fixed64, tag = "1")]
+    pub clock: u64,
+    /// Names of all workers, itself included, the first who came first.
+    #[prost(string, repeated, tag = "2")]
+    pub workers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// Gives a place back.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LeaveRequest {
+    /// The client's incarnation.
+    #[prost(fixed64, tag = "1")]
+    pub client: u64,
+    /// The group, from the map.
+    #[prost(uint32, tag = "2")]
+    pub group: u32,
+    /// The place in its warm start.
+    #[prost(bool, tag = "3")]
+    pub warm: bool,
+}
+/// It is free.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LeaveResponse {}
+/// Says how far a worker is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AdvanceRequest {
+    /// The client's incarnation.
+    #[prost(fixed64, tag = "1")]
+    pub client: u64,
+    /// The group, from the map.
+    #[prost(uint32, tag = "2")]
+    pub group: u32,
+    /// In its warm start.
+    #[prost(bool, tag = "3")]
+    pub warm: bool,
+    /// Steps taken, counted from the clock of the Join; in a warm start, steps that were taken alone, also by others before.
+    #[prost(fixed64, tag = "4")]
+    pub clock: u64,
+    /// The longest to wait; at most 20 s count.
+    #[prost(uint32, tag = "5")]
+    pub wait_ms: u32,
+}
+/// The worker may go on, or shall ask again.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AdvanceResponse {
+    /// It may go on.
+    #[prost(bool, tag = "1")]
+    pub ready: bool,
+    /// Steps of the slowest worker; in a warm start, steps that were taken alone.
+    #[prost(fixed64, tag = "2")]
+    pub slowest: u64,
+    /// It is the one that trains alone.
+    #[prost(bool, tag = "3")]
+    pub leads: bool,
+    /// Whom it waits for, if it is not ready.
+    #[prost(string, repeated, tag = "4")]
+    pub behind: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
 /// What a principal may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -741,6 +846,48 @@ impl Kind {
             "KIND_REFUSED" => Some(Self::Refused),
             "KIND_FENCED" => Some(Self::Fenced),
             "KIND_VERSION" => Some(Self::Version),
+            _ => None,
+        }
+    }
+}
+/// How the workers of a group keep together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ModeKind {
+    /// Never sent.
+    ModeUnspecified = 0,
+    /// Nothing binds them.
+    ModeFree = 1,
+    /// Nobody is more than `staleness` steps ahead of the slowest.
+    ModeBounded = 2,
+    /// A version is made of the first `workers` gradients that are based on the one before it. Each is answered when the version is
+    /// there; what comes later is refused (stale_push).
+    ModeSync = 3,
+    /// One trains alone first. A table of its own, beside that of the mode which follows.
+    ModeWarmStart = 4,
+}
+impl ModeKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::ModeUnspecified => "MODE_UNSPECIFIED",
+            Self::ModeFree => "MODE_FREE",
+            Self::ModeBounded => "MODE_BOUNDED",
+            Self::ModeSync => "MODE_SYNC",
+            Self::ModeWarmStart => "MODE_WARM_START",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "MODE_UNSPECIFIED" => Some(Self::ModeUnspecified),
+            "MODE_FREE" => Some(Self::ModeFree),
+            "MODE_BOUNDED" => Some(Self::ModeBounded),
+            "MODE_SYNC" => Some(Self::ModeSync),
+            "MODE_WARM_START" => Some(Self::ModeWarmStart),
             _ => None,
         }
     }
@@ -1050,6 +1197,68 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Stats"));
             self.inner.unary(req, path, codec).await
         }
+        /// Takes a place among the workers of a group: at shard 0 first, which decides, then at every other. Role: worker.
+        pub async fn join(
+            &mut self,
+            request: impl tonic::IntoRequest<super::JoinRequest>,
+        ) -> std::result::Result<tonic::Response<super::JoinResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/fastps.v1.Control/Join");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Join"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Gives it back; a session that ends does, too. Role: worker.
+        pub async fn leave(
+            &mut self,
+            request: impl tonic::IntoRequest<super::LeaveRequest>,
+        ) -> std::result::Result<tonic::Response<super::LeaveResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/fastps.v1.Control/Leave");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Leave"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Says how many steps the worker has taken, at shard 0, and waits there until it may take the next. Role: worker.
+        pub async fn advance(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AdvanceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AdvanceResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fastps.v1.Control/Advance",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Advance"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1124,6 +1333,21 @@ pub mod control_server {
             &self,
             request: tonic::Request<super::StatsRequest>,
         ) -> std::result::Result<tonic::Response<super::StatsResponse>, tonic::Status>;
+        /// Takes a place among the workers of a group: at shard 0 first, which decides, then at every other. Role: worker.
+        async fn join(
+            &self,
+            request: tonic::Request<super::JoinRequest>,
+        ) -> std::result::Result<tonic::Response<super::JoinResponse>, tonic::Status>;
+        /// Gives it back; a session that ends does, too. Role: worker.
+        async fn leave(
+            &self,
+            request: tonic::Request<super::LeaveRequest>,
+        ) -> std::result::Result<tonic::Response<super::LeaveResponse>, tonic::Status>;
+        /// Says how many steps the worker has taken, at shard 0, and waits there until it may take the next. Role: worker.
+        async fn advance(
+            &self,
+            request: tonic::Request<super::AdvanceRequest>,
+        ) -> std::result::Result<tonic::Response<super::AdvanceResponse>, tonic::Status>;
     }
     /// Control calls: small, rare, unary. Every call needs a deadline.
     ///
@@ -1622,6 +1846,135 @@ pub mod control_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = StatsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fastps.v1.Control/Join" => {
+                    #[allow(non_camel_case_types)]
+                    struct JoinSvc<T: Control>(pub Arc<T>);
+                    impl<T: Control> tonic::server::UnaryService<super::JoinRequest>
+                    for JoinSvc<T> {
+                        type Response = super::JoinResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::JoinRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::join(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = JoinSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fastps.v1.Control/Leave" => {
+                    #[allow(non_camel_case_types)]
+                    struct LeaveSvc<T: Control>(pub Arc<T>);
+                    impl<T: Control> tonic::server::UnaryService<super::LeaveRequest>
+                    for LeaveSvc<T> {
+                        type Response = super::LeaveResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::LeaveRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::leave(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = LeaveSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fastps.v1.Control/Advance" => {
+                    #[allow(non_camel_case_types)]
+                    struct AdvanceSvc<T: Control>(pub Arc<T>);
+                    impl<T: Control> tonic::server::UnaryService<super::AdvanceRequest>
+                    for AdvanceSvc<T> {
+                        type Response = super::AdvanceResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AdvanceRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::advance(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AdvanceSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -115,14 +115,19 @@ impl Link {
                 if error.kind == Kind::Lease && pending.header.reservation == 0 =>
             {
                 queue.lease_lost = true;
-                if pending.attempts == 1 || !call.identified {
+                let fenced = pending.header.kind() == pb::Kind::Gradient && self.has_places();
+                if fenced {
+                    // The others have gone on without this worker: its gradient is of values that are gone.
+                    Err((pending.attempts == 1, part.refused(error)))
+                } else if pending.attempts == 1 || !call.identified {
                     // Nothing was changed: it waits for the next incarnation.
                     (pending.attempts, pending.header.client) = (0, 0);
                     queue.frames.insert(tag, pending);
                     self.check_drained(&queue);
                     return Ok(());
+                } else {
+                    Err((false, part.refused(error)))
                 }
-                Err((false, part.refused(error)))
             }
             // A repeat that was refused may say nothing about what was sent before it.
             (_, convert::Answer::Refused(error)) => {

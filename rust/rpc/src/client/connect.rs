@@ -142,6 +142,7 @@ impl Client {
             incarnations: AtomicU64::new(0),
             map_is_stale: AtomicBool::new(false),
             lost: Losses::default(),
+            places: Mutex::default(),
             doubts: Mutex::default(),
         });
         let link = |met: Met| {

@@ -92,6 +92,11 @@ impl Link {
         lock(&self.queue).client
     }
 
+    /// Whether the client is one of a group's workers.
+    pub(super) fn has_places(&self) -> bool {
+        !lock(&self.shared.places).is_empty()
+    }
+
     pub(super) fn channel(&self) -> Result<Channel> {
         lock(&self.channel).clone().ok_or_else(closed)
     }

@@ -71,6 +71,12 @@ impl Map {
         (state.epoch, names.map(|name| state.entries.get(name).cloned()).collect())
     }
 
+    /// The number of a group that a known tensor belongs to.
+    pub(super) fn group(&self, name: &str) -> Option<u32> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        state.entries.values().find(|entry| &*entry.spec.group == name).map(|entry| entry.group)
+    }
+
     pub(super) fn names(&self) -> Vec<Arc<str>> {
         self.state.read().unwrap_or_else(PoisonError::into_inner).entries.keys().cloned().collect()
     }

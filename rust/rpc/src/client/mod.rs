@@ -10,6 +10,7 @@ mod connect;
 mod control;
 mod deadlines;
 mod doubt;
+mod groups;
 mod link;
 mod lost;
 mod map;
@@ -35,6 +36,7 @@ use deadlines::Deadlines;
 use doubt::Doubt;
 use fastps_core::codec::ErrorFeedback;
 use fastps_core::error::{Error, Kind, Result};
+use groups::Place;
 use link::{Link, closed};
 use lost::Losses;
 use map::{Entry, Map};
@@ -79,6 +81,8 @@ pub(crate) struct Shared {
     map_is_stale: AtomicBool,
     /// What servers that were started anew lack.
     lost: Losses,
+    /// Its places in groups of workers.
+    places: Mutex<Vec<Place>>,
     /// Doubts whose content may go back to a residual.
     doubts: Mutex<Vec<Arc<Doubt>>>,
 }

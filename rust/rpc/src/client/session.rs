@@ -1,6 +1,7 @@
 //! What drives a link: connect, say hello, send what waits, take answers; when the connection breaks, again.
 
 use super::control;
+use super::groups;
 use super::link::{Link, closed};
 use super::runtime::random;
 use super::stream::{Stream, broken};
@@ -78,6 +79,7 @@ async fn open(link: &Arc<Link>) -> Result<(u64, Stream)> {
         link.renew()?;
         hello(link, false).await?;
     }
+    groups::rejoin(link).await;
     let stream = Stream::open(&link.way, &link.address, link.server()).await?;
     Ok((link.begin(), stream))
 }

@@ -13,6 +13,7 @@ use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind, Lost, Result};
 use fastps_core::frame::Action;
 use fastps_core::isa::Isa;
+use fastps_core::mode::{Clocks, Joined, Seat};
 use fastps_core::outgoing;
 use fastps_core::sparse::Plan;
 use fastps_core::tensor::TensorSpec;
@@ -175,6 +176,18 @@ impl ParameterServer for Client {
         let call = self.start_pull(&entries, epoch, Read::Version, deadline);
         self.finish_pull(&call, &mut Patient)?;
         Ok(versions(&call, id))
+    }
+
+    fn join(&self, group: &str, seat: &Seat, timeout: Duration) -> Result<Joined> {
+        self.join_group(group, seat, timeout)
+    }
+
+    fn leave(&self, group: &str, warm: bool, timeout: Duration) -> Result<()> {
+        self.leave_group(group, warm, timeout)
+    }
+
+    fn advance(&self, group: &str, warm: bool, steps: u64, timeout: Duration) -> Result<Clocks> {
+        self.advance_in(group, warm, steps, timeout)
     }
 
     fn stats(&self, timeout: Duration) -> Result<Stats> {

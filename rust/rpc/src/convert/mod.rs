@@ -3,6 +3,7 @@
 
 mod answer;
 mod error;
+mod mode;
 mod parts;
 mod request;
 mod spec;
@@ -13,6 +14,7 @@ pub use error::{
     error_from_refusal, error_from_status, kind_from_name, kind_name, refusal, status, unreadable,
     unreadable_response,
 };
+pub use mode::{mode_to_wire, seat_from_wire};
 pub use parts::{MAX_PARTS, Part, Parts, pull_parts_header, push_parts_header, receipts, rows_header};
 pub use request::{
     Read, Request, Route, Verb, crc32c, plain_len, push_frame, read_frame, request_from_frame, resolve_frame,

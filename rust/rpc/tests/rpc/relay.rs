@@ -125,4 +125,7 @@ forward! {
     unregister(UnregisterRequest) -> UnregisterResponse;
     drop(DropRequest) -> DropResponse;
     stats(StatsRequest) -> StatsResponse;
+    join(JoinRequest) -> JoinResponse;
+    leave(LeaveRequest) -> LeaveResponse;
+    advance(AdvanceRequest) -> AdvanceResponse;
 }

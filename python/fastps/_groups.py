@@ -1,0 +1,118 @@
+"""A worker's places in the groups of its tensors: who keeps together with whom."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+
+from fastps import _fastps
+from fastps.errors import DeadlineError
+from fastps.modes import Mode, WarmStart
+
+__all__ = ["Groups"]
+
+
+class Groups:
+    """The groups that a worker's tensors belong to.
+
+    Args:
+        native: The worker's own client.
+        rank: Its place in the order of workers, or None.
+        name: For people; None: machine and process.
+    """
+
+    def __init__(self, native: _fastps.Client, rank: int | None, name: str | None) -> None:
+        self._native = native
+        self._rank = rank
+        self._name = f"{socket.gethostname()} pid {os.getpid()}" if name is None else name
+        self._names: list[str] = []
+        self._bound: Mode | None = None
+        self._warm: WarmStart | None = None
+        self._owes = False  # a wait for others that ended at its deadline
+
+    def add(self, names: Iterable[str]) -> None:
+        """Takes on the groups of more tensors."""
+        groups = dict.fromkeys(self._native.spec(name, None)[3] for name in names)
+        new = [group for group in groups if group not in self._names]
+        self._names += new
+        if self._bound is not None:
+            self._join(self._bound, new)
+
+    def bind(self, mode: Mode) -> None:
+        """Takes a place in each group, as the mode says.
+
+        Raises:
+            ConfigError: A group is bound by another mode; nobody's place is changed.
+            UnavailableError: All places are taken.
+        """
+        self._join(mode, self._names)
+        self._bound = mode
+
+    def _join(self, mode: Mode, groups: list[str]) -> None:
+        for group in groups:
+            self._native.join(group, mode._binding(), self._rank, self._name, None)
+
+    def wait(self, steps: int) -> None:
+        """Says that steps were taken, and waits until the next may be.
+
+        A wait that ended at its deadline is made up for.
+        """
+        if self._bound is None or not (steps or self._owes):
+            return
+        self._owes = True
+        for group in self._names:
+            self._native.advance(group, False, steps, None)
+        self._owes = False
+
+    def workers(self) -> str:
+        """Who is there, for an error."""
+        assert self._bound is not None
+        rooms = {
+            g: self._native.join(g, self._bound._binding(), self._rank, self._name, None) for g in self._names
+        }
+        return "; ".join(
+            f"group {group!r} has {len(names)} worker{'s' * (len(names) != 1)}: {', '.join(names)}"
+            for group, names in rooms.items()
+        )
+
+    # -- warm start ------------------------------------------------------------------------------------------
+
+    def warm_up(self, mode: WarmStart) -> bool:
+        """Waits for the end of a warm start, or until this worker is the one that trains alone."""
+        self._warm = mode
+        group = self._names[0]
+        self._native.join(group, mode._binding(), self._rank, self._name, None)
+        leads = self._native.advance(group, True, 0, mode.timeout)[1]
+        if not leads:
+            self._end_warm_start(mode)
+        return leads
+
+    def stepped_alone(self) -> bool:
+        """Counts a step that was taken alone; whether the next one will be, too."""
+        mode = self._warm
+        assert mode is not None
+        steps, leads = self._native.advance(self._names[0], True, 1, None)
+        if leads:
+            return True
+        if steps < mode.steps:
+            raise DeadlineError("another worker has taken over the warm start")
+        self._end_warm_start(mode)
+        return False
+
+    def _end_warm_start(self, mode: WarmStart) -> None:
+        self.bind(mode.then)
+        self._leave_warm_start()
+
+    def _leave_warm_start(self) -> None:
+        if self._warm is not None:
+            self._warm = None
+            self._native.leave(self._names[0], True, None)
+
+    def leave(self) -> None:
+        """Gives all places back, so that nobody waits for this worker."""
+        self._leave_warm_start()
+        if self._bound is not None:
+            self._bound = None
+            for group in self._names:
+                self._native.leave(group, False, None)

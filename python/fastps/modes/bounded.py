@@ -1,0 +1,44 @@
+"""`Bounded`: nobody runs far ahead of the slowest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fastps.modes._checks import at_least
+from fastps.modes._mode import Binding, Mode
+
+__all__ = ["Bounded"]
+
+
+@dataclass(frozen=True)
+class Bounded(Mode):
+    """Stale synchronous parallel (Ho et al., NIPS 2013): every gradient is applied when it arrives, and no
+    worker is more than `staleness` steps ahead of the slowest living one.
+
+    A worker's clock counts its steps, beginning with the slowest one's when it joins. At the end of a step,
+    when its push is applied, it waits until the slowest worker's clock is at most `staleness` behind; then it
+    fetches. So its values contain all pushes but those of the last `staleness` steps of others. A worker that
+    is gone (closed, killed, stopped for a lease) is waited for no longer; one that comes back joins anew.
+
+    Binds its group: all workers have the same value.
+
+    Args:
+        staleness: Steps, >= 0; with 0, all workers take each step together.
+
+    Raises:
+        ConfigError: An argument out of its range.
+
+    >>> fastps.Bounded(staleness=3)
+    Bounded(staleness=3)
+    """
+
+    staleness: int
+
+    _together: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        at_least(0, "staleness", self.staleness)
+
+    def _binding(self) -> Binding:
+        return "bounded", [self.staleness], []

@@ -1,0 +1,24 @@
+"""`Hogwild`: lock-free, in one machine's memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastps.modes._mode import Mode
+
+__all__ = ["Hogwild"]
+
+
+@dataclass(frozen=True)
+class Hogwild(Mode):
+    """Lock-free training in memory (Niu, Recht, Re, Wright, NIPS 2011): threads, or the processes that share
+    a store, step the same parameters at the same time, and nobody waits or is told of anybody.
+
+    Takes tensors that are registered with ``apply="hogwild"`` in a `fastps.Store`. In a shared store
+    (``Store(shared=True)``) the worker's `params` are the parameters themselves, not a copy: they change
+    while a gradient is computed, and nothing is fetched. In a store of one process, and where the worker was
+    given arrays of its own (``copy=False``, and so in `fastps.torch`), each step fetches.
+
+    >>> fastps.Hogwild()
+    Hogwild()
+    """

@@ -1,0 +1,317 @@
+//! A version that is made of the gradients of several workers (`Sync`): they are added up as they come, and the last that it
+//! needs takes the step for all of them.
+//!
+//! A gradient belongs to the version behind the one that it is based on. What comes later than that version was made is refused.
+//! Each worker has one gradient in a version; nothing of it counts before the step, and its answer waits for that.
+
+use super::exact::ExactMemory;
+use super::{Counters, Slice};
+use crate::apply::add;
+use crate::codec::CodecId;
+use crate::error::{Error, Kind, Result};
+use crate::fault::fault;
+use crate::finite;
+use crate::frame::{Action, Applied, Identity, Push};
+use crate::identity::{Completion, Outcome, Seen};
+use crate::mode::Quorum;
+use crate::params::{Buffer, Charge, Pieces, Purpose};
+use crate::policy::Share;
+use crate::record::{Identities, Record};
+use std::fmt;
+
+/// Which of the slice's arrays the sum is like: see [`Buffer::filled`].
+const SUM: usize = 3;
+
+/// The gradients of the coming version that are there.
+pub(super) struct Round {
+    parts: Vec<Part>,
+    sum: Buffer,
+    /// The smallest rate that a gradient asked for: nobody gets a larger step than asked for.
+    lr: f64,
+    _memory: Charge,
+}
+
+/// One worker's gradient.
+struct Part {
+    identity: Identity,
+    done: Completion,
+    /// Kept until its turn, where the order of the sum is given.
+    kept: Option<Kept>,
+}
+
+struct Kept {
+    rank: u32,
+    scale: f32,
+    codec: CodecId,
+    body: Vec<u8>,
+    _memory: Charge,
+}
+
+/// Who is to be told what, when the slice's lock is free again.
+pub(super) type Told = Vec<(Completion, Result<Applied>)>;
+
+impl Round {
+    fn new(slice: &Slice) -> Result<Self> {
+        let bytes = Buffer::bytes_for(slice.spec.dtype, slice.len);
+        let memory = slice.meter.take(Purpose::Held, bytes)?;
+        let sum = Buffer::filled(slice.spec.dtype, slice.len, 0.0, SUM, &mut Pieces::none());
+        Ok(Self { parts: Vec::new(), sum, lr: f64::INFINITY, _memory: memory })
+    }
+
+    fn add(&mut self, slice: &Slice, codec: CodecId, body: &[u8], scale: f32) {
+        add(slice.isa, self.sum.values_mut(), codec, body, scale);
+    }
+
+    /// The sum of all that is there, in the order that was asked for.
+    fn complete(&mut self, slice: &Slice) -> Result<()> {
+        self.parts.sort_by_key(|part| part.kept.as_ref().map(|kept| kept.rank));
+        let kept: Vec<_> = self.parts.iter_mut().filter_map(|part| part.kept.take()).collect();
+        for Kept { codec, body, scale, .. } in kept {
+            self.add(slice, codec, &body, scale);
+        }
+        finite::check(slice.isa, bytemuck::cast_slice(self.sum.bytes()), None)
+            .map_err(|error| error.expected("a finite sum of the workers' gradients", "infinity"))
+    }
+}
+
+/// Tells them.
+pub(super) fn tell(told: Told) {
+    for (done, result) in told {
+        done(result);
+    }
+}
+
+impl Slice {
+    /// Takes a gradient into the coming version. Its answer comes with the version, if not at once; others may get theirs.
+    pub(super) fn share(
+        &self,
+        memory: &mut ExactMemory,
+        push: &Push<'_>,
+        share: Share,
+        later: impl FnOnce() -> Completion,
+    ) -> (Option<Result<Applied>>, Told) {
+        match memory.identities.look_up(push.identity) {
+            Seen::Before(Outcome::Applied(applied)) => {
+                Counters::count(&self.counters.duplicates);
+                return (Some(Ok(Applied { duplicate: true, ..*applied })), Told::new());
+            }
+            Seen::Before(Outcome::Shared(waiting) | Outcome::Held(waiting) | Outcome::Applying(waiting)) => {
+                waiting.push(later());
+                return (None, Told::new());
+            }
+            Seen::Before(Outcome::Fenced) => return (Some(Err(self.name(fenced()))), Told::new()),
+            Seen::Forgotten => return (Some(Err(self.name(forgotten()))), Told::new()),
+            Seen::Unmet | Seen::New => {}
+        }
+        match memory.take_in(self, push, share, later) {
+            Ok(told) => (None, told),
+            Err(error) => {
+                Counters::count(&self.counters.refused);
+                (Some(Err(self.name(error))), Told::new())
+            }
+        }
+    }
+}
+
+impl ExactMemory {
+    /// Adds a gradient that is new. On an error it counts as never seen.
+    fn take_in(
+        &mut self,
+        slice: &Slice,
+        push: &Push<'_>,
+        share: Share,
+        later: impl FnOnce() -> Completion,
+    ) -> Result<Told> {
+        self.check_base(push)?;
+        let client = push.identity.client;
+        if self.round.as_ref().is_some_and(|round| round.has(client)) {
+            return Err(Error::new(Kind::Config, "the worker has a gradient in the coming version already"));
+        }
+        let kept = share.rank.map(|rank| Kept::of(slice, push, rank)).transpose()?;
+        if !self.identities.knows(client) {
+            self.identities.meet(client, &slice.meter)?;
+        }
+        let mut round = match self.round.take() {
+            Some(round) => round,
+            None => Box::new(Round::new(slice)?),
+        };
+        if kept.is_none() {
+            round.add(slice, push.codec, push.body, push.scale.unwrap_or(1.0));
+        }
+        round.lr = round.lr.min(slice.lr(push));
+        let mut told = self.replace(&mut round, kept.as_ref());
+        self.identities.note(push.identity, Outcome::Shared(Vec::new()));
+        round.parts.push(Part { identity: push.identity, done: later(), kept });
+        self.round = Some(round);
+        told.extend(self.end_round(slice, share.quorum, share.needed));
+        Ok(told)
+    }
+
+    /// A gradient is for the version behind the one that it is based on.
+    fn check_base(&self, push: &Push<'_>) -> Result<()> {
+        let Some(base) = push.base else {
+            return Err(Error::new(Kind::Config, "a gradient of a version says what it is based on")
+                .expected("based_on=", "nothing"));
+        };
+        let now = self.changed();
+        if base.version == now || fault("late_gradient_counts") {
+            return Ok(());
+        }
+        let why = "the gradient came too late: its version was made without it";
+        Err(Error::new(Kind::StalePush, why)
+            .expected(format!("based on version {now}"), format!("version {}", base.version)))
+    }
+
+    /// A worker that was started anew takes the place of its earlier gradient.
+    fn replace(&mut self, round: &mut Round, by: Option<&Kept>) -> Told {
+        let rank = by.map(|kept| kept.rank);
+        let same = |part: &mut Part| rank.is_some() && part.kept.as_ref().map(|kept| kept.rank) == rank;
+        let old: Vec<_> = round.parts.extract_if(.., same).collect();
+        self.refuse(
+            old,
+            &Error::new(Kind::StalePush, "the worker's next incarnation has sent a newer gradient"),
+        )
+    }
+
+    /// Takes the step for all whose gradients are there, if there are as many as are needed.
+    pub(super) fn end_round(&mut self, slice: &Slice, quorum: Quorum, needed: u32) -> Told {
+        let needed = if fault("quorum_of_one_less") { needed - 1 } else { needed };
+        let full =
+            |round: &mut Box<Round>| !round.parts.is_empty() && round.parts.len() as u64 >= u64::from(needed);
+        let Some(mut round) = self.round.take_if(full) else { return Told::new() };
+        let share = quorum.share(round.parts.len());
+        let mut ids = Vec::with_capacity(round.parts.len() * Identities::BYTES);
+        let last = round.parts.last().map_or(Identity { client: 0, sequence: 0 }, |part| part.identity);
+        let stepped = round.complete(slice).and_then(|()| {
+            round.parts.iter().for_each(|part| Identities::put(&mut ids, part.identity));
+            let push = sum_of(slice, &round, last, share);
+            self.step_shared(slice, &push, Identities::new(&ids).unwrap_or_default())
+        });
+        let mut told = Told::new();
+        match stepped {
+            Ok(applied) => {
+                for (part, (applied, waiting)) in round.parts.drain(..).zip(applied) {
+                    told.push((part.done, Ok(applied)));
+                    told.extend(
+                        waiting.into_iter().map(|done| (done, Ok(Applied { duplicate: true, ..applied }))),
+                    );
+                }
+            }
+            Err(error) => told = self.refuse(round.parts.drain(..).collect(), &slice.name(error)),
+        }
+        // Its memory is warm when the next version begins.
+        round.lr = f64::INFINITY;
+        round.sum.values_mut::<f32>().fill(0.0);
+        self.round = Some(round);
+        told
+    }
+
+    /// One step by a sum, for all who have a part in it; the record of it is written.
+    fn step_shared(
+        &mut self,
+        slice: &Slice,
+        push: &Push<'_>,
+        shared_by: Identities<'_>,
+    ) -> Result<Vec<(Applied, Vec<Completion>)>> {
+        let applied = self.repeat_shared(slice, push, shared_by)?;
+        if let (Some(sink), Some((one, _))) = (&slice.sink, applied.first()) {
+            sink.record(&Record { shared_by, ..slice.record_of(push, *one) });
+        }
+        Ok(applied)
+    }
+
+    /// The same of a step whose record is there already.
+    pub(super) fn repeat_shared(
+        &mut self,
+        slice: &Slice,
+        push: &Push<'_>,
+        shared_by: Identities<'_>,
+    ) -> Result<Vec<(Applied, Vec<Completion>)>> {
+        self.step(slice, push)?;
+        self.version += 1;
+        let (version, scale) = (self.version, push.scale.unwrap_or(1.0));
+        let note = |identity: Identity| {
+            let own = self.identities.count_own(identity.client);
+            let applied = Applied { version, own, staleness: Some(0), scale, duplicate: false };
+            (applied, self.identities.note(identity, Outcome::Applied(applied)))
+        };
+        Ok(shared_by.iter().map(note).collect())
+    }
+
+    /// Refuses gradients that wait for a version that they will not be part of.
+    fn refuse(&mut self, parts: Vec<Part>, error: &Error) -> Told {
+        let mut told = Told::new();
+        for part in parts {
+            let waiting = self.identities.withdraw(part.identity);
+            let all = std::iter::once(part.done).chain(waiting);
+            told.extend(all.map(|done| (done, Err(error.clone()))));
+        }
+        told
+    }
+
+    /// The slice was changed otherwise, so the version that gradients wait for will not be.
+    #[cold]
+    pub(super) fn give_up_round(&mut self, slice: &Slice) -> Told {
+        let Some(round) = self.round.take() else { return Told::new() };
+        let why = "the slice was changed otherwise while the gradient waited for its version";
+        self.refuse(round.parts, &slice.name(Error::new(Kind::StalePush, why)))
+    }
+
+    /// A worker is gone. Its gradient stays in the sum; where nobody is left, there is no version to be made.
+    pub(super) fn forget(&mut self, slice: &Slice, client: u64) -> Told {
+        self.identities.forget(client);
+        let is_here = |part: &Part| self.identities.knows(part.identity.client);
+        if self.round.as_ref().is_some_and(|round| !round.parts.iter().any(is_here)) {
+            return self.give_up_round(slice);
+        }
+        Told::new()
+    }
+}
+
+impl Round {
+    fn has(&self, client: u64) -> bool {
+        self.parts.iter().any(|part| part.identity.client == client)
+    }
+}
+
+impl Kept {
+    fn of(slice: &Slice, push: &Push<'_>, rank: u32) -> Result<Self> {
+        let memory = slice.meter.take(Purpose::Held, push.body.len() as u64)?;
+        let scale = push.scale.unwrap_or(1.0);
+        Ok(Self { rank, scale, codec: push.codec, body: push.body.to_vec(), _memory: memory })
+    }
+}
+
+/// The push that a sum is.
+fn sum_of<'a>(slice: &Slice, round: &'a Round, identity: Identity, share: f32) -> Push<'a> {
+    Push {
+        slice: slice.id,
+        action: Action::Gradient,
+        identity,
+        base: None,
+        lr: Some(round.lr),
+        scale: Some(share),
+        momentum: None,
+        correction: None,
+        count: slice.len as u64,
+        indices: None,
+        codec: CodecId::plain(slice.spec.dtype),
+        body: round.sum.bytes(),
+        trusted: true,
+        once: false,
+    }
+}
+
+pub(super) fn fenced() -> Error {
+    Error::new(Kind::Fenced, "the push was fenced: it was not applied and never will be")
+}
+
+pub(super) fn forgotten() -> Error {
+    Error::new(Kind::UnknownOutcome, "the push is older than what the slice remembers")
+}
+
+impl fmt::Debug for Round {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Round").field("parts", &self.parts.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,78 @@
+//! Groups of workers that share a store in one process.
+
+use super::Store;
+use crate::error::{Error, Kind, Result};
+use crate::mode::{Clocks, Joined, Mode, Seat};
+use crate::sync::lock;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+/// The places that a client of a store has, each with the steps that it has taken.
+#[derive(Debug, Default)]
+pub(super) struct Seats(Vec<((u32, bool), u64)>);
+
+impl Store {
+    /// The number of a group, which it has from its first tensor or worker on.
+    pub(super) fn group(&self, name: &str) -> u32 {
+        let mut names = lock(&self.shared.groups);
+        let found = names.iter().position(|known| &**known == name);
+        found.unwrap_or_else(|| {
+            names.push(name.into());
+            names.len() - 1
+        }) as u32
+    }
+
+    pub(super) fn join_group(&self, group: &str, seat: &Seat) -> Result<Joined> {
+        if self.shared.directory.is_some() && seat.mode != Mode::Free {
+            let why = "processes that share a store do not wait for each other: that needs a server";
+            return Err(Error::new(Kind::Config, why).expected(Mode::Free, seat.mode));
+        }
+        let (group, shard) = (self.group(group), &self.shared.shard);
+        let joined = shard.groups().join(group, self.client, seat.clone(), shard.meter())?;
+        let key = (group, matches!(seat.mode, Mode::WarmStart { .. }));
+        let mut seats = lock(&self.seats);
+        seats.0.retain(|(place, _)| *place != key);
+        seats.0.push((key, joined.clock));
+        Ok(joined)
+    }
+
+    pub(super) fn leave_group(&self, group: &str, warm: bool) {
+        let key = (self.group(group), warm);
+        lock(&self.seats).0.retain(|(place, _)| *place != key);
+        self.shared.shard.leave(key.0, self.client, warm);
+    }
+
+    pub(super) fn advance_in(
+        &self,
+        group: &str,
+        warm: bool,
+        steps: u64,
+        timeout: Duration,
+    ) -> Result<Clocks> {
+        let key = (self.group(group), warm);
+        let clock = match lock(&self.seats).0.iter_mut().find(|(place, _)| *place == key) {
+            Some((_, clock)) => {
+                *clock += steps;
+                *clock
+            }
+            None => 0,
+        };
+        let groups = self.shared.shard.groups();
+        let (done, told) = sync_channel(1);
+        // Whoever tells does not wait for one that has gone.
+        groups.advance(key.0, self.client, warm, clock, Box::new(move |result| drop(done.try_send(result))));
+        match told.recv_timeout(timeout) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Timeout) => Err(still_behind(&groups.behind(key.0, self.client, warm))),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(Error::new(Kind::Unavailable, "another call of this worker waits in its place"))
+            }
+        }
+    }
+}
+
+/// Why a worker that waits for others gives up.
+pub fn still_behind(names: &[String]) -> Error {
+    let message = format!("the deadline passed while the worker waited for {}", names.join(", "));
+    Error::new(Kind::Deadline, message)
+}

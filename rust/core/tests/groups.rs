@@ -1,0 +1,521 @@
+//! Groups of workers: versions that several make together, clocks, warm starts, and workers that are gone. Arrivals come in an order that
+//! the test gives; what a slice becomes is compared, bit for bit, with a serial model of it.
+#![allow(clippy::unwrap_used)]
+
+use fastps_core::codec::{Codec, CodecId, Position};
+use fastps_core::dtype::DType;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::frame::{Action, Applied, Base, Identity, Push};
+use fastps_core::group::Groups;
+use fastps_core::identity::Completion;
+use fastps_core::isa::Isa;
+use fastps_core::mode::{Clocks, Mode, Quorum, Seat};
+use fastps_core::optim::{Optimizer, Sgd};
+use fastps_core::record::{Identities, Record, Sink};
+use fastps_core::rows::Indices;
+use fastps_core::shard::{Meter, Purpose, Shard, ShardConfig};
+use fastps_core::slice::{Resolved, Slice};
+use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use std::sync::{Arc, Mutex};
+
+const SLICE: SliceId = SliceId(9);
+const LEN: usize = 200;
+const GROUP: u32 = 4;
+
+type Answer = Arc<Mutex<Option<Result<Applied>>>>;
+
+/// Records as a log would keep them: bodies and identities copied.
+#[derive(Debug, Default)]
+struct Log(Mutex<Vec<(Record<'static>, Vec<u8>)>>);
+
+impl Sink for Log {
+    fn record(&self, record: &Record<'_>) {
+        let body = Box::leak(record.body.to_vec().into_boxed_slice());
+        let shared_by = record.shared_by.bytes().to_vec();
+        let record = Record { body, indices: None, shared_by: Identities::default(), ..*record };
+        self.0.lock().unwrap().push((record, shared_by));
+    }
+}
+
+fn spec(apply: Apply) -> Arc<TensorSpec> {
+    Arc::new(TensorSpec {
+        name: "w".into(),
+        shape: vec![LEN as u64],
+        dtype: DType::Float32,
+        apply,
+        group: "g".into(),
+        optimizer: Optimizer::Sgd(Sgd { lr: 0.1, momentum: 0.9, ..Sgd::default() }),
+    })
+}
+
+struct World {
+    shard: Shard,
+    log: Arc<Log>,
+    sequence: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        Self::with_memory(u64::MAX)
+    }
+
+    fn with_memory(limit: u64) -> Self {
+        let log = Arc::new(Log::default());
+        let shard =
+            Shard::new(ShardConfig { sink: Some(log.clone()), ..ShardConfig::new(0, limit, Isa::best()) });
+        shard.create(&spec(Apply::Exact), GROUP, &[(SLICE, 0)]).unwrap();
+        Self { shard, log, sequence: 0 }
+    }
+
+    fn join(&self, client: u64, mode: Mode, rank: Option<u32>) -> Result<Vec<String>> {
+        let seat = Seat { mode, rank, name: format!("w{client}") };
+        self.shard.groups().join(GROUP, client, seat, self.shard.meter()).map(|joined| joined.workers)
+    }
+
+    fn send(&self, push: &Push<'_>) -> Answer {
+        let answer = Answer::default();
+        let told = answer.clone();
+        self.shard.push(push, move |result| *told.lock().unwrap() = Some(result));
+        answer
+    }
+
+    /// Pushes a gradient that is based on a version.
+    fn push(&mut self, client: u64, base: u64, body: &[u8], codec: CodecId) -> Answer {
+        self.sequence += 1;
+        self.send(&push(client, self.sequence, base, body, codec))
+    }
+
+    fn plain(&mut self, client: u64, base: u64, values: &[f32]) -> Answer {
+        self.push(client, base, bytemuck::cast_slice(values), CodecId::Float32)
+    }
+
+    fn values(&self) -> Vec<f32> {
+        bytemuck::cast_slice(self.shard.pull(0, SLICE).unwrap().as_ref()).to_vec()
+    }
+
+    fn version(&self) -> u64 {
+        self.shard.slice(SLICE).unwrap().version(0).0
+    }
+}
+
+fn push(client: u64, sequence: u64, base: u64, body: &[u8], codec: CodecId) -> Push<'_> {
+    Push {
+        slice: SLICE,
+        action: Action::Gradient,
+        identity: Identity { client, sequence },
+        base: Some(Base { version: base, own: Some(0) }),
+        lr: None,
+        scale: None,
+        momentum: None,
+        correction: None,
+        count: LEN as u64,
+        indices: None,
+        codec,
+        body,
+        trusted: false,
+        once: false,
+    }
+}
+
+fn quorum(workers: u32, backup: u32) -> Quorum {
+    Quorum { workers, backup, deterministic: false, sum: false }
+}
+
+fn kind(answer: &Answer) -> Option<Kind> {
+    answer.lock().unwrap().clone().map(|result| result.unwrap_err().kind)
+}
+
+fn applied(answer: &Answer) -> Applied {
+    answer.lock().unwrap().clone().unwrap().unwrap()
+}
+
+fn waits(answer: &Answer) -> bool {
+    answer.lock().unwrap().is_none()
+}
+
+fn gradient(seed: usize) -> Vec<f32> {
+    (0..LEN).map(|k| ((k * 37 + seed * 101) % 97) as f32 / 31.0 - 1.5).collect()
+}
+
+/// SGD with momentum, as torch has it, on the sum of gradients in their order.
+struct Model {
+    values: Vec<f32>,
+    momentum: Vec<f32>,
+    steps: u64,
+}
+
+impl Model {
+    fn new() -> Self {
+        Self { values: vec![0.0; LEN], momentum: vec![0.0; LEN], steps: 0 }
+    }
+
+    fn step(&mut self, gradients: &[&Vec<f32>], share: f32) {
+        for k in 0..LEN {
+            let sum = gradients.iter().fold(0.0_f32, |sum, gradient| sum + gradient[k]);
+            let g = sum * share;
+            self.momentum[k] = if self.steps == 0 { g } else { self.momentum[k] * 0.9 + g };
+            self.values[k] = (-0.1_f32).mul_add(self.momentum[k], self.values[k]);
+        }
+        self.steps += 1;
+    }
+}
+
+#[test]
+fn a_version_is_the_mean_of_the_first_gradients_for_it() {
+    let (mut world, mut model) = (World::new(), Model::new());
+    for client in 1..=4 {
+        world.join(client, Mode::Sync(quorum(3, 1)), None).unwrap();
+    }
+    assert_eq!(world.join(5, Mode::Sync(quorum(3, 1)), None).unwrap_err().kind, Kind::Unavailable);
+    let third = 1.0 / 3.0_f32;
+    for round in 0..20_usize {
+        let base = round as u64;
+        // Whose gradient comes in which place is another order in each round.
+        let order: Vec<u64> = (0..4).map(|k| 1 + (k * (1 + 2 * (round as u64 % 2)) + base) % 4).collect();
+        let gradients: Vec<_> = order.iter().map(|client| gradient(round * 7 + *client as usize)).collect();
+        let answers: Vec<_> =
+            order.iter().zip(&gradients).map(|(client, g)| world.plain(*client, base, g)).collect();
+        assert!(answers[..3].iter().all(|answer| applied(answer).version == base + 1), "{round}");
+        assert_eq!(kind(&answers[3]), Some(Kind::StalePush));
+        assert_eq!((applied(&answers[0]).staleness, applied(&answers[0]).scale), (Some(0), third));
+        model.step(&gradients[..3].iter().collect::<Vec<_>>(), third);
+        assert_eq!(world.values(), model.values, "{round}");
+    }
+    assert_eq!(world.version(), 20);
+}
+
+#[test]
+fn nothing_counts_before_its_version_is_made() {
+    let mut world = World::new();
+    for client in 1..=2 {
+        world.join(client, Mode::Sync(quorum(2, 0)), None).unwrap();
+    }
+    let g = gradient(1);
+    let first = world.plain(1, 0, &g);
+    assert!(waits(&first) && world.version() == 0 && world.values() == vec![0.0; LEN]);
+    // The same push once more waits with it; a second gradient of the worker does not count.
+    let again = world.send(&push(1, 1, 0, bytemuck::cast_slice(&g), CodecId::Float32));
+    assert_eq!(kind(&world.plain(1, 0, &g)), Some(Kind::Config));
+    assert!(waits(&first) && waits(&again));
+    // What is asked of it is answered when it is known.
+    let identity = Identity { client: 1, sequence: 1 };
+    let told = Arc::new(Mutex::new(false));
+    let tell = told.clone();
+    let later = || -> Completion { Box::new(move |result| *tell.lock().unwrap() = result.is_ok()) };
+    assert!(world.shard.resolve_later(SLICE, identity, later).is_none());
+    assert_eq!(world.shard.resolve(SLICE, identity).unwrap_err().kind, Kind::Unavailable);
+    let second = world.plain(2, 0, &g);
+    assert_eq!((applied(&first).duplicate, applied(&again).duplicate), (false, true));
+    assert!(*told.lock().unwrap());
+    assert_eq!(applied(&second).version, 1);
+    let resolved = world.shard.resolve(SLICE, identity).unwrap();
+    assert!(matches!(resolved, Resolved::Applied(applied) if applied.version == 1));
+}
+
+#[test]
+fn ranks_give_the_order_of_the_sum() {
+    let deterministic = Quorum { deterministic: true, ..quorum(4, 0) };
+    let big = |x: f32| vec![x; LEN];
+    // In another order of the sum these give other bits.
+    let gradients = [big(1e8), big(1.0), big(-1e8), big(0.5)];
+    let run = |order: [usize; 4], quorum: Quorum| {
+        let mut world = World::new();
+        for rank in 0..4 {
+            world.join(1 + rank, Mode::Sync(quorum), Some(rank as u32)).unwrap();
+        }
+        for rank in order {
+            world.plain(1 + rank as u64, 0, &gradients[rank]);
+        }
+        assert_eq!(world.version(), 1);
+        world.values()[0].to_bits()
+    };
+    let first = run([0, 1, 2, 3], deterministic);
+    for order in [[3, 2, 1, 0], [2, 0, 3, 1], [1, 3, 0, 2]] {
+        assert_eq!(run(order, deterministic), first, "{order:?}");
+    }
+    assert_ne!(run([3, 2, 1, 0], quorum(4, 0)), run([0, 2, 1, 3], quorum(4, 0)));
+    let world = World::new();
+    assert_eq!(world.join(1, Mode::Sync(deterministic), None).unwrap_err().kind, Kind::Config);
+    world.join(1, Mode::Sync(deterministic), Some(2)).unwrap();
+    assert_eq!(world.join(2, Mode::Sync(deterministic), Some(2)).unwrap_err().kind, Kind::Unavailable);
+    world.join(2, Mode::Sync(deterministic), Some(1)).unwrap();
+}
+
+#[test]
+fn the_sum_takes_the_step_once() {
+    let mut world = World::new();
+    let sum = Quorum { sum: true, ..quorum(2, 0) };
+    for client in 1..=2 {
+        world.join(client, Mode::Sync(sum), None).unwrap();
+    }
+    let (a, b, mut model) = (gradient(1), gradient(2), Model::new());
+    world.plain(1, 0, &a);
+    world.plain(2, 0, &b);
+    model.step(&[&a, &b], 1.0);
+    assert_eq!(world.values(), model.values);
+    assert_eq!(world.shard.slice(SLICE).unwrap().image().unwrap().standing.step, 1);
+    // The smallest rate that was asked for.
+    let bytes = bytemuck::cast_slice(&a);
+    world.send(&Push { lr: Some(0.5), ..push(1, 50, 1, bytes, CodecId::Float32) });
+    world.send(&Push { lr: Some(0.25), ..push(2, 51, 1, bytes, CodecId::Float32) });
+    assert_eq!(world.log.0.lock().unwrap().last().unwrap().0.lr, 0.25);
+    // A sum that is not finite changes nothing.
+    let huge = vec![f32::MAX; LEN];
+    let (before, answers) = (world.values(), [world.plain(1, 2, &huge), world.plain(2, 2, &huge)]);
+    assert!(answers.iter().all(|answer| kind(answer) == Some(Kind::NonFinite)));
+    assert_eq!((world.values(), world.version()), (before, 2));
+    assert!(waits(&world.plain(1, 2, &a)));
+    assert_eq!(applied(&world.plain(2, 2, &a)).version, 3);
+}
+
+#[test]
+fn a_worker_that_is_gone_is_not_waited_for() {
+    let mut world = World::new();
+    for client in 1..=3 {
+        world.join(client, Mode::Sync(quorum(3, 0)), None).unwrap();
+    }
+    let (a, b, mut model) = (gradient(1), gradient(2), Model::new());
+    let waiting = [world.plain(1, 0, &a), world.plain(2, 0, &b)];
+    assert!(waiting.iter().all(waits));
+    world.shard.forget_client(3);
+    model.step(&[&a, &b], 0.5);
+    assert!(waiting.iter().all(|answer| applied(answer).version == 1));
+    assert_eq!(world.values(), model.values);
+    // What it sends late is refused; it may come back.
+    assert_eq!(kind(&world.plain(3, 0, &a)), Some(Kind::Config));
+    world.join(4, Mode::Sync(quorum(3, 0)), None).unwrap();
+    let waiting = [world.plain(1, 1, &a), world.plain(2, 1, &b)];
+    assert!(waiting.iter().all(waits));
+    assert_eq!(applied(&world.plain(4, 1, &a)).version, 2);
+    // One that leaves with a gradient under way: the gradient counts, and is all there is to wait for.
+    assert!(waits(&world.plain(4, 2, &a)));
+    world.shard.leave(GROUP, 4, false);
+    assert!(waits(&world.plain(1, 2, &a)) || world.version() == 3);
+    world.shard.leave(GROUP, 2, false);
+    assert_eq!(world.version(), 3);
+    assert_eq!(applied(&world.plain(1, 3, &a)).version, 4);
+}
+
+#[test]
+fn other_changes_end_a_version_under_way() {
+    let mut world = World::new();
+    for client in 1..=2 {
+        world.join(client, Mode::Sync(quorum(2, 0)), None).unwrap();
+    }
+    let g = gradient(1);
+    let waiting = world.plain(1, 0, &g);
+    let assign = Push {
+        action: Action::Assign,
+        base: None,
+        ..push(7, 1, 0, bytemuck::cast_slice(&g), CodecId::Float32)
+    };
+    assert_eq!(applied(&world.send(&assign)).version, 1);
+    assert_eq!(kind(&waiting), Some(Kind::StalePush));
+    // It counts as never seen.
+    let identity = Identity { client: 1, sequence: 1 };
+    assert_eq!(world.shard.resolve(SLICE, identity).unwrap(), Resolved::Fenced);
+    let codec = CodecId::Float32;
+    let body = bytemuck::cast_slice(&g);
+    for (wrong, kind_of) in [
+        (push(9, 9, 1, body, codec), Kind::Config),
+        (Push { base: None, ..push(1, 9, 1, body, codec) }, Kind::Config),
+        (push(1, 9, 0, body, codec), Kind::StalePush),
+        (
+            Push {
+                indices: Some(Indices::new(&[0, 0, 0, 0])),
+                count: 1,
+                body: &body[..4],
+                ..push(1, 9, 1, body, codec)
+            },
+            Kind::Config,
+        ),
+    ] {
+        assert_eq!(kind(&world.send(&wrong)), Some(kind_of));
+    }
+    assert_eq!((world.version(), world.shard.meter().used_for(Purpose::Held)), (1, 0));
+}
+
+#[test]
+fn memory_of_waiting_gradients_is_counted_and_given_back() {
+    let probe = World::new();
+    let free = probe.shard.meter().used();
+    let mut world = World::with_memory(free + 20_000);
+    let deterministic = Mode::Sync(Quorum { deterministic: true, ..quorum(3, 0) });
+    for client in 1..=3 {
+        world.join(client, deterministic, Some(client as u32)).unwrap();
+    }
+    let held = |world: &World| world.shard.meter().used_for(Purpose::Held);
+    let g = gradient(1);
+    let waiting = world.plain(1, 0, &g);
+    assert!(waits(&waiting) && held(&world) >= 2 * 4 * LEN as u64);
+    (1..=3).for_each(|client| world.shard.forget_client(client));
+    assert_eq!((held(&world), kind(&waiting)), (0, Some(Kind::StalePush)));
+    assert!(world.shard.groups().is_empty());
+    let mut small = World::with_memory(free + 2000);
+    small.join(1, deterministic, Some(0)).unwrap();
+    assert_eq!(kind(&small.plain(1, 0, &g)), Some(Kind::Capacity));
+}
+
+#[test]
+fn a_log_repeats_what_several_made_together() {
+    let mut world = World::new();
+    for client in 1..=3 {
+        world.join(client, Mode::Sync(quorum(2, 1)), None).unwrap();
+    }
+    for round in 0..6_u64 {
+        for k in 0..3 {
+            let client = 1 + (round + k) % 3;
+            let mut body = Vec::new();
+            let position = Position { first_element: 0, sequence: round };
+            let codec = if k == 0 { Codec::BFloat16 } else { Codec::Float32 };
+            codec.encode(Isa::best(), &gradient((round + k) as usize), None, position, &mut body);
+            world.push(client, round, &body, codec.id());
+        }
+    }
+    let copy = Shard::new(ShardConfig::new(0, u64::MAX, Isa::Scalar));
+    copy.create(&spec(Apply::Exact), GROUP, &[(SLICE, 0)]).unwrap();
+    let copy: Arc<Slice> = copy.slice(SLICE).unwrap();
+    for (record, shared_by) in world.log.0.lock().unwrap().iter() {
+        let shared_by = Identities::new(shared_by).unwrap();
+        assert_eq!(shared_by.iter().count(), 2);
+        assert!(copy.replay(&Record { shared_by, ..*record }).unwrap());
+    }
+    let (one, other) = (world.shard.slice(SLICE).unwrap().image().unwrap(), copy.image().unwrap());
+    assert_eq!(one.values.as_ref(), other.values.as_ref());
+    assert_eq!(one.state.as_ref(), other.state.as_ref());
+    assert_eq!(one.standing, other.standing);
+}
+
+#[test]
+fn a_group_is_bound_by_its_first_worker() {
+    let world = World::new();
+    let bounded = Mode::Bounded { staleness: 2 };
+    assert_eq!(world.join(1, bounded, None).unwrap(), ["\"w1\""]);
+    let refused = world.join(2, Mode::Free, None).unwrap_err();
+    assert_eq!(refused.kind, Kind::Config);
+    assert_eq!(refused.expected.as_deref(), Some("Bounded(staleness=2)"));
+    assert!(refused.message.contains("w1"), "{refused}");
+    assert!(world.join(2, Mode::Bounded { staleness: 3 }, None).is_err());
+    assert_eq!(world.join(2, bounded, Some(4)).unwrap(), ["\"w1\"", "\"w2\" (rank 4)"]);
+    world.shard.leave(GROUP, 1, false);
+    world.shard.forget_client(2);
+    world.join(2, Mode::Free, None).unwrap();
+    // Alone, it may change its mind.
+    world.join(2, Mode::Sync(quorum(1, 0)), None).unwrap();
+    for (mode, rank) in [
+        (Mode::Sync(quorum(0, 1)), None),
+        (Mode::Sync(quorum(1, 1 << 20)), None),
+        (Mode::WarmStart { steps: 0 }, None),
+    ] {
+        assert_eq!(world.join(3, mode, rank).unwrap_err().kind, Kind::Config, "{mode}");
+    }
+    let seat = Seat { mode: bounded, rank: None, name: "n".repeat(300) };
+    assert_eq!(Groups::default().join(0, 1, seat, &Meter::new(1 << 20)).unwrap_err().kind, Kind::Config);
+}
+
+type Told = Arc<Mutex<Option<Result<Clocks, Error>>>>;
+
+fn advance(world: &World, client: u64, warm: bool, clock: u64) -> Told {
+    let told = Told::default();
+    let tell = told.clone();
+    let done = Box::new(move |result| *tell.lock().unwrap() = Some(result));
+    world.shard.groups().advance(GROUP, client, warm, clock, done);
+    told
+}
+
+fn clocks(told: &Told) -> Option<(u64, bool)> {
+    told.lock().unwrap().clone().map(|clocks| clocks.map(|clocks| (clocks.slowest, clocks.leads)).unwrap())
+}
+
+#[test]
+fn nobody_is_further_ahead_than_the_bound() {
+    // Against a serial model: whoever is drawn takes a step if the model lets him.
+    for staleness in 0..4_u64 {
+        let world = World::new();
+        let mode = Mode::Bounded { staleness };
+        (1..=3).for_each(|client| drop(world.join(client, mode, None).unwrap()));
+        let mut clock = [0_u64; 3];
+        let mut waiting: [Option<Told>; 3] = [None, None, None];
+        let mut random = 12_345_u64;
+        for _ in 0..400 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let one = (random >> 33) as usize % 3;
+            if waiting[one].is_none() {
+                clock[one] += 1;
+                waiting[one] = Some(advance(&world, 1 + one as u64, false, clock[one]));
+            }
+            let slowest = *clock.iter().min().unwrap();
+            for (k, told) in waiting.iter_mut().enumerate() {
+                let free = clock[k] <= slowest + staleness;
+                if let Some(asked) = told.clone() {
+                    assert_eq!(clocks(&asked).is_some(), free, "{staleness} {clock:?} {k}");
+                    if free {
+                        *told = None;
+                    }
+                }
+            }
+            assert!(clock.iter().all(|c| *c <= slowest + staleness + 1), "{staleness} {clock:?}");
+        }
+        assert!(*clock.iter().min().unwrap() > 60);
+    }
+}
+
+#[test]
+fn clocks_go_on_without_those_who_are_gone() {
+    let world = World::new();
+    let mode = Mode::Bounded { staleness: 1 };
+    (1..=3).for_each(|client| drop(world.join(client, mode, None).unwrap()));
+    assert_eq!(clocks(&advance(&world, 1, false, 1)), Some((0, false)));
+    let ahead = advance(&world, 1, false, 2);
+    advance(&world, 2, false, 1);
+    assert_eq!(clocks(&ahead), None);
+    assert_eq!(world.shard.groups().behind(GROUP, 1, false), ["\"w3\""]);
+    world.shard.forget_client(3);
+    assert_eq!(clocks(&ahead), Some((1, false)));
+    // It is told so when it wakes up; who comes late begins with the slowest.
+    let late = advance(&world, 3, false, 1);
+    assert_eq!(late.lock().unwrap().clone().unwrap().unwrap_err().kind, Kind::Lease);
+    let seat = Seat { mode, rank: None, name: "late".to_owned() };
+    let joined = world.shard.groups().join(GROUP, 4, seat, world.shard.meter()).unwrap();
+    assert_eq!(joined.clock, 1);
+    let waits = advance(&world, 1, false, 3);
+    world.shard.leave(GROUP, 1, false);
+    assert_eq!(waits.lock().unwrap().clone().unwrap().unwrap_err().kind, Kind::Lease);
+}
+
+#[test]
+fn one_trains_alone_first() {
+    let world = World::new();
+    let warm = Mode::WarmStart { steps: 3 };
+    assert_eq!(world.join(1, warm, None).unwrap(), ["\"w1\""]);
+    (2..=3).for_each(|client| drop(world.join(client, warm, None).unwrap()));
+    assert_eq!(clocks(&advance(&world, 1, true, 0)), Some((0, true)));
+    let (second, third) = (advance(&world, 2, true, 0), advance(&world, 3, true, 0));
+    assert_eq!(clocks(&advance(&world, 1, true, 2)), Some((2, true)));
+    assert!(clocks(&second).is_none() && clocks(&third).is_none());
+    assert_eq!(world.shard.groups().behind(GROUP, 3, true), ["\"w1\""]);
+    // The next one goes on where the first was.
+    world.shard.forget_client(1);
+    assert_eq!((clocks(&second), clocks(&third)), (Some((2, true)), None));
+    world.join(2, Mode::Free, None).unwrap();
+    assert_eq!(clocks(&advance(&world, 2, true, 3)), Some((3, false)));
+    assert_eq!(clocks(&third), Some((3, false)));
+    // Who comes while others train is not kept waiting, either.
+    (2..=3).for_each(|client| world.shard.leave(GROUP, client, true));
+    world.join(4, warm, None).unwrap();
+    assert_eq!(clocks(&advance(&world, 4, true, 0)), Some((3, false)));
+}
+
+#[test]
+fn hogwild_tensors_make_no_versions() {
+    let shard = Shard::new(ShardConfig::new(0, u64::MAX, Isa::best()));
+    shard.create(&spec(Apply::Hogwild), GROUP, &[(SLICE, 0)]).unwrap();
+    let seat = Seat { mode: Mode::Sync(quorum(1, 0)), rank: None, name: String::new() };
+    shard.groups().join(GROUP, 1, seat, shard.meter()).unwrap();
+    let values = gradient(1);
+    let answer = Answer::default();
+    let told = answer.clone();
+    let push = push(1, 1, 0, bytemuck::cast_slice(&values), CodecId::Float32);
+    shard.push(&push, move |result| *told.lock().unwrap() = Some(result));
+    assert_eq!(kind(&answer), Some(Kind::Config));
+}

@@ -1,0 +1,207 @@
+//! A client's places in groups of workers: taken at shard 0 first, kept over connections and incarnations.
+
+use super::control::{call, request};
+use super::link::Link;
+use super::runtime::lock;
+use super::{Client, after};
+use crate::convert::mode_to_wire;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::mode::{Clocks, Joined, Mode, Seat};
+use fastps_core::store::still_behind;
+use fastps_proto::v1 as pb;
+use fastps_proto::v1::control_client::ControlClient;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tonic::transport::Channel;
+
+/// What an answer needs to come back in time.
+const MARGIN: Duration = Duration::from_millis(100);
+/// How long a place is asked for when a connection begins.
+const AGAIN: Duration = Duration::from_secs(2);
+
+/// A place in a group.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    group: u32,
+    seat: Seat,
+    /// Steps that shard 0 was told of.
+    clock: u64,
+}
+
+impl Place {
+    fn is(&self, group: u32, warm: bool) -> bool {
+        self.group == group && is_warm(self.seat.mode) == warm
+    }
+
+    /// Other shards need to know of what concerns pushes alone.
+    fn concerns(&self, link: &Link) -> bool {
+        link.shard() == 0 || matches!(self.seat.mode, Mode::Sync(_))
+    }
+}
+
+fn is_warm(mode: Mode) -> bool {
+    matches!(mode, Mode::WarmStart { .. })
+}
+
+async fn ask_for(link: &Link, group: u32, seat: &Seat, deadline: Instant) -> Result<Joined> {
+    let ask = |mut control: ControlClient<Channel>, left| {
+        let mode = Some(mode_to_wire(seat.mode));
+        let join =
+            pb::JoinRequest { client: link.client(), group, mode, rank: seat.rank, name: seat.name.clone() };
+        async move { control.join(request(join, left)).await }
+    };
+    let pb::JoinResponse { clock, workers } = call(link, deadline, ask).await?;
+    Ok(Joined { clock, workers })
+}
+
+/// Takes the client's places again, where a server may have forgotten them. What it refuses, pushes will find out.
+pub(super) async fn rejoin(link: &Link) {
+    let places: Vec<_> =
+        lock(&link.shared.places).iter().filter(|place| place.concerns(link)).cloned().collect();
+    for place in places {
+        match ask_for(link, place.group, &place.seat, after(AGAIN)).await {
+            Ok(joined) => set_clock(link, &place, joined.clock),
+            Err(error) => tracing::warn!(shard = link.shard(), %error, "the worker's place is taken"),
+        }
+    }
+}
+
+fn set_clock(link: &Link, place: &Place, clock: u64) {
+    if link.shard() != 0 {
+        return;
+    }
+    let mut places = lock(&link.shared.places);
+    if let Some(known) = places.iter_mut().find(|known| known.is(place.group, is_warm(place.seat.mode))) {
+        known.clock = clock;
+    }
+}
+
+impl Client {
+    pub(super) fn join_group(&self, group: &str, seat: &Seat, timeout: Duration) -> Result<Joined> {
+        seat.check()?;
+        let deadline = after(timeout);
+        let group = self.group(group, deadline)?;
+        let place = Place { group, seat: seat.clone(), clock: 0 };
+        let links: Vec<_> = self.links.iter().filter(|link| place.concerns(link)).cloned().collect();
+        let seat = seat.clone();
+        let joined = self.block(async move {
+            let mut joined: Option<Joined> = None;
+            for link in &links {
+                match ask_for(link, group, &seat, deadline).await {
+                    Ok(first) => joined = joined.or(Some(first)),
+                    Err(error) => {
+                        // Nobody shall wait for one that is not everywhere.
+                        for link in links.iter().take_while(|other| !Arc::ptr_eq(other, link)) {
+                            give_back(link, group, is_warm(seat.mode), deadline).await;
+                        }
+                        return Err(error);
+                    }
+                }
+            }
+            joined.ok_or_else(|| Error::new(Kind::Internal, "a cluster without shards"))
+        })?;
+        let mut places = lock(&self.shared.places);
+        places.retain(|known| !known.is(group, is_warm(place.seat.mode)));
+        places.push(Place { clock: joined.clock, ..place });
+        Ok(joined)
+    }
+
+    pub(super) fn leave_group(&self, group: &str, warm: bool, timeout: Duration) -> Result<()> {
+        let deadline = after(timeout);
+        let group = self.group(group, deadline)?;
+        let mut places = lock(&self.shared.places);
+        let left: Vec<_> = places.extract_if(.., |place| place.is(group, warm)).collect();
+        drop(places);
+        let links = self.links.clone();
+        self.block(async move {
+            for link in links.iter().filter(|link| left.iter().any(|place| place.concerns(link))) {
+                give_back(link, group, warm, deadline).await;
+            }
+            Ok(())
+        })
+    }
+
+    pub(super) fn advance_in(
+        &self,
+        group: &str,
+        warm: bool,
+        steps: u64,
+        timeout: Duration,
+    ) -> Result<Clocks> {
+        let deadline = after(timeout);
+        let group = self.group(group, deadline)?;
+        let (link, places) = (self.links[0].clone(), self.shared.clone());
+        let place = move || lock(&places.places).iter().find(|place| place.is(group, warm)).cloned();
+        self.block(async move {
+            let mut behind = Vec::new();
+            loop {
+                let Some(place) = place() else {
+                    return Err(Error::new(
+                        Kind::Config,
+                        "the worker has no place in the group: join it first",
+                    ));
+                };
+                let clock = place.clock + steps;
+                let told = tell(&link, &place, clock, deadline).await;
+                let late = Instant::now() + MARGIN >= deadline;
+                match told {
+                    Ok(answer) if answer.ready => {
+                        set_clock(&link, &place, clock);
+                        return Ok(Clocks { slowest: answer.slowest, leads: answer.leads });
+                    }
+                    Ok(answer) if !late => behind = answer.behind,
+                    // The step is taken, even if the next may not be yet.
+                    Ok(answer) => {
+                        set_clock(&link, &place, clock);
+                        return Err(still_behind(&answer.behind).shard(0));
+                    }
+                    // The server was started anew, or the lease ran out: a place is taken anew, if nobody else has.
+                    Err(error) if error.kind == Kind::Lease && !late => {
+                        tokio::time::sleep(MARGIN).await;
+                        let joined = ask_for(&link, group, &place.seat, deadline).await?;
+                        set_clock(&link, &place, joined.clock);
+                    }
+                    Err(error) if error.kind == Kind::Deadline && !behind.is_empty() => {
+                        return Err(still_behind(&behind).shard(0));
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        })
+    }
+
+    /// The number of a group, which the map tells.
+    fn group(&self, name: &str, deadline: Instant) -> Result<u32> {
+        self.alive()?;
+        if let Some(group) = self.map.group(name) {
+            return Ok(group);
+        }
+        self.refresh(Vec::new(), deadline)?;
+        self.map.group(name).ok_or_else(|| {
+            let message =
+                format!("no tensor of group {name:?} is registered at {}", self.addresses().join(", "));
+            Error::new(Kind::UnknownTensor, message)
+        })
+    }
+}
+
+async fn give_back(link: &Link, group: u32, warm: bool, deadline: Instant) {
+    let ask = |mut control: ControlClient<Channel>, left| {
+        let leave = pb::LeaveRequest { client: link.client(), group, warm };
+        async move { control.leave(request(leave, left)).await }
+    };
+    // A server that cannot be told finds out when the lease ends.
+    if let Err(error) = call(link, deadline.min(after(AGAIN)), ask).await {
+        tracing::debug!(shard = link.shard(), %error, "leaving a group was not told");
+    }
+}
+
+async fn tell(link: &Link, place: &Place, clock: u64, deadline: Instant) -> Result<pb::AdvanceResponse> {
+    let ask = |mut control: ControlClient<Channel>, left: Duration| {
+        let wait_ms = u32::try_from(left.saturating_sub(MARGIN).as_millis()).unwrap_or(u32::MAX);
+        let (client, group, warm) = (link.client(), place.group, is_warm(place.seat.mode));
+        let advance = pb::AdvanceRequest { client, group, warm, clock, wait_ms };
+        async move { control.advance(request(advance, left)).await }
+    };
+    call(link, deadline, ask).await
+}

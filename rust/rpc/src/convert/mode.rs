@@ -1,0 +1,65 @@
+//! What binds a group, on the wire.
+
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::mode::{Mode, Quorum, Seat};
+use fastps_proto::v1 as pb;
+
+/// A mode as it travels.
+pub fn mode_to_wire(mode: Mode) -> pb::Mode {
+    let empty = pb::Mode::default();
+    match mode {
+        Mode::Free => pb::Mode { kind: pb::ModeKind::ModeFree.into(), ..empty },
+        Mode::Bounded { staleness } => {
+            pb::Mode { kind: pb::ModeKind::ModeBounded.into(), staleness, ..empty }
+        }
+        Mode::WarmStart { steps } => pb::Mode { kind: pb::ModeKind::ModeWarmStart.into(), steps, ..empty },
+        Mode::Sync(Quorum { workers, backup, deterministic, sum }) => {
+            pb::Mode { kind: pb::ModeKind::ModeSync.into(), workers, backup, deterministic, sum, ..empty }
+        }
+    }
+}
+
+/// The seat that a request asks for. A setting that its mode does not have is refused.
+pub fn seat_from_wire(mode: Option<pb::Mode>, rank: Option<u32>, name: String) -> Result<Seat> {
+    let wire = mode.unwrap_or_default();
+    let mode = match wire.kind() {
+        pb::ModeKind::ModeFree => Mode::Free,
+        pb::ModeKind::ModeBounded => Mode::Bounded { staleness: wire.staleness },
+        pb::ModeKind::ModeWarmStart => Mode::WarmStart { steps: wire.steps },
+        pb::ModeKind::ModeSync => Mode::Sync(Quorum {
+            workers: wire.workers,
+            backup: wire.backup,
+            deterministic: wire.deterministic,
+            sum: wire.sum,
+        }),
+        pb::ModeKind::ModeUnspecified => {
+            return Err(Error::new(Kind::Config, "a place in a group has a mode")
+                .expected("free, bounded, sync or warm start", wire.kind));
+        }
+    };
+    if mode_to_wire(mode) != wire {
+        return Err(Error::new(Kind::Config, "the mode has settings of another one")
+            .expected(mode, format!("{wire:?}")));
+    }
+    Ok(Seat { mode, rank, name })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_travel() {
+        let quorum = Quorum { workers: 4, backup: 1, deterministic: true, sum: true };
+        for mode in
+            [Mode::Free, Mode::Bounded { staleness: 3 }, Mode::Sync(quorum), Mode::WarmStart { steps: 7 }]
+        {
+            let seat = seat_from_wire(Some(mode_to_wire(mode)), Some(2), "a".to_owned()).unwrap();
+            assert_eq!(seat, Seat { mode, rank: Some(2), name: "a".to_owned() });
+        }
+        let both = pb::Mode { workers: 2, ..mode_to_wire(Mode::Bounded { staleness: 3 }) };
+        for bad in [None, Some(both), Some(pb::Mode { kind: 99, ..pb::Mode::default() })] {
+            assert_eq!(seat_from_wire(bad, None, String::new()).unwrap_err().kind, Kind::Config);
+        }
+    }
+}

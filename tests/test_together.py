@@ -1,0 +1,374 @@
+"""Modes in which workers wait for each other: `Sync`, `Bounded`, `WarmStart`; `Hogwild`; `accumulate`.
+
+What slices and clocks do under other orders of arrival is in rust/core/tests/groups.rs; here are workers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+import fastps
+
+SHAPES = {"w": (3, 5), "b": (4,), "big": (2 * 63 * 4096 + 7,)}
+LATE = 60.0
+
+
+def zeros():
+    return {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+
+
+def register(ps, optimizer):
+    for name, value in zeros().items():
+        ps.register(name, value, optimizer=optimizer)
+
+
+def ones(value):
+    return {name: np.full(shape, value, np.float32) for name, shape in SHAPES.items()}
+
+
+def random(seed):
+    rng = np.random.default_rng(seed)
+    return {name: np.array(rng.standard_normal(shape), np.float32) for name, shape in SHAPES.items()}
+
+
+def together(count, work):
+    """Runs `work(k)` in threads of their own; gives what they return."""
+    with ThreadPoolExecutor(count) as pool:
+        return [future.result(LATE) for future in [pool.submit(work, k) for k in range(count)]]
+
+
+def until(true, late=LATE):
+    end = time.monotonic() + late
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def workers_of(ps, group="default"):
+    """As many as `Stats` says, on the shard that decides."""
+    return ps.stats()["shards"][0]["counters"]["workers"]
+
+
+@pytest.mark.parametrize("codec", [None, fastps.Int8()], ids=["float32", "int8"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_sync_is_serial_training_on_the_mean(ps, deterministic, codec):
+    """A version is the mean. Values are multiples of 1/256, so that every order gives the same bits."""
+    register(ps, fastps.SGD(lr=0.5))
+    mode = fastps.Sync(workers=4, deterministic=deterministic)
+    sizes = np.random.default_rng(3).integers(-8, 9, (10, 4)) / 4
+    model = 0.0
+
+    def run(k):
+        with fastps.Worker(ps, zeros(), mode=mode, codec=codec, rank=k) as worker:
+            for row in sizes:
+                worker.step(ones(row[k]))
+            return {n: p.copy() for n, p in worker.params.items()}, worker.stats()
+
+    results = together(4, run)
+    for row in sizes:
+        model -= 0.5 * row.sum() / 4
+    for params, stats in results:
+        assert all((p == np.float32(model)).all() for p in params.values())
+        assert (stats["steps"], stats["rejected"], stats["staleness"]) == (10, 0, {0: 10})
+    assert ps.versions(SHAPES)["big"] == 11
+    assert workers_of(ps) == 0
+
+
+def test_sync_by_rank_gives_the_bits_of_the_serial_sum(ps):
+    register(ps, fastps.Adam(lr=0.1))
+    mode = fastps.Sync(workers=3, deterministic=True)
+    rounds = [[random(10 * k + r) for r in range(3)] for k in range(6)]
+
+    def run(rank):
+        with fastps.Worker(ps, zeros(), mode=mode, rank=rank) as worker:
+            for gradients in rounds:
+                worker.step(gradients[rank])
+
+    together(3, run)
+    with fastps.Store() as serial:
+        register(serial, fastps.Adam(lr=0.1))
+        for a, b, c in rounds:
+            serial.push({n: (a[n] + b[n] + c[n]) * np.float32(1 / 3) for n in SHAPES})
+        expected = serial.pull(SHAPES)
+    assert all((ps.pull(n) == expected[n]).all() for n in SHAPES)
+
+
+def test_the_slowest_is_not_waited_for(ps):
+    """Two of three make a version; the third's gradients come too late, are counted, and it goes on."""
+    register(ps, fastps.SGD(lr=1.0))
+    mode = fastps.Sync(workers=2, backup=1)
+    with ExitStack() as stack:
+        fast = [stack.enter_context(fastps.Worker(ps, zeros(), mode=mode)) for _ in range(2)]
+        slow = stack.enter_context(fastps.Worker(ps, zeros(), mode=mode, codec=fastps.OneBit()))
+        for _ in range(3):
+            together(2, lambda k: fast[k].step(ones(-1.0)))
+        slow.step(ones(-100.0))
+        assert slow.stats()["rejected"] == 1
+        assert all((p == 3).all() for p in slow.params.values())
+        # Nothing of it is left in a residual, either.
+        together(2, lambda k: [slow, fast[0]][k].step(ones(-1.0)))
+        assert all((p == 4).all() for p in slow.params.values())
+        assert (slow.stats()["rejected"], fast[0].stats()["rejected"]) == (1, 0)
+
+
+def test_sync_without_enough_workers_says_who_is_there(server):
+    with (
+        fastps.connect(server.addresses, timeout=20.0) as ps,
+        fastps.connect(server.addresses, timeout=1.0) as brief,
+    ):
+        register(ps, fastps.SGD(lr=1.0))
+        mode = fastps.Sync(workers=2)
+        worker = fastps.Worker(brief, zeros(), mode=mode, name="the first")
+        with pytest.raises(
+            fastps.DeadlineError, match=r"Sync\(workers=2.* 1 worker: \"the first\""
+        ) as caught:
+            worker.step(ones(-1.0))
+        assert isinstance(caught.value, TimeoutError)
+        # Its gradient is part of the version that another one makes with it.
+        with fastps.Worker(ps, zeros(), mode=mode) as other:
+            other.step(ones(-3.0))
+            assert all((p == 2).all() for p in other.params.values())
+            # What it brings next was computed at values of before.
+            worker.step(ones(-50.0))
+            assert worker.stats()["rejected"] == 1
+            together(2, lambda k: [worker, other][k].step(ones(-1.0)))
+            assert all((p == 3).all() for p in worker.params.values())
+            worker.close()
+            # Who has left is not waited for.
+            other.step(ones(-1.0))
+            assert all((p == 4).all() for p in other.params.values())
+
+
+def test_reduce_sum(ps):
+    register(ps, fastps.SGD(lr=1.0))
+    mode = fastps.Sync(workers=2, reduce="sum")
+
+    def run(k):
+        with fastps.Worker(ps, zeros(), mode=mode) as worker:
+            worker.step(ones(-1.0 - k))
+
+    together(2, run)
+    assert all((ps.pull(n) == 3).all() for n in SHAPES)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_bounded_lets_nobody_run_ahead(ps, staleness):
+    register(ps, fastps.SGD(lr=1.0))
+    mode = fastps.Bounded(staleness=staleness)
+    done = [0, 0]
+    with fastps.Worker(ps, zeros(), mode=mode) as a, fastps.Worker(ps, zeros(), mode=mode) as b:
+
+        def run():
+            for _ in range(10):
+                a.step(ones(-1.0))
+                done[0] += 1
+                assert done[0] <= done[1] + staleness + 1
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        for _ in range(10):
+            # Steps of the other that may end without one more of this one.
+            until(lambda: done[0] >= min(10, done[1] + staleness))
+            time.sleep(0.05)
+            assert done[0] == min(10, done[1] + staleness)
+            done[1] += 1
+            b.step(ones(-1.0))
+            # All of the slower one's, and of the faster one's all but the last few.
+            assert (b.params["w"] >= 2 * done[1]).all()
+        thread.join(LATE)
+        assert done == [10, 10]
+    assert all((ps.pull(n) == 20).all() for n in SHAPES)
+
+
+def test_a_wait_that_ends_at_its_deadline_says_for_whom(server):
+    with (
+        fastps.connect(server.addresses, timeout=20.0) as ps,
+        fastps.connect(server.addresses, timeout=1.0) as brief,
+    ):
+        register(ps, fastps.SGD(lr=1.0))
+        mode = fastps.Bounded(staleness=1)
+        fast = fastps.Worker(brief, zeros(), mode=mode)
+        with fastps.Worker(ps, zeros(), mode=mode, name="the slow one", rank=7) as slow:
+            fast.step(ones(-1.0))
+            for _ in range(2):  # the second time before anything is pushed
+                with pytest.raises(fastps.DeadlineError, match=r"waited for \"the slow one\" \(rank 7\)"):
+                    fast.step(ones(-1.0))
+            assert (ps.pull("w") == 2).all()
+            slow.step(ones(-1.0))
+            slow.step(ones(-1.0))
+            fast.step(ones(-1.0))
+            assert (fast.params["w"] == 5).all()
+        fast.step(ones(-1.0))
+        fast.close()
+
+
+def test_a_group_is_bound_by_its_first_worker(ps):
+    register(ps, fastps.SGD(lr=1.0))
+    with fastps.Worker(ps, zeros(), mode=fastps.Sync(workers=1, backup=1), name="first"):
+        for mode in (
+            fastps.Async(),
+            fastps.Local(lr=0.1),
+            fastps.Bounded(staleness=1),
+            fastps.Sync(workers=2),
+        ):
+            with pytest.raises(fastps.ConfigError, match=r"in another way: \"first\"") as caught:
+                fastps.Worker(ps, zeros(), mode=mode)
+            assert caught.value.expected == "Sync(workers=1, backup=1)"
+            assert caught.value.got.startswith(
+                type(mode).__name__ if type(mode) is not fastps.Local else "Async"
+            )
+        # Whoever has no place cannot make versions of his own.
+        with pytest.raises(fastps.ConfigError, match="join"):
+            ps.push("b", np.ones(4, np.float32))
+        ps.assign("b", np.ones(4, np.float32))
+    with fastps.Worker(ps, zeros(), mode=fastps.Async()) as worker:
+        with pytest.raises(fastps.ConfigError, match="in another way"):
+            fastps.Worker(ps, zeros(), mode=fastps.Sync(workers=1))
+        worker.step(ones(1.0))
+    ps.push("b", np.ones(4, np.float32))
+
+
+def test_groups_are_bound_one_by_one(ps):
+    for group in ("a", "b"):
+        ps.register(group, np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0), group=group)
+    with (
+        fastps.Worker(ps, {"a": np.zeros(3)}, mode=fastps.Sync(workers=1)) as a,
+        fastps.Worker(ps, {"b": np.zeros(3)}, mode=fastps.Async()) as b,
+    ):
+        a.step({"a": np.ones(3, np.float32)})
+        b.step({"b": np.ones(3, np.float32)})
+        with pytest.raises(fastps.ConfigError):
+            fastps.Worker(ps, {"a": np.zeros(3), "b": np.zeros(3)}, mode=fastps.Bounded(staleness=1))
+    assert (ps.pull("a") == -1).all()
+    assert workers_of(ps) == 0
+
+
+def test_what_sync_does_not_take(ps):
+    register(ps, fastps.SGD(lr=1.0))
+    with pytest.raises(fastps.ConfigError, match="rank"):
+        fastps.Worker(ps, zeros(), mode=fastps.Sync(workers=1, deterministic=True))
+    with fastps.Worker(ps, zeros(), mode=fastps.Sync(workers=1)) as worker:
+        rows = fastps.Sparse(np.array([1]), np.ones((1, 5), np.float32))
+        with pytest.raises(fastps.ConfigError, match="not of some rows"):
+            worker.step({"w": rows})
+        worker.step({"b": np.ones(4, np.float32)})
+    with (
+        pytest.raises(fastps.ConfigError, match="needs a server"),
+        fastps.Store(shared=True) as shared,
+    ):
+        shared.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0), apply="hogwild")
+        fastps.Worker(shared, {"w": np.zeros(3)}, mode=fastps.Bounded(staleness=1))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: fastps.Sync(workers=0), "an integer >= 1"),
+        (lambda: fastps.Sync(workers=1, backup=-1), "an integer >= 0"),
+        (lambda: fastps.Sync(workers=True), "an integer >= 1"),
+        (lambda: fastps.Sync(workers=1, deterministic=1), "True or False"),
+        (lambda: fastps.Sync(workers=1, reduce="max"), "'mean' or 'sum'"),
+        (lambda: fastps.Bounded(staleness=-1), "an integer >= 0"),
+        (lambda: fastps.Bounded(staleness=1.5), "an integer >= 0"),
+        (lambda: fastps.WarmStart(0, fastps.Async()), "an integer >= 1"),
+        (lambda: fastps.WarmStart(1, "async"), "a mode, and not WarmStart"),
+        (lambda: fastps.WarmStart(1, fastps.WarmStart(1, fastps.Async())), "a mode, and not WarmStart"),
+        (lambda: fastps.WarmStart(1, fastps.Async(), timeout=0), "seconds > 0"),
+    ],
+)
+def test_arguments_out_of_range(make, expected):
+    with pytest.raises(fastps.ConfigError) as caught:
+        make()
+    assert caught.value.expected == expected
+
+
+@pytest.mark.parametrize("then", [fastps.Async(), fastps.Local(lr=0.0), fastps.Sync(workers=2)], ids=repr)
+def test_one_trains_alone_first(ps, then):
+    register(ps, fastps.SGD(lr=1.0))
+    mode = fastps.WarmStart(steps=3, then=then)
+    first = fastps.Worker(ps, zeros(), mode=mode)
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(fastps.Worker, ps, zeros(), mode=mode)
+        for k in range(3):
+            time.sleep(0.05)
+            assert not coming.done()
+            first.step(ones(-1.0))
+            assert (ps.pull("w") == k + 1).all()
+        with coming.result(LATE) as second:
+            assert (second.params["w"] == 3).all()
+            together(2, lambda k: (first, second)[k].step(ones(-1.0)))
+            together(2, lambda k: (first, second)[k].flush())
+            assert (ps.pull("w") == (4 if isinstance(then, fastps.Sync) else 5)).all()
+            first.close()
+
+
+def test_another_goes_on_with_a_warm_start(ps):
+    register(ps, fastps.SGD(lr=1.0))
+    mode = fastps.WarmStart(steps=4, then=fastps.Async())
+    first = fastps.Worker(ps, zeros(), mode=mode)
+    first.step(ones(-1.0))
+    with ThreadPoolExecutor(2) as pool:
+        coming = [pool.submit(fastps.Worker, ps, zeros(), mode=mode) for _ in range(2)]
+        until(lambda: workers_of(ps) == 3)
+        first.close()
+        until(lambda: any(c.done() for c in coming))
+        led = next(c for c in coming if c.done()).result()
+        other = next(c for c in coming if not c.done())
+        for _ in range(3):
+            time.sleep(0.02)
+            assert not other.done()
+            led.step(ones(-1.0))
+        late = other.result(LATE)
+        assert (late.params["w"] == 4).all()
+        # Who comes now does not wait.
+        with fastps.Worker(ps, zeros(), mode=mode) as third:
+            third.step(ones(-1.0))
+        led.close()
+        late.close()
+    assert (ps.pull("w") == 5).all()
+
+
+def test_hogwild_steps_in_place():
+    with fastps.Store(shared=True) as store:
+        store.register("w", np.zeros(6, np.float32), optimizer=fastps.SGD(lr=1.0), apply="hogwild")
+        with fastps.Worker(store, {"w": np.zeros(6)}, mode=fastps.Hogwild()) as worker:
+            worker.step({"w": np.full(6, -1.0, np.float32)})
+            assert (worker.params["w"] == 1).all()
+            store.push("w", np.full(6, -1.0, np.float32))  # nobody fetches
+            assert (worker.params["w"] == 2).all()
+
+
+def test_hogwild_takes_what_has_no_locks(server):
+    with fastps.Store() as store:
+        store.register("w", np.zeros(6, np.float32), optimizer=fastps.SGD(lr=1.0), apply="hogwild")
+        store.register("x", np.zeros(6, np.float32), optimizer=fastps.SGD(lr=1.0))
+        with pytest.raises(fastps.ConfigError, match="'x'") as caught:
+            fastps.Worker(store, {"w": np.zeros(6), "x": np.zeros(6)}, mode=fastps.Hogwild())
+        assert (caught.value.expected, caught.value.tensor) == ('apply="hogwild"', "x")
+        with fastps.Worker(store, {"w": np.zeros(6)}, mode=fastps.Hogwild()) as worker:
+            worker.step({"w": np.full(6, -1.0, np.float32)})
+            assert (worker.params["w"] == 1).all()
+    with fastps.connect(server.addresses) as ps, pytest.raises(fastps.ConfigError, match="one machine"):
+        fastps.Worker(ps, {}, mode=fastps.Hogwild())
+
+
+def test_accumulated_gradients_are_one_push_of_their_mean(ps, rng):
+    register(ps, fastps.SGD(lr=1.0))
+    sizes = rng.integers(-8, 9, 12) / 4
+    with fastps.Worker(ps, zeros(), mode=fastps.Async(), accumulate=4) as worker:
+        for k, size in enumerate(sizes):
+            worker.step(ones(size))
+            assert (worker.params["w"] == -sizes[: (k + 1) // 4 * 4].sum() / 4).all()
+        assert worker.stats()["acknowledged"] == dict.fromkeys(SHAPES, 3)
+        worker.step(ones(2.0))
+    assert (ps.pull("w") == -(sizes.sum() + 2.0) / 4).all()
+    with pytest.raises(fastps.ConfigError, match="push_every"):
+        fastps.Worker(ps, zeros(), mode=fastps.Local(lr=0.1), accumulate=2)
+    with pytest.raises(fastps.ConfigError, match="accumulate"):
+        fastps.Worker(ps, zeros(), mode=fastps.Async(), accumulate=0)
