@@ -69,10 +69,15 @@ class Child:
         self.pipe.send(question)
         return self.pipe.recv()
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process.pid
+        return self._process.pid
+
     def cpu(self) -> int:
         """Nanoseconds that its threads have run."""
-        assert self._process.pid
-        return cpu_time(self._process.pid)
+        return cpu_time(self.pid)
 
     def close(self) -> None:
         """Lets it end, or ends it."""

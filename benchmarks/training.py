@@ -4,12 +4,14 @@
 
 `step()` alone, gradients given: torch's own optimizers (foreach and fused) and ours on a local store.
 Then whole steps of a ResNet-20 on random images: the plain script, and the same with parameters on a server.
+Then workers that keep together: see `together.py`; MNIST is looked for in FASTPS_DATA_DIR.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,6 +21,7 @@ from typing import Any
 import torch
 from harness import Step, Turns, machine, readable, runner, table, write_between_markers
 from processes import server_process
+from together import backup, faults
 from torch import Tensor, nn
 
 import fastps
@@ -162,7 +165,19 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds = 3 if arguments.quick else 15
     facts = f"- torch {torch.__version__}, {torch.get_num_threads()} threads"
-    lines = [*machine(), facts, "", *steps(rounds), "", *remote(rounds)]
+    lines = [
+        *machine(),
+        facts,
+        "",
+        *steps(rounds),
+        "",
+        *remote(rounds),
+        "",
+        *backup(2.0 if arguments.quick else 10.0),
+    ]
+    folder = os.environ.get("FASTPS_DATA_DIR")
+    if folder and not arguments.quick:
+        lines += ["", *faults(os.path.join(folder, "mnist"))]
     print("\n".join(lines))
     if arguments.output:
         command = " ".join(["python", "benchmarks/training.py", *sys.argv[1:]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterable
 
 from fastps import _fastps
@@ -25,7 +24,7 @@ class Groups:
     def __init__(self, native: _fastps.Client, rank: int | None, name: str | None) -> None:
         self._native = native
         self._rank = rank
-        self._name = f"{socket.gethostname()} pid {os.getpid()}" if name is None else name
+        self._name = f"{os.uname().nodename} pid {os.getpid()}" if name is None else name
         self._names: list[str] = []
         self._bound: Mode | None = None
         self._warm: WarmStart | None = None
