@@ -103,15 +103,15 @@ class Groups:
         self.bind(mode.then)
         self._leave_warm_start()
 
-    def _leave_warm_start(self) -> None:
+    def _leave_warm_start(self, timeout: float | None = None) -> None:
         if self._warm is not None:
             self._warm = None
-            self._native.leave(self._names[0], True, None)
+            self._native.leave(self._names[0], True, timeout)
 
-    def leave(self) -> None:
+    def leave(self, timeout: float | None = None) -> None:
         """Gives all places back, so that nobody waits for this worker."""
-        self._leave_warm_start()
+        self._leave_warm_start(timeout)
         if self._bound is not None:
             self._bound = None
             for group in self._names:
-                self._native.leave(group, False, None)
+                self._native.leave(group, False, timeout)

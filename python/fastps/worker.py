@@ -431,7 +431,11 @@ class Worker:
             self.close()
             return
         try:
-            self._ps.close()
+            try:
+                if not self._ps.closed:
+                    self._groups.leave(timeout=1.0)
+            finally:
+                self._ps.close()
         except Exception as late:
             error.add_note(f"closing the worker also failed: {late}")
 

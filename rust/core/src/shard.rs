@@ -255,6 +255,13 @@ impl Shard {
         self.wait_for_nobody_gone(&self.all());
     }
 
+    /// Refuses the gradients that wait for others: nobody comes any more.
+    pub fn end_waiting(&self) {
+        for slice in self.all() {
+            slice.end_round(None);
+        }
+    }
+
     /// Makes the versions that waited for a worker that has gone.
     fn wait_for_nobody_gone(&self, slices: &[Arc<Slice>]) {
         for slice in slices {

@@ -176,6 +176,7 @@ impl Server {
             snapshots.stop();
         }
         for node in &self.nodes {
+            node.shard.end_waiting();
             if let Some(journal) = node.files.journal() {
                 durable::take(node);
                 journal.close();

@@ -58,8 +58,9 @@ async fn ask_for(link: &Link, group: u32, seat: &Seat, deadline: Instant) -> Res
 pub(super) async fn rejoin(link: &Link) {
     let places: Vec<_> =
         lock(&link.shared.places).iter().filter(|place| place.concerns(link)).cloned().collect();
+    let deadline = after(AGAIN);
     for place in places {
-        match ask_for(link, place.group, &place.seat, after(AGAIN)).await {
+        match ask_for(link, place.group, &place.seat, deadline).await {
             Ok(joined) => set_clock(link, &place, joined.clock),
             Err(error) => tracing::warn!(shard = link.shard(), %error, "the worker's place is taken"),
         }
