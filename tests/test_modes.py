@@ -159,6 +159,35 @@ def test_what_is_too_stale_is_dropped_and_training_goes_on(ps):
         assert ps.pull("s") == before + 2
 
 
+def test_only_what_is_too_stale_is_dropped(ps):
+    register(ps, fastps.SGD(lr=1.0))
+    mode = fastps.Async(max_staleness=0, on_stale="reject")
+    ones = {n: np.full(s, -1, np.float32) for n, s in SHAPES.items()}
+    with fastps.Worker(ps, zeros(), mode=mode) as slow:
+        ps.push("b", ones["b"])
+        slow.step(ones)
+        assert [slow.params[n].max() for n in ("w", "b", "s")] == [1, 1, 1]
+        slow.step(ones)
+        slow.flush()
+        assert [slow.params[n].max() for n in ("w", "b", "s")] == [2, 2, 2]
+        stats = slow.stats()
+        assert (stats["steps"], stats["rejected"]) == (2, 1)
+        assert stats["acknowledged"] == {"w": 2, "b": 1, "s": 2}
+
+
+def test_gradients_that_are_the_parameters(store):
+    """Each is read before a pull writes it, whatever the order."""
+    register(store, fastps.SGD(lr=0.5))
+    for k, name in enumerate(SHAPES):
+        store.assign(name, np.full(SHAPES[name], k + 1, np.float32))
+    store.register("x", np.full(4, 8, np.float32), optimizer=fastps.SGD(lr=0.5))
+    with fastps.Worker(store, {**zeros(), "x": np.zeros(4)}, mode=fastps.Async()) as worker:
+        worker.step({"b": worker.params["x"], "x": worker.params["b"], "w": worker.params["w"]})
+        assert worker.params["b"].tolist() == [2 - 4] * 4
+        assert worker.params["x"].tolist() == [8 - 1] * 4
+        assert worker.params["w"].tolist() == [[0.5] * 5] * 3
+
+
 @pytest.mark.parametrize("codec", [None, fastps.BFloat16(), fastps.Int8(), fastps.OneBit()], ids=str)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_nothing_is_lost(ps, rng, codec, overlap):
@@ -310,6 +339,9 @@ class Failing:
             return self._native.push_bound_async(bound, how, tracked)
         error = self.errors.pop(0)
         return SimpleNamespace(wait=lambda timeout: self._raise(error))
+
+    def exchange(self, *step):
+        return (None, None, self.errors.pop(0)) if self.errors else self._native.exchange(*step)
 
     def _raise(self, error):
         raise error

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias, final
 
 from fastps._types import Array, File
 from fastps.codecs import Codec
+from fastps.errors import FastpsError
 from fastps.optim import Optimizer
 
 # delay_adaptive, max_staleness, reject, momentum_matching
@@ -19,6 +20,7 @@ __all__ = [
     "BoundList",
     "Client",
     "ErrorFeedback",
+    "Exchange",
     "FactorTrainer",
     "InDoubt",
     "LinearTrainer",
@@ -126,6 +128,9 @@ class BoundList:
     def names(self) -> list[str]: ...
 
 @final
+class Exchange: ...
+
+@final
 class LocalSteps:
     def __new__(cls, params: dict[str, Any]) -> LocalSteps: ...
     def step(
@@ -179,6 +184,10 @@ class Client:
     def push_pull_bound(
         self, list: BoundList, out: dict[str, Any] | None, how: _How
     ) -> tuple[dict[str, Array], Receipts, Versions]: ...
+    def exchange_of(self, params: dict[str, Any]) -> Exchange | None: ...
+    def exchange(
+        self, list: Exchange, gradients: dict[str, Any], rates: dict[str, float] | None, how: _How
+    ) -> tuple[Receipts | None, Versions | None, FastpsError | None] | None: ...
     def pull(self, name: str, out: Any, timeout: float | None) -> tuple[Array, Versions]: ...
     def pull_list(
         self, names: Sequence[str], out: dict[str, Any] | None, timeout: float | None

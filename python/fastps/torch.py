@@ -66,13 +66,6 @@ class _Entry:
         own = torch.empty(values.shape, dtype=torch.float32).copy_(values)
         return cls(name, param, own.numpy(), None)
 
-    def show(self) -> None:
-        """What the worker has installed is the parameter's value."""
-        if self.address is None:
-            self.param.copy_(torch.from_numpy(self.array))
-        else:
-            increment_version(self.param)
-
     def gradient(self, rows: bool) -> Array | Sparse | None:
         grad = self.param.grad
         if grad is None:
@@ -89,6 +82,28 @@ class _Entry:
         if not rows or grad.sparse_dim() != 1:
             return _float32(grad.to_dense())
         return Sparse(grad._indices()[0].contiguous().numpy(), _float32(grad._values()))
+
+
+class _Filled:
+    """Parameters that a worker has filled: where they are, or an array beside them."""
+
+    def __init__(self, entries: list[_Entry]) -> None:
+        in_place = [entry for entry in entries if entry.address is not None]
+        self._params = [entry.param for entry in in_place]
+        self._addresses = [entry.address for entry in in_place]
+        self._beside = [entry for entry in entries if entry.address is None]
+
+    def stay(self) -> bool:
+        """Whether they still have the memory that they had."""
+        return [param.data_ptr() for param in self._params] == self._addresses
+
+    def show(self) -> None:
+        """What the worker has installed are the parameters' values."""
+        increment_version(self._params)
+        if self._beside:
+            with torch.no_grad():
+                for entry in self._beside:
+                    entry.param.copy_(torch.from_numpy(entry.array))
 
 
 def _float32(tensor: torch.Tensor) -> Array:
@@ -174,6 +189,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._optimizer = optimizer
         self._rules: list[optim.Optimizer] = []
         self._entries: list[_Entry] = []
+        self._filled = _Filled([])
         self._groups: list[list[_Entry]] = []
         self._worker: Worker | None = None
         self._rows = not local
@@ -187,7 +203,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._register(self._entries)
         own = {entry.name: entry.array for entry in self._entries}
         self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
-        self._show(self._entries)
+        self._filled.show()
 
     # -- what torch asks for ---------------------------------------------------------------------------------
 
@@ -210,6 +226,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._rules.append(rule)
         self._groups.append(entries)
         self._entries.extend(entries)
+        self._filled = _Filled(self._entries)
         if self._worker is not None:
             try:
                 self._register(entries)
@@ -217,8 +234,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             except BaseException:
                 del self.param_groups[-1], self._rules[-1], self._groups[-1]
                 del self._entries[len(self._entries) - len(entries) :]
+                self._filled = _Filled(self._entries)
                 raise
-            self._show(entries)
+            _Filled(entries).show()
         if self._push_in_backward:
             for entry in entries:
                 if entry.param.requires_grad:
@@ -249,27 +267,12 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         worker = self._open()
         try:
             rates = self._rates()
-            for name, (grad, version) in self._ahead.items():
-                now = self._by_name(name).param.grad
-                if now is not grad or now._version != version:
-                    raise ConfigError(
-                        f"the gradient of {name!r} was changed after it had left: push_in_backward allows no "
-                        "accumulation, clipping or GradScaler",
-                        tensor=name,
-                        expected="the gradient that backward made",
-                        got="another one",
-                    )
-            grads: dict[str, Any] = {}
-            for entry in self._entries:
-                gradient = None if entry.name in self._ahead else entry.gradient(self._rows)
-                if gradient is not None:
-                    grads[entry.name] = gradient
-                elif not self._rows:
-                    grads[entry.name] = np.zeros_like(entry.array)
             told = None
             if self._told and loss is not None:
                 told = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-            worker.step(grads, lr=rates, loss=told)
+            plain = not self._ahead and self._filled.stay()
+            if not (plain and worker._step_at_once(self._raw(), rates, told)):
+                worker.step(self._gradients(), lr=rates, loss=told)
         except BaseException:
             if self._ahead:  # that much of the step was taken
                 with contextlib.suppress(FastpsError):
@@ -278,7 +281,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         finally:
             self._bucket.clear()
             self._ahead.clear()
-            self._show(self._entries)
+            self._filled.show()
         return result
 
     def state_dict(self) -> dict[str, Any]:
@@ -312,7 +315,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             raise _wrong("state", f"one of {[entry.name for entry in self._entries]}", names)
         worker.load_state_dict({key: _arrays(value) for key, value in own.items()})
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
-        self._show(self._entries)
+        self._filled.show()
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -382,6 +385,31 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             if entry.name not in present:
                 self._ps.register(entry.name, entry.array, rules[id(entry)], self._apply)
 
+    def _raw(self) -> dict[str, torch.Tensor]:
+        """The gradients as they are."""
+        return {entry.name: grad for entry in self._entries if (grad := entry.param.grad) is not None}
+
+    def _gradients(self) -> dict[str, Any]:
+        """The gradients as a worker takes them, but for what has left already."""
+        for name, (grad, version) in self._ahead.items():
+            now = self._by_name(name).param.grad
+            if now is not grad or now._version != version:
+                raise ConfigError(
+                    f"the gradient of {name!r} was changed after it had left: push_in_backward allows no "
+                    "accumulation, clipping or GradScaler",
+                    tensor=name,
+                    expected="the gradient that backward made",
+                    got="another one",
+                )
+        grads: dict[str, Any] = {}
+        for entry in self._entries:
+            gradient = None if entry.name in self._ahead else entry.gradient(self._rows)
+            if gradient is not None:
+                grads[entry.name] = gradient
+            elif not self._rows:
+                grads[entry.name] = np.zeros_like(entry.array)
+        return grads
+
     def _rates(self) -> float | dict[str, float]:
         """The rate of each group, now; the other settings are as they were."""
         rates = []
@@ -422,11 +450,6 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                     self._ahead[name] = (grad, grad._version)
 
         return leaves
-
-    @torch.no_grad()
-    def _show(self, entries: list[_Entry]) -> None:
-        for entry in entries:
-            entry.show()
 
 
 def _wrong(what: str, expected: str, got: object) -> ConfigError:
@@ -469,15 +492,15 @@ def _rule(optimizer: optim.Optimizer, group: Mapping[str, Any]) -> optim.Optimiz
 
 
 def _unchanged(rule: optim.Optimizer, group: Mapping[str, Any]) -> None:
-    for field in dataclasses.fields(rule):
-        was, now = getattr(rule, field.name), group.get(field.name)
+    for name, was in vars(rule).items():
+        now = group.get(name)
         now = tuple(now) if isinstance(now, list) else now
-        if field.name != "lr" and was != now:
+        if name != "lr" and was != now:
             raise ConfigError(
-                f"{field.name} of a parameter group is {now!r}, but its parameters are registered with "
+                f"{name} of a parameter group is {now!r}, but its parameters are registered with "
                 f"{was!r}: only lr may change (a scheduler can be told so: cycle_momentum=False)",
-                expected=f"{field.name}={was!r}",
-                got=f"{field.name}={now!r}",
+                expected=f"{name}={was!r}",
+                got=f"{name}={now!r}",
             )
 
 

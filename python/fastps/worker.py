@@ -203,6 +203,8 @@ class Worker:
         #: Gradients are read where the caller has them.
         self._direct = self._lossless and not local and not mode.overlap and self._push_every == 1
         self._local = _fastps.LocalSteps(self.params) if local else None
+        #: For steps that push and fetch in one call.
+        self._exchanged: _fastps.Exchange | None = None
 
     def add(self, params: Mapping[str, Any], *, copy: bool = True) -> None:
         """Takes on more parameters, from the next step on. Arguments as for `Worker`; only these are pulled.
@@ -231,6 +233,8 @@ class Worker:
         self._names = list(self.params)
         if self._local is not None:
             self._local = _fastps.LocalSteps(self.params)
+        if self._direct and isinstance(self.mode, Async):
+            self._exchanged = self._native.exchange_of(self.params)
         return versions
 
     # -- training --------------------------------------------------------------------------------------------
@@ -255,6 +259,8 @@ class Worker:
                 next push.
         """
         _check_rates(lr)
+        if self._step_at_once(grads, lr, loss):
+            return
         self._groups.wait(0)
         self._told = (None, 0)
         k = self._steps + 1
@@ -506,6 +512,30 @@ class Worker:
             waiting.add(name, grads[name], self._installed)
         return {n: waiting.waiting.get(n, g) for n, g in grads.items()}
 
+    def _step_at_once(self, grads: Mapping[str, Any], lr: Rates, loss: float | None) -> bool:
+        """Pushes and fetches in one call; False: something is unusual or wrong, and nothing was done."""
+        waits = self._under_way or self._pushing or self._doubts or self._sum.waiting
+        if self._exchanged is None or waits or type(grads) is not dict:
+            return False
+        one, rates = (None, dict(lr)) if isinstance(lr, Mapping) else (lr, None)
+        how = (None, one, None, self._installed, None, self._mode._correction())
+        done = self._native.exchange(self._exchanged, grads, rates, how)
+        if done is None:
+            return False
+        receipts, versions, failed = done
+        self._steps, self._lr, self._told = self._steps + 1, lr, (None, 0)
+        if versions is not None:
+            self._installed = versions
+        if receipts is not None:
+            self._count(receipts.names(), Receipts(receipts))
+        elif failed is not None:
+            failed = self._not_applied({n: np.asarray(g) for n, g in grads.items()}, failed)
+        if failed is not None:
+            raise failed
+        if self._on_step is not None:
+            self._on_step(Step(self._steps, loss, *self._told))
+        return True
+
     def _start(self, ready: dict[str, Any], lr: Rates) -> None:
         """Starts to push; what cannot be sent goes with the next push."""
         left = dict(ready)
@@ -559,7 +589,7 @@ class Worker:
         self._under_way.append(_Push(whole, flight))
 
     def _push_rows(self, rows: dict[str, Any], how: Any) -> None:
-        self._count(rows, Receipts(self._native.push_list(rows, how)))
+        self._count(tuple(rows), Receipts(self._native.push_list(rows, how)))
 
     def _turn(self) -> None:
         """What is under way is left alone until it is done; the other sum is filled."""
@@ -616,33 +646,37 @@ class Worker:
             push = self._under_way[0]
             try:
                 native = push.flight.wait(None)
-            except (PartialPush, StalePush) as error:
-                self._under_way.pop(0)
-                if not self._take_back(push.gradients, error):
-                    failed = failed or error
-            except LeaseError as error:
-                self._under_way.pop(0)
-                self._rejected += 1
-                failed = failed or error
             except FastpsError as error:
-                # Nothing was changed anywhere. With error feedback the residuals have it again.
-                failed = failed or error
                 self._under_way.pop(0)
-                if self._feedback is None:
-                    for name, gradient in push.gradients.items():
-                        self._sum.take_back(name, gradient)
+                raised = self._not_applied(push.gradients, error)
+                failed = failed or raised
             else:
                 assert native is not None
                 self._under_way.pop(0)
-                self._count(push.gradients, Receipts(native))
+                receipts = Receipts(native)
+                self._count(tuple(push.gradients), receipts)
+                if self._feedback is not None:
+                    plain = 4 * sum(self.params[n].size for n in push.gradients)
+                    self._bytes_saved += plain - receipts.bytes
         if failed is not None:
             raise failed
 
-    def _count(self, gradients: dict[str, Any], receipts: Receipts) -> None:
-        self._acknowledged[tuple(gradients)] += 1
+    def _not_applied(self, gradients: dict[str, Any], error: FastpsError) -> FastpsError | None:
+        """Keeps what a failed push has not applied. The error, unless slices were too stale and no more."""
+        if isinstance(error, (PartialPush, StalePush)):
+            return None if self._take_back(gradients, error) else error
+        if isinstance(error, LeaseError):
+            self._rejected += 1
+            return error
+        # Nothing was changed anywhere. With error feedback the residuals have it again.
+        if self._feedback is None:
+            for name, gradient in gradients.items():
+                self._sum.take_back(name, gradient)
+        return error
+
+    def _count(self, names: tuple[str, ...], receipts: Receipts) -> None:
+        self._acknowledged[names] += 1
         self._bytes_pushed += receipts.bytes
-        if self._feedback is not None and not any(isinstance(g, Sparse) for g in gradients.values()):
-            self._bytes_saved += 4 * sum(g.size for g in gradients.values()) - receipts.bytes
         staleness, sent = self._told
         if receipts.staleness is not None:
             self._staleness[receipts.staleness] += 1

@@ -87,13 +87,19 @@ pub fn check_options(options: &PushOptions, has_feedback: bool) -> Result<()> {
             "OneBit needs error feedback: push through a Worker or a bound list",
         ));
     }
-    if let Some(lr) = options.lr.filter(|lr| !(*lr as f32).is_finite() || *lr < 0.0) {
-        return Err(Error::new(Kind::Config, "invalid lr").expected("a finite number >= 0", lr));
-    }
+    options.lr.map_or(Ok(()), check_lr)?;
     if let Some(scale) = options.scale.filter(|scale| !scale.is_finite()) {
         return Err(Error::new(Kind::Config, "invalid scale").expected("a finite number", scale));
     }
     Ok(())
+}
+
+/// Checks a rate.
+pub fn check_lr(lr: f64) -> Result<()> {
+    if (lr as f32).is_finite() && lr >= 0.0 {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Config, "invalid lr").expected("a finite number >= 0", lr))
 }
 
 /// Scans a whole push for NaN and infinity. What is rounded or added to a residual must be finite, whatever the

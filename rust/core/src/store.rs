@@ -1,7 +1,9 @@
 //! The in-process store: one shard in the caller's memory, with the same verbs as a cluster of servers.
 
+mod exchange;
 mod groups;
 
+pub use exchange::{Exchange, Exchanged, Take};
 pub use groups::still_behind;
 
 use crate::codec::{Codec, CodecId, ErrorFeedback, Position};
@@ -155,11 +157,23 @@ impl Places {
 struct UnderWay<'a> {
     identity: Identity,
     options: &'a PushOptions,
+    /// Of the k-th tensor, in place of the one rate of all; may be empty.
+    rates: &'a [Option<f64>],
     /// Made when a policy holds the first one.
     late: OnceLock<Arc<Collect>>,
 }
 
-impl UnderWay<'_> {
+impl<'o> UnderWay<'o> {
+    fn new(identity: Identity, options: &'o PushOptions) -> Self {
+        UnderWay { identity, options, rates: &[], late: OnceLock::new() }
+    }
+
+    /// The rate of the k-th tensor.
+    #[inline(always)]
+    fn lr(&self, k: usize) -> Option<f64> {
+        self.rates.get(k).copied().flatten().or(self.options.lr)
+    }
+
     /// What it does to one whole slice.
     #[inline(always)]
     fn of<'a>(&self, slice: &Slice, codec: CodecId, body: &'a [u8]) -> Push<'a> {
@@ -420,7 +434,7 @@ impl Store {
         options: &PushOptions,
         feedback: Option<MutexGuard<'_, ErrorFeedback>>,
     ) -> Pushed {
-        let push = UnderWay { identity: self.identity(), options, late: OnceLock::new() };
+        let push = UnderWay::new(self.identity(), options);
         if options.codec == Codec::Float32 && feedback.is_none() {
             let results = self.push_plain(places, &push, values);
             let held = Held { late: push.late.into_inner(), residues: Vec::new() };
@@ -440,7 +454,7 @@ impl Store {
         values: impl Fn(usize) -> View<'a>,
         options: &PushOptions,
     ) -> Pushed {
-        let push = UnderWay { identity: self.identity(), options, late: OnceLock::new() };
+        let push = UnderWay::new(self.identity(), options);
         let (codec, mut body) = (options.codec.id(), Vec::new());
         let (mut results, mut sent) = (Vec::new(), vec![0; places.tensors.len()]);
         for (k, tensor) in places.tensors.iter().enumerate() {
@@ -602,7 +616,8 @@ impl Store {
     ) -> Option<Result<Applied>> {
         let base = self.base(push.options, (k, slice.index()), slice);
         let late = || push.late.get_or_init(Arc::default).expect(part);
-        self.shared.shard.push_to(slice, &Push { base, ..push.of(slice, codec, body) }, late)
+        let what = Push { base, lr: push.lr(k), ..push.of(slice, codec, body) };
+        self.shared.shard.push_to(slice, &what, late)
     }
 
     /// Waits for what a policy holds and makes receipts of all answers; `sent`: bytes of the k-th tensor.
@@ -650,6 +665,13 @@ impl Store {
         self.bytes_pushed.fetch_add(bytes, Ordering::Relaxed);
         self.bytes_saved.fetch_add(plain.saturating_sub(bytes), Ordering::Relaxed);
         self.pushed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Hands over a slice's values: the tensor's first element that they are of, their bytes.
+    fn pull_slice(&self, slice: &Slice, take: impl FnOnce(usize, &[u8])) -> Result<SliceVersion> {
+        let snapshot = slice.pull(self.client)?;
+        take(slice.range().start, snapshot.as_ref());
+        Ok(SliceVersion { slice: slice.id(), version: snapshot.version, own: snapshot.own })
     }
 
     fn change(
@@ -780,13 +802,7 @@ impl ParameterServer for Store {
         for (k, tensor) in tensors.iter().enumerate() {
             let mut of_slices = Vec::with_capacity(tensor.slices.len());
             for slice in &tensor.slices {
-                let snapshot = slice.pull(self.client)?;
-                caller.take(k, tensor.spec.slice_range(slice.index()).start, snapshot.as_ref());
-                of_slices.push(SliceVersion {
-                    slice: slice.id(),
-                    version: snapshot.version,
-                    own: snapshot.own,
-                });
+                of_slices.push(self.pull_slice(slice, |at, bytes| caller.take(k, at, bytes))?);
             }
             versions.tensors.push((tensor.spec.name.clone(), of_slices));
         }

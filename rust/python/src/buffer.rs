@@ -29,6 +29,7 @@ use pyo3::{ffi, intern};
 use smallvec::SmallVec;
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -183,14 +184,16 @@ impl Borrowed {
         fits
     }
 
+    /// Where the memory lies.
+    pub(crate) fn addresses(&self) -> Range<usize> {
+        let start = self.data.as_ptr() as usize;
+        start..start + self.dtype.size() * self.len
+    }
+
     /// Whether the two share memory.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        let range = |b: &Self| {
-            let start = b.data.as_ptr() as usize;
-            (start, start + b.dtype.size() * b.len)
-        };
-        let ((a, a_end), (b, b_end)) = (range(self), range(other));
-        a < b_end && b < a_end
+        let (a, b) = (self.addresses(), other.addresses());
+        a.start < b.end && b.start < a.end
     }
 
     /// The values of float32 memory, to be changed in place. Callers asked for [`Access::Write`] and made sure that nothing they use

@@ -1,9 +1,11 @@
 //! A client of parameters, wherever they lie: one method per verb. Each takes Python's objects apart, calls the core
 //! once for the whole list, without the GIL, and puts the result together.
 
+mod exchange;
 mod pull;
 mod push;
 
+pub(crate) use exchange::Exchange;
 pub(crate) use push::BoundList;
 
 use crate::buffer::{Access, array, empty, sweep, try_borrow};
@@ -15,6 +17,7 @@ use crate::live::LiveValues;
 use crate::options::{self, GroupMode};
 use crate::sparse;
 use crate::values::{Receipt, Receipts, Versions};
+use exchange::Outcome;
 use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
 use fastps_core::mode::{Mode, Seat};
@@ -267,6 +270,31 @@ impl Client {
         let options = self.bound_options(py, list, &how)?;
         let turn = Turn::take(py, &list.busy)?;
         self.send_pull(py, server, list.list.clone(), options, out, Some(turn))
+    }
+
+    /// A worker's tensors and arrays, for `exchange`; None where that is no shorter way.
+    fn exchange_of(&self, py: Python<'_>, params: &Bound<'_, PyDict>) -> PyResult<Option<Exchange>> {
+        let server = self.enter(py)?;
+        self.local.as_ref().map_or(Ok(None), |store| Exchange::new(py, server, store, params))
+    }
+
+    /// Pushes gradients, of some tensors or of all, with rates by name if they differ, and pulls everything into the
+    /// worker's arrays: receipts, versions, and what failed after all was checked. None: nothing was done, because
+    /// something is wrong or unusual.
+    fn exchange(
+        &self,
+        py: Python<'_>,
+        list: &Exchange,
+        gradients: &Bound<'_, PyDict>,
+        rates: Option<&Bound<'_, PyDict>>,
+        how: How<'_>,
+    ) -> PyResult<Option<Outcome>> {
+        let server = self.enter(py)?;
+        let options = self.options(py, &how, None)?;
+        match self.at_once() {
+            Some(store) if list.is_of(py, server)? => list.step(py, store, gradients, &options, rates),
+            _ => Ok(None),
+        }
     }
 
     fn pull<'py>(

@@ -27,7 +27,7 @@ mod _fastps {
     #[pymodule_export]
     use super::call::forked;
     #[pymodule_export]
-    use super::client::{BoundList, Client};
+    use super::client::{BoundList, Client, Exchange};
     #[pymodule_export]
     use super::codecs::{ErrorFeedback, decode, encode};
     #[pymodule_export]

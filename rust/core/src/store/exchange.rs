@@ -1,0 +1,165 @@
+//! A worker's step in one call: gradients are pushed, and the values of all tensors pulled. Each slice is copied out right
+//! after its own push, while the cache has it.
+
+use super::{Held, Places, Store, Tensor, UnderWay};
+use crate::dtype::View;
+use crate::error::{Error, Kind, Result};
+use crate::frame::Applied;
+use crate::outgoing;
+use crate::slice::Slice;
+use crate::sync::{Arc, Mutex, Ordering, lock};
+use crate::tensor::TensorSpec;
+use crate::verbs::{GradientRef, PushOptions, Pushed, SliceVersion, Versions};
+use rayon::prelude::*;
+
+/// Tensors that are pushed to and pulled again and again.
+#[derive(Debug)]
+pub struct Exchange {
+    names: Vec<Arc<str>>,
+    places: Mutex<Places>,
+}
+
+/// What became of an exchange whose gradients passed every check.
+#[derive(Debug)]
+pub struct Exchanged {
+    /// One receipt per gradient, in order, or what failed.
+    pub pushed: Pushed,
+    /// Of the values that were handed over, which are all unless this failed.
+    pub versions: Result<Versions>,
+}
+
+/// Takes pulled values, from any thread, as [`Caller::take`](crate::verbs::Caller::take): index of the tensor, of the first
+/// element, bytes.
+pub type Take<'a> = &'a (dyn Fn(usize, usize, &[u8]) + Sync);
+
+/// A slice of the k-th tensor, and what is pushed to it: its place among all slices of the push, the whole tensor's values.
+struct Part<'a> {
+    k: usize,
+    slice: &'a Arc<Slice>,
+    gradient: Option<(usize, View<'a>)>,
+}
+
+type Answer = Option<Result<Applied>>;
+
+impl Store {
+    /// Looks up tensors that will be stepped again and again; fails unless they have these shapes.
+    pub fn exchange_of(&self, tensors: &[(Arc<str>, &[u64])]) -> Result<Exchange> {
+        let places = self.look_up(tensors.iter().map(|(name, _)| &**name))?;
+        for ((_, shape), tensor) in tensors.iter().zip(&places.tensors) {
+            same_shape(shape, &tensor.spec)?;
+        }
+        let names = tensors.iter().map(|(name, _)| name.clone()).collect();
+        Ok(Exchange { names, places: Mutex::new(places) })
+    }
+
+    /// Pushes gradients, uncompressed, of some of the tensors (`None`: not of this one), and pulls the values of all, which
+    /// contain them. `rates`: of each tensor in place of the options' one; may be empty. On an error nothing was changed and
+    /// nothing handed over.
+    pub fn exchange(
+        &self,
+        exchange: &Exchange,
+        gradients: &[Option<GradientRef<'_>>],
+        options: &PushOptions,
+        rates: &[Option<f64>],
+        take: Take<'_>,
+    ) -> Result<Exchanged> {
+        let mut all = lock(&exchange.places);
+        if all.generation != self.shared.generation.load(Ordering::Acquire) {
+            *all = self.look_up_again(exchange, &all)?;
+        }
+        let given = || {
+            gradients.iter().zip(&all.tensors).filter_map(|(gradient, tensor)| Some(((*gradient)?, tensor)))
+        };
+        outgoing::check_options(options, false)?;
+        rates.iter().flatten().try_for_each(|lr| outgoing::check_lr(*lr))?;
+        for (gradient, tensor) in given() {
+            outgoing::check_shape(gradient, &tensor.spec)?;
+        }
+        outgoing::check_finite(self.shared.isa, given().map(|(gradient, _)| gradient), options, None)?;
+        let pushed = Places::new(all.generation, given().map(|(_, tensor)| tensor.clone()).collect());
+
+        let push = UnderWay { rates, ..UnderWay::new(self.identity(), options) };
+        let mut count = 0;
+        let parts = gradients.iter().zip(&all.tensors).enumerate().flat_map(|(k, (gradient, tensor))| {
+            let first = count;
+            count += if gradient.is_some() { tensor.slices.len() } else { 0 };
+            let values = gradient.map(|gradient| gradient.values);
+            tensor.slices.iter().enumerate().map(move |(n, slice)| Part {
+                k,
+                slice,
+                gradient: values.map(|values| (first + n, values)),
+            })
+        });
+        let step = |part: Part<'_>| self.exchange_part(&push, part, take);
+        let done: Vec<_> = match self.pool(all.elements) {
+            Some(pool) => {
+                let parts: Vec<_> = parts.collect();
+                pool.install(|| parts.into_par_iter().map(step).collect())
+            }
+            None => parts.map(step).collect(),
+        };
+        Ok(self.exchanged(&all, &pushed, push, done, take))
+    }
+
+    fn look_up_again(&self, exchange: &Exchange, known: &Places) -> Result<Places> {
+        let found = self.look_up(exchange.names.iter().map(|name| &**name))?;
+        for (now, before) in found.tensors.iter().zip(&known.tensors) {
+            same_shape(&before.spec.shape, &now.spec)?;
+        }
+        Ok(found)
+    }
+
+    #[inline(always)]
+    fn exchange_part(
+        &self,
+        push: &UnderWay<'_>,
+        Part { k, slice, gradient }: Part<'_>,
+        take: Take<'_>,
+    ) -> (Option<Answer>, Result<SliceVersion>) {
+        let answer = gradient.map(|(part, values)| self.push_values(push, (part, k), slice, values));
+        (answer, self.pull_slice(slice, |at, bytes| take(k, at, bytes)))
+    }
+
+    fn exchanged(
+        &self,
+        all: &Places,
+        pushed: &Places,
+        push: UnderWay<'_>,
+        done: Vec<(Option<Answer>, Result<SliceVersion>)>,
+        take: Take<'_>,
+    ) -> Exchanged {
+        let UnderWay { identity, options, late, .. } = push;
+        let held = Held { late: late.into_inner(), residues: Vec::new() };
+        let waits = held.late.is_some();
+        let mut answers = Vec::with_capacity(done.len());
+        let mut versions = Vec::with_capacity(done.len());
+        for (answer, version) in done {
+            answers.extend(answer);
+            versions.push(version);
+        }
+        let sent = |k: usize| pushed.tensors[k].bytes();
+        let pushed = self.settle(pushed, answers, held, identity, options.timeout, sent);
+        if waits {
+            // What a policy had held is in the values only now.
+            let pull =
+                |(k, slice): (usize, &Arc<Slice>)| self.pull_slice(slice, |at, bytes| take(k, at, bytes));
+            versions = all.parts().map(pull).collect();
+        }
+        let mut versions = versions.into_iter();
+        let of = |tensor: &Arc<Tensor>| {
+            let slices = versions.by_ref().take(tensor.slices.len()).collect::<Result<_>>()?;
+            Ok((tensor.spec.name.clone(), slices))
+        };
+        let tensors = all.tensors.iter().map(of).collect::<Result<_>>();
+        Exchanged { pushed, versions: tensors.map(|tensors| Versions { client: self.client, tensors }) }
+    }
+}
+
+/// Fails unless the tensor has the shape of the memory that its values go to.
+fn same_shape(expected: &[u64], spec: &TensorSpec) -> Result<()> {
+    if spec.shape == expected {
+        return Ok(());
+    }
+    let error = Error::new(Kind::Shape, "the tensor has another shape").tensor(spec.name.clone());
+    Err(error.expected(format!("{expected:?}"), format!("{:?}", spec.shape)))
+}

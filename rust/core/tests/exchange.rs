@@ -1,0 +1,224 @@
+//! A step in one call: against a push and a pull.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use fastps_core::dtype::{DType, View};
+use fastps_core::error::Kind;
+use fastps_core::frame::Push;
+use fastps_core::optim::{Adam, Optimizer};
+use fastps_core::policy::{Admission, Held, Policy};
+use fastps_core::slice::Slice;
+use fastps_core::store::{Exchange, Exchanged, Store, StoreOptions};
+use fastps_core::tensor::{Apply, TensorSpec};
+use fastps_core::verbs::{Gradient, GradientRef, ParameterServer, PushOptions};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const SECOND: Duration = Duration::from_secs(1);
+const PATIENT: Duration = Duration::from_mins(1);
+const SLICE: usize = 63 * 4096;
+
+fn spec(name: &str, n: usize, apply: Apply) -> TensorSpec {
+    TensorSpec {
+        name: name.into(),
+        shape: vec![n as u64],
+        dtype: DType::Float32,
+        apply,
+        group: "default".into(),
+        optimizer: Optimizer::Adam(Adam::default()),
+    }
+}
+
+/// A store with tensors "0", "1", ... of these lengths.
+fn store(options: StoreOptions, lengths: &[usize], apply: Apply) -> Store {
+    let store = Store::new(options).unwrap();
+    for (k, n) in lengths.iter().enumerate() {
+        store.register(spec(&k.to_string(), *n, apply), View::Float32(&waves(*n, 0.7)), PATIENT).unwrap();
+    }
+    store
+}
+
+fn waves(n: usize, pace: f32) -> Vec<f32> {
+    (0..n).map(|i| (i as f32 * pace).sin()).collect()
+}
+
+fn list(store: &Store, lengths: &[usize]) -> Exchange {
+    let shapes: Vec<_> = lengths.iter().map(|n| [*n as u64]).collect();
+    let tensors: Vec<_> =
+        shapes.iter().enumerate().map(|(k, shape)| (Arc::<str>::from(k.to_string()), &shape[..]));
+    store.exchange_of(&tensors.collect::<Vec<_>>()).unwrap()
+}
+
+/// Exchanges, with the values that were handed over.
+fn exchange(
+    store: &Store,
+    list: &Exchange,
+    gradients: &[Option<Vec<f32>>],
+    lengths: &[usize],
+    (options, rates): (&PushOptions, &[Option<f64>]),
+) -> (fastps_core::error::Result<Exchanged>, Vec<Vec<f32>>) {
+    let names: Vec<_> = (0..lengths.len()).map(|k| k.to_string()).collect();
+    let shapes: Vec<_> = gradients.iter().map(|g| [g.as_ref().map_or(0, Vec::len) as u64]).collect();
+    let of = |k: usize| {
+        let values = View::Float32(gradients[k].as_ref()?);
+        Some(GradientRef { name: &names[k], shape: &shapes[k], values, indices: None })
+    };
+    let gradients: Vec<_> = (0..lengths.len()).map(of).collect();
+    let values: Vec<_> = lengths.iter().map(|n| Mutex::new(vec![f32::NAN; *n])).collect();
+    let take = |k: usize, at: usize, bytes: &[u8]| {
+        let floats = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
+        values[k].lock().unwrap().iter_mut().skip(at).zip(floats).for_each(|(to, from)| *to = from);
+    };
+    let done = store.exchange(list, &gradients, options, rates, &take);
+    (done, values.into_iter().map(|values| values.into_inner().unwrap()).collect())
+}
+
+fn pull(store: &Store, k: usize) -> Vec<f32> {
+    let ticket = store.pull_async(vec![k.to_string().into()], SECOND).unwrap();
+    ticket.wait(SECOND).unwrap().unwrap().values.remove(0).into()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn equals_a_push_and_a_pull() {
+    let lengths = [0, 1, 1000, 3 * SLICE + 5, 10];
+    for (apply, threads) in [(Apply::Exact, 1), (Apply::Exact, 3), (Apply::Hogwild, 1)] {
+        let options = StoreOptions { threads: Some(threads), ..StoreOptions::default() };
+        let (one, two) = (store(options.clone(), &lengths, apply), store(options, &lengths, apply));
+        let list = list(&one, &lengths);
+        let mut how = PushOptions::default();
+        for step in 0..6_usize {
+            let gradients: Vec<_> = lengths
+                .iter()
+                .enumerate()
+                .map(|(k, n)| (step == 0 || (step + k) % 3 != 0).then(|| waves(*n, 0.1 + step as f32)))
+                .collect();
+            how.lr = (step % 2 == 1).then_some(0.5);
+            let plain: Vec<_> = gradients
+                .iter()
+                .enumerate()
+                .filter_map(|(k, g)| {
+                    let values = g.clone()?;
+                    let (name, shape) = (k.to_string().into(), vec![values.len() as u64]);
+                    Some(Gradient { name, shape, values: Arc::new(values) })
+                })
+                .collect();
+            let receipts = two.push(&plain, &PushOptions { based_on: None, ..how.clone() }).unwrap();
+            let (done, values) = exchange(&one, &list, &gradients, &lengths, (&how, &[]));
+            let done = done.unwrap();
+            let pushed = done.pushed.unwrap();
+            assert_eq!(
+                pushed.iter().map(|r| (r.version, r.bytes)).collect::<Vec<_>>(),
+                receipts.iter().map(|r| (r.version, r.bytes)).collect::<Vec<_>>()
+            );
+            let stale = pushed.iter().zip(&plain).filter(|(_, g)| !g.values.view().is_empty());
+            assert!(step == 0 || stale.into_iter().all(|(r, _)| r.staleness == Some(0)));
+            let versions = done.versions.unwrap();
+            assert_eq!(versions.tensors.len(), lengths.len());
+            for (k, values) in values.iter().enumerate() {
+                assert_eq!(bits(values), bits(&pull(&two, k)), "{apply:?} {threads} step {step} tensor {k}");
+                assert_eq!(bits(values), bits(&pull(&one, k)));
+            }
+            how.based_on = Some(Arc::new(versions));
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_changes_nothing() {
+    let lengths = [5, 7];
+    let store = store(StoreOptions::default(), &lengths, Apply::Exact);
+    let list = list(&store, &lengths);
+    let refused = |gradients: &[Option<Vec<f32>>], how: &PushOptions, kind: Kind| {
+        let (done, values) = exchange(&store, &list, gradients, &lengths, (how, &[]));
+        assert_eq!(done.unwrap_err().kind, kind);
+        assert!(values.iter().flatten().all(|value| value.is_nan()), "nothing is handed over");
+    };
+    let how = PushOptions::default();
+    refused(&[Some(vec![1.0; 5]), Some(vec![1.0; 8])], &how, Kind::Shape);
+    let mut values = vec![1.0; 7];
+    values[3] = f32::INFINITY;
+    refused(&[Some(vec![1.0; 5]), Some(values)], &how, Kind::NonFinite);
+    refused(&[Some(vec![1.0; 5]), None], &PushOptions { lr: Some(-1.0), ..how.clone() }, Kind::Config);
+    let (done, _) =
+        exchange(&store, &list, &[Some(vec![1.0; 5]), None], &lengths, (&how, &[Some(f64::NAN), None]));
+    assert_eq!(done.unwrap_err().kind, Kind::Config);
+    assert_eq!(bits(&pull(&store, 0)), bits(&waves(5, 0.7)));
+    assert_eq!(store.exchange_of(&[("1".into(), &[8])]).unwrap_err().kind, Kind::Shape);
+    assert_eq!(store.exchange_of(&[("2".into(), &[8])]).unwrap_err().kind, Kind::UnknownTensor);
+
+    // A tensor that is registered anew is found again, unless it has another shape.
+    for (n, kind) in [(7, None), (8, Some(Kind::Shape))] {
+        store.unregister("1", SECOND).unwrap();
+        store.register(spec("1", n, Apply::Exact), View::Float32(&vec![3.0; n]), SECOND).unwrap();
+        let (done, values) = exchange(&store, &list, &[Some(vec![1.0; 5]), None], &lengths, (&how, &[]));
+        assert_eq!(done.err().map(|error| error.kind), kind);
+        assert!(kind.is_some() || values[1] == [3.0; 7]);
+    }
+    assert_eq!(store.versions(&["0".into()], SECOND).unwrap().tensors[0].1[0].version, 2);
+}
+
+#[test]
+fn each_tensor_may_have_a_rate_of_its_own() {
+    let lengths = [5, 6, 7];
+    let [one, two] = [(); 2].map(|()| store(StoreOptions::default(), &lengths, Apply::Exact));
+    let gradients = lengths.map(|n| Some(vec![1.0; n]));
+    let how = PushOptions { lr: Some(0.25), ..PushOptions::default() };
+    let rates = [Some(0.5), None, Some(0.0)];
+    let (done, values) = exchange(&one, &list(&one, &lengths), &gradients, &lengths, (&how, &rates));
+    assert!(done.unwrap().pushed.is_ok());
+    for (k, values) in values.iter().enumerate() {
+        let how = PushOptions { lr: rates[k].or(how.lr), ..how.clone() };
+        let n = lengths[k];
+        let gradient =
+            Gradient { name: k.to_string().into(), shape: vec![n as u64], values: Arc::new(vec![1.0; n]) };
+        two.push(&[gradient], &how).unwrap();
+        assert_eq!(bits(values), bits(&pull(&two, k)));
+    }
+}
+
+/// Holds everything.
+#[derive(Debug, Default)]
+struct HoldAll(Mutex<Vec<Held>>);
+
+impl Policy for HoldAll {
+    fn admit(&self, _slice: &Slice, _push: &Push<'_>) -> Admission {
+        Admission::Hold
+    }
+    fn hold(&self, held: Held) {
+        self.0.lock().unwrap().push(held);
+    }
+}
+
+#[test]
+fn the_values_contain_what_a_policy_held() {
+    let policy = Arc::new(HoldAll::default());
+    let lengths = [5, 2 * SLICE];
+    let options = StoreOptions { policy: Some(policy.clone()), ..StoreOptions::default() };
+    let (over, begin) = (AtomicBool::new(false), Instant::now());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) && begin.elapsed() < PATIENT {
+                let held = std::mem::take(&mut *policy.0.lock().unwrap());
+                held.into_iter().for_each(Held::release);
+                std::thread::yield_now();
+            }
+        });
+        let store = store(options, &lengths, Apply::Exact);
+        let list = list(&store, &lengths);
+        let gradients = lengths.map(|n| Some(vec![1.0; n]));
+        let how = PushOptions { timeout: PATIENT, ..PushOptions::default() };
+        let (done, values) = exchange(&store, &list, &gradients, &lengths, (&how, &[]));
+        let done = done.unwrap();
+        assert_eq!(done.pushed.unwrap().len(), 2);
+        assert!(done.versions.unwrap().tensors.iter().flat_map(|(_, slices)| slices).all(|s| s.version == 2));
+        for (k, values) in values.iter().enumerate() {
+            assert_ne!(bits(values), bits(&waves(lengths[k], 0.7)));
+            assert_eq!(bits(values), bits(&pull(&store, k)));
+        }
+        over.store(true, Ordering::SeqCst);
+    });
+}

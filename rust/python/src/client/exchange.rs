@@ -1,0 +1,191 @@
+//! A worker's step on a store of this process: gradients go in and values come out in one call.
+
+use super::Shared;
+use crate::buffer::{Access, Borrowed, borrow, glance, is_plain, try_borrow};
+use crate::call::{self, Here};
+use crate::errors::{self, OrRaise};
+use crate::values::{Names, Receipts, Versions};
+use fastps_core::dtype::View;
+use fastps_core::error::{Error, Kind};
+use fastps_core::store::{Exchange as Tensors, Exchanged, Store};
+use fastps_core::verbs::{GradientRef, PushOptions, Values};
+use pyo3::exceptions::PyBaseException;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Receipts, versions of the values that were installed, and what failed.
+pub(super) type Outcome = (Option<Receipts>, Option<Versions>, Option<Py<PyBaseException>>);
+
+/// A worker's tensors in a store of this process, and where their values go: looked up and pinned once.
+#[pyclass(frozen, module = "fastps._fastps", name = "Exchange")]
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    server: Here<Shared>,
+    names: Names,
+    tensors: Tensors,
+    targets: Vec<Borrowed>,
+    /// Addresses of the targets, ascending; none overlap.
+    spans: Vec<Range<usize>>,
+    elements: usize,
+}
+
+impl Exchange {
+    /// `None` if targets share memory: the order in which they are filled would matter.
+    pub(super) fn new(
+        py: Python<'_>,
+        server: &Shared,
+        store: &Store,
+        params: &Bound<'_, PyDict>,
+    ) -> PyResult<Option<Self>> {
+        let (mut names, mut targets) = (Vec::with_capacity(params.len()), Vec::with_capacity(params.len()));
+        for (name, array) in params {
+            let name = name.cast_into::<PyString>()?;
+            targets.push(borrow(&array, name.to_str()?, Access::Write)?);
+            names.push(name.unbind());
+        }
+        let all = names
+            .iter()
+            .zip(&targets)
+            .map(|(name, target)| Ok((Arc::from(name.bind(py).to_str()?), target.shape())));
+        let tensors = store.exchange_of(&all.collect::<PyResult<Vec<_>>>()?).or_raise(py)?;
+        let mut spans: Vec<_> = targets.iter().map(Borrowed::addresses).collect();
+        spans.sort_unstable_by_key(|span| span.start);
+        if spans.windows(2).any(|pair| pair[0].end > pair[1].start) {
+            return Ok(None);
+        }
+        let elements = targets.iter().map(Borrowed::len).sum();
+        let (server, names) = (Here::new("worker", server.clone()), Arc::new(names));
+        Ok(Some(Self { server, names, tensors, targets, spans, elements }))
+    }
+
+    pub(super) fn is_of(&self, py: Python<'_>, server: &Shared) -> PyResult<bool> {
+        Ok(Arc::ptr_eq(self.server.get(py)?, server))
+    }
+
+    /// What is given of each tensor; `None`: something is given of another one, or nothing at all.
+    fn given<'py>(&self, gradients: &Bound<'py, PyDict>) -> PyResult<Option<Vec<Option<Bound<'py, PyAny>>>>> {
+        let (mut given, mut left) = (Vec::with_capacity(self.names.len()), gradients.len());
+        for name in self.names.iter() {
+            let gradient = gradients.get_item(name)?;
+            left -= usize::from(gradient.is_some());
+            given.push(gradient);
+        }
+        Ok((left == 0 && !gradients.is_empty()).then_some(given))
+    }
+
+    fn rates(&self, rates: &Bound<'_, PyDict>) -> PyResult<Vec<Option<f64>>> {
+        let of = |name: &Py<PyString>| rates.get_item(name)?.map(|rate| rate.extract()).transpose();
+        self.names.iter().map(of).collect()
+    }
+
+    /// Steps, if all is as usual; `None`: nothing was done, and whoever goes the long way will be told why.
+    pub(super) fn step(
+        &self,
+        py: Python<'_>,
+        store: &Store,
+        gradients: &Bound<'_, PyDict>,
+        options: &PushOptions,
+        rates: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Option<Outcome>> {
+        let rates = rates.map_or(Ok(Vec::new()), |rates| self.rates(rates))?;
+        let names = self.names.iter().map(|name| name.bind(py).to_str()).collect::<PyResult<Vec<_>>>()?;
+        let Some(given) = self.given(gradients)? else { return Ok(None) };
+        if let Some(gradients) = self.glances(&names, &given) {
+            return self.outcome(py, &given, self.exchange(store, &gradients, options, &rates));
+        }
+        let mut lent = Vec::with_capacity(given.len());
+        for gradient in &given {
+            let memory = gradient.as_ref().map(|gradient| try_borrow(gradient, Access::Read)).transpose()?;
+            match memory.transpose() {
+                Ok(memory) => lent.push(memory),
+                Err(_) => return Ok(None),
+            }
+        }
+        let gradients: Vec<_> =
+            names.iter().zip(&lent).map(|(name, memory)| Some(whole(name, memory.as_ref()?))).collect();
+        let done = py.detach(|| self.exchange(store, &gradients, options, &rates));
+        lent.into_iter().flatten().for_each(|memory| memory.release(py));
+        self.outcome(py, &given, done)
+    }
+
+    /// The gradients of a step that keeps the GIL, because it will be over at once.
+    fn glances<'a>(
+        &self,
+        names: &[&'a str],
+        given: &'a [Option<Bound<'_, PyAny>>],
+    ) -> Option<Vec<Option<GradientRef<'a>>>> {
+        if self.elements > call::BRIEF || !given.iter().flatten().all(is_plain) {
+            return None;
+        }
+        // From here on no Python code runs until the step is done.
+        let of = |(name, gradient): (&&'a str, &'a Option<Bound<'_, PyAny>>)| match gradient {
+            None => Some(None),
+            Some(gradient) => {
+                let (shape, values) = glance(gradient)?;
+                Some(Some(GradientRef { name, shape, values, indices: None }))
+            }
+        };
+        names.iter().zip(given).map(of).collect()
+    }
+
+    /// Pushes and pulls; `None`: nothing was done.
+    fn exchange(
+        &self,
+        store: &Store,
+        gradients: &[Option<GradientRef<'_>>],
+        options: &PushOptions,
+        rates: &[Option<f64>],
+    ) -> Option<Exchanged> {
+        if gradients.iter().flatten().any(|gradient| self.is_filled(gradient.values)) {
+            return None;
+        }
+        let fit = AtomicBool::new(true);
+        let take = |k: usize, at: usize, bytes: &[u8]| {
+            if !self.targets[k].write(at, bytes) {
+                fit.store(false, Ordering::Relaxed);
+            }
+        };
+        let mut done = store.exchange(&self.tensors, gradients, options, rates, &take).ok()?;
+        if !fit.into_inner() {
+            done.versions = Err(Error::new(Kind::Internal, "a tensor does not fit its array"));
+        }
+        Some(done)
+    }
+
+    /// Whether a gradient lies in what is filled while others are still read.
+    fn is_filled(&self, gradient: View<'_>) -> bool {
+        let Range { start, end } = gradient.bytes().as_ptr_range();
+        let next = self.spans.partition_point(|span| span.end <= start as usize);
+        self.spans.get(next).is_some_and(|span| span.start < end as usize)
+    }
+
+    fn outcome(
+        &self,
+        py: Python<'_>,
+        given: &[Option<Bound<'_, PyAny>>],
+        done: Option<Exchanged>,
+    ) -> PyResult<Option<Outcome>> {
+        let Some(Exchanged { pushed, versions }) = done else { return Ok(None) };
+        let failed = pushed.as_ref().err().map(|error| errors::raise_push(py, error));
+        let failed = failed.or_else(|| versions.as_ref().err().map(|error| errors::raise(py, error)));
+        let receipts = pushed.ok().map(|receipts| Receipts { names: self.names_of(py, given), receipts });
+        let versions = versions.ok().map(|versions| Versions(Arc::new(versions)));
+        Ok(Some((receipts, versions, failed.map(|error| error.into_value(py)))))
+    }
+
+    /// The names of what was pushed.
+    fn names_of(&self, py: Python<'_>, given: &[Option<Bound<'_, PyAny>>]) -> Names {
+        if given.iter().all(Option::is_some) {
+            return self.names.clone();
+        }
+        let pushed = self.names.iter().zip(given).filter(|(_, gradient)| gradient.is_some());
+        Arc::new(pushed.map(|(name, _)| name.clone_ref(py)).collect())
+    }
+}
+
+fn whole<'a>(name: &'a str, memory: &'a Borrowed) -> GradientRef<'a> {
+    GradientRef { name, shape: memory.shape(), values: memory.view(), indices: None }
+}
