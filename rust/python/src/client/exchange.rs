@@ -94,7 +94,8 @@ impl Exchange {
         let names = self.names.iter().map(|name| name.bind(py).to_str()).collect::<PyResult<Vec<_>>>()?;
         let Some(given) = self.given(gradients)? else { return Ok(None) };
         if let Some(gradients) = self.glances(&names, &given) {
-            return self.outcome(py, &given, self.exchange(store, &gradients, options, &rates));
+            let done = self.exchange(store, &gradients, options, &rates);
+            return Ok(self.outcome(py, &given, done));
         }
         let mut lent = Vec::with_capacity(given.len());
         for gradient in &given {
@@ -108,7 +109,7 @@ impl Exchange {
             names.iter().zip(&lent).map(|(name, memory)| Some(whole(name, memory.as_ref()?))).collect();
         let done = py.detach(|| self.exchange(store, &gradients, options, &rates));
         lent.into_iter().flatten().for_each(|memory| memory.release(py));
-        self.outcome(py, &given, done)
+        Ok(self.outcome(py, &given, done))
     }
 
     /// The gradients of a step that keeps the GIL, because it will be over at once.
@@ -167,13 +168,13 @@ impl Exchange {
         py: Python<'_>,
         given: &[Option<Bound<'_, PyAny>>],
         done: Option<Exchanged>,
-    ) -> PyResult<Option<Outcome>> {
-        let Some(Exchanged { pushed, versions }) = done else { return Ok(None) };
+    ) -> Option<Outcome> {
+        let Exchanged { pushed, versions } = done?;
         let failed = pushed.as_ref().err().map(|error| errors::raise_push(py, error));
         let failed = failed.or_else(|| versions.as_ref().err().map(|error| errors::raise(py, error)));
         let receipts = pushed.ok().map(|receipts| Receipts { names: self.names_of(py, given), receipts });
         let versions = versions.ok().map(|versions| Versions(Arc::new(versions)));
-        Ok(Some((receipts, versions, failed.map(|error| error.into_value(py)))))
+        Some((receipts, versions, failed.map(|error| error.into_value(py))))
     }
 
     /// The names of what was pushed.
