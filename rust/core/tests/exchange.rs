@@ -44,8 +44,7 @@ fn waves(n: usize, pace: f32) -> Vec<f32> {
 
 fn list(store: &Store, lengths: &[usize]) -> Exchange {
     let shapes: Vec<_> = lengths.iter().map(|n| [*n as u64]).collect();
-    let tensors: Vec<_> =
-        shapes.iter().enumerate().map(|(k, shape)| (Arc::<str>::from(k.to_string()), &shape[..]));
+    let tensors = shapes.iter().enumerate().map(|(k, shape)| (Arc::<str>::from(k.to_string()), &shape[..]));
     store.exchange_of(&tensors.collect::<Vec<_>>()).unwrap()
 }
 
