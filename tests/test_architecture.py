@@ -18,7 +18,7 @@ CORE_LEVELS = [
     {"error", "sync", "block", "dtype", "fault"},
     {"isa", "lock", "rows", "correction", "failpoint", "mode"},
     {"params", "codec", "optim", "finite", "passes"},
-    {"tensor", "apply", "litmus", "linear", "factorize"},
+    {"tensor", "apply", "litmus", "linear", "factorize", "portions"},
     {"frame", "directory", "sparse", "placement"},
     {"record", "identity", "verbs"},
     {"slice+policy", "outgoing", "outcome"},

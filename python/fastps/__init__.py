@@ -109,8 +109,8 @@ __all__ = [
     "serve",
 ]
 
-#: Parts that need packages of their own; imported when they are named.
-_EXTRAS = ("checkpoint", "jax", "torch")
+#: Parts that not everybody needs, most of them with packages of their own; imported when they are named.
+_EXTRAS = ("checkpoint", "data", "jax", "torch")
 
 
 def __getattr__(name: str) -> _ModuleType:

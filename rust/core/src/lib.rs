@@ -38,6 +38,7 @@ mod params;
 mod passes;
 pub mod placement;
 pub mod policy;
+pub mod portions;
 pub mod record;
 pub mod rows;
 pub mod shard;

@@ -2,6 +2,7 @@
 
 mod exchange;
 mod groups;
+mod portions;
 
 pub use exchange::{Exchange, Exchanged, Take};
 pub use groups::still_behind;
@@ -17,6 +18,7 @@ use crate::mode::{Clocks, Joined, Seat};
 use crate::outcome::{Collect, Outcomes};
 use crate::outgoing;
 use crate::policy::Policy;
+use crate::portions::{Answer, Ask, Portions};
 use crate::record::Sink;
 use crate::shard::{Shard, ShardConfig};
 use crate::slice::Slice;
@@ -93,6 +95,7 @@ struct Shared {
     registering: Mutex<()>,
     /// Names of groups; a group's number is its place.
     groups: Mutex<Vec<Arc<str>>>,
+    portions: Mutex<Portions>,
     next_slice: AtomicU64,
     next_client: AtomicU64,
 }
@@ -248,9 +251,11 @@ impl Store {
         };
         let mut config = ShardConfig::new(0, options.memory_limit, isa);
         (config.policy, config.sink) = (options.policy, options.sink);
+        let shard = Shard::new(config);
+        let portions = Mutex::new(Portions::new(0, shard.meter().clone()));
         let shared = Shared {
             isa,
-            shard: Shard::new(config),
+            shard,
             directory,
             threads,
             pool: OnceLock::new(),
@@ -258,6 +263,7 @@ impl Store {
             generation: AtomicU64::new(0),
             registering: Mutex::default(),
             groups: Mutex::default(),
+            portions,
             next_slice: AtomicU64::new(1),
             next_client: AtomicU64::new(1),
         };
@@ -905,6 +911,10 @@ impl ParameterServer for Store {
         self.advance_in(group, warm, steps, timeout)
     }
 
+    fn portion(&self, ask: &Ask, wait: Duration, _timeout: Duration) -> Result<Answer> {
+        self.ask_for_portion(ask, wait)
+    }
+
     fn stats(&self, _timeout: Duration) -> Result<Stats> {
         self.refresh()?;
         let counters = self.shared.shard.counters();
@@ -920,6 +930,7 @@ impl ParameterServer for Store {
 
     fn close(&self) {
         self.shared.shard.forget_client(self.client);
+        lock(&self.shared.portions).forget_client(self.client);
     }
 }
 

@@ -6,6 +6,7 @@ use crate::dtype::{Array, View};
 use crate::error::{Error, Lost, Result};
 use crate::frame::Applied;
 use crate::mode::{Clocks, Joined, Seat};
+use crate::portions::{Answer, Ask};
 use crate::tensor::{SliceId, TensorSpec};
 use std::fmt;
 use std::ops::Range;
@@ -417,6 +418,8 @@ pub trait ParameterServer: Send + Sync + fmt::Debug {
     fn leave(&self, group: &str, warm: bool, timeout: Duration) -> Result<()>;
     /// Says that this worker has taken so many more steps, and waits until it may take the next.
     fn advance(&self, group: &str, warm: bool, steps: u64, timeout: Duration) -> Result<Clocks>;
+    /// Asks for a portion of samples, or tells that one is finished; waits up to `wait` for one to be free.
+    fn portion(&self, ask: &Ask, wait: Duration, timeout: Duration) -> Result<Answer>;
     /// Counters.
     fn stats(&self, timeout: Duration) -> Result<Stats>;
     /// Takes what servers that were started anew lack of what this client was told. From the first call on that is not raised by

@@ -2,6 +2,7 @@
 //! once for the whole list, without the GIL, and puts the result together.
 
 mod exchange;
+mod portion;
 mod pull;
 mod push;
 
@@ -557,6 +558,28 @@ impl Client {
         let clocks =
             call::run(py, true, move || server.advance(&group, warm, steps, timeout))?.or_raise(py)?;
         Ok((clocks.slowest, clocks.leads))
+    }
+
+    /// Asks for a portion of samples. `samples`: name, n, size, seed; `at`: the run, epoch and finished portion that the worker
+    /// knows. Gives run, epoch, unfinished portions, portion, and whether the epoch is over.
+    #[allow(clippy::too_many_arguments)]
+    fn portion(
+        &self,
+        py: Python<'_>,
+        samples: (String, u64, u64, u64),
+        worker: u64,
+        at: (u64, u64, Option<u64>),
+        then: &str,
+        wait: f64,
+        timeout: Option<f64>,
+    ) -> PyResult<portion::Given> {
+        let (server, timeout, wait) =
+            (self.enter(py)?, self.timeout(py, timeout)?, call::duration(py, wait)?);
+        let ask = portion::ask(py, samples, worker, at, then)?;
+        // In process, too: threads wait for each other, and the main one must notice Ctrl-C.
+        let server = server.clone();
+        let answer = call::run(py, true, move || server.portion(&ask, wait, timeout))?;
+        answer.or_raise(py).map(portion::given)
     }
 
     fn stats<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyDict>> {

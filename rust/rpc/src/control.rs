@@ -4,6 +4,7 @@ use crate::convert;
 use crate::incoming::Peer;
 use crate::map::Registered;
 use crate::node::{EPOCH, Node};
+use crate::portions;
 use crate::reservation::Reserve;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::Clocks;
@@ -67,6 +68,7 @@ macro_rules! speak_for_their_client {
 
 speak_for_their_client! {
     HelloRequest RegisterRequest ReserveRequest CommitRequest JoinRequest LeaveRequest AdvanceRequest
+    PortionRequest
 }
 impl SpeaksFor for pb::GetMapRequest {}
 impl SpeaksFor for pb::SealRequest {}
@@ -304,5 +306,17 @@ impl Control for ControlService {
             Ok(pb::StatsResponse { counters, sessions: node.sessions.list(Instant::now(), MAX_LISTED) })
         })
         .await
+    }
+
+    async fn portion(
+        &self,
+        request: Request<pb::PortionRequest>,
+    ) -> Result<Response<pb::PortionResponse>, Status> {
+        let asked = self
+            .call(request, pb::Role::Worker, Access::Change, |node, _, m| portions::ask(node, m))
+            .await?
+            .into_inner();
+        let answer = portions::answer(&self.node, asked).await.map(convert::given_to_wire);
+        answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }
 }

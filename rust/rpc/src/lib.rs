@@ -2,7 +2,7 @@
 //!
 //! A frame's way through the server: `incoming` (a connection, its principal and its pins) -> `native` (our own clients)
 //! or tonic (all others) -> `data` (one task per stream; `convert` validates once) -> `node` (session, epoch, reservation) -> `fastps_core::shard` -> `answers`.
-//! `control` serves the unary calls; on shard 0 they reach `map`. `settle` asks
+//! `control` serves the unary calls; on shard 0 they reach `map` and `portions`. `settle` asks
 //! shard 0 about reservations that clients left behind.
 
 mod answers;
@@ -19,6 +19,7 @@ mod local;
 mod map;
 mod native;
 mod node;
+mod portions;
 mod recovering;
 mod reservation;
 mod room;

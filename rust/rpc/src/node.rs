@@ -6,6 +6,7 @@ use crate::map::Map;
 use crate::reservation::Reservations;
 use crate::session::Sessions;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::portions::Portions;
 use fastps_core::shard::Shard;
 use fastps_durable::Event;
 use fastps_proto::v1 as pb;
@@ -44,6 +45,8 @@ pub(crate) struct Node {
     pub(crate) files: Files,
     /// Shard 0 only.
     pub(crate) map: Option<Mutex<Map>>,
+    /// Used on shard 0 only.
+    pub(crate) portions: Mutex<Portions>,
     pub(crate) phase: watch::Receiver<Phase>,
     /// Values on their way to readers.
     pub(crate) pins: Arc<Pins>,
@@ -90,12 +93,22 @@ impl Node {
 
     /// The map; only shard 0 has it.
     pub(crate) fn map(&self) -> Result<MutexGuard<'_, Map>> {
-        let Some(map) = &self.map else {
-            let first = self.cluster.first().map_or("", String::as_str);
-            return Err(Error::new(Kind::Config, "only shard 0 has the cluster map")
-                .expected(format!("shard 0 at {first}"), format!("shard {}", self.index())));
-        };
+        let map = self.map.as_ref().ok_or_else(|| self.not_first("only shard 0 has the cluster map"))?;
         Ok(map.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The portions of samples; only shard 0 leases them.
+    pub(crate) fn portions(&self) -> Result<MutexGuard<'_, Portions>> {
+        if self.map.is_none() {
+            return Err(self.not_first("only shard 0 leases portions of samples"));
+        }
+        Ok(self.portions.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn not_first(&self, message: &str) -> Error {
+        let first = self.cluster.first().map_or("", String::as_str);
+        Error::new(Kind::Config, message)
+            .expected(format!("shard 0 at {first}"), format!("shard {}", self.index()))
     }
 
     /// Fails while the server is on its way to its end.
@@ -139,6 +152,9 @@ impl Node {
         for (client, name) in self.sessions.sweep(now, period) {
             tracing::info!(shard = self.index(), client, name, "the client's lease ran out");
             self.shard.forget_client(client);
+            if let Ok(mut portions) = self.portions() {
+                portions.forget_client(client);
+            }
             self.files.note(|| Event::SessionEnded(client));
         }
         for reservation in self.reservations.sweep(&self.shard, now) {
@@ -169,6 +185,14 @@ impl Node {
                 ("tensors", tensors),
                 ("registrations", registrations),
                 ("bytes_placed", placed),
+            ]);
+        }
+        if let Ok(portions) = self.portions() {
+            let (names, workers, leased) = portions.counts();
+            counters.extend([
+                ("portion_names", names),
+                ("portion_workers", workers),
+                ("portions_leased", leased),
             ]);
         }
         counters

@@ -16,6 +16,7 @@ use crate::settle::settle;
 use crate::tls::ServerTls;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
+use fastps_core::portions::Portions;
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_proto::v1::control_server::ControlServer;
 use fastps_proto::v1::data_server::DataServer;
@@ -93,6 +94,7 @@ impl Server {
             } else {
                 None
             };
+            let portions = Mutex::new(Portions::new(random()?, core.meter().clone()));
             let node = Arc::new(Node {
                 shard: core,
                 server: random()?,
@@ -102,6 +104,7 @@ impl Server {
                 reservations,
                 files,
                 map,
+                portions,
                 phase: watching.clone(),
                 pins: Arc::default(),
                 connections: AtomicU64::new(0),

@@ -14,7 +14,7 @@ pub enum Purpose {
     Answers,
     /// Pushes that a policy holds.
     Held,
-    /// Sessions, and what slices remember of their clients.
+    /// Sessions, what slices remember of their clients, and who has which portions of samples.
     Identities,
     /// Windows and buffers of connections.
     Connections,

@@ -163,6 +163,7 @@ impl Client {
             deadlines: Arc::default(),
             turn: Mutex::new(0),
             registering: Arc::default(),
+            has_portions: AtomicBool::new(false),
             closed: watch::Sender::new(false),
         };
         for link in &client.links {

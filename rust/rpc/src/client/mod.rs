@@ -15,6 +15,7 @@ mod link;
 mod lost;
 mod map;
 mod payload;
+mod portions;
 mod pull;
 mod push;
 mod queue;
@@ -63,6 +64,8 @@ pub struct Client {
     /// The last sequence number; held while a push is queued, so that all links see pushes in one order.
     turn: Mutex<u64>,
     registering: Arc<tokio::sync::Mutex<()>>,
+    /// Workers of this client may hold portions of samples.
+    has_portions: AtomicBool,
     closed: watch::Sender<bool>,
 }
 

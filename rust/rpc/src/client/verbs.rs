@@ -15,6 +15,7 @@ use fastps_core::frame::Action;
 use fastps_core::isa::Isa;
 use fastps_core::mode::{Clocks, Joined, Seat};
 use fastps_core::outgoing;
+use fastps_core::portions::{Answer, Ask};
 use fastps_core::sparse::Plan;
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{
@@ -190,6 +191,10 @@ impl ParameterServer for Client {
         self.advance_in(group, warm, steps, timeout)
     }
 
+    fn portion(&self, ask: &Ask, wait: Duration, timeout: Duration) -> Result<Answer> {
+        self.ask_for_portion(ask, wait, timeout)
+    }
+
     fn stats(&self, timeout: Duration) -> Result<Stats> {
         self.alive()?;
         let deadline = after(timeout);
@@ -218,6 +223,7 @@ impl ParameterServer for Client {
     }
 
     fn close(&self) {
+        self.leave_portions();
         self.shut();
     }
 }

@@ -5,6 +5,7 @@ mod answer;
 mod error;
 mod mode;
 mod parts;
+mod portion;
 mod request;
 mod spec;
 
@@ -16,6 +17,7 @@ pub use error::{
 };
 pub use mode::{mode_to_wire, seat_from_wire};
 pub use parts::{MAX_PARTS, Part, Parts, pull_parts_header, push_parts_header, receipts, rows_header};
+pub use portion::{ask_from_wire, ask_to_wire, given_from_wire, given_to_wire};
 pub use request::{
     Read, Request, Route, Verb, crc32c, plain_len, push_frame, read_frame, request_from_frame, resolve_frame,
 };

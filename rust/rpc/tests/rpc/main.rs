@@ -21,6 +21,7 @@ mod ledger;
 mod memory;
 mod native;
 mod peer;
+mod portions;
 mod proxy;
 mod relay;
 mod server;

@@ -122,6 +122,7 @@ forward! {
     seal(SealRequest) -> SealResponse;
     commit(CommitRequest) -> CommitResponse;
     settle(SettleRequest) -> SettleResponse;
+    portion(PortionRequest) -> PortionResponse;
     unregister(UnregisterRequest) -> UnregisterResponse;
     drop(DropRequest) -> DropResponse;
     stats(StatsRequest) -> StatsResponse;

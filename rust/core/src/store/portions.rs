@@ -1,0 +1,39 @@
+//! Portions of samples in process: threads wait for them.
+
+use super::Store;
+use crate::error::{Error, Kind, Result};
+use crate::portions::{Answer, Ask, Waiter};
+use crate::sync::lock;
+use std::sync::mpsc;
+use std::time::Duration;
+
+impl Store {
+    pub(super) fn ask_for_portion(&self, ask: &Ask, wait: Duration) -> Result<Answer> {
+        if self.shared.directory.is_some() {
+            let message = "a shared store leases no portions: its processes would not know of each other's";
+            return Err(Error::new(Kind::Config, message)
+                .expected("a server, or a store of one process", "shared=True"));
+        }
+        let (later, answer) = mpsc::sync_channel(1);
+        let later = || -> Waiter {
+            Box::new(move |answer| {
+                // One that waits no longer is withdrawn first.
+                let _ = later.send(answer);
+            })
+        };
+        if let Some(answer) = lock(&self.shared.portions).ask(self.client, ask, later)? {
+            return Ok(answer);
+        }
+        match answer.recv_timeout(wait) {
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                let nothing = lock(&self.shared.portions).withdraw(self.client, ask);
+                nothing.map_or_else(|| answer.recv().map_err(|_| gone()), Ok)
+            }
+            answer => answer.map_err(|_| gone()),
+        }
+    }
+}
+
+fn gone() -> Error {
+    Error::new(Kind::Lease, "the store was closed, or its worker asked again")
+}
