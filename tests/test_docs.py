@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -81,6 +82,8 @@ PYTHON_BLOCKS = [
 @pytest.mark.timeout(300)  # where nobody has read torch from a slow disk before
 @pytest.mark.parametrize("block", PYTHON_BLOCKS)
 def test_python_block(block: str, tmp_path: Path) -> None:
+    if "tensorboard" in block:
+        pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     (tmp_path / "snippet.py").write_text(block)
     printed = run([sys.executable, "snippet.py"], tmp_path, 240).splitlines()
     # A comment behind a print that looks like a value is the output.
@@ -165,6 +168,47 @@ def test_the_jax_example_trains() -> None:
         command = [sys.executable, str(ROOT / "examples/jax_local_steps.py"), server.addresses]
         output = run(command, ROOT / "tests", 200)
     assert float(re.findall(r"accuracy (\S+)", output)[-1]) > 0.9, output
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("example", "tensor"), [("numpy", "w1"), ("torch", "0.weight"), ("jax", "0/w")])
+def test_two_workers_of_an_mnist_example_train_one_model(example: str, tensor: str) -> None:
+    """On the digits of the package: every portion of every epoch is one push, whoever took it."""
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "FASTPS_DATA_DIR"}
+    with fastps.serve() as server, fastps.connect(server.addresses) as ps:
+        command = [sys.executable, str(ROOT / f"examples/mnist_{example}.py"), server.addresses]
+        # Nobody gets past the first epoch before both are there.
+        gate = fastps.data.Portions(ps, n=1442, size=64, name="mnist")
+        next(iter(gate))
+        workers = [
+            subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            for _ in range(2)
+        ]
+        late = time.monotonic() + 120
+        while ps.stats()["shards"][0]["counters"]["portion_workers"] < 3 and time.monotonic() < late:
+            time.sleep(0.05)
+            if any(worker.poll() is not None for worker in workers):
+                break
+        gate.close()
+        for worker in workers:
+            output, _ = worker.communicate(timeout=120)
+            assert worker.returncode == 0, output
+            assert float(re.findall(r"epoch 5  accuracy (\S+)", output)[0]) > 0.85, output
+        assert ps.versions(tensor)[tensor] == 1 + 5 * 23
+
+
+@pytest.mark.timeout(240)
+def test_the_mnist_example_reads_the_original_files() -> None:
+    folder = os.environ.get("FASTPS_DATA_DIR")
+    if folder is None or not (Path(folder) / "mnist").is_dir():
+        pytest.skip("FASTPS_DATA_DIR names no folder with mnist/")
+    with fastps.serve() as server, fastps.connect(server.addresses) as ps:
+        command = [sys.executable, str(ROOT / "examples/mnist_numpy.py"), server.addresses, "1"]
+        output = run(command, ROOT / "tests", 200)
+        assert ps.versions("w1")["w1"] == 1 + 938
+    assert float(re.findall(r"epoch 1  accuracy (\S+)", output)[0]) > 0.9, output
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -1,0 +1,34 @@
+"""MNIST with NumPy: any number of workers train one model, and together take each image once an epoch.
+
+    fastps serve                                       # terminal 1: a server at port 7070
+    python examples/mnist_numpy.py 127.0.0.1:7070      # terminal 2, 3, ...: a worker each
+
+The images: the four original .gz files in mnist/ of the folder FASTPS_DATA_DIR, or else the small digits that
+come with fastps. A second argument is the number of epochs, 5 without it.
+"""
+
+import os
+import sys
+
+import numpy as np
+
+import fastps
+from fastps.demo.data import load
+from fastps.demo.model import evaluate, init_params, loss_and_grads
+
+epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
+folder = os.environ.get("FASTPS_DATA_DIR")
+data = load("mnist", f"{folder}/mnist") if folder else load("digits")
+params = init_params(data.inputs, 64, 10, np.random.default_rng(0))
+
+with fastps.connect(sys.argv[1]) as ps:
+    for name, values in params.items():
+        ps.register(name, values, fastps.Adam(lr=3e-3))  # the first worker's; the others begin with them
+    with fastps.Worker(ps, params, mode=fastps.Async()) as worker:
+        portions = fastps.data.Portions(ps, n=len(data.train_x), size=64, name="mnist")
+        while portions.epoch < epochs:
+            for indices in portions:
+                _, grads = loss_and_grads(worker.params, data.train_x[indices], data.train_y[indices])
+                worker.step(grads)
+            _, accuracy = evaluate(worker.params, data.test_x, data.test_y)
+            print(f"epoch {portions.epoch}  accuracy {accuracy:.3f}", flush=True)

@@ -1,0 +1,40 @@
+"""MNIST with PyTorch: any number of workers train one model, and together take each image once an epoch.
+
+    fastps serve                                       # terminal 1: a server at port 7070
+    python examples/mnist_torch.py 127.0.0.1:7070      # terminal 2, 3, ...: a worker each
+
+The images: the four original .gz files in mnist/ of the folder FASTPS_DATA_DIR, or else the small digits that
+come with fastps. A second argument is the number of epochs, 5 without it.
+"""
+
+import os
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import fastps.torch
+from fastps.demo.data import load
+
+epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
+folder = os.environ.get("FASTPS_DATA_DIR")
+data = load("mnist", f"{folder}/mnist") if folder else load("digits")
+train = TensorDataset(torch.from_numpy(data.train_x), torch.from_numpy(data.train_y))
+test_x, test_y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(data.inputs, 64), nn.ReLU(), nn.Linear(64, 10))
+with fastps.connect(sys.argv[1]) as ps:
+    optimizer = fastps.torch.ParameterServerOptimizer(model.named_parameters(), ps, fastps.Adam(lr=3e-3))
+    portions = fastps.data.Portions(ps, n=len(train), size=64, name="mnist")
+    loader = DataLoader(train, batch_sampler=portions)  # each portion is a batch
+    while portions.epoch < epochs:
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+            loss.backward()
+            optimizer.step()
+        accuracy = (model(test_x).argmax(1) == test_y).float().mean()
+        print(f"epoch {portions.epoch}  accuracy {accuracy:.3f}", flush=True)
+    optimizer.close()
