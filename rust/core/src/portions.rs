@@ -361,7 +361,9 @@ impl Portions {
         for table in self.tables.values_mut() {
             let workers = table.members.range((client, 0)..=(client, u64::MAX));
             let workers: Vec<_> = workers.map(|(worker, _)| *worker).collect();
-            workers.iter().for_each(|worker| table.leave(*worker));
+            for worker in &workers {
+                table.leave(*worker);
+            }
             if !workers.is_empty() {
                 table.settle();
             }
@@ -436,15 +438,15 @@ mod tests {
         }
     }
 
-    fn portion(k: u64) -> Option<Given> {
-        Some(Given::Portion(k))
+    fn portion(k: u64) -> Given {
+        Given::Portion(k)
     }
 
     #[test]
     fn an_epoch_has_each_portion_once() {
         let (mut tables, mut a, mut b) = (tables(), worker(1, 10, 3), worker(2, 10, 3));
-        assert_eq!(a.next(&mut tables), portion(0));
-        assert_eq!(b.next(&mut tables), portion(1));
+        assert_eq!(a.next(&mut tables), Some(portion(0)));
+        assert_eq!(b.next(&mut tables), Some(portion(1)));
         assert_eq!(a.rest(&mut tables), [2, 3]);
         assert_eq!((a.told(), tables.counts()), (None, (1, 2, 1)));
         // The last one ends it for both.
@@ -454,7 +456,7 @@ mod tests {
         assert_eq!(b.rest(&mut tables), [0, 1, 2, 3]);
         // Nobody has waited: whoever comes late joins the epoch under way.
         let mut late = worker(3, 10, 3);
-        assert_eq!(late.next(&mut tables), portion(0));
+        assert_eq!(late.next(&mut tables), Some(portion(0)));
         assert_eq!((late.ask.epoch, late.ask.run), (2, b.ask.run));
         assert_eq!(a.next(&mut tables), Some(Given::Over));
     }
@@ -463,12 +465,12 @@ mod tests {
     fn a_question_may_be_repeated() {
         let (mut tables, mut a) = (tables(), worker(1, 4, 2));
         let first = a.ask.clone();
-        assert_eq!(a.next(&mut tables), portion(0));
+        assert_eq!(a.next(&mut tables), Some(portion(0)));
         let second = a.ask.clone();
-        assert_eq!(a.next(&mut tables), portion(1));
+        assert_eq!(a.next(&mut tables), Some(portion(1)));
         for ask in [first, second] {
             a.ask = ask;
-            assert_eq!(a.next(&mut tables), portion(1));
+            assert_eq!(a.next(&mut tables), Some(portion(1)));
         }
         let last = a.ask.clone();
         assert_eq!(a.next(&mut tables), Some(Given::Over));
@@ -480,10 +482,10 @@ mod tests {
     #[test]
     fn what_an_ended_client_held_goes_to_others() {
         let (mut tables, mut a, mut b) = (tables(), worker(1, 3, 1), worker(2, 3, 1));
-        assert_eq!(a.next(&mut tables), portion(0));
+        assert_eq!(a.next(&mut tables), Some(portion(0)));
         assert_eq!(b.rest(&mut tables), [1, 2]);
         tables.forget_client(1);
-        assert_eq!(b.told(), portion(0));
+        assert_eq!(b.told(), Some(portion(0)));
         assert_eq!(b.next(&mut tables), Some(Given::Over));
         tables.forget_client(2);
         assert_eq!(tables.counts(), (0, 0, 0));
@@ -492,13 +494,13 @@ mod tests {
     #[test]
     fn portions_that_came_back_are_given_first() {
         let (mut tables, mut a, mut b) = (tables(), worker(1, 9, 1), worker(2, 9, 1));
-        assert_eq!(a.next(&mut tables), portion(0));
-        assert_eq!(b.next(&mut tables), portion(1));
+        assert_eq!(a.next(&mut tables), Some(portion(0)));
+        assert_eq!(b.next(&mut tables), Some(portion(1)));
         a.ask.then = Then::Leave;
         a.ask.finished = None;
         assert_eq!(a.next(&mut tables), Some(Given::Nothing));
-        assert_eq!(b.next(&mut tables), portion(0));
-        assert_eq!(b.next(&mut tables), portion(2));
+        assert_eq!(b.next(&mut tables), Some(portion(0)));
+        assert_eq!(b.next(&mut tables), Some(portion(2)));
     }
 
     #[test]
@@ -509,9 +511,9 @@ mod tests {
         tables.forget_client(1);
         // Nobody has taken it up: it counts.
         a.client = 3;
-        assert_eq!(a.next(&mut tables), portion(2));
+        assert_eq!(a.next(&mut tables), Some(portion(2)));
         tables.forget_client(3);
-        assert_eq!(b.next(&mut tables), portion(2));
+        assert_eq!(b.next(&mut tables), Some(portion(2)));
         // Somebody has: theirs counts.
         a.client = 4;
         assert_eq!(a.next(&mut tables), None);
@@ -522,7 +524,7 @@ mod tests {
     #[test]
     fn a_worker_rests_and_leaves() {
         let (mut tables, mut a, mut b) = (tables(), worker(1, 2, 1), worker(2, 2, 1));
-        assert_eq!(a.next(&mut tables), portion(0));
+        assert_eq!(a.next(&mut tables), Some(portion(0)));
         a.ask.then = Then::Rest;
         assert_eq!(a.next(&mut tables), Some(Given::Nothing));
         assert_eq!(tables.counts(), (1, 1, 0));
@@ -540,19 +542,19 @@ mod tests {
     #[test]
     fn whoever_waits_no_longer_is_given_nothing() {
         let (mut tables, mut a, mut b) = (tables(), worker(1, 1, 1), worker(2, 1, 1));
-        assert_eq!(a.next(&mut tables), portion(0));
+        assert_eq!(a.next(&mut tables), Some(portion(0)));
         assert_eq!(b.next(&mut tables), None);
         let nothing = tables.withdraw(2, &b.ask).unwrap();
         assert_eq!((nothing.given, nothing.unfinished), (Given::Nothing, 1));
         assert!(tables.withdraw(2, &b.ask).is_none());
         tables.forget_client(1);
         assert_eq!((b.told(), tables.counts()), (None, (1, 1, 0)));
-        assert_eq!(b.next(&mut tables), portion(0));
+        assert_eq!(b.next(&mut tables), Some(portion(0)));
         // A second question takes the place of the first.
         let mut c = worker(3, 1, 1);
         assert_eq!((c.next(&mut tables), c.next(&mut tables)), (None, None));
         tables.forget_client(2);
-        assert_eq!((c.told(), c.told()), (portion(0), None));
+        assert_eq!((c.told(), c.told()), (Some(portion(0)), None));
     }
 
     #[test]
@@ -566,8 +568,8 @@ mod tests {
         let known = a.ask.run;
         let mut after = Portions::new(100, Meter::new(u64::MAX));
         // Somebody who knows of nothing comes first.
-        assert_eq!(fresh.next(&mut after), portion(0));
-        assert_eq!(a.next(&mut after), portion(0));
+        assert_eq!(fresh.next(&mut after), Some(portion(0)));
+        assert_eq!(a.next(&mut after), Some(portion(0)));
         assert_eq!((a.ask.epoch, a.ask.run == known), (3, false));
         assert_eq!(fresh.next(&mut after), Some(Given::Over));
         assert_eq!(fresh.ask.epoch, 3);
