@@ -583,6 +583,62 @@ pub struct AdvanceResponse {
     #[prost(string, repeated, tag = "4")]
     pub behind: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
+/// A worker's question for a portion of the samples 0 to n.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PortionRequest {
+    /// The client's incarnation.
+    #[prost(fixed64, tag = "1")]
+    pub client: u64,
+    /// By which workers find each other, 1 to 256 bytes of UTF-8.
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// Samples.
+    #[prost(uint64, tag = "3")]
+    pub n: u64,
+    /// Samples of a portion; the last one may be shorter.
+    #[prost(uint64, tag = "4")]
+    pub size: u64,
+    /// What their order is drawn from, by the workers themselves.
+    #[prost(fixed64, tag = "5")]
+    pub seed: u64,
+    /// Which of its client's workers asks: random, not 0.
+    #[prost(fixed64, tag = "6")]
+    pub worker: u64,
+    /// From the last answer; 0: there was none.
+    #[prost(fixed64, tag = "7")]
+    pub run: u64,
+    /// The epoch that the worker is in; with `run` 0 the one to begin with if nobody else is there.
+    #[prost(uint64, tag = "8")]
+    pub epoch: u64,
+    /// The portion of that epoch that it has finished.
+    #[prost(uint64, optional, tag = "9")]
+    pub finished: ::core::option::Option<u64>,
+    /// What it does next.
+    #[prost(enumeration = "PortionThen", tag = "10")]
+    pub then: i32,
+    /// How long the answer may wait for something to become free; the server waits at most 5,000 ms.
+    #[prost(uint32, tag = "11")]
+    pub wait_ms: u32,
+}
+/// What the worker gets.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PortionResponse {
+    /// Of the table of portions. Another one than in the last answer has forgotten what was finished.
+    #[prost(fixed64, tag = "1")]
+    pub run: u64,
+    /// The epoch under way.
+    #[prost(uint64, tag = "2")]
+    pub epoch: u64,
+    /// Its portions that are not finished.
+    #[prost(uint64, tag = "3")]
+    pub unfinished: u64,
+    /// The worker's own until it is finished. Unset: nothing was free, or nothing was asked for.
+    #[prost(uint64, optional, tag = "4")]
+    pub portion: ::core::option::Option<u64>,
+    /// The epoch that the worker was in is over.
+    #[prost(bool, tag = "5")]
+    pub over: bool,
+}
 /// What a principal may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -888,6 +944,43 @@ impl ModeKind {
             "MODE_BOUNDED" => Some(Self::ModeBounded),
             "MODE_SYNC" => Some(Self::ModeSync),
             "MODE_WARM_START" => Some(Self::ModeWarmStart),
+            _ => None,
+        }
+    }
+}
+/// What a worker does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum PortionThen {
+    /// As PORTION_THEN_TAKE.
+    Unspecified = 0,
+    /// It takes a portion, or waits for one.
+    Take = 1,
+    /// It takes none now.
+    Rest = 2,
+    /// It goes, and gives back what it holds. Without a name: all workers of the client.
+    Leave = 3,
+}
+impl PortionThen {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "PORTION_THEN_UNSPECIFIED",
+            Self::Take => "PORTION_THEN_TAKE",
+            Self::Rest => "PORTION_THEN_REST",
+            Self::Leave => "PORTION_THEN_LEAVE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "PORTION_THEN_UNSPECIFIED" => Some(Self::Unspecified),
+            "PORTION_THEN_TAKE" => Some(Self::Take),
+            "PORTION_THEN_REST" => Some(Self::Rest),
+            "PORTION_THEN_LEAVE" => Some(Self::Leave),
             _ => None,
         }
     }
@@ -1259,6 +1352,30 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Advance"));
             self.inner.unary(req, path, codec).await
         }
+        /// Leases a portion of a range of samples to a worker, at shard 0, and takes note of one that is finished. Role: worker.
+        pub async fn portion(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PortionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PortionResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fastps.v1.Control/Portion",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Portion"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1348,6 +1465,11 @@ pub mod control_server {
             &self,
             request: tonic::Request<super::AdvanceRequest>,
         ) -> std::result::Result<tonic::Response<super::AdvanceResponse>, tonic::Status>;
+        /// Leases a portion of a range of samples to a worker, at shard 0, and takes note of one that is finished. Role: worker.
+        async fn portion(
+            &self,
+            request: tonic::Request<super::PortionRequest>,
+        ) -> std::result::Result<tonic::Response<super::PortionResponse>, tonic::Status>;
     }
     /// Control calls: small, rare, unary. Every call needs a deadline.
     ///
@@ -1975,6 +2097,49 @@ pub mod control_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = AdvanceSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fastps.v1.Control/Portion" => {
+                    #[allow(non_camel_case_types)]
+                    struct PortionSvc<T: Control>(pub Arc<T>);
+                    impl<T: Control> tonic::server::UnaryService<super::PortionRequest>
+                    for PortionSvc<T> {
+                        type Response = super::PortionResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PortionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::portion(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PortionSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
