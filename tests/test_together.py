@@ -1,6 +1,6 @@
 """Modes in which workers wait for each other: `Sync`, `Bounded`, `WarmStart`; `Hogwild`; `accumulate`.
 
-What slices and clocks do under other orders of arrival is in rust/core/tests/groups.rs; here are workers.
+What slices and clocks do under other orders of arrival is in rust/core/tests/api/groups.rs; here are workers.
 """
 
 from __future__ import annotations

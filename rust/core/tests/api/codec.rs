@@ -1,6 +1,5 @@
 //! The codecs against the byte contract: golden vectors computed elsewhere, bit-equality of all instruction
 //! sets, error feedback.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
 use fastps_core::codec::{Codec, CodecId, ErrorFeedback, Position};
 use fastps_core::error::Kind;

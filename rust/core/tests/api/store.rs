@@ -1,5 +1,4 @@
 //! The in-process store through its public verbs, and the slices beneath it.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
 use fastps_core::codec::{Codec, CodecId, ErrorFeedback, Position};
 use fastps_core::dtype::{DType, View};

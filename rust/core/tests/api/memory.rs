@@ -1,5 +1,4 @@
 //! What a shard counts of its memory, and what it refuses when there is no more.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;

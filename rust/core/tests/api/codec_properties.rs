@@ -1,5 +1,4 @@
 //! What holds for every input: error bounds, symmetries, and that no bytes from outside can do harm.
-#![allow(clippy::unwrap_used)]
 
 use fastps_core::codec::{Codec, CodecId, Position};
 use fastps_core::isa::Isa;

@@ -1,5 +1,4 @@
 //! Linear models: one thread against the formula without any trick, several threads against one.
-#![allow(clippy::unwrap_used)]
 
 use fastps_core::linear::{Csr, Examples, Linear, Loss, Number, Rows, Schedule, Settings, shuffle};
 

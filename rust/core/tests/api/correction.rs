@@ -1,5 +1,4 @@
 //! What becomes of stale gradients: each slice against the rule, under a schedule of arrivals that the test fixes.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
 use fastps_core::codec::{Codec, ErrorFeedback};
 use fastps_core::correction::Correction;
