@@ -11,6 +11,9 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// How long a stopping server takes at most: less than the 5 s that service managers commonly give.
 const STOP: Duration = Duration::from_secs(4);
@@ -126,10 +129,11 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
             return error.exit_code();
         }
     };
-    let filter = tracing_subscriber::EnvFilter::try_from_env("FASTPS_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let wanted = std::env::var("FASTPS_LOG").ok().and_then(|levels| levels.parse::<Targets>().ok());
+    let filter = wanted.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     // A second call in one process keeps the first one's subscriber.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let _ = tracing_subscriber::registry().with(lines).with(filter).try_init();
     raise_open_files();
     match serve(args) {
         Ok(()) => 0,
