@@ -17,12 +17,14 @@ SOURCES := $(wildcard Cargo.toml Cargo.lock pyproject.toml README.md) \
 RUST_TESTED := --workspace --exclude fastps-python
 export PYO3_PYTHON := $(BIN)/python
 export CARGO_TARGET_DIR := $(TARGET)
+# Packages come uncompiled and are compiled where tests first import them: of torch and JAX that is a small part.
+unexport PYTHONDONTWRITEBYTECODE
 ifdef CI
 # A machine that builds once gains nothing from what makes the next build shorter.
 export CARGO_INCREMENTAL := 0
 endif
 
-.PHONY: help demo test lint lint-rust lint-python test-rust test-python checkers loom tsan miri neon bench bench-kernels \
+.PHONY: help demo test tests beside-tests beside-rust lint lint-rust lint-python test-rust test-python checkers loom tsan miri neon bench bench-kernels \
         bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared acceptance mutants soak kills fuzz docs dev clean tools
 
 help: ## List the targets
@@ -31,15 +33,26 @@ help: ## List the targets
 demo: .venv/.demo ## Train a real model on 2 servers and 4 worker processes; options: make demo ARGS="--codec int8"
 	@$(BIN)/fastps demo $(ARGS)
 
-# Two things at a time, where one alone leaves a core idle; each cargo has as many jobs as it likes.
 test: ## Run all tests and lints; says at the end what was skipped and why
-	@$(MAKE) --no-print-directory --jobs=2 .venv/.test lint-rust
-	@$(MAKE) --no-print-directory --jobs=2 test-rust checkers
-	@$(MAKE) --no-print-directory lint-python test-python
+	@$(MAKE) --no-print-directory --jobs=2 tests beside-tests
 	@$(BIN)/python .ci/skipped.py $(TARGET)/pytest.xml $(TARGET)/rust-tests.txt
+
+# Two things at a time, where one alone leaves a core idle; each cargo has as many jobs as it likes.
+tests: .venv/.test
+	@$(MAKE) --no-print-directory test-rust
+	@$(MAKE) --no-print-directory test-python
+
+# With what the others leave over: tests wait for sockets and have deadlines, these have none. `test_stub` is in test-python.
+beside-tests: beside-rust .venv/.test
+	@nice $(MAKE) --no-print-directory lint-python
+
+beside-rust: .venv/.made
+	@nice $(MAKE) --no-print-directory lint-rust
+	@nice $(MAKE) --no-print-directory checkers
 
 lint: .venv/.test ## Check formatting, lints, types and the stub
 	@$(MAKE) --no-print-directory lint-rust lint-python
+	$(BIN)/python -m mypy.stubtest fastps._fastps
 
 lint-rust: .venv/.made
 	cargo fmt --all --check -- --files-with-diff
@@ -49,7 +62,6 @@ lint-python:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m mypy.stubtest fastps._fastps
 
 test-rust: # more threads than cores: many tests wait for each other's ends of a socket
 	@mkdir -p $(TARGET)
@@ -154,7 +166,7 @@ endef
 	@echo "Fetching what the tests need (torch is large) while the wheel is built."
 	@trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; \
 	$(BIN)/python .ci/extras.py test demo > .venv/extras.txt; \
-	$(PIP) install --requirement .venv/extras.txt & extras=$$!; \
+	$(PIP) install --no-compile --requirement .venv/extras.txt & extras=$$!; \
 	$(MAKE) --no-print-directory $(TARGET)/wheel/.built; wait $$extras
 	$(call install-wheel,test)
 
