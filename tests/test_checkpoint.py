@@ -1,4 +1,7 @@
-"""`fastps checkpoint`: data directories without a server. Faults are tried in rust/durable and rust/rpc."""
+"""`fastps checkpoint`: data directories without a server, snapshots by running ones.
+
+Faults are tried in rust/durable and rust/rpc.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,36 @@ def test_list_and_verify(data_dir: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert main(["checkpoint", "verify", str(data_dir / "shard-0")]) == 1
     assert "--data-dir" in capfd.readouterr().err
     assert main(["checkpoint", "restore", str(data_dir)]) == 2
+
+
+def test_a_snapshot_of_a_running_cluster(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "data"
+    with fastps.serve(shards=2, data_dir=kept, keep=3) as server, fastps.connect(server.addresses) as ps:
+        ps.register("w", INITIAL, optimizer=fastps.SGD(lr=1.0))
+        for _ in range(4):
+            ps.push("w", np.ones_like(INITIAL))
+            assert main(["checkpoint", "save", server.address_list[1], "--json"]) == 0
+            shards = json.loads(capfd.readouterr().out)["shards"]
+        assert [shard["address"] for shard in shards] == server.address_list
+        assert sum(shard["slices"] for shard in shards) == 3
+        for shard in shards:
+            folder = Path(shard["path"])
+            assert folder.parent == kept / f"shard-{shard['shard']}"
+            assert shard["bytes"] == sum(f.stat().st_size for f in folder.iterdir() if f.name != "MANIFEST")
+            assert len(list(folder.parent.glob("generation-*"))) == 3
+        assert main(["checkpoint", "save", server.addresses]) == 0
+        said = f"shard 1 ({server.address_list[1]}): snapshot {shards[1]['number'] + 1},"
+        assert said in capfd.readouterr().out
+    with pytest.raises(fastps.ConfigError, match="at least 1"):
+        fastps.serve(data_dir=tmp_path / "other", keep=0)
+
+
+def test_a_server_without_files_refuses_a_snapshot(
+    server: fastps.Server, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["checkpoint", "save", server.addresses]) == 1
+    assert "--data-dir" in capfd.readouterr().err
+    assert main(["checkpoint", "save"]) == 2
 
 
 def test_another_number_of_shards(data_dir: Path, tmp_path: Path) -> None:

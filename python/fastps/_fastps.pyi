@@ -247,6 +247,8 @@ class Server:
         spin_us: int,
         data_dir: File | None,
         snapshot_every: float,
+        keep: int,
+        keep_for: float,
         accept_loss: bool,
     ) -> Server: ...
     def addresses(self) -> list[str]: ...

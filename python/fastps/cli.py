@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser(
         "checkpoint",
-        help="list, verify, restore or export what servers keep on disk (fastps checkpoint --help)",
+        help="save, list, verify, restore or export what servers keep on disk (fastps checkpoint --help)",
         add_help=False,
     )
     status = commands.add_parser("status", help="numbers of a running cluster")
@@ -107,7 +107,7 @@ def _serve(arguments: list[str]) -> int:
 
 
 def _checkpoint(arguments: list[str]) -> int:
-    """Run the Rust command line on data directories."""
+    """Run the Rust command line on data directories, or have servers write there."""
     from fastps import _fastps
 
     return int(_fastps.checkpoint_cli(arguments))

@@ -64,6 +64,8 @@ def serve(
     spin_us: int = 200,
     data_dir: File | None = None,
     snapshot_every: float = 300.0,
+    keep: int = 2,
+    keep_for: float = 0.0,
     accept_loss: bool = False,
 ) -> Server:
     """Starts gRPC shard servers in this process, on threads of their own; ``fastps serve`` from Python.
@@ -89,6 +91,8 @@ def serve(
         data_dir: Keep snapshots and a log here, a folder for each shard, and start from them; None: nothing
             outlives this process.
         snapshot_every: Seconds between two snapshots.
+        keep: How many snapshots are kept, at least 1, and the log from the oldest of them on.
+        keep_for: Besides, every snapshot that is younger than this is kept, in seconds.
         accept_loss: Start with what can be read of `data_dir`, although something that was durable cannot.
 
     Returns:
@@ -119,6 +123,8 @@ def serve(
         spin_us,
         data_dir,
         snapshot_every,
+        keep,
+        keep_for,
         accept_loss,
     )
     return Server(native)

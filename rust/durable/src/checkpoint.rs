@@ -8,6 +8,7 @@ use crate::recovery;
 use fastps_core::error::{Error, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// What a shard has on disk.
 #[derive(Clone, Debug, Serialize)]
@@ -148,7 +149,8 @@ fn verify_shard(data_dir: &Path, shard: u32) -> Result<Verified> {
         Some(shards) => shards,
         None => recovery::origin(&directory)?.map_or(0, |origin| origin.shards),
     };
-    let settings = Settings { path: path.clone(), shard, shards, keep: 1, accept_loss: false };
+    let settings =
+        Settings { path: path.clone(), shard, shards, keep: 1, keep_for: Duration::ZERO, accept_loss: false };
     let oldest = whole.last().map(|(_, log)| *log);
     let first = oldest.or_else(|| segments.first().copied().filter(|_| reaches_back));
     for (number, why) in recovery::check_log(&directory, &settings, first)? {

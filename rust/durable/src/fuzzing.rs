@@ -14,6 +14,7 @@ use fastps_core::isa::Isa;
 use fastps_core::shard::{Shard, ShardConfig};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// What a shard may take here.
 const MEMORY: u64 = 16 << 20;
@@ -105,8 +106,14 @@ fn start(log: &[u8]) -> Option<()> {
     let folder = Folder::new().ok()?;
     std::fs::remove_dir(folder.0.join("generation-00000002")).ok()?;
     std::fs::write(folder.0.join("log-00000001"), log).ok()?;
-    let settings =
-        Settings { path: folder.0.clone(), shard: 1, shards: 2, keep: 2, accept_loss: log.len() % 2 == 1 };
+    let settings = Settings {
+        path: folder.0.clone(),
+        shard: 1,
+        shards: 2,
+        keep: 2,
+        keep_for: Duration::ZERO,
+        accept_loss: log.len() % 2 == 1,
+    };
     let directory = Directory::open(&settings.path).ok()?;
     let shard = shard()?;
     let found = recovery::recover(&directory, &settings, &shard, &Progress::default()).ok()?;

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What a journal is told.
 #[derive(Clone, Debug)]
@@ -31,6 +32,8 @@ pub struct Settings {
     pub shards: u32,
     /// Snapshots that are kept.
     pub keep: usize,
+    /// Younger ones are kept besides.
+    pub keep_for: Duration,
     /// Start with what can be read, although something that was durable cannot.
     pub accept_loss: bool,
 }
@@ -188,11 +191,22 @@ impl Journal {
         reach("snapshot_complete");
         self.log.heal();
         files.kept.push_back((number, log));
-        while files.kept.len() > self.settings.keep.max(1) {
+        while files.kept.len() > self.settings.keep.max(1) && !self.oldest_is_young(&files.kept) {
             files.kept.pop_front();
         }
         self.prune(files)?;
         Ok(generation.summary())
+    }
+
+    /// Whether the oldest is to be kept for its age. One that cannot be read has none, nor has one from the future.
+    fn oldest_is_young(&self, kept: &Kept) -> bool {
+        let age = |number| {
+            let written = Generation::open(self.directory.path(), number).ok()?.summary().written;
+            SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_secs(written)).ok()
+        };
+        let keep_for = self.settings.keep_for;
+        let oldest = kept.front().filter(|_| !keep_for.is_zero());
+        oldest.and_then(|(number, _)| age(*number)).is_some_and(|age| age < keep_for)
     }
 
     /// Removes what no kept generation needs; the newest is durable.

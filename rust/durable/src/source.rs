@@ -12,6 +12,7 @@ use fastps_core::tensor::SliceId;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Memory that a byte on disk may stand for: a client that a slice remembers takes 3 KiB, and may be some 40 bytes there. There is
 /// no server here with a limit, and what a file only claims must have one.
@@ -58,7 +59,7 @@ impl Source {
             let path = directory.path().to_owned();
             let limit = size(&path)?.saturating_mul(MEMORY_PER_BYTE).saturating_add(LEAST_MEMORY);
             let core = Shard::new(ShardConfig::new(shard, limit, Isa::get()?));
-            let settings = Settings { path, shard, shards, keep: 1, accept_loss };
+            let settings = Settings { path, shard, shards, keep: 1, keep_for: Duration::ZERO, accept_loss };
             let found = recovery::recover(directory, &settings, &core, &Progress::default())
                 .map_err(|error| error.shard(shard))?;
             let damaged = found.damaged.iter();

@@ -19,6 +19,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 const SLICE: u64 = 258_048;
 
@@ -57,7 +58,14 @@ fn collect(folder: &Path, prefix: &Path, into: &mut BTreeMap<PathBuf, Vec<u8>>) 
 }
 
 fn settings(path: &Path) -> Settings {
-    Settings { path: path.to_owned(), shard: 0, shards: 1, keep: 2, accept_loss: false }
+    Settings {
+        path: path.to_owned(),
+        shard: 0,
+        shards: 1,
+        keep: 2,
+        keep_for: Duration::ZERO,
+        accept_loss: false,
+    }
 }
 
 /// A shard and its files.
@@ -747,4 +755,27 @@ fn an_export_has_each_tensor_as_a_whole() {
     export(&four, &file, false, false).unwrap();
     let bytes = std::fs::read(&file).unwrap();
     assert_eq!(safetensors::SafeTensors::deserialize(&bytes).unwrap().names().len(), 2);
+}
+
+#[test]
+fn snapshots_are_kept_by_number_and_by_age() {
+    let folder = Folder::new();
+    let keep = |keep, keep_for| Settings { keep, keep_for, ..settings(&folder.0) };
+    let numbers = |world: &World| {
+        world.journal.snapshot(&world.shard).unwrap();
+        let found = Generation::list(&folder.0).unwrap();
+        found.into_iter().map(|generation| generation.unwrap().summary().generation).collect::<Vec<_>>()
+    };
+    let world = World::with(keep(1, Duration::from_hours(1))).unwrap();
+    world.register(1, "w", 10, Apply::Exact, sgd());
+    for expected in [vec![1], vec![2, 1], vec![3, 2, 1]] {
+        assert_eq!(numbers(&world), expected);
+    }
+    drop(world);
+    // What was there before counts, too.
+    let world = World::with(keep(3, Duration::ZERO)).unwrap();
+    assert_eq!(numbers(&world), [4, 3, 2]);
+    drop(world);
+    let world = World::with(keep(1, Duration::ZERO)).unwrap();
+    assert_eq!(numbers(&world), [5]);
 }

@@ -7,6 +7,7 @@ use fastps_core::shard::{Shard, ShardConfig};
 use fastps_durable::{Journal, Settings};
 use std::alloc::System;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 #[global_allocator]
 static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
@@ -34,7 +35,14 @@ fn start_with(name: &str, bytes: &[u8]) -> bool {
     }
     std::fs::copy(vector(Path::new(LOG)), folder.join(LOG)).unwrap();
     std::fs::write(folder.join(name), bytes).unwrap();
-    let settings = Settings { path: folder.clone(), shard: 1, shards: 2, keep: 2, accept_loss: false };
+    let settings = Settings {
+        path: folder.clone(),
+        shard: 1,
+        shards: 2,
+        keep: 2,
+        keep_for: Duration::ZERO,
+        accept_loss: false,
+    };
     let shard = Shard::new(ShardConfig::new(1, 1 << 40, Isa::get().unwrap()));
     let recovered = Journal::open(settings).unwrap().recover(&shard).is_ok();
     std::fs::remove_dir_all(&folder).unwrap();

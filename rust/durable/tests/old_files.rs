@@ -16,6 +16,7 @@ use fastps_durable::{Event, Holding, Journal, Report, Reservation, Settings, Sta
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The folders of the files that this version writes: with snapshots, and without.
 const CURRENT: [(&str, bool); 2] = [("durable-1", true), ("durable-1-log", false)];
@@ -34,8 +35,15 @@ struct World {
 impl World {
     fn open(path: &Path) -> Self {
         let path = path.to_owned();
-        let journal =
-            Journal::open(Settings { path, shard: 1, shards: 2, keep: 2, accept_loss: false }).unwrap();
+        let journal = Journal::open(Settings {
+            path,
+            shard: 1,
+            shards: 2,
+            keep: 2,
+            keep_for: Duration::ZERO,
+            accept_loss: false,
+        })
+        .unwrap();
         let config = ShardConfig::new(1, 1 << 30, Isa::get().unwrap());
         let shard = Shard::new(ShardConfig { sink: Some(journal.clone()), ..config });
         let report = journal.recover(&shard).unwrap();

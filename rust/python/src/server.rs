@@ -85,6 +85,8 @@ impl Server {
         spin_us: i64,
         data_dir: Option<PathBuf>,
         snapshot_every: f64,
+        keep: usize,
+        keep_for: f64,
         accept_loss: bool,
     ) -> PyResult<Self> {
         let config = ServerConfig {
@@ -99,6 +101,8 @@ impl Server {
             spin: spin(py, spin_us)?,
             data_dir,
             snapshot_every: call::duration(py, snapshot_every)?,
+            keep,
+            keep_for: call::duration(py, keep_for)?,
             accept_loss,
             tls: TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca },
             ..ServerConfig::default()

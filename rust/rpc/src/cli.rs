@@ -64,6 +64,12 @@ struct Args {
     /// How often a snapshot is taken.
     #[arg(long, default_value = "300", value_name = "SECONDS", value_parser = seconds, env = "FASTPS_SNAPSHOT_EVERY")]
     snapshot_every: Duration,
+    /// How many snapshots are kept, and the log from the oldest of them on.
+    #[arg(long, default_value_t = 2, value_name = "COUNT", env = "FASTPS_KEEP")]
+    keep: usize,
+    /// Besides, every snapshot that is younger than this is kept.
+    #[arg(long, default_value = "0", value_name = "SECONDS", value_parser = seconds, env = "FASTPS_KEEP_FOR")]
+    keep_for: Duration,
     /// Start with what can be read of the data directory, although something that was durable cannot.
     #[arg(long)]
     accept_loss: bool,
@@ -168,6 +174,8 @@ fn serve(args: Args) -> Result<()> {
             spin: Duration::from_micros(args.spin_us),
             data_dir: args.data_dir,
             snapshot_every: args.snapshot_every,
+            keep: args.keep,
+            keep_for: args.keep_for,
             accept_loss: args.accept_loss,
             ..ServerConfig::default()
         })?;

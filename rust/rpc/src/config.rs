@@ -52,6 +52,10 @@ pub struct ServerConfig {
     pub data_dir: Option<PathBuf>,
     /// How often a snapshot is taken.
     pub snapshot_every: Duration,
+    /// How many snapshots are kept, at least 1.
+    pub keep: usize,
+    /// Younger ones are kept besides.
+    pub keep_for: Duration,
     /// Start with what can be read, although something that was durable cannot.
     pub accept_loss: bool,
 }
@@ -75,6 +79,8 @@ impl Default for ServerConfig {
             sink: None,
             data_dir: None,
             snapshot_every: Duration::from_mins(5),
+            keep: 2,
+            keep_for: Duration::ZERO,
             accept_loss: false,
         }
     }

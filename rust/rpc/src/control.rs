@@ -76,6 +76,7 @@ impl SpeaksFor for pb::SettleRequest {}
 impl SpeaksFor for pb::UnregisterRequest {}
 impl SpeaksFor for pb::DropRequest {}
 impl SpeaksFor for pb::StatsRequest {}
+impl SpeaksFor for pb::CheckpointRequest {}
 
 impl ControlService {
     /// Checks the principal, makes the call, and names the shard in what went wrong.
@@ -317,6 +318,24 @@ impl Control for ControlService {
             .await?
             .into_inner();
         let answer = portions::answer(&self.node, asked).await.map(convert::given_to_wire);
+        answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
+    }
+
+    async fn checkpoint(
+        &self,
+        request: Request<pb::CheckpointRequest>,
+    ) -> Result<Response<pb::CheckpointResponse>, Status> {
+        self.call(request, pb::Role::Admin, Access::Change, |_, _, _| Ok(())).await?;
+        // It takes as long as the disk does.
+        let node = self.node.clone();
+        let taken = tokio::task::spawn_blocking(move || node.files.snapshot(&node.shard)).await;
+        let taken = taken.unwrap_or_else(|error| Err(Error::new(Kind::Internal, error.to_string())));
+        let answer = taken.map(|summary| pb::CheckpointResponse {
+            snapshot: summary.generation,
+            path: summary.path.display().to_string(),
+            bytes: summary.bytes,
+            slices: summary.slices,
+        });
         answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }
 }

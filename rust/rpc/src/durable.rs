@@ -5,15 +5,13 @@ use crate::config::ServerConfig;
 use crate::node::Node;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
-use fastps_durable::{Catalog, Event, Journal, Settings, shard_folder};
+use fastps_durable::{Catalog, Event, Journal, Settings, Summary, shard_folder};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Snapshots that are kept.
-const KEEP: usize = 2;
 /// The shortest time between two snapshots that may be asked for.
 const SOONEST: Duration = Duration::from_millis(100);
 /// How soon a snapshot is tried again after it failed, or to close a hole in the log.
@@ -31,6 +29,10 @@ impl Files {
             return Err(Error::new(Kind::Config, "snapshots would follow each other too soon")
                 .expected(format!("at least {SOONEST:?}"), format!("{:?}", config.snapshot_every)));
         }
+        if config.keep == 0 {
+            return Err(Error::new(Kind::Config, "a server needs its last snapshot")
+                .expected("at least 1 snapshot that is kept", config.keep));
+        }
         if config.sink.is_some() {
             return Err(Error::new(Kind::Config, "with a data directory, records have no other sink"));
         }
@@ -38,7 +40,8 @@ impl Files {
             path: shard_folder(path, shard),
             shard,
             shards: shards as u32,
-            keep: KEEP,
+            keep: config.keep,
+            keep_for: config.keep_for,
             accept_loss: config.accept_loss,
         };
         Journal::open(settings).map(|journal| Self(Some(journal))).map_err(|error| error.shard(shard))
@@ -66,6 +69,19 @@ impl Files {
         }
         tracing::info!(shard = shard.index(), ms = begin.elapsed().as_millis() as u64, "recovered: {report}");
         Ok(journal.catalog())
+    }
+
+    /// Writes a snapshot now.
+    pub(crate) fn snapshot(&self, shard: &Shard) -> Result<Summary> {
+        let Some(journal) = &self.0 else {
+            return Err(Error::new(Kind::Config, "this server keeps no snapshots")
+                .expected("a server with --data-dir", "one without"));
+        };
+        let begin = Instant::now();
+        let (summary, shard) = (journal.snapshot(shard)?, shard.index());
+        let ms = begin.elapsed().as_millis() as u64;
+        tracing::info!(shard, ms, bytes = summary.bytes, "snapshot {}", summary.generation);
+        Ok(summary)
     }
 
     /// Notes a change.
@@ -172,17 +188,9 @@ fn run(nodes: &[Arc<Node>], every: Duration, stopped: &Receiver<()>) {
 
 /// Takes a snapshot; tells whether there is one.
 pub(crate) fn take(node: &Node) -> bool {
-    let Some(journal) = node.files.journal() else { return false };
-    let (begin, shard) = (Instant::now(), node.index());
-    match journal.snapshot(&node.shard) {
-        Ok(summary) => {
-            let ms = begin.elapsed().as_millis() as u64;
-            tracing::info!(shard, ms, bytes = summary.bytes, "snapshot {}", summary.generation);
-            true
-        }
-        Err(error) => {
-            tracing::error!(shard, %error, "no snapshot");
-            false
-        }
+    let taken = node.files.snapshot(&node.shard);
+    if let Err(error) = &taken {
+        tracing::error!(shard = node.index(), %error, "no snapshot");
     }
+    taken.is_ok()
 }

@@ -1,6 +1,8 @@
-//! `fastps checkpoint`, and `fastps-server checkpoint`: data directories without a server.
+//! `fastps checkpoint`, and `fastps-server checkpoint`: data directories without a server, and snapshots by running ones.
 
+use crate::client::{self, Client, ConnectOptions};
 use crate::durable::size;
+use crate::tls::TlsFiles;
 use clap::{Parser, Subcommand};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::checkpoint::{self, Listed, Snapshot, Verified};
@@ -8,9 +10,10 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-/// Looks at a server's data directory, and makes other files of it. DIR is what the server is told by --data-dir.
+/// Looks at a server's data directory, and makes other files of it; has servers write there. DIR is what the server is told
+/// by --data-dir.
 #[derive(Debug, Parser)]
 #[command(name = "fastps checkpoint")]
 pub(super) struct Args {
@@ -20,6 +23,27 @@ pub(super) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Has every shard of a running cluster write a snapshot now, and waits until all are durable.
+    Save {
+        /// host:port or unix:///path of some or all shards.
+        #[arg(required = true, value_delimiter = ',')]
+        addresses: Vec<String>,
+        /// How long to wait.
+        #[arg(long, default_value = "600", value_name = "SECONDS", value_parser = super::seconds)]
+        timeout: Duration,
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
+        /// The CA that has signed the servers' certificates (PEM).
+        #[arg(long, value_name = "FILE")]
+        tls_ca: Option<PathBuf>,
+        /// A certificate for servers that ask for one (PEM).
+        #[arg(long, value_name = "FILE")]
+        tls_cert: Option<PathBuf>,
+        /// Its private key (PEM).
+        #[arg(long, value_name = "FILE")]
+        tls_key: Option<PathBuf>,
+    },
     /// Tells which snapshots each shard has; a server may be using them.
     List {
         /// The data directory.
@@ -88,6 +112,19 @@ pub(super) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
 /// False: something is damaged.
 fn execute(command: Command) -> Result<bool> {
     match command {
+        Command::Save { addresses, timeout, json, tls_ca, tls_cert, tls_key } => {
+            let tls = TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca };
+            let client =
+                Client::connect(&addresses, ConnectOptions { timeout, tls, ..ConnectOptions::default() })?;
+            let snapshots = client.checkpoint(timeout)?;
+            if json {
+                let shards: Vec<_> = snapshots.iter().enumerate().map(saved_in_json).collect();
+                say(&[in_json(&serde_json::json!({ "shards": shards }))?])?;
+            } else {
+                say(&snapshots.iter().enumerate().map(saved).collect::<Vec<_>>())?;
+            }
+            Ok(true)
+        }
         Command::List { dir, json } => {
             let shards = checkpoint::list(&dir)?;
             if json {
@@ -147,6 +184,19 @@ fn note(notes: &[String]) {
     for note in notes {
         let _ = writeln!(std::io::stderr(), "fastps: {note}");
     }
+}
+
+fn saved((shard, snapshot): (usize, &client::Snapshot)) -> String {
+    let client::Snapshot { address, number, path, bytes, slices } = snapshot;
+    let bytes = size(*bytes);
+    format!("shard {shard} ({address}): snapshot {number}, {slices} slices, {bytes}: {path}")
+}
+
+fn saved_in_json((shard, snapshot): (usize, &client::Snapshot)) -> serde_json::Value {
+    let client::Snapshot { address, number, path, bytes, slices } = snapshot;
+    serde_json::json!({
+        "shard": shard, "address": address, "number": number, "path": path, "bytes": bytes, "slices": slices,
+    })
 }
 
 fn listed(shard: &Listed) -> Vec<String> {

@@ -6,6 +6,7 @@
 
 mod answer;
 mod call;
+mod checkpoint;
 mod connect;
 mod control;
 mod deadlines;
@@ -29,6 +30,7 @@ mod stream;
 mod verbs;
 mod way;
 
+pub use checkpoint::Snapshot;
 pub use connect::{Ack, ConnectOptions};
 pub(crate) use control::channel;
 pub use way::Transport;

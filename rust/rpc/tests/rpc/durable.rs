@@ -254,7 +254,8 @@ fn logged_pushes_survive_kills_to_the_last_one() {
 
 /// What a shard's files say, read beside the server.
 fn value_on_disk(path: &Path) -> f32 {
-    let settings = Settings { path: path.to_owned(), shard: 0, shards: 1, keep: 2, accept_loss: false };
+    let (path, keep_for) = (path.to_owned(), Duration::ZERO);
+    let settings = Settings { path, shard: 0, shards: 1, keep: 2, keep_for, accept_loss: false };
     let journal = Journal::open(settings).unwrap();
     let shard = Shard::new(ShardConfig::new(0, 1 << 30, Isa::get().unwrap()));
     journal.recover(&shard).unwrap();
@@ -324,6 +325,44 @@ fn what_a_stopped_server_had_is_there_again() {
     register(&client, "adam", n, Apply::Exact, Optimizer::Adam(Adam::default()), 0.0);
     register(&client, "gone", 7, Apply::Exact, sgd(), 2.0);
     assert_eq!(pull(&client, "gone"), [2.0; 7]);
+}
+
+#[test]
+fn a_snapshot_that_was_asked_for_is_what_a_start_finds() {
+    let mut served = Served::new(2);
+    served.start_after("", &["--keep", "1"]);
+    let client = served.connect(Ack::Applied);
+    // Of a racing tensor snapshots alone have the pushes.
+    register(&client, "racing", 3 * SLICE, Apply::Hogwild, sgd(), 0.0);
+    for _ in 0..2 {
+        client.push(&[gradient("racing", vec![-1.0; 3 * SLICE])], &options(PATIENT)).unwrap();
+        let taken = client.checkpoint(PATIENT).unwrap();
+        assert_eq!(taken.iter().map(|snapshot| snapshot.slices).sum::<u64>(), 3);
+        for (shard, snapshot) in taken.iter().enumerate() {
+            let folder = served.folder.0.join(format!("shard-{shard}"));
+            let found: Vec<_> = Generation::list(&folder).unwrap().into_iter().map(Result::unwrap).collect();
+            let [only] = &found[..] else { panic!("{found:?}") };
+            only.verify().unwrap();
+            assert_eq!(only.summary().path, Path::new(&snapshot.path));
+            assert_eq!((only.summary().bytes, only.summary().generation), (snapshot.bytes, snapshot.number));
+        }
+    }
+    client.push(&[gradient("racing", vec![-1.0; 3 * SLICE])], &options(PATIENT)).unwrap();
+    served.kill();
+    served.start();
+    assert_eq!(pull(&served.connect(Ack::Applied), "racing"), vec![2.0; 3 * SLICE]);
+}
+
+#[test]
+fn a_snapshot_that_fails_is_told_to_whoever_asked() {
+    let mut served = Served::new(1);
+    served.start_after("export FASTPS_FAILPOINT=snapshot_rename:1:EIO;", &[]);
+    let client = served.connect(Ack::Logged);
+    register(&client, "w", 10, Apply::Exact, sgd(), 0.0);
+    let error = client.checkpoint(PATIENT).unwrap_err();
+    assert!(error.shard == Some(0) && error.message.contains("rename"), "{error}");
+    client.push(&[gradient("w", vec![-1.0; 10])], &options(PATIENT)).unwrap();
+    assert_eq!(client.checkpoint(PATIENT).unwrap()[0].slices, 1);
 }
 
 #[test]

@@ -129,4 +129,5 @@ forward! {
     join(JoinRequest) -> JoinResponse;
     leave(LeaveRequest) -> LeaveResponse;
     advance(AdvanceRequest) -> AdvanceResponse;
+    checkpoint(CheckpointRequest) -> CheckpointResponse;
 }
