@@ -10,6 +10,7 @@
 mod codec;
 mod codec_properties;
 mod correction;
+mod exchange;
 mod groups;
 mod image;
 mod isa;

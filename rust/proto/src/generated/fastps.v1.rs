@@ -639,6 +639,25 @@ pub struct PortionResponse {
     #[prost(bool, tag = "5")]
     pub over: bool,
 }
+/// Asks for a snapshot.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CheckpointRequest {}
+/// A snapshot that is durable.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CheckpointResponse {
+    /// Its number; those of a shard count up.
+    #[prost(uint64, tag = "1")]
+    pub snapshot: u64,
+    /// The folder that holds it, as the server names it.
+    #[prost(string, tag = "2")]
+    pub path: ::prost::alloc::string::String,
+    /// Bytes of its files.
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
+    /// Slices in it.
+    #[prost(uint64, tag = "4")]
+    pub slices: u64,
+}
 /// What a principal may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -1376,6 +1395,31 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Portion"));
             self.inner.unary(req, path, codec).await
         }
+        /// Writes a snapshot of this shard to its data directory now; answers when it is durable. Role: admin.
+        pub async fn checkpoint(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CheckpointRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CheckpointResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fastps.v1.Control/Checkpoint",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fastps.v1.Control", "Checkpoint"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1470,6 +1514,14 @@ pub mod control_server {
             &self,
             request: tonic::Request<super::PortionRequest>,
         ) -> std::result::Result<tonic::Response<super::PortionResponse>, tonic::Status>;
+        /// Writes a snapshot of this shard to its data directory now; answers when it is durable. Role: admin.
+        async fn checkpoint(
+            &self,
+            request: tonic::Request<super::CheckpointRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CheckpointResponse>,
+            tonic::Status,
+        >;
     }
     /// Control calls: small, rare, unary. Every call needs a deadline.
     ///
@@ -2140,6 +2192,51 @@ pub mod control_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PortionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fastps.v1.Control/Checkpoint" => {
+                    #[allow(non_camel_case_types)]
+                    struct CheckpointSvc<T: Control>(pub Arc<T>);
+                    impl<
+                        T: Control,
+                    > tonic::server::UnaryService<super::CheckpointRequest>
+                    for CheckpointSvc<T> {
+                        type Response = super::CheckpointResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CheckpointRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::checkpoint(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CheckpointSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -25,7 +25,7 @@ pub(super) struct Args {
 enum Command {
     /// Has every shard of a running cluster write a snapshot now, and waits until all are durable.
     Save {
-        /// host:port or unix:///path of some or all shards.
+        /// Addresses of some or all shards: host:port, or unix:// and a path.
         #[arg(required = true, value_delimiter = ',')]
         addresses: Vec<String>,
         /// How long to wait.

@@ -1,5 +1,4 @@
 //! A step in one call: against a push and a pull.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
 use fastps_core::dtype::{DType, View};
 use fastps_core::error::Kind;
