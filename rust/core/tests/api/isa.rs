@@ -257,7 +257,7 @@ fn fastps_isa_chooses_and_changes_no_bit() {
     let mut digests = Vec::new();
     for isa in Isa::ALL {
         let run = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "digest_of_the_chosen_instruction_set", "--nocapture"])
+            .args(["--exact", "isa::digest_of_the_chosen_instruction_set", "--nocapture"])
             .env("FASTPS_ISA", isa.name())
             .output()
             .unwrap();
