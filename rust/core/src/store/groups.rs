@@ -52,7 +52,7 @@ impl Store {
         let key = (self.group(group), warm);
         let clock = match lock(&self.seats).0.iter_mut().find(|(place, _)| *place == key) {
             Some((_, clock)) => {
-                *clock += steps;
+                *clock = clock.saturating_add(steps);
                 *clock
             }
             None => 0,
