@@ -269,13 +269,15 @@ def test_what_sync_does_not_take(ps):
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda: fastps.Sync(workers=0), "an integer >= 1"),
-        (lambda: fastps.Sync(workers=1, backup=-1), "an integer >= 0"),
-        (lambda: fastps.Sync(workers=True), "an integer >= 1"),
+        (lambda: fastps.Sync(workers=0), "an integer >= 1 and <= 65536"),
+        (lambda: fastps.Sync(workers=1, backup=-1), "an integer >= 0 and <= 65536"),
+        (lambda: fastps.Sync(workers=2**70), "an integer >= 1 and <= 65536"),
         (lambda: fastps.Sync(workers=1, deterministic=1), "True or False"),
         (lambda: fastps.Sync(workers=1, reduce="max"), "'mean' or 'sum'"),
         (lambda: fastps.Bounded(staleness=-1), "an integer >= 0"),
         (lambda: fastps.Bounded(staleness=1.5), "an integer >= 0"),
+        (lambda: fastps.Bounded(staleness=2**70), "an integer >= 0"),
+        (lambda: fastps.Worker(None, {}, fastps.Async(), rank=2**40), "an integer >= 0 and <= 4294967295"),
         (lambda: fastps.WarmStart(0, fastps.Async()), "an integer >= 1"),
         (lambda: fastps.WarmStart(1, "async"), "a mode, and not WarmStart"),
         (lambda: fastps.WarmStart(1, fastps.WarmStart(1, fastps.Async())), "a mode, and not WarmStart"),

@@ -183,7 +183,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         local = isinstance(mode.then if isinstance(mode, WarmStart) else mode, Local)
         if push_in_backward and local:
             raise _wrong("mode", "another mode than fastps.Local with push_in_backward", mode)
-        if rank is None and "RANK" in os.environ:
+        if rank is None and os.environ.get("RANK", "").isdecimal():
             rank = int(os.environ["RANK"])
         self._ps, self._prefix, self._apply = ps, prefix, apply
         self._optimizer = optimizer

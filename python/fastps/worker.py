@@ -33,6 +33,7 @@ from fastps.errors import (
     UnknownOutcomeError,
 )
 from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
+from fastps.modes._checks import at_least
 from fastps.store import ParameterServer, Store
 
 __all__ = ["Step", "Worker"]
@@ -135,9 +136,9 @@ class Worker:
             raise ConfigError(
                 f"invalid mode: expected {expected}, got {mode!r}", expected=expected, got=repr(mode)
             )
-        _check_count("accumulate", accumulate, 1)
+        at_least(1, "accumulate", accumulate)
         if rank is not None:
-            _check_count("rank", rank, 0)
+            at_least(0, "rank", rank, 2**32 - 1)
         then = mode.then if isinstance(mode, WarmStart) else mode
         if accumulate > 1 and then._local_lr is not None:
             raise ConfigError(
@@ -748,14 +749,6 @@ def _parts(ready: dict[str, Any], lr: Rates) -> Iterable[tuple[float | None, dic
     for name, gradient in ready.items():
         parts.setdefault(lr.get(name), {})[name] = gradient
     return parts.items()
-
-
-def _check_count(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        expected = f"an integer >= {least}"
-        raise ConfigError(
-            f"invalid {name}: expected {expected}, got {value!r}", expected=expected, got=repr(value)
-        )
 
 
 def _check_hogwild(ps: ParameterServer, params: Iterable[str]) -> None:

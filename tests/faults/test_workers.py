@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from threading import Thread
 from typing import Any
 
@@ -24,7 +25,8 @@ LEASE = 1.0
 #: Reads commands, a line each; says what became of each step.
 WORKER = """
 import json, sys, time, numpy as np, fastps
-address, mode, rank = sys.argv[1], eval(sys.argv[2]), int(sys.argv[3])
+address, kind, settings, rank = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4])
+mode = getattr(fastps, kind)(**settings)
 with fastps.connect(address, timeout=30) as ps:
     worker = fastps.Worker(ps, {"w": np.zeros(8), "v": np.zeros(3)}, mode=mode, rank=rank)
     print(json.dumps({"ready": float(worker.params["w"][0])}), flush=True)
@@ -47,8 +49,9 @@ with fastps.connect(address, timeout=30) as ps:
 class Process:
     """A worker. `told` is what it said."""
 
-    def __init__(self, address: str, mode: str, rank: int) -> None:
-        command = [sys.executable, "-c", WORKER, address, mode, str(rank)]
+    def __init__(self, address: str, mode: fastps.Sync | fastps.Bounded, rank: int) -> None:
+        value = [type(mode).__name__, json.dumps(asdict(mode))]
+        command = [sys.executable, "-c", WORKER, address, *value, str(rank)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.told: list[dict[str, Any]] = []
         self._reader = Thread(target=self._read, daemon=True)
@@ -93,7 +96,9 @@ def until(true: Any, late: float = LATE) -> None:
 
 
 @contextmanager
-def cluster(mode: str, count: int) -> Iterator[tuple[fastps.ParameterServer, str, list[Process]]]:
+def cluster(
+    mode: fastps.Sync | fastps.Bounded, count: int
+) -> Iterator[tuple[fastps.ParameterServer, str, list[Process]]]:
     with (
         fastps.serve(shards=2, lease=LEASE) as server,
         fastps.connect(server.addresses, timeout=30.0) as ps,
@@ -110,15 +115,17 @@ def cluster(mode: str, count: int) -> Iterator[tuple[fastps.ParameterServer, str
 
 
 MODES = [
-    "fastps.Sync(workers=3)",
-    "fastps.Sync(workers=3, deterministic=True)",
-    "fastps.Bounded(staleness=1)",
+    fastps.Sync(workers=3),
+    fastps.Sync(workers=3, deterministic=True),
+    fastps.Bounded(staleness=1),
 ]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES, ids=repr)
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-def test_nobody_waits_for_a_worker_that_is_gone(mode: str, fault: signal.Signals) -> None:
+def test_nobody_waits_for_a_worker_that_is_gone(
+    mode: fastps.Sync | fastps.Bounded, fault: signal.Signals
+) -> None:
     with cluster(mode, 3) as (ps, address, processes):
         for _ in range(5):
             for p in processes:
@@ -148,7 +155,7 @@ def test_nobody_waits_for_a_worker_that_is_gone(mode: str, fault: signal.Signals
                 p.step()
             until(lambda: all(p.steps == (6 if p is victim else 11) for p in processes))
             assert victim.told[-1]["error"] in (None, "LeaseError")
-            assert victim.told[-1]["error"] or victim.told[-1]["rejected"] or "Bounded" in mode
+            assert victim.told[-1]["error"] or victim.told[-1]["rejected"] or isinstance(mode, fastps.Bounded)
             until(lambda: ps.stats()["shards"][0]["counters"]["workers"] == 3)
         before = [p.steps for p in processes]
         for _ in range(3):
@@ -158,7 +165,7 @@ def test_nobody_waits_for_a_worker_that_is_gone(mode: str, fault: signal.Signals
         assert not any(told["error"] for p in processes for told in p.told[-2:])
         for p in processes:
             p.end()
-        if "Sync" in mode:
+        if isinstance(mode, fastps.Sync):
             versions = ps.versions(["w", "v"])
             assert ps.pull("w")[0] == ps.pull("v")[0] == versions["w"] - 1 == versions["v"] - 1
         else:
@@ -170,7 +177,7 @@ def test_nobody_waits_for_a_worker_that_is_gone(mode: str, fault: signal.Signals
 
 
 def test_a_slow_worker_delays_nobody_with_a_backup() -> None:
-    with cluster("fastps.Sync(workers=2, backup=1)", 3) as (ps, _, (slow, *fast)):
+    with cluster(fastps.Sync(workers=2, backup=1), 3) as (ps, _, (slow, *fast)):
         slow.step(1.5)
         for _ in range(20):
             for p in fast:

@@ -7,10 +7,15 @@ from fastps.errors import ConfigError
 __all__ = ["at_least", "flag", "invalid"]
 
 
-def at_least(least: int, name: str, value: object) -> None:
-    """Fails unless the value is an integer that is not smaller."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise invalid(name, f"an integer >= {least}", value)
+#: Larger numbers do not travel.
+_MOST = 2**63 - 1
+
+
+def at_least(least: int, name: str, value: object, most: int = _MOST) -> None:
+    """Fails unless the value is an integer that is not smaller, nor larger than anything could be."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        limit = "" if most == _MOST else f" and <= {most}"
+        raise invalid(name, f"an integer >= {least}{limit}", value)
 
 
 def flag(name: str, value: object) -> None:

@@ -29,8 +29,8 @@ class Sync(Mode):
     Takes dense gradients of `exact` tensors.
 
     Args:
-        workers: Gradients per version, >= 1.
-        backup: Workers beyond those, >= 0: so many slow ones are not waited for.
+        workers: Gradients per version, 1 to 65,536.
+        backup: Workers beyond those, 0 to 65,536: so many slow ones are not waited for.
         deterministic: True: a version sums its gradients in the order of their workers' ranks (`Worker`'s
             `rank`), so that the same gradients give the same bits. The servers keep all of them until then.
             False: in the order of arrival, kept as one sum.
@@ -51,8 +51,8 @@ class Sync(Mode):
     _together: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        at_least(1, "workers", self.workers)
-        at_least(0, "backup", self.backup)
+        at_least(1, "workers", self.workers, 65_536)
+        at_least(0, "backup", self.backup, 65_536)
         flag("deterministic", self.deterministic)
         if self.reduce not in ("mean", "sum"):
             raise invalid("reduce", "'mean' or 'sum'", self.reduce)
