@@ -1,6 +1,7 @@
 //! The fused loop: decode, step, store; the only file that sees storage, codecs and optimizers together. Compiled once
-//! per (storage, codec, optimizer, instruction set). A body whose elements lie there one by one is decoded in the step's
-//! own loop, the others block by block; nothing is ever decoded into a temporary the size of the tensor.
+//! per (storage, codec, optimizer, instruction set); racing memory has one loop for all codecs but float32. A body whose
+//! elements lie there one by one is decoded in the step's own loop, the others block by block; nothing is ever decoded
+//! into a temporary the size of the tensor.
 
 use crate::block::{BLOCK, Block, Lane, Room, blocks};
 use crate::codec::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody};
@@ -9,6 +10,7 @@ use crate::optim::{MAX_SLOTS, Rule, Sgd, SparseRule, Step};
 use crate::params::{Buffer, Counts, RacyBuffer};
 use crate::rows::{Indices, Layout, Runs};
 use crate::sync::Ordering;
+use std::ops::Range;
 
 /// Parameters and optimizer state of one slice, a run at a time.
 pub(crate) trait Storage {
@@ -18,8 +20,9 @@ pub(crate) trait Storage {
     type Run: AsMut<[f32]>;
     const RUN: Self::Run;
     fn len(&self) -> usize;
-    /// The block that a push begins with; racing pushes begin at different ones.
-    fn first_block(&self) -> usize;
+    /// The elements in the order of a push: racing pushes begin at different blocks. Each range begins at a block, or is empty.
+    type Ranges: Iterator<Item = Range<usize>>;
+    fn ranges(&self) -> Self::Ranges;
     /// Steps the elements from `at` on, as many as `g` has. Not a closure: it must be inlined into the loop that carries
     /// the target features.
     fn update<R: Step, G: Lane>(&mut self, at: usize, rule: R, g: &[G]);
@@ -35,6 +38,7 @@ impl Storage for Exact<'_> {
     const SPAN: usize = usize::MAX;
     type Run = Few;
     const RUN: Few = Few([0.0; FEW]);
+    type Ranges = std::iter::Once<Range<usize>>;
 
     #[inline(always)]
     fn len(&self) -> usize {
@@ -42,8 +46,8 @@ impl Storage for Exact<'_> {
     }
 
     #[inline(always)]
-    fn first_block(&self) -> usize {
-        0
+    fn ranges(&self) -> Self::Ranges {
+        std::iter::once(0..self.params.len())
     }
 
     #[inline(always)]
@@ -98,6 +102,7 @@ impl<const N: usize> Storage for Hogwild<'_, N> {
     const SPAN: usize = N;
     type Run = Room<N>;
     const RUN: Room<N> = Room::ZERO;
+    type Ranges = std::array::IntoIter<Range<usize>, 2>;
 
     #[inline(always)]
     fn len(&self) -> usize {
@@ -105,8 +110,9 @@ impl<const N: usize> Storage for Hogwild<'_, N> {
     }
 
     #[inline(always)]
-    fn first_block(&self) -> usize {
-        self.first_block
+    fn ranges(&self) -> Self::Ranges {
+        let (n, first) = (self.params.len(), (self.first_block * BLOCK).min(self.params.len()));
+        [first..n, 0..first].into_iter()
     }
 
     #[inline(always)]
@@ -137,7 +143,7 @@ impl<const N: usize> Storage for Hogwild<'_, N> {
 
 /// Applies one validated body to one slice.
 #[inline(always)]
-pub(crate) fn apply(isa: Isa, storage: impl Storage, codec: CodecId, body: &[u8], scale: f32, rule: Rule) {
+pub(crate) fn apply(isa: Isa, storage: Exact<'_>, codec: CodecId, body: &[u8], scale: f32, rule: Rule) {
     let n = storage.len();
     match codec {
         CodecId::Float32 => with_body(isa, storage, Float32Body::new(body, n), scale, rule),
@@ -154,8 +160,50 @@ pub(crate) fn add(isa: Isa, to: &mut [f32], codec: CodecId, body: &[u8], scale: 
     apply(isa, Exact { params: to, state: &mut [] }, codec, body, scale, rule);
 }
 
+/// Applies one to racing memory. That is stepped in blocks that are copied anyway, so a body's decoder need not be in the loop.
+#[inline(always)]
+pub(crate) fn apply_racing(
+    isa: Isa,
+    storage: Hogwild<'_>,
+    codec: CodecId,
+    body: &[u8],
+    scale: f32,
+    rule: Rule,
+) {
+    let n = storage.len();
+    match codec {
+        CodecId::Float32 => with_body(isa, storage, Float32Body::new(body, n), scale, rule),
+        _ => with_body(isa, storage, AnyBody { isa, codec, body, n }, scale, rule),
+    }
+}
+
+/// A body whose codec is known where the program runs, not where it is compiled.
+#[derive(Clone, Copy)]
+struct AnyBody<'a> {
+    isa: Isa,
+    codec: CodecId,
+    body: &'a [u8],
+    n: usize,
+}
+
+impl Body for AnyBody<'_> {
+    type Lane = f32;
+
+    #[inline(always)]
+    fn lanes(&self, _range: Range<usize>) -> Option<&[f32]> {
+        None
+    }
+
+    #[inline(always)]
+    fn decode(&self, at: usize, out: &mut [f32]) {
+        self.codec.decode_block(self.isa, self.body, self.n, at, out);
+    }
+}
+
 #[inline(always)]
 fn with_body(isa: Isa, storage: impl Storage, body: impl Body, scale: f32, rule: Rule) {
+    #[cfg(test)]
+    let isa = UnitTests(isa);
     match rule {
         Rule::Sgd(rule) => isa.run(Fused { storage, body, scale, rule }),
         Rule::Momentum(rule) => isa.run(Fused { storage, body, scale, rule }),
@@ -164,6 +212,18 @@ fn with_body(isa: Isa, storage: impl Storage, body: impl Body, scale: f32, rule:
         Rule::Adadelta(rule) => isa.run(Fused { storage, body, scale, rule }),
         Rule::Adam(rule) => isa.run(Fused { storage, body, scale, rule }),
         Rule::Ftrl(rule) => isa.run(Fused { storage, body, scale, rule }),
+    }
+}
+
+/// Unit tests have the scalar loops alone: all of them take minutes to compile, and `tests/api/isa.rs` has them all.
+#[cfg(test)]
+struct UnitTests(#[allow(dead_code)] Isa);
+
+#[cfg(test)]
+impl UnitTests {
+    #[inline(never)]
+    fn run(&self, kernel: impl Kernel<Out = ()>) {
+        kernel.run();
     }
 }
 
@@ -179,23 +239,22 @@ impl<S: Storage, B: Body, R: Step> Kernel for Fused<S, B, R> {
 
     #[inline(always)]
     fn run(mut self) {
-        let n = self.storage.len();
-        let first = (self.storage.first_block() * BLOCK).min(n);
-        if self.scale == 1.0 && self.body.lanes(0..n).is_some() {
-            self.lanes(first, n);
-            self.lanes(0, first);
-        } else {
-            self.runs(first, n);
-            self.runs(0, first);
+        let lanes = self.scale == 1.0 && self.body.lanes(0..self.storage.len()).is_some();
+        // A loop and not two calls: each would be a copy of the step in each of some hundred kernels.
+        for range in self.storage.ranges() {
+            if lanes {
+                self.lanes(range);
+            } else {
+                self.runs(range);
+            }
         }
     }
 }
 
 impl<S: Storage, B: Body, R: Step> Fused<S, B, R> {
-    /// The elements `from..end` of a body that is its own values; `from` is a multiple of [`BLOCK`].
+    /// The elements of a body that is its own values.
     #[inline(always)]
-    fn lanes(&mut self, from: usize, end: usize) {
-        let mut at = from;
+    fn lanes(&mut self, Range { start: mut at, end }: Range<usize>) {
         while at < end {
             let Some(lanes) = self.body.lanes(at..end.min(at + S::SPAN)) else { return };
             self.storage.update(at, self.rule, lanes);
@@ -205,8 +264,7 @@ impl<S: Storage, B: Body, R: Step> Fused<S, B, R> {
 
     /// The same of any body.
     #[inline(always)]
-    fn runs(&mut self, from: usize, end: usize) {
-        let mut at = from;
+    fn runs(&mut self, Range { start: mut at, end }: Range<usize>) {
         let mut run = S::RUN;
         let g = run.as_mut();
         // Whole runs by themselves: their length is known where this is compiled.

@@ -103,10 +103,10 @@ impl Isa {
     #[inline]
     pub fn run<K: Kernel>(self, kernel: K) -> K::Out {
         match self {
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
             // SAFETY: the features were just checked (the check is a cached load).
             Self::Avx512 if self.is_available() => unsafe { run_avx512(kernel) },
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
             // SAFETY: as above.
             Self::Avx2 if self.is_available() => unsafe { run_avx2(kernel) },
             // NEON belongs to the baseline of AArch64, so that the scalar entry is compiled for it.
@@ -141,13 +141,13 @@ fn run_scalar<K: Kernel>(kernel: K) -> K::Out {
     kernel.run()
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi2,popcnt")]
 fn run_avx512<K: Kernel>(kernel: K) -> K::Out {
     kernel.run()
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
 #[target_feature(enable = "avx2,fma,bmi2,popcnt")]
 fn run_avx2<K: Kernel>(kernel: K) -> K::Out {
     kernel.run()

@@ -3,7 +3,7 @@
 use super::image::{Image, Standing};
 use super::snapshot::{Copied, Snapshot};
 use super::{Slice, staleness};
-use crate::apply::{Hogwild, ROW, apply, apply_rows};
+use crate::apply::{Hogwild, ROW, apply_racing, apply_rows};
 use crate::block::{BLOCK, blocks};
 use crate::codec::CodecId;
 use crate::directory::SharedTensor;
@@ -95,7 +95,7 @@ impl HogwildMemory {
                     first_block,
                     probe,
                 };
-                apply(slice.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
+                apply_racing(slice.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
             }
             (Action::Assign | Action::AssignState { .. }, _) => self.assign(slice, push),
         }
