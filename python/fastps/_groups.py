@@ -71,8 +71,9 @@ class Groups:
             g: self._native.join(g, self._bound._binding(), self._rank, self._name, None) for g in self._names
         }
         return "; ".join(
-            f"group {group!r} has {len(names)} worker{'s' * (len(names) != 1)}: {', '.join(names)}"
-            for group, names in rooms.items()
+            f"group {group!r} has {present} worker{'s' * (present != 1)}: {', '.join(names)}"
+            f"{', ...' * (present > len(names))}"
+            for group, (present, names) in rooms.items()
         )
 
     # -- warm start ------------------------------------------------------------------------------------------

@@ -16,6 +16,10 @@ use crate::tensor::Apply;
 use std::collections::BTreeMap;
 use std::fmt;
 
+/// Most groups with workers.
+const MOST_GROUPS: usize = 1 << 12;
+/// Most names in an answer or an error: so many that a person reads them, and that they fit a header.
+const NAMED: usize = 8;
 /// When a worker that finds no place may try again.
 const RETRY_MS: u64 = 200;
 /// What a place takes, with the longest name.
@@ -76,11 +80,15 @@ impl Table {
         Self { mode, members: BTreeMap::new(), waiting: Vec::new(), alone: 0, came: 0, complete: false }
     }
 
-    /// Everybody, the first who came first.
+    /// The first of those who are there, the first who came first.
     fn names(&self) -> Vec<String> {
-        let mut members: Vec<_> = self.members.values().collect();
-        members.sort_by_key(|member| member.order);
-        members.iter().map(|member| member.seat.to_string()).collect()
+        named(self.members.values())
+    }
+
+    /// The same, for an error.
+    fn who(&self) -> String {
+        let (names, more) = (self.names().join(", "), self.members.len().saturating_sub(NAMED));
+        if more == 0 { names } else { format!("{names} and {more} more") }
     }
 
     fn leader(&self) -> Option<u64> {
@@ -135,14 +143,14 @@ impl Table {
         if seat.mode != self.mode {
             let error = Error::new(
                 Kind::Config,
-                format!("the group's workers keep together in another way: {}", self.names().join(", ")),
+                format!("the group's workers keep together in another way: {}", self.who()),
             );
             return Err(error.expected(self.mode, seat.mode));
         }
         let Mode::Sync(quorum) = self.mode else { return Ok(()) };
         // Whoever died has its place until its lease ends: worth waiting for.
         let taken = |what: String| {
-            let why = format!("{what} until a worker leaves or its lease ends: {}", self.names().join(", "));
+            let why = format!("{what} until a worker leaves or its lease ends: {}", self.who());
             Err(Error::new(Kind::Unavailable, why).retry_after_ms(RETRY_MS))
         };
         if quorum.deterministic && others().any(|(_, member)| member.seat.rank == seat.rank) {
@@ -163,6 +171,12 @@ impl Groups {
         let key = (group, room(seat.mode));
         // Where others train already, nobody is first any more.
         let main = tables.get(&(group, Room::Main)).is_some_and(|table| !table.members.is_empty());
+        if !tables.contains_key(&key) && tables.len() >= MOST_GROUPS {
+            let error = Error::new(Kind::Capacity, "too many groups have workers");
+            return Err(error
+                .expected(format!("at most {MOST_GROUPS}"), "one more")
+                .retry_after_ms(RETRY_MS));
+        }
         let table = tables.entry(key).or_insert_with(|| Table::new(seat.mode));
         table.admits(client, &seat)?;
         if table.members.is_empty() {
@@ -194,7 +208,7 @@ impl Groups {
         if let Mode::Sync(quorum) = table.mode {
             table.complete |= table.members.len() as u64 >= u64::from(quorum.workers);
         }
-        let joined = Joined { clock, workers: table.names() };
+        let joined = Joined { clock, present: table.members.len() as u64, workers: table.names() };
         self.tidy(&mut tables);
         Ok(joined)
     }
@@ -234,7 +248,7 @@ impl Groups {
         let holds = |(other, member): &(&u64, &Member)| {
             **other != client && if warm { leader == Some(**other) } else { member.clock == slowest }
         };
-        table.members.iter().filter(holds).map(|(_, member)| member.seat.to_string()).collect()
+        named(table.members.iter().filter(holds).map(|(_, member)| member))
     }
 
     /// A worker leaves a group, or the warm start of one. Those who waited for it go on.
@@ -331,6 +345,13 @@ impl Policy for Groups {
     fn forget(&self, client: u64) {
         self.leave_where(client, |_| true);
     }
+}
+
+/// The names of the first who came.
+fn named<'a>(members: impl Iterator<Item = &'a Member>) -> Vec<String> {
+    let mut first: Vec<_> = members.collect();
+    first.sort_unstable_by_key(|member| member.order);
+    first.iter().take(NAMED).map(|member| member.seat.to_string()).collect()
 }
 
 fn tell(told: Vec<(Advanced, Result<Clocks>)>) {

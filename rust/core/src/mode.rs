@@ -7,7 +7,7 @@ use std::fmt;
 /// Most workers that one version can be made of.
 const MOST_WORKERS: u32 = 1 << 16;
 /// Longest name of a worker, in bytes.
-const LONGEST_NAME: usize = 256;
+const LONGEST_NAME: usize = 128;
 
 /// What binds the workers of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +129,9 @@ impl fmt::Display for Seat {
 pub struct Joined {
     /// The clock that it begins with: the slowest one's, so that it holds nobody up.
     pub clock: u64,
-    /// Everybody, itself included, the first who came first.
+    /// How many there are, itself included.
+    pub present: u64,
+    /// The names of some, the first who came first.
     pub workers: Vec<String>,
 }
 

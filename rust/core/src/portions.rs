@@ -14,6 +14,8 @@ use std::fmt;
 const MAX_TABLES: usize = 1 << 10;
 /// Most workers of a table.
 const MAX_WORKERS: usize = 1 << 16;
+/// Largest epoch that a worker may say.
+const MAX_EPOCH: u64 = 1 << 62;
 /// Longest name, in bytes.
 const MAX_NAME: usize = 256;
 /// What a table takes, with the longest name.
@@ -274,6 +276,10 @@ impl Portions {
     /// Answers a question of a client's worker. `None`: it waits, and the answer goes to what `later` gives.
     pub fn ask(&mut self, client: u64, ask: &Ask, later: impl FnOnce() -> Waiter) -> Result<Option<Answer>> {
         ask.samples.check()?;
+        if ask.epoch > MAX_EPOCH {
+            return Err(Error::new(Kind::Config, "portions of an epoch that nobody reaches")
+                .expected(format!("at most {MAX_EPOCH}"), ask.epoch));
+        }
         let worker = (client, ask.worker);
         if ask.then == Then::Leave && !self.tables.contains_key(&ask.samples.name) {
             let answer = Answer { run: ask.run, epoch: ask.epoch, unfinished: 0, given: Given::Nothing };
@@ -440,6 +446,15 @@ mod tests {
 
     fn portion(k: u64) -> Given {
         Given::Portion(k)
+    }
+
+    #[test]
+    fn an_epoch_that_nobody_reaches_is_refused() {
+        let (mut tables, mut a) = (tables(), worker(1, 10, 3));
+        a.ask.epoch = u64::MAX;
+        let refused = tables.ask(1, &a.ask, || -> Waiter { Box::new(|_| ()) });
+        assert_eq!(refused.unwrap_err().kind, Kind::Config);
+        assert_eq!(tables.counts(), (0, 0, 0));
     }
 
     #[test]

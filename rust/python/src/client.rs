@@ -519,7 +519,7 @@ impl Client {
         Ok(Versions(Arc::new(versions.or_raise(py)?)))
     }
 
-    /// Takes a place among the workers of a group; gives the names of all.
+    /// Takes a place among the workers of a group: how many there are, and the names of some.
     fn join(
         &self,
         py: Python<'_>,
@@ -528,14 +528,14 @@ impl Client {
         rank: Option<u32>,
         name: String,
         timeout: Option<f64>,
-    ) -> PyResult<Vec<String>> {
+    ) -> PyResult<(u64, Vec<String>)> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         let mode = options::group_mode(py, &mode)?;
         let seat = Seat { mode, rank, name };
         let joined =
             self.call(py, server, move |server| server.join(&group, &seat, timeout))?.or_raise(py)?;
         self.waits.fetch_or(matches!(mode, Mode::Sync(_)), Ordering::Relaxed);
-        Ok(joined.workers)
+        Ok((joined.present, joined.workers))
     }
 
     fn leave(&self, py: Python<'_>, group: String, warm: bool, timeout: Option<f64>) -> PyResult<()> {

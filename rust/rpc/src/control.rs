@@ -7,7 +7,7 @@ use crate::node::{EPOCH, Node};
 use crate::portions;
 use crate::reservation::Reserve;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::mode::Clocks;
+use fastps_core::mode::{Clocks, Joined};
 use fastps_core::tensor::SliceId;
 use fastps_durable::Event;
 use fastps_proto::v1 as pb;
@@ -257,7 +257,8 @@ impl Control for ControlService {
             let seat = convert::seat_from_wire(m.mode, m.rank, m.name)?;
             node.sessions.touch(m.client, Instant::now())?;
             let joined = node.shard.groups().join(m.group, m.client, seat, node.shard.meter())?;
-            Ok(pb::JoinResponse { clock: joined.clock, workers: joined.workers })
+            let Joined { clock, present, workers } = joined;
+            Ok(pb::JoinResponse { clock, workers, present })
         })
         .await
     }
@@ -326,9 +327,13 @@ impl Control for ControlService {
         request: Request<pb::CheckpointRequest>,
     ) -> Result<Response<pb::CheckpointResponse>, Status> {
         self.call(request, pb::Role::Admin, Access::Change, |_, _, _| Ok(())).await?;
-        // It takes as long as the disk does.
-        let node = self.node.clone();
-        let taken = tokio::task::spawn_blocking(move || node.files.snapshot(&node.shard)).await;
+        // It takes as long as the disk does, on a thread of its own: one at a time, whoever asks.
+        let (node, turn) = (self.node.clone(), self.node.checkpoint.clone().lock_owned().await);
+        let taken = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            node.files.snapshot(&node.shard)
+        });
+        let taken = taken.await;
         let taken = taken.unwrap_or_else(|error| Err(Error::new(Kind::Internal, error.to_string())));
         let answer = taken.map(|summary| pb::CheckpointResponse {
             snapshot: summary.generation,

@@ -43,6 +43,8 @@ pub(crate) struct Node {
     pub(crate) reservations: Reservations,
     /// What outlives the process.
     pub(crate) files: Files,
+    /// Whose turn it is to have a snapshot written.
+    pub(crate) checkpoint: Arc<tokio::sync::Mutex<()>>,
     /// Shard 0 only.
     pub(crate) map: Option<Mutex<Map>>,
     /// Used on shard 0 only.

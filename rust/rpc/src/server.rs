@@ -103,6 +103,7 @@ impl Server {
                 spin: config.spin,
                 reservations,
                 files,
+                checkpoint: Arc::default(),
                 map,
                 portions,
                 phase: watching.clone(),

@@ -26,8 +26,6 @@ const SUM: usize = 3;
 pub(super) struct Round {
     parts: Vec<Part>,
     sum: Buffer,
-    /// The smallest rate that a gradient asked for: nobody gets a larger step than asked for.
-    lr: f64,
     _memory: Charge,
 }
 
@@ -35,6 +33,7 @@ pub(super) struct Round {
 struct Part {
     identity: Identity,
     done: Completion,
+    lr: f64,
     /// Kept until its turn, where the order of the sum is given.
     kept: Option<Kept>,
 }
@@ -55,7 +54,7 @@ impl Round {
         let bytes = Buffer::bytes_for(slice.spec.dtype, slice.len);
         let memory = slice.meter.take(Purpose::Held, bytes)?;
         let sum = Buffer::filled(slice.spec.dtype, slice.len, 0.0, SUM, &mut Pieces::none());
-        Ok(Self { parts: Vec::new(), sum, lr: f64::INFINITY, _memory: memory })
+        Ok(Self { parts: Vec::new(), sum, _memory: memory })
     }
 
     fn add(&mut self, slice: &Slice, codec: CodecId, body: &[u8], scale: f32) {
@@ -138,10 +137,9 @@ impl ExactMemory {
         if kept.is_none() {
             round.add(slice, push.codec, push.body, push.scale.unwrap_or(1.0));
         }
-        round.lr = round.lr.min(slice.lr(push));
         let mut told = self.replace(&mut round, kept.as_ref());
         self.identities.note(push.identity, Outcome::Shared(Vec::new()));
-        round.parts.push(Part { identity: push.identity, done: later(), kept });
+        round.parts.push(Part { identity: push.identity, done: later(), lr: slice.lr(push), kept });
         self.round = Some(round);
         told.extend(self.end_round(slice, share.quorum, share.needed));
         Ok(told)
@@ -200,7 +198,6 @@ impl ExactMemory {
             Err(error) => told = self.refuse(round.parts.drain(..).collect(), &slice.name(error)),
         }
         // Its memory is warm when the next version begins.
-        round.lr = f64::INFINITY;
         round.sum.values_mut::<f32>().fill(0.0);
         self.round = Some(round);
         told
@@ -269,6 +266,11 @@ impl ExactMemory {
 }
 
 impl Round {
+    /// The smallest that a gradient asked for: nobody gets a larger step than that.
+    fn lr(&self) -> f64 {
+        self.parts.iter().map(|part| part.lr).fold(f64::INFINITY, f64::min)
+    }
+
     fn has(&self, client: u64) -> bool {
         self.parts.iter().any(|part| part.identity.client == client)
     }
@@ -289,7 +291,7 @@ fn sum_of<'a>(slice: &Slice, round: &'a Round, identity: Identity, share: f32) -
         action: Action::Gradient,
         identity,
         base: None,
-        lr: Some(round.lr),
+        lr: Some(round.lr()),
         scale: Some(share),
         momentum: None,
         correction: None,

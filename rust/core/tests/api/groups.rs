@@ -241,6 +241,53 @@ fn ranks_give_the_order_of_the_sum() {
 }
 
 #[test]
+fn a_gradient_that_is_replaced_leaves_no_rate_behind() {
+    let mode = Mode::Sync(Quorum { deterministic: true, sum: true, ..quorum(2, 1) });
+    let mut world = World::new();
+    world.join(1, mode, Some(0)).unwrap();
+    world.join(2, mode, Some(1)).unwrap();
+    let ones = vec![1.0_f32; LEN];
+    let small = Push { lr: Some(1e-6), ..push(1, 1, 0, bytemuck::cast_slice(&ones), CodecId::Float32) };
+    let old = world.send(&small);
+    // The worker was started anew while its earlier gradient waits.
+    world.shard.forget_client(1);
+    world.join(3, mode, Some(0)).unwrap();
+    let new = world.plain(3, 0, &ones);
+    assert_eq!(kind(&old), Some(Kind::StalePush));
+    assert!(waits(&new));
+    world.plain(2, 0, &ones);
+    assert_eq!(world.values(), [-0.2; LEN]);
+}
+
+#[test]
+fn of_many_workers_some_are_named() {
+    let world = World::new();
+    for client in 1..=50 {
+        world.join(client, Mode::Bounded { staleness: 1 }, None).unwrap();
+    }
+    let seat = Seat { mode: Mode::Bounded { staleness: 1 }, rank: None, name: "last".into() };
+    let joined = world.shard.groups().join(GROUP, 51, seat, world.shard.meter()).unwrap();
+    assert_eq!((joined.present, joined.workers.len(), &*joined.workers[0]), (51, 8, "\"w1\""));
+    let refused = world.join(60, Mode::Free, None).unwrap_err();
+    assert!(refused.message.ends_with("\"w8\" and 43 more"), "{refused}");
+    advance(&world, 1, false, 1);
+    advance(&world, 1, false, 2);
+    assert_eq!(world.shard.groups().behind(GROUP, 1, false).len(), 8);
+}
+
+#[test]
+fn groups_with_workers_are_bounded() {
+    let (groups, meter) = (Groups::default(), Meter::new(1 << 30));
+    let join = |group| {
+        groups.join(group, 1, Seat { mode: Mode::Free, rank: None, name: String::new() }, &meter).map(|_| ())
+    };
+    (0..1 << 12).for_each(|group| join(group).unwrap());
+    assert_eq!(join(1 << 12).unwrap_err().kind, Kind::Capacity);
+    // Where there is one already, it may come again.
+    join(7).unwrap();
+}
+
+#[test]
 fn the_sum_takes_the_step_once() {
     let mut world = World::new();
     let sum = Quorum { sum: true, ..quorum(2, 0) };

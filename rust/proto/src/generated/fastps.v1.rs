@@ -528,9 +528,12 @@ pub struct JoinResponse {
     /// Steps that the worker counts from: the slowest one's.
     #[prost(fixed64, tag = "1")]
     pub clock: u64,
-    /// Names of all workers, itself included, the first who came first.
+    /// Names of some workers, the first who came first.
     #[prost(string, repeated, tag = "2")]
     pub workers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// How many there are, itself included.
+    #[prost(uint64, tag = "3")]
+    pub present: u64,
 }
 /// Gives a place back.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -579,7 +582,7 @@ pub struct AdvanceResponse {
     /// It is the one that trains alone.
     #[prost(bool, tag = "3")]
     pub leads: bool,
-    /// Whom it waits for, if it is not ready.
+    /// Names of some whom it waits for, if it is not ready.
     #[prost(string, repeated, tag = "4")]
     pub behind: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }

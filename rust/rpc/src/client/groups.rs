@@ -50,8 +50,8 @@ async fn ask_for(link: &Link, group: u32, seat: &Seat, deadline: Instant) -> Res
             pb::JoinRequest { client: link.client(), group, mode, rank: seat.rank, name: seat.name.clone() };
         async move { control.join(request(join, left)).await }
     };
-    let pb::JoinResponse { clock, workers } = call(link, deadline, ask).await?;
-    Ok(Joined { clock, workers })
+    let pb::JoinResponse { clock, workers, present } = call(link, deadline, ask).await?;
+    Ok(Joined { clock, present, workers })
 }
 
 /// Takes the client's places again, where a server may have forgotten them. What it refuses, pushes will find out.
