@@ -202,29 +202,21 @@ impl Body for AnyBody<'_> {
 
 #[inline(always)]
 fn with_body(isa: Isa, storage: impl Storage, body: impl Body, scale: f32, rule: Rule) {
-    #[cfg(test)]
-    let isa = UnitTests(isa);
     match rule {
-        Rule::Sgd(rule) => isa.run(Fused { storage, body, scale, rule }),
-        Rule::Momentum(rule) => isa.run(Fused { storage, body, scale, rule }),
-        Rule::Adagrad(rule) => isa.run(Fused { storage, body, scale, rule }),
-        Rule::Rmsprop(rule) => isa.run(Fused { storage, body, scale, rule }),
-        Rule::Adadelta(rule) => isa.run(Fused { storage, body, scale, rule }),
-        Rule::Adam(rule) => isa.run(Fused { storage, body, scale, rule }),
-        Rule::Ftrl(rule) => isa.run(Fused { storage, body, scale, rule }),
+        Rule::Sgd(rule) => run(isa, Fused { storage, body, scale, rule }),
+        Rule::Momentum(rule) => run(isa, Fused { storage, body, scale, rule }),
+        Rule::Adagrad(rule) => run(isa, Fused { storage, body, scale, rule }),
+        Rule::Rmsprop(rule) => run(isa, Fused { storage, body, scale, rule }),
+        Rule::Adadelta(rule) => run(isa, Fused { storage, body, scale, rule }),
+        Rule::Adam(rule) => run(isa, Fused { storage, body, scale, rule }),
+        Rule::Ftrl(rule) => run(isa, Fused { storage, body, scale, rule }),
     }
 }
 
 /// Unit tests have the scalar loops alone: all of them take minutes to compile, and `tests/api/isa.rs` has them all.
-#[cfg(test)]
-struct UnitTests(#[allow(dead_code)] Isa);
-
-#[cfg(test)]
-impl UnitTests {
-    #[inline(never)]
-    fn run(&self, kernel: impl Kernel<Out = ()>) {
-        kernel.run();
-    }
+#[inline(always)]
+fn run(isa: Isa, kernel: impl Kernel<Out = ()>) {
+    if cfg!(test) { kernel.run() } else { isa.run(kernel) }
 }
 
 struct Fused<S, B, R> {
