@@ -3,7 +3,8 @@
 Each run must reach 96 % test accuracy, end within 60 s, and reconcile its books (exit code 0). Then a
 server that acknowledges every push but applies every second one (the seeded fault `drop_half`, built here
 by cargo, see rust/core/src/fault.rs) must be caught: exit code 3. Exit code 1 if anything of this does not
-hold. `--mnist DIR` adds one run on MNIST: 97.5 % within five minutes.
+hold. `--mnist DIR` adds one run on MNIST: 97.5 % within five minutes; and a race on 3 seeds: two workers
+that train with Downpour must reach 97.5 % in less time than one (the median of the ratios).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CODECS = ("float32", "bfloat16", "int8", "onebit")
 MISMATCH = 3
+RACE = ("--codec", "float32", "--push-every", "5", "--pull-every", "5", "--seconds", "90")
+"""How both sides of the race train."""
 
 
 def demo(
@@ -65,6 +69,31 @@ def judge(options: list[str], goal: float, limit: float) -> tuple[str, str | Non
     if not all(low <= version <= low + result["in_flight"] for version in result["versions"].values()):
         return cell, f"{name}: {low} pushes acknowledged, versions {result['versions']}"
     return cell, None
+
+
+def seconds_to(goal: float, workers: int, seed: int, mnist: str) -> float:
+    """Until so many workers beside one server had this test accuracy; infinity if they never had."""
+    with tempfile.TemporaryDirectory(prefix="fastps-acceptance-") as folder:
+        options = ["--data", "mnist", "--data-dir", mnist, "--seed", str(seed), "--no-kill", "--shards", "1"]
+        options += ["--workers", str(workers), *RACE]
+        code, _, err, _ = demo(options, Path(folder), 300.0)
+        if code != 0:
+            print(f"{workers} workers, seed {seed}: exit code {code}: {err.strip()[-150:]}")
+            return float("inf")
+        curve = json.loads((Path(folder) / "fastps-demo" / "report.json").read_text())["curve"]
+    return next((point["seconds"] for point in curve if 100 * point["accuracy"] >= goal), float("inf"))
+
+
+def race(goal: float, seeds: int, mnist: str) -> str | None:
+    """Two workers against one; what is wrong."""
+    ratios = []
+    for seed in range(seeds):
+        one, two = (seconds_to(goal, workers, seed, mnist) for workers in (1, 2))
+        ratios.append(two / one)
+        print(f"seed {seed}: {goal} % after {one:.1f} s with 1 worker, {two:.1f} s with 2", flush=True)
+    ratio = statistics.median(ratios)
+    print(f"2 workers need {ratio:.2f} of the time of 1")
+    return None if ratio < 1.0 else f"2 workers need {ratio:.2f} of the time of 1"
 
 
 def faulty_server() -> Path | None:
@@ -120,6 +149,8 @@ def main() -> int:
         directory = str(Path(args.mnist).resolve())
         cell, problem = judge(["--data", "mnist", "--data-dir", directory], 97.5, 300.0)
         print(f"mnist {cell}")
+        problems += [problem] if problem else []
+        problem = race(97.5, 3, directory)
         problems += [problem] if problem else []
     if not args.no_fault:
         server = faulty_server()

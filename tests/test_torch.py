@@ -18,6 +18,8 @@ from torch import nn
 import fastps
 import fastps.torch
 from fastps.torch import ParameterServerOptimizer
+from fastps.torch import optimizer as module
+from fastps.torch._params import Entry
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta"]
@@ -541,7 +543,7 @@ def test_every_mode_and_codec_trains(ps, mode, codec):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_gradients_leave_during_backward(ps, monkeypatch, overlap):
-    monkeypatch.setattr(fastps.torch, "_BUCKET", 1000)
+    monkeypatch.setattr(module, "_BUCKET", 1000)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 1))
     other = copy.deepcopy(model)
@@ -704,3 +706,81 @@ def test_threads_train_one_model(store):
         thread.join()
     assert not errors
     assert store.versions("weight")["weight"] == 1 + 150
+
+
+# -- models on a GPU -----------------------------------------------------------------------------------------
+
+
+class Late:
+    """Stands for a GPU where there is none: a copy comes when it is waited for, and not before."""
+
+    def __init__(self):
+        self.queued = []
+
+    def fetch(self, tensor, into):
+        into.fill_(torch.nan)
+        self.queued.append((tensor, into))
+
+    def wait(self):
+        for tensor, into in self.queued:
+            into.copy_(tensor)
+        self.queued.clear()
+
+    def show(self, entries):
+        for entry in entries:
+            entry.param.copy_(torch.from_numpy(entry.array))
+
+
+@pytest.fixture(params=["pretended", "cuda"])
+def gpu(request, monkeypatch):
+    if request.param == "cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA GPU: only the order of copies is tested, without one")
+        return torch.device("cuda")
+    late = Late()
+
+    def of(cls, name, param, gpus):
+        own, staged = torch.empty(param.shape), torch.empty(param.shape)
+        return cls(name, param, own.copy_(param.detach()).numpy(), None, late, staged)
+
+    monkeypatch.setattr(Entry, "of", classmethod(of))
+    return torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("push_in_backward", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_models_on_a_gpu(ps, gpu, monkeypatch, dtype, push_in_backward, overlap):
+    monkeypatch.setattr(module, "_BUCKET", 100)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).to(gpu, dtype)
+    master = {n: p.detach().float().cpu().clone() for n, p in model.named_parameters()}
+    ours = wrap(
+        model, ps, fastps.SGD(lr=0.5), mode=fastps.Async(overlap=overlap), push_in_backward=push_in_backward
+    )
+    for _ in range(10):
+        ours.zero_grad()
+        model(torch.randn(32, 8).to(gpu, dtype)).square().mean().backward()
+        for n, p in model.named_parameters():
+            master[n].add_(p.grad.float().cpu(), alpha=-0.5)
+        ours.step()
+        if overlap:  # what this step gave is there after the next
+            ours.flush()
+    for n, p in model.named_parameters():
+        assert torch.equal(torch.from_numpy(ps.pull(n)), master[n])
+        if not overlap:
+            assert torch.equal(p.detach().cpu(), master[n].to(dtype))
+
+
+def test_sparse_gradients_and_state_of_a_model_on_a_gpu(ps, gpu):
+    model = nn.Embedding(6, 3, sparse=True).to(gpu)
+    before = model.weight.detach().clone()
+    ours = wrap(model, ps, fastps.Adagrad(lr=0.5))
+    model(torch.tensor([1, 4, 1]).to(gpu)).square().sum().backward()
+    ours.step()
+    changed = (model.weight.detach() != before).any(1).cpu()
+    assert changed.tolist() == [False, True, False, False, True, False]
+    ours.load_state_dict(ours.state_dict())
+    other = nn.Embedding(6, 3, sparse=True).to(gpu)
+    fastps.torch.from_store(ps, other, torch.optim.Adagrad(other.parameters(), lr=0.5))
+    assert torch.equal(other.weight, model.weight)

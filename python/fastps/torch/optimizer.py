@@ -1,4 +1,4 @@
-"""PyTorch: an optimizer whose parameters, state and steps live in a parameter server."""
+"""A torch optimizer whose parameters, state and steps live in a parameter server."""
 
 from __future__ import annotations
 
@@ -13,22 +13,18 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from torch.autograd.graph import increment_version
 
 from fastps import optim
 from fastps._fastps import Sparse
-from fastps._types import Array
 from fastps.codecs import Codec
-from fastps.errors import ConfigError, DTypeError, FastpsError
+from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Async, Local, Mode, WarmStart
 from fastps.store import ParameterServer
+from fastps.torch._params import Entry, Filled, Gpus, by_name, rule_of_group, with_lr_of, wrong
 from fastps.worker import Step, Worker
-
-__all__ = ["ParameterServerOptimizer", "from_store", "to_store"]
 
 #: Gradients leave during backward when so many bytes of them are there.
 _BUCKET = 1 << 20
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _SETTINGS = sorted(
     {
         field.name
@@ -37,78 +33,6 @@ _SETTINGS = sorted(
         for field in dataclasses.fields(kind)
     }
 )
-
-
-@dataclasses.dataclass(eq=False)
-class _Entry:
-    """A parameter, and the worker's array of it: the parameter's own memory where that can be."""
-
-    name: str
-    param: torch.Tensor
-    array: Array
-    address: int | None
-
-    @classmethod
-    def of(cls, name: str, param: torch.Tensor) -> Self:
-        if param.device.type != "cpu":
-            expected, got = "parameters in CPU memory (GPU memory is not supported yet)", str(param.device)
-            raise ConfigError(
-                f"parameter {name!r}: expected {expected}, got {got}", tensor=name, expected=expected, got=got
-            )
-        if param.dtype not in _DTYPES:
-            expected, got = "float32, float16 or bfloat16", str(param.dtype)
-            raise DTypeError(
-                f"parameter {name!r}: expected {expected}, got {got}", tensor=name, expected=expected, got=got
-            )
-        values = param.detach()
-        if values.dtype == torch.float32 and values.is_contiguous():
-            return cls(name, param, values.numpy(), values.data_ptr())
-        own = torch.empty(values.shape, dtype=torch.float32).copy_(values)
-        return cls(name, param, own.numpy(), None)
-
-    def gradient(self, rows: bool) -> Array | Sparse | None:
-        grad = self.param.grad
-        if grad is None:
-            return None
-        if self.address not in (None, self.param.data_ptr()):
-            raise ConfigError(
-                f"the memory of parameter {self.name!r} was replaced; move or convert a model before its "
-                "optimizer is made",
-                tensor=self.name,
-            )
-        grad = grad.detach()
-        if grad.layout == torch.strided:
-            return _float32(grad)
-        if not rows or grad.sparse_dim() != 1:
-            return _float32(grad.to_dense())
-        return Sparse(grad._indices()[0].contiguous().numpy(), _float32(grad._values()))
-
-
-class _Filled:
-    """Parameters that a worker has filled: where they are, or an array beside them."""
-
-    def __init__(self, entries: list[_Entry]) -> None:
-        in_place = [entry for entry in entries if entry.address is not None]
-        self._params = [entry.param for entry in in_place]
-        self._addresses = [entry.address for entry in in_place]
-        self._beside = [entry for entry in entries if entry.address is None]
-
-    def stay(self) -> bool:
-        """Whether they still have the memory that they had."""
-        return [param.data_ptr() for param in self._params] == self._addresses
-
-    def show(self) -> None:
-        """What the worker has installed are the parameters' values."""
-        increment_version(self._params)
-        if self._beside:
-            with torch.no_grad():
-                for entry in self._beside:
-                    entry.param.copy_(torch.from_numpy(entry.array))
-
-
-def _float32(tensor: torch.Tensor) -> Array:
-    array: Array = tensor.to(torch.float32).contiguous().numpy()
-    return array
 
 
 class ParameterServerOptimizer(torch.optim.Optimizer):
@@ -137,9 +61,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         rank: As for `fastps.Worker`; None: the environment's ``RANK``, which torchrun sets, if it has one.
 
     float32 parameters that are contiguous are updated where they are. Others (float16, bfloat16, channels
-    last) have a float32 copy beside them, as the server does, and are cast from it. Parameters must be in CPU
-    memory. Buffers (BatchNorm's statistics) stay with each worker. A parameter without a gradient takes no
-    step, but gets the others' values.
+    last) have a float32 copy beside them, as the server does, and are cast from it. Those of a CUDA GPU have
+    such a copy and one of the gradient in pinned memory, and copies run on a stream of their own. Buffers
+    (BatchNorm's statistics) stay with each worker. A parameter without a gradient takes no step, but gets the
+    others' values.
 
     Values that something else writes into a parameter are replaced by the server's at the next step; to set
     them, use ``ps.assign``.
@@ -176,21 +101,22 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         rank: int | None = None,
     ) -> None:
         if not isinstance(optimizer, optim.Optimizer):
-            raise _wrong("optimizer", "one of fastps, as fastps.Adam(lr=1e-3)", optimizer)
+            raise wrong("optimizer", "one of fastps, as fastps.Adam(lr=1e-3)", optimizer)
         mode = Async() if mode is None else mode
         if not isinstance(mode, Mode):
-            raise _wrong("mode", "a mode, such as fastps.Async()", mode)
+            raise wrong("mode", "a mode, such as fastps.Async()", mode)
         local = isinstance(mode.then if isinstance(mode, WarmStart) else mode, Local)
         if push_in_backward and local:
-            raise _wrong("mode", "another mode than fastps.Local with push_in_backward", mode)
+            raise wrong("mode", "another mode than fastps.Local with push_in_backward", mode)
         if rank is None and os.environ.get("RANK", "").isdecimal():
             rank = int(os.environ["RANK"])
         self._ps, self._prefix, self._apply = ps, prefix, apply
         self._optimizer = optimizer
         self._rules: list[optim.Optimizer] = []
-        self._entries: list[_Entry] = []
-        self._filled = _Filled([])
-        self._groups: list[list[_Entry]] = []
+        self._entries: list[Entry] = []
+        self._filled = Filled([])
+        self._gpus = Gpus()
+        self._groups: list[list[Entry]] = []
         self._worker: Worker | None = None
         self._rows = not local
         self._told = on_step is not None
@@ -213,20 +139,20 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         for key in group.keys() - self.defaults.keys():
             near = difflib.get_close_matches(key, _SETTINGS, 1, 0.8)
             if near:
-                raise _wrong(f"setting {key!r}", f"one of {sorted(self.defaults)}", near[0])
-        named = _named(group["params"], group.pop("param_names", None), self._prefix)
+                raise wrong(f"setting {key!r}", f"one of {sorted(self.defaults)}", near[0])
+        named = by_name(group["params"], group.pop("param_names", None), self._prefix)
         taken = {entry.name: entry.param for entry in self._entries}
         for name, param in named.items():
             if name in taken and taken[name] is not param:
-                raise _wrong(f"name {name!r}", "a name for each parameter", "two parameters of this name")
-        rule = _rule(self._optimizer, {**self.defaults, **group})
-        entries = [_Entry.of(name, param) for name, param in named.items()]
+                raise wrong(f"name {name!r}", "a name for each parameter", "two parameters of this name")
+        rule = rule_of_group(self._optimizer, {**self.defaults, **group})
+        entries = [Entry.of(name, param, self._gpus) for name, param in named.items()]
         group["params"], group["param_names"] = list(named.values()), list(named)
         super().add_param_group(group)
         self._rules.append(rule)
         self._groups.append(entries)
         self._entries.extend(entries)
-        self._filled = _Filled(self._entries)
+        self._filled = Filled(self._entries)
         if self._worker is not None:
             try:
                 self._register(entries)
@@ -234,9 +160,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             except BaseException:
                 del self.param_groups[-1], self._rules[-1], self._groups[-1]
                 del self._entries[len(self._entries) - len(entries) :]
-                self._filled = _Filled(self._entries)
+                self._filled = Filled(self._entries)
                 raise
-            _Filled(entries).show()
+            Filled(entries).show()
         if self._push_in_backward:
             for entry in entries:
                 if entry.param.requires_grad:
@@ -312,7 +238,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         worker, own = self._open(), state_dict["fastps"]
         names = [name for group in state_dict["param_groups"] for name in group["param_names"]]
         if names != [entry.name for entry in self._entries]:
-            raise _wrong("state", f"one of {[entry.name for entry in self._entries]}", names)
+            raise wrong("state", f"one of {[entry.name for entry in self._entries]}", names)
+        self._filled.wait()
         worker.load_state_dict({key: _arrays(value) for key, value in own.items()})
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         self._filled.show()
@@ -355,10 +282,10 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         assert self._worker is not None
         return self._worker
 
-    def _by_name(self, name: str) -> _Entry:
+    def _by_name(self, name: str) -> Entry:
         return next(entry for entry in self._entries if entry.name == name)
 
-    def _register(self, entries: list[_Entry]) -> None:
+    def _register(self, entries: list[Entry]) -> None:
         """Registers what is not there; what is there must be the same."""
         present = set(self._ps.names())
         rules = {
@@ -368,7 +295,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         for entry in entries:
             if entry.name in present:
                 spec, rule = self._ps.spec(entry.name), rules[id(entry)]
-                there = _with_lr_of(spec.optimizer, rule)
+                there = with_lr_of(spec.optimizer, rule)
                 if spec.shape != entry.array.shape:
                     others.append((entry.name, f"shape {entry.array.shape}", f"shape {spec.shape}"))
                 elif there != rule:
@@ -408,6 +335,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 grads[entry.name] = gradient
             elif not self._rows:
                 grads[entry.name] = np.zeros_like(entry.array)
+        self._filled.wait()
         return grads
 
     def _rates(self) -> float | dict[str, float]:
@@ -417,13 +345,13 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             _unchanged(rule, group)
             rate = float(group["lr"])
             if not math.isfinite(rate) or rate < 0:
-                raise _wrong("lr", "a finite number >= 0", rate)
+                raise wrong("lr", "a finite number >= 0", rate)
             rates.append(rate)
         if len(set(rates)) == 1:
             return rates[0]
         return {e.name: rate for rate, group in zip(rates, self._groups, strict=True) for e in group}
 
-    def _leaves(self, entry: _Entry) -> Callable[[torch.Tensor], None]:
+    def _leaves(self, entry: Entry) -> Callable[[torch.Tensor], None]:
         """What backward calls when a gradient is complete."""
 
         def leaves(_: torch.Tensor) -> None:
@@ -443,6 +371,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 if sum(g.nbytes for g in self._bucket.values()) < _BUCKET:
                     return
                 leaving, self._bucket = self._bucket, {}
+                self._filled.wait()
                 self._open().begin(leaving, lr=self._rates())
                 for name in leaving:
                     grad = self._by_name(name).param.grad
@@ -450,45 +379,6 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                     self._ahead[name] = (grad, grad._version)
 
         return leaves
-
-
-def _wrong(what: str, expected: str, got: object) -> ConfigError:
-    return ConfigError(f"invalid {what}: expected {expected}, got {got!r}", expected=expected, got=repr(got))
-
-
-def _named(params: Any, names: list[str] | None, prefix: str) -> dict[str, torch.Tensor]:
-    """Parameters by name; of those that a model has twice the first name."""
-    listed = list(params)
-    if names is not None:
-        listed = list(zip(names, listed, strict=True))
-    named: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for item in listed:
-        if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)):
-            raise _wrong("params", "names with the parameters, as model.named_parameters() gives", type(item))
-        name, param = prefix + item[0].replace("_orig_mod.", ""), item[1]
-        if not isinstance(param, torch.Tensor):
-            raise TypeError(f"optimizer can only optimize Tensors, but {name!r} is {type(param).__name__}")
-        if id(param) in seen:
-            continue
-        if name in named:
-            raise _wrong(f"name {name!r}", "a name for each parameter", "two parameters of this name")
-        seen.add(id(param))
-        named[name] = param
-    return named
-
-
-def _with_lr_of(optimizer: optim.Optimizer, other: optim.Optimizer) -> optim.Optimizer:
-    lr: dict[str, Any] = {"lr": vars(other)["lr"]}
-    return dataclasses.replace(optimizer, **lr)
-
-
-def _rule(optimizer: optim.Optimizer, group: Mapping[str, Any]) -> optim.Optimizer:
-    settings = {field.name: group[field.name] for field in dataclasses.fields(optimizer)}
-    settings["lr"] = float(settings["lr"])
-    if isinstance(settings.get("betas"), list):
-        settings["betas"] = tuple(settings["betas"])
-    return dataclasses.replace(optimizer, **settings)
 
 
 def _unchanged(rule: optim.Optimizer, group: Mapping[str, Any]) -> None:
@@ -519,106 +409,3 @@ def _arrays(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _arrays(item) for key, item in value.items()}
     return tuple(_arrays(item) for item in value) if isinstance(value, list) else value
-
-
-#: Optimizers of torch and what they are here.
-_THEIRS: dict[str, type[optim.Optimizer]] = {
-    "SGD": optim.SGD,
-    "Adam": optim.Adam,
-    "AdamW": optim.AdamW,
-    "SparseAdam": optim.Adam,
-    "RMSprop": optim.RMSprop,
-    "Adagrad": optim.Adagrad,
-    "Adadelta": optim.Adadelta,
-}
-
-
-def to_store(
-    ps: ParameterServer, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, prefix: str = ""
-) -> None:
-    """Puts a model and its torch optimizer's state into a store, so that training goes on there.
-
-    Parameters that are not there are registered with the same rule and settings; those that are get the
-    values and state. Let nobody push meanwhile.
-
-    Args:
-        ps: `fastps.Store` or what `fastps.connect` returns.
-        model: The model; float32, in CPU memory. Its buffers stay with it.
-        optimizer: SGD, Adam, AdamW, SparseAdam, RMSprop, Adagrad or Adadelta of torch, over its parameters.
-        prefix: Put before every name.
-
-    Raises:
-        ConfigError: It is another optimizer, or a parameter exists with another shape or other settings.
-    """
-    for name, param, group in _theirs(model, optimizer, prefix):
-        entry, rule = _Entry.of(name, param), _rule_of(optimizer, group)
-        ps.register(name, entry.array, rule)
-        ps.assign(name, entry.array)
-        state: dict[str, Any] = {key: np.zeros_like(slot) for key, slot in ps.state(name).items()}
-        state["step"] = 0
-        for key, value in optimizer.state.get(param, {}).items():
-            if key == "step":
-                state["step"] = int(value)
-            elif value is not None:
-                state[key] = _float32(value.detach())
-                if isinstance(rule, optim.SGD):  # counts no steps: only whether there was one
-                    state["step"] = 1
-        ps.load_state(name, state)
-
-
-@torch.no_grad()
-def from_store(
-    ps: ParameterServer, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, prefix: str = ""
-) -> None:
-    """Puts a store's values and optimizer state into a model and its torch optimizer: `to_store` backwards.
-
-    Where a tensor's slices have taken different numbers of steps, torch is told the largest.
-
-    Args:
-        ps, model, optimizer, prefix: As for `to_store`.
-
-    Raises:
-        UnknownTensorError: A parameter is not in the store.
-        ConfigError: It is another optimizer, or the store's rule or settings are others.
-    """
-    for name, param, group in _theirs(model, optimizer, prefix):
-        rule, there = _rule_of(optimizer, group), ps.spec(name).optimizer
-        if type(rule) is not type(there) or _with_lr_of(there, rule) != rule:
-            raise ConfigError(
-                f"tensor {name!r} is registered with {there}, not {rule}",
-                tensor=name,
-                expected=str(rule),
-                got=str(there),
-            )
-        param.copy_(torch.from_numpy(ps.pull(name)))
-        state = ps.state(name)
-        steps = int(state.pop("step").max(initial=0))
-        own: dict[str, Any] = {key: torch.from_numpy(value).to(param.dtype) for key, value in state.items()}
-        if isinstance(rule, optim.SGD):
-            optimizer.state[param] = {"momentum_buffer": own.get("momentum_buffer") if steps else None}
-        elif steps == 0 and not isinstance(rule, optim.Adagrad):
-            optimizer.state.pop(param, None)
-        else:
-            sparse = type(optimizer).__name__ == "SparseAdam"
-            optimizer.state[param] = {"step": steps if sparse else torch.tensor(float(steps)), **own}
-
-
-def _theirs(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefix: str
-) -> list[tuple[str, torch.Tensor, dict[str, Any]]]:
-    """The optimizer's parameters with their names and groups."""
-    names = {id(param): name for name, param in _named(model.named_parameters(), None, prefix).items()}
-    listed = [(param, group) for group in optimizer.param_groups for param in group["params"]]
-    for param, _ in listed:
-        if id(param) not in names:
-            raise _wrong("optimizer", "one of the model's parameters", "a parameter that the model has not")
-    return [(names[id(param)], param, group) for param, group in listed]
-
-
-def _rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> optim.Optimizer:
-    name = type(optimizer).__name__
-    if type(optimizer).__module__.partition(".")[0] != "torch" or name not in _THEIRS:
-        raise _wrong("optimizer", f"one of torch.optim: {', '.join(_THEIRS)}", type(optimizer).__name__)
-    kind = optim.AdamW if group.get("decoupled_weight_decay") else _THEIRS[name]
-    chosen = {field.name: group[field.name] for field in dataclasses.fields(kind) if field.name in group}
-    return _rule(kind(), {**vars(kind()), **chosen})

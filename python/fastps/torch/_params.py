@@ -1,0 +1,190 @@
+"""Parameters of PyTorch models, and the arrays in CPU memory that a worker has of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self
+
+import torch
+from torch.autograd.graph import increment_version
+
+from fastps import optim
+from fastps._fastps import Sparse
+from fastps._types import Array
+from fastps.errors import ConfigError, DTypeError
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Gpu:
+    """Copies between a GPU and pinned memory, on a stream of their own: nobody waits for the whole GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._module = device, torch.get_device_module(device)
+        self._stream = self._module.Stream(device=device)
+
+    @contextlib.contextmanager
+    def _after_what_is_queued(self) -> Iterator[None]:
+        self._stream.wait_stream(self._module.current_stream(self._device))
+        with self._module.stream(self._stream):
+            yield
+
+    def fetch(self, tensor: torch.Tensor, into: torch.Tensor) -> None:
+        """Begins to copy; `wait` before `into` is read."""
+        with self._after_what_is_queued():
+            into.copy_(tensor.to(into.dtype), non_blocking=True)
+
+    def wait(self) -> None:
+        self._stream.synchronize()
+
+    def show(self, entries: Iterable[Entry]) -> None:
+        """Begins to fill parameters; what the GPU is told from now on finds them filled."""
+        with self._after_what_is_queued():
+            for entry in entries:
+                values = torch.from_numpy(entry.array)
+                if entry.param.dtype != values.dtype:  # converted there
+                    values = values.to(self._device, non_blocking=True)
+                entry.param.copy_(values, non_blocking=True)
+        self._module.current_stream(self._device).wait_stream(self._stream)
+
+
+class Gpus(dict[torch.device, Gpu]):
+    def __missing__(self, device: torch.device) -> Gpu:
+        self[device] = Gpu(device)
+        return self[device]
+
+
+@dataclasses.dataclass(eq=False)
+class Entry:
+    """A parameter, and the worker's array of it: the parameter's own memory where that can be."""
+
+    name: str
+    param: torch.Tensor
+    array: Array
+    address: int | None
+    gpu: Gpu | None = None
+    #: Where a gradient is copied to from the GPU.
+    staged: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, name: str, param: torch.Tensor, gpus: Gpus) -> Self:
+        if param.device.type not in ("cpu", "cuda"):
+            expected, got = "parameters in CPU memory or that of a CUDA GPU", str(param.device)
+            raise ConfigError(
+                f"parameter {name!r}: expected {expected}, got {got}", tensor=name, expected=expected, got=got
+            )
+        if param.dtype not in _DTYPES:
+            expected, got = "float32, float16 or bfloat16", str(param.dtype)
+            raise DTypeError(
+                f"parameter {name!r}: expected {expected}, got {got}", tensor=name, expected=expected, got=got
+            )
+        values = param.detach()
+        if values.is_cuda:
+            own, staged = (torch.empty(param.shape, dtype=torch.float32, pin_memory=True) for _ in range(2))
+            return cls(name, param, own.copy_(values).numpy(), None, gpus[values.device], staged)
+        if values.dtype == torch.float32 and values.is_contiguous():
+            return cls(name, param, values.numpy(), values.data_ptr())
+        own = torch.empty(values.shape, dtype=torch.float32).copy_(values)
+        return cls(name, param, own.numpy(), None)
+
+    def gradient(self, rows: bool) -> Array | Sparse | None:
+        """Of a GPU's parameter it is there after `Gpu.wait`."""
+        grad = self.param.grad
+        if grad is None:
+            return None
+        if self.address not in (None, self.param.data_ptr()):
+            raise ConfigError(
+                f"the memory of parameter {self.name!r} was replaced; move or convert a model before its "
+                "optimizer is made",
+                tensor=self.name,
+            )
+        grad = grad.detach()
+        if grad.layout != torch.strided:
+            if rows and grad.sparse_dim() == 1:
+                return Sparse(grad._indices()[0].contiguous().cpu().numpy(), float32(grad._values()))
+            grad = grad.to_dense()
+        if self.gpu is None or self.staged is None:
+            return float32(grad)
+        self.gpu.fetch(grad, self.staged)
+        staged: Array = self.staged.numpy()
+        return staged
+
+
+class Filled:
+    """Parameters that a worker has filled: where they are, or an array beside them."""
+
+    def __init__(self, entries: list[Entry]) -> None:
+        in_place = [entry for entry in entries if entry.address is not None]
+        self._params = [entry.param for entry in in_place]
+        self._addresses = [entry.address for entry in in_place]
+        self._beside = [entry for entry in entries if entry.address is None and entry.gpu is None]
+        self._on_gpu: dict[Gpu, list[Entry]] = {}
+        for entry in entries:
+            if entry.gpu is not None:
+                self._on_gpu.setdefault(entry.gpu, []).append(entry)
+
+    def stay(self) -> bool:
+        """Whether they are in CPU memory, where they were."""
+        return not self._on_gpu and [param.data_ptr() for param in self._params] == self._addresses
+
+    def wait(self) -> None:
+        """Until the gradients that were asked for have come from GPUs."""
+        for gpu in self._on_gpu:
+            gpu.wait()
+
+    def show(self) -> None:
+        """What the worker has installed are the parameters' values."""
+        increment_version(self._params)
+        if self._beside:
+            with torch.no_grad():
+                for entry in self._beside:
+                    entry.param.copy_(torch.from_numpy(entry.array))
+        with torch.no_grad():
+            for gpu, entries in self._on_gpu.items():
+                gpu.show(entries)
+
+
+def float32(tensor: torch.Tensor) -> Array:
+    array: Array = tensor.to("cpu", torch.float32).contiguous().numpy()
+    return array
+
+
+def wrong(what: str, expected: str, got: object) -> ConfigError:
+    return ConfigError(f"invalid {what}: expected {expected}, got {got!r}", expected=expected, got=repr(got))
+
+
+def by_name(params: Any, names: list[str] | None, prefix: str) -> dict[str, torch.Tensor]:
+    """Parameters by name; of those that a model has twice the first name."""
+    listed = list(params)
+    if names is not None:
+        listed = list(zip(names, listed, strict=True))
+    found: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for item in listed:
+        if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)):
+            raise wrong("params", "names with the parameters, as model.named_parameters() gives", type(item))
+        name, param = prefix + item[0].replace("_orig_mod.", ""), item[1]
+        if not isinstance(param, torch.Tensor):
+            raise TypeError(f"optimizer can only optimize Tensors, but {name!r} is {type(param).__name__}")
+        if id(param) in seen:
+            continue
+        if name in found:
+            raise wrong(f"name {name!r}", "a name for each parameter", "two parameters of this name")
+        seen.add(id(param))
+        found[name] = param
+    return found
+
+
+def with_lr_of(optimizer: optim.Optimizer, other: optim.Optimizer) -> optim.Optimizer:
+    lr: dict[str, Any] = {"lr": vars(other)["lr"]}
+    return dataclasses.replace(optimizer, **lr)
+
+
+def rule_of_group(optimizer: optim.Optimizer, group: Mapping[str, Any]) -> optim.Optimizer:
+    settings = {field.name: group[field.name] for field in dataclasses.fields(optimizer)}
+    settings["lr"] = float(settings["lr"])
+    if isinstance(settings.get("betas"), list):
+        settings["betas"] = tuple(settings["betas"])
+    return dataclasses.replace(optimizer, **settings)
