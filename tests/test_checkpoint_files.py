@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import fastps
 import fastps.checkpoint
@@ -249,3 +251,57 @@ def test_fresh_optimizers_and_what_does_not_fit(store):
         fastps.torch.to_store(store, model, torch.optim.SGD(nn.Linear(3, 1).parameters()))
     with pytest.raises(fastps.UnknownTensorError):
         fastps.torch.from_store(store, model, torch.optim.SGD(model.parameters()))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(("rule", "settings"), THEIRS, ids=lambda x: str(x))
+def test_checkpoints_of_torch_distributed(ps, tmp_path, rule, settings):
+    """What torch wrote comes into a store, and what the store writes torch reads as its own."""
+    kind = getattr(torch.optim, rule)
+
+    def fresh(seed=0):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        return model, kind(model.parameters(), **settings)
+
+    def train(model, optimizer):
+        optimizer.zero_grad()
+        model(torch.arange(32.0).reshape(8, 4)).square().mean().backward()
+        optimizer.step()
+
+    model, optimizer = fresh()
+    train(model, optimizer)
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    dcp.save({"net": of_model, "app.optim": of_optimizer}, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    other = fresh(1)
+    fastps.torch.load_distributed(ps, *other, tmp_path / "theirs", keys=("net", "app.optim"))
+    for name, param in model.named_parameters():
+        np.testing.assert_array_equal(ps.pull(name), param.detach())
+    assert torch.equal(other[0][1].running_mean, model[1].running_mean)
+    fastps.torch.save_distributed(ps, *other, tmp_path / "ours")
+    last, its = fresh(2)
+    of_model, of_optimizer = get_state_dict(last, its)
+    dcp.load({"model": of_model, "optim": of_optimizer}, checkpoint_id=tmp_path / "ours", no_dist=True)
+    set_state_dict(last, its, model_state_dict=of_model, optim_state_dict=of_optimizer)
+    for m, o in ((model, optimizer), (last, its)):
+        train(m, o)
+    for a, b in zip(model.parameters(), last.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_checkpoints_of_torch_distributed_that_do_not_fit(store, tmp_path):
+    model = nn.Linear(3, 1)
+    adam = torch.optim.Adam(model.parameters())
+    fastps.torch.to_store(store, model, adam, prefix="a.")
+    fastps.torch.save_distributed(store, model, adam, tmp_path / "c", prefix="a.")
+    before = model.weight.detach().clone()
+    other = nn.Linear(4, 1)
+    with pytest.raises(fastps.ConfigError) as caught:
+        fastps.torch.load_distributed(store, other, torch.optim.Adam(other.parameters()), tmp_path / "c")
+    assert (caught.value.tensor, caught.value.got) == ("model.weight", "shape (1, 3)")
+    with pytest.raises(fastps.ConfigError, match="got nothing"):
+        fastps.torch.load_distributed(store, model, adam, tmp_path / "c", keys=("m", "optim"))
+    with pytest.raises(FileNotFoundError):
+        fastps.torch.load_distributed(store, model, adam, tmp_path / "none")
+    assert sorted(store.names()) == ["a.bias", "a.weight"]
+    assert torch.equal(model.weight, before)
