@@ -374,3 +374,15 @@ def test_accumulated_gradients_are_one_push_of_their_mean(ps, rng):
         fastps.Worker(ps, zeros(), mode=fastps.Local(lr=0.1), accumulate=2)
     with pytest.raises(fastps.ConfigError, match="accumulate"):
         fastps.Worker(ps, zeros(), mode=fastps.Async(), accumulate=0)
+
+
+@pytest.mark.parametrize("codec", [None, fastps.Int8()], ids=str)
+def test_accumulated_rows_are_pushed_with_the_others(ps, codec):
+    ps.register("rows", np.zeros((5, 2), np.float32), optimizer=fastps.SGD(lr=1.0))
+    with fastps.Worker(ps, {"rows": np.zeros((5, 2))}, fastps.Async(), codec, accumulate=4) as worker:
+        for row in (1, 3, 1, 0):
+            worker.step({"rows": fastps.Sparse(np.array([row]), np.full((1, 2), 4.0, np.float32))})
+        assert ps.pull("rows")[:, 0].tolist() == [-1, -2, 0, -1, 0]
+        worker.step({"rows": fastps.Sparse(np.array([4]), np.full((1, 2), 4.0, np.float32))})
+        worker.flush()
+    assert ps.pull("rows")[:, 0].tolist() == [-1, -2, 0, -1, -1]

@@ -201,8 +201,9 @@ def test_never_registers_and_pulls_first(ps):
     ps.names()  # the worker's end is not the client's
 
 
+@pytest.mark.parametrize("file", [False, True])
 @pytest.mark.parametrize("codec", [None, fastps.OneBit()], ids=str)
-def test_state_goes_on_bit_for_bit(rng, codec):
+def test_state_goes_on_bit_for_bit(rng, tmp_path, codec, file):
     gradients = [random(rng) for _ in range(20)]
     mode = fastps.Local(push_every=3, pull_every=2, lr=0.1, overlap=False)
 
@@ -213,15 +214,59 @@ def test_state_goes_on_bit_for_bit(rng, codec):
             for k, gradient in enumerate(gradients):
                 if pause and k == 10:
                     state = worker.state_dict()
+                    worker.save(tmp_path / "worker.npz")
                     worker._ps.close()
                     worker = fastps.Worker(store, zeros(), mode=mode, codec=codec)
-                    worker.load_state_dict(state)
+                    if file:
+                        worker.load(tmp_path / "worker.npz")
+                    else:
+                        worker.load_state_dict(state)
                     assert worker.state_dict()["step"] == 10
                 worker.step(gradient)
             worker.close()
             return {n: v.tobytes() for n, v in store.pull(list(SHAPES)).items()}
 
     assert train(pause=True) == train(pause=False)
+
+
+def test_files_of_a_worker_s_state_that_are_damaged(store, rng, tmp_path):
+    register(store, fastps.SGD())
+    store.register("file", np.zeros((9, 2), np.float32), optimizer=fastps.SGD())
+    shapes = {**zeros(), "file": np.zeros((9, 2))}
+    path, bad = tmp_path / "worker.npz", tmp_path / "bad.npz"
+    with fastps.Worker(store, shapes, fastps.Async(), fastps.OneBit(), accumulate=3) as worker:
+        worker.step(random(rng))
+        rows = fastps.Sparse(np.array([2, 5]), np.ones((2, 2), np.float32))
+        worker.step({"file": rows})
+        worker.save(path)
+        assert [p.name for p in tmp_path.iterdir()] == ["worker.npz"]
+
+        def flat(state):
+            parts = {f"{part}.{n}": a for part in ("sum", "residuals") for n, a in state[part].items()}
+            parts |= {f"rows.{n}.{k}": a for n, rows in state["rows"].items() for k, a in enumerate(rows)}
+            return (state["step"], state["summed"], {k: a.tobytes() for k, a in parts.items()})
+
+        saved, whole = flat(worker.state_dict()), path.read_bytes()
+        assert {"rows.file.0", "rows.file.1", "sum.w"} <= saved[2].keys()
+        damaged = [whole[:k] for k in range(0, len(whole), 97)]
+        for _ in range(300):
+            bit = int(rng.integers(8 * len(whole)))
+            damaged.append(
+                whole[: bit // 8] + bytes([whole[bit // 8] ^ 1 << bit % 8]) + whole[bit // 8 + 1 :]
+            )
+        refused = 0
+        for content in damaged:
+            bad.write_bytes(content)
+            try:
+                worker.load(bad)
+            except fastps.ConfigError:
+                refused += 1
+            assert flat(worker.state_dict()) == saved  # nothing but what was saved is ever taken
+        assert refused >= len(whole) // 97
+        with pytest.raises(FileNotFoundError):
+            worker.load(tmp_path / "none.npz")
+        with pytest.raises(FileNotFoundError):
+            worker.save(tmp_path / "none" / "worker.npz")
 
 
 def test_state_of_other_parameters_is_refused(store):

@@ -7,17 +7,16 @@ Any reader of safetensors opens it. Needs the package ``safetensors`` (``pip ins
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fastps import optim
+from fastps._files import replaced
 from fastps._types import File
 from fastps.errors import ConfigError, DTypeError
 from fastps.store import ParameterServer, TensorSpec
@@ -76,16 +75,8 @@ def save(ps: ParameterServer, path: File, names: Iterable[str] | None = None) ->
             "slots": slots,
         }
     about = {_KEY: json.dumps({"format": _FORMAT, "tensors": tensors})}
-    unfinished = Path(f"{os.fspath(path)}.tmp")
-    try:
+    with replaced(path) as unfinished:
         save_file(arrays, unfinished, about)
-        with unfinished.open("rb") as file:
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise
 
 
 def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = None) -> list[str]:

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from fastps import _fastps
+from fastps import _fastps, _worker_file
 from fastps._fastps import ErrorFeedback, InDoubt, Sparse, Versions
 from fastps._gradients import Gradient, Gradients, check, part
 from fastps._groups import Groups
 from fastps._handles import Receipts
 from fastps._stats import percentile
-from fastps._types import Array
+from fastps._types import Array, File
 from fastps.codecs import Codec, Float32
 from fastps.errors import (
     ConfigError,
@@ -388,6 +388,41 @@ class Worker:
             self._feedback.load_state_dict(dict(residuals))
         self._steps, self._summed = int(state["step"]), int(state["summed"])
 
+    def save(self, path: File) -> None:
+        """Writes `state_dict` to a file, which is complete or is not there. See `load`.
+
+        Args:
+            path: The file (NumPy's ``.npz``), replaced if it exists.
+
+        Raises:
+            OSError: The file cannot be written.
+
+        >>> import tempfile
+        >>> path, store = tempfile.mkdtemp() + "/worker.npz", fastps.Store()
+        >>> mode, params, ones = fastps.Async(), {"w": np.zeros(2)}, {"w": np.ones(2, np.float32)}
+        >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
+        >>> worker = fastps.Worker(store, params, mode, accumulate=2)
+        >>> worker.step(ones)  # the first of two
+        >>> worker.save(path)
+        >>> other = fastps.Worker(store, params, mode, accumulate=2)
+        >>> other.load(path)
+        >>> other.step(ones)
+        >>> other.params["w"]
+        array([-1., -1.], dtype=float32)
+        """
+        _worker_file.write(path, self.state_dict())
+
+    def load(self, path: File) -> None:
+        """Goes on from a file of `save`: of this worker before it was started anew, or of another.
+
+        Parameters and optimizer state are the server's, which may have gone on meanwhile.
+
+        Raises:
+            ConfigError, ShapeError: The file is damaged or of other parameters; nothing is changed.
+            OSError: The file cannot be read.
+        """
+        self.load_state_dict(_worker_file.read(path))
+
     def stats(self) -> dict[str, Any]:
         """Counters of this worker.
 
@@ -503,8 +538,12 @@ class Worker:
                 got="one by begin() before",
             )
         waiting = self._sum
+        # Rows are sent from where they lie by the step that pushes, whatever the codec.
+        here = self._push_every == 1
         copied = [
-            n for n, g in grads.items() if n in waiting.waiting or not (self._direct or isinstance(g, Sparse))
+            n
+            for n, g in grads.items()
+            if n in waiting.waiting or not (self._direct or (here and isinstance(g, Sparse)))
         ]
         if copied or isinstance(lr, Mapping):
             for name, gradient in grads.items():

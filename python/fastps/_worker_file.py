@@ -1,0 +1,73 @@
+"""A worker's state as one file: NumPy's ``.npz``, whose members have checksums, and no pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastps._files import replaced
+from fastps._types import File
+from fastps.errors import ConfigError
+
+_FORMAT = 1
+_NUMBERS, _ARRAYS, _ROWS = ("step", "summed"), ("sum", "params", "residuals"), "rows"
+
+
+def write(path: File, state: Mapping[str, Any]) -> None:
+    """Writes what `Worker.state_dict` gave."""
+    arrays: dict[str, Any] = {}
+
+    def kept(array: Any) -> str:
+        key = str(len(arrays))
+        arrays[key] = np.asarray(array)
+        return key
+
+    about: dict[str, Any] = {"format": _FORMAT, **{key: state[key] for key in _NUMBERS}}
+    for key in _ARRAYS:
+        about[key] = {name: kept(array) for name, array in state[key].items()}
+    about[_ROWS] = {name: [kept(part) for part in parts] for name, parts in state[_ROWS].items()}
+    with replaced(path) as unfinished, unfinished.open("wb") as file:
+        np.savez(file, about=np.array(json.dumps(about)), **arrays)
+
+
+def read(path: File) -> dict[str, Any]:
+    """What `write` wrote; `ConfigError` if it is not that, or damaged."""
+    try:
+        with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            about = json.loads(str(file["about"]))
+            if about["format"] != _FORMAT:
+                raise ConfigError(
+                    f"{os.fspath(path)} is of another version of fastps",
+                    expected=f"format {_FORMAT}",
+                    got=f"format {about['format']!r}",
+                )
+            state: dict[str, Any] = {key: int(about[key]) for key in _NUMBERS}
+            for key in _ARRAYS:
+                state[key] = {name: file[member] for name, member in about[key].items()}
+            state[_ROWS] = {
+                name: (file[indices], file[values]) for name, (indices, values) in about[_ROWS].items()
+            }
+            return state
+    except (ConfigError, FileNotFoundError, PermissionError, IsADirectoryError):
+        raise
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        EOFError,
+        MemoryError,
+        RecursionError,
+        NotImplementedError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise ConfigError(f"{os.fspath(path)} is no whole file of a worker's state: {error}") from error
