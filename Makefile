@@ -6,6 +6,9 @@ SHELL := bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
+# The wheel that tests run: dev has more assertions and is built sooner, with what the Rust tests need anyway; release is
+# the one that users get.
+PROFILE ?= dev
 BIN := $(CURDIR)/.venv/bin
 CARGO := env -u MAKEFLAGS cargo
 PIP := env -u MAKEFLAGS $(BIN)/python -m pip --quiet --disable-pip-version-check
@@ -24,7 +27,7 @@ ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 
-.PHONY: help demo test tests beside-tests beside-rust lint lint-rust lint-python test-rust test-python checkers loom tsan miri neon bench bench-kernels \
+.PHONY: help demo test tests beside-tests beside-checkers lint lint-rust lint-python test-rust test-python checkers loom tsan miri neon bench bench-kernels \
         bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared acceptance mutants soak kills fuzz docs dev clean tools
 
 help: ## List the targets
@@ -33,24 +36,24 @@ help: ## List the targets
 demo: .venv/.demo ## Train a real model on 2 servers and 4 worker processes; options: make demo ARGS="--codec int8"
 	@$(BIN)/fastps demo $(ARGS)
 
-test: ## Run all tests and lints; says at the end what was skipped and why
+test: ## Run all tests and lints; says at the end what was skipped and why; options: make test PROFILE=release
 	@$(MAKE) --no-print-directory --jobs=2 tests beside-tests
 	@$(BIN)/python .ci/skipped.py $(TARGET)/pytest.xml $(TARGET)/rust-tests.txt
 
 # Two things at a time, where one alone leaves a core idle; each cargo has as many jobs as it likes.
-tests: .venv/.test
+tests: .venv/.test-$(PROFILE)
 	@$(MAKE) --no-print-directory test-rust
 	@$(MAKE) --no-print-directory test-python
 
 # With what the others leave over: tests wait for sockets and have deadlines, these have none. `test_stub` is in test-python.
-beside-tests: beside-rust .venv/.test
-	@nice $(MAKE) --no-print-directory lint-python
+# Clippy comes last: it builds in the same folder as the tests, and one of the two waits.
+beside-tests: beside-checkers .venv/.test-$(PROFILE)
+	@nice $(MAKE) --no-print-directory lint-rust lint-python
 
-beside-rust: .venv/.made
-	@nice $(MAKE) --no-print-directory lint-rust
+beside-checkers: .venv/.made
 	@nice $(MAKE) --no-print-directory checkers
 
-lint: .venv/.test ## Check formatting, lints, types and the stub
+lint: .venv/.test-$(PROFILE) ## Check formatting, lints, types and the stub
 	@$(MAKE) --no-print-directory lint-rust lint-python
 	$(BIN)/python -m mypy.stubtest fastps._fastps
 
@@ -68,8 +71,8 @@ test-rust: # more threads than cores: many tests wait for each other's ends of a
 	RUST_TEST_THREADS=8 $(CARGO) test --locked $(RUST_TESTED) 2>&1 | tee $(TARGET)/rust-tests.txt
 
 test-python: # in tests/, so that the installed package is tested and not the source tree
-	cd tests && FASTPS_WHEEL="$$(ls $(CARGO_TARGET_DIR)/wheel/*.whl)" \
-	  $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal --junitxml=$(CARGO_TARGET_DIR)/pytest.xml $(ARGS)
+	cd tests && FASTPS_WHEEL="$$(ls $(TARGET)/wheel/$(PROFILE)/*.whl)" \
+	  $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal --junitxml=$(TARGET)/pytest.xml $(ARGS)
 
 checkers:
 	@$(MAKE) --no-print-directory --jobs=1 loom tsan miri neon
@@ -86,37 +89,37 @@ miri: ## Look for undefined behaviour in the core with Miri, if it is installed
 neon: ## Compile the vector load and store for AArch64
 	CARGO_TARGET_DIR=$(TARGET)/neon $(PYTHON) .ci/neon.py
 
-bench: .venv/.test ## Measure push + pull against raw sockets and write benchmarks/README.md
+bench: .venv/.test-release ## Measure push + pull against raw sockets and write benchmarks/README.md
 	$(BIN)/python benchmarks/transport.py --output benchmarks/README.md $(ARGS)
 
-bench-kernels: .venv/.test ## Measure optimizers, codecs and slices against plain C and torch and write benchmarks/README.md
+bench-kernels: .venv/.test-release ## Measure optimizers, codecs and slices against plain C and torch and write benchmarks/README.md
 	$(BIN)/python benchmarks/kernels.py --output benchmarks/README.md $(ARGS)
 
-bench-hogwild: .venv/.test ## Measure the estimators against scikit-learn and plain C and write benchmarks/README.md
+bench-hogwild: .venv/.test-release ## Measure the estimators against scikit-learn and plain C and write benchmarks/README.md
 	$(BIN)/python benchmarks/hogwild.py --output benchmarks/README.md $(ARGS)
 
-bench-embedding: .venv/.test ## Measure sparse pushes and pulls of a large table against sockets and NumPy and write benchmarks/README.md
+bench-embedding: .venv/.test-release ## Measure sparse pushes and pulls of a large table against sockets and NumPy and write benchmarks/README.md
 	$(BIN)/python benchmarks/embedding.py --output benchmarks/README.md $(ARGS)
 
-bench-durable: .venv/.test ## Measure snapshots, the log and a start against plain files and write benchmarks/README.md
+bench-durable: .venv/.test-release ## Measure snapshots, the log and a start against plain files and write benchmarks/README.md
 	$(BIN)/python benchmarks/durable.py --output benchmarks/README.md $(ARGS)
 
-bench-training: .venv/.test ## Measure the PyTorch optimizer against torch's own and write benchmarks/README.md
+bench-training: .venv/.test-release ## Measure the PyTorch optimizer against torch's own and write benchmarks/README.md
 	$(BIN)/python benchmarks/training.py --output benchmarks/README.md $(ARGS)
 
-bench-connections: .venv/.demo ## Measure what idle and many connections cost and write benchmarks/README.md
+bench-connections: .venv/.test-release ## Measure what idle and many connections cost and write benchmarks/README.md
 	$(BIN)/python benchmarks/connections.py --output benchmarks/README.md $(ARGS)
 
-bench-shared: .venv/.test ## Measure processes that train in one shared store against torch's and write benchmarks/README.md
+bench-shared: .venv/.test-release ## Measure processes that train in one shared store against torch's and write benchmarks/README.md
 	$(BIN)/python benchmarks/shared_store.py --output benchmarks/README.md $(ARGS)
 
 acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check accuracy and ledger
 	$(BIN)/python tests/acceptance.py $(ARGS)
 
-mutants: .venv/.test ## Seed one fault at a time and check that the tests notice it
+mutants: .venv/.test-$(PROFILE) ## Seed one fault at a time and check that the tests notice it
 	$(BIN)/python tests/mutants.py $(ARGS)
 
-soak: .venv/.test ## A million random steps over every transport, with a watchdog; options: make soak ARGS="--steps 10000"
+soak: .venv/.test-$(PROFILE) ## A million random steps over every transport, with a watchdog; options: make soak ARGS="--steps 10000"
 	$(BIN)/python tests/soak.py $(ARGS)
 
 kills: ## Kill a server and its clients 200 times, all at once; options: make kills KILLS=1000
@@ -131,7 +134,7 @@ docs: .venv/.docs ## Build the documentation into target/site and the Rust refer
 
 dev: .venv/.made | tools ## Build and install in place (editable), with all that tests need
 	$(PIP) install --editable '.[test,demo]'
-	@rm -f .venv/.demo .venv/.test
+	@rm -f .venv/.demo .venv/.test-*
 
 clean: ## Remove everything that was built or installed here
 	rm -rf .venv $(TARGET) dist build .pytest_cache .mypy_cache .ruff_cache
@@ -144,31 +147,31 @@ tools:
 	@$(PYTHON) -m venv .venv
 	@touch $@
 
-$(TARGET)/wheel/.built: $(SOURCES) .venv/.made | tools
+$(TARGET)/wheel/%/.built: $(SOURCES) .venv/.made | tools
 	@echo "Building the wheel: some minutes the first time."
 	@rm -rf $(@D) && mkdir -p $(@D)
-	@$(PIP) wheel --no-deps --wheel-dir $(@D) .
+	@MATURIN_PEP517_ARGS="--profile $*" $(PIP) wheel --no-deps --wheel-dir $(@D) .
 	@touch $@
 
-# Installs the wheel that was just built, also over one of the same version, and what its extras $(1) name.
+# Installs the wheel of profile $(2), also over one of the same version, and what its extras $(1) name.
 define install-wheel
-	@rm -f .venv/.demo .venv/.test
-	@$(PIP) install --force-reinstall --no-deps "$$(ls $(TARGET)/wheel/*.whl)"
-	@$(PIP) install "$$(ls $(TARGET)/wheel/*.whl)[$(1)]"
+	@rm -f .venv/.demo .venv/.test-*
+	@$(PIP) install --force-reinstall --no-deps "$$(ls $(TARGET)/wheel/$(2)/*.whl)"
+	@$(PIP) install "$$(ls $(TARGET)/wheel/$(2)/*.whl)[$(1)]"
 	@touch $@
 endef
 
-.venv/.demo: $(TARGET)/wheel/.built
-	$(call install-wheel,demo)
+.venv/.demo: $(TARGET)/wheel/release/.built
+	$(call install-wheel,demo,release)
 
 # The packages that the tests need are fetched while the wheel is built.
-.venv/.test: $(SOURCES) .venv/.made | tools
+.venv/.test-%: $(SOURCES) .venv/.made | tools
 	@echo "Fetching what the tests need (torch is large) while the wheel is built."
 	@trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; \
 	$(BIN)/python .ci/extras.py test demo > .venv/extras.txt; \
 	$(PIP) install --no-compile --requirement .venv/extras.txt & extras=$$!; \
-	$(MAKE) --no-print-directory $(TARGET)/wheel/.built; wait $$extras
-	$(call install-wheel,test)
+	$(MAKE) --no-print-directory $(TARGET)/wheel/$*/.built; wait $$extras
+	$(call install-wheel,test,$*)
 
 .venv/.docs: .venv/.made
 	$(PIP) install 'mkdocs>=1.6,<2'

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from fastps import _fastps, _worker_file
+from fastps import _fastps
 from fastps._fastps import ErrorFeedback, InDoubt, Sparse, Versions
 from fastps._gradients import Gradient, Gradients, check, part
 from fastps._groups import Groups
@@ -410,6 +410,8 @@ class Worker:
         >>> other.params["w"]
         array([-1., -1.], dtype=float32)
         """
+        from fastps import _worker_file  # takes longer to import than all the rest
+
         _worker_file.write(path, self.state_dict())
 
     def load(self, path: File) -> None:
@@ -421,6 +423,8 @@ class Worker:
             ConfigError, ShapeError: The file is damaged or of other parameters; nothing is changed.
             OSError: The file cannot be read.
         """
+        from fastps import _worker_file
+
         self.load_state_dict(_worker_file.read(path))
 
     def stats(self) -> dict[str, Any]:

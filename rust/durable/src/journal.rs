@@ -182,7 +182,8 @@ impl Journal {
         // A number is used once, whatever became of it.
         let (log, number) = (files.segment, files.generation);
         (files.segment, files.generation) = (log + 1, number + 1);
-        let catalog = self.log.switch(segment?);
+        // If the log breaks just now, the next one is told of it, and says so in its segment.
+        let catalog = self.log.switch(segment?, after_hole)?;
         let subject = Subject { slice: &|id| shard.slice(id).ok(), catalog, origin: files.origin, log };
         let generation = snapshot::write(&self.directory, number, &subject, || {
             // Behind the images, so that the log reaches every version in them. One that is broken cannot.

@@ -167,9 +167,13 @@ impl Log {
         queue.until_room.push(then);
     }
 
-    /// From here on the log is in another segment; the catalog at this point.
-    pub(crate) fn switch(&self, segment: Segment) -> Catalog {
+    /// From here on the log is in another segment, which says whether it comes after a hole; the catalog at this point. Fails
+    /// if there is a hole and the segment does not say so.
+    pub(crate) fn switch(&self, segment: Segment, after_hole: bool) -> Result<Catalog> {
         let mut queue = self.queue();
+        if !after_hole && let Some(why) = &queue.broken {
+            return Err(why.clone());
+        }
         if queue.broken.take().is_some() {
             // What waits was queued behind the hole, too.
             queue.waiting.clear();
@@ -181,7 +185,7 @@ impl Log {
         let catalog = queue.catalog.clone();
         drop(queue);
         self.work.notify_one();
-        catalog
+        Ok(catalog)
     }
 
     /// A snapshot that is behind every hole is durable.
@@ -393,7 +397,8 @@ mod tests {
         // What is not durable is not said to be, now or by the next that is.
         let second = told(&log);
         let origin = Origin { id: 1, shard: 0, shards: 1 };
-        log.switch(Segment::create(&directory, 2, true, origin).unwrap());
+        assert!(log.switch(Segment::create(&directory, 1, false, origin).unwrap(), false).is_err());
+        log.switch(Segment::create(&directory, 2, true, origin).unwrap(), true).unwrap();
         assert!(log.check().is_err());
         let third = told(&log);
         assert!(third.recv_timeout(Duration::from_millis(50)).is_err());
@@ -402,7 +407,7 @@ mod tests {
         for told in [first, second, third, told(&log)] {
             told.recv_timeout(PATIENT).unwrap();
         }
-        log.switch(Segment::create(&directory, 3, false, origin).unwrap());
+        log.switch(Segment::create(&directory, 3, false, origin).unwrap(), false).unwrap();
         told(&log).recv_timeout(PATIENT).unwrap();
         log.close();
         thread.join().unwrap();
