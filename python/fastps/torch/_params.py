@@ -137,11 +137,11 @@ class Filled:
     def show(self) -> None:
         """What the worker has installed are the parameters' values."""
         increment_version(self._params)
-        if self._beside:
-            with torch.no_grad():
-                for entry in self._beside:
-                    entry.param.copy_(torch.from_numpy(entry.array))
+        if not (self._beside or self._on_gpu):
+            return
         with torch.no_grad():
+            for entry in self._beside:
+                entry.param.copy_(torch.from_numpy(entry.array))
             for gpu, entries in self._on_gpu.items():
                 gpu.show(entries)
 
