@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CODECS = ("float32", "bfloat16", "int8", "onebit")
 MISMATCH = 3
-RACE = ("--codec", "float32", "--push-every", "5", "--pull-every", "5", "--seconds", "90")
+RACE = ("--codec", "float32", "--push-every", "5", "--pull-every", "5", "--seconds", "20")
 """How both sides of the race train."""
 
 
