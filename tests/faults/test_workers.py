@@ -167,7 +167,12 @@ def test_nobody_waits_for_a_worker_that_is_gone(
             p.end()
         if isinstance(mode, fastps.Sync):
             versions = ps.versions(["w", "v"])
-            assert ps.pull("w")[0] == ps.pull("v")[0] == versions["w"] - 1 == versions["v"] - 1
+            # Each slice for itself: one server may have given the worker its place again, and the other not
+            # yet. The first waits for it, and what the others pushed there goes with the next version.
+            for name in ("w", "v"):
+                steps = versions[name] - 1
+                assert ps.pull(name)[0] == steps
+                assert steps in (13, 14), steps
         else:
             # Every push that was acknowledged counts, once.
             done = sum(p.steps - 0 for p in {*processes, victim}) - sum(
