@@ -154,7 +154,8 @@ def test_nobody_waits_for_a_worker_that_is_gone(
             for p in processes:
                 p.step()
             until(lambda: all(p.steps == (6 if p is victim else 11) for p in processes))
-            assert victim.told[-1]["error"] in (None, "LeaseError")
+            # Or one server has refused it, and the other makes it wait: its version lacks gradients.
+            assert victim.told[-1]["error"] in (None, "LeaseError", "DeadlineError")
             assert victim.told[-1]["error"] or victim.told[-1]["rejected"] or isinstance(mode, fastps.Bounded)
             until(lambda: ps.stats()["shards"][0]["counters"]["workers"] == 3)
         before = [p.steps for p in processes]
