@@ -123,7 +123,9 @@ MODES = [
 
 #: Not solved: two servers give a worker that wakes up its place again at different times. Until it is in step
 #: with both, the others' versions may wait for it up to their deadline, and say so.
-WAKES_UP = pytest.mark.xfail(reason="a worker that wakes up is not given its places by all servers at once")
+WAKES_UP = pytest.mark.xfail(
+    reason="a worker that wakes up is not given its places by all servers at once", strict=False
+)
 
 
 @pytest.mark.parametrize(
