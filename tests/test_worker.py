@@ -263,6 +263,11 @@ def test_files_of_a_worker_s_state_that_are_damaged(store, rng, tmp_path):
                 refused += 1
             assert flat(worker.state_dict()) == saved  # nothing but what was saved is ever taken
         assert refused >= len(whole) // 97
+        state = worker.state_dict()
+        state["rows"] = {"file": (np.array([2, 9]), np.ones((2, 2), np.float32))}
+        with pytest.raises(fastps.ConfigError, match="out of range"):
+            worker.load_state_dict(state)
+        assert flat(worker.state_dict()) == saved
         with pytest.raises(FileNotFoundError):
             worker.load(tmp_path / "none.npz")
         with pytest.raises(FileNotFoundError):

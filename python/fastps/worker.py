@@ -371,6 +371,8 @@ class Worker:
                     expected=str(self._names),
                     got=str(list(arrays)),
                 )
+        for name, (indices, values) in rows.items():
+            check(name, Sparse(indices, values), self.params[name], True)
         self._turn()
         self._finish()
         self._settle()
