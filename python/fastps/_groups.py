@@ -52,6 +52,11 @@ class Groups:
         for group in groups:
             self._native.join(group, mode._binding(), self._rank, self._name, None)
 
+    def come_back(self) -> None:
+        """Takes the places again, of a worker that was not waited for any more."""
+        if self._bound is not None:
+            self._join(self._bound, self._names)
+
     def wait(self, steps: int) -> None:
         """Says that steps were taken, and waits until the next may be.
 

@@ -257,7 +257,7 @@ class Worker:
             LeaseError: The worker was silent for longer than its lease, so others went on without it; its
                 gradients were dropped. It has its place again, and new values.
             FastpsError: A push or fetch failed. The step itself was taken; what was refused goes with the
-                next push.
+                next push (with `fastps.Sync` it is dropped: the next gradient is of another version).
         """
         _check_rates(lr)
         if self._step_at_once(grads, lr, loss):
@@ -614,9 +614,13 @@ class Worker:
         except _Refused:
             raise
         except BaseException:
-            for name, gradient in left.items():
-                if name not in self._sum.waiting:
-                    self._sum.add(name, gradient, self._installed)
+            if isinstance(self._mode, Sync):  # the next gradient is of another version
+                self._sum.waiting.clear()
+                self._summed = 0
+            else:
+                for name, gradient in left.items():
+                    if name not in self._sum.waiting:
+                        self._sum.add(name, gradient, self._installed)
             raise
         self._summed = 0
 
@@ -673,8 +677,14 @@ class Worker:
         """Waits for the others as the mode says, and fetches what they made together."""
         try:
             self._finish()
-        except PartialPush as error:
-            if error.in_doubt and isinstance(self._mode, Sync):
+        except (LeaseError, PartialPush) as error:
+            if self._is_fenced(error):
+                self._groups.come_back()
+                raise LeaseError(
+                    f"{self._mode}: the worker's lease ran out, and the others went on without it; its "
+                    "gradients were dropped. It has its place again, and new values"
+                ) from error
+            if isinstance(self._mode, Sync) and isinstance(error, PartialPush) and error.in_doubt:
                 raise DeadlineError(
                     f"{self._mode}: the version lacks gradients; {self._groups.workers()}"
                 ) from error
@@ -684,6 +694,14 @@ class Worker:
                 self._groups.wait(1)
         finally:
             self._fetch()
+
+    def _is_fenced(self, error: LeaseError | PartialPush) -> bool:
+        """Whether a server has forgotten this worker. What was on the way to it stays unknown."""
+        if isinstance(error, LeaseError):
+            return True
+        unknown = [doubt for doubt, _ in self._doubts if _is_unknown(doubt)]
+        self._doubts = [kept for kept in self._doubts if kept[0] not in unknown]
+        return bool(unknown) or any(isinstance(why, LeaseError) for _, _, why in error.refused)
 
     def _finish(self) -> None:
         """Waits for the pushes under way."""
@@ -714,9 +732,9 @@ class Worker:
         if isinstance(error, LeaseError):
             self._rejected += 1
             return error
-        # Nothing was changed anywhere. With error feedback the residuals have it again.
-        if self._feedback is None:
-            for name, gradient in gradients.items():
+        # Nothing was changed anywhere.
+        for name, gradient in gradients.items():
+            if self._keeps(gradient):
                 self._sum.take_back(name, gradient)
         return error
 
@@ -750,8 +768,9 @@ class Worker:
         return all(stale) and not late and not error.in_doubt
 
     def _keeps(self, gradient: Gradient) -> bool:
-        """Whether nobody else has what was not applied: the residuals have it otherwise."""
-        return self._feedback is None or isinstance(gradient, Sparse)
+        """Whether what was not applied goes with the next push. With error feedback the residuals have it; in
+        a version each worker has one gradient, computed from the version before."""
+        return not isinstance(self._mode, Sync) and (self._feedback is None or isinstance(gradient, Sparse))
 
     def _settle(self, wait: bool = True) -> None:
         """Finds out what became of what is in doubt; without `wait`, only what can be told at once."""
@@ -778,6 +797,16 @@ class Worker:
                 tensor=unknown.tensor,
                 shard=unknown.shard,
             )
+
+
+def _is_unknown(doubt: InDoubt) -> bool:
+    """Whether nobody can tell any more what became of it."""
+    try:
+        return doubt.result(0.0) == "unknown"
+    except UnknownOutcomeError:
+        return True
+    except FastpsError:
+        return False
 
 
 def _gone(names: Mapping[str, Any], left: dict[str, Any], waiting: Gradients) -> None:

@@ -127,7 +127,7 @@ impl Call {
             }
             if let (Some(residue), Outcome::Failed(error)) =
                 (lock(&self.parts[part].residue).take(), &mut outcome)
-                && error.kind != Kind::StalePush
+                && !matches!(error.kind, Kind::StalePush | Kind::Lease)
             {
                 drop(state);
                 if let Err(worse) = residue.give_back() {

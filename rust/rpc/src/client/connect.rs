@@ -143,6 +143,7 @@ impl Client {
             map_is_stale: AtomicBool::new(false),
             lost: Losses::default(),
             places: Mutex::default(),
+            some_place_is_lost: AtomicBool::new(false),
             doubts: Mutex::default(),
         });
         let link = |met: Met| {

@@ -3,7 +3,7 @@
 use super::control::{call, request};
 use super::link::Link;
 use super::runtime::lock;
-use super::{Client, after};
+use super::{Client, Shared, after};
 use crate::convert::mode_to_wire;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::{Clocks, Joined, Mode, Seat};
@@ -11,6 +11,7 @@ use fastps_core::store::still_behind;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_client::ControlClient;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tonic::transport::Channel;
 
@@ -26,6 +27,8 @@ pub(super) struct Place {
     seat: Seat,
     /// Steps that shard 0 was told of.
     clock: u64,
+    /// A server has forgotten it, so the others go on without this worker until it joins again, everywhere.
+    lost: bool,
 }
 
 impl Place {
@@ -36,6 +39,31 @@ impl Place {
     /// Other shards need to know of what concerns pushes alone.
     fn concerns(&self, link: &Link) -> bool {
         link.shard() == 0 || matches!(self.seat.mode, Mode::Sync(_))
+    }
+}
+
+impl Shared {
+    /// Places among workers that wait for each other end everywhere when one shard has forgotten the client.
+    pub(super) fn lose_places(&self) {
+        let mut places = lock(&self.places);
+        let waits = |mode| matches!(mode, Mode::Sync(_) | Mode::Bounded { .. });
+        places.iter_mut().for_each(|place| place.lost |= waits(place.seat.mode));
+        self.note_lost_places(&places);
+    }
+
+    fn note_lost_places(&self, places: &[Place]) {
+        self.some_place_is_lost.store(places.iter().any(|place| place.lost), Ordering::Release);
+    }
+
+    /// Why a frame is not sent: it is a gradient of a worker whose place is lost.
+    pub(super) fn fences(&self, header: &pb::Header) -> Option<Error> {
+        if !self.some_place_is_lost.load(Ordering::Acquire) || header.kind() != pb::Kind::Gradient {
+            return None;
+        }
+        let lost = lock(&self.places).iter().any(|place| place.lost && place.group == header.group);
+        let why =
+            "the worker's lease ran out, and the others went on without it: it must join its group again";
+        lost.then(|| Error::new(Kind::Lease, why))
     }
 }
 
@@ -54,10 +82,11 @@ async fn ask_for(link: &Link, group: u32, seat: &Seat, deadline: Instant) -> Res
     Ok(Joined { clock, present, workers })
 }
 
-/// Takes the client's places again, where a server may have forgotten them. What it refuses, pushes will find out.
+/// Takes the client's places again, where a server may have forgotten them. What it refuses, pushes will find out. Lost
+/// ones are the worker's to take again, when it goes on: until then nobody shall wait for it.
 pub(super) async fn rejoin(link: &Link) {
-    let places: Vec<_> =
-        lock(&link.shared.places).iter().filter(|place| place.concerns(link)).cloned().collect();
+    let here = |place: &&Place| place.concerns(link) && !place.lost;
+    let places: Vec<_> = lock(&link.shared.places).iter().filter(here).cloned().collect();
     let deadline = after(AGAIN);
     for place in places {
         match ask_for(link, place.group, &place.seat, deadline).await {
@@ -82,29 +111,23 @@ impl Client {
         seat.check()?;
         let deadline = after(timeout);
         let group = self.group(group, deadline)?;
-        let place = Place { group, seat: seat.clone(), clock: 0 };
+        let place = Place { group, seat: seat.clone(), clock: 0, lost: false };
         let links: Vec<_> = self.links.iter().filter(|link| place.concerns(link)).cloned().collect();
-        let seat = seat.clone();
-        let joined = self.block(async move {
-            let mut joined: Option<Joined> = None;
-            for link in &links {
-                match ask_for(link, group, &seat, deadline).await {
-                    Ok(first) => joined = joined.or(Some(first)),
-                    Err(error) => {
-                        // Nobody shall wait for one that is not everywhere.
-                        for link in links.iter().take_while(|other| !Arc::ptr_eq(other, link)) {
-                            give_back(link, group, is_warm(seat.mode), deadline).await;
-                        }
-                        return Err(error);
-                    }
+        let shared = self.shared.clone();
+        self.block(async move {
+            loop {
+                let incarnations = shared.incarnations.load(Ordering::Acquire);
+                let joined = join_all(&links, &place, deadline).await?;
+                let mut places = lock(&shared.places);
+                // A lease that was lost meanwhile has ended a place that was just taken.
+                if shared.incarnations.load(Ordering::Acquire) == incarnations {
+                    places.retain(|known| !known.is(group, is_warm(place.seat.mode)));
+                    places.push(Place { clock: joined.clock, ..place });
+                    shared.note_lost_places(&places);
+                    return Ok(joined);
                 }
             }
-            joined.ok_or_else(|| Error::new(Kind::Internal, "a cluster without shards"))
-        })?;
-        let mut places = lock(&self.shared.places);
-        places.retain(|known| !known.is(group, is_warm(place.seat.mode)));
-        places.push(Place { clock: joined.clock, ..place });
-        Ok(joined)
+        })
     }
 
     pub(super) fn leave_group(&self, group: &str, warm: bool, timeout: Duration) -> Result<()> {
@@ -112,6 +135,7 @@ impl Client {
         let group = self.group(group, deadline)?;
         let mut places = lock(&self.shared.places);
         let left: Vec<_> = places.extract_if(.., |place| place.is(group, warm)).collect();
+        self.shared.note_lost_places(&places);
         drop(places);
         let links = self.links.clone();
         self.block(async move {
@@ -184,6 +208,38 @@ impl Client {
                 format!("no tensor of group {name:?} is registered at {}", self.addresses().join(", "));
             Error::new(Kind::UnknownTensor, message)
         })
+    }
+}
+
+/// Takes a place at all of them, or at none.
+async fn join_all(links: &[Arc<Link>], place: &Place, deadline: Instant) -> Result<Joined> {
+    let mut first = None;
+    for link in links {
+        match join_one(link, place, deadline).await {
+            Ok(joined) => first = first.or(Some(joined)),
+            Err(error) => {
+                // Nobody shall wait for one that is not everywhere.
+                for link in links.iter().take_while(|other| !Arc::ptr_eq(other, link)) {
+                    give_back(link, place.group, is_warm(place.seat.mode), deadline).await;
+                }
+                return Err(error);
+            }
+        }
+    }
+    first.ok_or_else(|| Error::new(Kind::Internal, "a cluster without shards"))
+}
+
+/// The same at one. Where the client's lease is lost, it is renewed first.
+async fn join_one(link: &Link, place: &Place, deadline: Instant) -> Result<Joined> {
+    loop {
+        let client = link.client();
+        match ask_for(link, place.group, &place.seat, deadline).await {
+            Err(error) if error.kind == Kind::Lease && Instant::now() + MARGIN < deadline => {
+                link.lease_is_lost(client);
+                tokio::time::sleep(MARGIN / 4).await;
+            }
+            joined => return joined,
+        }
     }
 }
 

@@ -138,17 +138,27 @@ impl Link {
         let mut queue = lock(&self.queue);
         if queue.closed {
             drop(queue);
-            for part in frames.into_iter().flat_map(|(parts, ..)| parts) {
-                call.deliver(part, Outcome::Failed(call.parts[part].refused(closed())), None);
+            for (parts, ..) in frames {
+                refuse(call, parts, &closed());
             }
             return;
         }
         let base_of = queue.client;
+        let mut fenced = Vec::new();
         for (parts, header, payload) in frames {
+            // Under the lock under which a lease is renewed, so that none slips through to its new incarnation.
+            if let Some(error) = self.shared.fences(&header) {
+                fenced.push((parts, error));
+                continue;
+            }
             let tag = queue.push(header, payload, Waiter::Parts(call.clone(), parts.clone()), base_of);
             call.parts[parts].iter().for_each(|part| part.tag.store(tag, Ordering::Release));
         }
         queue.wake();
+        drop(queue);
+        for (parts, error) in fenced {
+            refuse(call, parts, &error);
+        }
     }
 
     /// The next frame for the stream of this session; `None` ends it.
@@ -262,6 +272,15 @@ impl Link {
         }
     }
 
+    /// The server has said that it does not know this incarnation.
+    pub(super) fn lease_is_lost(&self, client: u64) {
+        let mut queue = lock(&self.queue);
+        if queue.client == client {
+            queue.lease_lost = true;
+            self.check_drained(&queue);
+        }
+    }
+
     /// Whether the present session must end because its lease is lost.
     pub(super) fn is_drained(&self) -> bool {
         lock(&self.queue).is_drained()
@@ -319,7 +338,18 @@ impl Link {
         queue.lease_lost = false;
         queue.slices.values_mut().for_each(Known::renew);
         self.shared.incarnations.fetch_add(1, Ordering::AcqRel);
+        self.shared.lose_places();
+        let fenced: Vec<_> = queue
+            .frames
+            .extract_if(.., |_, p| p.attempts == 0 && self.shared.fences(&p.header).is_some())
+            .map(|(_, pending)| pending)
+            .collect();
         self.forget_sent(queue);
+        for Pending { header, waiter, .. } in fenced {
+            if let (Waiter::Parts(call, parts), Some(error)) = (waiter, self.shared.fences(&header)) {
+                refuse(&call, parts, &error);
+            }
+        }
         Ok(client)
     }
 
@@ -368,13 +398,15 @@ impl Link {
         for waiter in unsent {
             match waiter {
                 Waiter::Doubt(doubt) => doubt.settle(Fate::Unknown),
-                Waiter::Parts(call, indices) => {
-                    for index in indices {
-                        call.deliver(index, Outcome::Failed(call.parts[index].refused(error.clone())), None);
-                    }
-                }
+                Waiter::Parts(call, parts) => refuse(&call, parts, &error),
             }
         }
+    }
+}
+
+fn refuse(call: &Call, parts: Range<usize>, error: &Error) {
+    for part in parts {
+        call.deliver(part, Outcome::Failed(call.parts[part].refused(error.clone())), None);
     }
 }
 

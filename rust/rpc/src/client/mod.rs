@@ -88,6 +88,7 @@ pub(crate) struct Shared {
     lost: Losses,
     /// Its places in groups of workers.
     places: Mutex<Vec<Place>>,
+    some_place_is_lost: AtomicBool,
     /// Doubts whose content may go back to a residual.
     doubts: Mutex<Vec<Arc<Doubt>>>,
 }
