@@ -36,6 +36,7 @@ MUTANTS = {
     "spare_not_filled": "the copy of copy-on-write keeps what was in the spare buffer",
     "torn_lane": "a hogwild store writes each lane in two halves",
     "drop_half": "every second push is acknowledged but not applied",
+    "cut_unseen": "a cut has each slice as it is when it is written",
     "resend_as_new": "a frame is sent again under a new identity",
 }
 

@@ -10,6 +10,7 @@ mod apply;
 pub mod block;
 pub mod codec;
 pub mod correction;
+mod cut;
 pub mod directory;
 pub mod dtype;
 pub mod error;

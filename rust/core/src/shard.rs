@@ -1,5 +1,6 @@
 //! A shard: the slices that one server holds, their memory, and the one way in for pushes.
 
+use crate::cut::Cuts;
 use crate::directory::SharedTensor;
 use crate::error::{Error, Kind, Result};
 use crate::fault::fault;
@@ -48,6 +49,7 @@ pub struct Shard {
     slices: RwLock<HashMap<SliceId, Arc<Slice>, RandomState>>,
     meter: Arc<Meter>,
     counters: Arc<Counters>,
+    cuts: Arc<Cuts>,
 }
 
 impl Shard {
@@ -56,7 +58,8 @@ impl Shard {
         let meter = Meter::new(config.memory_limit);
         let groups = Arc::new(Groups::default());
         let policy = config.policy.clone().unwrap_or_else(|| groups.clone());
-        Self { config, groups, policy, slices: RwLock::default(), meter, counters: Arc::default() }
+        let (slices, counters, cuts) = (RwLock::default(), Arc::default(), Arc::default());
+        Self { config, groups, policy, slices, meter, counters, cuts }
     }
 
     /// Its index in the cluster.
@@ -104,6 +107,7 @@ impl Shard {
                     isa: self.config.isa,
                     sink: self.config.sink.clone(),
                     counters: self.counters.clone(),
+                    cuts: self.cuts.clone(),
                     meter: self.meter.clone(),
                     charge: charge.split(Slice::memory_for(spec, spec.slice_range(*index).len())),
                     shared: shared.cloned(),
@@ -266,6 +270,29 @@ impl Shard {
     fn wait_for_nobody_gone(&self, slices: &[Arc<Slice>]) {
         for slice in slices {
             slice.end_round(self.policy.needed(slice.group()));
+        }
+    }
+
+    /// Begins a cut over a group: this is its moment, and [`Slice::image_in_cut`] tells what each of its slices was then. Until
+    /// [`Shard::end_cut`] pushes take memory for what they overwrite of it, up to one more copy of the optimizer state;
+    /// fails where there is no room for that.
+    pub fn begin_cut(&self, group: &str) -> Result<()> {
+        let own = |slice: &&Arc<Slice>| *slice.spec().group == *group;
+        let needed: u64 = self.all().iter().filter(own).map(|slice| slice.cut_bytes()).sum();
+        let left = self.meter.limit().saturating_sub(self.meter.used());
+        if needed > left {
+            let why = format!("there is no memory for a cut over group {group:?} while pushes go on");
+            let error = Error::new(Kind::Capacity, why).shard(self.index());
+            return Err(error.expected(format!("{needed} bytes"), left));
+        }
+        self.cuts.begin(group).map_err(|error| error.shard(self.index()))
+    }
+
+    /// Ends the cut, and frees what is left of it.
+    pub fn end_cut(&self) {
+        self.cuts.end();
+        for slice in self.all() {
+            slice.leave_cut();
         }
     }
 

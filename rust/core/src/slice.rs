@@ -12,6 +12,7 @@ pub use snapshot::Snapshot;
 
 use crate::apply::Touch;
 use crate::correction::Correction;
+use crate::cut::Cuts;
 use crate::directory::SharedTensor;
 use crate::error::{Error, Kind, Result};
 use crate::failpoint::reach;
@@ -48,6 +49,7 @@ pub struct Slice {
     isa: Isa,
     sink: Option<Arc<dyn Sink>>,
     counters: Arc<Counters>,
+    cuts: Arc<Cuts>,
     meter: Arc<Meter>,
     /// The slice's own memory, as counted.
     _charge: Charge,
@@ -84,6 +86,7 @@ pub(crate) struct Place {
     pub(crate) isa: Isa,
     pub(crate) sink: Option<Arc<dyn Sink>>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) cuts: Arc<Cuts>,
     pub(crate) meter: Arc<Meter>,
     /// For [`Slice::memory_for`] bytes.
     pub(crate) charge: Charge,
@@ -123,7 +126,7 @@ impl Slice {
         place: Place,
         pieces: &mut Pieces,
     ) -> Self {
-        let Place { isa, sink, counters, meter, charge, shared } = place;
+        let Place { isa, sink, counters, cuts, meter, charge, shared } = place;
         let range = spec.slice_range(index);
         let (first, len) = (range.start, range.len());
         let slots = spec.optimizer.slots().len();
@@ -149,6 +152,7 @@ impl Slice {
             isa,
             sink,
             counters,
+            cuts,
             meter,
             _charge: charge,
             memory,

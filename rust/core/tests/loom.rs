@@ -371,6 +371,29 @@ fn a_pull_is_one_whole_version() {
     });
 }
 
+/// One client pushes to two slices, the second on the strength of the first's answer; a cut begins meanwhile, and is
+/// written in the order that shows the most.
+fn push_twice_and_cut() {
+    let shard = shard(Apply::Exact);
+    let second = SliceId(6);
+    shard.create(&Arc::new(spec(Apply::Exact)), 0, &[(second, 0)]).unwrap();
+    let pushing = shard.clone();
+    let pusher = thread::spawn(move || {
+        push(&pushing, SLICE, 1).one().unwrap();
+        push(&pushing, second, 1).one().unwrap();
+    });
+    shard.begin_cut("default").unwrap();
+    let in_cut = |id| shard.slice(id).unwrap().image_in_cut().unwrap().standing.version;
+    let (earlier, later) = (in_cut(SLICE), in_cut(second));
+    pusher.join().unwrap();
+    assert!(later <= earlier, "the cut has a push without one that was answered before it was sent");
+}
+
+#[test]
+fn a_cut_has_whatever_its_pushes_rely_on() {
+    check("a cut", Some(3), &["cut_unseen"], push_twice_and_cut);
+}
+
 #[test]
 fn a_reader_hands_its_buffer_back() {
     check("push and the end of a pull", None, &["spare_not_filled"], || {

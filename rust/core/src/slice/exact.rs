@@ -33,6 +33,10 @@ pub(super) struct ExactMemory {
     pub(super) identities: Identities,
     /// Gradients that wait for others to make a version together.
     pub(super) round: Option<Box<Round>>,
+    /// The last cut that the slice has met.
+    cut: u64,
+    /// What it is in that one, until it is written.
+    in_cut: Option<Box<Result<Image>>>,
 }
 
 impl ExactMemory {
@@ -54,6 +58,8 @@ impl ExactMemory {
             assigns: 0,
             identities: Identities::default(),
             round: None,
+            cut: 0,
+            in_cut: None,
         }
     }
 
@@ -80,6 +86,7 @@ impl ExactMemory {
     /// The same of a push whose record is there already.
     #[inline(always)]
     pub(super) fn repeat(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
+        self.meet_cut(slice);
         let dropped = fault("drop_half") && push.identity.sequence.is_multiple_of(2);
         match push.action {
             Action::Gradient if dropped => {}
@@ -146,6 +153,33 @@ impl ExactMemory {
             clients: self.identities.image(),
         };
         Ok(Image { standing, values: self.pull(slice, 0)?, state: self.pull_state(slice, 0)? })
+    }
+
+    /// Before anything is changed: what the slice is in a cut that has begun since the last change.
+    #[inline(always)]
+    pub(super) fn meet_cut(&mut self, slice: &Slice) {
+        if self.cut != slice.cuts.last() && !fault("cut_unseen") {
+            self.take_part_in_cut(slice);
+        }
+    }
+
+    /// An image that there is no memory for fails the cut, and no push.
+    #[cold]
+    fn take_part_in_cut(&mut self, slice: &Slice) {
+        let (last, covered) = slice.cuts.covers(&slice.spec.group);
+        self.cut = last;
+        self.in_cut = covered.then(|| Box::new(self.image(slice)));
+    }
+
+    /// What the slice is in the cut that is being written.
+    pub(super) fn image_in_cut(&mut self, slice: &Slice) -> Result<Image> {
+        self.meet_cut(slice);
+        self.in_cut.take().map_or_else(|| self.image(slice), |image| *image)
+    }
+
+    /// Nobody will ask for it any more.
+    pub(super) fn leave_cut(&mut self) {
+        self.in_cut = None;
     }
 
     /// Becomes what an image says; `values` and `state` have the right lengths.

@@ -7,6 +7,7 @@ use crate::error::{Error, Kind, Result};
 use crate::frame::{Action, Identity, MAX_STEP, Push};
 use crate::identity::{Outcome, Remembered, Seen};
 use crate::record::{Identities, Record};
+use crate::tensor::Apply;
 
 /// A slice at one version (`hogwild`: perhaps in the middle of pushes).
 #[derive(Clone, Debug)]
@@ -40,6 +41,28 @@ impl Slice {
             Memory::Hogwild(memory) => memory.image(self),
         };
         image.map_err(|error| self.name(error))
+    }
+
+    /// The slice as it was at the moment of the cut that is being written ([`Shard::begin_cut`](crate::shard::Shard::begin_cut)),
+    /// if that is over its group and it is `exact`; else as it is now.
+    pub fn image_in_cut(&self) -> Result<Image> {
+        let image = match &self.memory {
+            Memory::Exact(memory) => memory.lock().image_in_cut(self),
+            Memory::Hogwild(memory) => memory.image(self),
+        };
+        image.map_err(|error| self.name(error))
+    }
+
+    /// Memory that its image in a cut may take, as long as it is not written.
+    pub(crate) fn cut_bytes(&self) -> u64 {
+        if self.spec.apply == Apply::Exact { (self.slots * self.bytes()) as u64 } else { 0 }
+    }
+
+    /// The cut is over.
+    pub(crate) fn leave_cut(&self) {
+        if let Memory::Exact(memory) = &self.memory {
+            memory.lock().leave_cut();
+        }
     }
 
     /// Becomes what an image says. Nobody pushes meanwhile.

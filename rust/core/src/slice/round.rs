@@ -224,6 +224,7 @@ impl ExactMemory {
         push: &Push<'_>,
         shared_by: Identities<'_>,
     ) -> Result<Vec<(Applied, Vec<Completion>)>> {
+        self.meet_cut(slice);
         self.step(slice, push)?;
         self.version += 1;
         let (version, scale) = (self.version, push.scale.unwrap_or(1.0));

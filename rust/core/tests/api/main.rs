@@ -10,6 +10,7 @@
 mod codec;
 mod codec_properties;
 mod correction;
+mod cut;
 mod exchange;
 mod groups;
 mod image;
