@@ -2,7 +2,7 @@
 //! there.
 
 use crate::directory::{DAMAGED, Directory, failed, shard_folder, shards_in};
-use crate::generation::Generation;
+use crate::generation::{Cut, Generation};
 use crate::journal::Settings;
 use crate::recovery;
 use fastps_core::error::{Error, Result};
@@ -46,6 +46,8 @@ pub struct Snapshot {
     pub versions: u64,
     /// The sum of their optimizer steps.
     pub steps: u64,
+    /// What of it is of one moment, over all shards.
+    pub cut: Option<Cut>,
 }
 
 /// What a look at every byte has found.
@@ -90,11 +92,12 @@ fn glance(path: &Path, number: u64) -> Snapshot {
         let (versions, steps) = generation.changes()?;
         let summary = generation.summary();
         let crate::Summary { written, bytes, slices, .. } = summary;
-        Ok(Snapshot { number, problem: None, written, bytes, slices, versions, steps })
+        let cut = generation.manifest.cut.clone();
+        Ok(Snapshot { number, problem: None, written, bytes, slices, versions, steps, cut })
     });
     whole.unwrap_or_else(|unusable| {
         let problem = Some(Error::from(unusable).message.clone());
-        Snapshot { number, problem, written: 0, bytes: 0, slices: 0, versions: 0, steps: 0 }
+        Snapshot { number, problem, written: 0, bytes: 0, slices: 0, versions: 0, steps: 0, cut: None }
     })
 }
 

@@ -4,7 +4,7 @@ use crate::directory::{UNFINISHED, failed, remove, sync_directory};
 use crate::reshape::parent;
 use crate::safetensors::Layout;
 use crate::snapshot::Output;
-use crate::source::{Source, Tensor};
+use crate::source::{Reading, Source, Tensor};
 use fastps_core::error::{Error, Kind, Result};
 use std::path::Path;
 
@@ -21,7 +21,7 @@ pub struct Exported {
 
 /// Writes a safetensors file with each tensor that `source` holds, and with `state` also each slot of its optimizer
 /// (`name.slot`). It has its name when all of it is durable.
-pub fn export(source: &Path, file: &Path, state: bool, accept_loss: bool) -> Result<Exported> {
+pub fn export(source: &Path, file: &Path, state: bool, reading: Reading) -> Result<Exported> {
     let taken = |why: String| Err(Error::new(Kind::Config, why).expected("a new file", file.display()));
     if file.exists() {
         return taken(format!("{} is there already", file.display()));
@@ -32,7 +32,7 @@ pub fn export(source: &Path, file: &Path, state: bool, accept_loss: bool) -> Res
     let mut unfinished = name.to_owned();
     unfinished.push(UNFINISHED);
     let path = file.with_file_name(&unfinished);
-    let source = Source::open(source, accept_loss)?;
+    let source = Source::open(source, reading)?;
     let tensors = source.tensors()?;
     let mut output = Output::create(&path)?;
     let written = write(&tensors, state, &mut output).and_then(|()| {

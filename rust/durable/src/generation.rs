@@ -65,6 +65,9 @@ pub(crate) struct Manifest {
     pub(crate) files: BTreeMap<String, Written>,
     /// Slices that were freed while it was written.
     pub(crate) gone: BTreeSet<u64>,
+    /// What of it is of one moment, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cut: Option<Cut>,
     pub(crate) catalog: Catalog,
 }
 
@@ -73,6 +76,15 @@ pub(crate) struct Manifest {
 pub(crate) struct Written {
     pub(crate) bytes: u64,
     pub(crate) crc32c: u32,
+}
+
+/// A cut over all shards: the tensors of a group at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cut {
+    /// The same in the snapshots of all shards.
+    pub id: u64,
+    /// Whose `exact` tensors are of that moment; others are at versions of their own.
+    pub group: String,
 }
 
 /// One snapshot on disk, whose manifest is whole.

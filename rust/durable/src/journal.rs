@@ -4,7 +4,7 @@
 use crate::catalog::{Catalog, Event};
 use crate::directory::{Directory, remove};
 use crate::frame::{self, Origin};
-use crate::generation::{Generation, Summary};
+use crate::generation::{Cut, Generation, Summary};
 use crate::log::Log;
 use crate::recovery::{self, Kept, Report};
 use crate::segment::Segment;
@@ -173,10 +173,40 @@ impl Journal {
 
     /// Writes a snapshot while pushes go on, and removes what is older than those to be kept.
     pub fn snapshot(&self, shard: &Shard) -> Result<Summary> {
+        self.write(shard, None, &|| Ok(()))
+    }
+
+    /// The same, in which the `exact` tensors of a group are as they were at one moment. `begun` is called right behind that
+    /// moment; where it fails, there is no snapshot.
+    pub fn snapshot_of_cut(
+        &self,
+        shard: &Shard,
+        cut: Cut,
+        begun: &dyn Fn() -> Result<()>,
+    ) -> Result<Summary> {
+        self.write(shard, Some(cut), begun)
+    }
+
+    fn write(&self, shard: &Shard, cut: Option<Cut>, begun: &dyn Fn() -> Result<()>) -> Result<Summary> {
         let mut guard = self.files();
         let Some(files) = guard.as_mut() else {
             return Err(Error::new(Kind::Internal, "the shard was not recovered yet"));
         };
+        let of_cut = cut.is_some();
+        let written = self.write_into(files, shard, cut, begun);
+        if of_cut {
+            shard.end_cut();
+        }
+        written
+    }
+
+    fn write_into(
+        &self,
+        files: &mut Files,
+        shard: &Shard,
+        cut: Option<Cut>,
+        begun: &dyn Fn() -> Result<()>,
+    ) -> Result<Summary> {
         let after_hole = self.log.check().is_err();
         let segment = Segment::create(&self.directory, files.segment, after_hole, files.origin);
         // A number is used once, whatever became of it.
@@ -184,7 +214,12 @@ impl Journal {
         (files.segment, files.generation) = (log + 1, number + 1);
         // If the log breaks just now, the next one is told of it, and says so in its segment.
         let catalog = self.log.switch(segment?, after_hole)?;
-        let subject = Subject { slice: &|id| shard.slice(id).ok(), catalog, origin: files.origin, log };
+        // Behind the switch, so that the log behind the snapshot has all that the cut has not.
+        if let Some(cut) = &cut {
+            shard.begin_cut(&cut.group)?;
+        }
+        begun()?;
+        let subject = Subject { slice: &|id| shard.slice(id).ok(), catalog, origin: files.origin, log, cut };
         let generation = snapshot::write(&self.directory, number, &subject, || {
             // Behind the images, so that the log reaches every version in them. One that is broken cannot.
             let _ = self.log.sync(self.log.position());

@@ -3,7 +3,7 @@
 
 use crate::catalog::{Catalog, Event, Reservation, Stage};
 use crate::frame::{self, Content, Origin, Piece, Place};
-use crate::generation::{Manifest, Written};
+use crate::generation::{Cut, Manifest, Written};
 use crate::safetensors::Layout;
 use crate::segment::{self, End};
 use fastps_core::codec::CodecId;
@@ -161,8 +161,10 @@ fn manifest() -> impl Strategy<Value = Manifest> {
     let catalog = (btree_set(any::<u64>(), 0..5), btree_map(any::<u64>(), reservation(), 0..3))
         .prop_map(|(sessions, reservations)| Catalog { sessions, reservations, ..Catalog::default() });
     let files = btree_map("[a-z.]{1,9}", written, 0..4);
-    (any::<[u64; 4]>(), any::<[u32; 2]>(), files, btree_set(any::<u64>(), 0..4), catalog).prop_map(
-        |([id, generation, log, written], [shard, shards], files, gone, catalog)| Manifest {
+    let cut = proptest::option::of((any::<u64>(), ".{0,9}").prop_map(|(id, group)| Cut { id, group }));
+    let gone = btree_set(any::<u64>(), 0..4);
+    (any::<[u64; 4]>(), any::<[u32; 2]>(), files, gone, cut, catalog).prop_map(
+        |([id, generation, log, written], [shard, shards], files, gone, cut, catalog)| Manifest {
             format: frame::FORMAT,
             id,
             shard,
@@ -172,6 +174,7 @@ fn manifest() -> impl Strategy<Value = Manifest> {
             written,
             files,
             gone,
+            cut,
             catalog,
         },
     )

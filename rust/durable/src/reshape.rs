@@ -6,7 +6,7 @@ use crate::frame::Origin;
 use crate::recovery::random;
 use crate::segment::Segment;
 use crate::snapshot::{self, Subject};
-use crate::source::Source;
+use crate::source::{Reading, Source};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::placement::Load;
 use fastps_core::slice::Slice;
@@ -36,13 +36,13 @@ pub struct Restored {
 }
 
 /// Writes what `source` holds as a new data directory for `shards` shards. It has its name when all of it is durable.
-pub fn restore(source: &Path, target: &Path, shards: u32, accept_loss: bool) -> Result<Restored> {
+pub fn restore(source: &Path, target: &Path, shards: u32, reading: Reading) -> Result<Restored> {
     if shards == 0 || shards > MAX_SHARDS {
         let error = Error::new(Kind::Config, "invalid number of shards");
         return Err(error.expected(format!("1 to {MAX_SHARDS}"), shards));
     }
     let unfinished = begin(target)?;
-    let source = Source::open(source, accept_loss)?;
+    let source = Source::open(source, reading)?;
     let mut builder = DirBuilder::new();
     builder.mode(0o700).create(&unfinished).map_err(|error| failed("make", &unfinished, &error))?;
     let written = write(&source, &unfinished, shards).and_then(|written| {
@@ -110,7 +110,8 @@ fn write(source: &Source, folder: &Path, shards: u32) -> Result<Restored> {
         let directory = Directory::open(&shard_folder(folder, shard))?;
         let origin = Origin { id: random()?, shard, shards };
         Segment::create(&directory, FIRST, false, origin)?;
-        let subject = Subject { slice: &|id| slices.get(&id).cloned(), catalog, origin, log: FIRST };
+        let subject =
+            Subject { slice: &|id| slices.get(&id).cloned(), catalog, origin, log: FIRST, cut: None };
         let summary = snapshot::write(&directory, FIRST, &subject, || {})?.summary();
         restored.slices += summary.slices;
         restored.bytes += summary.bytes;

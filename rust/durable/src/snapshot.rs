@@ -4,7 +4,7 @@ use crate::catalog::{Catalog, Reservation};
 use crate::checksum::{Summed, crc32c};
 use crate::directory::{Directory, failed, remove, sync_directory};
 use crate::frame::{self, FORMAT, Origin, Piece, Place};
-use crate::generation::{Generation, MANIFEST, Manifest, SLICES, STATE, VALUES, Written};
+use crate::generation::{Cut, Generation, MANIFEST, Manifest, SLICES, STATE, VALUES, Written};
 use crate::safetensors::Layout;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::{fail, reach};
@@ -59,6 +59,8 @@ pub(crate) struct Subject<'a> {
     pub(crate) origin: Origin,
     /// The first segment of the log behind it.
     pub(crate) log: u64,
+    /// The cut that the shard has begun.
+    pub(crate) cut: Option<Cut>,
 }
 
 /// The slices in the order in which they are written: tensor by tensor, each in its own order.
@@ -130,7 +132,7 @@ pub(crate) fn write(
 }
 
 fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl FnOnce()) -> Result<()> {
-    let Subject { slice, catalog, origin, log } = subject;
+    let Subject { slice, catalog, origin, log, cut } = subject;
     let slices = in_order(catalog);
     let unwritable = |error: serde_json::Error| Error::new(Kind::Internal, error.to_string());
     let headers = layout(&slices);
@@ -146,7 +148,7 @@ fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl Fn
             fill(*index, reservation, &mut values, &mut state)?;
             continue;
         };
-        let image = slice.image()?;
+        let image = if cut.is_some() { slice.image_in_cut()? } else { slice.image()? };
         let piece = Piece {
             slice: *id,
             values: values.write(image.values.as_ref())?,
@@ -176,6 +178,7 @@ fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl Fn
         written: now.map_or(0, |since| since.as_secs()),
         files: written,
         gone,
+        cut: cut.clone(),
         catalog: catalog.clone(),
     };
     reach("snapshot_manifest");

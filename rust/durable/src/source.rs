@@ -2,13 +2,14 @@
 
 use crate::catalog::{Catalog, Holding, Stage};
 use crate::directory::{Directory, failed, shard_folder, shards_in};
+use crate::generation::Generation;
 use crate::journal::{Progress, Settings};
 use crate::recovery;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::slice::Slice;
-use fastps_core::tensor::SliceId;
+use fastps_core::tensor::{Apply, SliceId};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +21,18 @@ const MEMORY_PER_BYTE: u64 = 128;
 /// Memory of a shard whose files are tiny.
 const LEAST_MEMORY: u64 = 64 << 20;
 
-/// What a data directory holds. Its shards are locked meanwhile.
+/// What of a data directory is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// All that is durable.
+    All,
+    /// What can be read of it, although something that was durable cannot.
+    WhatIsLeft,
+    /// The newest cut that the snapshots of all shards are of, and nothing later. A server may be at work there.
+    Cut,
+}
+
+/// What a data directory holds. Its shards are locked meanwhile, unless a cut is read.
 pub(crate) struct Source {
     shards: Vec<(Shard, Catalog)>,
     /// What was not as it should be, and what was left out.
@@ -38,7 +50,15 @@ pub(crate) struct Tensor<'a> {
 }
 
 impl Source {
-    pub(crate) fn open(data_dir: &Path, accept_loss: bool) -> Result<Self> {
+    pub(crate) fn open(data_dir: &Path, reading: Reading) -> Result<Self> {
+        match reading {
+            Reading::All => Self::of_all(data_dir, false),
+            Reading::WhatIsLeft => Self::of_all(data_dir, true),
+            Reading::Cut => Self::of_cut(data_dir),
+        }
+    }
+
+    fn of_all(data_dir: &Path, accept_loss: bool) -> Result<Self> {
         let folders = shards_in(data_dir)?;
         let (mut locked, mut origins) = (Vec::new(), Vec::new());
         for shard in &folders {
@@ -49,16 +69,11 @@ impl Source {
         let Some(shards) = origins.iter().flatten().map(|origin| origin.shards).max() else {
             return Err(nothing(data_dir));
         };
-        if let Some(missing) = (0..shards).find(|shard| !folders.contains(shard)) {
-            let why =
-                format!("{} is not there: all shards are needed", shard_folder(data_dir, missing).display());
-            return Err(Error::new(Kind::Config, why).expected(format!("{shards} shards"), folders.len()));
-        }
+        check_all_there(data_dir, &folders, shards)?;
         let (mut cores, mut notes) = (Vec::new(), Vec::new());
         for (shard, directory) in folders.into_iter().zip(&locked).take(shards as usize) {
             let path = directory.path().to_owned();
-            let limit = size(&path)?.saturating_mul(MEMORY_PER_BYTE).saturating_add(LEAST_MEMORY);
-            let core = Shard::new(ShardConfig::new(shard, limit, Isa::get()?));
+            let core = empty(shard, &path)?;
             let settings = Settings { path, shard, shards, keep: 1, keep_for: Duration::ZERO, accept_loss };
             let found = recovery::recover(directory, &settings, &core, &Progress::default())
                 .map_err(|error| error.shard(shard))?;
@@ -70,6 +85,50 @@ impl Source {
         let mut source = Self { shards: cores, notes, _locked: locked };
         source.note_what_is_left_out();
         Ok(source)
+    }
+
+    fn of_cut(data_dir: &Path) -> Result<Self> {
+        let folders = shards_in(data_dir)?;
+        let mut generations = Vec::new();
+        for shard in &folders {
+            let listed = Generation::list(&shard_folder(data_dir, *shard))?;
+            generations.push(listed.into_iter().flatten().collect::<Vec<_>>());
+        }
+        let newest = generations.iter().flatten().next();
+        check_all_there(data_dir, &folders, newest.map_or(0, |newest| newest.manifest.shards))?;
+        let id_of = |generation: &Generation| generation.manifest.cut.as_ref().map(|cut| cut.id);
+        let is_everywhere =
+            |id: &u64| generations.iter().all(|shard| shard.iter().any(|one| id_of(one) == Some(*id)));
+        let Some(cut) = generations.first().into_iter().flatten().filter_map(id_of).find(is_everywhere)
+        else {
+            let why = format!("{} has no cut over all shards", data_dir.display());
+            return Err(Error::new(Kind::Config, why)
+                .expected("snapshots by `fastps checkpoint save --cut GROUP`", "others alone"));
+        };
+        let mut source = Self { shards: Vec::new(), notes: Vec::new(), _locked: Vec::new() };
+        for (shard, generations) in folders.into_iter().zip(&generations) {
+            let Some(generation) = generations.iter().find(|one| id_of(one) == Some(cut)) else { continue };
+            let core = empty(shard, &shard_folder(data_dir, shard))?;
+            generation.load(&core, |_, _| ()).map_err(|error| Error::from(error).shard(shard))?;
+            source.shards.push((core, generation.manifest.catalog.clone()));
+            if let (0, Some(cut)) = (shard, &generation.manifest.cut) {
+                source.note_what_is_in_no_cut(&cut.group);
+            }
+        }
+        source.note_what_is_left_out();
+        Ok(source)
+    }
+
+    fn note_what_is_in_no_cut(&mut self, group: &str) {
+        let tensors = self.shards.first().into_iter().flat_map(|(_, catalog)| catalog.map.values());
+        let others =
+            tensors.filter(|Holding { spec, .. }| *spec.group != *group || spec.apply != Apply::Exact);
+        let note = |Holding { spec, .. }: &Holding| {
+            let why = if *spec.group == *group { "is hogwild" } else { "is of another group" };
+            format!("tensor {:?} {why}: it is not of the cut's moment", spec.name)
+        };
+        let notes: Vec<_> = others.map(note).collect();
+        self.notes.extend(notes);
     }
 
     fn note_what_is_left_out(&mut self) {
@@ -119,6 +178,19 @@ impl Source {
         let found = slices.iter().zip(shards).enumerate().map(find).collect::<Result<_>>()?;
         Ok(Tensor { reservation, holding, slices: found })
     }
+}
+
+/// Fails where a shard's folder is missing.
+fn check_all_there(data_dir: &Path, folders: &[u32], shards: u32) -> Result<()> {
+    let Some(missing) = (0..shards).find(|shard| !folders.contains(shard)) else { return Ok(()) };
+    let why = format!("{} is not there: all shards are needed", shard_folder(data_dir, missing).display());
+    Err(Error::new(Kind::Config, why).expected(format!("{shards} shards"), folders.len()))
+}
+
+/// A shard for what lies in a folder.
+fn empty(shard: u32, folder: &Path) -> Result<Shard> {
+    let limit = size(folder)?.saturating_mul(MEMORY_PER_BYTE).saturating_add(LEAST_MEMORY);
+    Ok(Shard::new(ShardConfig::new(shard, limit, Isa::get()?)))
 }
 
 /// Bytes of all files of a shard.

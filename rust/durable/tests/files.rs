@@ -12,8 +12,8 @@ use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::slice::Standing;
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use fastps_durable::{
-    Event, Generation, Holding, Journal, Report, Reservation, Settings, Stage, checkpoint, export, restore,
-    shard_folder,
+    Cut, Event, Generation, Holding, Journal, Reading, Report, Reservation, Settings, Stage, checkpoint,
+    export, restore, shard_folder,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -624,13 +624,13 @@ fn a_directory_is_made_anew_for_any_number_of_shards() {
     let mut end = world.state();
     end.remove(&40);
     let target = parent.0.join("target");
-    let error = restore(&dir.0, &target, 3, false).unwrap_err();
+    let error = restore(&dir.0, &target, 3, Reading::All).unwrap_err();
     assert!(error.message.contains("another server (process"), "{error}");
     drop(world);
     let before = all_files(&dir.0);
     for shards in [1, 2, 3, 9] {
         let target = parent.0.join(shards.to_string());
-        let restored = restore(&dir.0, &target, shards, false).unwrap();
+        let restored = restore(&dir.0, &target, shards, Reading::All).unwrap();
         assert_eq!((restored.tensors, restored.slices), (3, 7));
         assert!(matches!(&restored.notes[..], [note] if note.contains("\"underway\" was being registered")));
         assert_eq!(all_files(&dir.0), before);
@@ -663,22 +663,22 @@ fn a_directory_is_made_anew_for_any_number_of_shards() {
         assert_eq!(state, expected);
         // There and back.
         let back = parent.0.join(format!("{shards}-back"));
-        restore(&target, &back, 1, false).unwrap();
+        restore(&target, &back, 1, Reading::All).unwrap();
         assert_eq!(World::open(&shard_folder(&back, 0)).unwrap().state(), expected);
     }
     for (target, shards) in [(parent.0.join("1"), 2), (parent.0.join("zero"), 0)] {
-        assert_eq!(restore(&dir.0, &target, shards, false).unwrap_err().kind, Kind::Config);
+        assert_eq!(restore(&dir.0, &target, shards, Reading::All).unwrap_err().kind, Kind::Config);
     }
     let two = parent.0.join("2");
     std::fs::remove_dir_all(shard_folder(&two, 1)).unwrap();
-    let error = restore(&two, &parent.0.join("none"), 1, false).unwrap_err();
+    let error = restore(&two, &parent.0.join("none"), 1, Reading::All).unwrap_err();
     assert!(error.message.contains("shard-1 is not there"), "{error}");
     assert!(!parent.0.join("none").exists() && !parent.0.join("none.tmp").exists());
     // Folders that do not belong together.
     let (nine, three) = (parent.0.join("9"), parent.0.join("3"));
     std::fs::remove_dir_all(shard_folder(&nine, 2)).unwrap();
     std::fs::rename(shard_folder(&three, 2), shard_folder(&nine, 2)).unwrap();
-    let error = restore(&nine, &parent.0.join("none"), 1, false).unwrap_err();
+    let error = restore(&nine, &parent.0.join("none"), 1, Reading::All).unwrap_err();
     assert!(
         error.message.contains("another size") && error.message.contains("fastps checkpoint restore"),
         "{error}"
@@ -698,7 +698,7 @@ fn what_is_damaged_is_not_made_anew_unless_it_need_not_be_used() {
         bytes[at] ^= 1;
         std::fs::write(&path, bytes).unwrap();
         let (before, target) = (all_files(&dir.0), parent.0.join(name.replace('/', "-")));
-        let restored = restore(&dir.0, &target, 1, false);
+        let restored = restore(&dir.0, &target, 1, Reading::All);
         assert_eq!(restored.is_err(), refused, "{name}: {restored:?}");
         match restored {
             Ok(restored) => {
@@ -708,9 +708,9 @@ fn what_is_damaged_is_not_made_anew_unless_it_need_not_be_used() {
             Err(error) => {
                 assert!(error.message.contains(name) && error.message.contains("--accept-loss"), "{error}");
                 let file = parent.0.join("file.safetensors");
-                assert_eq!(export(&dir.0, &file, true, false).unwrap_err().message, error.message);
+                assert_eq!(export(&dir.0, &file, true, Reading::All).unwrap_err().message, error.message);
                 assert!(!file.exists());
-                restore(&dir.0, &target, 1, true).unwrap();
+                restore(&dir.0, &target, 1, Reading::WhatIsLeft).unwrap();
                 assert!(!STORY.check(&World::open(&shard_folder(&target, 0)).unwrap()));
             }
         }
@@ -730,10 +730,10 @@ fn an_export_has_each_tensor_as_a_whole() {
     let state = world.state();
     drop(world);
     let four = parent.0.join("four");
-    restore(&dir.0, &four, 4, false).unwrap();
+    restore(&dir.0, &four, 4, Reading::All).unwrap();
     for (source, name) in [(&dir.0, "one.safetensors"), (&four, "four.safetensors")] {
         let file = parent.0.join(name);
-        let exported = export(source, &file, true, false).unwrap();
+        let exported = export(source, &file, true, Reading::All).unwrap();
         let bytes = std::fs::read(&file).unwrap();
         assert_eq!((exported.tensors, exported.bytes), (2, bytes.len() as u64));
         let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -749,10 +749,10 @@ fn an_export_has_each_tensor_as_a_whole() {
         assert!(b.data() == values(&[20], &|whole| whole.1.clone()));
         let second = values(&[10, 11, 12], &|whole| whole.2[whole.2.len() / 2..].to_vec());
         assert!(tensors.tensor("a.exp_avg_sq").unwrap().data() == second);
-        assert_eq!(export(source, &file, false, false).unwrap_err().kind, Kind::Config);
+        assert_eq!(export(source, &file, false, Reading::All).unwrap_err().kind, Kind::Config);
     }
     let file = parent.0.join("parameters.safetensors");
-    export(&four, &file, false, false).unwrap();
+    export(&four, &file, false, Reading::All).unwrap();
     let bytes = std::fs::read(&file).unwrap();
     assert_eq!(safetensors::SafeTensors::deserialize(&bytes).unwrap().names().len(), 2);
 }
@@ -778,4 +778,56 @@ fn snapshots_are_kept_by_number_and_by_age() {
     drop(world);
     let world = World::with(keep(1, Duration::ZERO)).unwrap();
     assert_eq!(numbers(&world), [5]);
+}
+
+#[test]
+fn a_cut_is_of_its_moment_and_the_log_goes_on_behind_it() {
+    let (dir, parent) = (Folder::new(), Folder::new());
+    let path = shard_folder(&dir.0, 0);
+    let world = World::open(&path).unwrap();
+    world.session(1);
+    let n = SLICE + 3;
+    world.register(10, "a", n, Apply::Exact, adam());
+    world.register(20, "b", 9, Apply::Hogwild, sgd());
+    let push_all = |value: f32| [10, 11, 20].map(|slice| world.push(slice, 1, value as u64, value, None));
+    push_all(1.0);
+    let before = world.state();
+    let cut = |id| Cut { id, group: "default".to_owned() };
+    // Pushes behind the moment come before anything is written.
+    let begun = || {
+        push_all(2.0);
+        Ok(())
+    };
+    world.journal.snapshot_of_cut(&world.shard, cut(7), &begun).unwrap();
+    push_all(3.0);
+    let values = |state: &BTreeMap<u64, Whole>| [&state[&10].1[..], &state[&11].1[..]].concat();
+    // While a server is at work there.
+    let file = |name: &str| parent.0.join(name);
+    let exported = export(&dir.0, &file("cut"), false, Reading::Cut).unwrap();
+    assert_eq!(exported.notes, ["tensor \"b\" is hogwild: it is not of the cut's moment"]);
+    let bytes = std::fs::read(file("cut")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert!(tensors.tensor("a").unwrap().data() == values(&before));
+    let listed = checkpoint::list(&dir.0).unwrap();
+    assert_eq!(listed[0].snapshots[0].cut, Some(cut(7)));
+    // One that fails leaves the one before it, and the next one can begin.
+    let failed = world.journal.snapshot_of_cut(&world.shard, cut(8), &|| {
+        push_all(4.0);
+        Err(fastps_core::error::Error::new(Kind::Unavailable, "too late"))
+    });
+    assert_eq!(failed.unwrap_err().kind, Kind::Unavailable);
+    let end = world.state();
+    drop(world);
+    restore(&dir.0, &parent.0.join("two"), 2, Reading::Cut).unwrap();
+    export(&parent.0.join("two"), &file("restored"), false, Reading::All).unwrap();
+    let bytes = std::fs::read(file("restored")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert!(tensors.tensor("a").unwrap().data() == values(&before));
+    let error = export(&parent.0.join("two"), &file("none"), false, Reading::Cut).unwrap_err();
+    assert!(error.message.contains("no cut over all shards"), "{error}");
+    // A start has all that came later.
+    let world = World::open(&path).unwrap();
+    let exact = |state: BTreeMap<u64, Whole>| [state[&10].clone(), state[&11].clone()];
+    assert!(exact(world.state()) == exact(end));
+    world.journal.snapshot_of_cut(&world.shard, cut(9), &|| Ok(())).unwrap();
 }

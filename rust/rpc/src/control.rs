@@ -1,6 +1,7 @@
 //! The control service: sessions, the map, and the steps of a registration.
 
 use crate::convert;
+use crate::durable::Begun;
 use crate::incoming::Peer;
 use crate::map::Registered;
 use crate::node::{EPOCH, Node};
@@ -9,7 +10,7 @@ use crate::reservation::Reserve;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::{Clocks, Joined};
 use fastps_core::tensor::SliceId;
-use fastps_durable::Event;
+use fastps_durable::{Cut, Event};
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_server::Control;
 use fastps_proto::{MAX_MESSAGE_BYTES, PROTOCOL_MINOR};
@@ -77,6 +78,7 @@ impl SpeaksFor for pb::UnregisterRequest {}
 impl SpeaksFor for pb::DropRequest {}
 impl SpeaksFor for pb::StatsRequest {}
 impl SpeaksFor for pb::CheckpointRequest {}
+impl SpeaksFor for pb::HoldRequest {}
 
 impl ControlService {
     /// Checks the principal, makes the call, and names the shard in what went wrong.
@@ -326,12 +328,15 @@ impl Control for ControlService {
         &self,
         request: Request<pb::CheckpointRequest>,
     ) -> Result<Response<pb::CheckpointResponse>, Status> {
-        self.call(request, pb::Role::Admin, Access::Change, |_, _, _| Ok(())).await?;
+        let asked = self.call(request, pb::Role::Admin, Access::Change, |_, _, asked| Ok(asked)).await?;
+        let pb::CheckpointRequest { group, cut: id } = asked.into_inner();
         // It takes as long as the disk does, on a thread of its own: one at a time, whoever asks.
         let (node, turn) = (self.node.clone(), self.node.checkpoint.clone().lock_owned().await);
         let taken = tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            node.files.snapshot(&node.shard)
+            let begun = || if node.gate.open(id) { Ok(()) } else { Err(held_too_long()) };
+            let cut = (!group.is_empty()).then_some((Cut { id, group }, &begun as &Begun<'_>));
+            node.files.snapshot(&node.shard, cut)
         });
         let taken = taken.await;
         let taken = taken.unwrap_or_else(|error| Err(Error::new(Kind::Internal, error.to_string())));
@@ -343,4 +348,21 @@ impl Control for ControlService {
         });
         answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }
+
+    async fn hold(&self, request: Request<pb::HoldRequest>) -> Result<Response<pb::HoldResponse>, Status> {
+        self.call(request, pb::Role::Admin, Access::Change, |node, _, pb::HoldRequest { cut, hold_ms }| {
+            if hold_ms == 0 {
+                node.gate.open(cut);
+            } else {
+                node.gate.close(cut, Duration::from_millis(u64::from(hold_ms)))?;
+            }
+            Ok(pb::HoldResponse {})
+        })
+        .await
+    }
+}
+
+fn held_too_long() -> Error {
+    let why = "the cut is void: its writes were held for as long as they may be before the snapshot began";
+    Error::new(Kind::Unavailable, why)
 }

@@ -146,6 +146,7 @@ impl Exchange {
                     Verb::Pull | Verb::PullParts(_) | Verb::PullState | Verb::PullVersion
                 );
                 if !reads {
+                    self.node.gate.pass().await;
                     self.node.files.room().await;
                 }
                 let journal = self.node.files.journal().filter(|_| logged && !reads);

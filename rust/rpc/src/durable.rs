@@ -5,7 +5,7 @@ use crate::config::ServerConfig;
 use crate::node::Node;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
-use fastps_durable::{Catalog, Event, Journal, Settings, Summary, shard_folder};
+use fastps_durable::{Catalog, Cut, Event, Journal, Settings, Summary, shard_folder};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -16,6 +16,9 @@ use tokio::sync::oneshot;
 const SOONEST: Duration = Duration::from_millis(100);
 /// How soon a snapshot is tried again after it failed, or to close a hole in the log.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// Called right behind the moment of a cut.
+pub(crate) type Begun<'a> = dyn Fn() -> Result<()> + 'a;
 
 /// A shard's files, if it has any.
 #[derive(Clone, Debug, Default)]
@@ -71,14 +74,18 @@ impl Files {
         Ok(journal.catalog())
     }
 
-    /// Writes a snapshot now.
-    pub(crate) fn snapshot(&self, shard: &Shard) -> Result<Summary> {
+    /// Writes a snapshot now: of a cut, if one is given, with what is to be called when it has begun.
+    pub(crate) fn snapshot(&self, shard: &Shard, cut: Option<(Cut, &Begun<'_>)>) -> Result<Summary> {
         let Some(journal) = &self.0 else {
             return Err(Error::new(Kind::Config, "this server keeps no snapshots")
                 .expected("a server with --data-dir", "one without"));
         };
         let begin = Instant::now();
-        let (summary, shard) = (journal.snapshot(shard)?, shard.index());
+        let summary = match cut {
+            None => journal.snapshot(shard)?,
+            Some((cut, begun)) => journal.snapshot_of_cut(shard, cut, begun)?,
+        };
+        let shard = shard.index();
         let ms = begin.elapsed().as_millis() as u64;
         tracing::info!(shard, ms, bytes = summary.bytes, "snapshot {}", summary.generation);
         Ok(summary)
@@ -188,7 +195,7 @@ fn run(nodes: &[Arc<Node>], every: Duration, stopped: &Receiver<()>) {
 
 /// Takes a snapshot; tells whether there is one.
 pub(crate) fn take(node: &Node) -> bool {
-    let taken = node.files.snapshot(&node.shard);
+    let taken = node.files.snapshot(&node.shard, None);
     if let Err(error) = &taken {
         tracing::error!(shard = node.index(), %error, "no snapshot");
     }

@@ -14,6 +14,7 @@ mod control;
 pub mod convert;
 mod data;
 mod durable;
+mod gate;
 mod incoming;
 mod local;
 mod map;

@@ -2,6 +2,7 @@
 
 use crate::answers::Pins;
 use crate::durable::Files;
+use crate::gate::Gate;
 use crate::map::Map;
 use crate::reservation::Reservations;
 use crate::session::Sessions;
@@ -43,6 +44,8 @@ pub(crate) struct Node {
     pub(crate) reservations: Reservations,
     /// What outlives the process.
     pub(crate) files: Files,
+    /// Where writes wait for the beginning of a cut.
+    pub(crate) gate: Arc<Gate>,
     /// Whose turn it is to have a snapshot written.
     pub(crate) checkpoint: Arc<tokio::sync::Mutex<()>>,
     /// Shard 0 only.

@@ -103,6 +103,7 @@ impl Server {
                 spin: config.spin,
                 reservations,
                 files,
+                gate: Arc::default(),
                 checkpoint: Arc::default(),
                 map,
                 portions,

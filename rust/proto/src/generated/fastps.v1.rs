@@ -643,8 +643,28 @@ pub struct PortionResponse {
     pub over: bool,
 }
 /// Asks for a snapshot.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CheckpointRequest {
+    /// Its `exact` tensors of this group are as they are at one moment; empty: each slice is at a version of its own.
+    #[prost(string, tag = "1")]
+    pub group: ::prost::alloc::string::String,
+    /// The cut that Hold was told of. Refused as unavailable if its time is over.
+    #[prost(fixed64, tag = "2")]
+    pub cut: u64,
+}
+/// Holds writes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct CheckpointRequest {}
+pub struct HoldRequest {
+    /// Random, not 0; the same at all shards.
+    #[prost(fixed64, tag = "1")]
+    pub cut: u64,
+    /// How long at most, in milliseconds; the server holds them for at most 10,000. 0: they go on, there will be no such cut.
+    #[prost(uint32, tag = "2")]
+    pub hold_ms: u32,
+}
+/// They are held.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HoldResponse {}
 /// A snapshot that is durable.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CheckpointResponse {
@@ -1423,6 +1443,26 @@ pub mod control_client {
                 .insert(GrpcMethod::new("fastps.v1.Control", "Checkpoint"));
             self.inner.unary(req, path, codec).await
         }
+        /// Holds the writes that come to this shard until its snapshot of a cut begins: first at all shards, then Checkpoint at all, and
+        /// their snapshots are of one moment. Role: admin.
+        pub async fn hold(
+            &mut self,
+            request: impl tonic::IntoRequest<super::HoldRequest>,
+        ) -> std::result::Result<tonic::Response<super::HoldResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/fastps.v1.Control/Hold");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Hold"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1525,6 +1565,12 @@ pub mod control_server {
             tonic::Response<super::CheckpointResponse>,
             tonic::Status,
         >;
+        /// Holds the writes that come to this shard until its snapshot of a cut begins: first at all shards, then Checkpoint at all, and
+        /// their snapshots are of one moment. Role: admin.
+        async fn hold(
+            &self,
+            request: tonic::Request<super::HoldRequest>,
+        ) -> std::result::Result<tonic::Response<super::HoldResponse>, tonic::Status>;
     }
     /// Control calls: small, rare, unary. Every call needs a deadline.
     ///
@@ -2240,6 +2286,49 @@ pub mod control_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CheckpointSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fastps.v1.Control/Hold" => {
+                    #[allow(non_camel_case_types)]
+                    struct HoldSvc<T: Control>(pub Arc<T>);
+                    impl<T: Control> tonic::server::UnaryService<super::HoldRequest>
+                    for HoldSvc<T> {
+                        type Response = super::HoldResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::HoldRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::hold(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = HoldSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -5,6 +5,7 @@ use crate::durable::size;
 use crate::tls::TlsFiles;
 use clap::{Parser, Subcommand};
 use fastps_core::error::{Error, Kind, Result};
+use fastps_durable::Reading;
 use fastps_durable::checkpoint::{self, Listed, Snapshot, Verified};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -28,6 +29,10 @@ enum Command {
         /// Addresses of some or all shards: host:port, or unix:// and a path.
         #[arg(required = true, value_delimiter = ',')]
         addresses: Vec<String>,
+        /// One cut over all shards: the tensors of this group are as they are at one moment. Pushes wait for some milliseconds
+        /// when it begins, and take up to one more copy of the group's optimizer state until it is written.
+        #[arg(long, value_name = "GROUP", num_args = 0..=1, default_missing_value = "default")]
+        cut: Option<String>,
         /// How long to wait.
         #[arg(long, default_value = "600", value_name = "SECONDS", value_parser = super::seconds)]
         timeout: Duration,
@@ -73,6 +78,9 @@ enum Command {
         /// Use what can be read, although something that was durable cannot.
         #[arg(long)]
         accept_loss: bool,
+        /// The newest cut over all shards, without what came later; a server may be using the directory.
+        #[arg(long, conflicts_with = "accept_loss")]
+        cut: bool,
     },
     /// Writes one safetensors file with every tensor under its name. No server may use the directory. Takes as much memory as
     /// all tensors and their optimizer state.
@@ -87,7 +95,18 @@ enum Command {
         /// Use what can be read, although something that was durable cannot.
         #[arg(long)]
         accept_loss: bool,
+        /// The newest cut over all shards, without what came later; a server may be using the directory.
+        #[arg(long, conflicts_with = "accept_loss")]
+        cut: bool,
     },
+}
+
+fn reading(accept_loss: bool, cut: bool) -> Reading {
+    match (accept_loss, cut) {
+        (_, true) => Reading::Cut,
+        (true, _) => Reading::WhatIsLeft,
+        _ => Reading::All,
+    }
 }
 
 /// Runs one of them; the exit status.
@@ -112,11 +131,14 @@ pub(super) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
 /// False: something is damaged.
 fn execute(command: Command) -> Result<bool> {
     match command {
-        Command::Save { addresses, timeout, json, tls_ca, tls_cert, tls_key } => {
+        Command::Save { addresses, cut, timeout, json, tls_ca, tls_cert, tls_key } => {
             let tls = TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca };
             let client =
                 Client::connect(&addresses, ConnectOptions { timeout, tls, ..ConnectOptions::default() })?;
-            let snapshots = client.checkpoint(timeout)?;
+            let snapshots = match cut {
+                None => client.checkpoint(timeout)?,
+                Some(group) => client.checkpoint_of_cut(&group, timeout)?,
+            };
             if json {
                 let shards: Vec<_> = snapshots.iter().enumerate().map(saved_in_json).collect();
                 say(&[in_json(&serde_json::json!({ "shards": shards }))?])?;
@@ -144,16 +166,16 @@ fn execute(command: Command) -> Result<bool> {
             }
             Ok(ok)
         }
-        Command::Restore { source, target, shards, accept_loss } => {
-            let done = fastps_durable::restore(&source, &target, shards, accept_loss)?;
+        Command::Restore { source, target, shards, accept_loss, cut } => {
+            let done = fastps_durable::restore(&source, &target, shards, reading(accept_loss, cut))?;
             note(&done.notes);
             let (tensors, slices, bytes) = (done.tensors, done.slices, size(done.bytes));
             let target = target.display();
             say(&[format!("{target}: {tensors} tensors, {slices} slices, {bytes}, for {shards} shards")])?;
             Ok(true)
         }
-        Command::Export { dir, file, state, accept_loss } => {
-            let done = fastps_durable::export(&dir, &file, state, accept_loss)?;
+        Command::Export { dir, file, state, accept_loss, cut } => {
+            let done = fastps_durable::export(&dir, &file, state, reading(accept_loss, cut))?;
             note(&done.notes);
             say(&[format!("{}: {} tensors, {}", file.display(), done.tensors, size(done.bytes))])?;
             Ok(true)
@@ -209,13 +231,16 @@ fn listed(shard: &Listed) -> Vec<String> {
 }
 
 fn snapshot(snapshot: &Snapshot) -> String {
-    let Snapshot { number, problem, written, bytes, slices, versions, steps } = snapshot;
+    let Snapshot { number, problem, written, bytes, slices, versions, steps, cut } = snapshot;
     if let Some(problem) = problem {
         return format!("  snapshot {number}: {problem}");
     }
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (age, bytes) = (age(now.saturating_sub(*written)), size(*bytes));
-    format!("  snapshot {number}: {age} ago, {slices} slices, {versions} versions, {steps} steps, {bytes}")
+    let cut = cut.as_ref().map_or(String::new(), |cut| format!(", a cut over group {:?}", cut.group));
+    format!(
+        "  snapshot {number}: {age} ago, {slices} slices, {versions} versions, {steps} steps, {bytes}{cut}"
+    )
 }
 
 fn verified(shard: &Verified) -> Vec<String> {

@@ -197,7 +197,7 @@ impl Client {
     }
 
     /// The number of a group, which the map tells.
-    fn group(&self, name: &str, deadline: Instant) -> Result<u32> {
+    pub(super) fn group(&self, name: &str, deadline: Instant) -> Result<u32> {
         self.alive()?;
         if let Some(group) = self.map.group(name) {
             return Ok(group);

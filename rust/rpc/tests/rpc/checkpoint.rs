@@ -1,7 +1,7 @@
 //! `checkpoint restore` between real servers: with fewer or more shards everything is as it was, and goes on exactly.
 
 use crate::durable::{Served, options, pull, register, sgd};
-use crate::ledger::{PATIENT, SLICE, gradient};
+use crate::ledger::{AtTheEnd, PATIENT, SLICE, gradient, until};
 use crate::stubs::{CLIENT, Shard, push, spec};
 use fastps_core::optim::{Adam, Optimizer};
 use fastps_core::tensor::Apply;
@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const BIG: usize = 3 * SLICE + 5;
@@ -163,4 +164,69 @@ fn one_shard_goes_on_where_more_ended() {
 #[test]
 fn two_shards_become_five() {
     reshape(2, 5);
+}
+
+/// A tensor of the cut as `checkpoint export --cut` writes it: the smallest and the largest value.
+fn exported(served: &Served, file: &Path, name: &str) -> (f32, f32) {
+    let bytes = std::fs::read(file).unwrap();
+    assert!(served.child.is_some(), "a server is at work there");
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = tensors.tensor(name).unwrap();
+    let values = tensor.data().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x));
+    values.fold((f32::MAX, f32::MIN), |(low, high), x| (low.min(x), high.max(x)))
+}
+
+#[test]
+fn a_cut_has_whatever_its_pushes_rely_on_over_all_shards() {
+    const CLIENTS: usize = 3;
+    let mut served = Served::new(2);
+    served.start();
+    let client = served.connect(Ack::Applied);
+    for name in ["a", "b"] {
+        register(&client, name, 3 * SLICE, Apply::Exact, sgd(), 0.0);
+    }
+    let unknown = client.checkpoint_of_cut("nobody", PATIENT).unwrap_err();
+    assert!(unknown.message.contains("group \"nobody\""), "{unknown}");
+    let none = |cut: &[&str]| run(&["checkpoint", "export"], &[&served.folder.0, Path::new("/no/file")], cut);
+    assert!(said(&none(&["--cut"])).contains("no cut over all shards"), "{}", said(&none(&["--cut"])));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let end = AtTheEnd(&stop);
+        for _ in 0..CLIENTS {
+            let (client, stop) = (served.connect(Ack::Applied), &stop);
+            scope.spawn(move || {
+                // Each push is sent on the strength of the answer to the one before it.
+                while !stop.load(Ordering::Relaxed) {
+                    for name in ["a", "b"] {
+                        client.push(&[gradient(name, vec![-1.0; 3 * SLICE])], &options(PATIENT)).unwrap();
+                    }
+                }
+            });
+        }
+        until("they push", || pull(&client, "b")[0] > 0.0);
+        for round in 0..5 {
+            let file = served.folder.0.join(format!("cut-{round}"));
+            if round == 4 {
+                let args = ["checkpoint", "save", &served.address(), "--cut"];
+                let saved = run(&args, &[], &[]);
+                assert!(saved.status.success(), "{}", said(&saved));
+            } else {
+                client.checkpoint_of_cut("default", PATIENT).unwrap();
+            }
+            let written = run(&["checkpoint", "export"], &[&served.folder.0, &file], &["--cut"]);
+            assert!(written.status.success(), "{}", said(&written));
+            let (a, b) = (exported(&served, &file, "a"), exported(&served, &file, "b"));
+            // Whole pushes of each client, but for its last one, which was not answered yet.
+            assert!(b.1 <= a.0 && a.1 - b.0 <= CLIENTS as f32, "{a:?} {b:?}");
+            assert!(b.0 > 0.0, "nothing was pushed");
+        }
+        drop(end);
+    });
+    let listed = run(&["checkpoint", "list"], &[&served.folder.0], &[]);
+    assert!(said(&listed).contains("a cut over group \"default\""), "{}", said(&listed));
+    let (before, values) = (pull(&client, "a"), pull(&client, "b"));
+    served.terminate();
+    served.start();
+    let client = served.connect(Ack::Applied);
+    assert!(pull(&client, "a") == before && pull(&client, "b") == values);
 }

@@ -130,4 +130,5 @@ forward! {
     leave(LeaveRequest) -> LeaveResponse;
     advance(AdvanceRequest) -> AdvanceResponse;
     checkpoint(CheckpointRequest) -> CheckpointResponse;
+    hold(HoldRequest) -> HoldResponse;
 }
