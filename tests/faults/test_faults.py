@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -24,56 +21,10 @@ import pytest
 import fastps
 from faults.ledger import CODECS, SLICE, TENSORS, Author, Ledger, whole
 from faults.proxy import Proxy
+from faults.shards import PATIENT, Shards, free_ports
 from soak import transports
 
-PATIENT = 60.0
 LARGE = 2 * SLICE + 5
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
-class Shards:
-    """Shard servers as processes of their own, so that they can be stopped and killed."""
-
-    def __init__(self, count: int) -> None:
-        self.addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
-        self.processes = [self.start(k) for k in range(count)]
-
-    def start(self, k: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "fastps", "serve", "--listen", self.addresses[k]]
-        command += ["--cluster", ",".join(self.addresses)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], PATIENT)
-        assert ready, "the server says nothing"
-        assert "listening" in process.stdout.readline()
-        return process
-
-    def restart(self, k: int) -> None:
-        self.end(self.processes[k])
-        self.processes[k] = self.start(k)
-
-    @staticmethod
-    def end(process: subprocess.Popen[str]) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGCONT)
-            process.kill()
-        process.wait(PATIENT)
-        assert process.stdout is not None
-        process.stdout.close()
-
-    def signal(self, k: int, number: signal.Signals) -> None:
-        os.kill(self.processes[k].pid, number)
-
-    def close(self) -> None:
-        for process in self.processes:
-            self.end(process)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 import fastps
+from faults.shards import Shards
 
 LATE = 60.0
 LEASE = 1.0
@@ -172,6 +174,45 @@ def test_nobody_waits_for_a_worker_that_is_gone(
                 # Every push that was acknowledged counts, once.
                 everyone = {id(p): p for p in (*processes, victim)}.values()
                 assert ps.pull(name)[0] == sum(p.told[-1]["acknowledged"][name] for p in everyone)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_group_goes_on_when_its_servers_are_started_anew_and_a_worker_is_not(
+    mode: fastps.Sync | fastps.Bounded, tmp_path: Path
+) -> None:
+    servers = Shards(2, "--lease-ms", str(int(LEASE * 1000)), data=tmp_path / "data")
+    address = ",".join(servers.addresses)
+    processes: list[Process] = []
+    try:
+        with fastps.connect(address, timeout=30.0) as ps:
+            for name, size in (("w", 8), ("v", 3)):
+                ps.register(name, np.zeros(size, np.float32), optimizer=fastps.SGD(lr=1.0))
+        processes += [Process(address, mode, rank) for rank in range(3)]
+        until(lambda: all(p.is_ready() for p in processes))
+        for p in processes:
+            for _ in range(5):
+                p.step()
+        until(lambda: all(p.steps == 5 for p in processes))
+        time.sleep(1.5)  # the log is written once a second where nobody waits for it
+        victim, *others = processes
+        victim.kill()
+        for k in range(2):
+            servers.restart(k)
+        # The servers know who was there; they wait for one lease, and go on.
+        for p in others:
+            for _ in range(5):
+                p.step()
+            p.no_more()
+        for p in others:
+            p.end()
+        assert [told["error"] for p in others for told in p.told[1:]] == [None] * 20
+        with fastps.connect(address, timeout=30.0) as ps:
+            each = 10 if isinstance(mode, fastps.Sync) else 25
+            assert ps.pull("w")[0] == ps.pull("v")[0] == each
+    finally:
+        for p in processes:
+            p.kill()
+        servers.close()
 
 
 def test_a_slow_worker_delays_nobody_with_a_backup() -> None:

@@ -213,6 +213,18 @@ impl Groups {
         Ok(joined)
     }
 
+    /// Whether as many workers as a version needs have been there, so that whoever goes is not waited for.
+    pub fn is_complete(&self, group: u32) -> bool {
+        lock(&self.tables).get(&(group, Room::Main)).is_some_and(|table| table.complete)
+    }
+
+    /// Says so of a group that is taken on from a former server.
+    pub fn note_complete(&self, group: u32) {
+        if let Some(table) = lock(&self.tables).get_mut(&(group, Room::Main)) {
+            table.complete = true;
+        }
+    }
+
     /// Says that a worker has taken so many steps; `done` is told when it may take the next.
     pub fn advance(&self, group: u32, client: u64, warm: bool, clock: u64, done: Advanced) {
         let told = {

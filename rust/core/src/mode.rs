@@ -2,6 +2,7 @@
 //! of.
 
 use crate::error::{Error, Kind, Result};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Most workers that one version can be made of.
@@ -10,7 +11,7 @@ const MOST_WORKERS: u32 = 1 << 16;
 const LONGEST_NAME: usize = 128;
 
 /// What binds the workers of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
     /// Nothing: each push is applied when it arrives.
     Free,
@@ -29,7 +30,7 @@ pub enum Mode {
 }
 
 /// Of how many gradients a version is made, and how.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quorum {
     /// Gradients of one version.
     pub workers: u32,
@@ -89,7 +90,7 @@ impl fmt::Display for Mode {
 }
 
 /// A worker that asks for its place in a group.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seat {
     /// What it expects to be bound by.
     pub mode: Mode,

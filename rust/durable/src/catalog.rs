@@ -1,6 +1,7 @@
 //! What a shard is beside its slices: its sessions, which slices it holds and why, and on shard 0 the map. An [`Event`]
 //! changes it; the log keeps the events, a snapshot the catalog.
 
+use fastps_core::mode::{Mode, Seat};
 use fastps_core::tensor::TensorSpec;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +26,34 @@ pub enum Event {
     Entered(u64, Holding),
     /// Shard 0: it does not, any more.
     Removed(Arc<str>),
+    /// A worker took a place in a group; whether as many as its mode needs have been there by now.
+    Joined(Member, bool),
+    /// It gave its place back, or that in the group's warm start.
+    Left {
+        /// The worker.
+        client: u64,
+        /// The group.
+        group: u32,
+        /// The one in the warm start.
+        warm: bool,
+    },
+}
+
+/// A worker with a place in a group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Member {
+    /// The worker.
+    pub client: u64,
+    /// Its group as frames carry it.
+    pub group: u32,
+    /// Its place.
+    pub seat: Seat,
+}
+
+impl Member {
+    fn is_warm(&self) -> bool {
+        matches!(self.seat.mode, Mode::WarmStart { .. })
+    }
 }
 
 /// Slices of one tensor that the shard holds.
@@ -73,6 +102,12 @@ pub struct Catalog {
     pub reservations: BTreeMap<u64, Reservation>,
     /// Shard 0: tensors by reservation.
     pub map: BTreeMap<u64, Holding>,
+    /// Workers with places in groups.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<Member>,
+    /// Groups in which as many as needed have been there: whoever is gone is not waited for.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub complete: BTreeSet<u32>,
 }
 
 impl Catalog {
@@ -80,7 +115,10 @@ impl Catalog {
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::SessionBegan(client) => drop(self.sessions.insert(*client)),
-            Event::SessionEnded(client) => drop(self.sessions.remove(client)),
+            Event::SessionEnded(client) => {
+                self.sessions.remove(client);
+                self.leave(|member| member.client == *client);
+            }
             Event::Reserved(id, reservation) => {
                 self.reservations.entry(*id).or_insert_with(|| reservation.clone());
             }
@@ -97,7 +135,28 @@ impl Catalog {
                 self.map.entry(*id).or_insert_with(|| holding.clone());
             }
             Event::Removed(name) => self.map.retain(|_, holding| holding.spec.name != *name),
+            Event::Joined(Member { client, group, seat }, complete) => {
+                let member = Member { client: *client, group: *group, seat: seat.clone() };
+                let key = (*client, *group, member.is_warm());
+                match self.members.iter_mut().find(|m| (m.client, m.group, m.is_warm()) == key) {
+                    Some(present) => *present = member,
+                    None => self.members.push(member),
+                }
+                if *complete {
+                    self.complete.insert(*group);
+                }
+            }
+            Event::Left { client, group, warm } => {
+                self.leave(|m| (m.client, m.group, m.is_warm()) == (*client, *group, *warm));
+            }
         }
+    }
+
+    fn leave(&mut self, gone: impl Fn(&Member) -> bool) {
+        self.members.retain(|member| !gone(member));
+        let members = &self.members;
+        self.complete
+            .retain(|group| members.iter().any(|member| member.group == *group && !member.is_warm()));
     }
 
     fn reach(&mut self, id: u64, stage: Stage) {

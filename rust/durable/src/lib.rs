@@ -28,7 +28,7 @@ mod segment;
 mod snapshot;
 mod source;
 
-pub use catalog::{Catalog, Event, Holding, Reservation, Stage};
+pub use catalog::{Catalog, Event, Holding, Member, Reservation, Stage};
 pub use directory::shard_folder;
 pub use export::{Exported, export};
 pub use generation::{Cut, Generation, Summary};

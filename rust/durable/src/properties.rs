@@ -1,7 +1,7 @@
 //! For any content: what is written is read again as it was, and bytes that are not as they were written are found, or
 //! change nothing.
 
-use crate::catalog::{Catalog, Event, Reservation, Stage};
+use crate::catalog::{Catalog, Event, Member, Reservation, Stage};
 use crate::frame::{self, Content, Origin, Piece, Place};
 use crate::generation::{Cut, Manifest, Written};
 use crate::safetensors::Layout;
@@ -10,6 +10,7 @@ use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::frame::{Action, Applied, Base, Identity};
 use fastps_core::identity::Remembered;
+use fastps_core::mode::{Mode, Quorum, Seat};
 use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::record::{Identities, Record};
 use fastps_core::rows::Indices;
@@ -146,8 +147,30 @@ fn reservation() -> impl Strategy<Value = Reservation> {
         .prop_map(|(spec, group, slices, stage)| Reservation { spec, group, slices, stage })
 }
 
+fn member() -> impl Strategy<Value = Member> {
+    let quorum =
+        (any::<[u32; 2]>(), any::<[bool; 2]>()).prop_map(|([workers, backup], [deterministic, sum])| {
+            Mode::Sync(Quorum { workers, backup, deterministic, sum })
+        });
+    let bounded = any::<u64>().prop_map(|staleness| Mode::Bounded { staleness });
+    let warm = any::<u64>().prop_map(|steps| Mode::WarmStart { steps });
+    let mode = prop_oneof![Just(Mode::Free), quorum, bounded, warm];
+    let seat = (mode, proptest::option::of(any::<u32>()), ".{0,9}").prop_map(|(mode, rank, name)| Seat {
+        mode,
+        rank,
+        name,
+    });
+    (any::<u64>(), any::<u32>(), seat).prop_map(|(client, group, seat)| Member { client, group, seat })
+}
+
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
+        (member(), any::<bool>()).prop_map(|(member, complete)| Event::Joined(member, complete)),
+        (any::<u64>(), any::<u32>(), any::<bool>()).prop_map(|(client, group, warm)| Event::Left {
+            client,
+            group,
+            warm
+        }),
         any::<u64>().prop_map(Event::SessionBegan),
         any::<u64>().prop_map(Event::SessionEnded),
         (any::<u64>(), reservation()).prop_map(|(id, reservation)| Event::Reserved(id, reservation)),
@@ -158,8 +181,19 @@ fn event() -> impl Strategy<Value = Event> {
 
 fn manifest() -> impl Strategy<Value = Manifest> {
     let written = (any::<u64>(), any::<u32>()).prop_map(|(bytes, crc32c)| Written { bytes, crc32c });
-    let catalog = (btree_set(any::<u64>(), 0..5), btree_map(any::<u64>(), reservation(), 0..3))
-        .prop_map(|(sessions, reservations)| Catalog { sessions, reservations, ..Catalog::default() });
+    let catalog = (
+        btree_set(any::<u64>(), 0..5),
+        btree_map(any::<u64>(), reservation(), 0..3),
+        vec(member(), 0..3),
+        btree_set(any::<u32>(), 0..3),
+    )
+        .prop_map(|(sessions, reservations, members, complete)| Catalog {
+            sessions,
+            reservations,
+            members,
+            complete,
+            ..Catalog::default()
+        });
     let files = btree_map("[a-z.]{1,9}", written, 0..4);
     let cut = proptest::option::of((any::<u64>(), ".{0,9}").prop_map(|(id, group)| Cut { id, group }));
     let gone = btree_set(any::<u64>(), 0..4);

@@ -104,6 +104,9 @@ fn write(source: &Source, folder: &Path, shards: u32) -> Result<Restored> {
         }
         catalogs[0].map.insert(tensor.reservation, holding);
     }
+    for (shard, catalog) in catalogs.iter_mut().enumerate() {
+        (catalog.members, catalog.complete) = source.members(shard == 0);
+    }
     let mut restored =
         Restored { tensors: tensors.len() as u64, notes: source.notes.clone(), ..Restored::default() };
     for (shard, catalog) in (0..).zip(catalogs) {

@@ -1,12 +1,13 @@
 //! All shards of a data directory in memory, as a start would make them. Nothing in the directory is changed.
 
-use crate::catalog::{Catalog, Holding, Stage};
+use crate::catalog::{Catalog, Holding, Member, Stage};
 use crate::directory::{Directory, failed, shard_folder, shards_in};
 use crate::generation::Generation;
 use crate::journal::{Progress, Settings};
 use crate::recovery;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
+use fastps_core::mode::Mode;
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::slice::Slice;
 use fastps_core::tensor::{Apply, SliceId};
@@ -150,6 +151,15 @@ impl Source {
     /// All that have a session on any of the shards.
     pub(crate) fn sessions(&self) -> BTreeSet<u64> {
         self.shards.iter().flat_map(|(_, catalog)| &catalog.sessions).copied().collect()
+    }
+
+    /// Workers with places in groups, and groups that are complete, as shard 0 knows them. Others know of those alone whose
+    /// pushes wait for each other.
+    pub(crate) fn members(&self, first: bool) -> (Vec<Member>, BTreeSet<u32>) {
+        let Some((_, catalog)) = self.shards.first() else { return (Vec::new(), BTreeSet::new()) };
+        let mut members = catalog.members.clone();
+        members.retain(|member| first || matches!(member.seat.mode, Mode::Sync(_)));
+        (members, catalog.complete.clone())
     }
 
     /// The tensors in the order of their registration.

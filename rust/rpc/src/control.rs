@@ -10,7 +10,7 @@ use crate::reservation::Reserve;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::{Clocks, Joined};
 use fastps_core::tensor::SliceId;
-use fastps_durable::{Cut, Event};
+use fastps_durable::{Cut, Event, Member};
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_server::Control;
 use fastps_proto::{MAX_MESSAGE_BYTES, PROTOCOL_MINOR};
@@ -258,8 +258,10 @@ impl Control for ControlService {
         self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
             let seat = convert::seat_from_wire(m.mode, m.rank, m.name)?;
             node.sessions.touch(m.client, Instant::now())?;
-            let joined = node.shard.groups().join(m.group, m.client, seat, node.shard.meter())?;
+            let joined = node.shard.groups().join(m.group, m.client, seat.clone(), node.shard.meter())?;
             let Joined { clock, present, workers } = joined;
+            let member = Member { client: m.client, group: m.group, seat };
+            node.files.note(|| Event::Joined(member, node.shard.groups().is_complete(m.group)));
             Ok(pb::JoinResponse { clock, workers, present })
         })
         .await
@@ -268,6 +270,7 @@ impl Control for ControlService {
     async fn leave(&self, request: Request<pb::LeaveRequest>) -> Result<Response<pb::LeaveResponse>, Status> {
         self.call(request, pb::Role::Worker, Access::Look, |node, _, m| {
             node.shard.leave(m.group, m.client, m.warm);
+            node.files.note(|| Event::Left { client: m.client, group: m.group, warm: m.warm });
             Ok(pb::LeaveResponse {})
         })
         .await

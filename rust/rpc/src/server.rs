@@ -18,6 +18,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
 use fastps_core::portions::Portions;
 use fastps_core::shard::{Shard, ShardConfig};
+use fastps_durable::{Catalog, Member};
 use fastps_proto::v1::control_server::ControlServer;
 use fastps_proto::v1::data_server::DataServer;
 use fastps_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES};
@@ -84,6 +85,7 @@ impl Server {
         for ((shard, files), (catalog, core)) in bound.into_iter().zip(files).zip(cores) {
             let sessions = Sessions::new(config.lease, core.meter().clone());
             sessions.restore(&catalog.sessions, Instant::now())?;
+            restore_places(&core, &catalog);
             let reservations = Reservations::new(config.reservation_lease, files.clone());
             reservations.restore(&core, &catalog.reservations, Instant::now());
             let map = if shard.index == 0 {
@@ -324,6 +326,19 @@ fn danger(tls: Option<&ServerTls>) -> Option<&'static str> {
         ),
         Some(_) => None,
     }
+}
+
+/// Gives workers their places back that they had at the former server. Each has a lease to show that it lives.
+fn restore_places(shard: &Shard, catalog: &Catalog) {
+    for Member { client, group, seat } in &catalog.members {
+        if !catalog.sessions.contains(client) {
+            continue;
+        }
+        if let Err(error) = shard.groups().join(*group, *client, seat.clone(), shard.meter()) {
+            tracing::warn!(shard = shard.index(), %error, "a worker's place is not taken on");
+        }
+    }
+    catalog.complete.iter().for_each(|group| shard.groups().note_complete(*group));
 }
 
 /// Ends leases that ran out, and reminds of an open door.
