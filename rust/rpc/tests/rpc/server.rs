@@ -193,7 +193,7 @@ async fn state_travels_both_ways() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_silent_client_loses_its_session() {
-    let lease = Duration::from_secs(2);
+    let lease = Duration::from_secs(3);
     let mut world = World::start(ServerConfig { lease, ..config() }).await;
     world.push(0, 1).await;
     world.push(1, 1).await;
@@ -503,7 +503,7 @@ async fn a_reader_that_stalls_delays_nobody_and_pins_two_slices() {
             }
         }
     }
-    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(started.elapsed() < Duration::from_secs(30));
     // The slices of a few elements fit the connection's window; of the others two are pinned.
     for piece in bigs.iter().filter(|piece| piece.elements as u64 == SLICE) {
         assert!(world.peers[0].shards[piece.shard].counter("pulls").await < READS as u64);
