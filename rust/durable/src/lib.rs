@@ -5,11 +5,13 @@
 //! records behind it. The bytes are described in `README.md`.
 //!
 //! Without a server: `checkpoint` tells what a data directory has, and whether it is whole; `reshape` and `export` read all
-//! of it (`source`) and write it anew, for another number of shards or for others.
+//! of it (`source`) and write it anew, for another number of shards or for others. `copy`: snapshots that go to another place, and
+//! come back.
 
 mod catalog;
 pub mod checkpoint;
 mod checksum;
+pub mod copy;
 mod directory;
 mod export;
 mod frame;

@@ -58,7 +58,7 @@ pub fn restore(source: &Path, target: &Path, shards: u32, reading: Reading) -> R
 }
 
 /// Where the target is written before it has its name. The target must be new, or an empty folder.
-fn begin(target: &Path) -> Result<PathBuf> {
+pub(crate) fn begin(target: &Path) -> Result<PathBuf> {
     let taken = |path: &Path, what: &str| {
         Err(Error::new(Kind::Config, format!("{} {what}", path.display()))
             .expected("a new directory", path.display()))
