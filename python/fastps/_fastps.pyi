@@ -249,6 +249,7 @@ class Server:
         snapshot_every: float,
         keep: int,
         keep_for: float,
+        copy_to: str | None,
         accept_loss: bool,
     ) -> Server: ...
     def addresses(self) -> list[str]: ...

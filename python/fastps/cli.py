@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser(
         "checkpoint",
-        help="save, list, verify, restore or export what servers keep on disk (fastps checkpoint --help)",
+        help="what servers keep: save, list, verify, restore, export, upload, fetch (fastps checkpoint --help)",
         add_help=False,
     )
     status = commands.add_parser("status", help="numbers of a running cluster")

@@ -66,6 +66,7 @@ def serve(
     snapshot_every: float = 300.0,
     keep: int = 2,
     keep_for: float = 0.0,
+    copy_to: str | None = None,
     accept_loss: bool = False,
 ) -> Server:
     """Starts gRPC shard servers in this process, on threads of their own; ``fastps serve`` from Python.
@@ -93,6 +94,8 @@ def serve(
         snapshot_every: Seconds between two snapshots.
         keep: How many snapshots are kept, at least 1, and the log from the oldest of them on.
         keep_for: Besides, every snapshot that is younger than this is kept, in seconds.
+        copy_to: Copy each snapshot there, too: ``"s3://bucket/prefix"``, with the settings that the environment has
+            for it (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ...), or ``"file:///folder"``.
         accept_loss: Start with what can be read of `data_dir`, although something that was durable cannot.
 
     Returns:
@@ -125,6 +128,7 @@ def serve(
         snapshot_every,
         keep,
         keep_for,
+        copy_to,
         accept_loss,
     )
     return Server(native)

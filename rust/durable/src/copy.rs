@@ -2,7 +2,9 @@
 //! bytes get there is not known here.
 
 use crate::checksum::crc32c;
-use crate::directory::{Directory, failed, generation_in, generations_in, remove, shard_folder, sync_directory};
+use crate::directory::{
+    Directory, failed, generation_in, generations_in, remove, shard_folder, sync_directory,
+};
 use crate::frame::{FORMAT, Origin};
 use crate::generation::{FILES, Generation, MANIFEST, Manifest};
 use crate::recovery::random;

@@ -87,6 +87,7 @@ impl Server {
         snapshot_every: f64,
         keep: usize,
         keep_for: f64,
+        copy_to: Option<String>,
         accept_loss: bool,
     ) -> PyResult<Self> {
         let config = ServerConfig {
@@ -103,6 +104,7 @@ impl Server {
             snapshot_every: call::duration(py, snapshot_every)?,
             keep,
             keep_for: call::duration(py, keep_for)?,
+            copy_to,
             accept_loss,
             tls: TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca },
             ..ServerConfig::default()

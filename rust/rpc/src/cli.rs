@@ -1,5 +1,6 @@
 //! The command line of `fastps-server` and of `fastps serve`.
 
+mod bucket;
 mod checkpoint;
 
 use crate::config::ServerConfig;
@@ -17,6 +18,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 /// How long a stopping server takes at most: less than the 5 s that service managers commonly give.
 const STOP: Duration = Duration::from_secs(4);
+
+/// What `--copy-to` is for: rustdoc would take the URLs for links.
+const COPY_TO: &str = "Copy each snapshot there, too: s3://BUCKET/PREFIX, with the AWS_... settings of the environment, or file:///FOLDER";
 
 /// Open files that a server asks for, if it may have so many.
 const OPEN_FILES: u64 = 1 << 16;
@@ -70,6 +74,9 @@ struct Args {
     /// Besides, every snapshot that is younger than this is kept.
     #[arg(long, default_value = "0", value_name = "SECONDS", value_parser = seconds, env = "FASTPS_KEEP_FOR")]
     keep_for: Duration,
+    /// Where each snapshot is copied to.
+    #[arg(long, value_name = "URL", env = "FASTPS_COPY_TO", help = COPY_TO)]
+    copy_to: Option<String>,
     /// Start with what can be read of the data directory, although something that was durable cannot.
     #[arg(long)]
     accept_loss: bool,
@@ -176,6 +183,7 @@ fn serve(args: Args) -> Result<()> {
             snapshot_every: args.snapshot_every,
             keep: args.keep,
             keep_for: args.keep_for,
+            copy_to: args.copy_to,
             accept_loss: args.accept_loss,
             ..ServerConfig::default()
         })?;

@@ -56,6 +56,8 @@ pub struct ServerConfig {
     pub keep: usize,
     /// Younger ones are kept besides.
     pub keep_for: Duration,
+    /// Where each snapshot is copied to, `s3://bucket/prefix` or `file:///folder`; `None`: nowhere.
+    pub copy_to: Option<String>,
     /// Start with what can be read, although something that was durable cannot.
     pub accept_loss: bool,
 }
@@ -81,6 +83,7 @@ impl Default for ServerConfig {
             snapshot_every: Duration::from_mins(5),
             keep: 2,
             keep_for: Duration::ZERO,
+            copy_to: None,
             accept_loss: false,
         }
     }

@@ -3,9 +3,10 @@
 //! A frame's way through the server: `incoming` (a connection, its principal and its pins) -> `native` (our own clients)
 //! or tonic (all others) -> `data` (one task per stream; `convert` validates once) -> `node` (session, epoch, reservation) -> `fastps_core::shard` -> `answers`.
 //! `control` serves the unary calls; on shard 0 they reach `map` and `portions`. `settle` asks
-//! shard 0 about reservations that clients left behind.
+//! shard 0 about reservations that clients left behind. `durable` has what a shard keeps on disk, `bucket` copies of it elsewhere.
 
 mod answers;
+mod bucket;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod client;

@@ -1,5 +1,6 @@
 //! A server: every shard on a thread of its own with a single-threaded runtime of its own.
 
+use crate::bucket::Copies;
 use crate::config::{Bound, ServerConfig};
 use crate::control::ControlService;
 use crate::convert;
@@ -48,6 +49,7 @@ pub struct Server {
     phase: watch::Sender<Phase>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     snapshots: Mutex<Option<Snapshots>>,
+    copies: Mutex<Option<Copies>>,
 }
 
 fn internal(what: &str, error: impl std::fmt::Display) -> Error {
@@ -58,6 +60,7 @@ impl Server {
     /// Takes the ports and starts the shards. Meanwhile whoever comes is told how far that is; from here on they are served.
     pub fn start(config: &ServerConfig) -> Result<Self> {
         let tls = ServerTls::load(&config.tls)?;
+        let bucket = Copies::check(config)?;
         let (bound, cluster) = config.bind()?;
         let isa = Isa::get()?;
         let memory_limit = config.memory_per_shard(bound.len());
@@ -121,8 +124,11 @@ impl Server {
             nodes.push(node.clone());
             threads.push(spawn(shard, node, tls.clone(), config.socket)?);
         }
+        let indices = nodes.iter().map(|node| node.index());
+        let copies = bucket.map(|bucket| Copies::start(bucket, config, indices)).transpose()?.flatten();
+        let copies = Mutex::new(copies);
         let snapshots = Mutex::new(Snapshots::start(nodes.clone(), config.snapshot_every)?);
-        Ok(Self { addresses, sockets, nodes, phase, threads: Mutex::new(threads), snapshots })
+        Ok(Self { addresses, sockets, nodes, phase, threads: Mutex::new(threads), snapshots, copies })
     }
 
     /// The addresses of this process's shards, with their actual ports.
@@ -164,20 +170,20 @@ impl Server {
             self.phase.send_replace(Phase::Cutting);
             if !all_finished(&threads, deadline.max(cut + LEAVE)) {
                 threads.clear();
-                self.keep();
+                self.keep(deadline);
                 return Err(Error::new(Kind::Deadline, "a shard's thread did not leave in time"));
             }
         }
         for thread in threads.drain(..) {
             let _ = thread.join();
         }
-        self.keep();
+        self.keep(deadline);
         Ok(())
     }
 
     /// A last snapshot of each shard, which nobody changes any more. The log has all of it, should that take too long for
-    /// whoever waits, but for `hogwild` tensors.
-    fn keep(&self) {
+    /// whoever waits, but for `hogwild` tensors. It is copied as well, if there is time.
+    fn keep(&self, deadline: Instant) {
         let snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(snapshots) = snapshots {
             snapshots.stop();
@@ -188,6 +194,10 @@ impl Server {
                 durable::take(node);
                 journal.close();
             }
+        }
+        let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(copies) = copies {
+            copies.stop(deadline);
         }
     }
 }

@@ -51,7 +51,7 @@ enum Command {
     },
     /// Tells which snapshots each shard has; a server may be using them.
     List {
-        /// The data directory.
+        /// The data directory, or the URL that snapshots are copied to.
         dir: PathBuf,
         /// Print one JSON object.
         #[arg(long)]
@@ -59,7 +59,7 @@ enum Command {
     },
     /// Reads every byte and compares all checksums; exit code 1 if anything is damaged. A server may be using them.
     Verify {
-        /// The data directory.
+        /// The data directory, or the URL that snapshots are copied to.
         dir: PathBuf,
         /// Print one JSON object.
         #[arg(long)]
@@ -81,6 +81,23 @@ enum Command {
         /// The newest cut over all shards, without what came later; a server may be using the directory.
         #[arg(long, conflicts_with = "accept_loss")]
         cut: bool,
+    },
+    /// Makes a new data directory of the newest copy of each shard. What came after these snapshots is not in it.
+    Fetch {
+        /// What servers were told by --copy-to.
+        url: String,
+        /// The directory that is written; it must be new.
+        dir: PathBuf,
+    },
+    /// Copies the newest snapshot of each shard, as a server does with --copy-to. No server may use the directory.
+    Upload {
+        /// The data directory.
+        dir: PathBuf,
+        /// Where to, as for --copy-to.
+        url: String,
+        /// How many copies are kept there.
+        #[arg(long, default_value_t = 2, value_name = "COUNT")]
+        keep: usize,
     },
     /// Writes one safetensors file with every tensor under its name. No server may use the directory. Takes as much memory as
     /// all tensors and their optimizer state.
@@ -147,6 +164,10 @@ fn execute(command: Command) -> Result<bool> {
             }
             Ok(true)
         }
+        Command::List { dir, json } if super::bucket::is_url(&dir) => super::bucket::list(&dir, json),
+        Command::Verify { dir, json } if super::bucket::is_url(&dir) => super::bucket::verify(&dir, json),
+        Command::Fetch { url, dir } => super::bucket::fetch(&url, &dir),
+        Command::Upload { dir, url, keep } => super::bucket::upload(&dir, &url, keep),
         Command::List { dir, json } => {
             let shards = checkpoint::list(&dir)?;
             if json {
@@ -183,12 +204,12 @@ fn execute(command: Command) -> Result<bool> {
     }
 }
 
-fn in_json(value: &impl Serialize) -> Result<String> {
+pub(super) fn in_json(value: &impl Serialize) -> Result<String> {
     serde_json::to_string(value).map_err(|error| Error::new(Kind::Internal, error.to_string()))
 }
 
 /// To standard output.
-fn say(lines: &[String]) -> Result<()> {
+pub(super) fn say(lines: &[String]) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let mut written = lines.iter().try_for_each(|line| writeln!(out, "{line}"));
     written = written.and_then(|()| out.flush());
@@ -202,7 +223,7 @@ fn say(lines: &[String]) -> Result<()> {
 }
 
 /// To standard error.
-fn note(notes: &[String]) {
+pub(super) fn note(notes: &[String]) {
     for note in notes {
         let _ = writeln!(std::io::stderr(), "fastps: {note}");
     }
@@ -252,7 +273,7 @@ fn verified(shard: &Verified) -> Vec<String> {
     lines
 }
 
-fn age(seconds: u64) -> String {
+pub(super) fn age(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s"),
         120..7200 => format!("{} min", seconds / 60),

@@ -1,0 +1,115 @@
+//! The part of `fastps checkpoint` that has to do with copies in a bucket.
+
+use super::checkpoint::{age, in_json, note, say};
+use crate::bucket::{self, Bucket, Stored, Verified};
+use crate::durable::size;
+use fastps_core::error::{Error, Kind, Result};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::SystemTime;
+
+/// Whether this is meant as the URL of a bucket.
+pub(super) fn is_url(path: &Path) -> bool {
+    path.to_str().is_some_and(bucket::is_url)
+}
+
+fn open(url: &Path) -> Result<Bucket> {
+    Bucket::open(&url.to_string_lossy())
+}
+
+/// Tells which copies there are.
+pub(super) fn list(url: &Path, json: bool) -> Result<bool> {
+    let stored = bucket::list(&open(url)?)?;
+    if json {
+        let snapshots: Vec<_> = stored.iter().map(stored_in_json).collect();
+        say(&[in_json(&json!({ "snapshots": snapshots }))?])?;
+    } else {
+        say(&stored.iter().map(stored_for_people).collect::<Vec<_>>())?;
+    }
+    Ok(true)
+}
+
+fn stored_in_json(stored: &Stored) -> Value {
+    let Stored { shard, shards, number, place, latest, problem, written, bytes, slices } = stored;
+    json!({
+        "shard": shard, "shards": shards, "number": number, "place": place, "latest": latest, "problem": problem,
+        "written": written, "bytes": bytes, "slices": slices,
+    })
+}
+
+fn stored_for_people(stored: &Stored) -> String {
+    let Stored { shard, shards, number, place, latest, problem, written, bytes, slices } = stored;
+    let of = shards.map_or(String::new(), |shards| format!(" of {shards}"));
+    let mark = if *latest { ", the latest" } else { "" };
+    let head = format!("shard {shard}{of}: snapshot {number}{mark}");
+    if let Some(problem) = problem {
+        return format!("{head}: {place}: {problem}");
+    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (age, bytes) = (age(now.saturating_sub(*written)), size(*bytes));
+    format!("{head}: {age} ago, {slices} slices, {bytes}: {place}")
+}
+
+/// Reads every byte of the copies; false: something is damaged.
+pub(super) fn verify(url: &Path, json: bool) -> Result<bool> {
+    let verified = bucket::verify(&open(url)?)?;
+    let ok = verified.iter().all(|shard| shard.damages.is_empty());
+    if json {
+        let shards = verified.iter().map(|Verified { shard, place, whole, damages }| {
+            json!({ "shard": shard, "path": place, "whole": whole, "damages": damages })
+        });
+        say(&[in_json(&json!({ "ok": ok, "shards": shards.collect::<Vec<_>>() }))?])?;
+    } else {
+        say(&verified.iter().flat_map(verified_for_people).collect::<Vec<_>>())?;
+    }
+    Ok(ok)
+}
+
+fn verified_for_people(shard: &Verified) -> Vec<String> {
+    let whole: Vec<_> = shard.whole.iter().map(u64::to_string).collect();
+    let whole = if whole.is_empty() { "none".to_owned() } else { whole.join(", ") };
+    let state = if shard.damages.is_empty() { "whole" } else { "DAMAGED" };
+    let mut lines = vec![format!("shard {}: {state}; whole snapshots: {whole}", shard.shard)];
+    lines.extend(shard.damages.iter().map(|damage| format!("  {damage}")));
+    lines
+}
+
+/// Makes a data directory of the newest copies.
+pub(super) fn fetch(url: &str, dir: &Path) -> Result<bool> {
+    let got = bucket::fetch(&Bucket::open(url)?, dir)?;
+    let mut lines: Vec<_> = got
+        .iter()
+        .map(|got| {
+            let bytes = size(got.bytes);
+            format!(
+                "shard {}: snapshot {}, {} slices, {bytes}, from {}",
+                got.shard, got.number, got.slices, got.place
+            )
+        })
+        .collect();
+    lines.push(format!("{}: for {} shards", dir.display(), got.len()));
+    say(&lines)?;
+    Ok(true)
+}
+
+/// Copies the newest snapshots of a data directory.
+pub(super) fn upload(dir: &Path, url: &str, keep: usize) -> Result<bool> {
+    if keep == 0 {
+        return Err(Error::new(Kind::Config, "the last copy stays").expected("--keep 1 or more", keep));
+    }
+    let uploaded = bucket::upload_all(dir, &Bucket::open(url)?, keep)?;
+    let lines = uploaded.iter().map(|done| {
+        let was_there = if done.was_there { "was there already" } else { "copied" };
+        format!(
+            "shard {}: snapshot {}, {}, {was_there}: {}",
+            done.shard,
+            done.number,
+            size(done.bytes),
+            done.place
+        )
+    });
+    say(&lines.collect::<Vec<_>>())?;
+    let left: Vec<_> = uploaded.iter().filter_map(|done| done.left.as_ref()).collect();
+    note(&left.iter().map(|error| format!("older copies stay: {error}")).collect::<Vec<_>>());
+    Ok(true)
+}
