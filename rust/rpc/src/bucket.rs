@@ -4,6 +4,8 @@
 mod copies;
 #[cfg(feature = "cli")]
 mod fetch;
+#[cfg(all(test, feature = "cli"))]
+mod tests;
 mod upload;
 
 pub(crate) use copies::Copies;
