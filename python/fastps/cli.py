@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser(
         "checkpoint",
-        help="what servers keep: save, list, verify, restore, export, upload, fetch (fastps checkpoint --help)",
+        help="save, list, verify, restore, export, upload or fetch what servers keep (... --help)",
         add_help=False,
     )
     status = commands.add_parser("status", help="numbers of a running cluster")

@@ -94,8 +94,8 @@ def serve(
         snapshot_every: Seconds between two snapshots.
         keep: How many snapshots are kept, at least 1, and the log from the oldest of them on.
         keep_for: Besides, every snapshot that is younger than this is kept, in seconds.
-        copy_to: Copy each snapshot there, too: ``"s3://bucket/prefix"``, with the settings that the environment has
-            for it (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ...), or ``"file:///folder"``.
+        copy_to: Copy each snapshot there, too: ``"s3://bucket/prefix"``, with the settings that the
+            environment has (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ...), or ``"file:///folder"``.
         accept_loss: Start with what can be read of `data_dir`, although something that was durable cannot.
 
     Returns:

@@ -5,6 +5,7 @@ mod copies;
 #[cfg(feature = "cli")]
 mod fetch;
 #[cfg(all(test, feature = "cli"))]
+#[allow(clippy::unwrap_used)]
 mod tests;
 mod upload;
 
@@ -37,6 +38,8 @@ const MOST_LATEST: u64 = 64 << 10;
 /// Most bytes of a manifest.
 #[cfg(feature = "cli")]
 const MOST_MANIFEST: u64 = 1 << 30;
+/// Most letters of what is told of a failure.
+const MOST_REASON: usize = 1000;
 /// How long one request may take, with its body of some MiB.
 const REQUEST: Duration = Duration::from_mins(1);
 /// How often and how long a request is tried again.
@@ -105,6 +108,7 @@ impl Bucket {
                 format!("{} seconds", REQUEST.as_secs()),
             );
         }
+        check_endpoint(url, &builder)?;
         match builder.build() {
             Ok(store) => Ok(Self { url: url.to_owned(), store: Arc::new(store), prefix, folder: None }),
             Err(error) => Err(Error::new(
@@ -226,6 +230,28 @@ impl Bucket {
     }
 }
 
+/// What a library would say later, and in other words.
+fn check_endpoint(url: &str, builder: &AmazonS3Builder) -> Result<()> {
+    let says = |key| builder.get_config_value(&key);
+    let endpoint = says(AmazonS3ConfigKey::S3Endpoint).or_else(|| says(AmazonS3ConfigKey::Endpoint));
+    let Some(endpoint) = endpoint else { return Ok(()) };
+    let refused = |why: &str, expected: &str| {
+        let message = format!("the endpoint for {url} (AWS_ENDPOINT_URL) {why}");
+        Err(Error::new(Kind::Config, message).expected(expected, "another one"))
+    };
+    if endpoint.contains('@') {
+        return refused("has a name or a password in it", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
+    }
+    let allowed = says(AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp));
+    let allowed = allowed.is_some_and(|allowed| {
+        ["1", "true", "on", "yes", "y"].contains(&allowed.to_ascii_lowercase().as_str())
+    });
+    if endpoint.starts_with("http://") && !allowed {
+        return refused("would be spoken to without encryption", "https://..., or AWS_ALLOW_HTTP=true");
+    }
+    Ok(())
+}
+
 /// Why a request failed, without what a server or a library tells besides: the body of an answer may repeat tokens.
 fn reason(error: &object_store::Error) -> String {
     let text = error.to_string();
@@ -234,12 +260,20 @@ fn reason(error: &object_store::Error) -> String {
         let rest = body.split_once(&format!("<{name}>"))?.1;
         Some(rest.split_once('<')?.0)
     };
-    let said = said.trim().trim_end_matches(':');
-    let mut reason: String = said.chars().take(500).collect();
+    let mut reason = said.trim().trim_end_matches(':').to_owned();
     for told in [element("Code"), element("Message")].into_iter().flatten() {
         reason = format!("{reason}: {told}");
     }
-    reason
+    // Of a connection the text says only that it failed.
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    let cause = cause.to_string();
+    if !text.contains(&cause) && !cause.contains('<') {
+        reason = format!("{reason}: {cause}");
+    }
+    reason.chars().take(MOST_REASON).collect()
 }
 
 /// Sums bytes as manifests do.

@@ -253,7 +253,7 @@ async fn fetch_shard(bucket: &Bucket, shard: u32, fetched: &mut Fetched) -> Resu
 
 fn missing(bucket: &Bucket, shard: u32) -> Error {
     let message = format!("{} has no copy of shard {shard} that is complete", bucket.url);
-    Error::new(Kind::Config, message).expected("copies of all shards", "not of this one")
+    Error::new(Kind::Config, message).expected("what a server is told by --copy-to", &bucket.url)
 }
 
 async fn fetch_latest(bucket: &Bucket, latest: &Latest, fetched: &mut Fetched) -> Result<(Got, u32)> {

@@ -119,7 +119,7 @@ fn names(bucket: &Bucket) -> Vec<String> {
         .unwrap()
         .into_iter()
         .map(|object| bucket.name(&object.location))
-        .filter(|name| !name.ends_with(".lock"))
+        .filter(|name| !name.ends_with("latest.lock"))
         .collect();
     names.sort();
     names

@@ -1,0 +1,212 @@
+"""Snapshots that are copied to S3 or to a folder: real servers, the command line, and moto in place of S3."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastps
+
+LARGE = 3_000_000
+"""More than one part of an upload."""
+
+AWS = {"AWS_ACCESS_KEY_ID": "user", "AWS_SECRET_ACCESS_KEY": "hidden-secret", "AWS_REGION": "us-east-1"}
+
+BUCKETS = itertools.count(1)
+
+
+@pytest.fixture(params=["file", "s3"])
+def url(request, tmp_path, monkeypatch) -> Iterator[str]:
+    """A place for copies, with nothing in it."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    if request.param == "file":
+        yield (tmp_path / "a bucket").as_uri()
+        return
+    moto = pytest.importorskip("moto.server", reason="moto is not installed")
+    server = moto.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        endpoint = f"http://{host}:{port}"
+        bucket = f"models-{next(BUCKETS)}"  # all servers of a process have the same ones
+        with urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{bucket}", method="PUT")) as answer:
+            assert answer.status == 200
+        for name, value in {**AWS, "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}.items():
+            monkeypatch.setenv(name, value)
+        yield f"s3://{bucket}/runs/first"
+    finally:
+        server.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def serving(*options: str, port: int, log: Path) -> Iterator[subprocess.Popen[str]]:
+    """Two shards in a process of their own, which is killed at the end."""
+    command = [sys.executable, "-m", "fastps", "serve", "--shards", "2", "--listen", f"127.0.0.1:{port}"]
+    with log.open("a") as told:
+        process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=told, text=True)
+    try:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(2)]
+        assert all("listening on" in line for line in lines), log.read_text()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def checkpoint(*arguments: str, fails: bool = False) -> str:
+    command = [sys.executable, "-m", "fastps", "checkpoint", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode != 0) == fails, done.stdout + done.stderr
+    assert "hidden-secret" not in done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def latest(url: str) -> dict[int, int]:
+    """The newest copy of each shard."""
+    stored = json.loads(checkpoint("list", url, "--json"))["snapshots"]
+    assert all(one["problem"] is None or not one["latest"] for one in stored)
+    return {one["shard"]: one["number"] for one in stored if one["latest"]}
+
+
+def until_copied(url: str, log: Path, numbers: dict[int, int]) -> None:
+    end = time.monotonic() + 60
+    while True:
+        told = log.read_text()
+        if all(f"copied snapshot {number}" in told for number in set(numbers.values())):
+            break
+        assert time.monotonic() < end, told
+        time.sleep(0.1)
+    while latest(url) != numbers:
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.1)
+
+
+def test_a_cluster_comes_back_from_copies_alone(url: str, tmp_path: Path) -> None:
+    """Killed with its disk; what came after the copy is lost, and told."""
+    log, port = tmp_path / "log", free_port()
+    kept = {"w": np.arange(LARGE, dtype=np.float32), "small": np.ones(3, np.float32)}
+    options = ("--copy-to", url, "--snapshot-every", "3600")
+    with serving("--data-dir", str(tmp_path / "data"), *options, port=port, log=log):
+        ps = fastps.connect(f"127.0.0.1:{port}", ack="logged")
+        for name, values in kept.items():
+            ps.register(name, values, optimizer=fastps.Adam(lr=0.5))
+        ps.push({name: np.ones_like(values) for name, values in kept.items()})
+        kept, state = {name: ps.pull(name) for name in kept}, ps.state("w")
+        checkpoint("save", f"127.0.0.1:{port}")
+        until_copied(url, log, {0: 1, 1: 1})
+        ps.push({name: np.ones_like(values) for name, values in kept.items()})
+    target = str(tmp_path / "fetched")
+    assert "shard 1: snapshot 1" in checkpoint("fetch", url, target)
+    assert "is not empty" in checkpoint("fetch", url, target, fails=True)
+    assert "whole" in checkpoint("verify", url)
+    checkpoint("verify", target)
+    with serving("--data-dir", target, *options, port=port, log=log) as process:
+        with pytest.raises(fastps.VersionsLost, match="without"):
+            call_until_it_is_told(ps)
+        for name, values in kept.items():
+            np.testing.assert_array_equal(ps.pull(name), values)
+        for name, values in ps.state("w").items():
+            np.testing.assert_array_equal(values, state[name])
+        ps.push("small", np.ones(3, np.float32))
+        ps.close()
+        # It goes on in the same place, and its last snapshot is copied, too.
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert latest(url) == {0: 2, 1: 2}, log.read_text()
+    # The first one may not.
+    assert "another server" in checkpoint("upload", str(tmp_path / "data"), url, fails=True)
+    assert latest(url) == {0: 2, 1: 2}
+    assert "hidden-secret" not in log.read_text()
+
+
+def call_until_it_is_told(ps: fastps.ParameterServer) -> None:
+    """A call that the restart interrupts is answered; the next one tells."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        ps.versions("small")
+
+
+def test_serve_and_upload(url: str, tmp_path: Path) -> None:
+    """From Python, and of a directory that no server uses."""
+    ones = np.ones(3, np.float32)
+    with (
+        fastps.serve(data_dir=tmp_path / "a", copy_to=url) as server,
+        fastps.connect(server.addresses) as ps,
+    ):
+        ps.register("w", ones, optimizer=fastps.SGD(lr=1.0))
+    assert latest(url) == {0: 1}
+    assert "was there already" in checkpoint("upload", str(tmp_path / "a"), url)
+    with fastps.serve(data_dir=tmp_path / "a") as server, fastps.connect(server.addresses) as ps:
+        ps.push("w", ones)
+    for number, kept in ((2, {1, 2}), (3, {3})):
+        told = checkpoint("upload", str(tmp_path / "a"), url, "--keep", str(len(kept)))
+        assert f"snapshot {number}" in told
+        stored = json.loads(checkpoint("list", url, "--json"))["snapshots"]
+        assert {one["number"] for one in stored} == kept
+        fastps.serve(data_dir=tmp_path / "a").stop()
+    checkpoint("fetch", url, str(tmp_path / "b"))
+    with fastps.serve(data_dir=tmp_path / "b") as server, fastps.connect(server.addresses) as ps:
+        np.testing.assert_array_equal(ps.pull("w"), 0 * ones)
+
+
+def test_what_cannot_be_copied_is_refused(tmp_path: Path, monkeypatch) -> None:
+    with pytest.raises(fastps.ConfigError, match="--data-dir"):
+        fastps.serve(copy_to="s3://bucket")
+    with pytest.raises(fastps.ConfigError, match="s3://BUCKET/PREFIX") as raised:
+        fastps.serve(data_dir=tmp_path, copy_to="s3://key:hidden-secret@bucket")
+    assert "hidden-secret" not in str(raised.value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(fastps.ConfigError, match="AWS_ALLOW_HTTP"):
+        fastps.serve(data_dir=tmp_path, copy_to="s3://bucket")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://key:hidden-secret@127.0.0.1:9")
+    with pytest.raises(fastps.ConfigError, match="password") as raised:
+        fastps.serve(data_dir=tmp_path, copy_to="s3://bucket")
+    assert "hidden-secret" not in str(raised.value)
+    assert "no shard-0" in checkpoint("list", (tmp_path / "none").as_uri(), fails=True)
+    assert "--copy-to" in checkpoint("fetch", (tmp_path / "none").as_uri(), str(tmp_path / "new"), fails=True)
+
+
+def test_training_goes_on_where_nothing_can_be_copied(tmp_path: Path, monkeypatch) -> None:
+    """Nobody listens there; it is logged, and the server stops in time."""
+    for name, value in {
+        **AWS,
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}",
+        "AWS_ALLOW_HTTP": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    log, port = tmp_path / "log", free_port()
+    options = ("--data-dir", str(tmp_path / "data"), "--copy-to", "s3://models", "--snapshot-every", "0.2")
+    with serving(*options, port=port, log=log) as process:
+        with fastps.connect(f"127.0.0.1:{port}", ack="logged") as ps:
+            ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
+            for _ in range(20):
+                ps.push("w", np.ones(3, np.float32))
+                time.sleep(0.05)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert time.monotonic() - begin < 10
+    told = log.read_text()
+    assert "not copied" in told, told
+    assert "Connection refused" in told, told
+    assert "hidden-secret" not in told
