@@ -252,7 +252,8 @@ fn check_endpoint(url: &str, builder: &AmazonS3Builder) -> Result<()> {
     Ok(())
 }
 
-/// Why a request failed, without what a server or a library tells besides: the body of an answer may repeat tokens.
+/// Why a request failed, without what a server or a library tells besides: the body of an answer may repeat tokens, and so may a
+/// URL.
 fn reason(error: &object_store::Error) -> String {
     let text = error.to_string();
     let (said, body) = text.split_once('<').unwrap_or((&text, ""));
@@ -273,7 +274,16 @@ fn reason(error: &object_store::Error) -> String {
     if !text.contains(&cause) && !cause.contains('<') {
         reason = format!("{reason}: {cause}");
     }
-    reason.chars().take(MOST_REASON).collect()
+    without_queries(&reason).chars().take(MOST_REASON).collect()
+}
+
+/// The query of a URL may be a token.
+fn without_queries(text: &str) -> String {
+    let shorten = |word: &str| match word.split_once('?') {
+        Some((place, _)) if place.contains("://") => format!("{place}?..."),
+        _ => word.to_owned(),
+    };
+    text.split(' ').map(shorten).collect::<Vec<_>>().join(" ")
 }
 
 /// Sums bytes as manifests do.

@@ -400,7 +400,7 @@ fn urls() {
 
 #[test]
 fn what_a_server_repeats_of_a_request_is_not_told() {
-    let body = "status: <?xml?><Error><Code>SignatureDoesNotMatch</Code><Message>Check your key</Message>\
+    let body = "GET https://sts.host/?WebIdentityToken=hidden status: <?xml?><Error><Code>SignatureDoesNotMatch</Code><Message>Check your key</Message>\
                 <CanonicalRequest>x-amz-security-token:hidden</CanonicalRequest></Error>";
     let error = object_store::Error::Generic { store: "S3", source: body.into() };
     let told = reason(&error);
