@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -52,25 +52,38 @@ def url(request, tmp_path, monkeypatch) -> Iterator[str]:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """One of two that follow each other and are free."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            with suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
 
 
 @contextmanager
 def serving(*options: str, port: int, log: Path) -> Iterator[subprocess.Popen[str]]:
     """Two shards in a process of their own, which is killed at the end."""
     command = [sys.executable, "-m", "fastps", "serve", "--shards", "2", "--listen", f"127.0.0.1:{port}"]
-    with log.open("a") as told:
-        process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=told, text=True)
-    try:
-        assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(2)]
-        assert all("listening on" in line for line in lines), log.read_text()
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    end = time.monotonic() + 60
+    while True:
+        with log.open("a") as told:
+            process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=told, text=True)
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(2)]
+            if all("listening on" in line for line in lines):
+                yield process
+                return
+            # Some other test may have the port for a moment.
+            said = log.read_text()
+            assert "in use" in said.splitlines()[-1], said
+            assert time.monotonic() < end, said
+        finally:
+            process.kill()
+            process.communicate()
+        time.sleep(0.2)
 
 
 def checkpoint(*arguments: str, fails: bool = False) -> str:

@@ -63,6 +63,14 @@ BAD_CALLS: dict[str, tuple[Control, str, str, str, str]] = {
     "sealing nothing": (calling("Seal", reservation=4711), "lease", "", "", ""),
     "committing nothing": (calling("Commit", reservation=4711), "lease", "", "", ""),
     "a hello without client": (calling("Hello"), "config", "", "", ""),
+    "holding writes for no cut": (calling("Hold", hold_ms=100), "config", "", "any number but 0", "0"),
+    "a cut over a group of 1025 bytes": (
+        calling("Checkpoint", group="x" * 1025, cut=5),
+        "config",
+        "",
+        "at most 1024",
+        "1025",
+    ),
     "renewing what is not there": (calling("Hello", client=4711, renew=True), "lease", "", "", ""),
 }
 

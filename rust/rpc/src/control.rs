@@ -9,7 +9,7 @@ use crate::portions;
 use crate::reservation::Reserve;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::{Clocks, Joined};
-use fastps_core::tensor::SliceId;
+use fastps_core::tensor::{MAX_NAME, SliceId};
 use fastps_durable::{Cut, Event, Member};
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_server::Control;
@@ -331,7 +331,11 @@ impl Control for ControlService {
         &self,
         request: Request<pb::CheckpointRequest>,
     ) -> Result<Response<pb::CheckpointResponse>, Status> {
-        let asked = self.call(request, pb::Role::Admin, Access::Change, |_, _, asked| Ok(asked)).await?;
+        let asked = self.call(request, pb::Role::Admin, Access::Change, |_, _, asked| {
+            check_group(&asked.group)?;
+            Ok(asked)
+        });
+        let asked = asked.await?;
         let pb::CheckpointRequest { group, cut: id } = asked.into_inner();
         // It takes as long as the disk does, on a thread of its own: one at a time, whoever asks.
         let (node, turn) = (self.node.clone(), self.node.checkpoint.clone().lock_owned().await);
@@ -366,6 +370,14 @@ impl Control for ControlService {
 }
 
 fn held_too_long() -> Error {
-    let why = "the cut is void: its writes were held for as long as they may be before the snapshot began";
-    Error::new(Kind::Unavailable, why)
+    let why = "the cut is void: no writes were held for it any more when the snapshot began";
+    Error::new(Kind::Deadline, why)
+}
+
+fn check_group(group: &str) -> Result<()> {
+    if group.len() <= MAX_NAME {
+        return Ok(());
+    }
+    let error = Error::new(Kind::Config, "no group has such a long name");
+    Err(error.expected(format!("at most {MAX_NAME} bytes"), group.len()))
 }

@@ -48,7 +48,8 @@ impl Gate {
 
     /// Lets everybody go on. False: they have gone on already, and the cut is void.
     pub(crate) fn open(&self, cut: u64) -> bool {
-        let was_closed = self.cut.compare_exchange(cut, OPEN, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        let opened = self.cut.compare_exchange(cut, OPEN, Ordering::AcqRel, Ordering::Acquire);
+        let was_closed = cut != OPEN && opened.is_ok();
         if was_closed {
             self.opened.notify_waiters();
         }
@@ -88,8 +89,8 @@ mod tests {
             async move { gate.pass().await }
         });
         tokio::task::yield_now().await;
-        assert!(!waiting.is_finished() && !gate.open(2));
-        assert!(gate.open(1) && !gate.open(1));
+        assert!(!waiting.is_finished() && !gate.open(2) && !gate.open(0));
+        assert!(gate.open(1) && !gate.open(1) && !gate.open(0));
         waiting.await.unwrap();
         gate.close(3, Duration::from_millis(1)).unwrap();
         gate.pass().await;

@@ -648,7 +648,7 @@ pub struct CheckpointRequest {
     /// Its `exact` tensors of this group are as they are at one moment; empty: each slice is at a version of its own.
     #[prost(string, tag = "1")]
     pub group: ::prost::alloc::string::String,
-    /// The cut that Hold was told of. Refused as unavailable if its time is over.
+    /// The cut that Hold was told of. Refused as too late if its time is over, or if it was never held.
     #[prost(fixed64, tag = "2")]
     pub cut: u64,
 }

@@ -64,7 +64,7 @@ impl Client {
                 let written = self.begin_and_write(cut, deadline).await;
                 match written {
                     // Another snapshot was being written, for longer than writes may be held.
-                    Err(error) if error.kind == Kind::Unavailable && Instant::now() + AGAIN < deadline => {
+                    Err(error) if error.kind == Kind::Deadline && Instant::now() + AGAIN < deadline => {
                         tokio::time::sleep(AGAIN).await;
                     }
                     written => return written,
