@@ -193,7 +193,8 @@ def test_a_group_goes_on_when_its_servers_are_started_anew_and_a_worker_is_not(
             for _ in range(5):
                 p.step()
         until(lambda: all(p.steps == 5 for p in processes))
-        time.sleep(1.5)  # the log is written once a second where nobody waits for it
+        # A session of somebody who relies on the log begins when all before it is durable, on every server.
+        fastps.connect(address, ack="logged").close()
         victim, *others = processes
         victim.kill()
         for k in range(2):
