@@ -2,8 +2,8 @@
 
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
-use fastps_core::error::Kind;
-use fastps_core::frame::{Action, Identity, Push};
+use fastps_core::error::{Kind, Result};
+use fastps_core::frame::{Action, Applied, Base, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::mode::{Mode, Quorum, Seat};
 use fastps_core::optim::{Adam, Optimizer, Sgd};
@@ -29,14 +29,14 @@ fn shard(tensors: &[(&str, Apply)], optimizer: &Optimizer) -> Arc<Shard> {
     Arc::new(shard)
 }
 
-/// A push of -1 that is answered at once.
-fn push(shard: &Shard, slice: u64, client: u64, sequence: u64) {
+/// Pushes -1; the answer, or `None` if it comes later.
+fn contribute(shard: &Shard, slice: u64, identity: Identity, base: Option<Base>) -> Option<Result<Applied>> {
     let body: Vec<u8> = [-1.0_f32; N].iter().flat_map(|x| x.to_le_bytes()).collect();
     let push = Push {
         slice: SliceId(slice),
         action: Action::Gradient,
-        identity: Identity { client, sequence },
-        base: None,
+        identity,
+        base,
         lr: None,
         scale: None,
         momentum: None,
@@ -49,7 +49,12 @@ fn push(shard: &Shard, slice: u64, client: u64, sequence: u64) {
         once: false,
     };
     let slice = shard.slice(push.slice).unwrap();
-    shard.push_to(&slice, &push, || panic!("nothing is held")).unwrap().unwrap();
+    shard.push_to(&slice, &push, || Box::new(|result| assert!(result.is_ok())))
+}
+
+/// A push of -1 that is answered at once.
+fn push(shard: &Shard, slice: u64, client: u64, sequence: u64) {
+    contribute(shard, slice, Identity { client, sequence }, None).unwrap().unwrap();
 }
 
 fn same(a: &Image, b: &Image) -> bool {
@@ -152,25 +157,9 @@ fn a_version_that_several_workers_make_is_in_a_cut_or_not() {
     let seat = Seat { mode: Mode::Sync(quorum), rank: None, name: String::new() };
     shard.groups().join(1, 7, seat, shard.meter()).unwrap();
     let slice = shard.slice(SliceId(0)).unwrap();
-    let body: Vec<u8> = [-1.0_f32; N].iter().flat_map(|x| x.to_le_bytes()).collect();
     let contribute = |sequence: u64, version: u64| {
-        let push = Push {
-            slice: SliceId(0),
-            action: Action::Gradient,
-            identity: Identity { client: 7, sequence },
-            base: Some(fastps_core::frame::Base { version, own: None }),
-            lr: None,
-            scale: None,
-            momentum: None,
-            correction: None,
-            count: N as u64,
-            indices: None,
-            codec: CodecId::Float32,
-            body: &body,
-            trusted: false,
-            once: false,
-        };
-        assert!(shard.push_to(&slice, &push, || Box::new(|result| assert!(result.is_ok()))).is_none());
+        let base = Some(Base { version, own: None });
+        assert!(contribute(&shard, 0, Identity { client: 7, sequence }, base).is_none());
     };
     contribute(1, 0);
     shard.begin_cut("a").unwrap();

@@ -1,6 +1,6 @@
 //! The part of `fastps checkpoint` that has to do with copies in a bucket.
 
-use super::checkpoint::{age, in_json, note, say};
+use super::checkpoint::{age, in_json, note, say, verified as lines_of};
 use crate::bucket::{self, Bucket, Stored, Verified};
 use crate::durable::size;
 use fastps_core::error::{Error, Kind, Result};
@@ -60,18 +60,10 @@ pub(super) fn verify(url: &Path, json: bool) -> Result<bool> {
         });
         say(&[in_json(&json!({ "ok": ok, "shards": shards.collect::<Vec<_>>() }))?])?;
     } else {
-        say(&verified.iter().flat_map(verified_for_people).collect::<Vec<_>>())?;
+        let lines = verified.iter().flat_map(|v| lines_of(v.shard, &v.whole, &v.damages));
+        say(&lines.collect::<Vec<_>>())?;
     }
     Ok(ok)
-}
-
-fn verified_for_people(shard: &Verified) -> Vec<String> {
-    let whole: Vec<_> = shard.whole.iter().map(u64::to_string).collect();
-    let whole = if whole.is_empty() { "none".to_owned() } else { whole.join(", ") };
-    let state = if shard.damages.is_empty() { "whole" } else { "DAMAGED" };
-    let mut lines = vec![format!("shard {}: {state}; whole snapshots: {whole}", shard.shard)];
-    lines.extend(shard.damages.iter().map(|damage| format!("  {damage}")));
-    lines
 }
 
 /// Makes a data directory of the newest copies.

@@ -183,7 +183,8 @@ fn execute(command: Command) -> Result<bool> {
             if json {
                 say(&[in_json(&serde_json::json!({ "ok": ok, "shards": shards }))?])?;
             } else {
-                say(&shards.iter().flat_map(verified).collect::<Vec<_>>())?;
+                let lines = shards.iter().flat_map(|v: &Verified| verified(v.shard, &v.whole, &v.damages));
+                say(&lines.collect::<Vec<_>>())?;
             }
             Ok(ok)
         }
@@ -264,12 +265,13 @@ fn snapshot(snapshot: &Snapshot) -> String {
     )
 }
 
-fn verified(shard: &Verified) -> Vec<String> {
-    let whole: Vec<_> = shard.whole.iter().map(u64::to_string).collect();
+/// What was found of a shard's snapshots, wherever they lie.
+pub(super) fn verified(shard: u32, whole: &[u64], damages: &[String]) -> Vec<String> {
+    let whole: Vec<_> = whole.iter().map(u64::to_string).collect();
     let whole = if whole.is_empty() { "none".to_owned() } else { whole.join(", ") };
-    let state = if shard.damages.is_empty() { "whole" } else { "DAMAGED" };
-    let mut lines = vec![format!("shard {}: {state}; whole snapshots: {whole}", shard.shard)];
-    lines.extend(shard.damages.iter().map(|damage| format!("  {damage}")));
+    let state = if damages.is_empty() { "whole" } else { "DAMAGED" };
+    let mut lines = vec![format!("shard {shard}: {state}; whole snapshots: {whole}")];
+    lines.extend(damages.iter().map(|damage| format!("  {damage}")));
     lines
 }
 
