@@ -99,6 +99,47 @@ def test_sync_by_rank_gives_the_bits_of_the_serial_sum(ps):
     assert all((ps.pull(n) == expected[n]).all() for n in SHAPES)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_sync_of_sparse_gradients(ps, deterministic):
+    """Beside whole ones: a version steps the rows that anyone names, by their mean."""
+    rows, width = 3 * 63 * 4096 // 256, 256
+    table = np.zeros((rows, width), np.float32)
+    ps.register("table", table, optimizer=fastps.Adam(lr=0.5))
+    ps.register("b", np.zeros(4, np.float32), optimizer=fastps.SGD(lr=1.0))
+    mode = fastps.Sync(workers=3, deterministic=deterministic)
+    rng = np.random.default_rng(5)
+    # Multiples of 1/4, so that every order gives the same bits. Not everyone names rows of each slice.
+    named = [[rng.integers(0, rows // 2 if k else rows, 20 * (k < 2)) for k in range(3)] for _ in range(6)]
+    values = [[rng.integers(-8, 9, (len(i), width)).astype(np.float32) / 4 for i in of] for of in named]
+
+    def run(k):
+        with fastps.Worker(ps, {"table": table, "b": np.zeros(4)}, mode=mode, rank=k) as worker:
+            for indices, of in zip(named, values, strict=True):
+                worker.step({"table": fastps.Sparse(indices[k], of[k]), "b": np.full(4, k + 1.0, np.float32)})
+            return worker.params["table"].copy(), worker.stats()
+
+    results = together(3, run)
+    with fastps.Store() as serial:
+        serial.register("table", table, optimizer=fastps.Adam(lr=0.5))
+        for indices, of in zip(named, values, strict=True):
+            both = fastps.Sparse(np.concatenate(indices), np.concatenate(of))
+            serial.push({"table": both}, scale=1 / 3)
+        expected = serial.pull("table")
+    assert np.count_nonzero(expected.any(axis=1)) > 100
+    # Rows that nobody names are left alone.
+    touched = np.unique(np.concatenate([np.concatenate(indices) for indices in named]))
+    for params, stats in results:
+        assert not np.delete(params, touched, axis=0).any()
+        assert (params[touched] == ps.pull("table")[touched]).all()
+        assert (stats["steps"], stats["rejected"], stats["acknowledged"]["table"]) == (6, 0, 6)
+    # Adam counts a slice's steps in every version, also those without rows of it: later ones are others here.
+    first = np.setdiff1d(np.concatenate(named[0]), np.concatenate([np.concatenate(i) for i in named[1:]]))
+    assert len(first) > 10
+    assert (results[0][0][first] == expected[first]).all()
+    assert ps.versions(["table"])["table"] == 7
+    assert (ps.pull("b") == -12).all()
+
+
 def test_the_slowest_is_not_waited_for(ps):
     """Two of three make a version; the third's gradients come too late, are counted, and it goes on."""
     register(ps, fastps.SGD(lr=1.0))
@@ -115,6 +156,13 @@ def test_the_slowest_is_not_waited_for(ps):
         together(2, lambda k: [slow, fast[0]][k].step(ones(-1.0)))
         assert all((p == 4).all() for p in slow.params.values())
         assert (slow.stats()["rejected"], fast[0].stats()["rejected"]) == (1, 0)
+        # Rows that come too late are refused in every slice, and those of the others count.
+        rows = {"big": fastps.Sparse(np.array([1, 2 * 63 * 4096]), np.ones(2, np.float32))}
+        together(2, lambda k: [slow, fast[0]][k].step(rows))
+        fast[1].step(rows)
+        assert fast[1].stats()["rejected"] == 1
+        assert fast[1].params["big"].sum() == 4 * SHAPES["big"][0] - 2
+        assert (fast[1].params["big"][[1, -7]] == 3).all()
 
 
 def test_sync_without_enough_workers_says_who_is_there(server):
@@ -254,9 +302,10 @@ def test_what_sync_does_not_take(ps):
     with pytest.raises(fastps.ConfigError, match="rank"):
         fastps.Worker(ps, zeros(), mode=fastps.Sync(workers=1, deterministic=True))
     with fastps.Worker(ps, zeros(), mode=fastps.Sync(workers=1)) as worker:
-        rows = fastps.Sparse(np.array([1]), np.ones((1, 5), np.float32))
-        with pytest.raises(fastps.ConfigError, match="not of some rows"):
-            worker.step({"w": rows})
+        ps.register("m", np.zeros((3, 5), np.float32), optimizer=fastps.SGD(lr=1.0, momentum=0.9))
+        worker.add({"m": np.zeros((3, 5))})
+        with pytest.raises(fastps.ConfigError, match="momentum moves every row"):
+            worker.step({"m": fastps.Sparse(np.array([1]), np.ones((1, 5), np.float32))})
         worker.step({"b": np.ones(4, np.float32)})
     with (
         pytest.raises(fastps.ConfigError, match="needs a server"),

@@ -230,8 +230,8 @@ class ParameterServer:
         if type(name) is Bound:
             return PushHandle(self._native.push_bound_async(name._native, how, True), None)
         if isinstance(name, str):
-            return PushHandle(self._native.push_list_async({name: grad}, how), name)
-        return PushHandle(self._native.push_list_async(_dict(name), how), None)
+            return PushHandle(self._native.push_list_async({name: grad}, how, True, False), name)
+        return PushHandle(self._native.push_list_async(_dict(name), how, True, False), None)
 
     def push_pull(
         self,

@@ -639,6 +639,11 @@ class Worker:
         self._under_way.append(_Push(whole, flight))
 
     def _push_rows(self, rows: dict[str, Any], how: Any) -> None:
+        if isinstance(self._mode, Sync):
+            # The version of each slice waits for everyone's rows, also if they are none.
+            flight = self._native.push_list_async(rows, how, False, True)
+            self._under_way.append(_Push(rows, flight))
+            return
         self._count(tuple(rows), Receipts(self._native.push_list(rows, how)))
 
     def _turn(self) -> None:

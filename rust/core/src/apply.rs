@@ -6,7 +6,7 @@
 use crate::block::{BLOCK, Block, Lane, Room, blocks};
 use crate::codec::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody};
 use crate::isa::{Isa, Kernel};
-use crate::optim::{MAX_SLOTS, Rule, Sgd, SparseRule, Step};
+use crate::optim::{MAX_SLOTS, Rule, SgdRule, SparseRule, Step};
 use crate::params::{Buffer, Counts, RacyBuffer};
 use crate::rows::{Indices, Layout, Runs};
 use crate::sync::Ordering;
@@ -155,9 +155,7 @@ pub(crate) fn apply(isa: Isa, storage: Exact<'_>, codec: CodecId, body: &[u8], s
 
 /// Adds one validated body to some values, each sum rounded once.
 pub(crate) fn add(isa: Isa, to: &mut [f32], codec: CodecId, body: &[u8], scale: f32) {
-    // to - (-1) * g
-    let rule = Sgd::default().rule(0, -1.0);
-    apply(isa, Exact { params: to, state: &mut [] }, codec, body, scale, rule);
+    apply(isa, Exact { params: to, state: &mut [] }, codec, body, scale, Rule::Sgd(SgdRule::SUM));
 }
 
 /// Applies one to racing memory. That is stepped in blocks that are copied anyway, so a body's decoder need not be in the loop.
@@ -317,6 +315,11 @@ pub(crate) fn apply_rows(isa: Isa, mut storage: impl Storage, touch: Touch<'_>, 
             SparseRule::Ftrl(rule) => isa.run(StepRows { storage, runs, g, rule }),
         }
     }
+}
+
+/// Adds one validated sparse body to its rows of some values.
+pub(crate) fn add_rows(isa: Isa, to: &mut [f32], touch: Touch<'_>) {
+    apply_rows(isa, Exact { params: to, state: &mut [] }, touch, SparseRule::Sgd(SgdRule::SUM));
 }
 
 /// Steps the next elements of the rows, as many as `g` has.

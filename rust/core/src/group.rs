@@ -322,9 +322,6 @@ impl Groups {
         if slice.spec().apply == Apply::Hogwild {
             return refuse("a hogwild tensor has no whole versions");
         }
-        if push.indices.is_some() {
-            return refuse("a version is made of gradients of the whole tensor, not of some rows");
-        }
         if push.correction.is_some() {
             return refuse("no gradient of a version is stale, so nothing is to be corrected");
         }

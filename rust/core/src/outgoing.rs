@@ -74,7 +74,8 @@ pub fn gather<'a>(
     let check = options.check_finite || options.codec != Codec::Float32;
     let one = |(gradient, spec): (GradientRef<'a>, &TensorSpec)| {
         let View::Float32(values) = gradient.values;
-        gradient.indices.map(|indices| Gathered::new(isa, spec, indices, values, check)).transpose()
+        let gather = |indices| Gathered::new(isa, spec, (indices, values), check, options.every_slice);
+        gradient.indices.map(gather).transpose()
     };
     gradients.map(one).collect()
 }

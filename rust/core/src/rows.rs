@@ -126,9 +126,60 @@ impl Runs<'_> {
     }
 }
 
+/// Rows of a slice, each once.
+#[derive(Debug)]
+pub(crate) struct RowSet {
+    /// A bit for each row.
+    words: Vec<u64>,
+}
+
+impl RowSet {
+    /// None yet.
+    pub(crate) fn of(layout: Layout) -> Self {
+        Self { words: vec![0; layout.rows().div_ceil(64)] }
+    }
+
+    /// What it takes.
+    pub(crate) fn bytes_for(layout: Layout) -> u64 {
+        8 * layout.rows().div_ceil(64) as u64
+    }
+
+    /// With these, which [`Layout::elements`] has checked.
+    pub(crate) fn insert(&mut self, indices: Indices<'_>) {
+        for row in (0..indices.len()).map(|i| indices.get(i)) {
+            self.words[row / 64] |= 1 << (row % 64);
+        }
+    }
+
+    /// Takes all of them out.
+    pub(crate) fn take(&mut self) -> Vec<u8> {
+        let mut indices = Vec::new();
+        for (k, word) in self.words.iter_mut().enumerate() {
+            while *word != 0 {
+                let row = 64 * k as u32 + word.trailing_zeros();
+                indices.extend_from_slice(&row.to_le_bytes());
+                *word &= *word - 1;
+            }
+        }
+        indices
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_set_gives_each_of_its_rows_once_and_ascending() {
+        let layout = Layout::new(0, 600, 3);
+        let mut set = RowSet::of(layout);
+        for rows in [[3, 64, 199].as_slice(), &[0, 64], &[], &[63, 65]] {
+            set.insert(Indices::new(&bytes(rows)));
+        }
+        assert_eq!(set.take(), bytes(&[0, 3, 63, 64, 65, 199]));
+        assert!(set.take().is_empty());
+        assert_eq!((RowSet::of(Layout::new(0, 0, 0)).take(), RowSet::bytes_for(layout)), (vec![], 32));
+    }
 
     fn bytes(rows: &[u32]) -> Vec<u8> {
         rows.iter().flat_map(|row| row.to_le_bytes()).collect()

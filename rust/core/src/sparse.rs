@@ -98,7 +98,20 @@ impl Plan {
         self.starts.push(self.order.len() as u32);
     }
 
-    /// What each slice gets, in order; slices without such rows get nothing.
+    /// The same with a part of no rows for every slice of the tensor that has none of them.
+    fn for_every_slice(mut self, slices: usize) -> Self {
+        let mut parts = std::mem::take(&mut self.parts).into_iter().peekable();
+        let (mut gathered, mut at) = (0, 0);
+        for slice in 0..slices {
+            let none = RowPart { slice, elements: gathered..gathered, indices: at..at };
+            let part = parts.next_if(|part| part.slice == slice).unwrap_or(none);
+            (gathered, at) = (part.elements.end, part.indices.end);
+            self.parts.push(part);
+        }
+        self
+    }
+
+    /// What each slice gets, in order.
     pub fn parts(&self) -> &[RowPart] {
         &self.parts
     }
@@ -181,15 +194,19 @@ pub struct Gathered {
 }
 
 impl Gathered {
-    /// Of checked values; sums that are not finite are refused if that is asked for.
+    /// Of checked values; sums that are not finite are refused if that is asked for. Slices without such rows get nothing,
+    /// or an empty part.
     pub fn new(
         isa: Isa,
         spec: &TensorSpec,
-        indices: &[i64],
-        values: &[f32],
+        (indices, values): (&[i64], &[f32]),
         check_finite: bool,
+        every_slice: bool,
     ) -> Result<Self> {
-        let plan = Plan::new(spec, indices)?;
+        let mut plan = Plan::new(spec, indices)?;
+        if every_slice {
+            plan = plan.for_every_slice(spec.slice_count());
+        }
         let values = plan.gather(values);
         if check_finite && plan.has_repeats() {
             finite::check(isa, &values, None).map_err(|mut error| {

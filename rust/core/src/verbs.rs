@@ -121,6 +121,8 @@ pub struct PushOptions {
     /// Residuals; mandatory for [`Codec::OneBit`]. Content that a server refused or fenced is given back to them, but not what was
     /// too stale.
     pub feedback: Option<Arc<Mutex<ErrorFeedback>>>,
+    /// A sparse gradient goes to slices with none of its rows, too: a version of several workers waits for each of them.
+    pub every_slice: bool,
     /// Scan all values before anything is sent or changed.
     pub check_finite: bool,
     /// When the call gives up.
@@ -136,6 +138,7 @@ impl Default for PushOptions {
             based_on: None,
             correction: None,
             feedback: None,
+            every_slice: false,
             check_finite: true,
             timeout: Duration::from_secs(30),
         }

@@ -24,7 +24,7 @@ use fastps_core::error::{Error, Kind};
 use fastps_core::mode::{Mode, Seat};
 use fastps_core::store::{Memory, Store, StoreOptions};
 use fastps_core::tensor::TensorSpec;
-use fastps_core::verbs::{ParameterServer, Rows, State, Values};
+use fastps_core::verbs::{ParameterServer, PushOptions, Rows, State, Values};
 use pull::{pull_into, pull_rows_into};
 use push::{How, List, PushPulled, gradient, push_lent, push_lent_list, pushed, send, wait_for};
 use pyo3::prelude::*;
@@ -229,10 +229,12 @@ impl Client {
         py: Python<'_>,
         list: &Bound<'_, PyDict>,
         how: How<'_>,
+        tracked: bool,
+        every_slice: bool,
     ) -> PyResult<PushFlight> {
         let server = self.enter(py)?;
-        let options = self.options(py, &how, None)?;
-        self.send_async(py, server, &List::borrow(list)?, options, None, true)
+        let options = PushOptions { every_slice, ..self.options(py, &how, None)? };
+        self.send_async(py, server, &List::borrow(list)?, options, None, tracked)
     }
 
     fn push_bound_async(

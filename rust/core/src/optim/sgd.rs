@@ -128,6 +128,9 @@ impl Step for SgdRule {
 }
 
 impl SgdRule {
+    /// Adds the gradient: p - (-1) * g.
+    pub(crate) const SUM: Self = Self { neg_lr: 1.0, prepare: None };
+
     #[inline(always)]
     fn prepared<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], g: &[G]) {
         let Self { neg_lr, .. } = *self;

@@ -147,11 +147,8 @@ impl Slice {
         if shared_by.is_empty() {
             return memory.repeat(self, push).map(|_| true);
         }
-        if push.action != Action::Gradient || push.indices.is_some() {
-            return Err(Error::new(
-                Kind::Internal,
-                "what several workers did together is a gradient of a whole slice",
-            ));
+        if push.action != Action::Gradient {
+            return Err(Error::new(Kind::Internal, "what several workers did together is a gradient"));
         }
         memory.repeat_shared(self, push, shared_by).map(|_| true)
     }

@@ -2,11 +2,12 @@
 //! needs takes the step for all of them.
 //!
 //! A gradient belongs to the version behind the one that it is based on. What comes later than that version was made is refused.
-//! Each worker has one gradient in a version; nothing of it counts before the step, and its answer waits for that.
+//! Each worker has one gradient in a version; nothing of it counts before the step, and its answer waits for that. Where all
+//! gradients of a version are sparse, the step is of the rows that any of them names, and of no others.
 
 use super::exact::ExactMemory;
 use super::{Counters, Slice};
-use crate::apply::add;
+use crate::apply::{Touch, add, add_rows};
 use crate::codec::CodecId;
 use crate::error::{Error, Kind, Result};
 use crate::fault::fault;
@@ -17,6 +18,7 @@ use crate::mode::Quorum;
 use crate::params::{Buffer, Charge, Pieces, Purpose};
 use crate::policy::Share;
 use crate::record::{Identities, Record};
+use crate::rows::{Indices, RowSet};
 use std::fmt;
 
 /// Which of the slice's arrays the sum is like: see [`Buffer::filled`].
@@ -26,6 +28,15 @@ const SUM: usize = 3;
 pub(super) struct Round {
     parts: Vec<Part>,
     sum: Buffer,
+    /// The rows that sparse gradients named, once there was one.
+    rows: Option<Rows>,
+    /// A gradient of all elements is in the sum.
+    whole: bool,
+    _memory: Charge,
+}
+
+struct Rows {
+    set: RowSet,
     _memory: Charge,
 }
 
@@ -42,8 +53,16 @@ struct Kept {
     rank: u32,
     scale: f32,
     codec: CodecId,
+    indices: Option<Vec<u8>>,
+    elements: usize,
     body: Vec<u8>,
     _memory: Charge,
+}
+
+/// What a version's gradients add up to, where they are all of some rows.
+struct Few {
+    indices: Vec<u8>,
+    values: Vec<f32>,
 }
 
 /// Who is to be told what, when the slice's lock is free again.
@@ -54,22 +73,60 @@ impl Round {
         let bytes = Buffer::bytes_for(slice.spec.dtype, slice.len);
         let memory = slice.meter.take(Purpose::Held, bytes)?;
         let sum = Buffer::filled(slice.spec.dtype, slice.len, 0.0, SUM, &mut Pieces::none());
-        Ok(Self { parts: Vec::new(), sum, _memory: memory })
+        Ok(Self { parts: Vec::new(), sum, rows: None, whole: false, _memory: memory })
     }
 
-    fn add(&mut self, slice: &Slice, codec: CodecId, body: &[u8], scale: f32) {
-        add(slice.isa, self.sum.values_mut(), codec, body, scale);
+    fn add(&mut self, slice: &Slice, indices: Option<Indices<'_>>, gradient: Gradient<'_>) {
+        let Gradient { codec, body, elements, scale } = gradient;
+        let (isa, sum) = (slice.isa, self.sum.values_mut());
+        let Some(indices) = indices else {
+            self.whole = true;
+            return add(isa, sum, codec, body, scale);
+        };
+        if let Some(rows) = &mut self.rows {
+            rows.set.insert(indices);
+        }
+        add_rows(isa, sum, Touch { layout: slice.layout, indices, codec, body, elements, scale });
     }
 
-    /// The sum of all that is there, in the order that was asked for.
-    fn complete(&mut self, slice: &Slice) -> Result<()> {
+    /// The sum of all that is there, in the order that was asked for: in `sum` or, taken out of it, of some rows.
+    fn complete(&mut self, slice: &Slice) -> Result<Option<Few>> {
         self.parts.sort_by_key(|part| part.kept.as_ref().map(|kept| kept.rank));
         let kept: Vec<_> = self.parts.iter_mut().filter_map(|part| part.kept.take()).collect();
-        for Kept { codec, body, scale, .. } in kept {
-            self.add(slice, codec, &body, scale);
+        for kept in kept {
+            self.add(slice, kept.indices.as_deref().map(Indices::new), kept.gradient());
         }
-        finite::check(slice.isa, bytemuck::cast_slice(self.sum.bytes()), None)
-            .map_err(|error| error.expected("a finite sum of the workers' gradients", "infinity"))
+        let few = self.take_rows(slice);
+        let sum = few.as_ref().map_or(self.values(), |few| &few.values);
+        finite::check(slice.isa, sum, None)
+            .map_err(|error| error.expected("a finite sum of the workers' gradients", "infinity"))?;
+        Ok(few)
+    }
+
+    /// Takes the rows out of the sum, if it is of some and no more.
+    fn take_rows(&mut self, slice: &Slice) -> Option<Few> {
+        let indices = self.rows.as_mut()?.set.take();
+        if self.whole {
+            return None;
+        }
+        let (mut values, sum) = (Vec::new(), self.sum.values_mut::<f32>());
+        let mut runs = slice.layout.runs(Indices::new(&indices));
+        while let Some(run) = runs.next_of(slice.len) {
+            values.extend_from_slice(&sum[run.clone()]);
+            sum[run].fill(0.0);
+        }
+        Some(Few { indices, values })
+    }
+
+    fn values(&self) -> &[f32] {
+        bytemuck::cast_slice(self.sum.bytes())
+    }
+
+    /// Its memory is warm when the next version begins.
+    fn clear(&mut self) {
+        if std::mem::take(&mut self.whole) {
+            self.sum.values_mut::<f32>().fill(0.0);
+        }
     }
 }
 
@@ -130,12 +187,15 @@ impl ExactMemory {
         if !self.identities.knows(client) {
             self.identities.meet(client, &slice.meter)?;
         }
+        let names_rows = self.round.as_ref().is_some_and(|round| round.rows.is_some());
+        let rows = (push.indices.is_some() && !names_rows).then(|| Rows::of(slice)).transpose()?;
         let mut round = match self.round.take() {
             Some(round) => round,
             None => Box::new(Round::new(slice)?),
         };
+        round.rows = round.rows.take().or(rows);
         if kept.is_none() {
-            round.add(slice, push.codec, push.body, push.scale.unwrap_or(1.0));
+            round.add(slice, push.indices, Gradient::of(push));
         }
         let mut told = self.replace(&mut round, kept.as_ref());
         self.identities.note(push.identity, Outcome::Shared(Vec::new()));
@@ -180,9 +240,9 @@ impl ExactMemory {
         let share = quorum.share(round.parts.len());
         let mut ids = Vec::with_capacity(round.parts.len() * Identities::BYTES);
         let last = round.parts.last().map_or(Identity { client: 0, sequence: 0 }, |part| part.identity);
-        let stepped = round.complete(slice).and_then(|()| {
+        let stepped = round.complete(slice).and_then(|few| {
             round.parts.iter().for_each(|part| Identities::put(&mut ids, part.identity));
-            let push = sum_of(slice, &round, last, share);
+            let push = sum_of(slice, &round, few.as_ref(), last, share);
             self.step_shared(slice, &push, Identities::new(&ids).unwrap_or_default())
         });
         let mut told = Told::new();
@@ -197,8 +257,7 @@ impl ExactMemory {
             }
             Err(error) => told = self.refuse(round.parts.drain(..).collect(), &slice.name(error)),
         }
-        // Its memory is warm when the next version begins.
-        round.sum.values_mut::<f32>().fill(0.0);
+        round.clear();
         self.round = Some(round);
         told
     }
@@ -277,16 +336,56 @@ impl Round {
     }
 }
 
+impl Rows {
+    fn of(slice: &Slice) -> Result<Self> {
+        let memory = slice.meter.take(Purpose::Held, RowSet::bytes_for(slice.layout))?;
+        Ok(Self { set: RowSet::of(slice.layout), _memory: memory })
+    }
+}
+
+/// The values of one.
+#[derive(Clone, Copy)]
+struct Gradient<'a> {
+    codec: CodecId,
+    body: &'a [u8],
+    elements: usize,
+    scale: f32,
+}
+
+impl<'a> Gradient<'a> {
+    fn of(push: &Push<'a>) -> Self {
+        let Push { codec, body, count, .. } = *push;
+        Self { codec, body, elements: count as usize, scale: push.scale.unwrap_or(1.0) }
+    }
+}
+
 impl Kept {
     fn of(slice: &Slice, push: &Push<'_>, rank: u32) -> Result<Self> {
-        let memory = slice.meter.take(Purpose::Held, push.body.len() as u64)?;
-        let scale = push.scale.unwrap_or(1.0);
-        Ok(Self { rank, scale, codec: push.codec, body: push.body.to_vec(), _memory: memory })
+        let indices = push.indices.map(|indices| indices.bytes().to_vec());
+        let bytes = push.body.len() + indices.as_ref().map_or(0, Vec::len);
+        let memory = slice.meter.take(Purpose::Held, bytes as u64)?;
+        let Gradient { codec, body, elements, scale } = Gradient::of(push);
+        Ok(Self { rank, scale, codec, indices, elements, body: body.to_vec(), _memory: memory })
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        let Self { codec, body, elements, scale, .. } = self;
+        Gradient { codec: *codec, body, elements: *elements, scale: *scale }
     }
 }
 
 /// The push that a sum is.
-fn sum_of<'a>(slice: &Slice, round: &'a Round, identity: Identity, share: f32) -> Push<'a> {
+fn sum_of<'a>(
+    slice: &Slice,
+    round: &'a Round,
+    few: Option<&'a Few>,
+    identity: Identity,
+    share: f32,
+) -> Push<'a> {
+    let (indices, values) = match few {
+        None => (None, round.values()),
+        Some(Few { indices, values }) => (Some(Indices::new(indices)), &values[..]),
+    };
     Push {
         slice: slice.id,
         action: Action::Gradient,
@@ -296,10 +395,10 @@ fn sum_of<'a>(slice: &Slice, round: &'a Round, identity: Identity, share: f32) -
         scale: Some(share),
         momentum: None,
         correction: None,
-        count: slice.len as u64,
-        indices: None,
+        count: values.len() as u64,
+        indices,
         codec: CodecId::plain(slice.spec.dtype),
-        body: round.sum.bytes(),
+        body: bytemuck::cast_slice::<f32, u8>(values),
         trusted: true,
         once: false,
     }

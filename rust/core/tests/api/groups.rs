@@ -9,16 +9,17 @@ use fastps_core::group::Groups;
 use fastps_core::identity::Completion;
 use fastps_core::isa::Isa;
 use fastps_core::mode::{Clocks, Mode, Quorum, Seat};
-use fastps_core::optim::{Optimizer, Sgd};
+use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::record::{Identities, Record, Sink};
 use fastps_core::rows::Indices;
 use fastps_core::shard::{Meter, Purpose, Shard, ShardConfig};
-use fastps_core::slice::{Resolved, Slice};
+use fastps_core::slice::{Image, Resolved, Slice};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use std::sync::{Arc, Mutex};
 
 const SLICE: SliceId = SliceId(9);
 const LEN: usize = 200;
+const WIDTH: usize = 4;
 const GROUP: u32 = 4;
 
 type Answer = Arc<Mutex<Option<Result<Applied>>>>;
@@ -31,20 +32,31 @@ impl Sink for Log {
     fn record(&self, record: &Record<'_>) {
         let body = Box::leak(record.body.to_vec().into_boxed_slice());
         let shared_by = record.shared_by.bytes().to_vec();
-        let record = Record { body, indices: None, shared_by: Identities::default(), ..*record };
+        let indices = record
+            .indices
+            .map(|indices| Indices::new(Box::leak(indices.bytes().to_vec().into_boxed_slice())));
+        let record = Record { body, indices, shared_by: Identities::default(), ..*record };
         self.0.lock().unwrap().push((record, shared_by));
     }
 }
 
 fn spec(apply: Apply) -> Arc<TensorSpec> {
+    let optimizer = Optimizer::Sgd(Sgd { lr: 0.1, momentum: 0.9, ..Sgd::default() });
     Arc::new(TensorSpec {
         name: "w".into(),
         shape: vec![LEN as u64],
         dtype: DType::Float32,
         apply,
         group: "g".into(),
-        optimizer: Optimizer::Sgd(Sgd { lr: 0.1, momentum: 0.9, ..Sgd::default() }),
+        optimizer,
     })
+}
+
+/// Rows of `WIDTH`, for sparse gradients.
+fn table() -> Arc<TensorSpec> {
+    let optimizer = Optimizer::Adam(Adam { lr: 0.1, ..Adam::default() });
+    let shape = vec![(LEN / WIDTH) as u64, WIDTH as u64];
+    Arc::new(TensorSpec { shape, optimizer, ..(*spec(Apply::Exact)).clone() })
 }
 
 struct World {
@@ -59,10 +71,14 @@ impl World {
     }
 
     fn with_memory(limit: u64) -> Self {
+        Self::with(limit, &spec(Apply::Exact))
+    }
+
+    fn with(limit: u64, spec: &Arc<TensorSpec>) -> Self {
         let log = Arc::new(Log::default());
         let shard =
             Shard::new(ShardConfig { sink: Some(log.clone()), ..ShardConfig::new(0, limit, Isa::best()) });
-        shard.create(&spec(Apply::Exact), GROUP, &[(SLICE, 0)]).unwrap();
+        shard.create(spec, GROUP, &[(SLICE, 0)]).unwrap();
         Self { shard, log, sequence: 0 }
     }
 
@@ -86,6 +102,19 @@ impl World {
 
     fn plain(&mut self, client: u64, base: u64, values: &[f32]) -> Answer {
         self.push(client, base, bytemuck::cast_slice(values), CodecId::Float32)
+    }
+
+    fn rows(&mut self, client: u64, base: u64, (rows, values): &(Vec<u32>, Vec<f32>)) -> Answer {
+        self.sequence += 1;
+        let indices: Vec<u8> = rows.iter().flat_map(|row| row.to_le_bytes()).collect();
+        let body = bytemuck::cast_slice(values);
+        let whole = push(client, self.sequence, base, body, CodecId::Float32);
+        let (indices, count) = (Some(Indices::new(&indices)), values.len() as u64);
+        self.send(&Push { indices, count, ..whole })
+    }
+
+    fn image(&self) -> Image {
+        self.shard.slice(SLICE).unwrap().image().unwrap()
     }
 
     fn values(&self) -> Vec<f32> {
@@ -366,6 +395,7 @@ fn other_changes_end_a_version_under_way() {
         (push(9, 9, 1, body, codec), Kind::Config),
         (Push { base: None, ..push(1, 9, 1, body, codec) }, Kind::Config),
         (push(1, 9, 0, body, codec), Kind::StalePush),
+        // Momentum moves every row.
         (
             Push {
                 indices: Some(Indices::new(&[0, 0, 0, 0])),
@@ -400,6 +430,88 @@ fn memory_of_waiting_gradients_is_counted_and_given_back() {
     let mut small = World::with_memory(free + 2000);
     small.join(1, deterministic, Some(0)).unwrap();
     assert_eq!(kind(&small.plain(1, 0, &g)), Some(Kind::Capacity));
+}
+
+#[test]
+fn sparse_gradients_of_a_version_step_the_rows_that_anyone_names() {
+    let rows_of = |seed: usize| -> (Vec<u32>, Vec<f32>) {
+        let rows: Vec<u32> = (0..50).filter(|row| (row * 7 + seed as u32 * 3) % 11 < 2).collect();
+        let rows = if seed % 5 == 4 { vec![] } else { rows };
+        let values = gradient(seed)[..WIDTH * rows.len()].to_vec();
+        (rows, values)
+    };
+    let in_place = |(rows, values): &(Vec<u32>, Vec<f32>)| {
+        let mut whole = vec![0.0; LEN];
+        for (row, values) in rows.iter().zip(values.chunks(WIDTH)) {
+            whole[WIDTH * *row as usize..][..WIDTH].copy_from_slice(values);
+        }
+        whole
+    };
+    for deterministic in [false, true] {
+        let (mut world, mut serial) = (World::with(u64::MAX, &table()), World::with(u64::MAX, &table()));
+        let mode = Mode::Sync(Quorum { deterministic, sum: true, ..quorum(3, 0) });
+        (1..=3).for_each(|client| drop(world.join(client, mode, Some(client as u32)).unwrap()));
+        serial.join(1, Mode::Sync(Quorum { sum: true, ..quorum(1, 0) }), None).unwrap();
+        for base in 0..12_u64 {
+            let order = [1, 2, 3].map(|k| 1 + (k + base) % 3);
+            let given = order.map(|client| rows_of(4 * base as usize + client as usize));
+            // Now and then someone's gradient is of all rows.
+            let whole = base % 4 == 3;
+            for (k, (client, given)) in order.iter().zip(&given).enumerate() {
+                if whole && k == 1 {
+                    world.plain(*client, base, &in_place(given));
+                } else {
+                    world.rows(*client, base, given);
+                }
+            }
+            let mut by_place: Vec<_> = order.iter().zip(&given).collect();
+            if deterministic {
+                by_place.sort_by_key(|(client, _)| **client);
+            }
+            let mut sum = vec![0.0_f32; LEN];
+            for (_, given) in by_place {
+                sum.iter_mut().zip(in_place(given)).for_each(|(sum, g)| *sum += g);
+            }
+            let mut named: Vec<u32> = given.iter().flat_map(|(rows, _)| rows.clone()).collect();
+            named.sort_unstable();
+            named.dedup();
+            if whole {
+                serial.plain(1, base, &sum);
+            } else {
+                let values = named.iter().flat_map(|row| sum[WIDTH * *row as usize..][..WIDTH].to_vec());
+                let values = values.collect();
+                serial.rows(1, base, &(named, values));
+            }
+            let (one, other) = (world.image(), serial.image());
+            assert_eq!((one.standing.version, one.standing.step), (base + 1, base + 1));
+            assert_eq!(one.values.as_ref(), other.values.as_ref(), "{deterministic} {base}");
+            assert_eq!(one.state.as_ref(), other.state.as_ref(), "{deterministic} {base}");
+        }
+        // And the log has what repeats it.
+        let copy = Shard::new(ShardConfig::new(0, u64::MAX, Isa::Scalar));
+        copy.create(&table(), GROUP, &[(SLICE, 0)]).unwrap();
+        let copy = copy.slice(SLICE).unwrap();
+        for (record, shared_by) in world.log.0.lock().unwrap().iter() {
+            let shared_by = Identities::new(shared_by).unwrap();
+            assert!(copy.replay(&Record { shared_by, ..*record }).unwrap());
+        }
+        assert_eq!(copy.image().unwrap().values.as_ref(), world.image().values.as_ref());
+        assert_eq!(copy.image().unwrap().standing, world.image().standing);
+        // A sum that is not finite changes nothing, and nothing of it is left.
+        let before = world.image();
+        let huge = (vec![3, 9], vec![f32::MAX; 2 * WIDTH]);
+        let answers = [1, 2, 3].map(|client| world.rows(client, 12, &huge));
+        assert!(answers.iter().all(|answer| kind(answer) == Some(Kind::NonFinite)));
+        assert_eq!(world.image().values.as_ref(), before.values.as_ref());
+        let last = (vec![9], vec![1.0; WIDTH]);
+        for client in [1, 2, 3] {
+            world.rows(client, 12, &last);
+        }
+        serial.rows(1, 12, &(vec![9], vec![3.0; WIDTH]));
+        assert_eq!(world.image().values.as_ref(), serial.image().values.as_ref());
+        (1..=3).for_each(|client| world.shard.forget_client(client));
+        assert_eq!(world.shard.meter().used_for(Purpose::Held), 0);
+    }
 }
 
 #[test]

@@ -75,6 +75,7 @@ impl Client {
                 Correction { delay_adaptive, max_staleness, reject, momentum_matching }
             }),
             feedback: feedback.map(|f| f.0.clone()),
+            every_slice: false,
             check_finite: self.check_finite,
             timeout: self.timeout(py, *timeout)?,
         })
