@@ -125,9 +125,14 @@ def test_a_cluster_comes_back_from_copies_alone(url: str, tmp_path: Path) -> Non
             ps.register(name, values, optimizer=fastps.Adam(lr=0.5))
         ps.push({name: np.ones_like(values) for name, values in kept.items()})
         kept, state = {name: ps.pull(name) for name in kept}, ps.state("w")
-        checkpoint("save", f"127.0.0.1:{port}")
+        checkpoint("save", "--cut", "--", f"127.0.0.1:{port}")
         until_copied(url, log, {0: 1, 1: 1})
         ps.push({name: np.ones_like(values) for name, values in kept.items()})
+        for shard in ps.stats()["shards"]:
+            told = shard["counters"]
+            assert (told["snapshot"], told["copy"], told["copies_failed"], told["log_broken"]) == (1, 1, 0, 0)
+    assert 'a cut over group "default"' in checkpoint("list", url)
+    assert "shard 1: snapshot 1" in checkpoint("fetch", "--cut", url, str(tmp_path / "fetched as a cut"))
     target = str(tmp_path / "fetched")
     assert "shard 1: snapshot 1" in checkpoint("fetch", url, target)
     assert "is not empty" in checkpoint("fetch", url, target, fails=True)
@@ -199,6 +204,14 @@ def test_what_cannot_be_copied_is_refused(tmp_path: Path, monkeypatch) -> None:
     assert "--copy-to" in checkpoint("fetch", (tmp_path / "none").as_uri(), str(tmp_path / "new"), fails=True)
 
 
+def until_one_failed(ps: fastps.ParameterServer) -> None:
+    """`fastps status` would tell."""
+    end = time.monotonic() + 60
+    while not any(shard["counters"]["copies_failed"] for shard in ps.stats()["shards"]):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
 def test_training_goes_on_where_nothing_can_be_copied(tmp_path: Path, monkeypatch) -> None:
     """Nobody listens there; it is logged, and the server stops in time."""
     for name, value in {
@@ -215,6 +228,7 @@ def test_training_goes_on_where_nothing_can_be_copied(tmp_path: Path, monkeypatc
             for _ in range(20):
                 ps.push("w", np.ones(3, np.float32))
                 time.sleep(0.05)
+            until_one_failed(ps)
         begin = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

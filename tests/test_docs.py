@@ -239,12 +239,30 @@ def test_named_exceptions_exist(page: Path) -> None:
         assert hasattr(fastps, exception), exception
 
 
-def test_documented_counters_exist() -> None:
-    page = (ROOT / "docs/operations.md").read_text().partition("## Counters")[2].partition("\n## ")[0]
+def section(title: str) -> str:
+    """Of the page for operators."""
+    return (ROOT / "docs/operations.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_documented_alarms_are_said() -> None:
+    rows = [row.split("|")[1] for row in section("Alarms").splitlines()[2:] if row.startswith("| ")]
+    said = [words for row in rows for words in re.findall(r"`([^`]+ [^`]+)`", row)]
+    assert len(said) > 12
+    crates = (ROOT / "rust/rpc/src", ROOT / "rust/durable/src")
+    source = "".join(path.read_text() for crate in crates for path in crate.rglob("*.rs"))
+    assert [words for words in said if words not in source] == []
+
+
+def test_documented_counters_exist(tmp_path: Path) -> None:
+    page = section("Counters")
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", page, re.MULTILINE)
     names = {counter for row in rows for counter in re.findall(r"\w+", row)}
     assert len(names) > 20
-    with fastps.serve() as server, fastps.connect(server.addresses) as ps:
+    copies = (tmp_path / "copies").as_uri()
+    with (
+        fastps.serve(data_dir=tmp_path / "data", copy_to=copies) as server,
+        fastps.connect(server.addresses) as ps,
+    ):
         stats = ps.stats()
     assert names <= {*stats["client"], *stats["shards"][0]["counters"]}
 

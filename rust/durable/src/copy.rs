@@ -6,7 +6,7 @@ use crate::directory::{
     Directory, failed, generation_in, generations_in, remove, shard_folder, sync_directory,
 };
 use crate::frame::{FORMAT, Origin};
-use crate::generation::{FILES, Generation, MANIFEST, Manifest};
+use crate::generation::{Cut, FILES, Generation, MANIFEST, Manifest};
 use crate::recovery::random;
 use crate::reshape::{begin, parent};
 use crate::segment::Segment;
@@ -148,6 +148,11 @@ impl Described {
         self.manifest.files.values().map(|file| file.bytes).sum()
     }
 
+    /// What of it is of one moment in all shards, if that was asked for.
+    pub fn cut(&self) -> Option<&Cut> {
+        self.manifest.cut.as_ref()
+    }
+
     /// Slices in it.
     pub fn slices(&self) -> u64 {
         self.manifest.catalog.slices().count().saturating_sub(self.manifest.gone.len()) as u64
@@ -201,12 +206,13 @@ impl Held {
         result
     }
 
-    /// The number of the newest snapshot in a shard's directory; 0: there is none.
-    pub fn newest_number(directory: &Path) -> Result<u64> {
-        Ok(generations_in(directory)?.last().copied().unwrap_or(0))
+    /// The numbers of snapshots that came after one of a shard's directory.
+    pub fn after(directory: &Path, number: u64) -> Result<Vec<u64>> {
+        Ok(generations_in(directory)?.into_iter().filter(|later| *later > number).collect())
     }
 
-    fn open(directory: &Path, number: u64) -> Result<Self> {
+    /// One of a shard's directory.
+    pub fn open(directory: &Path, number: u64) -> Result<Self> {
         let path = generation_in(directory, number);
         Generation::open(directory, number)?;
         let name = path.join(MANIFEST);

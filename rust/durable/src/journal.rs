@@ -140,6 +140,17 @@ impl Journal {
         self.log.note(event)
     }
 
+    /// Bytes of changes that are not durable yet.
+    pub fn pending(&self) -> u64 {
+        self.log.pending()
+    }
+
+    /// The newest snapshot; `None`: there is none yet.
+    pub fn newest(&self) -> Result<Option<Summary>> {
+        let whole = Generation::list(self.directory.path())?.into_iter().flatten().next();
+        Ok(whole.map(|generation| generation.summary()))
+    }
+
     /// The position behind all that was logged so far.
     pub fn position(&self) -> u64 {
         self.log.position()

@@ -152,6 +152,12 @@ impl Log {
         }
     }
 
+    /// Bytes that were queued and are not durable, of which some may be written.
+    pub(crate) fn pending(&self) -> u64 {
+        let queue = self.queue();
+        queue.queued - queue.durable.min(queue.queued)
+    }
+
     /// Whether more should wait for [`Log::when_room`].
     pub(crate) fn is_full(&self) -> bool {
         self.queue().waiting.len() >= FULL

@@ -11,7 +11,7 @@ mod upload;
 
 pub(crate) use copies::Copies;
 #[cfg(feature = "cli")]
-pub(crate) use fetch::{Stored, Verified, fetch, list, verify};
+pub(crate) use fetch::{Stored, Verified, Which, fetch, list, verify};
 #[cfg(feature = "cli")]
 pub(crate) use upload::upload_all;
 

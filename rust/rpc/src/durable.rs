@@ -7,9 +7,10 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
 use fastps_durable::{Catalog, Cut, Event, Journal, Settings, Summary, shard_folder};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::oneshot;
 
 /// The shortest time between two snapshots that may be asked for.
@@ -22,7 +23,52 @@ pub(crate) type Begun<'a> = dyn Fn() -> Result<()> + 'a;
 
 /// A shard's files, if it has any.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Files(Option<Arc<Journal>>);
+pub(crate) struct Files(Option<Arc<Kept>>);
+
+#[derive(Debug)]
+struct Kept {
+    journal: Arc<Journal>,
+    snapshots: Made,
+    /// The same, where they are copied to another place.
+    copies: Option<Made>,
+}
+
+/// What was made of its kind, for whoever looks on.
+#[derive(Debug)]
+struct Made {
+    /// The number of the newest; 0: there is none.
+    newest: AtomicU64,
+    /// When that was, or when the server began to look, in seconds since 1970.
+    since: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+impl Made {
+    fn none() -> Self {
+        Self { newest: AtomicU64::new(0), since: AtomicU64::new(now()), failed: AtomicU64::new(0) }
+    }
+
+    fn count(&self, made: Result<(u64, u64)>) {
+        match made {
+            Ok((number, since)) => {
+                self.since.store(since, Ordering::Relaxed);
+                self.newest.store(number, Ordering::Relaxed);
+            }
+            Err(_) => drop(self.failed.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+
+    /// The newest, its age in seconds, and how many failed.
+    fn counts(&self) -> [u64; 3] {
+        let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        [load(&self.newest), now().saturating_sub(load(&self.since)), load(&self.failed)]
+    }
+}
 
 impl Files {
     /// Takes the shard's folder, if the server was told of a directory.
@@ -47,16 +93,43 @@ impl Files {
             keep_for: config.keep_for,
             accept_loss: config.accept_loss,
         };
-        Journal::open(settings).map(|journal| Self(Some(journal))).map_err(|error| error.shard(shard))
+        let journal = Journal::open(settings).map_err(|error| error.shard(shard))?;
+        let copies = config.copy_to.is_some().then(Made::none);
+        Ok(Self(Some(Arc::new(Kept { journal, snapshots: Made::none(), copies }))))
     }
 
     pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
-        self.0.as_ref()
+        self.0.as_ref().map(|kept| &kept.journal)
+    }
+
+    /// What can be counted of them; nothing without a directory.
+    pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
+        let Some(Kept { journal, snapshots, copies }) = self.0.as_deref() else { return Vec::new() };
+        let [newest, age, failed] = snapshots.counts();
+        let mut counters = vec![
+            ("log_pending", journal.pending()),
+            ("log_broken", u64::from(journal.check().is_err())),
+            ("snapshot", newest),
+            ("snapshot_age_s", age),
+            ("snapshots_failed", failed),
+        ];
+        if let Some(copies) = copies {
+            let [newest, age, failed] = copies.counts();
+            counters.extend([("copy", newest), ("copy_age_s", age), ("copies_failed", failed)]);
+        }
+        counters
+    }
+
+    /// A snapshot was copied to another place, or was not.
+    pub(crate) fn count_copy(&self, copied: Result<u64>) {
+        if let Some(copies) = self.0.as_ref().and_then(|kept| kept.copies.as_ref()) {
+            copies.count(copied.map(|number| (number, now())));
+        }
     }
 
     /// How far the recovery is, for people.
     pub(crate) fn progress(&self) -> String {
-        match self.0.as_ref().map(|journal| journal.progress()) {
+        match self.journal().map(|journal| journal.progress()) {
             None | Some((_, 0)) => "it has not begun to read".to_owned(),
             Some((done, total)) => format!("{} % of {}", done * 100 / total, size(total)),
         }
@@ -64,27 +137,32 @@ impl Files {
 
     /// Makes an empty shard what it was; what else there was.
     pub(crate) fn recover(&self, shard: &Shard) -> Result<Catalog> {
-        let Some(journal) = &self.0 else { return Ok(Catalog::default()) };
+        let Some(Kept { journal, snapshots, .. }) = self.0.as_deref() else { return Ok(Catalog::default()) };
         let begin = Instant::now();
         let report = journal.recover(shard).map_err(|error| error.shard(shard.index()))?;
         for note in &report.notes {
             tracing::warn!(shard = shard.index(), "{note}");
         }
         tracing::info!(shard = shard.index(), ms = begin.elapsed().as_millis() as u64, "recovered: {report}");
+        if let Some(newest) = journal.newest().map_err(|error| error.shard(shard.index()))? {
+            snapshots.count(Ok((newest.generation, newest.written)));
+        }
         Ok(journal.catalog())
     }
 
     /// Writes a snapshot now: of a cut, if one is given, with what is to be called when it has begun.
     pub(crate) fn snapshot(&self, shard: &Shard, cut: Option<(Cut, &Begun<'_>)>) -> Result<Summary> {
-        let Some(journal) = &self.0 else {
+        let Some(Kept { journal, snapshots, .. }) = self.0.as_deref() else {
             return Err(Error::new(Kind::Config, "this server keeps no snapshots")
                 .expected("a server with --data-dir", "one without"));
         };
         let begin = Instant::now();
-        let summary = match cut {
-            None => journal.snapshot(shard)?,
-            Some((cut, begun)) => journal.snapshot_of_cut(shard, cut, begun)?,
+        let made = match cut {
+            None => journal.snapshot(shard),
+            Some((cut, begun)) => journal.snapshot_of_cut(shard, cut, begun),
         };
+        snapshots.count(made.as_ref().map(|made| (made.generation, made.written)).map_err(Error::clone));
+        let summary = made?;
         let shard = shard.index();
         let ms = begin.elapsed().as_millis() as u64;
         tracing::info!(shard, ms, bytes = summary.bytes, "snapshot {}", summary.generation);
@@ -93,19 +171,19 @@ impl Files {
 
     /// Notes a change.
     pub(crate) fn note(&self, event: impl FnOnce() -> Event) {
-        if let Some(journal) = &self.0 {
+        if let Some(journal) = self.journal() {
             journal.note(&event());
         }
     }
 
     /// The position behind all that was noted so far.
     pub(crate) fn position(&self) -> u64 {
-        self.0.as_ref().map_or(0, |journal| journal.position())
+        self.journal().map_or(0, |journal| journal.position())
     }
 
     /// Fails where nothing can be made durable.
     pub(crate) fn check(&self) -> Result<()> {
-        match &self.0 {
+        match self.journal() {
             Some(journal) => journal.check(),
             None => Err(Error::new(Kind::Config, "this server keeps no log")
                 .expected("a server with --data-dir, or ack=\"applied\"", "ack=\"logged\"")),
@@ -114,7 +192,7 @@ impl Files {
 
     /// Waits until all that was noted so far is durable, if it can be.
     pub(crate) async fn durable(&self) {
-        if let Some(journal) = self.0.as_ref().filter(|journal| journal.check().is_ok()) {
+        if let Some(journal) = self.journal().filter(|journal| journal.check().is_ok()) {
             let (told, heard) = oneshot::channel();
             journal.when_durable(journal.position(), move || tell(told));
             let _ = heard.await;
@@ -123,7 +201,7 @@ impl Files {
 
     /// Waits while too much waits to be written: whoever goes on adds one message.
     pub(crate) async fn room(&self) {
-        while let Some(journal) = self.0.as_ref().filter(|journal| journal.is_full()) {
+        while let Some(journal) = self.journal().filter(|journal| journal.is_full()) {
             let (told, heard) = oneshot::channel();
             journal.when_room(move || tell(told));
             let _ = heard.await;

@@ -184,6 +184,7 @@ impl Node {
             ("frames", self.frames.load(Ordering::Relaxed)),
             ("frames_refused", self.frames_refused.load(Ordering::Relaxed)),
         ]);
+        counters.extend(self.files.counters());
         if let Ok(map) = self.map() {
             let (tensors, registrations, placed) = map.counts();
             counters.extend([

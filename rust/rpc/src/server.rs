@@ -124,8 +124,7 @@ impl Server {
             nodes.push(node.clone());
             threads.push(spawn(shard, node, tls.clone(), config.socket)?);
         }
-        let indices = nodes.iter().map(|node| node.index());
-        let copies = bucket.map(|bucket| Copies::start(bucket, config, indices)).transpose()?.flatten();
+        let copies = bucket.map(|bucket| Copies::start(bucket, config, &nodes)).transpose()?.flatten();
         let copies = Mutex::new(copies);
         let snapshots = Mutex::new(Snapshots::start(nodes.clone(), config.snapshot_every)?);
         Ok(Self { addresses, sockets, nodes, phase, threads: Mutex::new(threads), snapshots, copies })

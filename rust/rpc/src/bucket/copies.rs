@@ -4,10 +4,12 @@ use super::Bucket;
 use super::upload::{Keep, upload};
 use crate::config::ServerConfig;
 use crate::durable::size;
+use crate::node::Node;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::copy::Held;
 use fastps_durable::shard_folder;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -27,9 +29,9 @@ pub(crate) struct Copies {
 /// A shard's directory.
 #[derive(Debug)]
 struct Shard {
-    index: u32,
+    node: Arc<Node>,
     directory: PathBuf,
-    /// The newest snapshot that was tried.
+    /// The last snapshot that was tried.
     tried: u64,
 }
 
@@ -45,14 +47,14 @@ impl Copies {
     }
 
     /// Begins, for the shards of this process.
-    pub(crate) fn start(
-        bucket: Bucket,
-        config: &ServerConfig,
-        shards: impl Iterator<Item = u32>,
-    ) -> Result<Option<Self>> {
+    pub(crate) fn start(bucket: Bucket, config: &ServerConfig, nodes: &[Arc<Node>]) -> Result<Option<Self>> {
         let Some(data_dir) = &config.data_dir else { return Ok(None) };
-        let shard = |index| Shard { index, directory: shard_folder(data_dir, index), tried: 0 };
-        let shards = shards.map(shard).collect();
+        let shard = |node: &Arc<Node>| Shard {
+            directory: shard_folder(data_dir, node.index()),
+            node: node.clone(),
+            tried: 0,
+        };
+        let shards = nodes.iter().map(shard).collect();
         let keep = Keep { count: config.keep, younger: config.keep_for };
         let failed = |error| Error::new(Kind::Internal, format!("cannot start a thread: {error}"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
@@ -79,7 +81,7 @@ async fn run(bucket: &Bucket, keep: Keep, mut shards: Vec<Shard>, stop: watch::R
         loop {
             let last = tokio::time::timeout(LOOK, stopped.wait_for(Option::is_some)).await.is_ok();
             for shard in &mut shards {
-                copy_newest(bucket, keep, shard).await;
+                copy(bucket, keep, shard).await;
             }
             if last {
                 return;
@@ -100,20 +102,35 @@ async fn run(bucket: &Bucket, keep: Keep, mut shards: Vec<Shard>, stop: watch::R
     }
 }
 
-/// Copies a shard's newest snapshot, once. Those between are left out.
-async fn copy_newest(bucket: &Bucket, keep: Keep, shard: &mut Shard) {
-    let newest = match Held::newest_number(&shard.directory) {
-        Ok(newest) if newest > shard.tried => newest,
-        _ => return,
-    };
-    shard.tried = newest;
+/// Copies a shard's newest snapshot, once. Those before it are left out but for cuts: they go together with the other
+/// shards'.
+async fn copy(bucket: &Bucket, keep: Keep, shard: &mut Shard) {
+    let Ok(numbers) = Held::after(&shard.directory, shard.tried) else { return };
+    let Some((newest, before)) = numbers.split_last() else { return };
+    for number in before {
+        // One that is gone, or damaged, is left out.
+        if let Ok(held) = Held::open(&shard.directory, *number)
+            && held.described.cut().is_some()
+        {
+            copy_one(bucket, keep, shard, Ok(held)).await;
+        }
+    }
+    shard.tried = *newest;
+    match Held::newest(&shard.directory) {
+        Ok(None) => {}
+        Ok(Some(held)) => copy_one(bucket, keep, shard, Ok(held)).await,
+        Err(error) => copy_one(bucket, keep, shard, Err(error)).await,
+    }
+}
+
+async fn copy_one(bucket: &Bucket, keep: Keep, shard: &Shard, held: Result<Held>) {
     let begin = Instant::now();
-    let copied = match Held::newest(&shard.directory) {
-        Ok(Some(held)) => upload(bucket, &shard.directory, held, keep).await,
-        Ok(None) => return,
+    let copied = match held {
+        Ok(held) => upload(bucket, &shard.directory, held, keep).await,
         Err(error) => Err(error),
     };
-    let (shard, ms) = (shard.index, begin.elapsed().as_millis() as u64);
+    shard.node.files.count_copy(copied.as_ref().map(|copied| copied.number).map_err(Error::clone));
+    let (shard, ms) = (shard.node.index(), begin.elapsed().as_millis() as u64);
     match copied {
         Ok(copied) => {
             if !copied.was_there {

@@ -32,6 +32,8 @@ pub(crate) struct Stored {
     pub(crate) written: u64,
     pub(crate) bytes: u64,
     pub(crate) slices: u64,
+    /// The group whose tensors are of one moment in all shards, if any.
+    pub(crate) cut: Option<String>,
 }
 
 /// What a look at every byte of a shard's copies has found.
@@ -140,6 +142,7 @@ async fn list_shard(bucket: &Bucket, shard: u32) -> Result<Vec<Stored>> {
             written: 0,
             bytes: 0,
             slices: 0,
+            cut: None,
         };
         stored.push(match described(bucket, &folder).await {
             Err(error) => Stored { problem: Some(error.message.clone()), ..empty },
@@ -151,7 +154,8 @@ async fn list_shard(bucket: &Bucket, shard: u32) -> Result<Vec<Stored>> {
                 let short = described.parts().find(|part| length(*part) != Some(part.bytes));
                 let problem = short.map(|part| format!("{} is missing, or has another length", part.name));
                 let (written, bytes, slices) = (described.written(), described.bytes(), described.slices());
-                Stored { shards: Some(described.shard().1), problem, written, bytes, slices, ..empty }
+                let cut = described.cut().map(|cut| cut.group.clone());
+                Stored { shards: Some(described.shard().1), problem, written, bytes, slices, cut, ..empty }
             }
         });
     }
@@ -211,28 +215,87 @@ async fn verify_folder(bucket: &Bucket, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes a data directory of each shard's newest copy. It is there whole, or not at all.
-pub(crate) fn fetch(bucket: &Bucket, target: &FilePath) -> Result<Vec<Got>> {
+/// Which copies are fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// Each shard's newest.
+    Newest,
+    /// Those of the newest cut that all shards have.
+    Cut,
+}
+
+/// Makes a data directory of copies, one of each shard. It is there whole, or not at all.
+pub(crate) fn fetch(bucket: &Bucket, which: Which, target: &FilePath) -> Result<Vec<Got>> {
     block(async {
         let mut fetched = Fetched::begin(target)?;
-        let (mut got, mut shards) = (Vec::new(), 1);
-        while (got.len() as u32) < shards {
-            let shard = got.len() as u32;
-            let (one, of) =
-                fetch_shard(bucket, shard, &mut fetched).await.map_err(|error| error.shard(shard))?;
-            if shard > 0 && of != shards {
-                let message = format!("{} has shards of clusters of different sizes", bucket.url);
-                return Err(Error::new(Kind::Config, message).shard(shard).expected(shards, of));
-            }
-            shards = of;
-            got.push(one);
-        }
+        let got = match which {
+            Which::Newest => fetch_newest(bucket, &mut fetched).await?,
+            Which::Cut => fetch_cut(bucket, &mut fetched).await?,
+        };
         fetched.finish()?;
         Ok(got)
     })
 }
 
-/// Fetches one shard; how many there are.
+async fn fetch_newest(bucket: &Bucket, fetched: &mut Fetched) -> Result<Vec<Got>> {
+    let (mut got, mut shards) = (Vec::new(), 1);
+    while (got.len() as u32) < shards {
+        let shard = got.len() as u32;
+        let (one, of) = fetch_shard(bucket, shard, fetched).await.map_err(|error| error.shard(shard))?;
+        if shard > 0 && of != shards {
+            let message = format!("{} has shards of clusters of different sizes", bucket.url);
+            return Err(Error::new(Kind::Config, message).shard(shard).expected(shards, of));
+        }
+        shards = of;
+        got.push(one);
+    }
+    Ok(got)
+}
+
+async fn fetch_cut(bucket: &Bucket, fetched: &mut Fetched) -> Result<Vec<Got>> {
+    let mut got = Vec::new();
+    for named in newest_cut(bucket).await? {
+        let shard = named.shard;
+        got.push(fetch_copy(bucket, &named, fetched).await.map_err(|error| error.shard(shard))?);
+    }
+    Ok(got)
+}
+
+/// The copies of the newest cut that all shards have, in the order of the shards.
+async fn newest_cut(bucket: &Bucket) -> Result<Vec<Latest>> {
+    let mut of_shards = Vec::new();
+    for shard in shards(bucket).await? {
+        of_shards.push(cuts(bucket, shard).await?);
+    }
+    let of = |id: u64| {
+        let copies = of_shards.iter().filter_map(|cuts| cuts.iter().find(|(found, _)| *found == id));
+        let copies: Vec<_> = copies.map(|(_, named)| named.clone()).collect();
+        let complete = copies.iter().zip(0..).all(|(named, index)| named.shard == index)
+            && copies.first().is_some_and(|first| first.shards as usize == copies.len());
+        complete.then_some(copies)
+    };
+    let cuts = of_shards.first().into_iter().flatten();
+    cuts.map(|(id, _)| *id).find_map(of).ok_or_else(|| {
+        let message = format!("{} has no cut over all shards", bucket.url);
+        Error::new(Kind::Config, message)
+            .expected("copies of snapshots by `fastps checkpoint save --cut GROUP`", "others alone")
+    })
+}
+
+/// The copies of a shard that are of a cut, the newest first, each with the cut's identifier. What cannot be read is none.
+async fn cuts(bucket: &Bucket, shard: u32) -> Result<Vec<(u64, Latest)>> {
+    let (home, mut cuts) = (bucket.shard(shard), Vec::new());
+    for ((_, name), _) in folders(bucket, &home).await?.into_iter().rev() {
+        match described(bucket, &home.clone().join(name.as_str())).await {
+            Ok(described) => cuts.extend(described.cut().map(|cut| (cut.id, described.latest(&name)))),
+            Err(error) if error.kind == Kind::Internal => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(cuts)
+}
+
+/// Fetches the newest copy of a shard; how many shards there are.
 async fn fetch_shard(bucket: &Bucket, shard: u32, fetched: &mut Fetched) -> Result<(Got, u32)> {
     let mut result = Err(missing(bucket, shard));
     let mut tried = String::new();
@@ -242,7 +305,7 @@ async fn fetch_shard(bucket: &Bucket, shard: u32, fetched: &mut Fetched) -> Resu
             break;
         }
         tried.clone_from(&latest.folder);
-        result = fetch_latest(bucket, &latest, fetched).await;
+        result = fetch_copy(bucket, &latest, fetched).await.map(|got| (got, latest.shards.max(1)));
         if result.is_ok() {
             break;
         }
@@ -256,10 +319,10 @@ fn missing(bucket: &Bucket, shard: u32) -> Error {
     Error::new(Kind::Config, message).expected("what a server is told by --copy-to", &bucket.url)
 }
 
-async fn fetch_latest(bucket: &Bucket, latest: &Latest, fetched: &mut Fetched) -> Result<(Got, u32)> {
-    let folder = bucket.shard(latest.shard).join(latest.folder.as_str());
+async fn fetch_copy(bucket: &Bucket, named: &Latest, fetched: &mut Fetched) -> Result<Got> {
+    let folder = bucket.shard(named.shard).join(named.folder.as_str());
     let described = described(bucket, &folder).await?;
-    if described.latest(&latest.folder) != *latest {
+    if described.latest(&named.folder) != *named {
         let message =
             format!("{} is not the manifest that latest names", bucket.name(&folder.join(MANIFEST_NAME)));
         return Err(Error::new(Kind::Internal, message));
@@ -274,8 +337,7 @@ async fn fetch_latest(bucket: &Bucket, latest: &Latest, fetched: &mut Fetched) -
         read(bucket, &folder, part, |bytes| file.write_all(bytes).map_err(failed)).await?;
         file.sync_all().map_err(failed)?;
     }
-    fetched.complete(&described, &latest.folder)?;
+    fetched.complete(&described, &named.folder)?;
     let (number, bytes, slices) = (described.number(), described.bytes(), described.slices());
-    let got = Got { shard: latest.shard, number, bytes, slices, place: bucket.name(&folder) };
-    Ok((got, latest.shards.max(1)))
+    Ok(Got { shard: named.shard, number, bytes, slices, place: bucket.name(&folder) })
 }

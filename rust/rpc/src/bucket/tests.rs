@@ -1,6 +1,6 @@
 //! Real snapshots to and from stores in memory and in folders.
 
-use super::fetch::{fetch, list, verify};
+use super::fetch::{Which, fetch, list, verify};
 use super::upload::{Keep, Uploaded, upload, upload_all};
 use super::{Bucket, LATEST, reason};
 use fastps_core::error::{Error, Kind, Result};
@@ -9,7 +9,7 @@ use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use fastps_durable::copy::{self, Held};
-use fastps_durable::{Event, Holding, Journal, Reservation, Settings, Stage, checkpoint, shard_folder};
+use fastps_durable::{Cut, Event, Holding, Journal, Reservation, Settings, Stage, checkpoint, shard_folder};
 use futures_util::TryStreamExt;
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -101,6 +101,11 @@ impl Home {
         self.journal.snapshot(&self.shard).unwrap().generation
     }
 
+    fn snapshot_of_cut(&self, id: u64) -> u64 {
+        let cut = Cut { id, group: "default".to_owned() };
+        self.journal.snapshot_of_cut(&self.shard, cut, &|| Ok(())).unwrap().generation
+    }
+
     fn close(self) {
         self.journal.close();
     }
@@ -169,7 +174,7 @@ fn there_and_back(bucket: &Bucket, folder: &Folder) {
     assert_eq!(names(bucket).len(), 2 * (1 + 2 * 4), "{:?}", names(bucket));
     assert!(verify(bucket).unwrap().iter().all(|shard| shard.damages.is_empty() && shard.whole == [3, 2]));
     let target = folder.0.join("fetched");
-    let got = fetch(bucket, &target).unwrap();
+    let got = fetch(bucket, Which::Newest, &target).unwrap();
     assert_eq!(got.iter().map(|got| (got.shard, got.number)).collect::<Vec<_>>(), [(0, 3), (1, 3)]);
     for home in homes {
         for file in ["parameters.safetensors", "state.safetensors", "slices"] {
@@ -182,7 +187,7 @@ fn there_and_back(bucket: &Bucket, folder: &Folder) {
         home.close();
     }
     assert!(checkpoint::verify(&target).unwrap().iter().all(|shard| shard.damages.is_empty()));
-    refused(fetch(bucket, &target), "is not empty");
+    refused(fetch(bucket, Which::Newest, &target), "is not empty");
     // It is a directory of its own, and goes on in the same bucket: who had it before is told so.
     let next = Home::open(&target, 0, 2);
     assert_eq!(next.journal.catalog().slices().count() as u64, SLICES / 2);
@@ -285,7 +290,10 @@ fn an_upload_that_ends_half_way_changes_nothing() {
         if cut.is_ok() {
             break;
         }
-        assert_eq!(fetch(&bucket, &folder.0.join(format!("fetched-{steps}"))).unwrap()[0].number, 1);
+        assert_eq!(
+            fetch(&bucket, Which::Newest, &folder.0.join(format!("fetched-{steps}"))).unwrap()[0].number,
+            1
+        );
         assert!(verify(&bucket).unwrap()[0].damages.is_empty());
     }
     send(&bucket, &home.path).unwrap();
@@ -310,18 +318,18 @@ fn damage_is_told_and_nothing_is_made_of_it() {
         spoilt[middle] ^= 1;
         for damaged in [spoilt, whole[..whole.len() - 1].to_vec(), Vec::new()] {
             block(bucket.store.put(&place, damaged.into())).unwrap();
-            let error = fetch(&bucket, &target).unwrap_err();
+            let error = fetch(&bucket, Which::Newest, &target).unwrap_err();
             assert!(error.kind == Kind::Internal && error.to_string().contains("shard-0/"), "{error}");
             let told = verify(&bucket).map_or(true, |shards| !shards[0].damages.is_empty());
             assert!(told, "{place}");
         }
         block(bucket.store.delete(&place)).unwrap();
-        fetch(&bucket, &target).unwrap_err();
+        fetch(&bucket, Which::Newest, &target).unwrap_err();
         assert!(verify(&bucket).map_or(true, |shards| !shards[0].damages.is_empty()), "{place}");
         block(bucket.store.put(&place, whole.into())).unwrap();
     }
     assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1, "nothing is left but the data");
-    fetch(&bucket, &target).unwrap();
+    fetch(&bucket, Which::Newest, &target).unwrap();
 }
 
 #[test]
@@ -351,13 +359,56 @@ fn shards_that_do_not_go_together_are_not_made_a_directory() {
     home.snapshot();
     send(&bucket, &home.path).unwrap();
     let target = folder.0.join("fetched");
-    refused(fetch(&bucket, &target), "no copy of shard 1");
+    refused(fetch(&bucket, Which::Newest, &target), "no copy of shard 1");
     let empty = Home::open(&folder.data(), 1, 2);
     empty.snapshot();
     send(&bucket, &empty.path).unwrap();
-    let error = refused(fetch(&bucket, &target), "of different times");
+    let error = refused(fetch(&bucket, Which::Newest, &target), "of different times");
     assert_eq!(error.tensor.as_deref(), Some("w"));
     assert!(!target.exists());
+}
+
+#[test]
+fn a_cut_is_fetched_that_all_shards_have() {
+    let (folder, bucket) = (Folder::new(), in_memory());
+    let homes = [0, 1].map(|index| Home::new(&folder.data(), index, 2));
+    let all = Keep { count: 9, ..KEEP };
+    let copy = |home: &Home| {
+        let held = Held::newest(&home.path).unwrap().unwrap();
+        block(upload(&bucket, &home.path, held, all)).unwrap();
+    };
+    let target = folder.0.join("fetched");
+    for home in &homes {
+        home.snapshot();
+        copy(home);
+    }
+    refused(fetch(&bucket, Which::Cut, &target), "no cut over all shards");
+    // Number 2 of shard 0 and number 3 of shard 1 are of one cut; of a later one there is one shard alone.
+    homes[1].snapshot();
+    for (home, number) in homes.iter().zip([2, 3]) {
+        assert_eq!(home.snapshot_of_cut(7), number);
+        copy(home);
+    }
+    homes[0].snapshot_of_cut(8);
+    copy(&homes[0]);
+    homes[1].snapshot();
+    copy(&homes[1]);
+    let cuts: Vec<_> = list(&bucket).unwrap().into_iter().filter_map(|stored| stored.cut).collect();
+    assert_eq!(cuts, ["default"; 3]);
+    let numbers = |got: Vec<super::fetch::Got>| got.iter().map(|got| got.number).collect::<Vec<_>>();
+    assert_eq!(numbers(fetch(&bucket, Which::Cut, &target).unwrap()), [2, 3]);
+    assert_eq!(numbers(fetch(&bucket, Which::Newest, &folder.0.join("newest")).unwrap()), [3, 4]);
+    // It starts; where it came from there is something newer by now, and nothing of that is written over.
+    let past = Home::open(&target, 0, 2);
+    past.snapshot();
+    refused(send(&bucket, &past.path), "has snapshots of another server");
+    // A copy that is damaged is of no cut.
+    let listed = list(&bucket).unwrap();
+    let damaged = listed.iter().find(|stored| (stored.shard, stored.number) == (1, 3)).unwrap();
+    let place = damaged.place.strip_prefix("memory://").unwrap();
+    let manifest = Path::from(format!("{}{place}/MANIFEST", bucket.prefix));
+    block(bucket.store.put(&manifest, b"{}".to_vec().into())).unwrap();
+    refused(fetch(&bucket, Which::Cut, &folder.0.join("other")), "no cut over all shards");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The part of `fastps checkpoint` that has to do with copies in a bucket.
 
 use super::checkpoint::{age, in_json, note, say, verified as lines_of};
-use crate::bucket::{self, Bucket, Stored, Verified};
+use crate::bucket::{self, Bucket, Stored, Verified, Which};
 use crate::durable::size;
 use fastps_core::error::{Error, Kind, Result};
 use serde_json::{Value, json};
@@ -30,15 +30,15 @@ pub(super) fn list(url: &Path, json: bool) -> Result<bool> {
 }
 
 fn stored_in_json(stored: &Stored) -> Value {
-    let Stored { shard, shards, number, place, latest, problem, written, bytes, slices } = stored;
+    let Stored { shard, shards, number, place, latest, problem, written, bytes, slices, cut } = stored;
     json!({
         "shard": shard, "shards": shards, "number": number, "place": place, "latest": latest, "problem": problem,
-        "written": written, "bytes": bytes, "slices": slices,
+        "written": written, "bytes": bytes, "slices": slices, "cut": cut,
     })
 }
 
 fn stored_for_people(stored: &Stored) -> String {
-    let Stored { shard, shards, number, place, latest, problem, written, bytes, slices } = stored;
+    let Stored { shard, shards, number, place, latest, problem, written, bytes, slices, cut } = stored;
     let of = shards.map_or(String::new(), |shards| format!(" of {shards}"));
     let mark = if *latest { ", the latest" } else { "" };
     let head = format!("shard {shard}{of}: snapshot {number}{mark}");
@@ -47,7 +47,8 @@ fn stored_for_people(stored: &Stored) -> String {
     }
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (age, bytes) = (age(now.saturating_sub(*written)), size(*bytes));
-    format!("{head}: {age} ago, {slices} slices, {bytes}: {place}")
+    let cut = cut.as_ref().map_or(String::new(), |group| format!(", a cut over group {group:?}"));
+    format!("{head}: {age} ago, {slices} slices, {bytes}{cut}: {place}")
 }
 
 /// Reads every byte of the copies; false: something is damaged.
@@ -66,9 +67,10 @@ pub(super) fn verify(url: &Path, json: bool) -> Result<bool> {
     Ok(ok)
 }
 
-/// Makes a data directory of the newest copies.
-pub(super) fn fetch(url: &str, dir: &Path) -> Result<bool> {
-    let got = bucket::fetch(&Bucket::open(url)?, dir)?;
+/// Makes a data directory of the newest copies, or of those of the newest cut.
+pub(super) fn fetch(url: &str, dir: &Path, cut: bool) -> Result<bool> {
+    let which = if cut { Which::Cut } else { Which::Newest };
+    let got = bucket::fetch(&Bucket::open(url)?, which, dir)?;
     let mut lines: Vec<_> = got
         .iter()
         .map(|got| {

@@ -88,6 +88,9 @@ enum Command {
         url: String,
         /// The directory that is written; it must be new.
         dir: PathBuf,
+        /// The newest cut over all shards, in place of each shard's newest copy.
+        #[arg(long)]
+        cut: bool,
     },
     /// Copies the newest snapshot of each shard, as a server does with --copy-to. No server may use the directory.
     Upload {
@@ -166,7 +169,7 @@ fn execute(command: Command) -> Result<bool> {
         }
         Command::List { dir, json } if super::bucket::is_url(&dir) => super::bucket::list(&dir, json),
         Command::Verify { dir, json } if super::bucket::is_url(&dir) => super::bucket::verify(&dir, json),
-        Command::Fetch { url, dir } => super::bucket::fetch(&url, &dir),
+        Command::Fetch { url, dir, cut } => super::bucket::fetch(&url, &dir, cut),
         Command::Upload { dir, url, keep } => super::bucket::upload(&dir, &url, keep),
         Command::List { dir, json } => {
             let shards = checkpoint::list(&dir)?;
