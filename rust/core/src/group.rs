@@ -263,19 +263,21 @@ impl Groups {
         named(table.members.iter().filter(holds).map(|(_, member)| member))
     }
 
-    /// A worker leaves a group, or the warm start of one. Those who waited for it go on.
-    pub fn leave(&self, group: u32, client: u64, warm: bool) {
-        self.leave_where(client, |key| key == (group, if warm { Room::Warm } else { Room::Main }));
+    /// A worker leaves a group, or the warm start of one. Those who waited for it go on. False: it had no place there.
+    pub fn leave(&self, group: u32, client: u64, warm: bool) -> bool {
+        self.leave_where(client, |key| key == (group, if warm { Room::Warm } else { Room::Main }))
     }
 
-    fn leave_where(&self, client: u64, which: impl Fn((u32, Room)) -> bool) {
-        let mut told = Vec::new();
+    /// Whether it had any of these places.
+    fn leave_where(&self, client: u64, which: impl Fn((u32, Room)) -> bool) -> bool {
+        let (mut told, mut left) = (Vec::new(), false);
         {
             let mut tables = lock(&self.tables);
             for (_, table) in tables.iter_mut().filter(|(key, _)| which(**key)) {
                 if table.members.remove(&client).is_none() {
                     continue;
                 }
+                left = true;
                 let gone = table.waiting.extract_if(.., |one| one.client == client);
                 told.extend(gone.map(|one| (one.done, Err(not_there()))));
                 if !fault("leaver_waited_for") {
@@ -285,6 +287,7 @@ impl Groups {
             self.tidy(&mut tables);
         }
         tell(told);
+        left
     }
 
     /// Drops what nobody is in, and counts what pushes must look at.

@@ -253,10 +253,13 @@ impl Shard {
         self.wait_for_nobody_gone(&slices);
     }
 
-    /// A worker leaves a group, or the warm start of one.
-    pub fn leave(&self, group: u32, client: u64, warm: bool) {
-        self.groups.leave(group, client, warm);
-        self.wait_for_nobody_gone(&self.all());
+    /// A worker leaves a group, or the warm start of one. False: it had no place there.
+    pub fn leave(&self, group: u32, client: u64, warm: bool) -> bool {
+        let left = self.groups.leave(group, client, warm);
+        if left {
+            self.wait_for_nobody_gone(&self.all());
+        }
+        left
     }
 
     /// Refuses the gradients that wait for others: nobody comes any more.

@@ -269,8 +269,9 @@ impl Control for ControlService {
 
     async fn leave(&self, request: Request<pb::LeaveRequest>) -> Result<Response<pb::LeaveResponse>, Status> {
         self.call(request, pb::Role::Worker, Access::Look, |node, _, m| {
-            node.shard.leave(m.group, m.client, m.warm);
-            node.files.note(|| Event::Left { client: m.client, group: m.group, warm: m.warm });
+            if node.shard.leave(m.group, m.client, m.warm) {
+                node.files.note(|| Event::Left { client: m.client, group: m.group, warm: m.warm });
+            }
             Ok(pb::LeaveResponse {})
         })
         .await

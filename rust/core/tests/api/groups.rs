@@ -659,7 +659,8 @@ fn one_trains_alone_first() {
     assert_eq!(clocks(&advance(&world, 2, true, 3)), Some((3, false)));
     assert_eq!(clocks(&third), Some((3, false)));
     // Who comes while others train is not kept waiting, either.
-    (2..=3).for_each(|client| world.shard.leave(GROUP, client, true));
+    assert!((2..=3).all(|client| world.shard.leave(GROUP, client, true)));
+    assert!(!world.shard.leave(GROUP, 2, true));
     world.join(4, warm, None).unwrap();
     assert_eq!(clocks(&advance(&world, 4, true, 0)), Some((3, false)));
 }
