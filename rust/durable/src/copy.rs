@@ -143,9 +143,9 @@ impl Described {
         self.manifest.written
     }
 
-    /// Bytes of its files.
+    /// Bytes of its files, as it claims.
     pub fn bytes(&self) -> u64 {
-        self.manifest.files.values().map(|file| file.bytes).sum()
+        self.manifest.files.values().fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
 
     /// What of it is of one moment in all shards, if that was asked for.

@@ -5,6 +5,7 @@
 //! reached, too. They panic where a reader does, or where it accepts what it should not.
 
 use crate::checksum::crc32c;
+use crate::copy::{self, Described, Fetched, Latest};
 use crate::directory::Directory;
 use crate::frame::{self, Content, HEADER, MARK};
 use crate::generation::{Generation, MANIFEST, Manifest, SLICES, STATE, VALUES, Written};
@@ -125,14 +126,49 @@ fn start(log: &[u8]) -> Option<()> {
     Some(())
 }
 
+/// Makes the checksum of a manifest right.
+fn sign(text: &mut Vec<u8>) {
+    text.truncate(text.iter().position(|byte| *byte == b'\n').unwrap_or(text.len()));
+    let crc = crc32c(text);
+    text.extend_from_slice(format!("\ncrc32c {crc:08x}\n").as_bytes());
+}
+
 /// The manifest of a snapshot whose other files are whole.
 pub fn manifest(bytes: &[u8]) {
-    let sign = |text: &mut Vec<u8>| {
-        text.truncate(text.iter().position(|byte| *byte == b'\n').unwrap_or(text.len()));
-        let crc = crc32c(text);
-        text.extend_from_slice(format!("\ncrc32c {crc:08x}\n").as_bytes());
-    };
     both(bytes, sign, |bytes| load(bytes, vector!("slices")));
+}
+
+/// What names the newest copy in a bucket, and the manifest of a copy whose other files are whole.
+pub fn copy(bytes: &[u8]) {
+    if let Ok(latest) = Latest::parse(bytes, "latest") {
+        let again = latest.text().and_then(|text| Latest::parse(&text, "latest"));
+        assert_eq!(again.ok(), Some(latest), "what was read is written otherwise");
+    }
+    both(bytes, sign, |manifest| fetch(manifest.to_vec()));
+}
+
+fn fetch(manifest: Vec<u8>) -> Option<()> {
+    let described = Described::parse(manifest, "manifest").ok()?;
+    let _ = (described.bytes(), described.slices(), described.written(), described.cut());
+    let folder = Folder::new().ok()?;
+    let target = folder.0.join("fetched");
+    let mut fetched = Fetched::begin(&target).ok()?;
+    let path = fetched.folder(&described).ok()?;
+    for part in described.parts() {
+        let bytes: &[u8] = match part.name {
+            SLICES => vector!("slices"),
+            VALUES => vector!("parameters.safetensors"),
+            _ => vector!("state.safetensors"),
+        };
+        std::fs::write(path.join(part.name), bytes).ok()?;
+    }
+    let name = copy::new_folder(described.number()).ok()?;
+    let latest = described.latest(&name);
+    assert_eq!(latest.text().and_then(|text| Latest::parse(&text, "latest")).ok(), Some(latest));
+    fetched.complete(&described, &name).ok()?;
+    fetched.finish().ok()?;
+    assert!(target.is_dir(), "what was fetched has no name");
+    Some(())
 }
 
 /// The list of slices of a snapshot whose other files are whole.
@@ -180,6 +216,7 @@ mod tests {
 
     #[test]
     fn the_corpus_is_read_without_a_panic() {
+        replay("copy", copy);
         replay("frame", frame);
         replay("log", log);
         replay("manifest", manifest);
