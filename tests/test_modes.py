@@ -72,7 +72,7 @@ def test_arrivals_in_a_fixed_order(ps, rng, overlap):
             worker = (a, b)[turn]
             size = float(rng.integers(1, 9))
             worker.step({n: np.full(s, -size, np.float32) for n, s in SHAPES.items()}, loss=size)
-            worker._finish()  # the order of arrival is that of the draws
+            worker._pushes.finish()  # the order of arrival is that of the draws
             while worker._fetches and not worker._fetches[-1][1].done():
                 time.sleep(0.001)
             late[turn].append(pushes[1 - turn] - held[turn][1][1 - turn])
@@ -114,7 +114,7 @@ def test_stale_gradients_count_less_or_not_at_all(ps, rng, asked, apply):
         for k in rng.choice(3, 60, p=[0.1, 0.3, 0.6]):
             size = np.float32(rng.standard_normal())
             workers[k].step({n: np.full(s, -size, np.float32) for n, s in SHAPES.items()})
-            workers[k]._finish()  # the order of arrival is that of the draws
+            workers[k]._pushes.finish()  # the order of arrival is that of the draws
             late = sum(pushes) - pushes[k] - (sum(held[k]) - held[k][k])
             if mode.on_stale == "reject" and late > mode.max_staleness:
                 rejected[k] += 1
@@ -360,7 +360,8 @@ def test_what_was_not_applied_goes_with_the_next_push_once(store, overlap):
     )
     ones = {n: np.ones(s, np.float32) for n, s in SHAPES.items()}
     with fastps.Worker(store, zeros(), mode=fastps.Async(overlap=overlap)) as worker:
-        worker._native = Failing(worker._native, partial, fastps.ConnectionLostError("gone"))
+        failing = Failing(worker._native, partial, fastps.ConnectionLostError("gone"))
+        worker._native = worker._pushes._native = failing
 
         with pytest.raises(fastps.PartialPush):
             worker.step(ones)
@@ -382,7 +383,7 @@ def test_rows_that_were_not_applied_return(store):
     with fastps.Worker(store, {"t": np.zeros((4, 3))}, mode=fastps.Async()) as worker:
         rows = fastps.Sparse([3, 1, 1], np.ones((3, 3), np.float32))
         error = fastps.PartialPush(refused=[("t", range(5, 10), fastps.UnavailableError("later"))])
-        worker._take_back({"t": rows}, error)
+        worker._pushes._take_back({"t": rows}, error)
         with pytest.raises(fastps.NonFiniteError):
             worker.step({"t": fastps.Sparse([0], np.full((1, 3), np.nan, np.float32))})
         state = worker.state_dict()

@@ -6,45 +6,26 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from fastps import _fastps
-from fastps._fastps import ErrorFeedback, InDoubt, Sparse, Versions
-from fastps._gradients import Gradient, Gradients, check, part
+from fastps._fastps import Sparse, Versions
+from fastps._gradients import check
 from fastps._groups import Groups
 from fastps._handles import Receipts
-from fastps._stats import percentile
-from fastps._types import Array, File
+from fastps._pushes import Pushes, Refused
+from fastps._tally import Tally
+from fastps._types import Array, File, Rates
 from fastps.codecs import Codec, Float32
-from fastps.errors import (
-    ConfigError,
-    DeadlineError,
-    DTypeError,
-    FastpsError,
-    LeaseError,
-    NonFiniteError,
-    PartialPush,
-    ShapeError,
-    StalePush,
-    UnknownOutcomeError,
-)
+from fastps.errors import ConfigError, DeadlineError, LeaseError, PartialPush
 from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
 from fastps.modes._checks import at_least
 from fastps.store import ParameterServer, Store
 
 __all__ = ["Step", "Worker"]
-
-Rates = float | Mapping[str, float] | None
-
-#: Bound lists that are kept, one for each choice of tensors that was pushed.
-_LISTS = 32
-
-#: What is wrong with gradients as they were given: nothing was sent or changed.
-_Refused = (NonFiniteError, ShapeError, DTypeError, ConfigError)
 
 
 class Step(NamedTuple):
@@ -61,14 +42,6 @@ class Step(NamedTuple):
     loss: float | None
     staleness: int | None
     bytes: int
-
-
-@dataclass(frozen=True)
-class _Push:
-    """A push under way, and what it reads."""
-
-    gradients: dict[str, Gradient]
-    flight: _fastps.PushFlight
 
 
 class Worker:
@@ -151,35 +124,17 @@ class Worker:
         self.mode = mode
         self._live = copy and isinstance(then, Hogwild) and isinstance(ps, Store) and ps.address is not None
         self._accumulate = accumulate
-        self._codec = Float32() if codec is None else codec
-        lossless = isinstance(self._codec, Float32)
-        self._feedback = None if lossless else ErrorFeedback()
-        self._lossless = lossless
         self._on_step = on_step
         self.params: dict[str, Array] = {}
         self._names: list[str] = []
-        # A sum is filled while the one before it is under way.
-        self._sums = [Gradients(self.params) for _ in range(2)]
-        self._lists: list[dict[tuple[str, ...], _fastps.BoundList]] = [{}, {}]
-        self._filling = 0  # which sum
-        self._begun: set[str] = set()
-        self._pushing = False  # something of the coming step is already under way
-        self._under_way: list[_Push] = []
         self._fetches: list[tuple[int, _fastps.PullFlight]] = []  # fetches under way and when to install them
-        self._doubts: list[tuple[InDoubt, Gradient | None]] = []  # and what returns if one is fenced
         self._lr: Rates = None
         self._steps = 0
-        self._summed = 0  # gradients in the sum
-        self._staleness: Counter[int] = Counter()
-        self._acknowledged: Counter[tuple[str, ...]] = Counter()
-        self._rejected = 0
-        self._scaled = 0
-        self._bytes_pushed = 0
-        self._bytes_saved = 0
-        self._told: tuple[int | None, int] = (None, 0)  # staleness and bytes of this step
         self._ps = ps.another()
         self._native = self._ps._native
-        self._lost: Counter[str] = Counter()  # acknowledged pushes that a restart of a server lost
+        self._tally = Tally()
+        codec = Float32() if codec is None else codec
+        self._pushes = Pushes(self._native, self.params, codec, accumulate, self._tally)
         self._note_lost()  # from here on it is counted, and not raised
         self._groups = Groups(self._native, rank, name)
         self._alone = False  # it is the one that trains in a warm start
@@ -199,10 +154,8 @@ class Worker:
         """Goes on with a mode."""
         self._mode = mode
         local = mode._local_lr is not None
-        self._push_every = mode.push_every if local else self._accumulate
+        self._pushes.follow(mode)
         self._pull_every = mode.pull_every if local else self._accumulate
-        #: Gradients are read where the caller has them.
-        self._direct = self._lossless and not local and not mode.overlap and self._push_every == 1
         self._local = _fastps.LocalSteps(self.params) if local else None
         #: For steps that push and fetch in one call.
         self._exchanged: _fastps.Exchange | None = None
@@ -219,7 +172,7 @@ class Worker:
             raise ConfigError(
                 f"the worker has tensor {twice[0]!r} already", tensor=twice[0], got="a second one"
             )
-        self._finish()
+        self._pushes.finish()
         self._groups.add(params)
         self._take_on(params, copy)
 
@@ -234,7 +187,7 @@ class Worker:
         self._names = list(self.params)
         if self._local is not None:
             self._local = _fastps.LocalSteps(self.params)
-        if self._direct and isinstance(self.mode, Async):
+        if self._pushes.direct and isinstance(self.mode, Async):
             self._exchanged = self._native.exchange_of(self.params)
         return versions
 
@@ -263,21 +216,21 @@ class Worker:
         if self._step_at_once(grads, lr, loss):
             return
         self._groups.wait(0)
-        self._told = (None, 0)
-        k = self._steps + 1
+        self._tally.told = (None, 0)
+        k, pushes = self._steps + 1, self._pushes
         ready = self._take(grads, lr)
         self._steps, self._lr = k, lr
-        if k % self._push_every == 0 or k % self._pull_every == 0:
+        if k % pushes.every == 0 or k % self._pull_every == 0:
             self._note_lost()
         refused = False
         try:
-            if k % self._push_every == 0:
-                self._start({**self._sum.waiting, **ready}, lr)
-        except _Refused:
+            if k % pushes.every == 0:
+                pushes.start({**pushes.sum.waiting, **ready}, lr, self._installed)
+        except Refused:
             refused = self._local is None
             raise
         finally:
-            self._turn()
+            pushes.turn()
             if refused:
                 self._steps -= 1
             else:
@@ -286,7 +239,7 @@ class Worker:
             self._alone = False
             self._follow(self.mode.then if isinstance(self.mode, WarmStart) else self.mode)
         if self._on_step is not None:
-            self._on_step(Step(k, loss, *self._told))
+            self._on_step(Step(k, loss, *self._tally.told))
 
     def begin(self, grads: Mapping[str, Any], *, lr: Rates = None) -> None:
         """Starts to push some of the coming step's gradients, while others are still computed.
@@ -306,24 +259,14 @@ class Worker:
                 got=repr(self.mode),
             )
         _check_rates(lr)
-        self._start(self._take(grads, lr), lr)
-        self._begun.update(grads)
+        self._pushes.begin(grads, lr, self._installed)
 
     def flush(self) -> None:
         """Pushes what waits and returns when every push is acknowledged. `params` stay as they are.
 
         What error feedback keeps goes with the next step's push, also what was refused or fenced.
         """
-        self._turn()
-        self._finish()
-        self._settle()
-        if self._sum.waiting:
-            try:
-                self._start(dict(self._sum.waiting), self._lr)
-            finally:
-                self._turn()
-            self._finish()
-            self._settle()
+        self._pushes.flush(self._lr, self._installed)
 
     # -- state -----------------------------------------------------------------------------------------------
 
@@ -335,18 +278,11 @@ class Worker:
             (no ``params`` with `fastps.Async`, whose values are the server's); ``rows``: names to indices and
             values of sparse sums; ``residuals``: as `ErrorFeedback.state_dict`.
         """
-        self._turn()
-        self._finish()
-        self._settle()
-        waiting = self._sum.waiting
-        rows = {n: g for n, g in waiting.items() if isinstance(g, Sparse)}
+        self._pushes.rest()
         return {
             "step": self._steps,
-            "summed": self._summed or int(bool(waiting)),
-            "sum": {n: g.copy() for n, g in waiting.items() if isinstance(g, np.ndarray)},
-            "rows": {n: (np.array(g.indices), np.array(g.values)) for n, g in rows.items()},
             "params": {} if self._local is None else {n: p.copy() for n, p in self.params.items()},
-            "residuals": {} if self._feedback is None else self._feedback.state_dict(),
+            **self._pushes.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -373,22 +309,14 @@ class Worker:
                 )
         for name, (indices, values) in rows.items():
             check(name, Sparse(indices, values), self.params[name], True)
-        self._turn()
-        self._finish()
-        self._settle()
+        self._pushes.rest()
         self._fetches.clear()
         if self._local is None:
             self._fetch()
         for name, values in params.items():
             self.params[name][...] = values
-        self._sum.waiting.clear()
-        for name, values in sums.items():
-            self._sum.add(name, np.reshape(values, self.params[name].shape), None)
-        for name, (indices, values) in rows.items():
-            self._sum.add(name, Sparse(indices, values), None)
-        if self._feedback is not None:
-            self._feedback.load_state_dict(dict(residuals))
-        self._steps, self._summed = int(state["step"]), int(state["summed"])
+        self._pushes.load_state_dict(state)
+        self._steps = int(state["step"])
 
     def save(self, path: File) -> None:
         """Writes `state_dict` to a file, which is complete or is not there. See `load`.
@@ -442,22 +370,7 @@ class Worker:
             tensors) to pushes; ``staleness_p50``, ``staleness_p99``: None before the first push.
         """
         self._note_lost()
-        acknowledged = dict.fromkeys(self._names, 0)
-        for names, pushes in self._acknowledged.items():
-            for name in names:
-                acknowledged[name] += pushes
-        return {
-            "steps": self._steps,
-            "acknowledged": acknowledged,
-            "lost": dict(self._lost),
-            "bytes_pushed": self._bytes_pushed,
-            "bytes_saved": self._bytes_saved,
-            "rejected": self._rejected,
-            "scaled": self._scaled,
-            "staleness": dict(sorted(self._staleness.items())),
-            "staleness_p50": percentile(self._staleness, 0.5),
-            "staleness_p99": percentile(self._staleness, 0.99),
-        }
+        return {"steps": self._steps, **self._tally.stats(self._names)}
 
     def close(self) -> None:
         """`flush`, then ends this worker's session (not that of `ps`)."""
@@ -489,11 +402,6 @@ class Worker:
 
     # -- how -------------------------------------------------------------------------------------------------
 
-    @property
-    def _sum(self) -> Gradients:
-        """What the next push takes."""
-        return self._sums[self._filling]
-
     def _note_lost(self) -> None:
         """Counts what servers that were started anew lack: training goes on, as if it had not been pushed."""
         lost: Counter[str] = Counter()
@@ -505,63 +413,29 @@ class Worker:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        self._lost += lost
+        self._tally.lost += lost
 
     def _fetch(self) -> None:
         if not self._live:
             self._installed = self._native.pull_list(self._names, self.params, None)[1]
 
     def _take(self, grads: Mapping[str, Any], lr: Rates) -> dict[str, Any]:
-        """Looks at a step's gradients, and adds to the sum what is not pushed from where it lies.
-
-        Returns what of them is to be pushed; nothing of a local step, of which the sum is.
-        """
+        """What of a step's gradients is to be pushed; nothing of a local one, of which the sum is."""
         if self._local is not None:
-            waiting, first = self._sum, not self._sum.waiting
+            waiting = self._pushes.sum
+            first = not waiting.waiting
             own = grads if type(grads) is dict else dict(grads)
             self._local.step(
                 own, waiting.arrays(), self._mode._local_lr or 0.0, first, self._native.check_finite
             )
             waiting.filled(self._installed)
-            self._summed += 1
+            self._pushes.summed += 1
             return {}
-        unknown = grads.keys() - self.params.keys()
-        if unknown:
-            name = min(unknown)
-            raise ConfigError(
-                f"a gradient of tensor {name!r}, which the worker has not",
-                tensor=name,
-                expected=str(self._names),
-                got=name,
-            )
-        twice = grads.keys() & self._begun
-        if twice:
-            name = min(twice)
-            raise ConfigError(
-                f"a second gradient of tensor {name!r} in one step",
-                tensor=name,
-                expected="one gradient",
-                got="one by begin() before",
-            )
-        waiting = self._sum
-        # Rows are sent from where they lie by the step that pushes, whatever the codec.
-        here = self._push_every == 1
-        copied = [
-            n
-            for n, g in grads.items()
-            if n in waiting.waiting or not (self._direct or (here and isinstance(g, Sparse)))
-        ]
-        if copied or isinstance(lr, Mapping):
-            for name, gradient in grads.items():
-                check(name, gradient, self.params[name], self._native.check_finite)
-        for name in copied:
-            waiting.add(name, grads[name], self._installed)
-        return {n: waiting.waiting.get(n, g) for n, g in grads.items()}
+        return self._pushes.take(grads, lr, self._installed)
 
     def _step_at_once(self, grads: Mapping[str, Any], lr: Rates, loss: float | None) -> bool:
         """Pushes and fetches in one call; False: something is unusual or wrong, and nothing was done."""
-        waits = self._under_way or self._pushing or self._doubts or self._sum.waiting
-        if self._exchanged is None or waits or type(grads) is not dict:
+        if self._exchanged is None or not self._pushes.idle or type(grads) is not dict:
             return False
         one, rates = (None, dict(lr)) if isinstance(lr, Mapping) else (lr, None)
         how = (None, one, None, self._installed, None, self._mode._correction())
@@ -569,93 +443,18 @@ class Worker:
         if done is None:
             return False
         receipts, versions, failed = done
-        self._steps, self._lr, self._told = self._steps + 1, lr, (None, 0)
+        self._steps, self._lr, self._tally.told = self._steps + 1, lr, (None, 0)
         if versions is not None:
             self._installed = versions
         if receipts is not None:
-            self._count(receipts.names(), Receipts(receipts))
+            self._tally.acknowledge(receipts.names(), Receipts(receipts))
         elif failed is not None:
-            failed = self._not_applied({n: np.asarray(g) for n, g in grads.items()}, failed)
+            failed = self._pushes.not_applied({n: np.asarray(g) for n, g in grads.items()}, failed)
         if failed is not None:
             raise failed
         if self._on_step is not None:
-            self._on_step(Step(self._steps, loss, *self._told))
+            self._on_step(Step(self._steps, loss, *self._tally.told))
         return True
-
-    def _start(self, ready: dict[str, Any], lr: Rates) -> None:
-        """Starts to push; what cannot be sent goes with the next push."""
-        left = dict(ready)
-        try:
-            if not self._pushing:
-                self._finish()
-                # What may still be part of the next version is not followed by a second gradient for it.
-                self._settle(wait=self._mode._together)
-                self._pushing = True
-            waiting = self._sum
-            summed = not self._mode._together and ready.keys() & waiting.waiting.keys()
-            base = waiting.base if summed else self._installed
-            scale = None if self._accumulate == 1 else 1.0 / self._accumulate
-            for rate, part_of in _parts(ready, lr):
-                how = (None, rate, scale, base, None, self._mode._correction())
-                rows = {n: g for n, g in part_of.items() if isinstance(g, Sparse)}
-                whole = {n: g for n, g in part_of.items() if not isinstance(g, Sparse)}
-                # Rows first, since not every optimizer takes them.
-                for some, push in ((rows, self._push_rows), (whole, self._push_whole)):
-                    if not some:
-                        continue
-                    try:
-                        push(some, how)
-                    except (PartialPush, StalePush) as error:
-                        _gone(some, left, waiting)
-                        if not self._take_back(some, error):
-                            raise
-                    else:
-                        _gone(some, left, waiting)
-        except _Refused:
-            raise
-        except BaseException:
-            if isinstance(self._mode, Sync):  # the next gradient is of another version
-                self._sum.waiting.clear()
-                self._summed = 0
-            else:
-                for name, gradient in left.items():
-                    if name not in self._sum.waiting:
-                        self._sum.add(name, gradient, self._installed)
-            raise
-        self._summed = 0
-
-    def _bind(self, whole: dict[str, Any]) -> _fastps.BoundList:
-        if self._direct:  # the arrays are others at every step
-            return self._native.bind(whole, None, None, None)
-        names, lists = tuple(whole), self._lists[self._filling]
-        if names not in lists:
-            if len(lists) >= _LISTS:
-                lists.clear()
-            lists[names] = self._native.bind(whole, self._codec, self._feedback, None)
-        return lists[names]
-
-    def _push_whole(self, whole: dict[str, Any], how: Any) -> None:
-        flight = self._native.push_bound_async(self._bind(whole), how, False)
-        self._under_way.append(_Push(whole, flight))
-
-    def _push_rows(self, rows: dict[str, Any], how: Any) -> None:
-        if isinstance(self._mode, Sync):
-            # The version of each slice waits for everyone's rows, also if they are none.
-            flight = self._native.push_list_async(rows, how, False, True)
-            self._under_way.append(_Push(rows, flight))
-            return
-        self._count(tuple(rows), Receipts(self._native.push_list(rows, how)))
-
-    def _turn(self) -> None:
-        """What is under way is left alone until it is done; the other sum is filled."""
-        if not self._pushing:
-            return
-        self._pushing = False
-        self._begun.clear()
-        rest, self._filling = self._sum, 1 - self._filling
-        for name, gradient in rest.waiting.items():
-            self._sum.add(name, gradient, rest.base)
-        rest.waiting.clear()
 
     def _exchange(self, k: int, fetch: bool) -> None:
         if self._mode._together:
@@ -667,7 +466,7 @@ class Worker:
                 if fetch:  # behind the push, on the same way: the values contain it
                     self._fetch()
             finally:
-                self._finish()
+                self._pushes.finish()
             return
         if fetch:
             flight = self._native.pull_async(self._names, None)
@@ -681,9 +480,9 @@ class Worker:
     def _keep_together(self) -> None:
         """Waits for the others as the mode says, and fetches what they made together."""
         try:
-            self._finish()
+            self._pushes.finish()
         except (LeaseError, PartialPush) as error:
-            if self._is_fenced(error):
+            if self._pushes.is_fenced(error):
                 self._groups.come_back()
                 raise LeaseError(
                     f"{self._mode}: the worker's lease ran out, and the others went on without it; its "
@@ -699,135 +498,6 @@ class Worker:
                 self._groups.wait(1)
         finally:
             self._fetch()
-
-    def _is_fenced(self, error: LeaseError | PartialPush) -> bool:
-        """Whether a server has forgotten this worker. What was on the way to it stays unknown."""
-        if isinstance(error, LeaseError):
-            return True
-        unknown = [doubt for doubt, _ in self._doubts if _is_unknown(doubt)]
-        self._doubts = [kept for kept in self._doubts if kept[0] not in unknown]
-        return bool(unknown) or any(isinstance(why, LeaseError) for _, _, why in error.refused)
-
-    def _finish(self) -> None:
-        """Waits for the pushes under way."""
-        failed: FastpsError | None = None
-        while self._under_way:
-            push = self._under_way[0]
-            try:
-                native = push.flight.wait(None)
-            except FastpsError as error:
-                self._under_way.pop(0)
-                raised = self._not_applied(push.gradients, error)
-                failed = failed or raised
-            else:
-                assert native is not None
-                self._under_way.pop(0)
-                receipts = Receipts(native)
-                self._count(tuple(push.gradients), receipts)
-                if self._feedback is not None:
-                    plain = 4 * sum(self.params[n].size for n in push.gradients)
-                    self._bytes_saved += plain - receipts.bytes
-        if failed is not None:
-            raise failed
-
-    def _not_applied(self, gradients: dict[str, Any], error: FastpsError) -> FastpsError | None:
-        """Keeps what a failed push has not applied. The error, unless slices were too stale and no more."""
-        if isinstance(error, (PartialPush, StalePush)):
-            return None if self._take_back(gradients, error) else error
-        if isinstance(error, LeaseError):
-            self._rejected += 1
-            return error
-        # Nothing was changed anywhere.
-        for name, gradient in gradients.items():
-            if self._keeps(gradient):
-                self._sum.take_back(name, gradient)
-        return error
-
-    def _count(self, names: tuple[str, ...], receipts: Receipts) -> None:
-        self._acknowledged[names] += 1
-        self._bytes_pushed += receipts.bytes
-        staleness, sent = self._told
-        if receipts.staleness is not None:
-            self._staleness[receipts.staleness] += 1
-            self._scaled += receipts.scale < 1.0
-            staleness = max(staleness or 0, receipts.staleness)
-        self._told = staleness, sent + receipts.bytes
-
-    def _take_back(self, gradients: dict[str, Any], error: PartialPush | StalePush) -> bool:
-        """Whether nothing is wrong but that slices were too stale: those are not kept."""
-        if isinstance(error, StalePush):
-            self._rejected += 1
-            return True
-        for name in error.receipts:
-            self._acknowledged[(name,)] += 1
-        stale = [isinstance(why, (StalePush, LeaseError)) for _, _, why in error.refused]
-        self._rejected += any(stale)
-        for (name, elements, _), dropped in zip(error.refused, stale, strict=True):
-            if self._keeps(gradients[name]) and not dropped:
-                self._sum.take_back(name, gradients[name], elements)
-        for doubt in error.in_doubt:
-            gradient, like = gradients[doubt.tensor], self.params[doubt.tensor]
-            keeps = self._keeps(gradient)
-            self._doubts.append((doubt, part(gradient, doubt.elements, like) if keeps else None))
-        late = any(isinstance(why, LeaseError) for _, _, why in error.refused)
-        return all(stale) and not late and not error.in_doubt
-
-    def _keeps(self, gradient: Gradient) -> bool:
-        """Whether what was not applied goes with the next push. With error feedback the residuals have it; in
-        a version each worker has one gradient, computed from the version before."""
-        return not isinstance(self._mode, Sync) and (self._feedback is None or isinstance(gradient, Sparse))
-
-    def _settle(self, wait: bool = True) -> None:
-        """Finds out what became of what is in doubt; without `wait`, only what can be told at once."""
-        unknown = None
-        while self._doubts:
-            doubt, gradient = self._doubts[0]
-            try:
-                fate = doubt.result() if wait else doubt.result(0.0)
-            except FastpsError as error:
-                if wait and not isinstance(error, UnknownOutcomeError):
-                    raise
-                if not isinstance(error, UnknownOutcomeError):
-                    return
-                fate = "unknown"
-            self._doubts.pop(0)
-            if fate == "fenced" and gradient is not None:
-                self._sum.take_back(doubt.tensor, gradient)
-            elif fate == "unknown":
-                unknown = doubt
-        if unknown is not None:
-            raise UnknownOutcomeError(
-                f"nobody can tell whether a push was applied (tensor {unknown.tensor!r}, shard "
-                f"{unknown.shard}); it is neither repeated nor returned",
-                tensor=unknown.tensor,
-                shard=unknown.shard,
-            )
-
-
-def _is_unknown(doubt: InDoubt) -> bool:
-    """Whether nobody can tell any more what became of it."""
-    try:
-        return doubt.result(0.0) == "unknown"
-    except UnknownOutcomeError:
-        return True
-    except FastpsError:
-        return False
-
-
-def _gone(names: Mapping[str, Any], left: dict[str, Any], waiting: Gradients) -> None:
-    for name in names:
-        del left[name]
-        waiting.waiting.pop(name, None)
-
-
-def _parts(ready: dict[str, Any], lr: Rates) -> Iterable[tuple[float | None, dict[str, Any]]]:
-    """A push has one rate: the gradients by theirs."""
-    if not isinstance(lr, Mapping):
-        return [(lr, ready)] if ready else []
-    parts: dict[float | None, dict[str, Any]] = {}
-    for name, gradient in ready.items():
-        parts.setdefault(lr.get(name), {})[name] = gradient
-    return parts.items()
 
 
 def _check_hogwild(ps: ParameterServer, params: Iterable[str]) -> None:

@@ -1,0 +1,343 @@
+"""A worker's pushes: what waits for the next one, what is under way, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fastps import _fastps
+from fastps._doubts import Doubts
+from fastps._fastps import ErrorFeedback, Sparse, Versions
+from fastps._gradients import Gradient, Gradients, check, part
+from fastps._handles import Receipts
+from fastps._tally import Tally
+from fastps._types import Array, Rates
+from fastps.codecs import Codec, Float32
+from fastps.errors import (
+    ConfigError,
+    DTypeError,
+    FastpsError,
+    LeaseError,
+    NonFiniteError,
+    PartialPush,
+    ShapeError,
+    StalePush,
+)
+from fastps.modes import Mode, Sync
+
+__all__ = ["Pushes", "Refused"]
+
+#: Bound lists that are kept, one for each choice of tensors that was pushed.
+_LISTS = 32
+
+#: What is wrong with gradients as they were given: nothing was sent or changed.
+Refused = (NonFiniteError, ShapeError, DTypeError, ConfigError)
+
+
+@dataclass(frozen=True)
+class _Push:
+    """A push under way, and what it reads."""
+
+    gradients: dict[str, Gradient]
+    flight: _fastps.PushFlight
+
+
+class Pushes:
+    """Sends a worker's gradients, and keeps what was not applied for the next push.
+
+    Each `base` is the versions of the values that gradients were computed from.
+
+    Args:
+        native: The worker's own client.
+        params: Names to the worker's arrays; more may come.
+        codec: How gradients travel.
+        accumulate: So many steps make one push.
+        tally: Where pushes are counted.
+
+    Attributes:
+        every: So many steps make one push, with the mode as it is.
+        direct: Gradients are read where the caller has them.
+        summed: Gradients in the sum, where steps are local.
+    """
+
+    def __init__(
+        self, native: _fastps.Client, params: Mapping[str, Array], codec: Codec, accumulate: int, tally: Tally
+    ) -> None:
+        self._native = native
+        self._params = params
+        self._codec = codec
+        self._feedback = None if isinstance(codec, Float32) else ErrorFeedback()
+        self._accumulate = accumulate
+        self._tally = tally
+        # A sum is filled while the one before it is under way.
+        self._sums = [Gradients(params) for _ in range(2)]
+        self._lists: list[dict[tuple[str, ...], _fastps.BoundList]] = [{}, {}]
+        self._filling = 0  # which sum
+        self._begun: set[str] = set()
+        self._pushing = False  # something of the coming step is already under way
+        self._under_way: list[_Push] = []
+        self._doubts = Doubts()
+        self.summed = 0
+
+    def follow(self, mode: Mode) -> None:
+        """Goes on with a mode."""
+        self._mode = mode
+        local = mode._local_lr is not None
+        self.every = mode.push_every if local else self._accumulate
+        self.direct = self._feedback is None and not local and not mode.overlap and self.every == 1
+
+    @property
+    def sum(self) -> Gradients:
+        """What the next push takes."""
+        return self._sums[self._filling]
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits, is under way or in doubt."""
+        return not (self._under_way or self._pushing or self._doubts or self.sum.waiting)
+
+    # -- sending ---------------------------------------------------------------------------------------------
+
+    def take(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> dict[str, Any]:
+        """Looks at a step's gradients, and adds to the sum what is not pushed from where it lies.
+
+        Returns what of them is to be pushed.
+        """
+        unknown = grads.keys() - self._params.keys()
+        if unknown:
+            name = min(unknown)
+            raise ConfigError(
+                f"a gradient of tensor {name!r}, which the worker has not",
+                tensor=name,
+                expected=str(list(self._params)),
+                got=name,
+            )
+        twice = grads.keys() & self._begun
+        if twice:
+            name = min(twice)
+            raise ConfigError(
+                f"a second gradient of tensor {name!r} in one step",
+                tensor=name,
+                expected="one gradient",
+                got="one by begin() before",
+            )
+        waiting = self.sum
+        # Rows are sent from where they lie by the step that pushes, whatever the codec.
+        here = self.every == 1
+        copied = [
+            n
+            for n, g in grads.items()
+            if n in waiting.waiting or not (self.direct or (here and isinstance(g, Sparse)))
+        ]
+        if copied or isinstance(lr, Mapping):
+            for name, gradient in grads.items():
+                check(name, gradient, self._params[name], self._native.check_finite)
+        for name in copied:
+            waiting.add(name, grads[name], base)
+        return {n: waiting.waiting.get(n, g) for n, g in grads.items()}
+
+    def begin(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> None:
+        """Starts to push some of the coming step's gradients."""
+        self.start(self.take(grads, lr, base), lr, base)
+        self._begun.update(grads)
+
+    def start(self, ready: dict[str, Any], lr: Rates, base: Versions | None) -> None:
+        """Starts to push; what cannot be sent goes with the next push."""
+        left = dict(ready)
+        try:
+            if not self._pushing:
+                self.finish()
+                # What may still be part of the next version is not followed by a second gradient for it.
+                self._doubts.settle(self.sum, wait=self._mode._together)
+                self._pushing = True
+            waiting = self.sum
+            summed = not self._mode._together and ready.keys() & waiting.waiting.keys()
+            oldest = waiting.base if summed else base
+            scale = None if self._accumulate == 1 else 1.0 / self._accumulate
+            for rate, part_of in _parts(ready, lr):
+                how = (None, rate, scale, oldest, None, self._mode._correction())
+                rows = {n: g for n, g in part_of.items() if isinstance(g, Sparse)}
+                whole = {n: g for n, g in part_of.items() if not isinstance(g, Sparse)}
+                # Rows first, since not every optimizer takes them.
+                for some, push in ((rows, self._push_rows), (whole, self._push_whole)):
+                    if not some:
+                        continue
+                    try:
+                        push(some, how)
+                    except (PartialPush, StalePush) as error:
+                        _gone(some, left, waiting)
+                        if not self._take_back(some, error):
+                            raise
+                    else:
+                        _gone(some, left, waiting)
+        except Refused:
+            raise
+        except BaseException:
+            if isinstance(self._mode, Sync):  # the next gradient is of another version
+                self.sum.waiting.clear()
+                self.summed = 0
+            else:
+                for name, gradient in left.items():
+                    if name not in self.sum.waiting:
+                        self.sum.add(name, gradient, base)
+            raise
+        self.summed = 0
+
+    def _bind(self, whole: dict[str, Any]) -> _fastps.BoundList:
+        if self.direct:  # the arrays are others at every step
+            return self._native.bind(whole, None, None, None)
+        names, lists = tuple(whole), self._lists[self._filling]
+        if names not in lists:
+            if len(lists) >= _LISTS:
+                lists.clear()
+            lists[names] = self._native.bind(whole, self._codec, self._feedback, None)
+        return lists[names]
+
+    def _push_whole(self, whole: dict[str, Any], how: Any) -> None:
+        flight = self._native.push_bound_async(self._bind(whole), how, False)
+        self._under_way.append(_Push(whole, flight))
+
+    def _push_rows(self, rows: dict[str, Any], how: Any) -> None:
+        if isinstance(self._mode, Sync):
+            # The version of each slice waits for everyone's rows, also if they are none.
+            flight = self._native.push_list_async(rows, how, False, True)
+            self._under_way.append(_Push(rows, flight))
+            return
+        self._tally.acknowledge(tuple(rows), Receipts(self._native.push_list(rows, how)))
+
+    def turn(self) -> None:
+        """What is under way is left alone until it is done; the other sum is filled."""
+        if not self._pushing:
+            return
+        self._pushing = False
+        self._begun.clear()
+        rest, self._filling = self.sum, 1 - self._filling
+        for name, gradient in rest.waiting.items():
+            self.sum.add(name, gradient, rest.base)
+        rest.waiting.clear()
+
+    # -- what became of them ---------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Waits for the pushes under way."""
+        failed: FastpsError | None = None
+        while self._under_way:
+            push = self._under_way[0]
+            try:
+                native = push.flight.wait(None)
+            except FastpsError as error:
+                self._under_way.pop(0)
+                raised = self.not_applied(push.gradients, error)
+                failed = failed or raised
+            else:
+                assert native is not None
+                self._under_way.pop(0)
+                receipts = Receipts(native)
+                self._tally.acknowledge(tuple(push.gradients), receipts)
+                if self._feedback is not None:
+                    plain = 4 * sum(self._params[n].size for n in push.gradients)
+                    self._tally.bytes_saved += plain - receipts.bytes
+        if failed is not None:
+            raise failed
+
+    def rest(self) -> None:
+        """Waits until nothing is under way or in doubt."""
+        self.turn()
+        self.finish()
+        self._doubts.settle(self.sum, wait=True)
+
+    def flush(self, lr: Rates, base: Versions | None) -> None:
+        """Pushes what waits, and waits until nothing is under way or in doubt."""
+        self.rest()
+        if self.sum.waiting:
+            try:
+                self.start(dict(self.sum.waiting), lr, base)
+            finally:
+                self.turn()
+            self.rest()
+
+    def not_applied(self, gradients: dict[str, Any], error: FastpsError) -> FastpsError | None:
+        """Keeps what a failed push has not applied. The error, unless slices were too stale and no more."""
+        if isinstance(error, (PartialPush, StalePush)):
+            return None if self._take_back(gradients, error) else error
+        if isinstance(error, LeaseError):
+            self._tally.rejected += 1
+            return error
+        # Nothing was changed anywhere.
+        for name, gradient in gradients.items():
+            if self._keeps(gradient):
+                self.sum.take_back(name, gradient)
+        return error
+
+    def _take_back(self, gradients: dict[str, Any], error: PartialPush | StalePush) -> bool:
+        """Whether nothing is wrong but that slices were too stale: those are not kept."""
+        if isinstance(error, StalePush):
+            self._tally.rejected += 1
+            return True
+        self._tally.acknowledge_some(error.receipts)
+        stale = [isinstance(why, (StalePush, LeaseError)) for _, _, why in error.refused]
+        self._tally.rejected += any(stale)
+        for (name, elements, _), dropped in zip(error.refused, stale, strict=True):
+            if self._keeps(gradients[name]) and not dropped:
+                self.sum.take_back(name, gradients[name], elements)
+        for doubt in error.in_doubt:
+            gradient, like = gradients[doubt.tensor], self._params[doubt.tensor]
+            keeps = self._keeps(gradient)
+            self._doubts.add(doubt, part(gradient, doubt.elements, like) if keeps else None)
+        late = any(isinstance(why, LeaseError) for _, _, why in error.refused)
+        return all(stale) and not late and not error.in_doubt
+
+    def _keeps(self, gradient: Gradient) -> bool:
+        """Whether what was not applied goes with the next push. With error feedback the residuals have it; in
+        a version each worker has one gradient, computed from the version before."""
+        return not isinstance(self._mode, Sync) and (self._feedback is None or isinstance(gradient, Sparse))
+
+    def is_fenced(self, error: LeaseError | PartialPush) -> bool:
+        """Whether a server has forgotten this worker. What was on the way to it stays unknown."""
+        if isinstance(error, LeaseError):
+            return True
+        unknown = self._doubts.forget_unknown()
+        return unknown or any(isinstance(why, LeaseError) for _, _, why in error.refused)
+
+    # -- state -----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What waits, and what error feedback keeps, as copies; of `Worker.state_dict`."""
+        waiting = self.sum.waiting
+        rows = {n: g for n, g in waiting.items() if isinstance(g, Sparse)}
+        return {
+            "summed": self.summed or int(bool(waiting)),
+            "sum": {n: g.copy() for n, g in waiting.items() if isinstance(g, np.ndarray)},
+            "rows": {n: (np.array(g.indices), np.array(g.values)) for n, g in rows.items()},
+            "residuals": {} if self._feedback is None else self._feedback.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave, which was found to be of these parameters."""
+        self.sum.waiting.clear()
+        for name, values in state["sum"].items():
+            self.sum.add(name, np.reshape(values, self._params[name].shape), None)
+        for name, (indices, values) in state.get("rows", {}).items():
+            self.sum.add(name, Sparse(indices, values), None)
+        if self._feedback is not None:
+            self._feedback.load_state_dict(dict(state["residuals"]))
+        self.summed = int(state["summed"])
+
+
+def _gone(names: Mapping[str, Any], left: dict[str, Any], waiting: Gradients) -> None:
+    for name in names:
+        del left[name]
+        waiting.waiting.pop(name, None)
+
+
+def _parts(ready: dict[str, Any], lr: Rates) -> Iterable[tuple[float | None, dict[str, Any]]]:
+    """A push has one rate: the gradients by theirs."""
+    if not isinstance(lr, Mapping):
+        return [(lr, ready)] if ready else []
+    parts: dict[float | None, dict[str, Any]] = {}
+    for name, gradient in ready.items():
+        parts.setdefault(lr.get(name), {})[name] = gradient
+    return parts.items()

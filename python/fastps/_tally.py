@@ -1,0 +1,67 @@
+"""What a worker counts about its pushes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from fastps._handles import Receipts
+from fastps._stats import percentile
+
+__all__ = ["Tally"]
+
+
+class Tally:
+    """Counters about pushes, as `Worker.stats` gives them.
+
+    Attributes:
+        lost: Acknowledged pushes that a restart of a server lost, by name.
+        rejected: Pushes of which something was too stale, and refused.
+        bytes_saved: What float32 would have needed beyond the encoded gradients.
+        told: Staleness and bytes of what was acknowledged in this step, as `Step` has them.
+    """
+
+    def __init__(self) -> None:
+        self.lost: Counter[str] = Counter()
+        self.rejected = 0
+        self.bytes_saved = 0
+        self.told: tuple[int | None, int] = (None, 0)
+        self._acknowledged: Counter[tuple[str, ...]] = Counter()
+        self._staleness: Counter[int] = Counter()
+        self._scaled = 0
+        self._bytes_pushed = 0
+
+    def acknowledge(self, names: tuple[str, ...], receipts: Receipts) -> None:
+        """Counts a push that was applied whole."""
+        self._acknowledged[names] += 1
+        self._bytes_pushed += receipts.bytes
+        staleness, sent = self.told
+        if receipts.staleness is not None:
+            self._staleness[receipts.staleness] += 1
+            self._scaled += receipts.scale < 1.0
+            staleness = max(staleness or 0, receipts.staleness)
+        self.told = staleness, sent + receipts.bytes
+
+    def acknowledge_some(self, names: Iterable[str]) -> None:
+        """Counts the tensors of a push that were applied where others were not."""
+        for name in names:
+            self._acknowledged[(name,)] += 1
+
+    def stats(self, names: Iterable[str]) -> dict[str, Any]:
+        """All counters; `names`: the worker's tensors."""
+        acknowledged = dict.fromkeys(names, 0)
+        for some, pushes in self._acknowledged.items():
+            for name in some:
+                acknowledged[name] += pushes
+        return {
+            "acknowledged": acknowledged,
+            "lost": dict(self.lost),
+            "bytes_pushed": self._bytes_pushed,
+            "bytes_saved": self.bytes_saved,
+            "rejected": self.rejected,
+            "scaled": self._scaled,
+            "staleness": dict(sorted(self._staleness.items())),
+            "staleness_p50": percentile(self._staleness, 0.5),
+            "staleness_p99": percentile(self._staleness, 0.99),
+        }
