@@ -1,7 +1,10 @@
 //! A worker's step in one call: gradients are pushed, and the values of all tensors pulled. Each slice is copied out right
 //! after its own push, while the cache has it.
 
-use super::{Held, Places, Store, Tensor, UnderWay};
+use super::places::Places;
+use super::push::UnderWay;
+use super::settle::Held;
+use super::{Store, Tensor};
 use crate::dtype::View;
 use crate::error::{Error, Kind, Result};
 use crate::frame::Applied;

@@ -1,0 +1,304 @@
+//! Pushes: what of each tensor goes to each of its slices, as it is or encoded.
+
+use super::Store;
+use super::places::Places;
+use super::settle::{Answers, Held};
+use crate::codec::{Codec, CodecId, ErrorFeedback, Position};
+use crate::dtype::View;
+use crate::error::{Kind, Result};
+use crate::frame::{Action, Applied, Base, Identity, Push};
+use crate::held::Residue;
+use crate::outcome::Collect;
+use crate::outgoing;
+use crate::slice::Slice;
+use crate::sparse::Gathered;
+use crate::sync::{Arc, Mutex, MutexGuard, Ordering, lock};
+use crate::verbs::{Gradient, GradientRef, PushOptions, Pushed, Versions};
+use rayon::prelude::*;
+use std::sync::OnceLock;
+
+/// Gradients that are pushed again and again, and where they go.
+#[derive(Debug)]
+pub struct Bound {
+    gradients: Arc<Vec<Gradient>>,
+    places: Mutex<Places>,
+}
+
+/// What the slices of one push have in common.
+pub(super) struct UnderWay<'a> {
+    pub(super) identity: Identity,
+    pub(super) options: &'a PushOptions,
+    /// Of the k-th tensor, in place of the one rate of all; may be empty.
+    pub(super) rates: &'a [Option<f64>],
+    /// Made when a policy holds the first one.
+    pub(super) late: OnceLock<Arc<Collect>>,
+}
+
+impl<'o> UnderWay<'o> {
+    pub(super) fn new(identity: Identity, options: &'o PushOptions) -> Self {
+        UnderWay { identity, options, rates: &[], late: OnceLock::new() }
+    }
+
+    /// The rate of the k-th tensor.
+    #[inline(always)]
+    fn lr(&self, k: usize) -> Option<f64> {
+        self.rates.get(k).copied().flatten().or(self.options.lr)
+    }
+
+    /// What it does to one whole slice.
+    #[inline(always)]
+    fn of<'a>(&self, slice: &Slice, codec: CodecId, body: &'a [u8]) -> Push<'a> {
+        Push {
+            slice: slice.id(),
+            action: Action::Gradient,
+            identity: self.identity,
+            base: None,
+            lr: self.options.lr,
+            scale: self.options.scale,
+            momentum: None,
+            correction: self.options.correction,
+            count: slice.len() as u64,
+            indices: None,
+            codec,
+            body,
+            trusted: true,
+            once: true,
+        }
+    }
+}
+
+impl Store {
+    /// Pushes gradients of memory that the caller lends for the call:
+    /// [`ParameterServer::push`](crate::verbs::ParameterServer::push) without its owned list.
+    pub fn push_borrowed(&self, gradients: &[GradientRef<'_>], options: &PushOptions) -> Pushed {
+        let mut places = self.look_up(gradients.iter().map(|gradient| gradient.name))?;
+        let specs = places.tensors.iter().map(|tensor| &*tensor.spec);
+        let mut feedback = options.feedback.as_deref().map(lock);
+        let both = gradients.iter().copied().zip(specs);
+        outgoing::check(self.shared.isa, both.clone(), options, feedback.as_deref_mut())?;
+        if gradients.iter().any(|gradient| gradient.indices.is_some()) {
+            places.sparse = outgoing::gather(self.shared.isa, both, options)?;
+            return self.push_sparse(&places, |k| gradients[k].values, options);
+        }
+        self.push_to(&places, |k| gradients[k].values, options, feedback)
+    }
+
+    /// Looks up where gradients go that will be pushed again and again, and checks their shapes.
+    pub fn bind(&self, gradients: Arc<Vec<Gradient>>) -> Result<Bound> {
+        let places = self.look_up(gradients.iter().map(|gradient| &*gradient.name))?;
+        for (gradient, tensor) in gradients.iter().zip(&places.tensors) {
+            outgoing::check_shape(gradient.borrow(), &tensor.spec)?;
+        }
+        Ok(Bound { gradients, places: Mutex::new(places) })
+    }
+
+    /// Pushes a bound list. Its tensors are looked up again only if one was unregistered since.
+    pub fn push_bound(&self, bound: &Bound, options: &PushOptions) -> Pushed {
+        let mut places = lock(&bound.places);
+        let gradients = || bound.gradients.iter().map(Gradient::borrow);
+        if places.generation != self.shared.generation.load(Ordering::Acquire) {
+            *places = self.look_up(gradients().map(|gradient| gradient.name))?;
+            for (gradient, tensor) in gradients().zip(&places.tensors) {
+                outgoing::check_shape(gradient, &tensor.spec)?;
+            }
+        }
+        let mut feedback = options.feedback.as_deref().map(lock);
+        outgoing::check_options(options, feedback.is_some())?;
+        outgoing::check_finite(self.shared.isa, gradients(), options, feedback.as_deref_mut())?;
+        self.push_to(&places, |k| bound.gradients[k].values.view(), options, feedback)
+    }
+
+    /// Pushes what was checked; `values` of the k-th tensor.
+    fn push_to<'a>(
+        &self,
+        places: &Places,
+        values: impl Fn(usize) -> View<'a> + Sync,
+        options: &PushOptions,
+        feedback: Option<MutexGuard<'_, ErrorFeedback>>,
+    ) -> Pushed {
+        let push = UnderWay::new(self.identity(), options);
+        if options.codec == Codec::Float32 && feedback.is_none() {
+            let results = self.push_plain(places, &push, values);
+            let held = Held { late: push.late.into_inner(), residues: Vec::new() };
+            let sent = |k: usize| places.tensors[k].bytes();
+            return self.settle(places, results, held, push.identity, options.timeout, sent);
+        }
+        let mut sent = vec![0; places.tensors.len()];
+        let (results, residues) = self.push_encoded(places, &push, values, feedback, &mut sent)?;
+        let held = Held { late: push.late.into_inner(), residues };
+        self.settle(places, results, held, push.identity, options.timeout, |k| sent[k])
+    }
+
+    /// Pushes a list with sparse gradients in it.
+    fn push_sparse<'a>(
+        &self,
+        places: &Places,
+        values: impl Fn(usize) -> View<'a>,
+        options: &PushOptions,
+    ) -> Pushed {
+        let push = UnderWay::new(self.identity(), options);
+        let (codec, mut body) = (options.codec.id(), Vec::new());
+        let (mut results, mut sent) = (Vec::new(), vec![0; places.tensors.len()]);
+        for (k, tensor) in places.tensors.iter().enumerate() {
+            let Some(Gathered { plan, values }) = places.rows(k) else {
+                for slice in &tensor.slices {
+                    self.encode(&mut body, values(k), slice, push.identity, options, None)?;
+                    sent[k] += body.len() as u64;
+                    let result = self.push_part(&push, (results.len(), k), slice, codec, &body);
+                    results.push(result);
+                }
+                continue;
+            };
+            for (j, part) in plan.parts().iter().enumerate() {
+                let (slice, values) = (&tensor.slices[part.slice], &values[part.elements.clone()]);
+                let first_element = slice.range().start as u64;
+                let position = Position { first_element, sequence: push.identity.sequence };
+                let body = if options.codec == Codec::Float32 {
+                    bytemuck::cast_slice(values)
+                } else {
+                    body.clear();
+                    options.codec.encode(self.shared.isa, values, None, position, &mut body);
+                    &body
+                };
+                let indices = plan.indices(part);
+                sent[k] += (indices.bytes().len() + body.len()) as u64;
+                let part = Push {
+                    base: self.base(options, (k, j), slice),
+                    count: values.len() as u64,
+                    indices: Some(indices),
+                    ..push.of(slice, codec, body)
+                };
+                let late = || push.late.get_or_init(Arc::default).expect(results.len());
+                let result = self.shared.shard.push_to(slice, &part, late);
+                results.push(result);
+            }
+        }
+        let held = Held { late: push.late.into_inner(), residues: Vec::new() };
+        self.settle(places, results, held, push.identity, options.timeout, |k| sent[k])
+    }
+
+    /// What a push to a slice is based on; the slice is probably the j-th that is known of the k-th tensor.
+    #[inline(always)]
+    fn base(&self, options: &PushOptions, (k, j): (usize, usize), slice: &Slice) -> Option<Base> {
+        let versions = options.based_on.as_ref()?;
+        let version = Versions::slice_near(versions.tensor_near(k, &slice.spec().name)?, j, slice.id())?;
+        let own = (versions.client == self.client).then_some(version.own);
+        Some(Base { version: version.version, own })
+    }
+
+    /// Pushes values as they are, a large push with several threads.
+    fn push_plain<'a>(
+        &self,
+        places: &Places,
+        push: &UnderWay<'_>,
+        values: impl Fn(usize) -> View<'a> + Sync,
+    ) -> Answers {
+        let parts = places.parts().enumerate();
+        if let Some(pool) = self.pool(places.elements) {
+            let parts: Vec<_> = parts.collect();
+            let one = |(part, (k, slice))| self.push_values(push, (part, k), slice, values(k));
+            return pool.install(|| parts.into_par_iter().map(one).collect());
+        }
+        let mut results = Vec::with_capacity(places.tensors.len());
+        for (part, (k, slice)) in parts {
+            results.push(self.push_values(push, (part, k), slice, values(k)));
+        }
+        results
+    }
+
+    /// Pushes one slice of a tensor's values as they are. Inlined, as all that it calls up to the kernel: answers and
+    /// scalars that go through memory from function to function cost a tenth of a small push.
+    #[inline(always)]
+    pub(super) fn push_values(
+        &self,
+        push: &UnderWay<'_>,
+        which: (usize, usize),
+        slice: &Arc<Slice>,
+        values: View<'_>,
+    ) -> Option<Result<Applied>> {
+        let codec = CodecId::plain(slice.spec().dtype);
+        self.push_part(push, which, slice, codec, values.get(slice.range()).bytes())
+    }
+
+    /// Pushes encoded values; adds to `sent` the bytes of each tensor.
+    fn push_encoded<'a>(
+        &self,
+        places: &Places,
+        push: &UnderWay<'_>,
+        values: impl Fn(usize) -> View<'a>,
+        mut feedback: Option<MutexGuard<'_, ErrorFeedback>>,
+        sent: &mut [u64],
+    ) -> Result<(Answers, Vec<(usize, Residue)>)> {
+        let UnderWay { identity, options, .. } = *push;
+        let codec = options.codec.id();
+        let (mut results, mut residues, mut body) = (Vec::new(), Vec::new(), Vec::new());
+        for (part, (k, slice)) in places.parts().enumerate() {
+            self.encode(&mut body, values(k), slice, identity, options, feedback.as_deref_mut())?;
+            sent[k] += body.len() as u64;
+            let result = self.push_part(push, (part, k), slice, codec, &body);
+            if let (Some(guard), Some(feedback)) = (feedback.as_deref_mut(), &options.feedback) {
+                let (name, range) = (&slice.spec().name, slice.range());
+                match &result {
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) if error.kind == Kind::StalePush => {}
+                    Some(Err(_)) => {
+                        guard.give_back(self.shared.isa, name, range.start, codec, &body, range.len())?;
+                    }
+                    None => residues.push((part, self.residue(slice, feedback, codec, &body))),
+                }
+            }
+            results.push(result);
+        }
+        Ok((results, residues))
+    }
+
+    fn residue(
+        &self,
+        slice: &Arc<Slice>,
+        feedback: &Arc<Mutex<ErrorFeedback>>,
+        codec: CodecId,
+        body: &[u8],
+    ) -> Residue {
+        let (slice, feedback) = (slice.clone(), feedback.clone());
+        Residue { isa: self.shared.isa, slice, feedback, codec, body: body.to_vec() }
+    }
+
+    fn encode(
+        &self,
+        body: &mut Vec<u8>,
+        values: View<'_>,
+        slice: &Slice,
+        identity: Identity,
+        options: &PushOptions,
+        feedback: Option<&mut ErrorFeedback>,
+    ) -> Result<()> {
+        let View::Float32(values) = values;
+        let range = slice.range();
+        let position = Position { first_element: range.start as u64, sequence: identity.sequence };
+        let residual = match feedback {
+            Some(feedback) => Some(&mut feedback.residual(&slice.spec().name, values.len())?[range.clone()]),
+            None => None,
+        };
+        // Slices have one length, but for the last: nothing is cleared before it is overwritten.
+        body.resize(options.codec.id().body_len(range.len()), 0);
+        options.codec.encode_into(self.shared.isa, &values[range], residual, position, body);
+        Ok(())
+    }
+
+    /// Pushes one slice, which is this part of the push and belongs to its k-th tensor; the answer, or nothing if a
+    /// policy holds it.
+    #[inline(always)]
+    fn push_part(
+        &self,
+        push: &UnderWay<'_>,
+        (part, k): (usize, usize),
+        slice: &Arc<Slice>,
+        codec: CodecId,
+        body: &[u8],
+    ) -> Option<Result<Applied>> {
+        let base = self.base(push.options, (k, slice.index()), slice);
+        let late = || push.late.get_or_init(Arc::default).expect(part);
+        let what = Push { base, lr: push.lr(k), ..push.of(slice, codec, body) };
+        self.shared.shard.push_to(slice, &what, late)
+    }
+}

@@ -1,0 +1,111 @@
+//! Tensors come and go; those of a shared store come to all of its processes.
+
+use super::{Store, Tensor, unknown};
+use crate::directory::{Directory, SharedTensor};
+use crate::dtype::View;
+use crate::error::{Error, Kind, Result};
+use crate::frame::Action;
+use crate::outgoing;
+use crate::sync::{Arc, Ordering, lock, write};
+use crate::tensor::{SliceId, TensorSpec};
+use crate::verbs::PushError;
+use std::time::Duration;
+
+impl Store {
+    pub(super) fn register_tensor(
+        &self,
+        spec: TensorSpec,
+        values: View<'_>,
+        timeout: Duration,
+    ) -> Result<()> {
+        spec.validate()?;
+        outgoing::check_values(self.shared.isa, values, &spec)?;
+        let _one_at_a_time = lock(&self.shared.registering);
+        if let Some(directory) = &self.shared.directory {
+            return self.publish(directory, &spec, values, timeout);
+        }
+        if let Ok(tensor) = self.tensor(&spec.name) {
+            return same_spec(&tensor.spec, &spec);
+        }
+        let spec = Arc::new(spec);
+        let tensor = Arc::new(self.create(&spec, None)?);
+        let actions: Vec<(Action, &[u8])> =
+            spec.slices().map(|range| (Action::Assign, values.get(range).bytes())).collect();
+        if let Err(error) = self.change(&tensor, &actions, timeout) {
+            self.shared.shard.remove(&tensor.slices.iter().map(|slice| slice.id()).collect::<Vec<_>>());
+            return Err(match error {
+                PushError::Refused(error) => error,
+                PushError::Partial(partial) => partial.error,
+            });
+        }
+        let mut tensors = write(&self.shared.tensors);
+        tensors.insert(spec.name.clone(), tensor);
+        Ok(())
+    }
+
+    /// Registers a tensor with all processes; the caller has seen to it that this one registers no other.
+    fn publish(
+        &self,
+        directory: &Directory,
+        spec: &TensorSpec,
+        values: View<'_>,
+        timeout: Duration,
+    ) -> Result<()> {
+        let _locked = directory.lock(timeout)?;
+        self.refresh()?;
+        if let Some(tensor) = self.tensors().get(&spec.name) {
+            return same_spec(&tensor.spec, spec);
+        }
+        // What this process cannot hold, it publishes to nobody.
+        drop(self.shared.shard.take_memory(spec, 0..spec.slice_count())?);
+        directory.append(spec, values.bytes())?;
+        self.refresh()
+    }
+
+    /// Takes up the tensors that other processes registered.
+    pub(super) fn refresh(&self) -> Result<()> {
+        let Some(directory) = &self.shared.directory else { return Ok(()) };
+        directory.news(|shared| {
+            let spec = shared.spec().clone();
+            let tensor = self.create(&spec, Some(shared))?;
+            write(&self.shared.tensors).insert(spec.name.clone(), Arc::new(tensor));
+            Ok(())
+        })
+    }
+
+    /// Takes memory for a tensor, or takes up what is shared.
+    fn create(&self, spec: &Arc<TensorSpec>, shared: Option<Arc<SharedTensor>>) -> Result<Tensor> {
+        let ids: Vec<_> = (0..spec.slice_count())
+            .map(|k| (SliceId(self.shared.next_slice.fetch_add(1, Ordering::Relaxed)), k))
+            .collect();
+        let group = self.group(&spec.group);
+        self.shared.shard.create_in(shared.as_ref(), spec, group, &ids)?;
+        let slices = ids.iter().map(|(id, _)| self.shared.shard.slice(*id)).collect::<Result<Vec<_>>>()?;
+        Ok(Tensor { spec: spec.clone(), slices, elements: spec.elements(), shared })
+    }
+
+    pub(super) fn unregister_tensor(&self, name: &str) -> Result<()> {
+        if self.shared.directory.is_some() {
+            self.tensor(name)?;
+            let error =
+                Error::new(Kind::Config, "a shared store keeps its tensors: other processes may step them");
+            return Err(error.tensor(name));
+        }
+        let mut tensors = write(&self.shared.tensors);
+        let tensor = tensors.remove(name).ok_or_else(|| unknown(name))?;
+        self.shared.generation.fetch_add(1, Ordering::Release);
+        drop(tensors);
+        self.shared.shard.remove(&tensor.slices.iter().map(|slice| slice.id()).collect::<Vec<_>>());
+        Ok(())
+    }
+}
+
+/// A second registration must be the same as the first.
+pub fn same_spec(first: &TensorSpec, second: &TensorSpec) -> Result<()> {
+    if first == second {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Config, "the tensor is registered with another spec")
+        .tensor(first.name.clone())
+        .expected(first, second))
+}
