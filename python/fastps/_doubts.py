@@ -10,9 +10,14 @@ __all__ = ["Doubts"]
 
 
 class Doubts:
-    """What is in doubt, in the order in which it became so; true while there is something."""
+    """What is in doubt, in the order in which it became so; true while there is something.
 
-    def __init__(self) -> None:
+    Args:
+        timeout: Seconds that an answer about one part is waited for.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
         self._parts: list[tuple[InDoubt, Gradient | None]] = []
 
     def __bool__(self) -> bool:
@@ -35,7 +40,7 @@ class Doubts:
         while self._parts:
             doubt, gradient = self._parts[0]
             try:
-                fate = doubt.result() if wait else doubt.result(0.0)
+                fate = doubt.result(self._timeout if wait else 0.0)
             except FastpsError as error:
                 if wait and not isinstance(error, UnknownOutcomeError):
                     raise

@@ -79,7 +79,7 @@ class Pushes:
         self._begun: set[str] = set()
         self._pushing = False  # something of the coming step is already under way
         self._under_way: list[_Push] = []
-        self._doubts = Doubts()
+        self._doubts = Doubts(native.timeout)
         self.summed = 0
 
     def follow(self, mode: Mode) -> None:

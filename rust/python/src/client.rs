@@ -126,6 +126,12 @@ impl Client {
         Ok(Self::local(store, check_finite, Duration::from_secs(30)))
     }
 
+    /// Seconds that a call may take, where it says nothing else.
+    #[getter(timeout)]
+    fn default_timeout(&self) -> f64 {
+        self.timeout.as_secs_f64()
+    }
+
     /// By what other processes can open the store, if its memory is shared. A forked child may ask, too.
     #[getter]
     fn address(&self) -> Option<String> {
