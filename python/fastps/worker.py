@@ -198,8 +198,9 @@ class Worker:
 
         Args:
             grads: Names to float32 gradients of the parameters' shapes. With `fastps.Local` one of every
-                parameter; with `fastps.Async` those of some will do, the others take no step, and one may be
-                `fastps.Sparse`. Not kept: reuse the arrays after the call.
+                parameter; with other modes those of some will do, the others take no step (`fastps.Sync`: the
+                same ones for all workers), and one may be `fastps.Sparse`. Not kept: reuse the arrays after
+                the call.
             lr: Learning rate of what this step pushes, in place of the optimizers'; or names to rates.
             loss: For ``on_step``.
 
