@@ -187,6 +187,32 @@ def test_serve_and_upload(url: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(ps.pull("w"), 0 * ones)
 
 
+def test_a_cut_is_copied_although_newer_snapshots_follow(url: str, tmp_path: Path) -> None:
+    options = {"data_dir": tmp_path / "data", "copy_to": url, "keep": 9}
+    with fastps.serve(**options) as server, fastps.connect(server.addresses) as ps:
+        ps.register("w", np.ones(3, np.float32), optimizer=fastps.SGD(lr=1.0))
+        checkpoint("save", server.addresses)
+        copied(ps, 1)
+        checkpoint("save", "--cut", "--", server.addresses)
+        checkpoint("save", server.addresses)
+        copied(ps, 3)
+    stored = json.loads(checkpoint("list", url, "--json"))["snapshots"]
+    assert {one["number"]: one["cut"] for one in stored}[2] == "default"
+    # A server that is started again does not try what lies behind.
+    with fastps.serve(**options) as server, fastps.connect(server.addresses) as ps:
+        copied(ps, 4)
+        checkpoint("save", server.addresses)
+        copied(ps, 5)
+        assert ps.stats()["shards"][0]["counters"]["copies_failed"] == 0
+
+
+def copied(ps: fastps.ParameterServer, number: int) -> None:
+    end = time.monotonic() + 60
+    while ps.stats()["shards"][0]["counters"]["copy"] != number:
+        assert time.monotonic() < end, ps.stats()
+        time.sleep(0.05)
+
+
 def test_what_cannot_be_copied_is_refused(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(fastps.ConfigError, match="--data-dir"):
         fastps.serve(copy_to="s3://bucket")

@@ -26,8 +26,8 @@ class Sync(Mode):
     at most `workers`. With too few, a step fails at its deadline and says who is there.
 
     Binds its group: all workers have the same value, and there are at most `workers` + `backup` of them.
-    Takes gradients of `exact` tensors, whole or `fastps.Sparse`: where all of a version are sparse, the step is of
-    the rows that any of them names. All workers give gradients of the same tensors, be it of no rows.
+    Takes gradients of `exact` tensors, whole or `fastps.Sparse`: where all of a version are sparse, the step
+    is of the rows that any of them names. All workers give gradients of the same tensors, be it of no rows.
 
     Args:
         workers: Gradients per version, 1 to 65,536.

@@ -49,10 +49,12 @@ impl Copies {
     /// Begins, for the shards of this process.
     pub(crate) fn start(bucket: Bucket, config: &ServerConfig, nodes: &[Arc<Node>]) -> Result<Option<Self>> {
         let Some(data_dir) = &config.data_dir else { return Ok(None) };
-        let shard = |node: &Arc<Node>| Shard {
-            directory: shard_folder(data_dir, node.index()),
-            node: node.clone(),
-            tried: 0,
+        let shard = |node: &Arc<Node>| {
+            let directory = shard_folder(data_dir, node.index());
+            let there = Held::after(&directory, 0).unwrap_or_default();
+            // What lies before the newest has been copied, or was left out.
+            let tried = there.iter().rev().nth(1).copied().unwrap_or(0);
+            Shard { node: node.clone(), directory, tried }
         };
         let shards = nodes.iter().map(shard).collect();
         let keep = Keep { count: config.keep, younger: config.keep_for };
