@@ -21,6 +21,10 @@ impl<W> Summed<W> {
         Self { inner, digest: Digest::new(ALGORITHM), bytes: 0 }
     }
 
+    pub(crate) fn get_ref(&self) -> &W {
+        &self.inner
+    }
+
     /// The checksum so far, and the writer.
     pub(crate) fn finish(self) -> (u32, W) {
         (self.digest.finalize() as u32, self.inner)

@@ -230,7 +230,10 @@ impl Journal {
             shard.begin_cut(&cut.group)?;
         }
         begun()?;
-        let subject = Subject { slice: &|id| shard.slice(id).ok(), catalog, origin: files.origin, log, cut };
+        let slice = |id| shard.slice(id).ok();
+        let logging = || self.log.pending() > 0;
+        let origin = files.origin;
+        let subject = Subject { slice: &slice, catalog, origin, log, cut, logging: &logging };
         let generation = snapshot::write(&self.directory, number, &subject, || {
             // Behind the images, so that the log reaches every version in them. One that is broken cannot.
             let _ = self.log.sync(self.log.position());

@@ -14,9 +14,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Bytes in the queue from which on who can should wait.
-const FULL: usize = 32 << 20;
-/// How long something may be written and not durable if nobody asks.
+const FULL: usize = 16 << 20;
+/// How long something may be written and not durable if nobody asks, and how much: what takes longer to sync than the queue
+/// to fill would keep pushes waiting.
 const LAZY: Duration = Duration::from_secs(1);
+const MOST_LAZY: u64 = 8 << 20;
 /// Bytes of memory that an empty queue keeps.
 const KEPT: usize = 4 << 20;
 
@@ -214,7 +216,7 @@ impl Log {
 
     /// What the thread does.
     fn write(&self, segment: Segment) {
-        let mut writer = Writer { segment, unsynced: false, synced: Instant::now() };
+        let mut writer = Writer { segment, unsynced: 0, synced: Instant::now() };
         let mut frames = Vec::new();
         while let Some(mut queue) = self.wait(&writer) {
             frames.clear();
@@ -240,7 +242,7 @@ impl Log {
                     queue.waiting.clear();
                     self.done.notify_all();
                 }
-                Ok(()) if !writer.unsynced && queue.broken.is_none() => {
+                Ok(()) if writer.unsynced == 0 && queue.broken.is_none() => {
                     queue.written = end;
                     if !queue.hole {
                         self.tell(queue, end);
@@ -255,15 +257,15 @@ impl Log {
     fn wait(&self, writer: &Writer) -> Option<MutexGuard<'_, Queue>> {
         let mut queue = self.queue();
         loop {
-            let asked = writer.unsynced && !queue.hole && !queue.until_durable.is_empty();
+            let asked = writer.unsynced > 0 && !queue.hole && !queue.until_durable.is_empty();
             if !queue.waiting.is_empty() || queue.next.is_some() || asked {
                 return Some(queue);
             }
             if queue.closing {
-                return writer.unsynced.then_some(queue);
+                return (writer.unsynced > 0).then_some(queue);
             }
             let left = LAZY.saturating_sub(writer.synced.elapsed());
-            queue = match writer.unsynced {
+            queue = match writer.unsynced > 0 {
                 true if left.is_zero() => return Some(queue),
                 true => self.work.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0,
                 false => self.work.wait(queue).unwrap_or_else(PoisonError::into_inner),
@@ -316,7 +318,8 @@ struct Group {
 /// The files, as the thread has them.
 struct Writer {
     segment: Segment,
-    unsynced: bool,
+    /// Bytes that are written and not durable.
+    unsynced: u64,
     synced: Instant,
 }
 
@@ -325,7 +328,7 @@ impl Writer {
         let mut rest = frames;
         if let Some((at, next)) = group.next {
             // A file that failed gets no end: the log does not go on from there.
-            self.unsynced = false;
+            self.unsynced = 0;
             let number = next.number;
             let before = std::mem::replace(&mut self.segment, next);
             if !group.broken {
@@ -337,7 +340,7 @@ impl Writer {
             }
         }
         if group.broken {
-            self.unsynced = false;
+            self.unsynced = 0;
             return Ok(());
         }
         // What fails is given up: it is not synced later, as if it were good.
@@ -345,8 +348,9 @@ impl Writer {
         if !rest.is_empty() {
             self.segment.append(rest)?;
         }
-        let unsynced = unsynced || !rest.is_empty();
-        if unsynced && (group.hurry || self.synced.elapsed() >= LAZY) {
+        let unsynced = unsynced + rest.len() as u64;
+        let late = unsynced >= MOST_LAZY || self.synced.elapsed() >= LAZY;
+        if unsynced > 0 && (group.hurry || late) {
             self.segment.sync()?;
             self.synced = Instant::now();
         } else {

@@ -113,8 +113,14 @@ fn write(source: &Source, folder: &Path, shards: u32) -> Result<Restored> {
         let directory = Directory::open(&shard_folder(folder, shard))?;
         let origin = Origin { id: random()?, shard, shards };
         Segment::create(&directory, FIRST, false, origin)?;
-        let subject =
-            Subject { slice: &|id| slices.get(&id).cloned(), catalog, origin, log: FIRST, cut: None };
+        let subject = Subject {
+            slice: &|id| slices.get(&id).cloned(),
+            catalog,
+            origin,
+            log: FIRST,
+            cut: None,
+            logging: &|| false,
+        };
         let summary = snapshot::write(&directory, FIRST, &subject, || {})?.summary();
         restored.slices += summary.slices;
         restored.bytes += summary.bytes;

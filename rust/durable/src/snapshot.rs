@@ -15,21 +15,28 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 /// What is written at a time.
 const BUFFER: usize = 1 << 20;
+/// So much is synced at a time, while the next is written: a log on the same disk, which is synced meanwhile, hardly waits for it.
+const PACE: u64 = 8 << 20;
 
 /// A file that is being written.
 pub(crate) struct Output {
     path: PathBuf,
     to: Summed<BufWriter<File>>,
+    /// Its first bytes that are durable, or are being made so.
+    paced: u64,
+    syncing: Option<JoinHandle<std::io::Result<()>>>,
 }
 
 impl Output {
     pub(crate) fn create(path: &Path) -> Result<Self> {
         let file = File::create_new(path).map_err(|error| failed("make", path, &error))?;
-        Ok(Self { path: path.to_owned(), to: Summed::new(BufWriter::with_capacity(BUFFER, file)) })
+        let to = Summed::new(BufWriter::with_capacity(BUFFER, file));
+        Ok(Self { path: path.to_owned(), to, paced: 0, syncing: None })
     }
 
     /// Appends bytes; says where they lie.
@@ -40,9 +47,34 @@ impl Output {
         Ok(place)
     }
 
+    /// Has the disk write while more is added, so that it is not all left for the end.
+    fn keep_pace(&mut self) -> Result<()> {
+        if self.to.bytes - self.paced < PACE {
+            return Ok(());
+        }
+        self.sync_behind().map_err(|error| failed("write", &self.path, &error))
+    }
+
+    fn sync_behind(&mut self) -> std::io::Result<()> {
+        self.to.flush()?;
+        self.paced = self.to.bytes;
+        self.wait()?;
+        let file = self.to.get_ref().get_ref().try_clone()?;
+        let thread = std::thread::Builder::new().name("fastps-sync".to_owned());
+        self.syncing = Some(thread.spawn(move || file.sync_data())?);
+        Ok(())
+    }
+
+    /// Waits for the sync under way: the system tells of a failure once, and perhaps only there.
+    fn wait(&mut self) -> std::io::Result<()> {
+        let Some(syncing) = self.syncing.take() else { return Ok(()) };
+        syncing.join().unwrap_or_else(|_| Err(std::io::Error::other("a thread that synced it panicked")))
+    }
+
     /// Makes it durable.
-    pub(crate) fn finish(self) -> Result<Written> {
+    pub(crate) fn finish(mut self) -> Result<Written> {
         let bytes = self.to.bytes;
+        self.wait().map_err(|error| failed("write", &self.path, &error))?;
         let (crc32c, writer) = self.to.finish();
         let synced = writer.into_inner().map_err(std::io::IntoInnerError::into_error);
         let synced = synced.and_then(|file| fail("snapshot_sync").and_then(|()| file.sync_all()));
@@ -61,6 +93,8 @@ pub(crate) struct Subject<'a> {
     pub(crate) log: u64,
     /// The cut that the shard has begun.
     pub(crate) cut: Option<Cut>,
+    /// Whether the log is written meanwhile.
+    pub(crate) logging: &'a dyn Fn() -> bool,
 }
 
 /// The slices in the order in which they are written: tensor by tensor, each in its own order.
@@ -132,7 +166,7 @@ pub(crate) fn write(
 }
 
 fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl FnOnce()) -> Result<()> {
-    let Subject { slice, catalog, origin, log, cut } = subject;
+    let Subject { slice, catalog, origin, log, cut, logging } = subject;
     let slices = in_order(catalog);
     let unwritable = |error: serde_json::Error| Error::new(Kind::Internal, error.to_string());
     let headers = layout(&slices);
@@ -160,6 +194,10 @@ fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl Fn
             return Err(Error::new(Kind::Capacity, "a slice remembers too many clients for one entry"));
         }
         list.write(&entry)?;
+        if logging() {
+            values.keep_pace()?;
+            state.keep_pace()?;
+        }
     }
     behind();
     let files = [(VALUES, values), (STATE, state), (SLICES, list)];
