@@ -145,10 +145,10 @@ impl Journal {
         self.log.pending()
     }
 
-    /// The newest snapshot; `None`: there is none yet.
-    pub fn newest(&self) -> Result<Option<Summary>> {
-        let whole = Generation::list(self.directory.path())?.into_iter().flatten().next();
-        Ok(whole.map(|generation| generation.summary()))
+    /// The newest snapshot that is kept; `None`: there is none yet.
+    pub fn newest(&self) -> Option<Summary> {
+        let (number, _) = *self.files().as_ref()?.kept.back()?;
+        Generation::open(self.directory.path(), number).ok().map(|generation| generation.summary())
     }
 
     /// The position behind all that was logged so far.

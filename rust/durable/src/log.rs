@@ -157,7 +157,7 @@ impl Log {
     /// Bytes that were queued and are not durable, of which some may be written.
     pub(crate) fn pending(&self) -> u64 {
         let queue = self.queue();
-        queue.queued - queue.durable.min(queue.queued)
+        queue.queued.saturating_sub(queue.durable)
     }
 
     /// Whether more should wait for [`Log::when_room`].

@@ -44,7 +44,7 @@ struct Made {
 }
 
 /// Seconds since 1970.
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
@@ -53,14 +53,14 @@ impl Made {
         Self { newest: AtomicU64::new(0), since: AtomicU64::new(now()), failed: AtomicU64::new(0) }
     }
 
-    fn count(&self, made: Result<(u64, u64)>) {
-        match made {
-            Ok((number, since)) => {
-                self.since.store(since, Ordering::Relaxed);
-                self.newest.store(number, Ordering::Relaxed);
-            }
-            Err(_) => drop(self.failed.fetch_add(1, Ordering::Relaxed)),
-        }
+    /// One was made, with this number at this time, or it failed.
+    fn count(&self, made: Option<(u64, u64)>) {
+        let Some((number, since)) = made else {
+            self.failed.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        self.since.store(since, Ordering::Relaxed);
+        self.newest.store(number, Ordering::Relaxed);
     }
 
     /// The newest, its age in seconds, and how many failed.
@@ -120,8 +120,8 @@ impl Files {
         counters
     }
 
-    /// A snapshot was copied to another place, or was not.
-    pub(crate) fn count_copy(&self, copied: Result<u64>) {
+    /// The snapshot of this number was copied to another place, or one was not.
+    pub(crate) fn count_copy(&self, copied: Option<u64>) {
         if let Some(copies) = self.0.as_ref().and_then(|kept| kept.copies.as_ref()) {
             copies.count(copied.map(|number| (number, now())));
         }
@@ -144,8 +144,8 @@ impl Files {
             tracing::warn!(shard = shard.index(), "{note}");
         }
         tracing::info!(shard = shard.index(), ms = begin.elapsed().as_millis() as u64, "recovered: {report}");
-        if let Some(newest) = journal.newest().map_err(|error| error.shard(shard.index()))? {
-            snapshots.count(Ok((newest.generation, newest.written)));
+        if let Some(newest) = journal.newest() {
+            snapshots.count(Some((newest.generation, newest.written)));
         }
         Ok(journal.catalog())
     }
@@ -161,7 +161,7 @@ impl Files {
             None => journal.snapshot(shard),
             Some((cut, begun)) => journal.snapshot_of_cut(shard, cut, begun),
         };
-        snapshots.count(made.as_ref().map(|made| (made.generation, made.written)).map_err(Error::clone));
+        snapshots.count(made.as_ref().ok().map(|made| (made.generation, made.written)));
         let summary = made?;
         let shard = shard.index();
         let ms = begin.elapsed().as_millis() as u64;

@@ -131,7 +131,7 @@ async fn copy_one(bucket: &Bucket, keep: Keep, shard: &Shard, held: Result<Held>
         Ok(held) => upload(bucket, &shard.directory, held, keep).await,
         Err(error) => Err(error),
     };
-    shard.node.files.count_copy(copied.as_ref().map(|copied| copied.number).map_err(Error::clone));
+    shard.node.files.count_copy(copied.as_ref().ok().map(|copied| copied.number));
     let (shard, ms) = (shard.node.index(), begin.elapsed().as_millis() as u64);
     match copied {
         Ok(copied) => {

@@ -2,11 +2,10 @@
 
 use super::checkpoint::{age, in_json, note, say, verified as lines_of};
 use crate::bucket::{self, Bucket, Stored, Verified, Which};
-use crate::durable::size;
+use crate::durable::{now, size};
 use fastps_core::error::{Error, Kind, Result};
 use serde_json::{Value, json};
 use std::path::Path;
-use std::time::SystemTime;
 
 /// Whether this is meant as the URL of a bucket.
 pub(super) fn is_url(path: &Path) -> bool {
@@ -45,8 +44,7 @@ fn stored_for_people(stored: &Stored) -> String {
     if let Some(problem) = problem {
         return format!("{head}: {place}: {problem}");
     }
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (age, bytes) = (age(now.saturating_sub(*written)), size(*bytes));
+    let (age, bytes) = (age(now().saturating_sub(*written)), size(*bytes));
     let cut = cut.as_ref().map_or(String::new(), |group| format!(", a cut over group {group:?}"));
     format!("{head}: {age} ago, {slices} slices, {bytes}{cut}: {place}")
 }

@@ -1,7 +1,7 @@
 //! `fastps checkpoint`, and `fastps-server checkpoint`: data directories without a server, and snapshots by running ones.
 
 use crate::client::{self, Client, ConnectOptions};
-use crate::durable::size;
+use crate::durable::{now, size};
 use crate::tls::TlsFiles;
 use clap::{Parser, Subcommand};
 use fastps_core::error::{Error, Kind, Result};
@@ -11,7 +11,7 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// Looks at a server's data directory, and makes other files of it; has servers write there. DIR is what the server is told
 /// by --data-dir.
@@ -260,8 +260,7 @@ fn snapshot(snapshot: &Snapshot) -> String {
     if let Some(problem) = problem {
         return format!("  snapshot {number}: {problem}");
     }
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (age, bytes) = (age(now.saturating_sub(*written)), size(*bytes));
+    let (age, bytes) = (age(now().saturating_sub(*written)), size(*bytes));
     let cut = cut.as_ref().map_or(String::new(), |cut| format!(", a cut over group {:?}", cut.group));
     format!(
         "  snapshot {number}: {age} ago, {slices} slices, {versions} versions, {steps} steps, {bytes}{cut}"
