@@ -8,12 +8,15 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 const SHARD: &str = "shard-";
 const GENERATION: &str = "generation-";
 const SEGMENT: &str = "log-";
 /// Begins the names of generations that were put out of the way.
 pub(crate) const DAMAGED: &str = "damaged-";
+/// So much of a file is freed at a time.
+const STEP: u64 = 8 << 20;
 /// Ends the names of what is not complete.
 pub(crate) const UNFINISHED: &str = ".tmp";
 
@@ -127,11 +130,27 @@ impl Directory {
 
     /// Removes a generation; one that is removed in part has not its name any more.
     pub(crate) fn discard(&self, number: u64) -> Result<()> {
-        let (from, to) = (self.generation(number), self.unfinished(number));
-        std::fs::rename(&from, &to).map_err(|error| failed("rename", &from, &error))?;
-        sync_directory(&self.path)?;
+        let to = self.unfinished(number);
+        self.rename(&self.generation(number), &to)?;
         reach("snapshot_delete");
+        for name in list(&to)? {
+            shrink(&to.join(name));
+        }
         remove(&to)
+    }
+
+    /// Removes a segment, in the same way.
+    pub(crate) fn discard_segment(&self, number: u64) -> Result<()> {
+        let to = self.unfinished_segment(number);
+        self.rename(&self.segment(number), &to)?;
+        reach("segment_delete");
+        shrink(&to);
+        remove(&to)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        std::fs::rename(from, to).map_err(|error| failed("rename", from, &error))?;
+        sync_directory(&self.path)
     }
 
     /// Puts a damaged generation out of the way, and keeps it.
@@ -142,8 +161,7 @@ impl Directory {
             k += 1;
             to = self.path.join(format!("{DAMAGED}{number:08}.{k}"));
         }
-        std::fs::rename(&from, &to).map_err(|error| failed("rename", &from, &error))?;
-        sync_directory(&self.path)?;
+        self.rename(&from, &to)?;
         Ok(to)
     }
 }
@@ -211,11 +229,83 @@ fn numbered(names: &[String], prefix: &str) -> Vec<u64> {
     numbers
 }
 
+/// A file that is not shrunk while this is open; one that is being removed is an error.
+pub(crate) fn open_to_read(path: &Path) -> std::io::Result<File> {
+    let file = File::open(path)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(ErrorKind::NotFound.into()),
+        // A file system without locks: there nothing is shrunk.
+        _ => Ok(file),
+    }
+}
+
+/// Frees most of a file that is to be removed, unless somebody reads it: a system that frees all at once may keep syncs of others
+/// waiting meanwhile, as the log's.
+fn shrink(path: &Path) {
+    let Ok(file) = OpenOptions::new().write(true).open(path) else { return };
+    if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return;
+    }
+    let mut left = file.metadata().map_or(0, |found| found.len());
+    while left > STEP {
+        left -= STEP;
+        let began = Instant::now();
+        if file.set_len(left).is_err() {
+            return;
+        }
+        std::thread::sleep(began.elapsed());
+    }
+}
+
 /// Removes a file or a folder; one that is not there is no error.
 pub(crate) fn remove(path: &Path) -> Result<()> {
     let removed = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
     match removed {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("remove", path, &error)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_removed_can_be_read_by_whoever_reads_it_already() {
+        let path = std::env::temp_dir().join(format!("fastps-directory-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        let directory = Directory::open(&path).unwrap();
+        let bytes: Vec<u8> = (0..3 * STEP).map(|at| at as u8).collect();
+        for number in [1, 2] {
+            std::fs::create_dir(directory.generation(number)).unwrap();
+            std::fs::write(directory.generation(number).join("array"), &bytes).unwrap();
+            std::fs::write(directory.segment(number), &bytes).unwrap();
+        }
+        let mut kept = open_to_read(&directory.generation(1).join("array")).unwrap();
+        let late = File::open(directory.generation(2).join("array")).unwrap();
+        for number in [1, 2] {
+            directory.discard(number).unwrap();
+            directory.discard_segment(number).unwrap();
+        }
+        assert_eq!(directory.names().unwrap(), ["lock"]);
+        let mut read = Vec::new();
+        kept.read_to_end(&mut read).unwrap();
+        assert!(read == bytes);
+        assert_eq!(late.metadata().unwrap().len(), STEP);
+        drop(directory);
+        std::fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn what_is_being_removed_is_not_opened() {
+        let path = std::env::temp_dir().join(format!("fastps-shrunk-{}", std::process::id()));
+        std::fs::write(&path, b"something").unwrap();
+        let removing = File::open(&path).unwrap();
+        rustix::fs::flock(&removing, FlockOperation::NonBlockingLockExclusive).unwrap();
+        assert_eq!(open_to_read(&path).unwrap_err().kind(), ErrorKind::NotFound);
+        drop(removing);
+        open_to_read(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
     }
 }

@@ -84,7 +84,8 @@ pub(crate) struct Place {
     pub(crate) crc32c: u32,
 }
 
-/// Appends a frame with the content that `write` appends. False: it is too long, and nothing was appended.
+/// Appends a frame with the content that `write` appends; its checksum is for [`seal`]. False: it is too long, and nothing was
+/// appended.
 fn frame(to: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) -> bool {
     let start = to.len();
     to.extend_from_slice(&[0; HEADER]);
@@ -97,12 +98,22 @@ fn frame(to: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) -> bool {
     let length = (length as u32).to_le_bytes();
     to[start..start + 4].copy_from_slice(&MARK);
     to[start + 4..start + 8].copy_from_slice(&length);
-    // The length is part of what is summed; its own place in the frame is before the sum.
-    let crc = sum(length, &to[start + HEADER..]);
-    to[start + 8..start + HEADER].copy_from_slice(&crc.to_le_bytes());
     true
 }
 
+/// Puts in the checksums of frames that lie one after the other: not where a frame is made, since that holds up a slice.
+pub(crate) fn seal(mut frames: &mut [u8]) {
+    while let Some((header, rest)) = frames.split_first_chunk_mut::<HEADER>() {
+        let length = [header[4], header[5], header[6], header[7]];
+        let Some((content, rest)) = rest.split_at_mut_checked(u32::from_le_bytes(length) as usize) else {
+            return;
+        };
+        header[8..].copy_from_slice(&sum(length, content).to_le_bytes());
+        frames = rest;
+    }
+}
+
+/// The length is part of what is summed; its own place in the frame is before the sum.
 fn sum(length: [u8; 4], content: &[u8]) -> u32 {
     crc32c(content) ^ crc32c(&length)
 }
@@ -209,10 +220,29 @@ pub(crate) fn slice(to: &mut Vec<u8>, piece: &Piece) -> bool {
 
 /// The first frame of `bytes`: its content, and the bytes behind it. `None`: there is no whole frame.
 pub(crate) fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (header, rest) = bytes.split_at_checked(HEADER)?;
-    let header = Reader(header).header()?;
-    let (content, rest) = rest.split_at_checked(header.length)?;
+    let (header, content, rest) = divide(bytes)?;
     header.fits(content).then_some((content, rest))
+}
+
+/// The same of bytes whose checksums were compared already.
+pub(crate) fn split_whole(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    divide(bytes).map(|(_, content, rest)| (content, rest))
+}
+
+/// How many bytes of whole frames there are, before anything else.
+pub(crate) fn whole(bytes: &[u8]) -> usize {
+    let mut rest = bytes;
+    while let Some((_, behind)) = split(rest) {
+        rest = behind;
+    }
+    bytes.len() - rest.len()
+}
+
+fn divide(bytes: &[u8]) -> Option<(Header, &[u8], &[u8])> {
+    let (header, rest) = bytes.split_first_chunk::<HEADER>()?;
+    let header = Header::read(header)?;
+    let (content, rest) = rest.split_at_checked(header.length)?;
+    Some((header, content, rest))
 }
 
 /// The beginning of a frame.

@@ -93,8 +93,12 @@ pub fn frame(content: &[u8]) {
         Content::Event(event) => frame::event(&mut written, event),
         _ => return,
     };
-    let Some((second, [])) = frame::split(&written).filter(|_| again) else { return };
-    let second = frame::read(second).map(|second| format!("{second:?}"));
+    if !again {
+        return;
+    }
+    frame::seal(&mut written);
+    let second = frame::split(&written);
+    let second = second.and_then(|(second, _)| frame::read(second)).map(|second| format!("{second:?}"));
     assert_eq!(second, Some(format!("{said:?}")), "what was read is written otherwise");
 }
 

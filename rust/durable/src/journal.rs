@@ -2,7 +2,7 @@
 //! slice; of `hogwild` slices assignments alone.
 
 use crate::catalog::{Catalog, Event};
-use crate::directory::{Directory, remove};
+use crate::directory::Directory;
 use crate::frame::{self, Origin};
 use crate::generation::{Cut, Generation, Summary};
 use crate::log::Log;
@@ -101,7 +101,7 @@ impl Journal {
         found.report.notes.splice(..0, notes);
         let segment = Segment::create(&self.directory, found.segment, false, found.origin)?;
         if let Some((last, end)) = found.last {
-            Segment::reopen(&self.directory, last, end)?.end(&[], found.segment)?;
+            Segment::reopen(&self.directory, last, end)?.end(&mut [], found.segment)?;
         }
         let write = self.log.open(found.catalog, segment);
         let writer = std::thread::Builder::new().name(format!("fastps-log-{}", self.settings.shard));
@@ -143,6 +143,11 @@ impl Journal {
     /// Bytes of changes that are not durable yet.
     pub fn pending(&self) -> u64 {
         self.log.pending()
+    }
+
+    /// How often the log was made durable: once for all changes that waited.
+    pub fn syncs(&self) -> u64 {
+        self.log.syncs()
     }
 
     /// The newest snapshot that is kept; `None`: there is none yet.
@@ -266,8 +271,7 @@ impl Journal {
             self.directory.discard(number)?;
         }
         for number in self.directory.segments()?.into_iter().filter(|number| number < log) {
-            reach("segment_delete");
-            remove(&self.directory.segment(number))?;
+            self.directory.discard_segment(number)?;
         }
         Ok(())
     }

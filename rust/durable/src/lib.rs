@@ -8,6 +8,7 @@
 //! of it (`source`) and write it anew, for another number of shards or for others. `copy`: snapshots that go to another place, and
 //! come back.
 
+mod ahead;
 mod catalog;
 pub mod checkpoint;
 mod checksum;

@@ -13,14 +13,12 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes in the queue from which on who can should wait.
-const FULL: usize = 16 << 20;
+/// Bytes in the queue from which on who can should wait. So much can be pushed while a sync waits for its disk.
+const FULL: usize = 32 << 20;
 /// How long something may be written and not durable if nobody asks, and how much: what takes longer to sync than the queue
 /// to fill would keep pushes waiting.
 const LAZY: Duration = Duration::from_secs(1);
 const MOST_LAZY: u64 = 8 << 20;
-/// Bytes of memory that an empty queue keeps.
-const KEPT: usize = 4 << 20;
 
 /// A point of the log: bytes ever queued.
 pub(crate) type Position = u64;
@@ -47,6 +45,7 @@ struct Queue {
     queued: Position,
     durable: Position,
     written: Position,
+    syncs: u64,
     until_durable: VecDeque<(Position, Then)>,
     until_room: Vec<Then>,
     /// Why the present segment cannot be used any more.
@@ -160,6 +159,11 @@ impl Log {
         queue.queued.saturating_sub(queue.durable)
     }
 
+    /// How often the log was made durable.
+    pub(crate) fn syncs(&self) -> u64 {
+        self.queue().syncs
+    }
+
     /// Whether more should wait for [`Log::when_room`].
     pub(crate) fn is_full(&self) -> bool {
         self.queue().waiting.len() >= FULL
@@ -216,11 +220,12 @@ impl Log {
 
     /// What the thread does.
     fn write(&self, segment: Segment) {
-        let mut writer = Writer { segment, unsynced: 0, synced: Instant::now() };
+        let mut writer = Writer { segment, unsynced: 0, synced: Instant::now(), syncs: 0 };
         let mut frames = Vec::new();
-        while let Some(mut queue) = self.wait(&writer) {
+        while let Some(mut queue) = self.wait(&writer, &mut frames) {
+            // Memory is kept, since new memory costs time; unless there was too much of it.
             frames.clear();
-            frames.shrink_to(KEPT);
+            frames.shrink_to(FULL);
             std::mem::swap(&mut frames, &mut queue.waiting);
             let group = Group {
                 end: queue.queued,
@@ -234,8 +239,9 @@ impl Log {
             for then in room {
                 then();
             }
-            let result = writer.write(&frames, group);
+            let result = writer.write(&mut frames, group);
             let mut queue = self.queue();
+            queue.syncs = writer.syncs;
             match result {
                 Err(error) => {
                     queue.broken = Some(error);
@@ -253,8 +259,9 @@ impl Log {
         }
     }
 
-    /// Waits until there is something to write or to sync; `None`: all is done, for good.
-    fn wait(&self, writer: &Writer) -> Option<MutexGuard<'_, Queue>> {
+    /// Waits until there is something to write or to sync; `None`: all is done, for good. Where nothing comes for a while, memory is
+    /// given back.
+    fn wait(&self, writer: &Writer, written: &mut Vec<u8>) -> Option<MutexGuard<'_, Queue>> {
         let mut queue = self.queue();
         loop {
             let asked = writer.unsynced > 0 && !queue.hole && !queue.until_durable.is_empty();
@@ -264,12 +271,16 @@ impl Log {
             if queue.closing {
                 return (writer.unsynced > 0).then_some(queue);
             }
-            let left = LAZY.saturating_sub(writer.synced.elapsed());
-            queue = match writer.unsynced > 0 {
-                true if left.is_zero() => return Some(queue),
-                true => self.work.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0,
-                false => self.work.wait(queue).unwrap_or_else(PoisonError::into_inner),
-            };
+            let since = if writer.unsynced > 0 { writer.synced.elapsed() } else { Duration::ZERO };
+            let left = LAZY.saturating_sub(since);
+            if left.is_zero() {
+                return Some(queue);
+            }
+            let waited = self.work.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner);
+            queue = waited.0;
+            if waited.1.timed_out() && writer.unsynced == 0 && queue.waiting.is_empty() {
+                (queue.waiting, *written) = (Vec::new(), Vec::new());
+            }
         }
     }
 
@@ -321,10 +332,11 @@ struct Writer {
     /// Bytes that are written and not durable.
     unsynced: u64,
     synced: Instant,
+    syncs: u64,
 }
 
 impl Writer {
-    fn write(&mut self, frames: &[u8], group: Group) -> Result<()> {
+    fn write(&mut self, frames: &mut [u8], group: Group) -> Result<()> {
         let mut rest = frames;
         if let Some((at, next)) = group.next {
             // A file that failed gets no end: the log does not go on from there.
@@ -332,7 +344,7 @@ impl Writer {
             let number = next.number;
             let before = std::mem::replace(&mut self.segment, next);
             if !group.broken {
-                let (first, last) = frames.split_at(at);
+                let (first, last) = rest.split_at_mut(at);
                 rest = last;
                 if !group.hole {
                     before.end(first, number)?;
@@ -353,6 +365,7 @@ impl Writer {
         if unsynced > 0 && (group.hurry || late) {
             self.segment.sync()?;
             self.synced = Instant::now();
+            self.syncs += 1;
         } else {
             self.unsynced = unsynced;
         }

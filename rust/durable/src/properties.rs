@@ -260,6 +260,7 @@ fn segment_of(frames: &[Vec<u8>], last: Option<u64>) -> Vec<u8> {
     if let Some(last) = last {
         frame::end(&mut bytes, last);
     }
+    frame::seal(&mut bytes);
     bytes
 }
 
@@ -311,6 +312,7 @@ proptest! {
     fn a_push_is_read_as_it_was_written(pushed in pushed()) {
         let mut bytes = Vec::new();
         prop_assert!(frame::push(&mut bytes, &pushed.record()));
+        frame::seal(&mut bytes);
         let (content, rest) = frame::split(&bytes).unwrap();
         prop_assert!(rest.is_empty());
         let Some(Content::Push(read)) = frame::read(content) else { panic!("it is no push") };
@@ -323,6 +325,7 @@ proptest! {
     fn a_slice_is_read_as_it_was_written(piece in piece()) {
         let mut bytes = Vec::new();
         prop_assert!(frame::slice(&mut bytes, &piece));
+        frame::seal(&mut bytes);
         let (content, _) = frame::split(&bytes).unwrap();
         let Some(Content::Slice(read)) = frame::read(content) else { panic!("it is no slice") };
         prop_assert_eq!(format!("{read:?}"), format!("{piece:?}"));
@@ -332,6 +335,7 @@ proptest! {
     fn an_event_and_a_manifest_are_read_as_they_were_written(event in event(), manifest in manifest()) {
         let mut bytes = Vec::new();
         prop_assert!(frame::event(&mut bytes, &event));
+        frame::seal(&mut bytes);
         let (content, _) = frame::split(&bytes).unwrap();
         let Some(Content::Event(read)) = frame::read(content) else { panic!("it is no event") };
         prop_assert_eq!(read, event);

@@ -1,18 +1,17 @@
 //! A segment of the log: one file of frames. Its last frames may be torn, where the machine or the process ended while
 //! they were written; anything else that is not as it was written is damage.
 
+use crate::ahead;
 use crate::directory::{Directory, failed, sync_directory};
 use crate::frame::{self, Content, FORMAT, Origin};
 use crate::generation::Unusable;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::{cut, fail, reach};
 use std::fs::{File, OpenOptions};
-use std::io::{BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-
-/// What is read at a time.
-const BUFFER: usize = 1 << 20;
 
 /// A segment that is being written.
 #[derive(Debug)]
@@ -25,7 +24,6 @@ pub(crate) struct Segment {
     durable: u64,
     /// What the last frame of its kind said to be durable.
     told: u64,
-    scratch: Vec<u8>,
 }
 
 impl Segment {
@@ -40,10 +38,10 @@ impl Segment {
         let file = fail("segment_create").and_then(|()| File::create(&unfinished));
         let file = file.map_err(|error| failed("make", &unfinished, &error))?;
         reach("segment_created");
-        let mut segment = Self { path, number, file, length: 0, durable: 0, told: 0, scratch: Vec::new() };
+        let mut segment = Self { path, number, file, length: 0, durable: 0, told: 0 };
         let mut header = Vec::new();
         frame::segment(&mut header, number, after_hole, origin);
-        segment.write(&header)?;
+        segment.write(&mut header)?;
         segment.sync()?;
         let renamed = std::fs::rename(&unfinished, &segment.path);
         renamed.map_err(|error| failed("rename", &unfinished, &error))?;
@@ -63,26 +61,25 @@ impl Segment {
             Ok(file)
         };
         let file = open().map_err(|error| failed("write", &path, &error))?;
-        Ok(Self { path, number, file, length: end, durable: 0, told: 0, scratch: Vec::new() })
+        Ok(Self { path, number, file, length: end, durable: 0, told: 0 })
     }
 
-    /// Appends frames, and before them which part is durable, where that is news.
-    pub(crate) fn append(&mut self, frames: &[u8]) -> Result<()> {
+    /// Appends frames, which it seals, and before them which part is durable, where that is news.
+    pub(crate) fn append(&mut self, frames: &mut [u8]) -> Result<()> {
         if self.durable > self.told {
             self.told = self.durable;
-            self.scratch.clear();
-            frame::durable(&mut self.scratch, self.durable);
-            let told = std::mem::take(&mut self.scratch);
-            self.write(&told)?;
-            self.scratch = told;
+            let mut told = Vec::new();
+            frame::durable(&mut told, self.durable);
+            self.write(&mut told)?;
         }
         self.write(frames)
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let written = fail("log_write").and_then(|()| self.file.write_all(bytes));
+    fn write(&mut self, frames: &mut [u8]) -> Result<()> {
+        frame::seal(frames);
+        let written = fail("log_write").and_then(|()| self.file.write_all(frames));
         written.map_err(|error| failed("write", &self.path, &error))?;
-        self.length += bytes.len() as u64;
+        self.length += frames.len() as u64;
         reach("log_written");
         cut("log_cut", &self.file, self.durable, self.length);
         Ok(())
@@ -104,11 +101,12 @@ impl Segment {
     }
 
     /// Appends the last frames, and ends it: the log goes on in the segment of this number.
-    pub(crate) fn end(mut self, frames: &[u8], next: u64) -> Result<()> {
+    pub(crate) fn end(mut self, frames: &mut [u8], next: u64) -> Result<()> {
         reach("segment_end");
-        let mut last = frames.to_vec();
+        self.append(frames)?;
+        let mut last = Vec::new();
         frame::end(&mut last, next);
-        self.append(&last)?;
+        self.write(&mut last)?;
         self.sync()
     }
 }
@@ -159,46 +157,84 @@ pub(crate) fn read(
     mut each: impl FnMut(u64, Content<'_>) -> Result<(), Unusable>,
 ) -> Result<(Origin, End), Unusable> {
     let fail = |error: std::io::Error| Unusable::Failed(failed("read", path, &error));
-    let file = File::open(path).map_err(fail)?;
-    let length = file.metadata().map_err(fail)?.len();
-    let mut file = BufReader::with_capacity(BUFFER, file);
-    let damaged = |why: String| Err(Unusable::Damaged(format!("{} {why}", path.display())));
-    let (mut at, mut content, mut begun) = (0, Vec::new(), None);
-    while let Some(size) = next(&mut file, length - at, &mut content).map_err(fail)? {
-        let Some(said) = frame::read(&content) else {
-            return damaged(format!("has a frame at byte {at} that this version does not know"));
-        };
-        match (said, begun) {
-            (Content::Segment { format, number: its, origin: from, .. }, None) => {
-                if format != FORMAT {
-                    let error = Error::new(Kind::Config, format!("{} is of another version", path.display()))
-                        .expected(format!("format {FORMAT}"), format);
-                    return Err(error.into());
-                }
-                if its != number || origin.is_some_and(|origin| origin != from) {
-                    return damaged(format!(
-                        "is in the wrong place: it is segment {its} of shard {} of {}, of the directory {:016x}",
-                        from.shard, from.shards, from.id
-                    ));
-                }
-                begun = Some(from);
-            }
-            (Content::Segment { .. } | Content::Slice(_), _) | (_, None) => {
-                return damaged(format!("has a frame at byte {at} that does not belong there"));
-            }
-            (Content::End(next), Some(origin)) => return Ok((origin, End::Continued(next))),
-            (Content::Durable(_), Some(_)) => {}
-            (said, Some(_)) => each(at, said)?,
-        }
-        at += size;
+    let mut reading = Reading { path, number, origin, begun: None, at: 0, next: None };
+    let length = ahead::read(path, |frames| reading.take(frames, &mut each))?;
+    let Reading { begun, at, next, .. } = reading;
+    // The first frame was durable before anything else was done.
+    let Some(origin) = begun else { return reading.damaged("is damaged: it does not begin as a segment") };
+    if let Some(next) = next {
+        return Ok((origin, End::Continued(next)));
     }
     let torn = length - at;
-    // The first frame was durable before anything else was done.
-    let Some(origin) = begun else { return damaged("is damaged: it does not begin as a segment".to_owned()) };
     if torn > 0 && was_durable(path, at, torn).map_err(fail)? {
-        return damaged(format!("is damaged at byte {at}: {torn} bytes from there on cannot be used"));
+        return reading
+            .damaged(&format!("is damaged at byte {at}: {torn} bytes from there on cannot be used"));
     }
     Ok((origin, End::Open { whole: at, torn }))
+}
+
+/// A segment that is being read.
+struct Reading<'a> {
+    path: &'a Path,
+    number: u64,
+    origin: Option<Origin>,
+    /// What its first frame says.
+    begun: Option<Origin>,
+    at: u64,
+    /// The segment in which the log goes on.
+    next: Option<u64>,
+}
+
+impl Reading<'_> {
+    fn take(
+        &mut self,
+        mut frames: &[u8],
+        each: &mut impl FnMut(u64, Content<'_>) -> Result<(), Unusable>,
+    ) -> Result<ControlFlow<()>, Unusable> {
+        while let Some((content, rest)) = frame::split_whole(frames) {
+            let at = self.at;
+            let Some(said) = frame::read(content) else {
+                return self.damaged(&format!("has a frame at byte {at} that this version does not know"));
+            };
+            match (said, self.begun) {
+                (Content::Segment { format, number, origin, .. }, None) => {
+                    self.begin(format, number, origin)?;
+                }
+                (Content::Segment { .. } | Content::Slice(_), _) | (_, None) => {
+                    return self.damaged(&format!("has a frame at byte {at} that does not belong there"));
+                }
+                (Content::End(next), Some(_)) => {
+                    self.next = Some(next);
+                    return Ok(ControlFlow::Break(()));
+                }
+                (Content::Durable(_), Some(_)) => {}
+                (said, Some(_)) => each(at, said)?,
+            }
+            self.at += (frames.len() - rest.len()) as u64;
+            frames = rest;
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn begin(&mut self, format: u32, number: u64, origin: Origin) -> Result<(), Unusable> {
+        if format != FORMAT {
+            let error = Error::new(Kind::Config, format!("{} is of another version", self.path.display()))
+                .expected(format!("format {FORMAT}"), format);
+            return Err(error.into());
+        }
+        if number != self.number || self.origin.is_some_and(|expected| expected != origin) {
+            let Origin { id, shard, shards } = origin;
+            return self.damaged(&format!(
+                "is in the wrong place: it is segment {number} of shard {shard} of {shards}, of the directory {id:016x}"
+            ));
+        }
+        self.begun = Some(origin);
+        Ok(())
+    }
+
+    fn damaged<T>(&self, why: &str) -> Result<T, Unusable> {
+        Err(Unusable::Damaged(format!("{} {why}", self.path.display())))
+    }
 }
 
 /// The next whole frame's content; its size. `left`: bytes that the file still has.
@@ -244,6 +280,6 @@ impl Segment {
     /// A segment that is somewhere else.
     pub(crate) fn at(path: &str) -> Self {
         let file = OpenOptions::new().write(true).open(path).unwrap();
-        Self { path: path.into(), number: 1, file, length: 0, durable: 0, told: 0, scratch: Vec::new() }
+        Self { path: path.into(), number: 1, file, length: 0, durable: 0, told: 0 }
     }
 }

@@ -18,10 +18,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 
-/// What is written at a time.
-const BUFFER: usize = 1 << 20;
-/// So much is synced at a time, while the next is written: a log on the same disk, which is synced meanwhile, hardly waits for it.
-const PACE: u64 = 8 << 20;
+/// What is shorter is gathered before it is written.
+const BUFFER: usize = 64 << 10;
+/// So much is synced at a time, while the next is written.
+const PACE: u64 = 32 << 20;
+/// The same while a log on the same disk is synced, too, and would wait for it.
+const PACE_BESIDE_LOG: u64 = 8 << 20;
 
 /// A file that is being written.
 pub(crate) struct Output {
@@ -48,8 +50,8 @@ impl Output {
     }
 
     /// Has the disk write while more is added, so that it is not all left for the end.
-    fn keep_pace(&mut self) -> Result<()> {
-        if self.to.bytes - self.paced < PACE {
+    fn keep_pace(&mut self, pace: u64) -> Result<()> {
+        if self.to.bytes - self.paced < pace {
             return Ok(());
         }
         self.sync_behind().map_err(|error| failed("write", &self.path, &error))
@@ -193,11 +195,11 @@ fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl Fn
         if !frame::slice(&mut entry, &piece) {
             return Err(Error::new(Kind::Capacity, "a slice remembers too many clients for one entry"));
         }
+        frame::seal(&mut entry);
         list.write(&entry)?;
-        if logging() {
-            values.keep_pace()?;
-            state.keep_pace()?;
-        }
+        let pace = if logging() { PACE_BESIDE_LOG } else { PACE };
+        values.keep_pace(pace)?;
+        state.keep_pace(pace)?;
     }
     behind();
     let files = [(VALUES, values), (STATE, state), (SLICES, list)];

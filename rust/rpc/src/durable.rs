@@ -108,6 +108,7 @@ impl Files {
         let [newest, age, failed] = snapshots.counts();
         let mut counters = vec![
             ("log_pending", journal.pending()),
+            ("log_syncs", journal.syncs()),
             ("log_broken", u64::from(journal.check().is_err())),
             ("snapshot", newest),
             ("snapshot_age_s", age),
