@@ -88,7 +88,7 @@ def serve(
             indices.
         advertise: How others reach this process, where that is not the address it listens on.
         spin_us: Microseconds for which a shard looks for a client's next frame before it sleeps, where that
-            paid of late; 0: never, at most 1 s.
+            paid of late; 0: never, at most 1 s. Not for a client whose pushes wait for the disk.
         data_dir: Keep snapshots and a log here, a folder for each shard, and start from them; None: nothing
             outlives this process.
         snapshot_every: Seconds between two snapshots.

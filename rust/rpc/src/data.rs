@@ -9,6 +9,7 @@ use crate::answers::{Answer, Answers, MAX_OWED, Owed, Place, Shared};
 use crate::convert::{self, Request, Route, Verb};
 use crate::incoming::Peer;
 use crate::node::{Node, Phase};
+use crate::room::Room;
 use crate::wire::{Messages, Spin};
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
@@ -63,9 +64,10 @@ pub(crate) enum Frames {
 }
 
 impl Frames {
-    async fn next(&mut self) -> Result<Option<pb::Frame>, Status> {
+    async fn next(&mut self, room: &Room) -> Result<Option<pb::Frame>, Status> {
         match self {
             Self::Foreign(frames) => frames.message().await,
+            Self::Native(frames, _) if room.waits_for_disk() => poll_fn(|cx| frames.poll_next(cx)).await,
             Self::Native(frames, spin) => spin.wait(poll_fn(|cx| frames.poll_next(cx))).await,
         }
     }
@@ -110,7 +112,7 @@ impl Exchange {
         loop {
             let next = async {
                 let permit = answers.clone().reserve_owned().await.ok()?;
-                let frame = frames.next().await;
+                let frame = frames.next(&self.peer.room).await;
                 Some((Place::new(permit, &self.peer.room), frame))
             };
             let (place, frame) = tokio::select! {
@@ -150,6 +152,9 @@ impl Exchange {
                     self.node.files.room().await;
                 }
                 let journal = self.node.files.journal().filter(|_| logged && !reads);
+                if journal.is_some() {
+                    self.peer.room.wait_for_disk();
+                }
                 self.perform(&request, place.after(journal)).await;
             }
             Err(error) => self.refuse(place, tag, self.named(frame, error)),

@@ -337,6 +337,9 @@ impl AsyncRead for Connection {
         }
         let most = ready!(self.poll_admit(cx, buf.remaining()))?;
         self.io.set_limit(most as u64);
+        if self.peer.room.waits_for_disk() {
+            self.io.get_mut().never_spin();
+        }
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
         self.peer.room.passed(buf.filled().len() - before);

@@ -33,6 +33,8 @@ pub(crate) struct Room {
     largest: AtomicU64,
     /// Copied by all that keep bytes of the connection.
     busy: Arc<()>,
+    /// Its client's pushes are answered when they are durable.
+    waits_for_disk: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -68,6 +70,7 @@ impl Room {
             read: AtomicUsize::new(0),
             largest: AtomicU64::new(0),
             busy: Arc::new(()),
+            waits_for_disk: AtomicBool::new(false),
             state: Mutex::new(State { charge, streams: 0, last_read: Instant::now() }),
         }))
     }
@@ -78,6 +81,15 @@ impl Room {
 
     pub(crate) fn busy(&self) -> Busy {
         Busy { _kept: self.busy.clone() }
+    }
+
+    /// What comes next on the connection comes after the disk, which needs the cores: nobody spins for it.
+    pub(crate) fn wait_for_disk(&self) {
+        self.waits_for_disk.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn waits_for_disk(&self) -> bool {
+        self.waits_for_disk.load(Ordering::Relaxed)
     }
 
     fn is_busy(&self) -> bool {

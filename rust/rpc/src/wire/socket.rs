@@ -39,6 +39,13 @@ impl Socket {
             Self::Tcp(_) | Self::Tls(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
+
+    /// Waits for what comes without looking for it.
+    pub(crate) fn never_spin(&mut self) {
+        if let Self::Local(local) = self {
+            local.never_spin();
+        }
+    }
 }
 
 impl From<Secure> for Socket {

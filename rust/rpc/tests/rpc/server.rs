@@ -66,7 +66,8 @@ async fn register_push_pull() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_repeat_is_not_applied_again_and_resolve_fences() {
     const LAST: u64 = fastps_core::identity::WINDOW as u64 + 10;
-    let mut world = World::start(config()).await;
+    // One peer is silent while the other has its turn.
+    let mut world = World::start(ServerConfig { lease: Duration::from_mins(10), ..config() }).await;
     for peer in 0..2 {
         for piece in world.pieces_of(peer) {
             let version = world.push_to(peer, piece, 1).await;

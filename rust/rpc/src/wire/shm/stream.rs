@@ -67,6 +67,13 @@ impl LocalStream {
         }
         Ok(())
     }
+
+    /// Waits for what comes without looking for it.
+    pub(crate) fn never_spin(&mut self) {
+        if let Some(rings) = &mut self.rings {
+            rings.patience = Patience::new(Duration::ZERO);
+        }
+    }
 }
 
 /// Wakes the peer. Where the socket has no room for another byte, there are some that it has not read; where it has
