@@ -1,6 +1,6 @@
-//! Reading a file of frames: a thread reads the next ones and compares their checksums, while those before are used.
+//! Reading a segment of the log: a thread reads the next ones and compares their checksums, while those before are used.
 
-use crate::directory::failed;
+use crate::directory::{failed, open_segment};
 use crate::frame::{self, HEADER, Header};
 use crate::generation::Unusable;
 use std::fs::File;
@@ -22,7 +22,7 @@ pub(crate) fn read(
     mut each: impl FnMut(&[u8]) -> std::result::Result<ControlFlow<()>, Unusable>,
 ) -> std::result::Result<u64, Unusable> {
     let fail = |error: Error| Unusable::Failed(failed("read", path, &error));
-    let file = File::open(path).map_err(fail)?;
+    let file = open_segment(path).map_err(fail)?;
     let length = file.metadata().map_err(fail)?.len();
     let reader = Reader { file, left: length, begun: Vec::new() };
     let (spend, spent) = channel();

@@ -3,7 +3,7 @@
 
 use crate::checksum::crc32c;
 use crate::directory::{
-    Directory, failed, generation_in, generations_in, open_to_read, remove, shard_folder, sync_directory,
+    Directory, failed, generation_in, generations_in, remove, shard_folder, sync_directory,
 };
 use crate::frame::{FORMAT, Origin};
 use crate::generation::{Cut, FILES, Generation, MANIFEST, Manifest};
@@ -220,7 +220,7 @@ impl Held {
         let described = Described::parse(text, &name.display().to_string())?;
         let open = |part: Part| {
             let file = path.join(part.name);
-            let opened = open_to_read(&file).map_err(|error| failed("read", &file, &error))?;
+            let opened = File::open(&file).map_err(|error| failed("read", &file, &error))?;
             Ok((part, opened))
         };
         let files = described.parts().map(open).collect::<Result<_>>()?;

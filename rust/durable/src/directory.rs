@@ -5,7 +5,7 @@ use fastps_core::failpoint::{fail, reach};
 use rustix::fs::FlockOperation;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -133,9 +133,6 @@ impl Directory {
         let to = self.unfinished(number);
         self.rename(&self.generation(number), &to)?;
         reach("snapshot_delete");
-        for name in list(&to)? {
-            shrink(&to.join(name));
-        }
         remove(&to)
     }
 
@@ -229,8 +226,8 @@ fn numbered(names: &[String], prefix: &str) -> Vec<u64> {
     numbers
 }
 
-/// A file that is not shrunk while this is open; one that is being removed is an error.
-pub(crate) fn open_to_read(path: &Path) -> std::io::Result<File> {
+/// A segment that is not shrunk while this is open; one that is being removed is an error.
+pub(crate) fn open_segment(path: &Path) -> std::io::Result<File> {
     let file = File::open(path)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
         Err(rustix::io::Errno::WOULDBLOCK) => Err(ErrorKind::NotFound.into()),
@@ -239,14 +236,15 @@ pub(crate) fn open_to_read(path: &Path) -> std::io::Result<File> {
     }
 }
 
-/// Frees most of a file that is to be removed, unless somebody reads it: a system that frees all at once may keep syncs of others
-/// waiting meanwhile, as the log's.
+/// Frees most of a segment that is to be removed, unless it is read, or has another name: a system that frees all at once may keep
+/// syncs of others waiting meanwhile, as the log's. Not for snapshots, which anybody may have mapped.
 fn shrink(path: &Path) {
     let Ok(file) = OpenOptions::new().write(true).open(path) else { return };
-    if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+    let Ok(found) = file.metadata() else { return };
+    if found.nlink() > 1 || rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
         return;
     }
-    let mut left = file.metadata().map_or(0, |found| found.len());
+    let mut left = found.len();
     while left > STEP {
         left -= STEP;
         let began = Instant::now();
@@ -272,40 +270,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_removed_can_be_read_by_whoever_reads_it_already() {
+    fn a_segment_is_removed_and_whoever_has_it_keeps_it() {
         let path = std::env::temp_dir().join(format!("fastps-directory-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
         let directory = Directory::open(&path).unwrap();
         let bytes: Vec<u8> = (0..3 * STEP).map(|at| at as u8).collect();
-        for number in [1, 2] {
-            std::fs::create_dir(directory.generation(number)).unwrap();
-            std::fs::write(directory.generation(number).join("array"), &bytes).unwrap();
+        for number in 1..4 {
             std::fs::write(directory.segment(number), &bytes).unwrap();
         }
-        let mut kept = open_to_read(&directory.generation(1).join("array")).unwrap();
-        let late = File::open(directory.generation(2).join("array")).unwrap();
-        for number in [1, 2] {
-            directory.discard(number).unwrap();
+        let mut kept = open_segment(&directory.segment(1)).unwrap();
+        let other = path.join("other");
+        std::fs::hard_link(directory.segment(2), &other).unwrap();
+        let late = File::open(directory.segment(3)).unwrap();
+        for number in 1..4 {
             directory.discard_segment(number).unwrap();
         }
-        assert_eq!(directory.names().unwrap(), ["lock"]);
+        assert_eq!(directory.segments().unwrap(), [0; 0]);
         let mut read = Vec::new();
         kept.read_to_end(&mut read).unwrap();
-        assert!(read == bytes);
+        assert!(read == bytes && std::fs::read(other).unwrap() == bytes);
         assert_eq!(late.metadata().unwrap().len(), STEP);
         drop(directory);
         std::fs::remove_dir_all(path).unwrap();
     }
 
     #[test]
-    fn what_is_being_removed_is_not_opened() {
+    fn a_segment_that_is_being_removed_is_not_opened() {
         let path = std::env::temp_dir().join(format!("fastps-shrunk-{}", std::process::id()));
         std::fs::write(&path, b"something").unwrap();
         let removing = File::open(&path).unwrap();
         rustix::fs::flock(&removing, FlockOperation::NonBlockingLockExclusive).unwrap();
-        assert_eq!(open_to_read(&path).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(open_segment(&path).unwrap_err().kind(), ErrorKind::NotFound);
         drop(removing);
-        open_to_read(&path).unwrap();
+        open_segment(&path).unwrap();
         std::fs::remove_file(path).unwrap();
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::catalog::Catalog;
 use crate::checksum::crc32c;
-use crate::directory::{failed, generation_in, generations_in, open_to_read};
+use crate::directory::{failed, generation_in, generations_in};
 use crate::frame::{self, Content, FORMAT, Origin, Piece, Place};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
@@ -217,7 +217,7 @@ impl Generation {
     pub fn verify(&self) -> Result<()> {
         for (name, written) in &self.manifest.files {
             let path = self.path.join(name);
-            let mut file = open_to_read(&path).map_err(|error| failed("read", &path, &error))?;
+            let mut file = File::open(&path).map_err(|error| failed("read", &path, &error))?;
             let mut summed = crate::checksum::Summed::new(std::io::sink());
             let mut chunk = vec![0; CHUNK];
             loop {
@@ -314,7 +314,7 @@ struct Arrays {
 impl Arrays {
     fn open(folder: &Path, name: &str) -> Result<Self, Unusable> {
         let path = folder.join(name);
-        let file = open_to_read(&path).map_err(|error| failed("read", &path, &error))?;
+        let file = File::open(&path).map_err(|error| failed("read", &path, &error))?;
         Ok(Self { path, file })
     }
 
