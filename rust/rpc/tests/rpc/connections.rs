@@ -109,9 +109,10 @@ async fn clients_at_rest_take_little_and_disturb_nobody() {
             let values = bytes(&vec![2.0 * n as f32 + sequence as f32; SLICE as usize]);
             assert!(matches!(answer, Answer::Values { payload, .. } if payload == values));
         }
+        // On a busy machine those before it may rest already.
+        let at_work = shard.counter("memory_connections").await;
+        assert!(at_work > counted_now + (4 << 20), "{at_work} bytes are counted for what works");
     }
-    let at_work = shard.counter("memory_connections").await;
-    assert!(at_work > counted_now + 4 * (4 << 20), "{at_work} bytes are counted for what works");
     // Dropping a client waits for its runtime.
     tokio::task::spawn_blocking(move || drop(active)).await.unwrap();
     let (begin, frames) = (Instant::now(), 4 * (1 << 20));

@@ -66,8 +66,7 @@ async fn register_push_pull() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_repeat_is_not_applied_again_and_resolve_fences() {
     const LAST: u64 = fastps_core::identity::WINDOW as u64 + 10;
-    // One peer is silent while the other has its turn.
-    let mut world = World::start(ServerConfig { lease: Duration::from_mins(10), ..config() }).await;
+    let mut world = World::start(config()).await;
     for peer in 0..2 {
         for piece in world.pieces_of(peer) {
             let version = world.push_to(peer, piece, 1).await;
@@ -194,7 +193,7 @@ async fn state_travels_both_ways() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_silent_client_loses_its_session() {
-    let lease = Duration::from_secs(3);
+    let lease = Duration::from_secs(8);
     let mut world = World::start(ServerConfig { lease, ..config() }).await;
     world.push(0, 1).await;
     world.push(1, 1).await;
@@ -246,7 +245,7 @@ async fn a_silent_client_loses_its_session() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_registration_is_waited_for_and_taken_over() {
     const LATE: &str = "adam 1 big";
-    let reservation_lease = Duration::from_secs(2);
+    let reservation_lease = Duration::from_secs(5);
     let config = ServerConfig { reservation_lease, ..config() };
     let mut world = World::start_without(config, Some(LATE)).await;
     let late = Tensor::named(LATE);
@@ -371,7 +370,7 @@ async fn seal_both(shards: &mut [Shard; 2], spec: &pb::TensorSpec) -> pb::Regist
 }
 
 /// A lease that runs out within the test, but not while a busy machine renews it.
-const SHORT: Duration = Duration::from_secs(2);
+const SHORT: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn what_is_sealed_and_never_committed_is_freed_and_what_is_committed_stays() {

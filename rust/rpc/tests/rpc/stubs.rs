@@ -29,6 +29,8 @@ pub(crate) fn config() -> ServerConfig {
     ServerConfig {
         listen: vec!["127.0.0.1:0".into()],
         memory_limit: Some(64 << 20),
+        // These clients give no sign of life but their calls, and a busy machine may keep them silent for long.
+        lease: Duration::from_mins(10),
         ..ServerConfig::default()
     }
 }
