@@ -222,7 +222,8 @@ MNIST = Path(os.environ.get("FASTPS_DATA_DIR", "/nowhere")) / "mnist"
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not MNIST.is_dir(), reason="FASTPS_DATA_DIR names no folder with mnist/")
 def test_mnist_from_its_original_files(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fastps", "demo", "--data", "mnist", "--data-dir", str(MNIST), "--json"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    options = ["--data", "mnist", "--data-dir", str(MNIST), "--updates", "12000", "--seconds", "270", "--json"]
+    command = [sys.executable, "-m", "fastps", "demo", *options]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=360)
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout.splitlines()[-1])["test_accuracy"] >= 0.975

@@ -196,6 +196,25 @@ def test_a_stopped_server_does_not_hold_a_call():
         ps.push("w", np.full(n, -1, np.float32))
 
 
+@linux
+def test_a_step_whose_wait_a_stopped_server_did_not_answer_counts():
+    with process(serve) as (pid, pipe), fastps.connect(pipe.recv(), transport="tcp") as ps:
+        ps.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD(lr=1.0))
+        mode, start = fastps.Bounded(staleness=1), {"w": np.zeros(4, np.float32)}
+        with (
+            fastps.Worker(ps, start, mode=mode) as fast,
+            fastps.Worker(ps, start, mode=mode, name="the slow one") as slow,
+        ):
+            os.kill(pid, signal.SIGSTOP)
+            with pytest.raises(fastps.DeadlineError):
+                fast._native.advance("default", False, 1, 0.5)
+            os.kill(pid, signal.SIGCONT)
+            with pytest.raises(fastps.DeadlineError, match='waited for "the slow one"'):
+                fast._native.advance("default", False, 1, 5.0)
+            slow._native.advance("default", False, 1, 30.0)
+            assert fast._native.advance("default", False, 0, 30.0)[0] == 1
+
+
 def test_another_transport_is_refused():
     with pytest.raises(fastps.ConfigError, match="transport"):
         fastps.connect("127.0.0.1:1", transport="pigeon")

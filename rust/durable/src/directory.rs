@@ -226,11 +226,14 @@ fn numbered(names: &[String], prefix: &str) -> Vec<u64> {
     numbers
 }
 
-/// A segment that is not shrunk while this is open; one that is being removed is an error.
+/// A segment that is not shrunk while this is open; one that somebody else has locked is an error.
 pub(crate) fn open_segment(path: &Path) -> std::io::Result<File> {
     let file = File::open(path)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(ErrorKind::NotFound.into()),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(std::io::Error::new(
+            ErrorKind::ResourceBusy,
+            "it is being removed, or another program has locked it",
+        )),
         // A file system without locks: there nothing is shrunk.
         _ => Ok(file),
     }
@@ -300,7 +303,7 @@ mod tests {
         std::fs::write(&path, b"something").unwrap();
         let removing = File::open(&path).unwrap();
         rustix::fs::flock(&removing, FlockOperation::NonBlockingLockExclusive).unwrap();
-        assert_eq!(open_segment(&path).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(open_segment(&path).unwrap_err().kind(), ErrorKind::ResourceBusy);
         drop(removing);
         open_segment(&path).unwrap();
         std::fs::remove_file(path).unwrap();

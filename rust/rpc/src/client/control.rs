@@ -88,8 +88,9 @@ where
             .max_encoding_message_size(fastps_proto::MAX_MESSAGE_BYTES);
         let error = match tokio::time::timeout(left, send(client, left)).await {
             Ok(Ok(answer)) => return Ok(answer.into_inner()),
-            Ok(Err(status)) => convert::error_from_status(&status),
-            Err(_) => {
+            Ok(Err(status)) if !convert::timed_out(&status) => convert::error_from_status(&status),
+            // The channel counts the time, too.
+            Ok(Err(_)) | Err(_) => {
                 let message = format!("the deadline passed before {} answered", link.address);
                 return Err(Error::new(Kind::Deadline, message).shard(link.shard()));
             }

@@ -25,7 +25,7 @@ const AGAIN: Duration = Duration::from_secs(2);
 pub(super) struct Place {
     group: u32,
     seat: Seat,
-    /// Steps that shard 0 was told of.
+    /// Steps taken; shard 0 is told of them.
     clock: u64,
     /// A server has forgotten it, so the others go on without this worker until it joins again, everywhere.
     lost: bool,
@@ -96,6 +96,12 @@ pub(super) async fn rejoin(link: &Link) {
     }
 }
 
+fn clock(link: &Link, place: &Place) -> u64 {
+    let places = lock(&link.shared.places);
+    let known = places.iter().find(|known| known.is(place.group, is_warm(place.seat.mode)));
+    known.map_or(place.clock, |known| known.clock)
+}
+
 fn set_clock(link: &Link, place: &Place, clock: u64) {
     if link.shard() != 0 {
         return;
@@ -156,36 +162,38 @@ impl Client {
         let deadline = after(timeout);
         let group = self.group(group, deadline)?;
         let (link, places) = (self.links[0].clone(), self.shared.clone());
-        let place = move || lock(&places.places).iter().find(|place| place.is(group, warm)).cloned();
+        let place = move |steps: u64| {
+            let mut places = lock(&places.places);
+            let place = places.iter_mut().find(|place| place.is(group, warm))?;
+            // A server may have said any number.
+            place.clock = place.clock.saturating_add(steps);
+            Some(place.clone())
+        };
         self.block(async move {
             let mut behind = Vec::new();
+            // They are taken, even if the next may not be yet.
+            let mut taken = steps;
             loop {
-                let Some(place) = place() else {
+                let Some(place) = place(std::mem::take(&mut taken)) else {
                     return Err(Error::new(
                         Kind::Config,
                         "the worker has no place in the group: join it first",
                     ));
                 };
-                // A server may say any number.
-                let clock = place.clock.saturating_add(steps);
-                let told = tell(&link, &place, clock, deadline).await;
+                let told = tell(&link, &place, behind.is_empty(), deadline).await;
                 let late = Instant::now() + MARGIN >= deadline;
                 match told {
                     Ok(answer) if answer.ready => {
-                        set_clock(&link, &place, clock);
                         return Ok(Clocks { slowest: answer.slowest, leads: answer.leads });
                     }
                     Ok(answer) if !late => behind = answer.behind,
-                    // The step is taken, even if the next may not be yet.
-                    Ok(answer) => {
-                        set_clock(&link, &place, clock);
-                        return Err(still_behind(&answer.behind).shard(0));
-                    }
+                    Ok(answer) => return Err(still_behind(&answer.behind).shard(0)),
                     // The server was started anew, or the lease ran out: a place is taken anew, if nobody else has.
                     Err(error) if error.kind == Kind::Lease && !late => {
                         tokio::time::sleep(MARGIN).await;
                         let joined = ask_for(&link, group, &place.seat, deadline).await?;
                         set_clock(&link, &place, joined.clock);
+                        taken = steps;
                     }
                     Err(error) if error.kind == Kind::Deadline && !behind.is_empty() => {
                         return Err(still_behind(&behind).shard(0));
@@ -254,10 +262,15 @@ async fn give_back(link: &Link, group: u32, warm: bool, deadline: Instant) {
     }
 }
 
-async fn tell(link: &Link, place: &Place, clock: u64, deadline: Instant) -> Result<pb::AdvanceResponse> {
+/// Says what the clock is, and waits. The first answer comes at half time: who is behind is known then, however late the
+/// last one is.
+async fn tell(link: &Link, place: &Place, first: bool, deadline: Instant) -> Result<pb::AdvanceResponse> {
     let ask = |mut control: ControlClient<Channel>, left: Duration| {
-        let wait_ms = u32::try_from(left.saturating_sub(MARGIN).as_millis()).unwrap_or(u32::MAX);
+        let wait = left.saturating_sub(MARGIN).min(if first { left / 2 } else { left });
+        let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
         let (client, group, warm) = (link.client(), place.group, is_warm(place.seat.mode));
+        // Said again to a server that was started anew, it is the one that this has told since.
+        let clock = clock(link, place);
         let advance = pb::AdvanceRequest { client, group, warm, clock, wait_ms };
         async move { control.advance(request(advance, left)).await }
     };

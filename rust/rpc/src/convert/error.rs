@@ -5,7 +5,7 @@ use fastps_proto::{MAX_MESSAGE_BYTES, v1 as pb};
 use prost::Message;
 use std::io;
 use tonic::codegen::http;
-use tonic::{Code, Status};
+use tonic::{Code, Status, TimeoutExpired};
 
 /// Kind, its name on the wire, and the status code of a unary call that it ends. What clients find out alone is not here.
 const KINDS: [(Kind, &str, Code); 17] = [
@@ -139,6 +139,11 @@ pub fn error_from_status(status: &Status) -> Error {
         message = format!("{message} ({cause})");
     }
     Error::new(kind, message)
+}
+
+/// Whether tonic gave up, on either side, at the deadline that the call carries.
+pub fn timed_out(status: &Status) -> bool {
+    status.code() == Code::Cancelled && status.message() == TimeoutExpired(()).to_string()
 }
 
 /// Why TLS refused the server, or the server this client: trying again changes nothing.

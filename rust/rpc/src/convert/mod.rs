@@ -12,7 +12,7 @@ mod spec;
 pub use answer::{Answer, answer_from_frame, fenced, receipt, refused, values, version};
 pub(crate) use answer::{keeping, snapshot};
 pub use error::{
-    error_from_refusal, error_from_status, kind_from_name, kind_name, refusal, status, unreadable,
+    error_from_refusal, error_from_status, kind_from_name, kind_name, refusal, status, timed_out, unreadable,
     unreadable_response,
 };
 pub use mode::{mode_to_wire, seat_from_wire};
