@@ -37,7 +37,8 @@ KEYS = {
 
 def demo(*options: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run ``fastps demo`` to its end in ``cwd``."""
-    command = [sys.executable, "-m", "fastps", "demo", *options]
+    limits = ["--updates", "12000", "--seconds", "270"]
+    command = [sys.executable, "-m", "fastps", "demo", *options, *limits]
     return subprocess.run(
         command, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=120
     )
@@ -222,8 +223,9 @@ MNIST = Path(os.environ.get("FASTPS_DATA_DIR", "/nowhere")) / "mnist"
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not MNIST.is_dir(), reason="FASTPS_DATA_DIR names no folder with mnist/")
 def test_mnist_from_its_original_files(tmp_path: Path) -> None:
-    options = ["--data", "mnist", "--data-dir", str(MNIST), "--updates", "12000", "--seconds", "270", "--json"]
-    command = [sys.executable, "-m", "fastps", "demo", *options]
+    options = ["--data", "mnist", "--data-dir", str(MNIST), "--json"]
+    limits = ["--updates", "12000", "--seconds", "270"]
+    command = [sys.executable, "-m", "fastps", "demo", *options, *limits]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=360)
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout.splitlines()[-1])["test_accuracy"] >= 0.975

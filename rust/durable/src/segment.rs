@@ -8,7 +8,7 @@ use crate::generation::Unusable;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::{cut, fail, reach};
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -253,26 +253,35 @@ fn next(file: &mut impl Read, left: u64, content: &mut Vec<u8>) -> std::io::Resu
 
 /// Whether bytes from `at` on were durable: a whole frame behind them says so, or ends the segment.
 fn was_durable(path: &Path, at: u64, torn: u64) -> std::io::Result<bool> {
-    let mut file = File::open(path)?;
-    file.seek(SeekFrom::Start(at))?;
-    let mut rest = Vec::with_capacity(torn as usize);
-    file.take(torn).read_to_end(&mut rest)?;
-    let mut from = 0;
-    while let Some(found) = rest[from..].windows(frame::MARK.len()).position(|four| *four == frame::MARK) {
-        from += found;
-        match frame::split(&rest[from..]) {
-            Some((content, after)) => {
-                match frame::read(content) {
-                    Some(Content::Durable(offset)) if offset > at => return Ok(true),
-                    Some(Content::End(_)) => return Ok(true),
-                    _ => {}
-                }
-                from = rest.len() - after.len();
-            }
-            None => from += 1,
+    let mut file = BufReader::new(File::open(path)?);
+    let (mut from, end, mut content) = (at, at + torn, Vec::new());
+    while let Some(mark) = next_mark(&mut file, from, end)? {
+        file.seek(SeekFrom::Start(mark))?;
+        let Some(size) = next(&mut file, end - mark, &mut content)? else {
+            from = mark + 1;
+            continue;
+        };
+        match frame::read(&content) {
+            Some(Content::Durable(offset)) if offset > at => return Ok(true),
+            Some(Content::End(_)) => return Ok(true),
+            _ => from = mark + size,
         }
     }
     Ok(false)
+}
+
+/// Where the next mark of a frame lies.
+fn next_mark(file: &mut BufReader<File>, from: u64, end: u64) -> std::io::Result<Option<u64>> {
+    file.seek(SeekFrom::Start(from))?;
+    let mut four = [0; frame::MARK.len()];
+    for (at, byte) in (from..end).zip(file.bytes()) {
+        four.rotate_left(1);
+        four[3] = byte?;
+        if four == frame::MARK {
+            return Ok(Some(at + 1 - frame::MARK.len() as u64));
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]
