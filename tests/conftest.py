@@ -73,7 +73,7 @@ def leaving(server: fastps.Server) -> Iterator[Leaving]:
     grads = {f"small{k}": np.ones(10, np.float32) for k in range(100)}
     grads["w"] = np.ones(2 * 63 * 4096 + 5, np.float32)
     with ExitStack() as stack:
-        clients = [stack.enter_context(fastps.connect(server.addresses, timeout=1.0)) for _ in range(2)]
+        clients = [stack.enter_context(fastps.connect(server.addresses, timeout=3.0)) for _ in range(2)]
         for name, gradient in grads.items():
             clients[0].register(name, np.zeros_like(gradient), optimizer=fastps.Adam(), timeout=30)
         for ps in clients:

@@ -168,7 +168,7 @@ def test_the_slowest_is_not_waited_for(ps):
 def test_sync_without_enough_workers_says_who_is_there(server):
     with (
         fastps.connect(server.addresses, timeout=20.0) as ps,
-        fastps.connect(server.addresses, timeout=1.0) as brief,
+        fastps.connect(server.addresses, timeout=4.0) as brief,
     ):
         register(ps, fastps.SGD(lr=1.0))
         mode = fastps.Sync(workers=2)
@@ -237,7 +237,7 @@ def test_bounded_lets_nobody_run_ahead(ps, staleness):
 def test_a_wait_that_ends_at_its_deadline_says_for_whom(server):
     with (
         fastps.connect(server.addresses, timeout=20.0) as ps,
-        fastps.connect(server.addresses, timeout=1.0) as brief,
+        fastps.connect(server.addresses, timeout=4.0) as brief,
     ):
         register(ps, fastps.SGD(lr=1.0))
         mode = fastps.Bounded(staleness=1)
