@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
+from torch.optim import optimizer as base
 
 from fastps import optim
 from fastps._fastps import Sparse
@@ -25,6 +26,8 @@ from fastps.worker import Step, Worker
 
 #: Gradients leave during backward when so many bytes of them are there.
 _BUCKET = 1 << 20
+#: Hooks of all optimizers. A torch that keeps them elsewhere does for every step what it does for hooks.
+_HOOKS_OF_ALL = [getattr(base, f"_global_optimizer_{when}_hooks", True) for when in ("pre", "post")]
 _SETTINGS = sorted(
     {
         field.name
@@ -169,7 +172,6 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                     register: Any = entry.param.register_post_accumulate_grad_hook
                     self._hooks.append(register(self._leaves(entry)))
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
         """Pushes the gradients, and installs new values as the mode says.
 
@@ -186,6 +188,18 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 gradients were changed after they had left; this step was not taken.
             FastpsError: A push or fetch failed. What was refused goes with the next push.
         """
+        if self._is_watched():
+            return self._watched_step(closure, loss=loss)
+        return self._step(closure, loss=loss)
+
+    # It does itself what torch wraps a step in, at some ten microseconds, and only if that is asked for.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _is_watched(self) -> bool:
+        hooks = (self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks, *_HOOKS_OF_ALL)
+        return any(hooks) or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+
+    def _step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
         result = None
         if closure is not None:
             with torch.enable_grad():
@@ -198,7 +212,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 told = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
             plain = not self._ahead and self._filled.stay()
             if not (plain and worker._step_at_once(self._raw(), rates, told)):
-                worker.step(self._gradients(), lr=rates, loss=told)
+                with torch.no_grad():
+                    worker.step(self._gradients(), lr=rates, loss=told)
         except BaseException:
             if self._ahead:  # that much of the step was taken
                 with contextlib.suppress(FastpsError):
@@ -209,6 +224,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             self._ahead.clear()
             self._filled.show()
         return result
+
+    _watched_step = torch.optim.Optimizer.profile_hook_step(_step)
 
     def state_dict(self) -> dict[str, Any]:
         """What this worker alone knows: settings, and under ``"fastps"`` steps, residuals, unsent gradients.
