@@ -8,7 +8,6 @@ mod portions;
 mod push;
 mod register;
 mod settle;
-mod threads;
 
 pub use exchange::{Exchange, Exchanged, Take};
 pub use groups::still_behind;
@@ -44,7 +43,6 @@ use settle::Held;
 use std::collections::HashMap;
 use std::sync::{OnceLock, RwLockReadGuard};
 use std::time::Duration;
-use threads::Threads;
 
 /// How a store is made.
 #[derive(Clone, Debug)]
@@ -97,7 +95,8 @@ struct Shared {
     shard: Shard,
     /// The tensors of all processes, where the memory is shared.
     directory: Option<Directory>,
-    threads: Threads,
+    threads: usize,
+    pool: OnceLock<Option<rayon::ThreadPool>>,
     tensors: RwLock<Tensors>,
     /// Changes when a tensor goes: what bound lists know is then looked up again.
     generation: AtomicU64,
@@ -126,6 +125,9 @@ impl Tensor {
     }
 }
 
+/// Elements above which one call is worth more than one thread.
+const PARALLEL: usize = 1 << 19;
+
 impl Store {
     /// An empty store.
     pub fn new(options: StoreOptions) -> Result<Self> {
@@ -148,7 +150,8 @@ impl Store {
             isa,
             shard,
             directory,
-            threads: Threads::new(threads),
+            threads,
+            pool: OnceLock::new(),
             tensors: RwLock::default(),
             generation: AtomicU64::new(0),
             registering: Mutex::default(),
@@ -196,6 +199,15 @@ impl Store {
 
     fn identity(&self) -> Identity {
         Identity { client: self.client, sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1 }
+    }
+
+    /// The store's own threads, started by the first call that is large enough for them.
+    fn pool(&self, elements: usize) -> Option<&rayon::ThreadPool> {
+        if elements < PARALLEL || self.shared.threads == 1 {
+            return None;
+        }
+        let build = || rayon::ThreadPoolBuilder::new().num_threads(self.shared.threads).build().ok();
+        self.shared.pool.get_or_init(build).as_ref()
     }
 
     /// Hands over a slice's values: the tensor's first element that they are of, their bytes.

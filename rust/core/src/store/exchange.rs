@@ -13,6 +13,7 @@ use crate::slice::Slice;
 use crate::sync::{Arc, Mutex, Ordering, lock};
 use crate::tensor::TensorSpec;
 use crate::verbs::{GradientRef, PushOptions, Pushed, SliceVersion, Versions};
+use rayon::prelude::*;
 
 /// Tensors that are pushed to and pulled again and again.
 #[derive(Debug)]
@@ -92,9 +93,14 @@ impl Store {
                 gradient: values.map(|values| (first + n, values)),
             })
         });
-        let step = |part: &Part<'_>| self.exchange_part(&push, part, take);
-        let size = |part: &Part<'_>| part.slice.len();
-        let done = self.shared.threads.each((all.elements, all.tensors.len()), parts, size, step);
+        let step = |part: Part<'_>| self.exchange_part(&push, part, take);
+        let done: Vec<_> = match self.pool(all.elements) {
+            Some(pool) => {
+                let parts: Vec<_> = parts.collect();
+                pool.install(|| parts.into_par_iter().map(step).collect())
+            }
+            None => parts.map(step).collect(),
+        };
         Ok(self.exchanged(&all, &pushed, push, done, take))
     }
 
@@ -110,7 +116,7 @@ impl Store {
     fn exchange_part(
         &self,
         push: &UnderWay<'_>,
-        &Part { k, slice, gradient }: &Part<'_>,
+        Part { k, slice, gradient }: Part<'_>,
         take: Take<'_>,
     ) -> (Option<Answer>, Result<SliceVersion>) {
         let answer = gradient.map(|(part, values)| self.push_values(push, (part, k), slice, values));

@@ -14,6 +14,7 @@ use crate::slice::Slice;
 use crate::sparse::Gathered;
 use crate::sync::{Arc, Mutex, MutexGuard, Ordering, lock};
 use crate::verbs::{Gradient, GradientRef, PushOptions, Pushed, Versions};
+use rayon::prelude::*;
 use std::sync::OnceLock;
 
 /// Gradients that are pushed again and again, and where they go.
@@ -192,11 +193,17 @@ impl Store {
         push: &UnderWay<'_>,
         values: impl Fn(usize) -> View<'a> + Sync,
     ) -> Answers {
-        let one = |&(part, (k, slice)): &(usize, (usize, &Arc<Slice>))| {
-            self.push_values(push, (part, k), slice, values(k))
-        };
-        let (size, parts) = (|&(_, (_, slice)): &(usize, (usize, &Arc<Slice>))| slice.len(), places.parts());
-        self.shared.threads.each((places.elements, places.tensors.len()), parts.enumerate(), size, one)
+        let parts = places.parts().enumerate();
+        if let Some(pool) = self.pool(places.elements) {
+            let parts: Vec<_> = parts.collect();
+            let one = |(part, (k, slice))| self.push_values(push, (part, k), slice, values(k));
+            return pool.install(|| parts.into_par_iter().map(one).collect());
+        }
+        let mut results = Vec::with_capacity(places.tensors.len());
+        for (part, (k, slice)) in parts {
+            results.push(self.push_values(push, (part, k), slice, values(k)));
+        }
+        results
     }
 
     /// Pushes one slice of a tensor's values as they are. Inlined, as all that it calls up to the kernel: answers and
