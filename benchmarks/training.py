@@ -2,7 +2,8 @@
 
     python benchmarks/training.py [--quick] [--output benchmarks/README.md]
 
-`step()` alone, gradients given: torch's own optimizers (foreach and fused) and ours on a local store.
+`step()` alone, gradients given, and after each backward: torch's own optimizers (foreach and fused) and ours
+on a local store.
 Then whole steps of a ResNet-20 on random images: the plain script, and the same with parameters on a server.
 Then workers that keep together: see `together.py`; MNIST is looked for in FASTPS_DATA_DIR.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import Step, Turns, machine, readable, runner, table, write_between_markers
+from harness import Runner, Step, Turns, machine, readable, runner, table, timed, write_between_markers
 from processes import server_process
 from together import backup, faults
 from torch import Tensor, nn
@@ -82,34 +83,55 @@ RULES: dict[str, tuple[Callable[..., Any], fastps.Optimizer]] = {
 }
 
 
+#: Names of models, how they are made, and the shape of what they see.
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "MLP, 10 tensors": (mlp, (128, 64)),
+    "ResNet-20": (resnet20, (4, 3, 32, 32)),
+}
+
+
+def after_backward(model: nn.Module, optimizer: Any, shape: tuple[int, ...]) -> Runner:
+    """`step()` where it stands in a training script."""
+    x, y = torch.randn(shape), torch.randint(0, 10, shape[:1])
+
+    def run(repetitions: int) -> list[int]:
+        samples = []
+        for _ in range(repetitions):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            samples.append(timed(optimizer.step))
+        return samples
+
+    return run
+
+
 def steps(rounds: int) -> list[str]:
-    """`step()` on a local store against torch's."""
+    """`step()` on a local store against torch's: again and again, and after each backward."""
     rows = []
-    for name, make in (("MLP, 10 tensors", mlp), ("ResNet-20", resnet20)):
-        for rule, (theirs, ours) in RULES.items():
-            with ExitStack() as stack:
-                ways: dict[str, Step] = {}
-                for how in ("foreach", "fused"):
-                    ways[how] = theirs(with_gradients(make()).parameters(), **{how: True}).step
-                store = stack.enter_context(fastps.Store(check_finite=False))
-                named = with_gradients(make()).named_parameters()
-                optimizer = fastps.torch.ParameterServerOptimizer(named, store, ours)
-                stack.enter_context(optimizer)
-                ways["ours"] = optimizer.step
-                turns = Turns({way: runner(step) for way, step in ways.items()}, rounds, 0.1)
+    for (name, (make, shape)), (rule, (theirs, ours)) in itertools.product(MODELS.items(), RULES.items()):
+        with ExitStack() as stack:
+            optimizers: dict[str, tuple[nn.Module, Any]] = {}
+            for how in ("foreach", "fused"):
+                model = with_gradients(make())
+                optimizers[how] = model, theirs(model.parameters(), **{how: True})
+            store = stack.enter_context(fastps.Store(check_finite=False))
+            model = with_gradients(make())
+            optimizer = fastps.torch.ParameterServerOptimizer(model.named_parameters(), store, ours)
+            optimizers["ours"] = model, stack.enter_context(optimizer)
+            again = Turns({way: runner(both[1].step) for way, both in optimizers.items()}, rounds, 0.1)
+            training = {way: after_backward(*both, shape) for way, both in optimizers.items()}
+            after = Turns(training, rounds, 0.1)
+        cells = [name, rule]
+        for turns in (again, after):
             best = min(("foreach", "fused"), key=turns.time)
             ratio = turns.ratio("ours", best)
-            cells = [readable(turns.time(way)) for way in ("foreach", "fused", "ours")]
-            rows.append([name, rule, *cells, f"{ratio:.2f}", "<= 1.0", "yes" if ratio <= 1 else "**no**"])
-    columns = [
-        "`step()`",
-        "rule",
-        "torch, foreach",
-        "torch, fused",
-        "fastps, local store",
-        "ours / the faster",
-    ]
-    return table([*columns, "asked", "reached"], rows)
+            cells += [*(readable(turns.time(way)) for way in optimizers), f"{ratio:.2f}"]
+            if turns is again:
+                cells += ["<= 1.0", "yes" if ratio <= 1 else "**no**"]
+        rows.append(cells)
+    ways = ["torch, foreach", "torch, fused", "fastps, local store", "ours / the faster"]
+    columns = ["`step()`", "rule", *ways, "asked", "reached", *(f"after backward: {way}" for way in ways)]
+    return table(columns, rows)
 
 
 def script(model: nn.Module, optimizer: Any) -> Step:

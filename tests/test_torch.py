@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import fastps
 import fastps.torch
@@ -173,6 +174,26 @@ def test_closures_and_hooks(store):
     assert ours.step(loss=loss) is None
     assert (told[1].loss, called) == (loss.item(), ["before", "after"] * 2)
     assert store.versions("weight")["weight"] == 3
+
+
+def test_hooks_of_all_optimizers_and_the_profiler_see_each_step(store):
+    model, called = nn.Linear(3, 1), []
+    ours = wrap(model, store)
+    backward(model)
+    before = register_optimizer_step_pre_hook(lambda *_: called.append("before"))
+    after = register_optimizer_step_post_hook(lambda *_: called.append("after"))
+    try:
+        ours.step()
+    finally:
+        before.remove()
+        after.remove()
+    assert called == ["before", "after"]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        ours.step()
+    ours.step()
+    steps = [e for e in profile.events() if e.name.startswith("Optimizer.step#ParameterServerOptimizer")]
+    assert (len(steps), len(called)) == (1, 2)
+    assert store.versions("weight")["weight"] == 4
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
