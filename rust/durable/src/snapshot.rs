@@ -16,7 +16,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 /// What is shorter is gathered before it is written.
 const BUFFER: usize = 64 << 10;
@@ -24,6 +24,8 @@ const BUFFER: usize = 64 << 10;
 const PACE: u64 = 32 << 20;
 /// The same while a log on the same disk is synced, too, and would wait for it.
 const PACE_BESIDE_LOG: u64 = 8 << 20;
+/// While pushes are logged, a slice is followed by a rest of this part of the time that it took.
+const REST: u32 = 2;
 
 /// A file that is being written.
 pub(crate) struct Output {
@@ -178,7 +180,12 @@ fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl Fn
     values.write(&headers.0.header().map_err(unwritable)?)?;
     state.write(&headers.1.header().map_err(unwritable)?)?;
     let (mut gone, mut entry) = (BTreeSet::new(), Vec::new());
+    let mut begun = Instant::now();
     for (id, index, reservation) in &slices {
+        if logging() {
+            std::thread::sleep(begun.elapsed() / REST);
+        }
+        begun = Instant::now();
         let Some(slice) = slice(SliceId(*id)) else {
             gone.insert(*id);
             fill(*index, reservation, &mut values, &mut state)?;
