@@ -25,8 +25,10 @@ const AGAIN: Duration = Duration::from_secs(2);
 pub(super) struct Place {
     group: u32,
     seat: Seat,
-    /// Steps taken; shard 0 is told of them.
+    /// Steps taken.
     clock: u64,
+    /// The steps that shard 0 is known to know of.
+    told: u64,
     /// A server has forgotten it, so the others go on without this worker until it joins again, everywhere.
     lost: bool,
 }
@@ -34,6 +36,13 @@ pub(super) struct Place {
 impl Place {
     fn is(&self, group: u32, warm: bool) -> bool {
         self.group == group && is_warm(self.seat.mode) == warm
+    }
+
+    /// Taken again where it may have been forgotten: a server that was started anew counts anew; else the last step may just not
+    /// have been told.
+    fn rejoined(&mut self, clock: u64) {
+        self.clock = if clock < self.told { clock } else { self.clock.max(clock) };
+        self.told = clock;
     }
 
     /// Other shards need to know of what concerns pushes alone.
@@ -90,26 +99,19 @@ pub(super) async fn rejoin(link: &Link) {
     let deadline = after(AGAIN);
     for place in places {
         match ask_for(link, place.group, &place.seat, deadline).await {
-            Ok(joined) => set_clock(link, &place, joined.clock),
+            Ok(joined) => change(link, &place, |known| known.rejoined(joined.clock)),
             Err(error) => tracing::warn!(shard = link.shard(), %error, "the worker's place is taken"),
         }
     }
 }
 
-fn clock(link: &Link, place: &Place) -> u64 {
-    let places = lock(&link.shared.places);
-    let known = places.iter().find(|known| known.is(place.group, is_warm(place.seat.mode)));
-    known.map_or(place.clock, |known| known.clock)
-}
-
-fn set_clock(link: &Link, place: &Place, clock: u64) {
+/// Changes a place whose clock shard 0 keeps.
+fn change(link: &Link, place: &Place, change: impl FnMut(&mut Place)) {
     if link.shard() != 0 {
         return;
     }
     let mut places = lock(&link.shared.places);
-    if let Some(known) = places.iter_mut().find(|known| known.is(place.group, is_warm(place.seat.mode))) {
-        known.clock = clock;
-    }
+    places.iter_mut().filter(|known| known.is(place.group, is_warm(place.seat.mode))).for_each(change);
 }
 
 impl Client {
@@ -117,7 +119,7 @@ impl Client {
         seat.check()?;
         let deadline = after(timeout);
         let group = self.group(group, deadline)?;
-        let place = Place { group, seat: seat.clone(), clock: 0, lost: false };
+        let place = Place { group, seat: seat.clone(), clock: 0, told: 0, lost: false };
         let links: Vec<_> = self.links.iter().filter(|link| place.concerns(link)).cloned().collect();
         let shared = self.shared.clone();
         self.block(async move {
@@ -128,7 +130,7 @@ impl Client {
                 // A lease that was lost meanwhile has ended a place that was just taken.
                 if shared.incarnations.load(Ordering::Acquire) == incarnations {
                     places.retain(|known| !known.is(group, is_warm(place.seat.mode)));
-                    places.push(Place { clock: joined.clock, ..place });
+                    places.push(Place { clock: joined.clock, told: joined.clock, ..place });
                     shared.note_lost_places(&places);
                     return Ok(joined);
                 }
@@ -182,6 +184,9 @@ impl Client {
                 };
                 let told = tell(&link, &place, behind.is_empty(), deadline).await;
                 let late = Instant::now() + MARGIN >= deadline;
+                if told.is_ok() {
+                    change(&link, &place, |known| known.told = known.clock);
+                }
                 match told {
                     Ok(answer) if answer.ready => {
                         return Ok(Clocks { slowest: answer.slowest, leads: answer.leads });
@@ -192,7 +197,7 @@ impl Client {
                     Err(error) if error.kind == Kind::Lease && !late => {
                         tokio::time::sleep(MARGIN).await;
                         let joined = ask_for(&link, group, &place.seat, deadline).await?;
-                        set_clock(&link, &place, joined.clock);
+                        change(&link, &place, |known| known.clock = joined.clock);
                         taken = steps;
                     }
                     Err(error) if error.kind == Kind::Deadline && !behind.is_empty() => {
@@ -269,8 +274,9 @@ async fn tell(link: &Link, place: &Place, first: bool, deadline: Instant) -> Res
         let wait = left.saturating_sub(MARGIN).min(if first { left / 2 } else { left });
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
         let (client, group, warm) = (link.client(), place.group, is_warm(place.seat.mode));
-        // Said again to a server that was started anew, it is the one that this has told since.
-        let clock = clock(link, place);
+        // Said again to a server that was started anew, it is what that counts from.
+        let mut clock = place.clock;
+        change(link, place, |known| clock = known.clock);
         let advance = pb::AdvanceRequest { client, group, warm, clock, wait_ms };
         async move { control.advance(request(advance, left)).await }
     };

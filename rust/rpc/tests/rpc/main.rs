@@ -16,6 +16,7 @@ mod connections;
 mod correction;
 mod durable;
 mod exactly_once;
+mod groups;
 mod kills;
 mod ledger;
 mod memory;
