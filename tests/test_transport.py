@@ -206,6 +206,7 @@ def test_a_step_whose_wait_a_stopped_server_did_not_answer_counts():
             fastps.Worker(ps, start, mode=mode, name="the slow one") as slow,
         ):
             os.kill(pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, pid, os.WSTOPPED)  # until all its threads stand still
             with pytest.raises(fastps.DeadlineError):
                 fast._native.advance("default", False, 1, 0.5)
             os.kill(pid, signal.SIGCONT)
