@@ -182,7 +182,8 @@ fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl Fn
     let (mut gone, mut entry) = (BTreeSet::new(), Vec::new());
     let mut begun = Instant::now();
     for (id, index, reservation) in &slices {
-        if logging() {
+        // What waits for a cut is kept in copies: there is no rest then.
+        if cut.is_none() && logging() {
             std::thread::sleep(begun.elapsed() / REST);
         }
         begun = Instant::now();
