@@ -120,7 +120,7 @@ def steps(rounds: int) -> list[str]:
             optimizers["ours"] = model, stack.enter_context(optimizer)
             again = Turns({way: runner(both[1].step) for way, both in optimizers.items()}, rounds, 0.1)
             training = {way: after_backward(*both, shape) for way, both in optimizers.items()}
-            after = Turns(training, rounds, 0.1)
+            after = Turns(training, rounds, 0.01)
         cells = [name, rule]
         for turns in (again, after):
             best = min(("foreach", "fused"), key=turns.time)
