@@ -197,7 +197,9 @@ impl Client {
                     Err(error) if error.kind == Kind::Lease && !late => {
                         tokio::time::sleep(MARGIN).await;
                         let joined = ask_for(&link, group, &place.seat, deadline).await?;
-                        change(&link, &place, |known| known.clock = joined.clock);
+                        change(&link, &place, |known| {
+                            (known.clock, known.told) = (joined.clock, joined.clock);
+                        });
                         taken = steps;
                     }
                     Err(error) if error.kind == Kind::Deadline && !behind.is_empty() => {
