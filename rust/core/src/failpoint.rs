@@ -8,6 +8,9 @@
 #[cfg(feature = "failpoints")]
 pub use chosen::{cut, fail, reach};
 
+/// Whether this build has any.
+pub const ARE_COMPILED: bool = cfg!(feature = "failpoints");
+
 /// Ends the process here, if a test says so.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
@@ -95,7 +98,10 @@ mod chosen {
     /// Ends the process as a power cut does: of a file's bytes that were not synced, half are there.
     pub fn cut(name: &str, file: &File, durable: u64, length: u64) {
         if due(name).is_some() {
+            let zeros = file.metadata().map_or(0, |file| file.len()).saturating_sub(length);
             let _ = file.set_len(durable + (length - durable) / 2);
+            // What was written over zeros leaves zeros.
+            let _ = (zeros > 0).then(|| file.set_len(length + zeros));
             end();
         }
     }

@@ -226,7 +226,7 @@ fn numbered(names: &[String], prefix: &str) -> Vec<u64> {
     numbers
 }
 
-/// A segment that is not shrunk while this is open; one that somebody else has locked is an error.
+/// A segment that is not removed part by part while this is open; one that somebody else has locked is an error.
 pub(crate) fn open_segment(path: &Path) -> std::io::Result<File> {
     let file = File::open(path)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {

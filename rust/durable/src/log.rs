@@ -6,7 +6,7 @@
 
 use crate::catalog::{Catalog, Event};
 use crate::frame;
-use crate::segment::Segment;
+use crate::segment::{SHORT, Segment};
 use fastps_core::error::{Error, Kind, Result};
 use std::collections::VecDeque;
 use std::fmt;
@@ -232,7 +232,7 @@ impl Log {
                 next: queue.next.take(),
                 broken: queue.broken.is_some(),
                 hole: queue.hole,
-                hurry: queue.closing || !queue.until_durable.is_empty(),
+                hurry: Hurry::of(&queue),
             };
             let (end, room) = (group.end, std::mem::take(&mut queue.until_room));
             drop(queue);
@@ -257,6 +257,7 @@ impl Log {
                 Ok(()) => {}
             }
         }
+        writer.segment.trim();
     }
 
     /// Waits until there is something to write or to sync; `None`: all is done, for good. Where nothing comes for a while, memory is
@@ -323,7 +324,23 @@ struct Group {
     next: Option<(usize, Segment)>,
     broken: bool,
     hole: bool,
-    hurry: bool,
+    hurry: Option<Hurry>,
+}
+
+/// Why what is written is to be durable at once.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hurry {
+    WaitedFor,
+    Closing,
+}
+
+impl Hurry {
+    fn of(queue: &Queue) -> Option<Self> {
+        if queue.closing {
+            return Some(Self::Closing);
+        }
+        (!queue.until_durable.is_empty()).then_some(Self::WaitedFor)
+    }
 }
 
 /// The files, as the thread has them.
@@ -362,7 +379,10 @@ impl Writer {
         }
         let unsynced = unsynced + rest.len() as u64;
         let late = unsynced >= MOST_LAZY || self.synced.elapsed() >= LAZY;
-        if unsynced > 0 && (group.hurry || late) {
+        if unsynced > 0 && (group.hurry.is_some() || late) {
+            if group.hurry == Some(Hurry::WaitedFor) && rest.len() <= SHORT {
+                self.segment.fill_ahead(rest.len());
+            }
             self.segment.sync()?;
             self.synced = Instant::now();
             self.syncs += 1;

@@ -375,7 +375,9 @@ proptest! {
         let moved = mishaps.iter().any(|mishap| matches!(mishap, Mishap::Copy(..) | Mishap::Leave(..)));
         prop_assert!(moved || said.starts_with(&read), "{read:?}, not {said:?}");
         if let Ok(End::Open { whole, torn }) = end {
-            prop_assert_eq!(whole + torn, bytes.len() as u64);
+            let (written, zeros) = bytes.split_at((whole + torn) as usize);
+            prop_assert!(zeros.iter().all(|byte| *byte == 0));
+            prop_assert!(torn == 0 || written.last() != Some(&0));
         }
     }
 
