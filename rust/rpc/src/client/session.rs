@@ -33,9 +33,10 @@ pub(super) async fn drive(link: Arc<Link>) {
                 tokio::select! {
                     biased;
                     error = ended(&link) => error,
+                    // What is sent is written, and what was read is received, in the same poll.
+                    error = send(&link, session, outbox) => error,
                     result = connection => broken(result),
                     error = receive(&link, messages) => error,
-                    error = send(&link, session, outbox) => error,
                     error = heartbeat(&link) => error,
                     () = keep_alive(pings, KEEP_ALIVE) => Error::new(Kind::Connection, "the server is silent"),
                 }

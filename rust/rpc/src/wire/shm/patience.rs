@@ -42,9 +42,9 @@ impl Patience {
         true
     }
 
-    /// Whether this is not the first look of its wait: before that there may be something to send.
+    /// Whether this is neither the first look of its wait nor the second: between them there may be something to send.
     pub(super) fn is_under_way(&self) -> bool {
-        self.looks > 1
+        self.looks > 2
     }
 
     /// What was waited for has come.
