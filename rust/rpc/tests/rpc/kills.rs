@@ -473,18 +473,20 @@ fn everything_is_killed_at_once_at_random_moments() {
     println!("FASTPS_SEED={seed}");
     let mut random = seed | 1;
     let mut everything = Everything::new();
-    for _ in 0..kills {
+    let mut round = 0;
+    // Where the machine is so slow that a client did not get to push anything, there are more rounds, and longer ones.
+    while round < kills || everything.next.contains(&0) {
+        assert!(round < 4 * kills, "{round} kills, {:?} pushes", everything.next);
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
         // While it starts, or while it works.
-        let most = if random.is_multiple_of(4) { 60 } else { 500 };
+        let most = if random.is_multiple_of(4) { 60 } else { 500 << (round / kills) };
         everything.round(Duration::from_millis((random >> 8) % most));
         everything.check();
+        round += 1;
     }
-    let pushed = everything.next;
-    println!("{kills} kills, {pushed:?} pushes");
-    assert!(pushed.iter().all(|pushes| *pushes > 0), "{pushed:?}");
+    println!("{round} kills, {:?} pushes", everything.next);
     everything.served.start();
     let client = everything.served.connect(Ack::Applied);
     for k in 0..3 {
