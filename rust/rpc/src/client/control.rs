@@ -71,7 +71,8 @@ pub(super) async fn hello(
     Ok(answer)
 }
 
-/// Makes a call, again while the connection fails, until the deadline. Errors name the shard.
+/// Makes a call, again while the connection fails, until the deadline. Errors name the shard, and where the last attempt was
+/// not answered in time, what became of the one before.
 pub(super) async fn call<T, F>(
     link: &Link,
     deadline: Instant,
@@ -81,6 +82,7 @@ where
     F: Future<Output = Result<Response<T>, Status>>,
 {
     let mut pause = FIRST_PAUSE;
+    let mut before = None;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let client = ControlClient::new(link.channel()?)
@@ -91,8 +93,7 @@ where
             Ok(Err(status)) if !convert::timed_out(&status) => convert::error_from_status(&status),
             // The channel counts the time, too.
             Ok(Err(_)) | Err(_) => {
-                let message = format!("the deadline passed before {} answered", link.address);
-                return Err(Error::new(Kind::Deadline, message).shard(link.shard()));
+                return Err(late(link, before));
             }
         };
         // What is not ready and says when to come again, as a server that recovers, is waited for, too.
@@ -102,9 +103,18 @@ where
         if !again {
             return Err(named(link, error));
         }
+        before = Some(named(link, error));
         tokio::time::sleep(jitter(pause)).await;
         pause = (2 * pause).min(LONGEST_PAUSE);
     }
+}
+
+fn late(link: &Link, before: Option<Error>) -> Error {
+    let mut message = format!("the deadline passed before {} answered", link.address);
+    if let Some(before) = before {
+        message = format!("{message}; the attempt before: {}", before.message);
+    }
+    Error::new(Kind::Deadline, message).shard(link.shard())
 }
 
 fn named(link: &Link, mut error: Error) -> Error {

@@ -437,6 +437,24 @@ fn a_server_that_goes_away_ends_calls_at_their_deadline() {
 }
 
 #[test]
+fn a_late_answer_does_not_hide_what_was_the_matter_before() {
+    let mut world = World::start(|_| ());
+    world.go_on();
+    let client = world.authors[0].client.clone();
+    world.proxies.set_down(true);
+    let asking = std::thread::spawn(move || client.stats(Duration::from_secs(6)).unwrap_err());
+    std::thread::sleep(Duration::from_secs(3));
+    world.proxies.set_deaf(true);
+    world.proxies.set_down(false);
+    let error = asking.join().unwrap();
+    assert_eq!(error.kind, Kind::Deadline, "{error}");
+    assert!(error.message.contains("; the attempt before: no connection to 127.0.0.1:"), "{error}");
+    world.proxies.set_deaf(false);
+    world.reconnect();
+    world.go_on();
+}
+
+#[test]
 fn closing_wakes_whoever_waits() {
     let mut world = World::start(|_| ());
     drop(world.cluster.take());
