@@ -4,10 +4,13 @@
 mod exact;
 mod hogwild;
 mod image;
+mod read;
+mod resolve;
 mod round;
 mod snapshot;
 
 pub use image::{Image, Standing};
+pub use resolve::Resolved;
 pub use snapshot::Snapshot;
 
 use crate::apply::Touch;
@@ -19,7 +22,7 @@ use crate::failpoint::reach;
 use crate::fault::fault;
 use crate::frame::{Applied, Base, Identity, Push, Target};
 use crate::identity::{Completion, Identities, Outcome, Seen};
-use crate::isa::{Isa, prefetch};
+use crate::isa::Isa;
 use crate::lock::SliceLock;
 use crate::mode::Quorum;
 use crate::params::{Buffer, Charge, Meter, Pieces, Purpose, RacyBuffer};
@@ -28,7 +31,6 @@ use crate::record::{Identities as SharedBy, Record, Sink};
 use crate::rows::{Indices, Layout};
 use crate::sync::{Arc, AtomicU64, Ordering, lock};
 use crate::tensor::{Apply, SliceId, TensorSpec};
-use crate::verbs::SliceVersion;
 use exact::ExactMemory;
 use hogwild::HogwildMemory;
 use std::fmt;
@@ -93,20 +95,6 @@ pub(crate) struct Place {
     /// Whose memory it is part of, if it is shared.
     pub(crate) shared: Option<Arc<SharedTensor>>,
 }
-
-/// What a slice knows about a push whose answer got lost.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Resolved {
-    /// It was applied.
-    Applied(Applied),
-    /// It was not, and never will be.
-    Fenced,
-    /// The slice does not remember that far back.
-    Unknown,
-}
-
-/// Elements of rows that are worth asking for ahead; what is more, a CPU sees coming by itself.
-const FEW: usize = 4096;
 
 /// What a push finds when it arrives.
 enum Arrival {
@@ -475,168 +463,6 @@ impl Slice {
             scale: applied.scale,
             momentum: push.momentum.unwrap_or_else(|| self.spec.optimizer.momentum()),
             shared_by: SharedBy::default(),
-        }
-    }
-
-    /// The values at one version: pinned for `exact`, copied (perhaps in the middle of pushes) for `hogwild`. A
-    /// copy that does not fit is refused.
-    pub fn pull(&self, client: u64) -> Result<Snapshot> {
-        Counters::count(&self.counters.pulls);
-        let snapshot = match &self.memory {
-            Memory::Exact(memory) if fault("version_read_early") => {
-                let version = memory.lock().version(client).0;
-                memory.lock().pull(self, client).map(|snapshot| Snapshot { version, ..snapshot })
-            }
-            Memory::Exact(memory) => memory.lock().pull(self, client),
-            Memory::Hogwild(memory) => memory.pull(self, client),
-        };
-        snapshot.map_err(|error| self.name(error))
-    }
-
-    /// How many elements these rows have here; fails unless they ascend and lie in the slice.
-    pub fn row_elements(&self, indices: Indices<'_>) -> Result<usize> {
-        self.layout.elements(indices).map_err(|error| self.name(error))
-    }
-
-    /// Appends the values of some rows, copied at one version (`exact`); nothing is pinned.
-    pub fn pull_rows(&self, client: u64, indices: Indices<'_>, into: &mut Vec<u8>) -> Result<SliceVersion> {
-        Counters::count(&self.counters.pulls);
-        self.row_elements(indices)?;
-        let (version, own) = match &self.memory {
-            Memory::Exact(memory) => memory.lock().pull_rows(self, client, indices, into),
-            Memory::Hogwild(memory) => memory.pull_rows(self, client, indices, into),
-        };
-        Ok(SliceVersion { slice: self.id, version, own })
-    }
-
-    /// Asks for the slice's own fields. Where the slices of one call lie far apart, waiting for memory is most of its work, so
-    /// that many are asked for before the first is used: the fields, then what they lead to, then the rows. Changes nothing.
-    pub fn prefetch(&self) {
-        prefetch(std::slice::from_ref(self));
-    }
-
-    /// Asks for what a client's push or pull of rows looks at first.
-    pub fn prefetch_for(&self, client: u64) {
-        if let Memory::Exact(memory) = &self.memory {
-            memory.lock().prefetch(client);
-        }
-    }
-
-    /// Asks for the rows, and for their state where a push is to come. Changes nothing, whatever the indices are.
-    pub fn prefetch_rows(&self, indices: Indices<'_>, for_push: bool) {
-        if let (Memory::Exact(memory), Ok(..=FEW)) = (&self.memory, self.layout.elements(indices)) {
-            memory.lock().prefetch_rows(self, indices, for_push);
-        }
-    }
-
-    /// Whether readers keep so many versions that the next push must take memory for its own.
-    pub fn needs_memory(&self) -> bool {
-        match &self.memory {
-            Memory::Exact(memory) => memory.lock().needs_memory(),
-            Memory::Hogwild(_) => false,
-        }
-    }
-
-    /// The optimizer state, all slots one after the other; a copy.
-    pub fn pull_state(&self, client: u64) -> Result<Snapshot> {
-        let snapshot = match &self.memory {
-            Memory::Exact(memory) => memory.lock().pull_state(self, client),
-            Memory::Hogwild(memory) => memory.pull_state(self, client),
-        };
-        snapshot.map_err(|error| self.name(error))
-    }
-
-    /// Updates of one block that were probed, and those of them that racing ones overwrote; 0 for `exact`.
-    pub fn probed(&self) -> (u64, u64) {
-        match &self.memory {
-            Memory::Exact(_) => (0, 0),
-            Memory::Hogwild(memory) => memory.probed(),
-        }
-    }
-
-    /// The version, and how many of its changes were the client's own.
-    pub fn version(&self, client: u64) -> (u64, u64) {
-        match &self.memory {
-            Memory::Exact(memory) => memory.lock().version(client),
-            Memory::Hogwild(memory) => memory.version(client),
-        }
-    }
-
-    /// Gradients and assignments that were applied.
-    pub(crate) fn changes(&self) -> (u64, u64) {
-        match &self.memory {
-            Memory::Exact(memory) => memory.lock().changes(),
-            Memory::Hogwild(memory) => memory.changes(),
-        }
-    }
-
-    /// What became of a push? If it was not applied, it is fenced here and now. Where it waits for others to make a version
-    /// together, the answer does, too: `later` is told, and what it is told is the answer, or asks again.
-    pub fn resolve_later(
-        &self,
-        identity: Identity,
-        later: impl FnOnce() -> Completion,
-    ) -> Option<Result<Resolved>> {
-        if let Memory::Exact(memory) = &self.memory
-            && let Seen::Before(Outcome::Shared(waiting)) = memory.lock().identities.look_up(identity)
-        {
-            waiting.push(later());
-            return None;
-        }
-        Some(self.resolve(identity))
-    }
-
-    /// The same at once: of what waits for others nothing can be said yet.
-    pub fn resolve(&self, identity: Identity) -> Result<Resolved> {
-        let (resolved, waiting) = match &self.memory {
-            Memory::Exact(memory) => self.settle(&mut memory.lock().identities, identity)?,
-            Memory::Hogwild(memory) => self.settle(&mut lock(&memory.identities), identity)?,
-        };
-        for done in waiting {
-            done(Err(self.name(Error::new(Kind::Fenced, "the push was fenced"))));
-        }
-        Ok(resolved)
-    }
-
-    fn settle(&self, table: &mut Identities, identity: Identity) -> Result<(Resolved, Vec<Completion>)> {
-        match table.look_up(identity) {
-            Seen::Before(Outcome::Applied(applied)) => Ok((Resolved::Applied(*applied), Vec::new())),
-            Seen::Before(Outcome::Fenced) => Ok((Resolved::Fenced, Vec::new())),
-            Seen::Before(Outcome::Applying(_)) => {
-                let error = Error::new(Kind::Unavailable, "the push is being applied");
-                Err(self.name(error).retry_after_ms(1))
-            }
-            Seen::Before(Outcome::Shared(_)) => {
-                let why = "the gradient waits for those of other workers, to make a version together";
-                Err(self.name(Error::new(Kind::Unavailable, why)).retry_after_ms(100))
-            }
-            Seen::New | Seen::Unmet | Seen::Before(Outcome::Held(_)) if fault("fence_forgotten") => {
-                Ok((Resolved::Fenced, Vec::new()))
-            }
-            Seen::Unmet => {
-                table.meet(identity.client, &self.meter).map_err(|error| self.name(error))?;
-                Ok((Resolved::Fenced, self.fence(table, identity)))
-            }
-            Seen::Before(Outcome::Held(_)) | Seen::New => Ok((Resolved::Fenced, self.fence(table, identity))),
-            Seen::Forgotten => Ok((Resolved::Unknown, Vec::new())),
-        }
-    }
-
-    fn fence(&self, table: &mut Identities, identity: Identity) -> Vec<Completion> {
-        if let (Apply::Exact, Some(sink)) = (self.spec.apply, &self.sink) {
-            sink.fenced(self.id, identity);
-        }
-        table.note(identity, Outcome::Fenced)
-    }
-
-    /// Drops all that is known of a client whose lease ended.
-    pub(crate) fn forget_client(&self, client: u64) {
-        match &self.memory {
-            Memory::Exact(memory) => {
-                let told = memory.lock().forget(self, client);
-                round::tell(told);
-            }
-            Memory::Hogwild(memory) => lock(&memory.identities).forget(client),
         }
     }
 

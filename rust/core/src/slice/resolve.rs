@@ -1,0 +1,92 @@
+//! What became of a push whose answer got lost: applied, or fenced from now on.
+
+use super::{Memory, Slice, round};
+use crate::error::{Error, Kind, Result};
+use crate::fault::fault;
+use crate::frame::{Applied, Identity};
+use crate::identity::{Completion, Identities, Outcome, Seen};
+use crate::sync::lock;
+use crate::tensor::Apply;
+
+/// What a slice knows about a push whose answer got lost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Resolved {
+    /// It was applied.
+    Applied(Applied),
+    /// It was not, and never will be.
+    Fenced,
+    /// The slice does not remember that far back.
+    Unknown,
+}
+
+impl Slice {
+    /// What became of a push? If it was not applied, it is fenced here and now. Where it waits for others to make a version
+    /// together, the answer does, too: `later` is told, and what it is told is the answer, or asks again.
+    pub fn resolve_later(
+        &self,
+        identity: Identity,
+        later: impl FnOnce() -> Completion,
+    ) -> Option<Result<Resolved>> {
+        if let Memory::Exact(memory) = &self.memory
+            && let Seen::Before(Outcome::Shared(waiting)) = memory.lock().identities.look_up(identity)
+        {
+            waiting.push(later());
+            return None;
+        }
+        Some(self.resolve(identity))
+    }
+
+    /// The same at once: of what waits for others nothing can be said yet.
+    pub fn resolve(&self, identity: Identity) -> Result<Resolved> {
+        let (resolved, waiting) = match &self.memory {
+            Memory::Exact(memory) => self.settle(&mut memory.lock().identities, identity)?,
+            Memory::Hogwild(memory) => self.settle(&mut lock(&memory.identities), identity)?,
+        };
+        for done in waiting {
+            done(Err(self.name(Error::new(Kind::Fenced, "the push was fenced"))));
+        }
+        Ok(resolved)
+    }
+
+    fn settle(&self, table: &mut Identities, identity: Identity) -> Result<(Resolved, Vec<Completion>)> {
+        match table.look_up(identity) {
+            Seen::Before(Outcome::Applied(applied)) => Ok((Resolved::Applied(*applied), Vec::new())),
+            Seen::Before(Outcome::Fenced) => Ok((Resolved::Fenced, Vec::new())),
+            Seen::Before(Outcome::Applying(_)) => {
+                let error = Error::new(Kind::Unavailable, "the push is being applied");
+                Err(self.name(error).retry_after_ms(1))
+            }
+            Seen::Before(Outcome::Shared(_)) => {
+                let why = "the gradient waits for those of other workers, to make a version together";
+                Err(self.name(Error::new(Kind::Unavailable, why)).retry_after_ms(100))
+            }
+            Seen::New | Seen::Unmet | Seen::Before(Outcome::Held(_)) if fault("fence_forgotten") => {
+                Ok((Resolved::Fenced, Vec::new()))
+            }
+            Seen::Unmet => {
+                table.meet(identity.client, &self.meter).map_err(|error| self.name(error))?;
+                Ok((Resolved::Fenced, self.fence(table, identity)))
+            }
+            Seen::Before(Outcome::Held(_)) | Seen::New => Ok((Resolved::Fenced, self.fence(table, identity))),
+            Seen::Forgotten => Ok((Resolved::Unknown, Vec::new())),
+        }
+    }
+
+    fn fence(&self, table: &mut Identities, identity: Identity) -> Vec<Completion> {
+        if let (Apply::Exact, Some(sink)) = (self.spec.apply, &self.sink) {
+            sink.fenced(self.id, identity);
+        }
+        table.note(identity, Outcome::Fenced)
+    }
+
+    /// Drops all that is known of a client whose lease ended.
+    pub(crate) fn forget_client(&self, client: u64) {
+        match &self.memory {
+            Memory::Exact(memory) => {
+                let told = memory.lock().forget(self, client);
+                round::tell(told);
+            }
+            Memory::Hogwild(memory) => lock(&memory.identities).forget(client),
+        }
+    }
+}
