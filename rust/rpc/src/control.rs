@@ -46,8 +46,10 @@ enum Access {
     Look,
     /// Changes something.
     Change,
-    /// Changes something that others rely on: it is durable before they are told.
+    /// Changes something that is durable before it is answered, where anything can be.
     Lasting,
+    /// A step of a registration: refused where it cannot be made durable, since other shards rely on it.
+    Step,
 }
 
 /// Which client a request speaks for; 0: no particular one.
@@ -94,13 +96,32 @@ impl ControlService {
         let allowed = peer.principal.authorize(role, message.client()).and_then(|()| match access {
             Access::Look => Ok(()),
             Access::Change | Access::Lasting => self.node.check_serving(),
+            Access::Step => self.node.check_serving().and_then(|()| self.node.files.check_steps()),
         });
         let before = self.node.files.position();
-        let answer = allowed.and_then(|()| handle(&self.node, &peer, message));
-        if matches!(access, Access::Lasting) && self.node.files.position() != before {
-            self.node.files.durable().await;
+        let mut answer = allowed.and_then(|()| handle(&self.node, &peer, message));
+        match access {
+            Access::Look | Access::Change => {}
+            Access::Lasting if self.node.files.position() == before => {}
+            Access::Lasting => {
+                let _ = self.node.files.durable_to(self.node.files.position()).await;
+            }
+            // A repeat, too, waits for the first.
+            Access::Step if answer.is_ok() => {
+                let durable = self.node.files.durable_to(self.node.files.steps()).await;
+                answer = durable.and(answer);
+            }
+            Access::Step => {}
         }
         answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
+    }
+
+    /// An answer that tells of tensors, which lie before this position of the log: none that a restart would not know.
+    async fn told<A>(&self, answer: Response<(A, u64)>) -> Result<Response<A>, Status> {
+        let (answer, position) = answer.into_inner();
+        let durable = self.node.files.durable_to(position).await;
+        let failed = |error: Error| convert::status(&error.shard(self.node.index()));
+        durable.map(|()| Response::new(answer)).map_err(failed)
     }
 }
 
@@ -136,24 +157,25 @@ impl Control for ControlService {
         &self,
         request: Request<pb::GetMapRequest>,
     ) -> Result<Response<pb::GetMapResponse>, Status> {
-        self.call(request, pb::Role::Reader, Access::Look, |node, _, m| {
-            let (entries, next) = node.map()?.page(&m.names, &m.after, m.page_size as usize);
-            Ok(pb::GetMapResponse { epoch: EPOCH, entries, next })
-        })
-        .await
+        let page = self.call(request, pb::Role::Reader, Access::Look, |node, _, m| {
+            let map = node.map()?;
+            let (entries, next) = map.page(&m.names, &m.after, m.page_size as usize);
+            Ok((pb::GetMapResponse { epoch: EPOCH, entries, next }, map.noted()))
+        });
+        self.told(page.await?).await
     }
 
     async fn register(
         &self,
         request: Request<pb::RegisterRequest>,
     ) -> Result<Response<pb::RegisterResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+        let registered = self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
             let mut map = node.map()?;
             let spec = convert::spec_from_wire(m.spec.as_ref())?;
             let now = Instant::now();
             node.sessions.touch(m.client, now)?;
             let empty = pb::RegisterResponse::default();
-            Ok(match map.register(&spec, m.client, now)? {
+            let registered = match map.register(&spec, m.client, now)? {
                 Registered::Exists(placement) => {
                     pb::RegisterResponse { exists: true, placement: Some(placement), ..empty }
                 }
@@ -163,16 +185,17 @@ impl Control for ControlService {
                 Registered::Reserved { reservation, placement } => {
                     pb::RegisterResponse { reservation, placement: Some(placement), ..empty }
                 }
-            })
-        })
-        .await
+            };
+            Ok((registered, map.noted()))
+        });
+        self.told(registered.await?).await
     }
 
     async fn reserve(
         &self,
         request: Request<pb::ReserveRequest>,
     ) -> Result<Response<pb::ReserveResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
             let spec = Arc::new(convert::spec_from_wire(m.spec.as_ref())?);
             if m.slices.len() != m.indices.len() {
                 return Err(Error::new(Kind::Config, "a reservation needs one index per slice")
@@ -197,7 +220,7 @@ impl Control for ControlService {
     }
 
     async fn seal(&self, request: Request<pb::SealRequest>) -> Result<Response<pb::SealResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
             node.reservations.seal(m.reservation, Instant::now())?;
             Ok(pb::SealResponse {})
         })
@@ -208,7 +231,7 @@ impl Control for ControlService {
         &self,
         request: Request<pb::CommitRequest>,
     ) -> Result<Response<pb::CommitResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
             let mut map = node.map()?;
             node.sessions.touch(m.client, Instant::now())?;
             let own = map.pending_on(m.reservation, node.index());
@@ -225,7 +248,7 @@ impl Control for ControlService {
         &self,
         request: Request<pb::SettleRequest>,
     ) -> Result<Response<pb::SettleResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
             Ok(node.map()?.settle(&m.reservations, Instant::now()))
         })
         .await
@@ -235,7 +258,7 @@ impl Control for ControlService {
         &self,
         request: Request<pb::UnregisterRequest>,
     ) -> Result<Response<pb::UnregisterResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
             let placement = node.map()?.unregister(&m.name, Instant::now())?;
             Ok(pb::UnregisterResponse { placement: Some(placement) })
         })
@@ -243,7 +266,7 @@ impl Control for ControlService {
     }
 
     async fn drop(&self, request: Request<pb::DropRequest>) -> Result<Response<pb::DropResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
             if let Ok(mut map) = node.map() {
                 map.abandon(&m.slices);
             }

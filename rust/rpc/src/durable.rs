@@ -18,6 +18,9 @@ const SOONEST: Duration = Duration::from_millis(100);
 /// How soon a snapshot is tried again after it failed, or to close a hole in the log.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// How often whoever waits for the log looks whether it is broken.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// Called right behind the moment of a cut.
 pub(crate) type Begun<'a> = dyn Fn() -> Result<()> + 'a;
 
@@ -28,6 +31,8 @@ pub(crate) struct Files(Option<Arc<Kept>>);
 #[derive(Debug)]
 struct Kept {
     journal: Arc<Journal>,
+    /// The log's position behind the last step of a registration.
+    steps: AtomicU64,
     snapshots: Made,
     /// The same, where they are copied to another place.
     copies: Option<Made>,
@@ -95,7 +100,8 @@ impl Files {
         };
         let journal = Journal::open(settings).map_err(|error| error.shard(shard))?;
         let copies = config.copy_to.is_some().then(Made::none);
-        Ok(Self(Some(Arc::new(Kept { journal, snapshots: Made::none(), copies }))))
+        let (steps, snapshots) = (AtomicU64::new(0), Made::none());
+        Ok(Self(Some(Arc::new(Kept { journal, steps, snapshots, copies }))))
     }
 
     pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
@@ -104,7 +110,7 @@ impl Files {
 
     /// What can be counted of them; nothing without a directory.
     pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
-        let Some(Kept { journal, snapshots, copies }) = self.0.as_deref() else { return Vec::new() };
+        let Some(Kept { journal, snapshots, copies, .. }) = self.0.as_deref() else { return Vec::new() };
         let [newest, age, failed] = snapshots.counts();
         let mut counters = vec![
             ("log_pending", journal.pending()),
@@ -177,6 +183,36 @@ impl Files {
         }
     }
 
+    /// Notes a step of a registration: others rely on it. Gives the log's position behind it.
+    pub(crate) fn step(&self, event: impl FnOnce() -> Event) -> u64 {
+        let Some(Kept { journal, steps, .. }) = self.0.as_deref() else { return 0 };
+        let position = journal.note(&event());
+        steps.fetch_max(position, Ordering::AcqRel);
+        position
+    }
+
+    /// Fails where a step could not be made durable.
+    pub(crate) fn check_steps(&self) -> Result<()> {
+        self.journal().map_or(Ok(()), |journal| journal.check())
+    }
+
+    /// The position behind all steps so far.
+    pub(crate) fn steps(&self) -> u64 {
+        self.0.as_ref().map_or(0, |kept| kept.steps.load(Ordering::Acquire))
+    }
+
+    /// Waits until all before a position is durable; fails where the log cannot be written.
+    pub(crate) async fn durable_to(&self, position: u64) -> Result<()> {
+        let Some(journal) = self.journal() else { return Ok(()) };
+        let (told, mut heard) = oneshot::channel();
+        journal.when_durable(position, move || tell(told));
+        // A log that breaks tells nobody.
+        while tokio::time::timeout(LOOK, &mut heard).await.is_err() {
+            journal.check()?;
+        }
+        Ok(())
+    }
+
     /// The position behind all that was noted so far.
     pub(crate) fn position(&self) -> u64 {
         self.journal().map_or(0, |journal| journal.position())
@@ -188,15 +224,6 @@ impl Files {
             Some(journal) => journal.check(),
             None => Err(Error::new(Kind::Config, "this server keeps no log")
                 .expected("a server with --data-dir, or ack=\"applied\"", "ack=\"logged\"")),
-        }
-    }
-
-    /// Waits until all that was noted so far is durable, if it can be.
-    pub(crate) async fn durable(&self) {
-        if let Some(journal) = self.journal().filter(|journal| journal.check().is_ok()) {
-            let (told, heard) = oneshot::channel();
-            journal.when_durable(journal.position(), move || tell(told));
-            let _ = heard.await;
         }
     }
 

@@ -55,6 +55,8 @@ pub(crate) struct Map {
     next: u64,
     lease: Duration,
     files: Files,
+    /// The log's position behind the last tensor that came or went.
+    noted: u64,
 }
 
 /// Outcome of the first step of a registration.
@@ -78,6 +80,7 @@ impl Map {
             next: first.max(1),
             lease,
             files: Files::default(),
+            noted: 0,
         }
     }
 
@@ -210,7 +213,7 @@ impl Map {
             }
             Some(_) => {
                 if let Some(pending) = self.pending.remove(&name) {
-                    self.files.note(|| Event::Entered(reservation, pending.entry.holding()));
+                    self.noted = self.files.step(|| Event::Entered(reservation, pending.entry.holding()));
                     self.entries.insert(name, pending.entry);
                 }
                 Ok(())
@@ -240,6 +243,15 @@ impl Map {
         settled
     }
 
+    /// Ends the registrations that nobody goes on with, and that nobody will ask about if no shard has sealed them.
+    pub(crate) fn sweep(&mut self, now: Instant) {
+        let over: Vec<_> =
+            self.pending.extract_if(|_, pending| pending.deadline + self.lease < now).collect();
+        for (_, pending) in over {
+            self.release(&pending.entry);
+        }
+    }
+
     /// Ends the registrations under way that own one of these slices.
     pub(crate) fn abandon(&mut self, slices: &[u64]) {
         let gone: HashSet<_> = slices.iter().collect();
@@ -256,7 +268,7 @@ impl Map {
         let pending = if abandoned { self.pending.remove(name).map(|p| p.entry) } else { None };
         let entered = self.entries.remove(name);
         if let Some(entry) = &entered {
-            self.files.note(|| Event::Removed(entry.spec.name.clone()));
+            self.noted = self.files.step(|| Event::Removed(entry.spec.name.clone()));
         }
         let entry = entered.or(pending).ok_or_else(|| {
             let shown: String = name.chars().take(1024).collect();
@@ -293,6 +305,11 @@ impl Map {
             last = Some(name.to_string());
         }
         (page, String::new())
+    }
+
+    /// What is durable before others are told what the map has.
+    pub(crate) fn noted(&self) -> u64 {
+        self.noted
     }
 
     /// Tensors, registrations under way, and bytes placed.
@@ -413,6 +430,21 @@ mod tests {
         }
         assert_eq!(map.commit(left, 1).unwrap_err().kind, Kind::Lease);
         assert_eq!((map.counts().0, map.counts().1), (1, 0));
+    }
+
+    #[test]
+    fn what_nobody_goes_on_with_is_forgotten() {
+        let (mut map, now) = (Map::new(1, 1, LEASE), Instant::now());
+        let (kept, _) = reserved(map.register(&spec("kept", 10), 1, now).unwrap());
+        let (left, _) = reserved(map.register(&spec("left", 10), 1, now).unwrap());
+        map.commit(kept, 1).unwrap();
+        map.sweep(now + 2 * LEASE);
+        assert_eq!((map.counts().0, map.counts().1), (1, 1));
+        map.sweep(now + 3 * LEASE);
+        assert_eq!((map.counts().0, map.counts().1), (1, 0));
+        assert_eq!(map.commit(left, 1).unwrap_err().kind, Kind::Lease);
+        map.unregister("kept", now).unwrap();
+        assert_eq!(map.counts(), (0, 0, 0));
     }
 
     #[test]

@@ -162,6 +162,9 @@ impl Node {
             }
             self.files.note(|| Event::SessionEnded(client));
         }
+        if let Ok(mut map) = self.map() {
+            map.sweep(now);
+        }
         for reservation in self.reservations.sweep(&self.shard, now) {
             tracing::info!(shard = self.index(), reservation, "the reservation ran out");
         }

@@ -9,6 +9,7 @@ use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_durable::{Event, Reservation, Stage};
 use fastps_proto::v1 as pb;
 use foldhash::fast::RandomState;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -33,6 +34,8 @@ struct Sealed {
 struct Table {
     /// The reservation of every slice that the shard holds.
     slices: HashMap<SliceId, u64, RandomState>,
+    /// How many of them each reservation has.
+    held: HashMap<u64, usize>,
     /// Those that are not sealed.
     open: HashMap<u64, Open>,
     /// Those that are sealed and not known to be committed.
@@ -99,7 +102,7 @@ impl Reservations {
                 table.forget(shard, &slices, &self.files);
                 continue;
             }
-            table.slices.extend(slices.iter().map(|slice| (*slice, *id)));
+            table.hold(*id, &slices);
             if *stage == Stage::Sealed {
                 table.sealed.insert(*id, Sealed { slices, deadline: now + self.lease });
             }
@@ -133,9 +136,13 @@ impl Reservations {
         if ids.iter().all(|id| table.slices.get(id) == Some(&wish.reservation)) {
             return Ok(false);
         }
+        if table.held.contains_key(&wish.reservation) {
+            return Err(Error::new(Kind::Config, "the reservation is sealed: it takes no more slices")
+                .tensor(wish.spec.name.clone()));
+        }
         shard.create(&wish.spec, wish.group, &wish.slices)?;
-        self.files.note(|| Event::Reserved(wish.reservation, wish.as_kept()));
-        table.slices.extend(ids.iter().map(|id| (*id, wish.reservation)));
+        self.files.step(|| Event::Reserved(wish.reservation, wish.as_kept()));
+        table.hold(wish.reservation, &ids);
         let missing = ids.iter().copied().collect();
         let open = Open { client: wish.client, slices: ids, missing, deadline: now + self.lease };
         table.open.insert(wish.reservation, open);
@@ -178,7 +185,7 @@ impl Reservations {
         match table.open.get(&reservation) {
             Some(open) if open.missing.is_empty() => {
                 if let Some(Open { slices, .. }) = table.open.remove(&reservation) {
-                    self.files.note(|| Event::Sealed(reservation));
+                    self.files.step(|| Event::Sealed(reservation));
                     table.sealed.insert(reservation, Sealed { slices, deadline: now + self.lease });
                 }
                 Ok(())
@@ -188,7 +195,7 @@ impl Reservations {
                 Err(Error::new(Kind::Config, "initial values are missing")
                     .expected(format!("{all} slices"), format!("{} slices", all - missing)))
             }
-            None if table.slices.values().any(|r| *r == reservation) => Ok(()),
+            None if table.held.contains_key(&reservation) => Ok(()),
             None => Err(lost(reservation)),
         }
     }
@@ -251,7 +258,7 @@ impl Reservations {
         }
         for reservation in &told.committed {
             if table.sealed.remove(reservation).is_some() {
-                self.files.note(|| Event::Committed(*reservation));
+                self.files.step(|| Event::Committed(*reservation));
             }
         }
         for reservation in &told.ended {
@@ -270,11 +277,21 @@ impl Reservations {
 }
 
 impl Table {
+    fn hold(&mut self, reservation: u64, slices: &[SliceId]) {
+        self.slices.extend(slices.iter().map(|id| (*id, reservation)));
+        *self.held.entry(reservation).or_default() += slices.len();
+    }
+
     fn forget(&mut self, shard: &Shard, slices: &[SliceId], files: &Files) {
         shard.remove(slices);
-        files.note(|| Event::Dropped(slices.iter().map(|id| id.0).collect()));
-        for id in slices {
-            self.slices.remove(id);
+        files.step(|| Event::Dropped(slices.iter().map(|id| id.0).collect()));
+        for reservation in slices.iter().filter_map(|id| self.slices.remove(id)) {
+            if let Entry::Occupied(mut held) = self.held.entry(reservation) {
+                *held.get_mut() -= 1;
+                if *held.get() == 0 {
+                    held.remove();
+                }
+            }
         }
     }
 }

@@ -151,7 +151,7 @@ impl Server {
     }
 
     /// Refuses what is new, finishes what is under way, then ends, whatever clients do, within `timeout`. Fails if a
-    /// thread could not be made to leave in time. Stopping again does nothing.
+    /// thread could not be made to leave in time, or if what a shard holds is not on its disk. Stopping again does nothing.
     pub fn stop(&self, timeout: Duration) -> Result<()> {
         let deadline = Instant::now() + timeout;
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -169,35 +169,38 @@ impl Server {
             self.phase.send_replace(Phase::Cutting);
             if !all_finished(&threads, deadline.max(cut + LEAVE)) {
                 threads.clear();
-                self.keep(deadline);
+                self.keep(deadline)?;
                 return Err(Error::new(Kind::Deadline, "a shard's thread did not leave in time"));
             }
         }
         for thread in threads.drain(..) {
             let _ = thread.join();
         }
-        self.keep(deadline);
-        Ok(())
+        self.keep(deadline)
     }
 
     /// A last snapshot of each shard, which nobody changes any more. The log has all of it, should that take too long for
-    /// whoever waits, but for `hogwild` tensors. It is copied as well, if there is time.
-    fn keep(&self, deadline: Instant) {
+    /// whoever waits, but for `hogwild` tensors. It is copied as well, if there is time. Fails where neither has it.
+    fn keep(&self, deadline: Instant) -> Result<()> {
         let snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(snapshots) = snapshots {
             snapshots.stop();
         }
+        let mut kept = Ok(());
         for node in &self.nodes {
             node.shard.end_waiting();
-            if let Some(journal) = node.files.journal() {
-                durable::take(node);
-                journal.close();
+            let Some(journal) = node.files.journal() else { continue };
+            if let (false, Err(error)) = (durable::take(node), journal.check()) {
+                let lost = format!("what this server holds is not on its disk: {}", error.message);
+                kept = Err(Error::new(error.kind, lost).shard(node.index()));
             }
+            journal.close();
         }
         let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(copies) = copies {
             copies.stop(deadline);
         }
+        kept
     }
 }
 

@@ -109,17 +109,16 @@ impl Served {
         self.kill();
     }
 
-    pub(crate) fn terminate(&mut self) {
+    /// Gives its exit status.
+    pub(crate) fn terminate(&mut self) -> Option<i32> {
         let id = self.child.as_ref().unwrap().id() as i32;
         let pid = rustix::process::Pid::from_raw(id).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-        self.wait();
+        self.wait()
     }
 
-    pub(crate) fn wait(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.wait().unwrap();
-        }
+    pub(crate) fn wait(&mut self) -> Option<i32> {
+        self.child.take().and_then(|mut child| child.wait().unwrap().code())
     }
 
     pub(crate) fn connect(&self, ack: Ack) -> Arc<Client> {
@@ -411,6 +410,32 @@ fn a_file_that_cannot_grow_is_told_and_survived() {
     served.kill();
     served.start();
     assert_eq!(pull(&client, "w"), vec![count; 1000]);
+}
+
+#[test]
+fn a_tensor_that_a_restart_would_not_know_is_not_registered() {
+    let mut served = Served::new(1);
+    // 512 KiB a file: neither the log nor a snapshot has room for the second tensor.
+    served.start_after("trap '' XFSZ; ulimit -f 1024;", &[]);
+    let client = served.connect(Ack::Applied);
+    register(&client, "w", 100, Apply::Exact, sgd(), 0.0);
+    let add = |name: &str, n: usize| {
+        let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
+        let spec =
+            TensorSpec { name: name.into(), shape: vec![n as u64], dtype, apply, group, optimizer: sgd() };
+        client.register(spec, View::Float32(&vec![0.0; n]), Duration::from_secs(5)).unwrap_err()
+    };
+    for (name, n) in [("large", 1 << 18), ("small", 10)] {
+        let error = add(name, n);
+        assert!(error.message.contains("the log cannot be written"), "{name}: {error}");
+    }
+    // All else goes on.
+    push_one(&client, "w", 100);
+    assert_eq!(client.names(PATIENT).unwrap(), ["w".into()]);
+    assert_eq!(pull(&client, "w"), vec![1.0; 100]);
+    assert_eq!(served.terminate(), Some(1), "its end says that what it holds is not on its disk");
+    served.start();
+    assert_eq!(served.connect(Ack::Applied).names(PATIENT).unwrap(), ["w".into()]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::certificates::{Ca, channel};
 use crate::ledger::{PATIENT, Tensor};
 use crate::stubs::{
-    CLIENT, Peer, Piece, SLICE, Shard, World, bytes, config, error, frame, header, initial, on_shard,
+    CLIENT, Peer, Piece, SLICE, Shard, Share, World, bytes, config, error, frame, header, initial, on_shard,
     pieces_of, push, spec, spec_of, start, start_with, timed, within,
 };
 use bytes::Bytes;
@@ -302,6 +302,10 @@ async fn a_registration_is_waited_for_and_taken_over() {
         let values = vec![6.0; piece.elements];
         let frame = initial(second.route(*piece), piece.slice, again.reservation, &values);
         assert_eq!(second.refusal(*piece, frame).await.kind, Kind::Config);
+        // Nor does what is sealed take more slices, which would close it to everybody.
+        let more = Share { slices: vec![1 << 60], indices: vec![0], ..share };
+        let refused = second.shards[piece.shard].reserve_part(&spec, &more).await.unwrap_err();
+        assert!(refused.kind == Kind::Config && refused.message.contains("sealed"), "{refused}");
     }
     second.shards[0].commit(again.reservation).await.unwrap();
     second.shards[0].commit(again.reservation).await.unwrap();
