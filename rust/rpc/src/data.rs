@@ -150,6 +150,10 @@ impl Exchange {
                 if !reads {
                     self.node.gate.pass().await;
                     self.node.files.room().await;
+                    // While it waited the session may have ended, and the slices forgotten what they knew of the client.
+                    if let Err(error) = self.node.sessions.touch(request.route.client, Instant::now()) {
+                        return self.refuse(place, tag, self.named(frame, error));
+                    }
                 }
                 let journal = self.node.files.journal().filter(|_| logged && !reads);
                 if journal.is_some() {

@@ -106,9 +106,13 @@ async fn answer(shard: Visited, tls: Option<ServerTls>) {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let room = Arc::new(Semaphore::new(VISITORS));
         loop {
-            let (tcp, _) = listener.accept().await?;
-            if let Ok(place) = room.clone().try_acquire_owned() {
-                tokio::spawn(admit(tcp, place, tls.clone(), visitors.clone()));
+            match (listener.accept().await, room.clone().try_acquire_owned()) {
+                (Ok((tcp, _)), Ok(place)) => {
+                    tokio::spawn(admit(tcp, place, tls.clone(), visitors.clone()));
+                }
+                (Ok(_), Err(_)) => {}
+                // Too many files, or a peer that is gone: waited out.
+                (Err(_), _) => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         }
     };

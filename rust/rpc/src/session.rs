@@ -106,7 +106,8 @@ impl Sessions {
     /// back.
     pub(crate) fn restore(&self, clients: &BTreeSet<u64>, now: Instant) -> Result<()> {
         let mut table = self.table();
-        clients.iter().try_for_each(|client| self.begin(&mut table, *client, "", false, now))
+        // Whether a client asked for receipts that are durable, its next Hello tells; until then it may have.
+        clients.iter().try_for_each(|client| self.begin(&mut table, *client, "", true, now))
     }
 
     /// A sign of life; tells whether the client's pushes are answered when they are durable. Only the sweep ends sessions,

@@ -53,34 +53,37 @@ impl Exchange {
         dtype: DType,
         place: Place,
     ) {
-        let (pin, charge) = match self.room_to_answer(parts).await {
+        let (pin, charge) = match self.room_to_answer(route.client, parts).await {
             Ok(room) => room,
             Err(error) => return self.refuse(place, tag, error),
         };
         let (late, answers) = unbounded_channel();
         let (mut outcomes, begin) = (Vec::with_capacity(parts.len()), Instant::now());
         let all: Vec<_> = parts.iter().collect();
-        let slices = self.admit_parts(&all, route, Some(dtype));
-        for (k, (part, slice)) in all.iter().zip(&slices).enumerate() {
-            if k % TOGETHER == 0 {
+        let mut slices = self.admit_parts(&all, route, Some(dtype));
+        while outcomes.len() < all.len() {
+            let k = outcomes.len();
+            if k.is_multiple_of(TOGETHER) {
                 prefetch(route.client, all[k..].iter().zip(&slices[k..]).take(TOGETHER), true);
             }
-            let (Ok(slice), Some(push)) = (slice, parts.push(k, *part)) else {
-                outcomes.push(slice.clone().err().map(Err));
+            let (Ok(slice), Some(push)) = (&slices[k], parts.push(k, all[k])) else {
+                outcomes.push(slices[k].clone().err().map(Err));
                 continue;
             };
-            outcomes.push(loop {
-                let later = || -> Completion {
-                    let late = late.clone();
-                    Box::new(move |outcome| drop(late.send((k, outcome))))
-                };
-                match self.node.shard.push_to(slice, &push, later) {
-                    Some(Err(error))
-                        if error.kind == Kind::Capacity && self.wait_for_readers(push.slice, begin).await => {
-                    }
-                    outcome => break outcome,
+            let later = || -> Completion {
+                let late = late.clone();
+                Box::new(move |outcome| drop(late.send((k, outcome))))
+            };
+            match self.node.shard.push_to(slice, &push, later) {
+                Some(Err(error))
+                    if error.kind == Kind::Capacity && self.wait_for_readers(push.slice, begin).await =>
+                {
+                    // Meanwhile a slice may have been dropped: what it applied then, a restart could not repeat.
+                    slices.truncate(k);
+                    slices.extend(self.admit_parts(&all[k..], route, Some(dtype)));
                 }
-            });
+                outcome => outcomes.push(outcome),
+            }
         }
         drop(late);
         if outcomes.iter().all(Option::is_some) {
@@ -129,15 +132,17 @@ impl Exchange {
     }
 
     /// Takes what the answer to many parts needs.
-    async fn room_to_answer(&self, parts: Parts<'_>) -> Result<RoomToAnswer> {
+    async fn room_to_answer(&self, client: u64, parts: Parts<'_>) -> Result<RoomToAnswer> {
         let pin = self.pin().await?;
+        // As behind every wait: see `Exchange::handle`.
+        self.node.sessions.touch(client, Instant::now())?;
         let charge = self.node.shard.meter().take(Purpose::Answers, PART_BYTES * parts.len() as u64)?;
         Ok((pin, charge))
     }
 
     /// Rows of many slices, in one answer.
     pub(super) async fn pull_parts(&self, tag: u64, route: Route, parts: Parts<'_>, place: Place) {
-        let (pin, charge) = match self.room_to_answer(parts).await {
+        let (pin, charge) = match self.room_to_answer(route.client, parts).await {
             Ok(room) => room,
             Err(error) => return self.refuse(place, tag, error),
         };
