@@ -13,11 +13,12 @@ use fastps_core::frame::Applied;
 use fastps_core::verbs::Fate;
 use fastps_proto::v1 as pb;
 use std::ops::Range;
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
 
 impl Link {
     /// Takes an answer to where it is waited for. An error means that the server does not speak the protocol.
-    pub(super) fn answer(&self, frame: pb::Frame) -> Result<()> {
+    pub(super) fn answer(self: &Arc<Self>, frame: pb::Frame) -> Result<()> {
         let (tag, answer) = convert::answer_from_frame(frame)?;
         let mut queue = lock(&self.queue);
         if let Some(doubts) = queue.late.remove(&tag) {
@@ -56,16 +57,16 @@ impl Link {
             Waiter::Parts(call, parts) => (call, parts),
             Waiter::Doubt(doubt) => {
                 match answer {
-                    // Another thread of the server is at it this moment: ask again.
+                    // Nothing can be said yet: the server is at it this moment, lacks memory, or is about to stop. The question
+                    // waits for the time that it tells, or for the next connection.
                     convert::Answer::Refused(error)
-                        if error.kind == Kind::Unavailable && error.retry_after_ms.is_some() =>
+                        if error.kind == Kind::Unavailable || error.retry_after_ms.is_some() =>
                     {
-                        queue.push(pending.header, pending.payload, pending.waiter, pending.base_of);
-                        queue.wake();
-                    }
-                    // It stays for the next connection: the server is about to stop.
-                    convert::Answer::Refused(error) if error.kind == Kind::Unavailable => {
+                        pending.attempts = 0;
                         queue.frames.insert(tag, pending);
+                        if let Some(pause) = error.retry_after_ms {
+                            self.ask_again(tag, Duration::from_millis(pause));
+                        }
                     }
                     answer => {
                         if let Some(told) = told(&pending.header, &answer) {
@@ -160,6 +161,21 @@ impl Link {
             call.deliver(index, outcome.clone(), values.clone());
         }
         Ok(())
+    }
+
+    /// Asks a question anew that was sent on this connection, unless another one has taken it.
+    fn ask_again(self: &Arc<Self>, tag: u64, pause: Duration) {
+        let (Some(driver), link) = (self.driver.upgrade(), Arc::downgrade(self)) else { return };
+        driver.spawn(async move {
+            tokio::time::sleep(pause).await;
+            let Some(link) = link.upgrade() else { return };
+            let mut queue = lock(&link.queue);
+            let waits = queue.frames.get(&tag).is_some_and(|pending| pending.attempts == 0);
+            if let Some(pending) = waits.then(|| queue.frames.remove(&tag)).flatten() {
+                queue.push(pending.header, pending.payload, pending.waiter, pending.base_of);
+                queue.wake();
+            }
+        });
     }
 
     /// Keeps what an answer tells of its slices. Pulls may show what others will find in no log, so whoever wants receipts of what is

@@ -101,7 +101,7 @@ async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
 }
 
 /// Takes answers until the stream ends.
-async fn receive(link: &Link, mut messages: Messages) -> Error {
+async fn receive(link: &Arc<Link>, mut messages: Messages) -> Error {
     loop {
         match poll_fn(|cx| messages.poll_next(cx)).await {
             Ok(Some(frame)) => {
