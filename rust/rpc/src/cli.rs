@@ -128,6 +128,25 @@ fn raise_open_files() {
     }
 }
 
+/// What is logged: a level, or levels of modules (`info,h2=debug`). A level that is misspelt would be taken for a module, and
+/// nothing be logged at all.
+fn log_filter(wanted: &str) -> Result<Targets> {
+    if wanted.is_empty() {
+        return Ok(Targets::new().with_default(LevelFilter::INFO));
+    }
+    let wrong = || {
+        let error = Error::new(Kind::Config, "FASTPS_LOG cannot be read");
+        error.expected("off, error, warn, info, debug or trace", format!("{wanted:?}"))
+    };
+    if !wanted.contains(['=', ',']) {
+        return wanted
+            .parse()
+            .map(|level: LevelFilter| Targets::new().with_default(level))
+            .map_err(|_| wrong());
+    }
+    wanted.parse().map_err(|_| wrong())
+}
+
 /// Serves until SIGTERM or SIGINT. Takes the arguments with the program's name first; gives the exit status. With
 /// `checkpoint` as the first of them it looks at data directories instead.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
@@ -142,8 +161,13 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
             return error.exit_code();
         }
     };
-    let wanted = std::env::var("FASTPS_LOG").ok().and_then(|levels| levels.parse::<Targets>().ok());
-    let filter = wanted.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let filter = match log_filter(&std::env::var("FASTPS_LOG").unwrap_or_default()) {
+        Ok(filter) => filter,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "fastps: error: {error}");
+            return 2;
+        }
+    };
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     // A second call in one process keeps the first one's subscriber.
     let _ = tracing_subscriber::registry().with(lines).with(filter).try_init();
@@ -232,6 +256,20 @@ mod tests {
         let args = Args::try_parse_from(["x", "--shards", "2", "--cluster", "a:1,b:2"]).unwrap();
         assert_eq!((args.shards, args.cluster.len(), args.listen.len()), (2, 2, 1));
         assert_eq!(run(["x", "--no-such-option"].map(OsString::from)), 2);
+    }
+
+    #[test]
+    fn levels_of_the_log_are_read() {
+        for (wanted, level) in
+            [("", LevelFilter::INFO), ("warn", LevelFilter::WARN), ("off", LevelFilter::OFF)]
+        {
+            assert_eq!(log_filter(wanted).unwrap().default_level(), Some(level), "{wanted}");
+        }
+        assert!(log_filter("error,h2=debug").unwrap().would_enable("h2", &tracing::Level::DEBUG));
+        for wrong in ["warning", "verbose", "h2=loud"] {
+            let error = log_filter(wrong).unwrap_err().to_string();
+            assert!(error.contains("expected off, error, warn") && error.contains(wrong), "{error}");
+        }
     }
 
     #[test]

@@ -30,10 +30,13 @@ pub(crate) struct Name {
 impl SocketFile {
     pub(crate) fn bind(path: &Path) -> Result<Self> {
         let shown = path.display();
-        check(path)?;
         let failed = |error: io::Error| {
             Error::new(Kind::Config, format!("cannot listen on the Unix socket {shown}: {error}"))
         };
+        check(path)?;
+        // As clients must name it.
+        let path = &std::path::absolute(path).map_err(failed)?;
+        check(path)?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = File::open(folder.unwrap_or(Path::new("."))).map_err(failed)?;
         // Two servers that start at once do not remove each other's. Closing the folder ends this.

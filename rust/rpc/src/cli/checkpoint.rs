@@ -31,7 +31,7 @@ enum Command {
         addresses: Vec<String>,
         /// One cut over all shards: the tensors of this group are as they are at one moment. Pushes wait for some milliseconds
         /// when it begins, and take up to one more copy of the group's optimizer state until it is written.
-        #[arg(long, value_name = "GROUP", num_args = 0..=1, default_missing_value = "default")]
+        #[arg(long, value_name = "GROUP", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
         cut: Option<String>,
         /// How long to wait.
         #[arg(long, default_value = "600", value_name = "SECONDS", value_parser = super::seconds)]

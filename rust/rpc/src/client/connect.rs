@@ -14,6 +14,7 @@ use crate::wire::SPIN;
 use crate::{local, socket_file};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
+use http::uri::Authority;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
@@ -89,6 +90,9 @@ fn check_local(address: &str, transport: Transport) -> Result<()> {
         None if address.starts_with("unix:") => {
             Err(unusable("not the address of a Unix socket").expected("unix:///path", address))
         }
+        None if !has_port(address) => {
+            Err(unusable("invalid address").expected("host:port or unix:///path", format!("{address:?}")))
+        }
         None => Ok(()),
         Some(_) if transport == Transport::Tcp => {
             Err(unusable("a Unix socket is not reached over TCP").expected("host:port", address))
@@ -98,6 +102,12 @@ fn check_local(address: &str, transport: Transport) -> Result<()> {
         }
         Some(path) => socket_file::check(path),
     }
+}
+
+/// Without a port, or with one that cannot be, HTTP's own would be used.
+fn has_port(address: &str) -> bool {
+    let authority = address.parse::<Authority>();
+    authority.is_ok_and(|a| a.port_u16().is_some_and(|port| port != 0) && !address.contains('@'))
 }
 
 /// Who says hello, how, and until when.
@@ -293,7 +303,19 @@ async fn meet(address: &str, caller: Caller) -> Result<Met> {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_loopback, is_same};
+    use super::{has_port, is_loopback, is_same};
+
+    #[test]
+    fn an_address_has_a_host_and_a_port() {
+        for good in ["host-a:7070", "127.0.0.1:1", "[::1]:65535"] {
+            assert!(has_port(good), "{good}");
+        }
+        for bad in
+            ["", "host-a", "host-a:", "host-a:0", "host-a:65536", "http://host-a:7070", "me@host-a:1", "::1"]
+        {
+            assert!(!has_port(bad), "{bad}");
+        }
+    }
 
     #[test]
     fn one_place_may_have_two_names() {
