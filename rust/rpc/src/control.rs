@@ -101,9 +101,7 @@ impl ControlService {
         let before = self.node.files.position();
         let mut answer = allowed.and_then(|()| handle(&self.node, &peer, message));
         match access {
-            Access::Look | Access::Change => {}
-            Access::Lasting if self.node.files.position() == before => {}
-            Access::Lasting => {
+            Access::Lasting if self.node.files.position() != before => {
                 let _ = self.node.files.durable_to(self.node.files.position()).await;
             }
             // A repeat, too, waits for the first.
@@ -111,7 +109,7 @@ impl ControlService {
                 let durable = self.node.files.durable_to(self.node.files.steps()).await;
                 answer = durable.and(answer);
             }
-            Access::Step => {}
+            Access::Look | Access::Change | Access::Lasting | Access::Step => {}
         }
         answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }
