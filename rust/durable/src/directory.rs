@@ -17,6 +17,8 @@ const SEGMENT: &str = "log-";
 pub(crate) const DAMAGED: &str = "damaged-";
 /// So much of a file is freed at a time.
 const STEP: u64 = 8 << 20;
+/// The file that its owner has locked.
+const LOCK: &str = "lock";
 /// Ends the names of what is not complete.
 pub(crate) const UNFINISHED: &str = ".tmp";
 
@@ -26,6 +28,17 @@ pub(crate) struct Directory {
     path: PathBuf,
     /// Locked; the system lets go of it when the process ends, however it does.
     lock: Mutex<Option<File>>,
+    /// It was made when it was opened.
+    fresh: bool,
+}
+
+impl Drop for Directory {
+    /// A start that failed leaves no folder behind that looks like a shard's.
+    fn drop(&mut self) {
+        if self.fresh && self.names().is_ok_and(|names| names == [LOCK]) {
+            let _ = std::fs::remove_file(self.path.join(LOCK)).and_then(|()| std::fs::remove_dir(&self.path));
+        }
+    }
 }
 
 /// An error about a file, with what was to be done.
@@ -51,9 +64,10 @@ impl Directory {
     /// Makes it if need be, and takes its lock.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         // What a model has learned is its owner's.
+        let fresh = !path.exists();
         let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
         made.map_err(|error| failed("make", path, &error))?;
-        let name = path.join("lock");
+        let name = path.join(LOCK);
         let fail = |error: &std::io::Error| failed("lock", &name, error);
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false);
@@ -62,7 +76,7 @@ impl Directory {
         // For people; the lock itself is the system's.
         let noted = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
         noted.map_err(|error| fail(&error))?;
-        let directory = Self { path: path.to_owned(), lock: Mutex::new(Some(lock)) };
+        let directory = Self { path: path.to_owned(), lock: Mutex::new(Some(lock)), fresh };
         for unfinished in directory.names()?.iter().filter(|name| name.ends_with(UNFINISHED)) {
             remove(&directory.path.join(unfinished))?;
         }
@@ -72,7 +86,7 @@ impl Directory {
     /// Takes the lock of one that is there, and changes nothing in it. A copy may lack the lock's file; then nobody else
     /// has it.
     pub(crate) fn look(path: &Path) -> Result<Self> {
-        let name = path.join("lock");
+        let name = path.join(LOCK);
         let lock = match File::open(&name) {
             Ok(mut lock) => {
                 take(&mut lock, path)?;
@@ -81,12 +95,12 @@ impl Directory {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(failed("lock", &name, &error)),
         };
-        Ok(Self { path: path.to_owned(), lock: Mutex::new(lock) })
+        Ok(Self { path: path.to_owned(), lock: Mutex::new(lock), fresh: false })
     }
 
     /// One that a server may be using.
     pub(crate) fn beside(path: &Path) -> Self {
-        Self { path: path.to_owned(), lock: Mutex::default() }
+        Self { path: path.to_owned(), lock: Mutex::default(), fresh: false }
     }
 
     /// Lets others have it.
@@ -173,7 +187,7 @@ fn take(lock: &mut File, path: &Path) -> Result<()> {
             let message = format!("another server (process {}) uses {}", owner.trim(), path.display());
             Err(Error::new(Kind::Config, message))
         }
-        Err(error) => Err(failed("lock", &path.join("lock"), &error.into())),
+        Err(error) => Err(failed("lock", &path.join(LOCK), &error.into())),
     }
 }
 
@@ -271,6 +285,23 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_that_got_nothing_goes_with_whoever_made_it() {
+        let path = std::env::temp_dir().join(format!("fastps-fresh-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        drop(Directory::open(&path).unwrap());
+        assert!(!path.exists());
+        std::fs::create_dir(&path).unwrap();
+        drop(Directory::open(&path).unwrap());
+        assert!(path.exists());
+        std::fs::remove_dir_all(&path).unwrap();
+        let directory = Directory::open(&path).unwrap();
+        std::fs::write(path.join("log-1"), "a change").unwrap();
+        drop(directory);
+        assert!(path.join("log-1").exists());
+        std::fs::remove_dir_all(&path).unwrap();
+    }
 
     #[test]
     fn a_segment_is_removed_and_whoever_has_it_keeps_it() {
