@@ -395,9 +395,9 @@ fn a_relay_that_duplicates_changes_nothing() {
 }
 
 #[test]
-fn one_bit_telescopes_over_duplicates_and_faults() {
+fn one_bit_telescopes_over_duplicates_faults_and_deadlines() {
     let world = World::duplicating(9);
-    telescopes(&world, Codec::OneBit, |_| PATIENT);
+    telescopes(&world, Codec::OneBit, |round| Duration::from_millis(5 + round * 5 % 80));
     assert!(world.duplicates() > 0);
     println!("{} duplicates", world.duplicates());
 }

@@ -1,11 +1,14 @@
-//! Relays that duplicate: every request frame reaches the shard twice, every call of the control plane once.
+//! Relays that duplicate: every request frame reaches the shard twice, every call of the control plane once. What became of a push
+//! they tell only who asks again.
 
+use fastps_core::error::{Error, Kind};
 use fastps_proto::MAX_MESSAGE_BYTES;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_client::ControlClient;
 use fastps_proto::v1::control_server::{Control, ControlServer};
 use fastps_proto::v1::data_client::DataClient;
 use fastps_proto::v1::data_server::{Data, DataServer};
+use fastps_rpc::convert;
 use std::collections::HashSet;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -72,7 +75,7 @@ impl Data for Relay {
     ) -> Result<Response<Self::ExchangeStream>, Status> {
         let (up, requests) = channel(ROOM);
         let (down, answers) = channel(ROOM);
-        tokio::spawn(twice(request.into_inner(), up));
+        tokio::spawn(twice(request.into_inner(), up, down.clone()));
         let mut shard = DataClient::new(self.0.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let from_shard = shard.exchange(ReceiverStream::new(requests)).await?.into_inner();
         tokio::spawn(once(from_shard, down));
@@ -80,8 +83,24 @@ impl Data for Relay {
     }
 }
 
-async fn twice(mut requests: Streaming<pb::Frame>, up: Sender<pb::Frame>) {
+async fn twice(
+    mut requests: Streaming<pb::Frame>,
+    up: Sender<pb::Frame>,
+    down: Sender<Result<pb::Frame, Status>>,
+) {
+    let mut asked = HashSet::new();
     while let Ok(Some(frame)) = requests.message().await {
+        let header = frame.header.as_ref().filter(|header| header.kind() == pb::Kind::Resolve);
+        if let Some(header) = header
+            && asked.insert((header.slice, header.client, header.sequence))
+        {
+            // As a shard that has no memory for what it would have to remember.
+            let full = Error::new(Kind::Capacity, "the shard's memory is full").retry_after_ms(20);
+            if down.send(Ok(convert::refused(header.tag, &full))).await.is_err() {
+                return;
+            }
+            continue;
+        }
         for frame in [frame.clone(), frame] {
             if up.send(frame).await.is_err() {
                 return;
