@@ -661,6 +661,30 @@ def test_states_of_others_are_refused(store):
     ours.load_state_dict(state)
 
 
+def test_a_state_of_other_groups_changes_nothing(store):
+    def build(*groups):
+        return fastps.torch.ParameterServerOptimizer(
+            [{"params": [(name, param)]} for name, param in groups], store, fastps.SGD(lr=0.1)
+        )
+
+    model = nn.Linear(3, 1)
+    ours = build(*model.named_parameters())
+    model(torch.ones(2, 3)).sum().backward()
+    ours.step()
+    before = ours.stats()
+    other = fastps.torch.ParameterServerOptimizer(model.named_parameters(), store, fastps.SGD(lr=0.1))
+    states = [other.state_dict(), ours.state_dict()]
+    for group in states[1]["param_groups"]:
+        del group["param_names"]
+    for state in states:
+        with pytest.raises(fastps.ConfigError, match="weight"):
+            ours.load_state_dict(state)
+    assert ours.stats() == before
+    assert ours.stats()["steps"] == 1
+
+
+
+
 # -- several workers -----------------------------------------------------------------------------------------
 
 WORKER = """

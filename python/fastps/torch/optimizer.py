@@ -241,7 +241,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         """Goes on from what `state_dict` gave.
 
         Raises:
-            ConfigError: It is another optimizer's, or of other parameters or settings; nothing is changed.
+            ConfigError: It is another optimizer's, or of other parameters, groups or settings; nothing is
+                changed.
         """
         if "fastps" not in state_dict:
             expected, got = "what state_dict() of this class gave", "the state of another optimizer"
@@ -250,12 +251,13 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 expected=expected,
                 got=got,
             )
-        for rule, group in zip(self._rules, state_dict["param_groups"], strict=False):
+        names = [[entry.name for entry in group] for group in self._groups]
+        others = [group.get("param_names") for group in state_dict["param_groups"]]
+        if others != names:
+            raise wrong("state", f"one of groups of {names}", others)
+        for rule, group in zip(self._rules, state_dict["param_groups"], strict=True):
             _unchanged(rule, group)
         worker, own = self._open(), state_dict["fastps"]
-        names = [name for group in state_dict["param_groups"] for name in group["param_names"]]
-        if names != [entry.name for entry in self._entries]:
-            raise wrong("state", f"one of {[entry.name for entry in self._entries]}", names)
         self._filled.wait()
         worker.load_state_dict({key: _arrays(value) for key, value in own.items()})
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
