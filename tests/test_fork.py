@@ -3,11 +3,14 @@
 import multiprocessing
 import os
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import fastps
+from fastps import store as store_module
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -103,3 +106,35 @@ def test_pickle(server, store):
         assert pickle.loads(pickle.dumps(value)) == value
     error = pickle.loads(pickle.dumps(fastps.ShapeError("wrong", tensor="w", shard=1)))
     assert (str(error), error.tensor, error.shard) == ("wrong", "w", 1)
+
+
+def ids_in_four_threads(client):
+    """Whom each of four threads finds, that use it first at the same time."""
+    barrier = threading.Barrier(4)
+
+    def look(_):
+        barrier.wait(10)
+        return client._native.id
+
+    with ThreadPoolExecutor(4) as threads:
+        return set(threads.map(look, range(4)))
+
+
+def test_a_pickled_client_connects_once_for_all_threads(server):
+    with fastps.connect(server.addresses) as ps:
+        text = pickle.dumps(ps)
+    for _ in range(5):
+        with pickle.loads(text) as client:
+            assert len(ids_in_four_threads(client)) == 1
+
+
+def test_a_forked_shared_store_is_opened_once_for_all_threads():
+    with fastps.Store(shared=True) as store:
+        assert in_child(lambda: len(ids_in_four_threads(store))) == "1"
+        with store_module._reaching:  # held while the child is made
+
+            def child():
+                with ThreadPoolExecutor(1) as thread:
+                    return thread.submit(store.names).result(10)
+
+            assert in_child(child) == "[]"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -544,8 +546,11 @@ class ParameterServer:
         reattach = object.__getattribute__(self, "_reattach") if name == "_native" else None
         if reattach is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self._native = self._reach(*reattach)
-        return self._native
+        with _reaching:
+            with contextlib.suppress(AttributeError):  # another thread was here first
+                return object.__getattribute__(self, "_native")
+            self._native = self._reach(*reattach)
+            return self._native
 
     def _reach(self, address: str, options: dict[str, Any]) -> _fastps.Client:
         return _fastps.connect(address, **options)
@@ -556,6 +561,10 @@ class ParameterServer:
     def __repr__(self) -> str:
         where = "in process" if self._reattach is None else self._reattach[0]
         return f"<fastps.{type(self).__name__} {where}>"
+
+
+#: Held while a pickled client connects: once for all its threads. A signal's handler may take it again.
+_reaching = threading.RLock()
 
 
 def _attach(kind: type[_Kind], reattach: tuple[str, dict[str, Any]]) -> _Kind:
@@ -721,6 +730,8 @@ _shared: weakref.WeakSet[Store] = weakref.WeakSet()
 
 def _forked() -> None:
     """In a forked child: what has threads is gone, but shared memory is opened anew when it is next used."""
+    global _reaching
+    _reaching = threading.RLock()  # a thread that is not here may have held it
     _fastps.forked()
     for store in list(_shared):
         if store._reattach is not None:
