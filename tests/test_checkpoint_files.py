@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -48,8 +49,8 @@ def pushes(rng, n):
     return [{k: np.array(rng.standard_normal(s), np.float32) for k, s in SHAPES.items()} for _ in range(n)]
 
 
-def same(a, b):
-    for name in RULES:
+def same(a, b, names=None):
+    for name in names or RULES:
         assert a.spec(name) == b.spec(name)
         np.testing.assert_array_equal(a.pull(name), b.pull(name))
         there = b.state(name)
@@ -149,6 +150,54 @@ def test_a_part_and_files_of_others(store, tmp_path):
     with pytest.raises(fastps.UnknownTensorError):
         fastps.checkpoint.save(store, path, ["z"])
     assert list(load_file(path)) == ["y"]
+    store.register("tensor", np.zeros(2, np.float32), optimizer=fastps.SGD())
+    fastps.checkpoint.save(store, path, "tensor")
+    assert list(load_file(path)) == ["tensor"]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        fastps.Adagrad(lr=0.1, initial_accumulator_value=0.5),
+        fastps.Adam(lr=0.1),
+        fastps.Ftrl(),
+        fastps.SGD(lr=0.1, momentum=0.9),
+    ],
+    ids=lambda rule: type(rule).__name__,
+)
+def test_a_file_of_values_alone_begins_with_a_new_state(ps, rng, tmp_path, rule):
+    path, name = tmp_path / "a.safetensors", "w"
+    initial = rng.standard_normal((3, 100_000)).astype(np.float32)
+    save_file({name: initial}, path)
+    with fastps.Store() as fresh:
+        fresh.register(name, initial, optimizer=rule)
+        ps.register(name, np.zeros_like(initial), optimizer=rule)
+        ps.push(name, np.ones_like(initial))
+        assert fastps.checkpoint.load(ps, path, optimizer=rule) == [name]
+        same(ps, fresh, [name])
+
+
+def test_a_file_that_says_its_optimizers_takes_no_other(store, tmp_path):
+    path = tmp_path / "a.safetensors"
+    store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD())
+    fastps.checkpoint.save(store, path)
+    with pytest.raises(fastps.ConfigError, match="says its optimizers itself"):
+        fastps.checkpoint.load(store, path, optimizer=fastps.Adam())
+
+
+def test_a_file_with_nan_changes_nothing(store, tmp_path):
+    path = tmp_path / "a.safetensors"
+    save_file({"a": np.ones(2, np.float32), "b": np.array([1, np.nan], np.float32)}, path)
+    with pytest.raises(fastps.NonFiniteError, match="'b'"):
+        fastps.checkpoint.load(store, path, optimizer=fastps.SGD())
+    assert store.names() == []
+
+
+def test_without_safetensors_it_says_what_is_missing(store, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    for call in (fastps.checkpoint.save, fastps.checkpoint.load):
+        with pytest.raises(ImportError, match="pip install safetensors"):
+            call(store, tmp_path / "a.safetensors")
 
 
 def test_what_does_not_fit_changes_nothing(store, tmp_path):

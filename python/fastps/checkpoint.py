@@ -2,7 +2,7 @@
 
 Each tensor is under its name, and each slot of its optimizer beside it, as ``w.exp_avg`` (the names that
 ``fastps checkpoint export --state`` gives them, too); optimizers and step counts are in the file's metadata.
-Any reader of safetensors opens it. Needs the package ``safetensors`` (``pip install 'fastps[checkpoint]'``).
+Any reader of safetensors opens it. Needs the package ``safetensors`` (``pip install safetensors``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 from fastps import optim
 from fastps._files import replaced
 from fastps._types import File
-from fastps.errors import ConfigError, DTypeError
-from fastps.store import ParameterServer, TensorSpec
+from fastps.errors import ConfigError, DTypeError, NonFiniteError
+from fastps.store import ParameterServer, Store, TensorSpec
 
 __all__ = ["load", "save"]
 
@@ -34,10 +34,11 @@ def save(ps: ParameterServer, path: File, names: Iterable[str] | None = None) ->
     Args:
         ps: `fastps.Store` or what `fastps.connect` returns.
         path: The file, replaced if it exists.
-        names: Which tensors; None: all.
+        names: Which tensors, or which one; None: all.
 
     Raises:
         UnknownTensorError: There is no tensor of such a name.
+        ImportError: The package ``safetensors`` is not installed.
         OSError: The file cannot be written.
 
     >>> import fastps.checkpoint, tempfile
@@ -52,9 +53,8 @@ def save(ps: ParameterServer, path: File, names: Iterable[str] | None = None) ->
     >>> other.pull("w"), other.state("w")["step"]
     (array([-0.5, -0.5], dtype=float32), array([1]))
     """
-    from safetensors.numpy import save_file
-
-    chosen = ps.names() if names is None else list(names)
+    write = _safetensors().numpy.save_file
+    chosen = ps.names() if names is None else [names] if isinstance(names, str) else list(names)
     arrays = ps.pull(chosen)
     tensors: dict[str, Any] = {}
     for name in chosen:
@@ -76,7 +76,7 @@ def save(ps: ParameterServer, path: File, names: Iterable[str] | None = None) ->
         }
     about = {_KEY: json.dumps({"format": _FORMAT, "tensors": tensors})}
     with replaced(path) as unfinished:
-        save_file(arrays, unfinished, about)
+        write(arrays, unfinished, about)
 
 
 def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = None) -> list[str]:
@@ -85,24 +85,26 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
     Args:
         ps: `fastps.Store` or what `fastps.connect` returns.
         path: A file of `save`, or any safetensors file of float32 tensors.
-        optimizer: For a file that says none; its tensors then begin without optimizer state.
+        optimizer: For a file that says none, and only for such; its tensors then begin with a new
+            optimizer's state, those that were there before, too.
 
     Returns:
         The names of the file's tensors.
 
     Raises:
         DTypeError: A tensor is not float32; nothing was changed.
-        ConfigError: The file says no optimizer and none was given, it is of a later version, or a tensor
-            exists with another shape or optimizer. Nothing was changed.
+        NonFiniteError: A value is NaN or infinite; nothing was changed.
+        ConfigError: The file says no optimizer and none was given, it says its own and one was given, it is
+            of a later version, or a tensor exists with another shape or optimizer. Nothing was changed.
         OSError: The file cannot be read.
+        ImportError: The package ``safetensors`` is not installed.
     """
-    from safetensors import SafetensorError, safe_open
-
+    library = _safetensors()
     try:
-        with safe_open(path, framework="np") as file:
+        with library.safe_open(path, framework="np") as file:
             about = (file.metadata() or {}).get(_KEY)
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
+    except library.SafetensorError as error:
         raise ConfigError(f"{os.fspath(path)} is no whole safetensors file: {error}") from error
     for key, array in arrays.items():
         if array.dtype != np.float32:
@@ -112,9 +114,22 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
                 expected="float32",
                 got=str(array.dtype),
             )
+        if not np.isfinite(array).all():
+            raise NonFiniteError(
+                f"tensor {key!r} of {os.fspath(path)} has a value that is NaN or infinite",
+                tensor=key,
+                expected="finite values",
+            )
     tensors: dict[str, dict[str, Any]] = {}
     if about is None:
         specs = _plain(path, arrays, optimizer)
+    elif optimizer is not None:
+        expected, got = "no optimizer=", str(optimizer)
+        raise ConfigError(
+            f"{os.fspath(path)} says its optimizers itself: expected {expected}, got {got}",
+            expected=expected,
+            got=got,
+        )
     else:
         try:
             specs, tensors = _said(path, json.loads(about), arrays)
@@ -138,7 +153,24 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
         if name in tensors:
             slots = {slot: arrays[key] for slot, key in tensors[name]["slots"].items()}
             ps.load_state(name, {**slots, "step": tensors[name]["steps"]})
+        elif name in present:
+            ps.load_state(name, _new_state(ps.spec(name), arrays[name]))
     return list(specs)
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.numpy
+    except ImportError as error:
+        raise ImportError("fastps.checkpoint needs safetensors: pip install safetensors") from error
+    return safetensors
+
+
+def _new_state(spec: TensorSpec, values: Any) -> dict[str, Any]:
+    """The state that a tensor begins with."""
+    with Store() as store:
+        store.register(spec.name, values, spec.optimizer)
+        return store.state(spec.name)
 
 
 def _plain(path: File, arrays: dict[str, Any], optimizer: optim.Optimizer | None) -> dict[str, TensorSpec]:
