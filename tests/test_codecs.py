@@ -144,8 +144,15 @@ def test_decode_refuses_other_lengths(codec):
     for wrong, n in ((body[:-1], 100), (body + b"\0", 100), (body, 110), (body, 90), (b"", 1), (body, 2**60)):
         with pytest.raises(fastps.FrameError):
             codec.decode(wrong, n)
-    with pytest.raises(OverflowError):
-        codec.decode(body, -1)
+    for n in (-1, 1.5, 2**64):
+        with pytest.raises(fastps.ConfigError, match="invalid n"):
+            codec.decode(body, n)
+
+
+@pytest.mark.parametrize("name", ["first_element", "sequence"])
+def test_encode_refuses_negative_numbers(name):
+    with pytest.raises(fastps.ConfigError, match=name):
+        fastps.Int8(stochastic=True).encode(golden_input(64), **{name: -8})
 
 
 def test_decode_refuses_what_no_encoder_writes():

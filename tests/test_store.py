@@ -191,6 +191,11 @@ def test_state_round_trip(ps):
         {"step": 1},
         {**state, "sum": state["exp_avg"]},
         {**state, "step": -1},
+        {**state, "step": "a"},
+        {**state, "step": None},
+        {**state, "step": np.nan},
+        {**state, "step": 2**64},
+        {**state, "step": 2.0**64},
         {**state, "step": [1, 2]},
     ):
         with pytest.raises(fastps.ConfigError):
@@ -278,6 +283,22 @@ def test_wrong_arguments(w):
     ):
         with pytest.raises(fastps.ConfigError):
             call()
+
+
+@pytest.mark.parametrize("number", [-1, 2**64, 1.5])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (fastps.Store, "threads"),
+        (fastps.Store, "memory_limit"),
+        (fastps.serve, "shards"),
+        (fastps.serve, "memory_limit"),
+        (fastps.serve, "keep"),
+    ],
+)
+def test_numbers_that_are_none(make, name, number):
+    with pytest.raises(fastps.ConfigError, match=f"invalid {name}: expected an integer from 0"):
+        make(**{name: number})
 
 
 def test_check_finite_can_be_skipped():

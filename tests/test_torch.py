@@ -683,8 +683,6 @@ def test_a_state_of_other_groups_changes_nothing(store):
     assert ours.stats()["steps"] == 1
 
 
-
-
 # -- several workers -----------------------------------------------------------------------------------------
 
 WORKER = """

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fastps import _fastps
+from fastps._checks import integer
 from fastps._fastps import ErrorFeedback
 from fastps._types import Array
 
@@ -40,12 +41,14 @@ class Codec:
             NonFiniteError: A value, or its sum with the residual, is NaN or infinite; `residual` is
                 unchanged.
             DTypeError, ShapeError: Not such an array.
+            ConfigError: `first_element` or `sequence` is negative, or not such an integer.
 
         >>> import numpy as np
         >>> fastps.BFloat16().encode(np.array([1.0, -2.0], np.float32)).hex()
         '803f00c0'
         """
-        return _fastps.encode(self, array, residual, first_element, sequence)
+        at = (integer("first_element", first_element), integer("sequence", sequence))
+        return _fastps.encode(self, array, residual, *at)
 
     def decode(self, body: Any, n: int) -> Array:
         """What a body of `n` elements says, as a new float32 array of shape ``(n,)``.
@@ -56,11 +59,12 @@ class Codec:
 
         Raises:
             FrameError: `body` is not a body of `n` elements.
+            ConfigError: `n` is negative, or no integer.
 
         >>> fastps.BFloat16().decode(bytes.fromhex("803f00c0"), 2)
         array([ 1., -2.], dtype=float32)
         """
-        return _fastps.decode(self, body, n)
+        return _fastps.decode(self, body, integer("n", n))
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,18 @@ Workers that join, leave or die change nothing about what an epoch is: every sam
 
 from __future__ import annotations
 
-import operator
 import secrets
 import time
 import warnings
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastps.errors import ConfigError, DeadlineError
+from fastps._checks import integer, invalid
+from fastps.errors import DeadlineError
 from fastps.store import ParameterServer
 
 __all__ = ["Indices", "Portions", "Sampler"]
@@ -88,20 +88,20 @@ class Portions:
         timeout: float | None = None,
     ) -> None:
         if not isinstance(ps, ParameterServer):
-            raise _invalid("ps", "a fastps.Store or what fastps.connect returns", ps)
+            raise invalid("ps", "a fastps.Store or what fastps.connect returns", ps)
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= 256:
-            raise _invalid("name", "1 to 256 bytes of UTF-8", name)
+            raise invalid("name", "1 to 256 bytes of UTF-8", name)
         if timeout is not None and not timeout >= 0:
-            raise _invalid("timeout", "seconds >= 0, or None", timeout)
+            raise invalid("timeout", "seconds >= 0, or None", timeout)
         self._ps = ps
-        self._n = _integer("n", n, 1, 2**62)
-        self._size = _integer("size", size, 1, 2**62)
-        self._seed = _integer("seed", seed, 0, 2**64 - 1)
+        self._n = integer("n", n, 1, 2**62)
+        self._size = integer("size", size, 1, 2**62)
+        self._seed = integer("seed", seed, 0, 2**64 - 1)
         self._name = name
         self._timeout = timeout
         self._worker = secrets.randbits(63) + 1
         self._run = 0  # the server's table; 0: not asked yet
-        self._epoch = _integer("epoch", epoch, 0, 2**62)
+        self._epoch = integer("epoch", epoch, 0, 2**62)
         self._begun = False  # has taken portions of this epoch
         self._held: int | None = None
         self._finished: int | None = None  # and the server has not heard of it
@@ -236,18 +236,3 @@ def _order(n: int, seed: int, epoch: int) -> Indices:
     """The order of an epoch, the same with every version of NumPy."""
     words = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(n)
     return np.argsort(words, kind="stable")
-
-
-def _integer(what: str, value: Any, least: int, most: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if not least <= number <= most:
-        raise _invalid(what, f"an integer from {least} to {most}", value)
-    return number
-
-
-def _invalid(what: str, expected: str, value: Any) -> ConfigError:
-    got = repr(value)
-    return ConfigError(f"invalid {what}: expected {expected}, got {got}", expected=expected, got=got)

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from fastps import _fastps
+from fastps._checks import integer, integer_or_none
 from fastps._types import File
 
 __all__ = ["Server", "serve"]
@@ -112,12 +113,12 @@ def serve(
     array([-0.5, -0.5, -0.5], dtype=float32)
     """
     native = _fastps.Server(
-        shards,
+        integer("shards", shards, 0, 2**32 - 1),
         _addresses(listen),
         _paths(listen_unix),
         _addresses(cluster),
         advertise,
-        memory_limit,
+        integer_or_none("memory_limit", memory_limit),
         lease,
         insecure,
         tls_cert,
@@ -126,7 +127,7 @@ def serve(
         spin_us,
         data_dir,
         snapshot_every,
-        keep,
+        integer("keep", keep),
         keep_for,
         copy_to,
         accept_loss,

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
 import numpy as np
 
 from fastps import _fastps
+from fastps._checks import integer_or_none
 from fastps._fastps import ErrorFeedback, Receipt, Versions
 from fastps._handles import Bound, PushHandle, PushPulled, Receipts
 from fastps._types import Array, File
@@ -466,7 +467,7 @@ class ParameterServer:
 
         Raises:
             UnknownTensorError: There is no tensor of this name.
-            ConfigError: Names are missing or too many, or ``"step"`` is not as many integers >= 0.
+            ConfigError: Names are missing or too many, or ``"step"`` is not as many integers from 0 to 2**53.
             ShapeError, DTypeError: A state tensor has not the tensor's shape, or is not float32.
             PartialPush: Some slices were, or may have been, replaced; it tells which.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
@@ -476,12 +477,12 @@ class ParameterServer:
             # Only the first step differs from the others: it fills the buffer.
             slots["step"] = int("momentum_buffer" in slots)
         steps = np.atleast_1d(np.asarray(slots.pop("step", ())))
-        if steps.ndim != 1 or steps.size == 0 or not np.all((steps >= 0) & (steps == np.floor(steps))):
-            got = repr(state.get("step"))
+        if steps.ndim != 1 or steps.size == 0 or not _are_steps(steps):
+            expected, got = "integers from 0 to 2**53", repr(state.get("step"))
             raise ConfigError(
-                f'invalid "step" in the state of tensor {name!r}: expected integers >= 0, got {got}',
+                f'invalid "step" in the state of tensor {name!r}: expected {expected}, got {got}',
                 tensor=name,
-                expected="integers >= 0",
+                expected=expected,
                 got=got,
             )
         return self._native.load_state(name, [int(s) for s in steps], slots, timeout)
@@ -582,6 +583,13 @@ def _dict(values: Any) -> dict[str, Any]:
     raise ConfigError(f"wrong argument: expected {expected}, got {got}", expected=expected, got=got)
 
 
+def _are_steps(steps: np.ndarray[Any, Any]) -> bool:
+    """Whether they are integers that a server counts to, of whatever type."""
+    if steps.dtype.kind not in "biuf":
+        return False
+    return bool(np.all((steps >= 0) & (steps <= 2**53) & (steps == np.floor(steps))))
+
+
 def _check_gradient(name: Any, grad: Any) -> None:
     """A name has an array beside it, a mapping or a bound list has none."""
     if isinstance(name, str) is (grad is not None):
@@ -629,11 +637,7 @@ class Store(ParameterServer):
         memory_limit: int | None = None,
         shared: bool = False,
     ) -> None:
-        options: dict[str, Any] = {
-            "threads": threads,
-            "memory_limit": memory_limit,
-            "check_finite": check_finite,
-        }
+        options = _options(threads, check_finite, memory_limit)
         native = _fastps.Client.store(**options, shared=shared)
         super().__init__(native, (native.address, options) if native.address else None)
         if shared:
@@ -666,11 +670,7 @@ class Store(ParameterServer):
         >>> store.pull("w")
         array([-1., -1.], dtype=float32)
         """
-        options: dict[str, Any] = {
-            "threads": threads,
-            "memory_limit": memory_limit,
-            "check_finite": check_finite,
-        }
+        options = _options(threads, check_finite, memory_limit)
         store = _attach(cls, (address, options))
         store._native = store._reach(address, options)
         return store
@@ -722,6 +722,14 @@ class Store(ParameterServer):
             )
         # By this process's address, which is there even if the one that made the store is not.
         return _attach, (type(self), (self._native.address, self._reattach[1]))
+
+
+def _options(threads: int | None, check_finite: bool, memory_limit: int | None) -> dict[str, Any]:
+    return {
+        "threads": integer_or_none("threads", threads),
+        "memory_limit": integer_or_none("memory_limit", memory_limit),
+        "check_finite": check_finite,
+    }
 
 
 #: Stores with shared memory that this process has open.
