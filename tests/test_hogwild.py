@@ -252,6 +252,20 @@ def test_arrays_that_do_not_fit_are_refused():
         model.predict_proba(X)
 
 
+@pytest.mark.parametrize("kind", [np.asarray, scipy.sparse.csr_matrix])
+@pytest.mark.parametrize("model", [HogwildClassifier, HogwildRegressor])
+def test_a_warm_start_with_other_columns_is_refused(kind, model):
+    X, y = kind(np.eye(20, 5, dtype=np.float32)), np.arange(20) % 2
+    warm = model(warm_start=True, max_iter=3, tol=None, random_state=0).fit(X, y)
+    before = warm.predict(X)
+    with pytest.raises(ValueError, match="features"):
+        warm.fit(X[:, :3], y)
+    assert warm.n_features_in_ == 5
+    np.testing.assert_array_equal(warm.predict(X), before)
+    if model is HogwildClassifier:  # other classes begin anew
+        assert warm.fit(X[:, :3], y + 1).coef_.shape == (1, 3)
+
+
 def ratings(users=120, items=80, seed=0):
     rng = np.random.default_rng(seed)
     truth = 3 + 0.5 * rng.standard_normal((users, 3)) @ rng.standard_normal((3, items))
@@ -283,6 +297,32 @@ def test_factors_predict_and_recommend():
     assert model.predict(np.array([[5000, 6000]])) == pytest.approx(model.mean_)
     with pytest.raises(ValueError, match="never seen"):
         model.recommend(5000)
+    with pytest.raises(ValueError, match="n is -1"):
+        model.recommend(0, -1)
+    for wrong in ([-1], [80], [True, False], np.zeros(80, bool), [1.0]):
+        with pytest.raises(ValueError, match="exclude is numbers of items, from 0 to 79"):
+            model.recommend(0, exclude=wrong)
+    assert len(model.recommend(0, 0)[0]) == 0
+    assert len(model.recommend(0, 100, exclude={3, 79})[0]) == 78
+
+
+def test_factors_go_on_with_what_is_asked_for_now():
+    matrix = ratings()
+    model = HogwildMatrixFactorization(4, warm_start=True, max_iter=2, decay=0.5, random_state=0).fit(matrix)
+    factors = model.user_factors_
+    with pytest.raises(ValueError, match="4 factors were learned"):
+        model.set_params(rank=5).fit(matrix)
+    with pytest.raises(ValueError, match="4 factors were learned"):
+        model.partial_fit(matrix)
+    model.set_params(rank=4, learning_rate=1e4)
+    for _ in range(2):
+        with np.errstate(all="ignore"), pytest.raises(ValueError, match="diverged"):
+            model.fit(matrix)
+    np.testing.assert_array_equal(model.user_factors_, factors)
+    small = model.set_params(learning_rate=1e-9).fit(matrix).user_factors_
+    np.testing.assert_allclose(small, factors, atol=1e-5)
+    large = model.set_params(learning_rate=0.05).fit(matrix).user_factors_
+    assert np.abs(large - factors).max() > 0.01
 
 
 def test_factors_are_a_scikit_learn_estimator():

@@ -122,11 +122,13 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
         return tags
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Learns from nothing, or goes on with `warm_start`. After Ctrl-C it is as far as it got."""
+        """Learns from nothing, or goes on with `warm_start`: its step, too, unless learning_rate changed.
+
+        After Ctrl-C it is as far as it got. If training diverges, it is as before the call.
+        """
         users, items, values, shape = _pairs(X, y)
         random = check_random_state(self.random_state)
-        if not (self.warm_start and hasattr(self, "user_factors_")):
-            self._begin(float(values.mean(dtype=np.float64)))
+        self._begin(float(values.mean(dtype=np.float64)), goes_on=self.warm_start)
         self._grow(shape, random)
         return self._train(users, items, values, random, self.max_iter)
 
@@ -134,18 +136,25 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
         """One epoch over these ratings, with the step where it was; new users and items are added."""
         users, items, values, shape = _pairs(X, y)
         random = check_random_state(self.random_state)
-        if not hasattr(self, "user_factors_"):
-            self._begin(float(values.mean(dtype=np.float64)))
+        self._begin(float(values.mean(dtype=np.float64)), goes_on=True)
         self._grow(shape, random)
         return self._train(users, items, values, random, 1)
 
-    def _begin(self, mean: float) -> None:
+    def _begin(self, mean: float, goes_on: bool) -> None:
         if self.rank < 1 or self.max_iter < 1 or not self.learning_rate > 0 or not self.regularization >= 0:
             raise ValueError("rank and max_iter are 1 or more, learning_rate > 0, regularization >= 0")
-        self.mean_ = mean
-        self.user_factors_ = self.item_factors_ = np.zeros((0, self.rank), np.float32)
-        self.user_biases_ = self.item_biases_ = np.zeros(0, np.float32)
-        self._step = float(self.learning_rate)
+        if not (goes_on and hasattr(self, "user_factors_")):
+            self.mean_ = mean
+            self.user_factors_ = self.item_factors_ = np.zeros((0, self.rank), np.float32)
+            self.user_biases_ = self.item_biases_ = np.zeros(0, np.float32)
+            self._began_with: float | None = None
+        if self.rank != self.user_factors_.shape[1]:
+            raise ValueError(
+                f"rank is {self.rank}, but {self.user_factors_.shape[1]} factors were learned: "
+                "fit without warm_start begins anew"
+            )
+        if self.learning_rate != self._began_with:
+            self._step = self._began_with = float(self.learning_rate)
 
     def _grow(self, shape: tuple[int, int], random: np.random.RandomState) -> None:
         """Rows for new users and items: small random factors, no bias."""
@@ -173,6 +182,7 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
         seed = seeds(random, self.shuffle)
         progress = Progress(self.verbose, self.callback, epochs)
         patience = Patience(self.tol, self.n_iter_no_change)
+        before, finite = self._step, True
         self.n_iter_ = 0
         try:
             for number in range(1, epochs + 1):
@@ -180,15 +190,18 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
                 self.n_iter_ = number
                 self._step *= self.decay
                 mse = total / max(1, done)
-                if not np.isfinite(mse):
+                finite = bool(np.isfinite(mse))
+                if not finite:
+                    self._step = before
                     raise ValueError(f"training diverged in epoch {number}: take a smaller learning_rate")
                 if progress.tell(number, mse, None, done) or patience.ends(float(np.sqrt(mse))):
                     break
         finally:
             progress.end()
-            flat_users, self.user_biases_, flat_items, self.item_biases_ = trainer.parts()
-            self.user_factors_ = flat_users.reshape(-1, self.user_factors_.shape[1])
-            self.item_factors_ = flat_items.reshape(-1, self.item_factors_.shape[1])
+            if finite:
+                flat_users, self.user_biases_, flat_items, self.item_biases_ = trainer.parts()
+                self.user_factors_ = flat_users.reshape(-1, self.user_factors_.shape[1])
+                self.item_factors_ = flat_items.reshape(-1, self.item_factors_.shape[1])
         return self
 
     def predict(self, X: Any) -> Array:
@@ -204,13 +217,22 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
         return np.asarray(self.mean_ + ratings + np.where(known[0] & known[1], products, 0), np.float32)
 
     def recommend(self, user: int, n: int = 10, *, exclude: Any = ()) -> tuple[Array, Array]:
-        """The `n` items with the highest predicted ratings, best first, and these; none of `exclude`."""
+        """The `n` items with the highest predicted ratings, best first, and these ratings.
+
+        `exclude` has the numbers of items to leave out.
+        """
         check_is_fitted(self)
         if not 0 <= user < len(self.user_biases_):
             raise ValueError(f"user {user} was never seen; users are 0 to {len(self.user_biases_) - 1}")
+        if n < 0:
+            raise ValueError(f"n is {n}; it is 0 or more")
         ratings = self.item_factors_ @ self.user_factors_[user] + self.item_biases_
         ratings += np.float32(self.mean_) + self.user_biases_[user]
-        ratings[np.asarray(list(exclude), np.intp)] = -np.inf
+        left_out = np.asarray([*exclude])
+        if left_out.size:
+            if left_out.dtype.kind not in "iu" or left_out.min() < 0 or left_out.max() >= len(ratings):
+                raise ValueError(f"exclude is numbers of items, from 0 to {len(ratings) - 1}")
+            ratings[left_out] = -np.inf
         n = min(n, int(np.isfinite(ratings).sum()))
         best = np.argpartition(-ratings, n - 1)[:n] if n else np.zeros(0, np.intp)
         best = best[np.argsort(-ratings[best], kind="stable")]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
-from sklearn.utils import check_random_state
+from sklearn.utils import check_random_state, check_X_y
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.metaestimators import available_if
@@ -364,10 +364,13 @@ class HogwildClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
         After Ctrl-C (KeyboardInterrupt) the model is as far as it got, and can be used.
         """
         self._check(partial=False)
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, order="C")
+        given = X
+        X, y = check_X_y(X, y, accept_sparse="csr", dtype=np.float32, order="C", estimator=self)
         check_classification_targets(y)
         classes = unique_labels(y)
-        if not (self.warm_start and hasattr(self, "classes_") and np.array_equal(self.classes_, classes)):
+        goes_on = self.warm_start and hasattr(self, "classes_") and np.array_equal(self.classes_, classes)
+        validate_data(self, given, y, reset=not goes_on, skip_check_array=True)
+        if not goes_on:
             self._begin(X, classes)
         self._begin_with(coef_init, intercept_init)
         return self._fit(X, y, sample_weight, self.max_iter, partial=False)
