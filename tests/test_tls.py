@@ -109,6 +109,9 @@ def test_status_over_tls(ca, capfd):
     options = [part for name, file in client.items() for part in (f"--{name.replace('_', '-')}", file)]
     with fastps.serve(**ca.server, tls_ca=ca.file) as server:
         assert main(["status", server.addresses, *options]) == 0
-        assert "handshakes_failed: 0" in capfd.readouterr().out
+        printed = capfd.readouterr().out
+        assert printed.startswith("shards:\n")
+        assert "handshakes_failed: 0" in printed
+        assert "client" not in printed
         assert main(["status", server.addresses]) == 1
         assert "this port speaks TLS" in capfd.readouterr().err

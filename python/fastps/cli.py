@@ -119,7 +119,7 @@ def _status(args: argparse.Namespace) -> int:
 
     tls = {"tls_ca": args.tls_ca, "tls_cert": args.tls_cert, "tls_key": args.tls_key}
     with fastps.connect(args.addresses, timeout=args.timeout, **tls) as ps:
-        stats = ps.stats()
+        stats = {"shards": ps.stats()["shards"]}  # of the client only what this command did
     if args.json:
         print(json.dumps(stats, default=str))
     else:
