@@ -64,5 +64,5 @@ def test_an_empty_environment_with_numpy_alone(tmp_path: Path) -> None:
     demo = subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True, timeout=120)
     assert demo.returncode == 0, demo.stdout + demo.stderr
     assert json.loads(demo.stdout.splitlines()[-1])["updates"] > 0
-    assert "fastps[demo]" in demo.stderr
+    assert "pip install rich matplotlib" in demo.stderr
     assert [path.name for path in folder.iterdir()] == ["fastps-demo"]

@@ -20,8 +20,15 @@ OWN_FILES = ("report.json", "demo.png", "shard-*.log", "worker-*.log", "worker-*
 """What a run may leave in its output folder, and the next one removes."""
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+
+
 def _at_least_one(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
     return value
@@ -35,14 +42,17 @@ def _push_every(text: str) -> int:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return value
 
 
 def _seed(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is negative")
     return value
@@ -84,7 +94,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=_seed, default=0, help="of weights, data order and noise (0)")
     group = parser.add_argument_group("output")
     group.add_argument(
-        "--out", default="fastps-demo", metavar="DIR", help="folder for all files (./fastps-demo)"
+        "--out",
+        default="fastps-demo",
+        metavar="DIR",
+        help="folder for all files (./fastps-demo); files of an earlier run there are removed",
     )
     group.add_argument(
         "--json", action="store_true", help="one JSON object as the last line; all else to stderr"

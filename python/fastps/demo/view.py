@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PLAIN_EVERY = 2.0
 """Seconds between two plain lines."""
 
-EXTRA = "pip install 'fastps[demo]'"
+EXTRA = "pip install rich matplotlib"
 
 
 class View(Protocol):
