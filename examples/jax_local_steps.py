@@ -13,6 +13,8 @@ import optax
 
 import fastps.jax
 
+if len(sys.argv) < 2:
+    sys.exit(__doc__)
 keys = jax.random.split(jax.random.key(0), 3)
 x = jax.random.uniform(keys[0], (4096, 2), minval=-1.0)
 y = jnp.sum(x**2, 1) < 0.5  # inside the circle?

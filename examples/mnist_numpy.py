@@ -16,6 +16,8 @@ import fastps
 from fastps.demo.data import load
 from fastps.demo.model import evaluate, init_params, loss_and_grads
 
+if len(sys.argv) < 2:
+    sys.exit(__doc__)
 epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
 folder = os.environ.get("FASTPS_DATA_DIR")
 data = load("mnist", f"{folder}/mnist") if folder else load("digits")

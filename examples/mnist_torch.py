@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import fastps.torch
 from fastps.demo.data import load
 
+if len(sys.argv) < 2:
+    sys.exit(__doc__)
 epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
 folder = os.environ.get("FASTPS_DATA_DIR")
 data = load("mnist", f"{folder}/mnist") if folder else load("digits")

@@ -1,6 +1,6 @@
 """A recommender: ratings as a sparse matrix, factors trained by two lock-free threads.
 
-    pip install 'fastps[sklearn]'
+    pip install '.[sklearn]'      # in the checkout
     python examples/recommender.py
 
 The ratings are made up here: 1,000 people, 400 films, 40 ratings each, from hidden tastes.

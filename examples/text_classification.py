@@ -1,6 +1,6 @@
 """Text classification with a scikit-learn pipeline, trained by two lock-free threads.
 
-    pip install 'fastps[sklearn]'
+    pip install '.[sklearn]'      # in the checkout
     python examples/text_classification.py
 
 The texts are made up here: words of two topics among words of none.

@@ -19,7 +19,7 @@ y = (x.square().sum(1) < 0.5).long()  # inside the circle?
 
 model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
 data = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
-ps = fastps.connect(sys.argv[1])
+ps = fastps.connect(sys.argv[1] if len(sys.argv) > 1 else sys.exit(__doc__))
 optimizer = fastps.torch.ParameterServerOptimizer(model.named_parameters(), ps, fastps.Adam(lr=3e-3))
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3 * len(data))
 

@@ -211,6 +211,20 @@ def test_the_mnist_example_reads_the_original_files() -> None:
     assert float(re.findall(r"epoch 1  accuracy (\S+)", output)[0]) > 0.9, output
 
 
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "example", ["jax_local_steps", "mnist_jax", "mnist_numpy", "mnist_torch", "torch_server"]
+)
+def test_an_example_without_an_address_says_how_it_is_used(example: str) -> None:
+    path = ROOT / f"examples/{example}.py"
+    done = subprocess.run(
+        [sys.executable, path], env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert f"python examples/{example}.py 127.0.0.1:7070" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_and_paths_exist(page: Path) -> None:
     text = page.read_text()
