@@ -2,7 +2,7 @@
 
 `HogwildClassifier` and `HogwildRegressor` take the arguments of scikit-learn's `SGDClassifier` and
 `SGDRegressor`; `HogwildMatrixFactorization` learns ratings. They need scikit-learn:
-`pip install fastps[sklearn]`. The method is Hogwild's (Niu et al. 2011).
+`pip install scikit-learn`. The method is Hogwild's (Niu et al. 2011).
 
 >>> from fastps.hogwild import HogwildClassifier
 >>> X, y = np.array([[-2.0, -1.0], [-1.0, -1.0], [1.0, 1.0], [2.0, 1.0]]), np.array([1, 1, 2, 2])
@@ -13,7 +13,7 @@ array([1])
 try:
     import sklearn as _sklearn
 except ImportError as _error:
-    raise ImportError("fastps.hogwild needs scikit-learn: pip install 'fastps[sklearn]'") from _error
+    raise ImportError("fastps.hogwild needs scikit-learn: pip install scikit-learn") from _error
 
 from fastps.hogwild._factorization import HogwildMatrixFactorization
 from fastps.hogwild._linear import HogwildClassifier, HogwildRegressor
