@@ -21,6 +21,7 @@ MODULES = [
     "torch",
     "worker",
     "_fastps",
+    "_parameter_server",
 ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fastps
-from fastps import store as store_module
+from fastps import _parameter_server
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -131,7 +131,7 @@ def test_a_pickled_client_connects_once_for_all_threads(server):
 def test_a_forked_shared_store_is_opened_once_for_all_threads():
     with fastps.Store(shared=True) as store:
         assert in_child(lambda: len(ids_in_four_threads(store))) == "1"
-        with store_module._reaching:  # held while the child is made
+        with _parameter_server._reaching:  # held while the child is made
 
             def child():
                 with ThreadPoolExecutor(1) as thread:

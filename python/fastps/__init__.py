@@ -18,6 +18,7 @@ from types import ModuleType as _ModuleType
 
 from fastps._fastps import ErrorFeedback, InDoubt, Receipt, Sparse, Versions, __version__
 from fastps._handles import Bound, PushHandle, PushPulled, Receipts
+from fastps._parameter_server import ParameterServer, TensorSpec, connect
 from fastps.codecs import BFloat16, Codec, Float32, Int8, OneBit
 from fastps.errors import (
     CapacityError,
@@ -45,7 +46,7 @@ from fastps.errors import (
 from fastps.modes import Async, Bounded, Hogwild, Local, Sync, WarmStart
 from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Ftrl, Optimizer, RMSprop
 from fastps.server import Server, serve
-from fastps.store import ParameterServer, Store, TensorSpec, _forked, connect
+from fastps.store import Store, _forked
 from fastps.worker import Step, Worker
 
 __all__ = [

@@ -17,9 +17,10 @@ import numpy as np
 
 from fastps import optim
 from fastps._files import replaced
+from fastps._parameter_server import ParameterServer, TensorSpec
 from fastps._types import File
 from fastps.errors import ConfigError, DTypeError, NonFiniteError
-from fastps.store import ParameterServer, Store, TensorSpec
+from fastps.store import Store
 
 __all__ = ["load", "save"]
 

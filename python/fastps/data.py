@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastps._checks import integer, invalid
+from fastps._parameter_server import ParameterServer
 from fastps.errors import DeadlineError
-from fastps.store import ParameterServer
 
 __all__ = ["Indices", "Portions", "Sampler"]
 

@@ -11,9 +11,9 @@ import torch
 from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from fastps._parameter_server import ParameterServer
 from fastps._types import File
 from fastps.errors import ConfigError
-from fastps.store import ParameterServer
 from fastps.torch.state import from_store, to_store
 
 

@@ -17,10 +17,10 @@ from torch.optim import optimizer as base
 
 from fastps import optim
 from fastps._fastps import Sparse
+from fastps._parameter_server import ParameterServer
 from fastps.codecs import Codec
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Async, Local, Mode, WarmStart
-from fastps.store import ParameterServer
 from fastps.torch._params import Entry, Filled, Gpus, by_name, rule_of_group, with_lr_of, wrong
 from fastps.worker import Step, Worker
 

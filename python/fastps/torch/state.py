@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from fastps import optim
+from fastps._parameter_server import ParameterServer
 from fastps.errors import ConfigError
-from fastps.store import ParameterServer
 from fastps.torch._params import Entry, Gpus, by_name, float32, rule_of_group, with_lr_of, wrong
 
 #: Optimizers of torch and what they are here.

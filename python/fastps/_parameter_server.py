@@ -1,0 +1,672 @@
+"""The verbs of a `ParameterServer`, and `connect`, which reaches servers."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
+
+import numpy as np
+
+from fastps import _fastps
+from fastps._fastps import ErrorFeedback, Receipt, Versions
+from fastps._handles import Bound, PushHandle, PushPulled, Receipts
+from fastps._types import Array, File
+from fastps.codecs import Codec
+from fastps.errors import ConfigError
+from fastps.optim import SGD, Optimizer
+
+__all__ = ["ParameterServer", "PushOptions", "TensorSpec", "connect"]
+
+Arrays = Mapping[str, Any]
+_Kind = TypeVar("_Kind", bound="ParameterServer")
+
+
+class PushOptions(TypedDict, total=False):
+    """How a push is made, as `ParameterServer.push` explains."""
+
+    codec: Codec | None
+    lr: float | None
+    scale: float | None
+    based_on: Versions | None
+    timeout: float | None
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a tensor is.
+
+    Attributes:
+        name: Its name, 1 to 1024 bytes of UTF-8.
+        shape: Row-major shape; ``()`` is a scalar.
+        dtype: Element type; ``"float32"``.
+        apply: ``"exact"``: one push at a time per slice, and every pull of a slice is one whole version;
+            ``"hogwild"``: no locks (Niu et al. 2011), values never tear, racing pushes to the same element
+            may overwrite each other.
+        group: What mode, quota and consistent cut attach to.
+        optimizer: The rule that gradients are applied by.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    apply: str
+    group: str
+    optimizer: Optimizer
+
+
+class ParameterServer:
+    """Parameters, wherever they lie; make one with `fastps.Store` or `fastps.connect`.
+
+    Arrays are C-contiguous float32 in host memory: NumPy arrays, anything with the buffer protocol or DLPack,
+    torch CPU tensors (detached) included. They are used in place, without a copy; leave them unchanged until
+    the call returns. Anything else raises `fastps.DTypeError` or `fastps.ShapeError`; nothing is converted
+    silently.
+
+    All verbs may be called from many threads. Each takes ``timeout``, in seconds; None means the one of
+    `connect`. After ``fork`` the child gets `fastps.ForkError`. Use it as a context manager, or call `close`.
+    """
+
+    __slots__ = ("__weakref__", "_native", "_reattach")
+
+    _native: _fastps.Client
+    #: An address and options, so that what was pickled goes there when first used; None if it cannot be.
+    _reattach: tuple[str, dict[str, Any]] | None
+
+    def __init__(self, native: _fastps.Client, reattach: tuple[str, dict[str, Any]] | None = None) -> None:
+        self._native = native
+        self._reattach = reattach
+
+    # -- tensors ---------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        name: str,
+        array: Any,
+        optimizer: Optimizer,
+        apply: Literal["exact", "hogwild"] = "exact",
+        group: str = "default",
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Creates a tensor with these values. The same spec again changes nothing: the present value is kept.
+
+        Args:
+            name: 1 to 1024 bytes of UTF-8.
+            array: Initial values; their shape is the tensor's.
+            optimizer: Such as ``fastps.Adagrad(lr=0.1)``.
+            apply: See `TensorSpec`.
+            group: See `TensorSpec`.
+
+        Raises:
+            ConfigError: The tensor exists with another spec.
+            CapacityError: It does not fit the configured memory.
+            NonFiniteError: A value is NaN or infinite.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros((2, 3), np.float32), optimizer=fastps.Adam(lr=1e-3))
+        >>> store.spec("w").shape
+        (2, 3)
+        """
+        self._native.register(name, array, optimizer, apply, group, timeout)
+
+    def unregister(self, name: str, *, timeout: float | None = None) -> None:
+        """Removes a tensor. Raises `UnknownTensorError` if there is none."""
+        self._native.unregister(name, timeout)
+
+    def names(self, *, timeout: float | None = None) -> list[str]:
+        """The names of all tensors, sorted."""
+        return self._native.names(timeout)
+
+    def spec(self, name: str, *, timeout: float | None = None) -> TensorSpec:
+        """What a tensor is. Raises `UnknownTensorError` if there is none."""
+        return TensorSpec(name, *self._native.spec(name, timeout))
+
+    def versions(self, names: str | Iterable[str] | None = None, *, timeout: float | None = None) -> Versions:
+        """The present versions of tensors: how many changes each slice has seen, its registration included.
+
+        Args:
+            names: A name, or several; None: all tensors.
+
+        Returns:
+            `Versions`: ``versions[name]`` is the least of the tensor's slices, ``versions.slices(name)`` a
+            tuple with one number per slice.
+
+        Raises:
+            UnknownTensorError: There is no tensor of such a name.
+            DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
+        """
+        if names is None:
+            names = self._native.names(timeout)
+        return self._native.versions([names] if isinstance(names, str) else list(names), timeout)
+
+    # -- push ------------------------------------------------------------------------------------------------
+
+    @overload
+    def push(self, name: str, grad: Any, **how: Unpack[PushOptions]) -> Receipt: ...
+    @overload
+    def push(self, name: Arrays | Bound, grad: None = None, **how: Unpack[PushOptions]) -> Receipts: ...
+    def push(
+        self,
+        name: str | Arrays | Bound,
+        grad: Any = None,
+        *,
+        codec: Codec | None = None,
+        lr: float | None = None,
+        scale: float | None = None,
+        based_on: Versions | None = None,
+        timeout: float | None = None,
+    ) -> Receipt | Receipts:
+        """Pushes gradients and waits until they are applied: one optimizer step of every tensor.
+
+        Args:
+            name: A tensor's name, with `grad`; or a mapping of names to gradients, sent as one list; or a
+                list made by `bind`.
+            grad: Gradient of the tensor's shape, or a `fastps.Sparse` one of some rows; a list may have both.
+            codec: How gradients travel; None is `fastps.Float32`. `fastps.OneBit` needs a bound list or a
+                `Worker`.
+            lr: Learning rate of this step, in place of the optimizers'.
+            scale: Factor on the gradients.
+            based_on: The `Versions` that a pull returned; makes the receipts tell the staleness.
+
+        Returns:
+            A `Receipt`, or a Mapping of them that owns its numbers. A receipt always means "applied".
+
+        Raises:
+            UnknownTensorError, ShapeError, DTypeError, NonFiniteError: Nothing was sent or changed.
+            ConfigError: An option is invalid, a name came without an array, or a mapping or bound list came
+                with one, or a sparse gradient for an optimizer or codec that takes none; nothing was sent
+                or changed.
+            PartialPush: Some slices were, or may have been, applied; it tells which.
+            DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
+        >>> store.push("w", np.ones(2, np.float32)).version
+        2
+        >>> store.push({"w": np.ones(2, np.float32)}, codec=fastps.Int8(), lr=1.0)["w"].version
+        3
+        """
+        _check_gradient(name, grad)
+        how = (codec, lr, scale, based_on, timeout, None)
+        if isinstance(name, str):
+            return self._native.push(name, grad, how)
+        if type(name) is Bound:
+            return Receipts(self._native.push_bound(name._native, how))
+        return Receipts(self._native.push_list(_dict(name), how))
+
+    @overload
+    def push_async(self, name: str, grad: Any, **how: Unpack[PushOptions]) -> PushHandle[Receipt]: ...
+    @overload
+    def push_async(
+        self, name: Arrays | Bound, grad: None = None, **how: Unpack[PushOptions]
+    ) -> PushHandle[Receipts]: ...
+    def push_async(
+        self,
+        name: str | Arrays | Bound,
+        grad: Any = None,
+        *,
+        codec: Codec | None = None,
+        lr: float | None = None,
+        scale: float | None = None,
+        based_on: Versions | None = None,
+        timeout: float | None = None,
+    ) -> PushHandle[Any]:
+        """Pushes without waiting. Scans the gradients now, reads them until the handle is done.
+
+        Arguments as `push`. Errors that are found at once are raised at once; later ones by the handle, and
+        where nobody asks it, by the next call on this object.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
+        >>> handle = store.push_async({"w": np.ones(2, np.float32)})
+        >>> handle.result(timeout=10)["w"].version
+        2
+        """
+        _check_gradient(name, grad)
+        how = (codec, lr, scale, based_on, timeout, None)
+        if type(name) is Bound:
+            return PushHandle(self._native.push_bound_async(name._native, how, True), None)
+        if isinstance(name, str):
+            return PushHandle(self._native.push_list_async({name: grad}, how, True, False), name)
+        return PushHandle(self._native.push_list_async(_dict(name), how, True, False), None)
+
+    def push_pull(
+        self,
+        name: str | Arrays | Bound,
+        grad: Any = None,
+        *,
+        out: Any = None,
+        codec: Codec | None = None,
+        lr: float | None = None,
+        scale: float | None = None,
+        based_on: Versions | None = None,
+        timeout: float | None = None,
+    ) -> PushPulled:
+        """Pushes, and pulls the same tensors in the same round trip: the values contain the push.
+
+        Arguments as `push`; `out` as in `pull`.
+
+        Returns:
+            A `PushPulled`, ``(values, receipts, versions)``: for one name an ndarray and a `Receipt`, for a
+            mapping or a bound list a dict and a Mapping of them; and the `Versions` of the values, the base
+            of later pushes.
+
+        Raises:
+            UnknownTensorError, ShapeError, DTypeError, NonFiniteError, ConfigError: As `push` does, and for
+                an `out` that does not fit; nothing was sent or changed.
+            PartialPush: Some slices were, or may have been, applied; it tells which.
+            DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
+        >>> values, receipt, versions = store.push_pull("w", np.ones(2, np.float32))
+        >>> values, receipt.version, versions["w"]
+        (array([-0.5, -0.5], dtype=float32), 2, 2)
+        """
+        _check_gradient(name, grad)
+        how = (codec, lr, scale, based_on, timeout, None)
+        if isinstance(name, str):
+            into = None if out is None else {name: out}
+            values, receipts, versions = self._native.push_pull({name: grad}, into, how)
+            return PushPulled(values[name], receipts.at(name), versions)
+        into = None if out is None else _dict(out)
+        if type(name) is Bound:
+            values, receipts, versions = self._native.push_pull_bound(name._native, into, how)
+        else:
+            values, receipts, versions = self._native.push_pull(_dict(name), into, how)
+        return PushPulled(values, Receipts(receipts), versions)
+
+    def bind(
+        self,
+        grads: Arrays,
+        *,
+        codec: Codec | None = None,
+        feedback: ErrorFeedback | None = None,
+        timeout: float | None = None,
+    ) -> Bound:
+        """Looks up and pins the memory of gradients that will be pushed again and again.
+
+        Args:
+            grads: Names to arrays; keep filling these same arrays.
+            codec: As in `push`, for all pushes of the list.
+            feedback: Residuals to go on with (saved ones, for instance); None begins without.
+
+        Returns:
+            A `Bound` for `push`, `push_async` and `push_pull`. It owns its error feedback and admits one push
+            at a time: a second one before the first is done raises `ConfigError`.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD(lr=1.0))
+        >>> grad = np.zeros(4, np.float32)
+        >>> bound = store.bind({"w": grad}, codec=fastps.OneBit())
+        >>> grad[:] = [1, 2, -1, -2]
+        >>> store.push(bound)["w"].version, store.pull("w")
+        (2, array([-1.5, -1.5,  1.5,  1.5], dtype=float32))
+        """
+        return Bound(self._native.bind(_dict(grads), codec, feedback, timeout))
+
+    # -- pull ------------------------------------------------------------------------------------------------
+
+    @overload
+    def pull(  # type: ignore[overload-overlap]
+        self,
+        names: str,
+        *,
+        indices: Any = None,
+        out: Any = None,
+        versions: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> Array: ...
+    @overload
+    def pull(  # type: ignore[overload-overlap]
+        self,
+        names: str,
+        *,
+        indices: Any = None,
+        out: Any = None,
+        versions: Literal[True],
+        timeout: float | None = None,
+    ) -> tuple[Array, Versions]: ...
+    @overload
+    def pull(
+        self,
+        names: Iterable[str],
+        *,
+        indices: Arrays | None = None,
+        out: Arrays | None = None,
+        versions: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> dict[str, Array]: ...
+    @overload
+    def pull(
+        self,
+        names: Iterable[str],
+        *,
+        indices: Arrays | None = None,
+        out: Arrays | None = None,
+        versions: Literal[True],
+        timeout: float | None = None,
+    ) -> tuple[dict[str, Array], Versions]: ...
+    def pull(
+        self,
+        names: str | Iterable[str],
+        *,
+        indices: Any = None,
+        out: Any = None,
+        versions: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reads values. Each slice of an ``exact`` tensor is one whole version; slices may differ in theirs.
+
+        Args:
+            names: A name, or several.
+            indices: Rows to be pulled in place of the whole tensor: integers in any order, repeats included
+                (a mapping of them for several names). The value has one row for each; `out`, too.
+            out: Writable C-contiguous float32 of the tensor's shape (a mapping of them for several names) to
+                be filled in place, and returned. None makes new NumPy arrays.
+            versions: Return ``(values, versions)``; pass the latter to a later push as ``based_on``.
+
+        Returns:
+            float32 ndarray for one name, dict of them for several.
+
+        Raises:
+            UnknownTensorError, ShapeError, DTypeError, ConfigError: An index is out of range or no integer,
+                or an array does not fit.
+            DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.ones(2, np.float32), optimizer=fastps.SGD())
+        >>> values, versions = store.pull(["w"], versions=True)
+        >>> values, versions["w"]
+        ({'w': array([1., 1.], dtype=float32)}, 1)
+        >>> store.register("table", np.zeros((1000, 2), np.float32), optimizer=fastps.SGD(lr=1.0))
+        >>> receipt = store.push("table", fastps.Sparse([7, 3, 7], np.ones((3, 2), np.float32)))
+        >>> store.pull("table", indices=[7, 8])
+        array([[-2., -2.],
+               [ 0.,  0.]], dtype=float32)
+        """
+        if indices is not None:
+            return self._pull_rows(names, indices, out, versions, timeout)
+        if isinstance(names, str):
+            result: tuple[Any, Versions] = self._native.pull(names, out, timeout)
+        else:
+            result = self._native.pull_list(list(names), None if out is None else _dict(out), timeout)
+        return result if versions else result[0]
+
+    def _pull_rows(
+        self, names: str | Iterable[str], indices: Any, out: Any, versions: bool, timeout: float | None
+    ) -> Any:
+        if isinstance(names, str):
+            into = None if out is None else {names: out}
+            values, at = self._native.pull_rows({names: indices}, into, timeout)
+            return (values[names], at) if versions else values[names]
+        rows, names = _dict(indices), list(names)
+        if set(rows) != set(names):
+            expected, got = f"indices for {sorted(names)}", f"for {sorted(rows)}"
+            raise ConfigError(f"wrong indices: expected {expected}, got {got}", expected=expected, got=got)
+        into = None if out is None else _dict(out)
+        values, at = self._native.pull_rows({name: rows[name] for name in names}, into, timeout)
+        return (values, at) if versions else values
+
+    # -- values and state ------------------------------------------------------------------------------------
+
+    def assign(self, name: str, array: Any, *, timeout: float | None = None) -> Receipt:
+        """Replaces a tensor's values; no optimizer step, and the optimizer's state stays.
+
+        Args:
+            name: A tensor's name.
+            array: Its new values, of the tensor's shape. They must be finite, whatever ``check_finite`` is.
+
+        Returns:
+            A `Receipt`: every slice has these values, and its version went up by one.
+
+        Raises:
+            UnknownTensorError, ShapeError, DTypeError, NonFiniteError: Nothing was sent or changed.
+            PartialPush: Some slices were, or may have been, replaced; it tells which.
+            DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD())
+        >>> store.assign("w", np.ones(2, np.float32)).version
+        2
+        """
+        return self._native.assign(name, array, timeout)
+
+    def state(self, name: str, *, timeout: float | None = None) -> dict[str, Any]:
+        """A copy of a tensor's optimizer state, under torch's names.
+
+        Returns:
+            ``"step"``: steps taken so far, an int64 array with one number per slice; and each state tensor
+            (``"exp_avg"``, for instance), float32 of the tensor's shape.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(momentum=0.9))
+        >>> store.state("w")
+        {'step': array([0]), 'momentum_buffer': array([0., 0.], dtype=float32)}
+        """
+        state = self._native.state(name, timeout)
+        state["step"] = np.array(state["step"], np.int64)
+        return state
+
+    def load_state(self, name: str, state: Arrays, *, timeout: float | None = None) -> Receipt:
+        """Replaces a tensor's optimizer state, given as `state` returns it.
+
+        Args:
+            name: A tensor's name.
+            state: ``"step"``, one number or one per slice; and each state tensor, float32 of the tensor's
+                shape. torch's SGD counts no steps, so its state may come without ``"step"``.
+
+        Returns:
+            A `Receipt`: every slice has this state, and its version went up by one.
+
+        Raises:
+            UnknownTensorError: There is no tensor of this name.
+            ConfigError: Names are missing or too many, or ``"step"`` is not as many integers from 0 to 2**53.
+            ShapeError, DTypeError: A state tensor has not the tensor's shape, or is not float32.
+            PartialPush: Some slices were, or may have been, replaced; it tells which.
+            DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
+        """
+        slots = dict(state)
+        if "step" not in slots and isinstance(self.spec(name, timeout=timeout).optimizer, SGD):
+            # Only the first step differs from the others: it fills the buffer.
+            slots["step"] = int("momentum_buffer" in slots)
+        steps = np.atleast_1d(np.asarray(slots.pop("step", ())))
+        if steps.ndim != 1 or steps.size == 0 or not _are_steps(steps):
+            expected, got = "integers from 0 to 2**53", repr(state.get("step"))
+            raise ConfigError(
+                f'invalid "step" in the state of tensor {name!r}: expected {expected}, got {got}',
+                tensor=name,
+                expected=expected,
+                got=got,
+            )
+        return self._native.load_state(name, [int(s) for s in steps], slots, timeout)
+
+    def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """Counters since the start of this client and of each shard.
+
+        Returns:
+            ``{"client": {name: n}, "shards": [{"address": "host:port", "counters": {name: n}}, ...]}``, the
+            shards in the order of their indices; in process one shard with the address ``""``. Bytes are
+            those of gradients and values; ``"bytes_saved"`` is what a codec left out of float32.
+
+        Raises:
+            DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
+        """
+        return self._native.stats(timeout)
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def another(self) -> Self:
+        """Another client of the same parameters, with an identity of its own, as each `Worker` has one."""
+        other = object.__new__(type(self))
+        ParameterServer.__init__(other, self._native.another(), self._reattach)
+        return other
+
+    def close(self) -> None:
+        """Waits for pushes under way and ends the session; raises an error of theirs that nobody has read.
+
+        A second call does nothing; every other verb then raises `ConfigError`.
+        """
+        self._native.close()
+
+    @property
+    def transport(self) -> dict[str, str]:
+        """How each server is reached and why, by address; empty in process.
+
+        ``shm: ..``, ``unix: ..``, ``tcp: ..`` or ``tcp with TLS: ..``.
+        """
+        return dict(self._native.transport)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._native.closed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as late:  # the block's own error is the one to see
+            error.add_note(f"closing also failed: {late}")
+
+    def __getattr__(self, name: str) -> Any:
+        # Only reached when a slot is empty: a client that was pickled connects when it is first used.
+        reattach = object.__getattribute__(self, "_reattach") if name == "_native" else None
+        if reattach is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with _reaching:
+            with contextlib.suppress(AttributeError):  # another thread was here first
+                return object.__getattribute__(self, "_native")
+            self._native = self._reach(*reattach)
+            return self._native
+
+    def _reach(self, address: str, options: dict[str, Any]) -> _fastps.Client:
+        return _fastps.connect(address, **options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return attach, (type(self), self._reattach)
+
+    def __repr__(self) -> str:
+        where = "in process" if self._reattach is None else self._reattach[0]
+        return f"<fastps.{type(self).__name__} {where}>"
+
+
+#: Held while a pickled client connects: once for all its threads. A signal's handler may take it again.
+_reaching = threading.RLock()
+
+
+def attach(kind: type[_Kind], reattach: tuple[str, dict[str, Any]]) -> _Kind:
+    client = object.__new__(kind)
+    client._reattach = reattach
+    return client
+
+
+def forked() -> None:
+    """In a forked child: what has threads is gone."""
+    global _reaching
+    _reaching = threading.RLock()  # a thread that is not here may have held it
+    _fastps.forked()
+
+
+def _dict(values: Any) -> dict[str, Any]:
+    if type(values) is dict:
+        return values
+    if isinstance(values, Mapping):
+        return dict(values)
+    expected, got = "a mapping of names to arrays", type(values).__name__
+    raise ConfigError(f"wrong argument: expected {expected}, got {got}", expected=expected, got=got)
+
+
+def _are_steps(steps: np.ndarray[Any, Any]) -> bool:
+    """Whether they are integers that a server counts to, of whatever type."""
+    if steps.dtype.kind not in "biuf":
+        return False
+    return bool(np.all((steps >= 0) & (steps <= 2**53) & (steps == np.floor(steps))))
+
+
+def _check_gradient(name: Any, grad: Any) -> None:
+    """A name has an array beside it, a mapping or a bound list has none."""
+    if isinstance(name, str) is (grad is not None):
+        return
+    tensor, expected, got = None, "a tensor's name beside the array", type(name).__name__
+    if isinstance(name, str):
+        tensor, expected, got = name, "an array beside the name", "None"
+    where = "" if tensor is None else f" (tensor {tensor!r})"
+    raise ConfigError(
+        f"wrong arguments{where}: expected {expected}, got {got}", tensor=tensor, expected=expected, got=got
+    )
+
+
+def connect(
+    addresses: str | Sequence[str],
+    timeout: float = 30.0,
+    check_finite: bool = True,
+    transport: Literal["tcp", "unix", "shm"] | None = None,
+    *,
+    tls_ca: File | None = None,
+    tls_cert: File | None = None,
+    tls_key: File | None = None,
+    tls_server_name: str | None = None,
+    spin_us: int = 200,
+    ack: Literal["applied", "logged"] = "applied",
+) -> ParameterServer:
+    """Connects to the shards of a parameter server.
+
+    Args:
+        addresses: ``"host:port,host:port"`` or a list of ``"host:port"``, in any order; one is enough to find
+            the others. ``"unix:///path"`` is a server on this machine that was given this path
+            (``--listen-unix``): calls and tensors reach it there alone, without TLS. Shards that are not
+            named are reached over TCP, so name the sockets of all.
+        timeout: Seconds after which a call gives up; each verb can override it.
+        check_finite: Scan gradients for NaN and infinity before anything is sent. False saves that scan for
+            uncompressed pushes without error feedback, and only there; the servers refuse such values in any
+            case, but slices of the same push may have been applied by then (`PartialPush`).
+        transport: ``"tcp"``, ``"unix"`` or ``"shm"`` pins how gradients and values reach the servers. By
+            default a server of the same user on the same machine is reached through shared memory (where it
+            has none to give, through its Unix socket), others over TCP; `ParameterServer.transport` tells
+            which and why. ``"tcp"`` contradicts a ``"unix:///path"``.
+        spin_us: Microseconds for which a call looks for its answer before it sleeps, where that paid of late;
+            a call that sleeps takes longer, one that looks takes the core meanwhile. 0: never, at most 1 s.
+        ack: What a receipt means. ``"applied"``: the push is in the server's memory. ``"logged"``: it is also
+            in the server's log on disk (``--data-dir``), so that it outlives the server's process and
+            machine; a push then waits for the disk. Of a `hogwild` tensor only snapshots outlive the process.
+        tls_ca: Speak TLS, to servers whose certificate was signed by a CA of this PEM file.
+        tls_cert: This client's own certificate (PEM), its issuers behind it, for servers that ask for one.
+        tls_key: Its private key (PEM).
+        tls_server_name: The name in the servers' certificates, where that is not the host of their address.
+
+    Returns:
+        A `ParameterServer`, to be used as a context manager. Pickled (for ``spawn``), it connects anew when
+        first used.
+
+    Raises:
+        ConnectionLostError, DeadlineError: No server there; says where it tried.
+        PermissionDeniedError: A server's certificate is not trusted, it does not accept ours, or one
+            end speaks TLS and the other does not; a Unix socket is another user's.
+        ConfigError: An address or option is invalid, a TLS file cannot be read, or a server keeps no log for
+            ``ack="logged"``.
+    """
+    text = addresses if isinstance(addresses, str) else ",".join(addresses)
+    options: dict[str, Any] = {
+        "timeout": timeout,
+        "check_finite": check_finite,
+        "transport": transport,
+        "spin_us": spin_us,
+        "ack": ack,
+        "tls_ca": tls_ca,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "tls_server_name": tls_server_name,
+    }
+    return ParameterServer(_fastps.connect(text, **options), (text, options))
