@@ -378,6 +378,37 @@ def test_what_was_not_applied_goes_with_the_next_push_once(store, overlap):
         assert worker.stats()["acknowledged"]["s"] == 2
 
 
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_what_comes_back_meanwhile_is_pushed_with_the_step_s_own(store, rows, accumulate):
+    """Each gradient of the tensor counts once, whenever it is known that the one before was fenced."""
+    store.register("t", np.zeros((4, 3), np.float32), optimizer=fastps.SGD(lr=1.0))
+    whole = np.full((4, 3), -1, np.float32)
+    gradient = fastps.Sparse(np.arange(4), whole) if rows else whole
+    mode = fastps.Async()
+    with fastps.Worker(store, {"t": np.zeros((4, 3))}, mode=mode, accumulate=accumulate) as worker:
+        fenced = fastps.PartialPush(in_doubt=[Unsure("t", range(7), "fenced")])
+        worker._pushes._take_back({"t": gradient}, fenced)
+        for _ in range(accumulate):
+            worker.step({"t": gradient})
+        worker.flush()
+        expected = np.full(12, 1, np.float32)
+        expected[:7] += 1 / accumulate
+        np.testing.assert_array_equal(store.pull("t").reshape(-1), expected)
+
+
+def test_a_step_that_fails_over_what_came_back_is_kept_as_well(store):
+    store.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD(lr=1.0))
+    with fastps.Worker(store, {"w": np.zeros(4)}, mode=fastps.Async()) as worker:
+        doubts = [Unsure("w", range(4), "fenced"), Unsure("w", range(4), "unknown")]
+        gradient = {"w": np.full(4, -1, np.float32)}
+        worker._pushes._take_back(gradient, fastps.PartialPush(in_doubt=doubts))
+        with pytest.raises(fastps.UnknownOutcomeError):
+            worker.step(gradient)
+        worker.flush()
+        assert store.pull("w").tolist() == [2] * 4
+
+
 def test_rows_that_were_not_applied_return(store):
     store.register("t", np.zeros((4, 3), np.float32), optimizer=fastps.SGD(lr=1.0))
     with fastps.Worker(store, {"t": np.zeros((4, 3))}, mode=fastps.Async()) as worker:

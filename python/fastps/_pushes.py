@@ -101,11 +101,8 @@ class Pushes:
 
     # -- sending ---------------------------------------------------------------------------------------------
 
-    def take(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> dict[str, Any]:
-        """Looks at a step's gradients, and adds to the sum what is not pushed from where it lies.
-
-        Returns what of them is to be pushed.
-        """
+    def check(self, grads: Mapping[str, Any], lr: Rates) -> None:
+        """Raises what is wrong with a step's gradients, before one is kept or sent."""
         unknown = grads.keys() - self._params.keys()
         if unknown:
             name = min(unknown)
@@ -124,29 +121,34 @@ class Pushes:
                 expected="one gradient",
                 got="one by begin() before",
             )
-        waiting = self.sum
-        # Rows are sent from where they lie by the step that pushes, whatever the codec.
-        here = self.every == 1
-        copied = [
-            n
-            for n, g in grads.items()
-            if n in waiting.waiting or not (self.direct or (here and isinstance(g, Sparse)))
-        ]
-        if copied or isinstance(lr, Mapping):
+        # One push from where they lie looks at all of them itself before the first is sent.
+        back = self.sum.waiting or self._doubts
+        if back or isinstance(lr, Mapping) or not all(self._in_place(g) for g in grads.values()):
             for name, gradient in grads.items():
                 check(name, gradient, self._params[name], self._native.check_finite)
-        for name in copied:
-            waiting.add(name, grads[name], base)
-        return {n: waiting.waiting.get(n, g) for n, g in grads.items()}
+
+    def _in_place(self, gradient: Any) -> bool:
+        """Whether a gradient is pushed from where the caller has it."""
+        # Rows are, by the step that pushes, whatever the codec.
+        return self.direct or (self.every == 1 and isinstance(gradient, Sparse))
+
+    def add(self, grads: Mapping[str, Any], base: Versions | None) -> None:
+        """Adds a step's gradients to the sum."""
+        for name, gradient in grads.items():
+            self.sum.add(name, gradient, base)
 
     def begin(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> None:
         """Starts to push some of the coming step's gradients."""
-        self.start(self.take(grads, lr, base), lr, base)
+        self.check(grads, lr)
+        self.start(grads, lr, base)
         self._begun.update(grads)
 
-    def start(self, ready: dict[str, Any], lr: Rates, base: Versions | None) -> None:
-        """Starts to push; what cannot be sent goes with the next push."""
-        left = dict(ready)
+    def start(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> None:
+        """Starts to push gradients, each with what waits of its tensor; None: that alone.
+
+        What cannot be sent goes with the next push.
+        """
+        left = {n: g for n, g in grads.items() if g is not None}  # is not in the sum
         try:
             if not self._pushing:
                 self.finish()
@@ -154,6 +156,11 @@ class Pushes:
                 self._doubts.settle(self.sum, wait=self._mode._together)
                 self._pushing = True
             waiting = self.sum
+            for name, gradient in tuple(left.items()):
+                if name in waiting.waiting or not self._in_place(gradient):
+                    waiting.add(name, gradient, base)
+                    del left[name]
+            ready = {n: waiting.waiting.get(n, g) for n, g in grads.items()}
             summed = not self._mode._together and ready.keys() & waiting.waiting.keys()
             oldest = waiting.base if summed else base
             scale = None if self._accumulate == 1 else 1.0 / self._accumulate
@@ -181,8 +188,7 @@ class Pushes:
                 self.summed = 0
             else:
                 for name, gradient in left.items():
-                    if name not in self.sum.waiting:
-                        self.sum.add(name, gradient, base)
+                    self.sum.add(name, gradient, base)
             raise
         self.summed = 0
 
@@ -254,7 +260,7 @@ class Pushes:
         self.rest()
         if self.sum.waiting:
             try:
-                self.start(dict(self.sum.waiting), lr, base)
+                self.start(dict.fromkeys(self.sum.waiting), lr, base)
             finally:
                 self.turn()
             self.rest()
@@ -329,7 +335,7 @@ class Pushes:
 
 def _gone(names: Mapping[str, Any], left: dict[str, Any], waiting: Gradients) -> None:
     for name in names:
-        del left[name]
+        left.pop(name, None)
         waiting.waiting.pop(name, None)
 
 

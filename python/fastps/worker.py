@@ -219,14 +219,21 @@ class Worker:
         self._groups.wait(0)
         self._tally.told = (None, 0)
         k, pushes = self._steps + 1, self._pushes
-        ready = self._take(grads, lr)
+        pushing = k % pushes.every == 0
+        if self._local is not None:
+            self._step_locally(self._local, grads)
+            grads = {}
+        else:
+            pushes.check(grads, lr)
+            if not pushing:
+                pushes.add(grads, self._installed)
         self._steps, self._lr = k, lr
-        if k % pushes.every == 0 or k % self._pull_every == 0:
+        if pushing or k % self._pull_every == 0:
             self._note_lost()
         refused = False
         try:
-            if k % pushes.every == 0:
-                pushes.start({**pushes.sum.waiting, **ready}, lr, self._installed)
+            if pushing:
+                pushes.start({**dict.fromkeys(pushes.sum.waiting), **grads}, lr, self._installed)
         except Refused:
             refused = self._local is None
             raise
@@ -420,19 +427,14 @@ class Worker:
         if not self._live:
             self._installed = self._native.pull_list(self._names, self.params, None)[1]
 
-    def _take(self, grads: Mapping[str, Any], lr: Rates) -> dict[str, Any]:
-        """What of a step's gradients is to be pushed; nothing of a local one, of which the sum is."""
-        if self._local is not None:
-            waiting = self._pushes.sum
-            first = not waiting.waiting
-            own = grads if type(grads) is dict else dict(grads)
-            self._local.step(
-                own, waiting.arrays(), self._mode._local_lr or 0.0, first, self._native.check_finite
-            )
-            waiting.filled(self._installed)
-            self._pushes.summed += 1
-            return {}
-        return self._pushes.take(grads, lr, self._installed)
+    def _step_locally(self, local: _fastps.LocalSteps, grads: Mapping[str, Any]) -> None:
+        """Takes a local step; its gradients are added to the sum."""
+        waiting = self._pushes.sum
+        first = not waiting.waiting
+        own = grads if type(grads) is dict else dict(grads)
+        local.step(own, waiting.arrays(), self._mode._local_lr or 0.0, first, self._native.check_finite)
+        waiting.filled(self._installed)
+        self._pushes.summed += 1
 
     def _step_at_once(self, grads: Mapping[str, Any], lr: Rates, loss: float | None) -> bool:
         """Pushes and fetches in one call; False: something is unusual or wrong, and nothing was done."""
