@@ -409,6 +409,46 @@ def test_a_step_that_fails_over_what_came_back_is_kept_as_well(store):
         assert store.pull("w").tolist() == [2] * 4
 
 
+class Lent:
+    """Gives its memory by DLPack, and in no other way."""
+
+    def __init__(self, values):
+        self._values = values
+
+    def __dlpack__(self, **how):
+        return self._values.__dlpack__(**how)
+
+    def __dlpack_device__(self):
+        return self._values.__dlpack_device__()
+
+
+@pytest.mark.parametrize("lend", [memoryview, Lent], ids=["buffer", "dlpack"])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("long_way", [False, True])
+def test_gradients_that_are_no_arrays_return_as_well(store, lend, overlap, long_way):
+    register(store, fastps.SGD(lr=1.0))
+    refusal = fastps.UnavailableError("later")
+    partial = fastps.PartialPush(
+        refused=[("b", range(1, 3), refusal)], in_doubt=[Unsure("w", range(5), "fenced")]
+    )
+    gradients = {n: lend(np.ones(s, np.float32)) for n, s in SHAPES.items()}
+    with fastps.Worker(store, zeros(), mode=fastps.Async(overlap=overlap)) as worker:
+        if long_way:
+            worker._exchanged = None
+        worker._native = worker._pushes._native = Failing(
+            worker._native, partial, fastps.ConnectionLostError("gone")
+        )
+        for error in (fastps.PartialPush, fastps.ConnectionLostError):
+            with pytest.raises(error):
+                worker.step(gradients)
+                worker._pushes.finish()
+        worker.step({})
+        worker.flush()
+        assert store.pull("b").tolist() == [-1, -2, -2, -1]
+        assert store.pull("w").reshape(-1).tolist() == [-2] * 5 + [-1] * 10
+        assert store.pull("s") == -1
+
+
 def test_rows_that_were_not_applied_return(store):
     store.register("t", np.zeros((4, 3), np.float32), optimizer=fastps.SGD(lr=1.0))
     with fastps.Worker(store, {"t": np.zeros((4, 3))}, mode=fastps.Async()) as worker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,6 +15,14 @@ from fastps.errors import ConfigError, DTypeError, NonFiniteError, ShapeError
 __all__ = ["Gradient", "Gradients", "check", "part"]
 
 Gradient = Array | Sparse
+
+
+def whole(gradient: Any) -> Array:
+    """A gradient in any buffer or DLPack object as an array, without a copy."""
+    array: Any = np.asarray(gradient)
+    if array.dtype == object and array is not gradient and hasattr(gradient, "__dlpack__"):
+        array = np.from_dlpack(gradient)
+    return cast(Array, array)
 
 
 class Gradients:
@@ -52,7 +60,7 @@ class Gradients:
             self.waiting = {**self._arrays}
             self.base = base
 
-    def add(self, name: str, gradient: Gradient, base: Versions | None) -> None:
+    def add(self, name: str, gradient: Any, base: Versions | None) -> None:
         """Adds to what waits."""
         if not self.waiting:
             self.base = base
@@ -69,11 +77,11 @@ class Gradients:
                 )
         elif waits is None:
             array = self.waiting[name] = self.array(name)
-            array[...] = gradient
+            array[...] = whole(gradient)
         else:
-            self._whole(name)[...] += gradient
+            self._whole(name)[...] += whole(gradient)
 
-    def take_back(self, name: str, gradient: Gradient, elements: range | None = None) -> None:
+    def take_back(self, name: str, gradient: Any, elements: range | None = None) -> None:
         """Adds what a server has not applied: all of a gradient, or some of the tensor's elements."""
         if elements is not None:
             gradient = part(gradient, elements, self._params[name])
@@ -91,27 +99,27 @@ class Gradients:
         return array
 
 
-def part(gradient: Gradient, elements: range, like: Array) -> Gradient:
+def part(gradient: Any, elements: range, like: Array) -> Gradient:
     """What of a gradient lies in some of the tensor's elements, as a copy."""
-    if isinstance(gradient, np.ndarray):
-        whole = np.zeros_like(gradient)
+    if not isinstance(gradient, Sparse):
+        some = np.zeros_like(like)
         chosen = slice(elements.start, elements.stop)
-        whole.reshape(-1)[chosen] = gradient.reshape(-1)[chosen]
-        return whole
+        some.reshape(-1)[chosen] = whole(gradient).reshape(-1)[chosen]
+        return some
     indices, values = np.asarray(gradient.indices), np.array(gradient.values)
     width = like[:1].size
     at = indices.reshape(-1, 1) * width + np.arange(width)
     rows = values.reshape(len(indices), width)
     inside = (at >= elements.start) & (at < elements.stop)
     rows[~inside] = 0
-    some = inside.any(axis=1)
-    return Sparse(indices[some], values[some])
+    named = inside.any(axis=1)
+    return Sparse(indices[named], values[named])
 
 
 def check(name: str, gradient: Any, like: Array, finite: bool) -> None:
     """Raises what a push of the gradient would raise."""
     sparse = isinstance(gradient, Sparse)
-    values = np.asarray(gradient.values if sparse else gradient)
+    values = np.asarray(gradient.values) if sparse else whole(gradient)
     if values.dtype != np.float32:
         raise DTypeError(
             f"tensor {name!r}: expected float32, got {values.dtype}",

@@ -11,7 +11,7 @@ import numpy as np
 from fastps import _fastps
 from fastps._doubts import Doubts
 from fastps._fastps import ErrorFeedback, Sparse, Versions
-from fastps._gradients import Gradient, Gradients, check, part
+from fastps._gradients import Gradients, check, part
 from fastps._handles import Receipts
 from fastps._tally import Tally
 from fastps._types import Array, Rates
@@ -41,7 +41,7 @@ Refused = (NonFiniteError, ShapeError, DTypeError, ConfigError)
 class _Push:
     """A push under way, and what it reads."""
 
-    gradients: dict[str, Gradient]
+    gradients: dict[str, Any]
     flight: _fastps.PushFlight
 
 
@@ -296,7 +296,7 @@ class Pushes:
         late = any(isinstance(why, LeaseError) for _, _, why in error.refused)
         return all(stale) and not late and not error.in_doubt
 
-    def _keeps(self, gradient: Gradient) -> bool:
+    def _keeps(self, gradient: Any) -> bool:
         """Whether what was not applied goes with the next push. With error feedback the residuals have it; in
         a version each worker has one gradient, computed from the version before."""
         return not isinstance(self._mode, Sync) and (self._feedback is None or isinstance(gradient, Sparse))

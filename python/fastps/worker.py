@@ -452,7 +452,7 @@ class Worker:
         if receipts is not None:
             self._tally.acknowledge(receipts.names(), Receipts(receipts))
         elif failed is not None:
-            failed = self._pushes.not_applied({n: np.asarray(g) for n, g in grads.items()}, failed)
+            failed = self._pushes.not_applied(grads, failed)
         if failed is not None:
             raise failed
         if self._on_step is not None:
