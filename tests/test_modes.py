@@ -288,6 +288,51 @@ def test_refusals_change_nothing(ps, overlap, rates):
         assert (ps.pull("w") == -1).all()
 
 
+@pytest.mark.parametrize(
+    "mode", [fastps.Async(), fastps.Async(overlap=True), fastps.Bounded(staleness=0)], ids=str
+)
+@pytest.mark.parametrize("codec", [None, fastps.BFloat16(), fastps.Int8(), fastps.OneBit()], ids=str)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_what_is_not_finite_does_not_stay(server, mode, codec, accumulate):
+    """Nobody looks before the push: one error, and training goes on."""
+    with fastps.connect(server.addresses, check_finite=False) as ps:
+        register(ps, fastps.SGD(lr=1.0))
+        ones = {n: np.full(s, -1, np.float32) for n, s in SHAPES.items()}
+        broken = {**ones, "b": np.full(4, np.nan, np.float32)}
+        errors = 0
+        with fastps.Worker(ps, zeros(), mode=mode, codec=codec, accumulate=accumulate) as worker:
+            for grads in [broken] * accumulate + [ones] * 5 * accumulate:
+                try:
+                    worker.step(grads)
+                except (fastps.NonFiniteError, fastps.PartialPush):
+                    errors += 1
+            worker.flush()
+            assert errors == 1
+            assert worker.stats()["rejected"] == int(codec is None or accumulate == 2)
+        assert all(ps.pull(name).min() > 3.5 and ps.pull(name).max() < 7.5 for name in SHAPES)
+
+
+@pytest.mark.parametrize("codec", [None, fastps.Int8()], ids=str)
+def test_a_step_that_is_refused_leaves_the_sum_as_it_was(ps, codec):
+    ps.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD(lr=1.0))
+    ps.register("t", np.zeros((4, 2), np.float32), optimizer=fastps.RMSprop())
+    large, one = np.full(4, 3e38, np.float32), np.full(4, -(2.0**126), np.float32)
+    rows = fastps.Sparse([1], np.ones((1, 2), np.float32))
+    params = {"w": np.zeros(4), "t": np.zeros((4, 2))}
+    with fastps.Worker(ps, params, mode=fastps.Async(), codec=codec, accumulate=2) as worker:
+        worker.step({"w": large})
+        for grads in ({"w": large}, {"t": rows}, {"t": rows, "w": one}):
+            with pytest.raises((fastps.NonFiniteError, fastps.ConfigError)):
+                worker.step(grads)
+        assert worker.stats()["steps"] == 1
+        assert list(worker.state_dict()["sum"]) == ["w"]
+        assert worker.state_dict()["sum"]["w"].tolist() == large.tolist()
+        assert not worker.state_dict()["rows"]
+        worker.step({"w": one})
+        assert worker.stats()["rejected"] == 0
+    np.testing.assert_allclose(ps.pull("w"), -(large + one) / 2, rtol=1e-2)
+
+
 def test_what_a_mode_is_made_of():
     for wrong in (
         {"max_staleness": -1},

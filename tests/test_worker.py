@@ -174,6 +174,23 @@ def test_refusals_change_nothing(ps):
         assert worker.stats()["steps"] == 1
 
 
+@pytest.mark.parametrize("codec", [None, fastps.Int8()], ids=str)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_sum_that_is_not_finite_is_dropped(ps, codec, overlap):
+    register(ps, fastps.SGD(lr=1.0))
+    mode = fastps.Local(push_every=2, lr=0.0, overlap=overlap)
+    ones = {n: np.full(s, -1, np.float32) for n, s in SHAPES.items()}
+    with fastps.Worker(ps, zeros(), mode=mode, codec=codec) as worker:
+        worker.step({**ones, "b": np.full(4, 3e38, np.float32)})
+        with pytest.raises(fastps.NonFiniteError):
+            worker.step({**ones, "b": np.full(4, 3e38, np.float32)})
+        assert worker.stats()["steps"] == 2
+        assert worker.stats()["rejected"] == 1
+        for _ in range(2):
+            worker.step(ones)
+    assert [ps.pull(name).max() for name in SHAPES] == [{"b": 2}.get(name, 4) for name in SHAPES]
+
+
 def test_gradients_may_be_reused_after_the_call(ps):
     ps.register("w", np.zeros(1000, np.float32), optimizer=fastps.SGD(lr=1.0))
     gradient = {"w": np.zeros(1000, np.float32)}

@@ -12,7 +12,7 @@ from fastps._fastps import Sparse, Versions
 from fastps._types import Array
 from fastps.errors import ConfigError, DTypeError, NonFiniteError, ShapeError
 
-__all__ = ["Gradient", "Gradients", "check", "part"]
+__all__ = ["Gradient", "Gradients", "check", "finite", "part"]
 
 Gradient = Array | Sparse
 
@@ -60,6 +60,7 @@ class Gradients:
             self.waiting = {**self._arrays}
             self.base = base
 
+    @np.errstate(over="ignore", invalid="ignore")  # the push will tell
     def add(self, name: str, gradient: Any, base: Versions | None) -> None:
         """Adds to what waits."""
         if not self.waiting:
@@ -87,6 +88,21 @@ class Gradients:
             gradient = part(gradient, elements, self._params[name])
         self.add(name, gradient, None)
         self.base = None
+
+    def kept(self, name: str) -> Gradient | None:
+        """What waits of a tensor, as it stays when more is added."""
+        waits = self.waiting.get(name)
+        return waits.copy() if isinstance(waits, np.ndarray) else waits
+
+    def undo(self, before: Mapping[str, Gradient | None]) -> None:
+        """Goes back to what was `kept` before something was added."""
+        for name, waits in before.items():
+            if waits is None:
+                self.waiting.pop(name, None)
+            elif isinstance(waits, np.ndarray):
+                self.array(name)[...] = waits
+            else:
+                self.waiting[name] = waits
 
     def _whole(self, name: str) -> Array:
         waits = self.waiting.get(name)
@@ -116,8 +132,16 @@ def part(gradient: Any, elements: range, like: Array) -> Gradient:
     return Sparse(indices[named], values[named])
 
 
-def check(name: str, gradient: Any, like: Array, finite: bool) -> None:
-    """Raises what a push of the gradient would raise."""
+def finite(gradient: Any) -> bool:
+    """Whether all values are."""
+    values = np.asarray(gradient.values) if isinstance(gradient, Sparse) else whole(gradient)
+    with np.errstate(all="ignore"):
+        # The sum of what is finite is finite, nearly always.
+        return math.isfinite(values.sum()) or bool(np.isfinite(values).all())
+
+
+def check(name: str, gradient: Any, like: Array, looks: bool) -> None:
+    """Raises what a push of the gradient would raise; `looks`: also if it is not finite."""
     sparse = isinstance(gradient, Sparse)
     values = np.asarray(gradient.values) if sparse else whole(gradient)
     if values.dtype != np.float32:
@@ -142,10 +166,7 @@ def check(name: str, gradient: Any, like: Array, finite: bool) -> None:
             f"{rows.max()}",
             tensor=name,
         )
-    with np.errstate(all="ignore"):
-        # The sum of what is finite is finite, nearly always.
-        fine = not finite or math.isfinite(values.sum()) or bool(np.isfinite(values).all())
-    if not fine:
+    if looks and not finite(values):
         at = int(np.flatnonzero(~np.isfinite(values))[0])
         got = str(values.reshape(-1)[at])
         raise NonFiniteError(

@@ -11,7 +11,7 @@ import numpy as np
 from fastps import _fastps
 from fastps._doubts import Doubts
 from fastps._fastps import ErrorFeedback, Sparse, Versions
-from fastps._gradients import Gradients, check, part
+from fastps._gradients import Gradient, Gradients, check, finite, part
 from fastps._handles import Receipts
 from fastps._tally import Tally
 from fastps._types import Array, Rates
@@ -35,6 +35,9 @@ _LISTS = 32
 
 #: What is wrong with gradients as they were given: nothing was sent or changed.
 Refused = (NonFiniteError, ShapeError, DTypeError, ConfigError)
+
+#: What is refused so would be again, or by then be staler.
+_Dropped = (StalePush, LeaseError, NonFiniteError)
 
 
 @dataclass(frozen=True)
@@ -146,9 +149,10 @@ class Pushes:
     def start(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> None:
         """Starts to push gradients, each with what waits of its tensor; None: that alone.
 
-        What cannot be sent goes with the next push.
+        What cannot be sent goes with the next push, unless it is `Refused`: then the sum is as it was.
         """
         left = {n: g for n, g in grads.items() if g is not None}  # is not in the sum
+        before: dict[str, Gradient | None] = {}
         try:
             if not self._pushing:
                 self.finish()
@@ -158,6 +162,7 @@ class Pushes:
             waiting = self.sum
             for name, gradient in tuple(left.items()):
                 if name in waiting.waiting or not self._in_place(gradient):
+                    before[name] = waiting.kept(name)
                     waiting.add(name, gradient, base)
                     del left[name]
             ready = {n: waiting.waiting.get(n, g) for n, g in grads.items()}
@@ -175,12 +180,15 @@ class Pushes:
                     try:
                         push(some, how)
                     except (PartialPush, StalePush) as error:
-                        _gone(some, left, waiting)
+                        _gone(some, left, before, waiting.waiting)
                         if not self._take_back(some, error):
                             raise
                     else:
-                        _gone(some, left, waiting)
-        except Refused:
+                        _gone(some, left, before, waiting.waiting)
+        except Refused as error:
+            self.sum.undo(before)
+            if isinstance(error, NonFiniteError):
+                self._drop_broken()
             raise
         except BaseException:
             if isinstance(self._mode, Sync):  # the next gradient is of another version
@@ -191,6 +199,13 @@ class Pushes:
                     self.sum.add(name, gradient, base)
             raise
         self.summed = 0
+
+    def _drop_broken(self) -> None:
+        """Drops sums that no server will ever take."""
+        broken = [name for name, gradient in self.sum.waiting.items() if not finite(gradient)]
+        _gone(broken, self.sum.waiting)
+        self._tally.rejected += bool(broken)
+        self.summed *= bool(self.sum.waiting)
 
     def _bind(self, whole: dict[str, Any]) -> _fastps.BoundList:
         if self.direct:  # the arrays are others at every step
@@ -273,8 +288,10 @@ class Pushes:
             self._tally.rejected += 1
             return error
         # Nothing was changed anywhere.
+        broken = isinstance(error, NonFiniteError)
+        self._tally.rejected += broken
         for name, gradient in gradients.items():
-            if self._keeps(gradient):
+            if self._keeps(gradient) and not (broken and not finite(gradient)):
                 self.sum.take_back(name, gradient)
         return error
 
@@ -285,9 +302,10 @@ class Pushes:
             return True
         self._tally.acknowledge_some(error.receipts)
         stale = [isinstance(why, (StalePush, LeaseError)) for _, _, why in error.refused]
-        self._tally.rejected += any(stale)
-        for (name, elements, _), dropped in zip(error.refused, stale, strict=True):
-            if self._keeps(gradients[name]) and not dropped:
+        dropped = [isinstance(why, _Dropped) for _, _, why in error.refused]
+        self._tally.rejected += any(dropped)
+        for (name, elements, _), gone in zip(error.refused, dropped, strict=True):
+            if self._keeps(gradients[name]) and not gone:
                 self.sum.take_back(name, gradients[name], elements)
         for doubt in error.in_doubt:
             gradient, like = gradients[doubt.tensor], self._params[doubt.tensor]
@@ -333,10 +351,10 @@ class Pushes:
         self.summed = int(state["summed"])
 
 
-def _gone(names: Mapping[str, Any], left: dict[str, Any], waiting: Gradients) -> None:
+def _gone(names: Iterable[str], *places: dict[str, Any]) -> None:
     for name in names:
-        left.pop(name, None)
-        waiting.waiting.pop(name, None)
+        for place in places:
+            place.pop(name, None)
 
 
 def _parts(ready: dict[str, Any], lr: Rates) -> Iterable[tuple[float | None, dict[str, Any]]]:

@@ -17,7 +17,7 @@ class Tally:
 
     Attributes:
         lost: Acknowledged pushes that a restart of a server lost, by name.
-        rejected: Pushes of which something was too stale, and refused.
+        rejected: Pushes of which something was too stale or not finite, and was dropped.
         bytes_saved: What float32 would have needed beyond the encoded gradients.
         told: Staleness and bytes of what was acknowledged in this step, as `Step` has them.
     """

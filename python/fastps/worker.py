@@ -206,7 +206,8 @@ class Worker:
 
         Raises:
             NonFiniteError, ShapeError, DTypeError, ConfigError: The gradients are not such; nothing was
-                changed.
+                changed. Two that add up to what is not finite, and those that servers refuse as such because
+                they were not looked at before (``check_finite=False``), were taken and are dropped.
             DeadlineError: The others did not come in time; says who is there, or who is behind.
             LeaseError: The worker was silent for longer than its lease, so others went on without it; its
                 gradients were dropped. It has its place again, and new values.
@@ -373,8 +374,8 @@ class Worker:
             those are gone since a server was started anew, by name (a worker counts what others raise as
             `VersionsLost`, and gives a `RuntimeWarning`); ``bytes_pushed``: bytes of encoded gradients;
             ``bytes_saved``: what float32 would have needed beyond that; ``rejected``: pushes of which
-            something was too stale and refused; ``scaled``: pushes of which something counted less for that;
-            ``staleness``: histogram as a dict from staleness (largest of a push's
+            something was too stale or not finite, and was dropped; ``scaled``: pushes of which something
+            counted less, being stale; ``staleness``: histogram as a dict from staleness (largest of a push's
             tensors) to pushes; ``staleness_p50``, ``staleness_p99``: None before the first push.
         """
         self._note_lost()
