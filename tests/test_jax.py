@@ -102,6 +102,15 @@ def test_types(store):
         fastps.jax.flatten({"a": {"b": jnp.ones(1)}, "a/b": jnp.ones(1)})
 
 
+def test_rates_are_jax_s_numbers(store):
+    params = {"w": jnp.zeros(2)}
+    fastps.jax.register(store, params, fastps.SGD(lr=1.0))
+    with fastps.jax.Worker(store, params, mode=fastps.Async()) as worker:
+        for lr in (jnp.float32(0.5), optax.constant_schedule(0.5)(0), {"w": jnp.float32(0.5)}):
+            worker.step({"w": jnp.ones(2)}, lr=lr)
+    assert store.pull("w").tolist() == [-1.5] * 2
+
+
 def test_local_steps_by_optax(ps):
     """Each worker takes steps of its own, and pushes how far it came (as the example does)."""
     params = model()

@@ -288,6 +288,62 @@ def test_refusals_change_nothing(ps, overlap, rates):
         assert (ps.pull("w") == -1).all()
 
 
+@pytest.mark.parametrize("codec", [None, fastps.Int8()], ids=str)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_nothing_of_a_step_is_pushed_if_another_push_of_it_is_refused(ps, codec, accumulate):
+    register(ps, fastps.SGD(lr=1.0))
+    ps.register("t", np.zeros((4, 3), np.float32), optimizer=fastps.SGD(lr=1.0))
+    rows = fastps.Sparse([1], np.ones((1, 3), np.float32))
+    params, large = {**zeros(), "t": np.zeros((4, 3))}, np.full(4, 3e38, np.float32)
+    refused = [
+        ({"t": rows, "b": np.full(4, np.nan, np.float32)}, None),
+        ({"t": rows, "b": np.ones(5, np.float32)}, None),
+        ({"t": rows, "b": large}, None),
+        ({"s": np.float32(1), "b": large}, {"s": 1.0, "b": 2.0}),
+        ({"s": np.float32(1), "b": large}, {"s": 1.0, "b": 1e300}),
+    ]
+    if accumulate == 1 and codec is None:
+        refused.append(({"s": np.float32(1), "b": np.ones(8, np.float32)[::2]}, {"s": 1.0, "b": 2.0}))
+    with fastps.Worker(ps, params, fastps.Async(), codec, accumulate=accumulate) as worker:
+        if accumulate == 2:
+            worker.step({"b": large})
+        for k, (grads, lr) in enumerate(refused):
+            if accumulate == 2 or k not in (2, 3):  # nothing to overflow with
+                with pytest.raises((fastps.ConfigError, fastps.ShapeError, fastps.NonFiniteError)):
+                    worker.step(grads, lr=lr)
+        assert worker.stats()["steps"] == accumulate - 1
+        assert not any(p.any() for p in ps.pull(params).values())
+
+
+@pytest.mark.parametrize(
+    "rate", [np.float32(0.5), np.float64(0.5), np.array(0.5), 0.5, {"b": np.float32(0.5)}], ids=repr
+)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_rates_are_numbers_of_any_kind(ps, rate, overlap):
+    register(ps, fastps.SGD(lr=1.0))
+    with fastps.Worker(ps, zeros(), mode=fastps.Async(overlap=overlap)) as worker:
+        worker.step({"b": np.ones(4, np.float32)}, lr=rate)
+        worker.flush()
+        assert ps.pull("b").tolist() == [-0.5] * 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [True, np.True_, "1", b"1", -1, np.nan, 1e300, [1.0], np.ones(2), pytest.param(10**400, id="huge")],
+)
+def test_rates_that_are_none(store, wrong):
+    register(store, fastps.SGD(lr=1.0))
+    with fastps.Worker(store, zeros(), mode=fastps.Async()) as worker:
+        for lr in (wrong, {"b": wrong}):
+            with pytest.raises(fastps.ConfigError) as caught:
+                worker.step({"b": np.ones(4, np.float32)}, lr=lr)
+            assert caught.value.expected == "a finite number >= 0 (as float32)"
+        with pytest.raises(fastps.ConfigError) as caught:
+            worker.step({"b": np.ones(4, np.float32)}, lr={"typo": 1.0})
+        assert caught.value.tensor == "typo"
+        assert worker.stats()["steps"] == 0
+
+
 @pytest.mark.parametrize(
     "mode", [fastps.Async(), fastps.Async(overlap=True), fastps.Bounded(staleness=0)], ids=str
 )

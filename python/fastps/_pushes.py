@@ -126,14 +126,10 @@ class Pushes:
             )
         # One push from where they lie looks at all of them itself before the first is sent.
         back = self.sum.waiting or self._doubts
-        if back or isinstance(lr, Mapping) or not all(self._in_place(g) for g in grads.values()):
+        rows = any(isinstance(g, Sparse) for g in grads.values())
+        if back or rows or isinstance(lr, Mapping) or not self.direct:
             for name, gradient in grads.items():
                 check(name, gradient, self._params[name], self._native.check_finite)
-
-    def _in_place(self, gradient: Any) -> bool:
-        """Whether a gradient is pushed from where the caller has it."""
-        # Rows are, by the step that pushes, whatever the codec.
-        return self.direct or (self.every == 1 and isinstance(gradient, Sparse))
 
     def add(self, grads: Mapping[str, Any], base: Versions | None) -> None:
         """Adds a step's gradients to the sum."""
@@ -160,8 +156,11 @@ class Pushes:
                 self._doubts.settle(self.sum, wait=self._mode._together)
                 self._pushing = True
             waiting = self.sum
+            # Rows are sent from where they lie by the step that pushes, whatever the codec.
+            here = self.every == 1
             for name, gradient in tuple(left.items()):
-                if name in waiting.waiting or not self._in_place(gradient):
+                in_place = self.direct or (here and isinstance(gradient, Sparse))
+                if name in waiting.waiting or not in_place:
                     before[name] = waiting.kept(name)
                     waiting.add(name, gradient, base)
                     del left[name]
@@ -169,22 +168,28 @@ class Pushes:
             summed = not self._mode._together and ready.keys() & waiting.waiting.keys()
             oldest = waiting.base if summed else base
             scale = None if self._accumulate == 1 else 1.0 / self._accumulate
+            pushes: list[tuple[dict[str, Any], Any, _fastps.BoundList | None]] = []
             for rate, part_of in _parts(ready, lr):
                 how = (None, rate, scale, oldest, None, self._mode._correction())
                 rows = {n: g for n, g in part_of.items() if isinstance(g, Sparse)}
                 whole = {n: g for n, g in part_of.items() if not isinstance(g, Sparse)}
-                # Rows first, since not every optimizer takes them.
-                for some, push in ((rows, self._push_rows), (whole, self._push_whole)):
-                    if not some:
-                        continue
-                    try:
-                        push(some, how)
-                    except (PartialPush, StalePush) as error:
-                        _gone(some, left, before, waiting.waiting)
-                        if not self._take_back(some, error):
-                            raise
-                    else:
-                        _gone(some, left, before, waiting.waiting)
+                if rows:  # first, since not every optimizer takes them
+                    pushes.insert(0, (rows, how, None))
+                if whole:
+                    pushes.append((whole, how, self._bind(whole)))
+            if len(pushes) > 1:  # none is sent if a sum would be refused
+                for name, waits in before.items():
+                    if waits is not None:
+                        check(name, ready[name], self._params[name], self._native.check_finite)
+            for some, how, bound in pushes:
+                try:
+                    self._push(some, how, bound)
+                except (PartialPush, StalePush) as error:
+                    _gone(some, left, before, waiting.waiting)
+                    if not self._take_back(some, error):
+                        raise
+                else:
+                    _gone(some, left, before, waiting.waiting)
         except Refused as error:
             self.sum.undo(before)
             if isinstance(error, NonFiniteError):
@@ -217,17 +222,17 @@ class Pushes:
             lists[names] = self._native.bind(whole, self._codec, self._feedback, None)
         return lists[names]
 
-    def _push_whole(self, whole: dict[str, Any], how: Any) -> None:
-        flight = self._native.push_bound_async(self._bind(whole), how, False)
-        self._under_way.append(_Push(whole, flight))
-
-    def _push_rows(self, rows: dict[str, Any], how: Any) -> None:
-        if isinstance(self._mode, Sync):
+    def _push(self, some: dict[str, Any], how: Any, bound: _fastps.BoundList | None) -> None:
+        """Pushes gradients of one kind: whole ones, which are bound, or rows."""
+        if bound is not None:
+            flight = self._native.push_bound_async(bound, how, False)
+        elif isinstance(self._mode, Sync):
             # The version of each slice waits for everyone's rows, also if they are none.
-            flight = self._native.push_list_async(rows, how, False, True)
-            self._under_way.append(_Push(rows, flight))
+            flight = self._native.push_list_async(some, how, False, True)
+        else:
+            self._tally.acknowledge(tuple(some), Receipts(self._native.push_list(some, how)))
             return
-        self._tally.acknowledge(tuple(rows), Receipts(self._native.push_list(rows, how)))
+        self._under_way.append(_Push(some, flight))
 
     def turn(self) -> None:
         """What is under way is left alone until it is done; the other sum is filled."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +21,7 @@ from fastps._types import Array, File, Rates
 from fastps.codecs import Codec, Float32
 from fastps.errors import ConfigError, DeadlineError, LeaseError, PartialPush
 from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
-from fastps.modes._checks import at_least
+from fastps.modes._checks import as_rate, at_least
 from fastps.store import ParameterServer, Store
 
 __all__ = ["Step", "Worker"]
@@ -214,7 +213,7 @@ class Worker:
             FastpsError: A push or fetch failed. The step itself was taken; what was refused goes with the
                 next push (with `fastps.Sync` it is dropped: the next gradient is of another version).
         """
-        _check_rates(lr)
+        lr = _rates(lr, self.params)
         if self._step_at_once(grads, lr, loss):
             return
         self._groups.wait(0)
@@ -267,7 +266,7 @@ class Worker:
                 expected="another mode than fastps.Local",
                 got=repr(self.mode),
             )
-        _check_rates(lr)
+        lr = _rates(lr, self.params)
         self._pushes.begin(grads, lr, self._installed)
 
     def flush(self) -> None:
@@ -523,12 +522,19 @@ def _check_hogwild(ps: ParameterServer, params: Iterable[str]) -> None:
             )
 
 
-def _check_rates(lr: Rates) -> None:
-    rates = lr.values() if isinstance(lr, Mapping) else () if lr is None else (lr,)
-    for rate in rates:
-        if not isinstance(rate, (int, float)) or not math.isfinite(rate) or rate < 0:
-            raise ConfigError(
-                f"invalid lr: expected a finite number >= 0, got {rate!r}",
-                expected="a finite number >= 0",
-                got=repr(rate),
-            )
+def _rates(lr: Rates, names: Mapping[str, Any]) -> Rates:
+    """Rates as floats; fails unless they are such, and of these tensors."""
+    if lr is None:
+        return None
+    if not isinstance(lr, Mapping):
+        return as_rate("lr", lr)
+    unknown = lr.keys() - names.keys()
+    if unknown:
+        name = min(unknown)
+        raise ConfigError(
+            f"invalid lr: a rate of tensor {name!r}, which the worker has not",
+            tensor=name,
+            expected=str(list(names)),
+            got=name,
+        )
+    return {name: as_rate("lr", rate) for name, rate in lr.items()}
