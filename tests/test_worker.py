@@ -1,5 +1,7 @@
 """Downpour's client: the schedule step by step, error feedback, state."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -301,6 +303,39 @@ def test_state_of_other_parameters_is_refused(store):
         pytest.raises(fastps.ConfigError),
     ):
         b.load_state_dict(a.state_dict())
+
+
+def test_state_of_another_mode_or_codec_is_refused(store):
+    """What a worker has no place for is not dropped in silence, nor are old values taken for the present."""
+    register(store, fastps.SGD(lr=1.0))
+    ones = {n: np.ones(s, np.float32) for n, s in SHAPES.items()}
+    rows = {"w": fastps.Sparse([1], np.ones((1, 5), np.float32))}
+    local, plain = fastps.Local(push_every=9, lr=0.5), fastps.Async()
+    with contextlib.ExitStack() as stack:
+
+        def worker(mode, codec=None, **how):
+            return stack.enter_context(fastps.Worker(store, zeros(), mode, codec, **how))
+
+        target, kept = worker(plain), worker(local)
+        other, coded, summing = worker(local), worker(plain, fastps.OneBit()), worker(plain, accumulate=2)
+        other.step(ones)
+        kept.step(ones)
+        coded.step(random(np.random.default_rng(1)))
+        summing.step(rows)
+        before, local_before = target.state_dict(), kept.state_dict()
+        summed = {**local_before, "rows": summing.state_dict()["rows"]}
+        reshaped = {**local_before, "params": {**local_before["params"], "w": np.zeros((5, 3), np.float32)}}
+        for error, into, state in (
+            (fastps.ConfigError, target, other.state_dict()),
+            (fastps.ConfigError, target, coded.state_dict()),
+            (fastps.ConfigError, kept, summed),
+            (fastps.ShapeError, kept, reshaped),
+            (fastps.ShapeError, target, {**before, "sum": {"w": np.zeros((5, 3), np.float32)}}),
+        ):
+            with pytest.raises(error):
+                into.load_state_dict(state)
+        assert str(target.state_dict()) == str(before)
+        assert str(kept.state_dict()) == str(local_before)
 
 
 def test_servers_that_go_away(leaving):

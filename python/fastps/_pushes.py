@@ -98,6 +98,11 @@ class Pushes:
         return self._sums[self._filling]
 
     @property
+    def keeps_residuals(self) -> bool:
+        """Whether its codec does not say everything."""
+        return self._feedback is not None
+
+    @property
     def idle(self) -> bool:
         """Whether nothing waits, is under way or in doubt."""
         return not (self._under_way or self._pushing or self._doubts or self.sum.waiting)

@@ -19,7 +19,7 @@ from fastps._pushes import Pushes, Refused
 from fastps._tally import Tally
 from fastps._types import Array, File, Rates
 from fastps.codecs import Codec, Float32
-from fastps.errors import ConfigError, DeadlineError, LeaseError, PartialPush
+from fastps.errors import ConfigError, DeadlineError, LeaseError, PartialPush, ShapeError
 from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
 from fastps.modes._checks import as_rate, at_least
 from fastps.store import ParameterServer, Store
@@ -298,25 +298,11 @@ class Worker:
         one.
 
         Raises:
-            ConfigError, ShapeError: The state is of other parameters; nothing is changed.
+            ConfigError, ShapeError: The state is of other parameters, or of another mode or codec whose state
+                this worker has no place for; nothing is changed.
         """
-        residuals, sums, params = state["residuals"], state["sum"], state["params"]
-        rows = state.get("rows", {})
-        for what, arrays in (("params", params), ("sum", sums), ("rows", rows), ("residuals", residuals)):
-            other = set(arrays) - set(self.params)
-            if what == "params" and self._local is not None:
-                other = set(arrays) ^ set(self.params)
-            sizes = what == "rows" or all(
-                np.size(a) == self.params[n].size for n, a in arrays.items() if n in self.params
-            )
-            if other or not sizes:
-                raise ConfigError(
-                    f"the saved {what} are of other parameters",
-                    expected=str(self._names),
-                    got=str(list(arrays)),
-                )
-        for name, (indices, values) in rows.items():
-            check(name, Sparse(indices, values), self.params[name], True)
+        params = state["params"]
+        self._check_state(params, state["sum"], state.get("rows", {}), state["residuals"])
         self._pushes.rest()
         self._fetches.clear()
         if self._local is None:
@@ -358,7 +344,7 @@ class Worker:
         Parameters and optimizer state are the server's, which may have gone on meanwhile.
 
         Raises:
-            ConfigError, ShapeError: The file is damaged or of other parameters; nothing is changed.
+            ConfigError, ShapeError: The file is damaged, or as for `load_state_dict`; nothing is changed.
             OSError: The file cannot be read.
         """
         from fastps import _worker_file
@@ -422,6 +408,35 @@ class Worker:
                 stacklevel=3,
             )
         self._tally.lost += lost
+
+    def _check_state(
+        self,
+        params: Mapping[str, Any],
+        sums: Mapping[str, Any],
+        rows: Mapping[str, Any],
+        residuals: Mapping[str, Any],
+    ) -> None:
+        """Fails unless a saved state is of these parameters, and all of it has a place."""
+        local = self._local is not None
+        for what, arrays, place in (
+            ("params", params, local),
+            ("sum", sums, True),
+            ("rows", rows, not local),
+            ("residuals", residuals, self._pushes.keeps_residuals),
+        ):
+            names = self._names if place else []
+            if set(arrays) - set(names) or (what == "params" and set(arrays) != set(names)):
+                raise ConfigError(
+                    f"the saved {what} are of other parameters, or of another mode or codec",
+                    expected=str(names),
+                    got=str(list(arrays)),
+                )
+        for name, array in (*params.items(), *sums.items()):
+            _check_shape(name, self.params[name].shape, np.shape(array))
+        for name, array in residuals.items():
+            _check_shape(name, (self.params[name].size,), np.shape(array))
+        for name, (indices, values) in rows.items():
+            check(name, Sparse(indices, values), self.params[name], True)
 
     def _fetch(self) -> None:
         if not self._live:
@@ -520,6 +535,16 @@ def _check_hogwild(ps: ParameterServer, params: Iterable[str]) -> None:
                 expected='apply="hogwild"',
                 got=f"apply={apply!r}",
             )
+
+
+def _check_shape(name: str, expected: tuple[int, ...], got: tuple[int, ...]) -> None:
+    if expected != got:
+        raise ShapeError(
+            f"tensor {name!r}: the saved values have another shape: expected {expected}, got {got}",
+            tensor=name,
+            expected=str(expected),
+            got=str(got),
+        )
 
 
 def _rates(lr: Rates, names: Mapping[str, Any]) -> Rates:
