@@ -262,6 +262,22 @@ def test_parameters_that_come_later(ps, rng):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+def test_the_first_gradient_of_what_comes_later_says_what_it_is_based_on(ps, overlap):
+    register(ps, fastps.SGD(lr=1.0))
+    ps.register("late", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
+    mode = fastps.Async(max_staleness=0, on_stale="reject", overlap=overlap)
+    with fastps.Worker(ps, zeros(), mode=mode) as worker:
+        for _ in range(2):
+            worker.step({"b": np.ones(4, np.float32)})
+        worker.add({"late": np.empty(3)})
+        ps.push("late", np.ones(3, np.float32))
+        worker.step({"late": np.ones(3, np.float32)})
+        worker.flush()
+        assert worker.stats()["rejected"] == 1
+    assert ps.pull("late").tolist() == [-1] * 3
+
+
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("rates", [None, {"w": 1.0, "b": 2.0}], ids=["one rate", "two rates"])
 def test_refusals_change_nothing(ps, overlap, rates):
     register(ps, fastps.SGD(lr=1.0))

@@ -297,6 +297,16 @@ def test_groups_are_bound_one_by_one(ps):
     assert workers_of(ps) == 0
 
 
+def test_sync_takes_on_parameters_that_come_later(ps):
+    register(ps, fastps.SGD(lr=1.0))
+    ps.register("late", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
+    with fastps.Worker(ps, zeros(), mode=fastps.Sync(workers=1)) as worker:
+        worker.step(ones(-1))
+        worker.add({"late": np.empty(3)})
+        worker.step({**ones(-1), "late": np.full(3, -1, np.float32)})
+        assert {n: p.max() for n, p in worker.params.items()} == {**dict.fromkeys(SHAPES, 2), "late": 1}
+
+
 def test_what_sync_does_not_take(ps):
     register(ps, fastps.SGD(lr=1.0))
     with pytest.raises(fastps.ConfigError, match="rank"):

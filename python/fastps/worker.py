@@ -69,8 +69,8 @@ class Worker:
         name: For people, where others wait for this worker; None: machine and process.
 
     Attributes:
-        params: Names to the worker's own float32 arrays. They change only inside `step`; treat them as
-            read-only.
+        params: Names to the worker's own float32 arrays. They change only inside `step` and `add`; treat
+            them as read-only.
         mode: As given.
 
     Raises:
@@ -160,7 +160,10 @@ class Worker:
         self._exchanged: _fastps.Exchange | None = None
 
     def add(self, params: Mapping[str, Any], *, copy: bool = True) -> None:
-        """Takes on more parameters, from the next step on. Arguments as for `Worker`; only these are pulled.
+        """Takes on more parameters, from the next step on. Arguments as for `Worker`.
+
+        With `fastps.Local` only these are pulled; with other modes all are, so that the next gradients are of
+        values that were fetched together.
 
         Raises:
             ConfigError: It has one of them already.
@@ -174,6 +177,9 @@ class Worker:
         self._pushes.finish()
         self._groups.add(params)
         self._take_on(params, copy)
+        if self._local is None:
+            self._fetches.clear()  # they know no versions of the new ones
+            self._fetch()
 
     def _take_on(self, params: Mapping[str, Any], copy: bool) -> Versions | None:
         if self._live:
