@@ -349,6 +349,35 @@ def test_arguments_out_of_range(make, expected):
     assert caught.value.expected == expected
 
 
+def test_numbers_of_any_kind_are_those_of_python():
+    two, half = np.int64(2), np.float32(0.5)
+    assert repr(
+        (
+            fastps.Sync(workers=two, backup=two),
+            fastps.Bounded(staleness=np.uint8(2)),
+            fastps.Local(two, two, lr=half),
+            fastps.WarmStart(two, fastps.Async(max_staleness=two)),
+        )
+    ) == repr(
+        (
+            fastps.Sync(workers=2, backup=2),
+            fastps.Bounded(staleness=2),
+            fastps.Local(2, 2, lr=0.5),
+            fastps.WarmStart(2, fastps.Async(max_staleness=2)),
+        )
+    )
+    for make in (
+        lambda: fastps.Local(push_every=True, lr=0.1),
+        lambda: fastps.Local(push_every=np.True_, lr=0.1),
+        lambda: fastps.Local(push_every=2.0, lr=0.1),
+        lambda: fastps.Local(lr=True),
+        lambda: fastps.Local(lr="1"),
+        lambda: fastps.Async(max_staleness=2**70),
+    ):
+        with pytest.raises(fastps.ConfigError):
+            make()
+
+
 @pytest.mark.parametrize("then", [fastps.Async(), fastps.Local(lr=0.0), fastps.Sync(workers=2)], ids=repr)
 def test_one_trains_alone_first(ps, then):
     register(ps, fastps.SGD(lr=1.0))

@@ -212,6 +212,9 @@ def test_never_registers_and_pulls_first(ps):
         fastps.Worker(ps, {"w": np.zeros(3)}, mode=fastps.Local(lr=0.1))
     with pytest.raises(fastps.ConfigError):
         fastps.Worker(ps, {"w": np.zeros(2)}, mode="local")
+    for codec in ("int8", fastps.Int8):
+        with pytest.raises(fastps.ConfigError, match="codec"):
+            fastps.Worker(ps, {"w": np.zeros(2)}, mode=fastps.Local(lr=0.1), codec=codec)
     mine = np.zeros(2, np.float32)
     with fastps.Worker(ps, {"w": mine}, mode=fastps.Local(lr=0.1)) as worker:
         assert worker.params["w"].tolist() == [1, 2]

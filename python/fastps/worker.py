@@ -21,7 +21,7 @@ from fastps._types import Array, File, Rates
 from fastps.codecs import Codec, Float32
 from fastps.errors import ConfigError, DeadlineError, LeaseError, PartialPush, ShapeError
 from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
-from fastps.modes._checks import as_rate, at_least
+from fastps.modes._checks import as_rate, at_least, invalid
 from fastps.store import ParameterServer, Store
 
 __all__ = ["Step", "Worker"]
@@ -102,15 +102,12 @@ class Worker:
         rank: int | None = None,
         name: str | None = None,
     ) -> None:
-        modes: tuple[type, ...] = (Mode,)
-        if not isinstance(mode, modes):
-            expected = "a mode, such as fastps.Async()"
-            raise ConfigError(
-                f"invalid mode: expected {expected}, got {mode!r}", expected=expected, got=repr(mode)
-            )
-        at_least(1, "accumulate", accumulate)
+        _must_be(Mode, "mode", "a mode, such as fastps.Async()", mode)
+        if codec is not None:
+            _must_be(Codec, "codec", "a codec, such as fastps.Int8()", codec)
+        accumulate = at_least(1, "accumulate", accumulate)
         if rank is not None:
-            at_least(0, "rank", rank, 2**32 - 1)
+            rank = at_least(0, "rank", rank, 2**32 - 1)
         then = mode.then if isinstance(mode, WarmStart) else mode
         if accumulate > 1 and then._local_lr is not None:
             raise ConfigError(
@@ -522,6 +519,11 @@ class Worker:
                 self._groups.wait(1)
         finally:
             self._fetch()
+
+
+def _must_be(kind: type, name: str, expected: str, value: object) -> None:
+    if not isinstance(value, kind):
+        raise invalid(name, expected, value)
 
 
 def _check_hogwild(ps: ParameterServer, params: Iterable[str]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 
 from fastps.errors import ConfigError
 
-__all__ = ["as_rate", "at_least", "flag", "invalid"]
+__all__ = ["as_rate", "at_least", "flag", "given", "invalid"]
 
 
 #: Larger numbers do not travel.
@@ -16,11 +17,16 @@ _MOST = 2**63 - 1
 _MOST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
-def at_least(least: int, name: str, value: object, most: int = _MOST) -> None:
-    """Fails unless the value is an integer that is not smaller, nor larger than anything could be."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+def at_least(least: int, name: str, value: Any, most: int = _MOST, also: str = "") -> int:
+    """The integer; fails unless it is one that is not smaller, nor larger than anything could be."""
+    try:
+        number = least - 1 if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if not least <= number <= most:
         limit = "" if most == _MOST else f" and <= {most}"
-        raise invalid(name, f"an integer >= {least}{limit}", value)
+        raise invalid(name, f"an integer >= {least}{limit}{also}", value)
+    return number
 
 
 def as_rate(name: str, value: Any) -> float:
@@ -39,6 +45,11 @@ def flag(name: str, value: object) -> None:
     """Fails unless the value is a bool."""
     if not isinstance(value, bool):
         raise invalid(name, "True or False", value)
+
+
+def given(mode: object, name: str, value: object) -> None:
+    """Sets what a frozen value was given, as the type that it has."""
+    object.__setattr__(mode, name, value)
 
 
 def invalid(name: str, expected: str, got: object) -> ConfigError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fastps.modes._checks import flag, invalid
+from fastps.modes._checks import at_least, flag, given, invalid
 from fastps.modes._mode import Mode
 
 __all__ = ["Async"]
@@ -48,10 +48,10 @@ class Async(Mode):
     overlap: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        bound = self.max_staleness
         least = 0 if self.on_stale == "reject" else 1  # times 0 would be a refusal that nobody is told
-        if bound is not None and (not isinstance(bound, int) or isinstance(bound, bool) or bound < least):
-            raise invalid("max_staleness", f"an integer >= {least}, or None", bound)
+        if self.max_staleness is not None:
+            bound = at_least(least, "max_staleness", self.max_staleness, also=", or None")
+            given(self, "max_staleness", bound)
         if self.on_stale not in ("scale", "reject"):
             raise invalid("on_stale", "'scale' or 'reject'", self.on_stale)
         for name in ("delay_adaptive", "momentum_matching", "overlap"):

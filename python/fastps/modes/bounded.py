@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fastps.modes._checks import at_least
+from fastps.modes._checks import at_least, given
 from fastps.modes._mode import Binding, Mode
 
 __all__ = ["Bounded"]
@@ -38,7 +38,7 @@ class Bounded(Mode):
     _together: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        at_least(0, "staleness", self.staleness)
+        given(self, "staleness", at_least(0, "staleness", self.staleness))
 
     def _binding(self) -> Binding:
         return "bounded", [self.staleness], []

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
-from fastps.modes._checks import at_least, invalid
+from fastps.modes._checks import as_rate, at_least, given
 from fastps.modes._mode import Mode
 
 __all__ = ["Local"]
@@ -42,9 +41,8 @@ class Local(Mode):
 
     def __post_init__(self) -> None:
         for name in ("push_every", "pull_every"):
-            at_least(1, name, getattr(self, name))
-        if not isinstance(self.lr, (int, float)) or not math.isfinite(self.lr) or self.lr < 0:
-            raise invalid("lr", "a finite number >= 0", self.lr)
+            given(self, name, at_least(1, name, getattr(self, name)))
+        given(self, "lr", as_rate("lr", self.lr))
 
     @property
     def _local_lr(self) -> float:  # type: ignore[override]

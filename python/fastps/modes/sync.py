@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fastps.modes._checks import at_least, flag, invalid
+from fastps.modes._checks import at_least, flag, given, invalid
 from fastps.modes._mode import Binding, Mode
 
 __all__ = ["Sync"]
@@ -52,8 +52,8 @@ class Sync(Mode):
     _together: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        at_least(1, "workers", self.workers, 65_536)
-        at_least(0, "backup", self.backup, 65_536)
+        given(self, "workers", at_least(1, "workers", self.workers, 65_536))
+        given(self, "backup", at_least(0, "backup", self.backup, 65_536))
         flag("deterministic", self.deterministic)
         if self.reduce not in ("mean", "sum"):
             raise invalid("reduce", "'mean' or 'sum'", self.reduce)

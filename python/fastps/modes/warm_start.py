@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fastps.modes._checks import at_least, invalid
+from fastps.modes._checks import at_least, given, invalid
 from fastps.modes._mode import Binding, Mode
 
 __all__ = ["WarmStart"]
@@ -37,7 +37,7 @@ class WarmStart(Mode):
     timeout: float = 86400.0
 
     def __post_init__(self) -> None:
-        at_least(1, "steps", self.steps)
+        given(self, "steps", at_least(1, "steps", self.steps))
         if not isinstance(self.then, Mode) or isinstance(self.then, WarmStart):
             raise invalid("then", "a mode, and not WarmStart", self.then)
         if not isinstance(self.timeout, (int, float)) or not math.isfinite(self.timeout) or self.timeout <= 0:
