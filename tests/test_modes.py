@@ -384,6 +384,19 @@ def test_what_is_not_finite_does_not_stay(server, mode, codec, accumulate):
         assert all(ps.pull(name).min() > 3.5 and ps.pull(name).max() < 7.5 for name in SHAPES)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_rows_of_another_shape_are_refused(ps, overlap, accumulate):
+    register(ps, fastps.SGD(lr=1.0))
+    mode = fastps.Async(overlap=overlap)
+    with fastps.Worker(ps, zeros(), mode=mode, accumulate=accumulate) as worker:
+        for name, row, shape in (("s", 0, ()), ("w", 3, (5,)), ("w", 0, (4,))):
+            with pytest.raises(fastps.ShapeError) as caught:
+                worker.step({name: fastps.Sparse([row], np.ones((1, *shape), np.float32))})
+            assert caught.value.tensor == name
+        assert worker.stats()["steps"] == 0
+
+
 @pytest.mark.parametrize("codec", [None, fastps.Int8()], ids=str)
 def test_a_step_that_is_refused_leaves_the_sum_as_it_was(ps, codec):
     ps.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD(lr=1.0))
@@ -421,6 +434,19 @@ def test_what_a_mode_is_made_of():
             fastps.Async(**wrong)
         assert next(iter(wrong)) in str(caught.value)
     assert fastps.Async() == fastps.Async(None, "scale", True, False)
+
+
+@pytest.mark.parametrize("mode", [fastps.Async(), fastps.Local(push_every=5, lr=1.0)], ids=str)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_closed_worker_takes_no_steps(store, mode, accumulate):
+    register(store, fastps.SGD())
+    accumulate = 1 if isinstance(mode, fastps.Local) else accumulate
+    worker = fastps.Worker(store, zeros(), mode=mode, accumulate=accumulate)
+    worker.close()
+    with pytest.raises(fastps.ConfigError, match="closed"):
+        worker.step({n: np.ones(s, np.float32) for n, s in SHAPES.items()})
+    assert not worker.params["w"].any()
+    assert worker.stats()["steps"] == 0
 
 
 def test_local_steps_are_not_pushed_ahead(store):

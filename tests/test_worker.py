@@ -287,7 +287,7 @@ def test_files_of_a_worker_s_state_that_are_damaged(store, rng, tmp_path):
         assert refused >= len(whole) // 97
         state = worker.state_dict()
         state["rows"] = {"file": (np.array([2, 9]), np.ones((2, 2), np.float32))}
-        with pytest.raises(fastps.ConfigError, match="out of range"):
+        with pytest.raises(fastps.ShapeError, match="out of range"):
             worker.load_state_dict(state)
         assert flat(worker.state_dict()) == saved
         with pytest.raises(FileNotFoundError):

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastps._fastps import Sparse, Versions
 from fastps._types import Array
-from fastps.errors import ConfigError, DTypeError, NonFiniteError, ShapeError
+from fastps.errors import DTypeError, NonFiniteError, ShapeError
 
 __all__ = ["Gradient", "Gradients", "check", "finite", "part"]
 
@@ -151,6 +151,8 @@ def check(name: str, gradient: Any, like: Array, looks: bool) -> None:
             expected="float32",
             got=str(values.dtype),
         )
+    if sparse and not like.ndim:
+        raise ShapeError(f"tensor {name!r}: a scalar has no rows to be indexed", tensor=name)
     rows = np.asarray(gradient.indices) if sparse else None
     shape = like.shape if rows is None else (rows.size, *like.shape[1:])
     if values.shape != shape:
@@ -161,10 +163,12 @@ def check(name: str, gradient: Any, like: Array, looks: bool) -> None:
             got=str(values.shape),
         )
     if rows is not None and rows.size and (rows.min() < 0 or rows.max() >= len(like)):
-        raise ConfigError(
-            f"tensor {name!r}: an index is out of range: expected 0 to {len(like) - 1}, got {rows.min()} to "
-            f"{rows.max()}",
+        expected, got = f"0 to {len(like) - 1}", f"{rows.min()} to {rows.max()}"
+        raise ShapeError(
+            f"tensor {name!r}: an index is out of range: expected {expected}, got {got}",
             tensor=name,
+            expected=expected,
+            got=got,
         )
     if looks and not finite(values):
         at = int(np.flatnonzero(~np.isfinite(values))[0])

@@ -219,6 +219,8 @@ class Worker:
         lr = _rates(lr, self.params)
         if self._step_at_once(grads, lr, loss):
             return
+        if self._ps.closed:
+            raise ConfigError("the worker is closed", expected="an open one", got="a closed one")
         self._groups.wait(0)
         self._tally.told = (None, 0)
         k, pushes = self._steps + 1, self._pushes
