@@ -563,9 +563,8 @@ def _rates(lr: Rates, names: Mapping[str, Any]) -> Rates:
         return None
     if not isinstance(lr, Mapping):
         return as_rate("lr", lr)
-    unknown = lr.keys() - names.keys()
-    if unknown:
-        name = min(unknown)
+    if not lr.keys() <= names.keys():
+        name = min(lr.keys() - names.keys())
         raise ConfigError(
             f"invalid lr: a rate of tensor {name!r}, which the worker has not",
             tensor=name,

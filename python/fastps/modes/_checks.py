@@ -31,6 +31,8 @@ def at_least(least: int, name: str, value: Any, most: int = _MOST, also: str = "
 
 def as_rate(name: str, value: Any) -> float:
     """The number as a float; fails unless it is finite and >= 0, as a float32, too."""
+    if type(value) is float and 0 <= value <= _MOST_FLOAT32:
+        return value
     number = hasattr(value, "__float__") and not isinstance(value, (bool, np.bool_))
     try:
         rate = float(value) if number else -1.0
