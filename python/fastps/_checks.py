@@ -1,28 +1,73 @@
-"""Integers from outside, before the compiled part takes them."""
+"""Arguments from outside, before anything uses them."""
 
 from __future__ import annotations
 
 import operator
 from typing import Any
 
+import numpy as np
+
 from fastps.errors import ConfigError
 
+__all__ = ["as_rate", "at_least", "flag", "given", "integer", "integer_or_none", "invalid"]
 
-def integer(what: str, value: Any, least: int = 0, most: int = 2**64 - 1) -> int:
-    """`value` as an int; ConfigError if it is none, or out of range."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if not least <= number <= most:
-        raise invalid(what, f"an integer from {least} to {most}", value)
+#: Larger numbers do not travel.
+_MOST = 2**63 - 1
+_MOST_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+def at_least(least: int, name: str, value: Any, most: int = _MOST, also: str = "") -> int:
+    """The integer; fails unless it is one that is not smaller, nor larger than anything could be."""
+    number = _index(value)
+    if number is None or not least <= number <= most:
+        limit = "" if most == _MOST else f" and <= {most}"
+        raise invalid(name, f"an integer >= {least}{limit}{also}", value)
     return number
 
 
-def integer_or_none(what: str, value: Any) -> int | None:
-    return None if value is None else integer(what, value)
+def integer(name: str, value: Any, least: int = 0, most: int = 2**64 - 1) -> int:
+    """The integer, as the compiled part takes it; fails unless it is one in this range."""
+    number = _index(value)
+    if number is None or not least <= number <= most:
+        raise invalid(name, f"an integer from {least} to {most}", value)
+    return number
 
 
-def invalid(what: str, expected: str, value: Any) -> ConfigError:
-    got = repr(value)
-    return ConfigError(f"invalid {what}: expected {expected}, got {got}", expected=expected, got=got)
+def integer_or_none(name: str, value: Any) -> int | None:
+    return None if value is None else integer(name, value)
+
+
+def as_rate(name: str, value: Any) -> float:
+    """The number as a float; fails unless it is finite and >= 0, as a float32, too."""
+    if type(value) is float and 0 <= value <= _MOST_FLOAT32:
+        return value
+    number = hasattr(value, "__float__") and not isinstance(value, (bool, np.bool_))
+    try:
+        rate = float(value) if number else -1.0
+    except (TypeError, ValueError, OverflowError):
+        rate = -1.0
+    if not 0 <= rate <= _MOST_FLOAT32:
+        raise invalid(name, "a finite number >= 0 (as float32)", value)
+    return rate
+
+
+def flag(name: str, value: object) -> None:
+    """Fails unless the value is a bool."""
+    if not isinstance(value, bool):
+        raise invalid(name, "True or False", value)
+
+
+def given(mode: object, name: str, value: object) -> None:
+    """Sets what a frozen value was given, as the type that it has."""
+    object.__setattr__(mode, name, value)
+
+
+def invalid(name: str, expected: str, got: object) -> ConfigError:
+    return ConfigError(f"invalid {name}: expected {expected}, got {got!r}", expected=expected, got=repr(got))
+
+
+def _index(value: Any) -> int | None:
+    try:
+        return None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        return None

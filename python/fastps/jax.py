@@ -27,11 +27,11 @@ import numpy as np
 
 from fastps import optim
 from fastps._handles import Receipts
+from fastps._parameter_server import ParameterServer, PushOptions
 from fastps._types import Array
 from fastps.codecs import Codec
 from fastps.errors import ConfigError, DTypeError
 from fastps.modes import Mode
-from fastps.store import ParameterServer, PushOptions
 from fastps.worker import Step
 from fastps.worker import Worker as _Worker
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from fastps import _fastps
 from fastps._checks import integer_or_none
-from fastps._parameter_server import ParameterServer, PushOptions, attach, forked
+from fastps._parameter_server import ParameterServer, attach, forked
 from fastps._types import Array
 
-__all__ = ["ParameterServer", "PushOptions", "Store"]
+__all__ = ["Store"]
 
 
 class Store(ParameterServer):

@@ -11,18 +11,19 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from fastps import _fastps
+from fastps._checks import as_rate, at_least, invalid
 from fastps._fastps import Sparse, Versions
 from fastps._gradients import check
 from fastps._groups import Groups
 from fastps._handles import Receipts
+from fastps._parameter_server import ParameterServer
 from fastps._pushes import Pushes, Refused
 from fastps._tally import Tally
 from fastps._types import Array, File, Rates
 from fastps.codecs import Codec, Float32
 from fastps.errors import ConfigError, DeadlineError, LeaseError, PartialPush, ShapeError
 from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
-from fastps.modes._checks import as_rate, at_least, invalid
-from fastps.store import ParameterServer, Store
+from fastps.store import Store
 
 __all__ = ["Step", "Worker"]
 

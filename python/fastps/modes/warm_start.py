@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fastps.modes._checks import at_least, given, invalid
+from fastps._checks import at_least, given, invalid
 from fastps.modes._mode import Binding, Mode
 
 __all__ = ["WarmStart"]

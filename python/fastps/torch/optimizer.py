@@ -165,7 +165,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 del self._entries[len(self._entries) - len(entries) :]
                 self._filled = Filled(self._entries)
                 raise
-            Filled(entries).show()
+            self._filled.show()
         if self._push_in_backward:
             for entry in entries:
                 if entry.param.requires_grad:
