@@ -33,11 +33,8 @@ pub(crate) struct Directory {
 }
 
 impl Drop for Directory {
-    /// A start that failed leaves no folder behind that looks like a shard's.
     fn drop(&mut self) {
-        if self.fresh && self.names().is_ok_and(|names| names == [LOCK]) {
-            let _ = std::fs::remove_file(self.path.join(LOCK)).and_then(|()| std::fs::remove_dir(&self.path));
-        }
+        self.release();
     }
 }
 
@@ -73,6 +70,9 @@ impl Directory {
         let options = options.read(true).write(true).create(true).truncate(false);
         let mut lock = options.open(&name).map_err(|error| fail(&error))?;
         take(&mut lock, path)?;
+        if !is_at(&lock, &name).map_err(|error| fail(&error))? {
+            return Err(Error::new(Kind::Unavailable, format!("{} was being removed", path.display())));
+        }
         // For people; the lock itself is the system's.
         let noted = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
         noted.map_err(|error| fail(&error))?;
@@ -103,9 +103,13 @@ impl Directory {
         Self { path: path.to_owned(), lock: Mutex::default(), fresh: false }
     }
 
-    /// Lets others have it.
+    /// Lets others have it. A start that failed leaves no folder behind that looks like a shard's.
     pub(crate) fn release(&self) {
-        *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if lock.is_some() && self.fresh && self.names().is_ok_and(|names| names == [LOCK]) {
+            let _ = std::fs::remove_file(self.path.join(LOCK)).and_then(|()| std::fs::remove_dir(&self.path));
+        }
+        *lock = None;
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -238,6 +242,12 @@ fn numbered(names: &[String], prefix: &str) -> Vec<u64> {
     let mut numbers: Vec<u64> = names.iter().filter_map(number).filter(|number| *number < 1 << 62).collect();
     numbers.sort_unstable();
     numbers
+}
+
+/// Whether an open file still has its name.
+fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
+    let (here, there) = (file.metadata()?, std::fs::metadata(path)?);
+    Ok((here.dev(), here.ino()) == (there.dev(), there.ino()))
 }
 
 /// A segment that is not removed part by part while this is open; one that somebody else has locked is an error.

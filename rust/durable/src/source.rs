@@ -104,7 +104,7 @@ impl Source {
         else {
             let why = format!("{} has no cut over all shards", data_dir.display());
             return Err(Error::new(Kind::Config, why)
-                .expected("snapshots by `fastps checkpoint save --cut GROUP`", "others alone"));
+                .expected("snapshots by `fastps checkpoint save --cut=GROUP`", "others alone"));
         };
         let mut source = Self { shards: Vec::new(), notes: Vec::new(), _locked: Vec::new() };
         for (shard, generations) in folders.into_iter().zip(&generations) {

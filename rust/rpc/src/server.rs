@@ -190,11 +190,12 @@ impl Server {
         for node in &self.nodes {
             node.shard.end_waiting();
             let Some(journal) = node.files.journal() else { continue };
-            if let (false, Err(error)) = (durable::take(node), journal.check()) {
+            let taken = durable::take(node);
+            journal.close();
+            if let (false, Err(error)) = (taken, journal.check()) {
                 let lost = format!("what this server holds is not on its disk: {}", error.message);
                 kept = Err(Error::new(error.kind, lost).shard(node.index()));
             }
-            journal.close();
         }
         let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(copies) = copies {

@@ -250,16 +250,16 @@ impl Client {
         if answer.as_ref().is_err_and(|error| error.kind != Kind::UnknownTensor) {
             return answer.map(drop);
         }
-        self.map.remove(&name);
         let Some(known) = entries.first() else {
             return answer.map(drop);
         };
         // Gone already, perhaps by an attempt of this very call whose answer got lost: its slices must go all the same.
-        let answer = match answer {
-            Ok(answer) => answer,
-            Err(error) => return self.drop_slices(known, deadline).and(Err(error)),
-        };
-        let placed = Entry::new(known.spec.clone(), answer.placement.as_ref(), self.links.len());
-        self.drop_slices(&placed.unwrap_or_else(|_| known.clone()), deadline)
+        let placed = answer.as_ref().ok().and_then(|answer| {
+            Entry::new(known.spec.clone(), answer.placement.as_ref(), self.links.len()).ok()
+        });
+        self.drop_slices(placed.as_ref().unwrap_or(known), deadline)?;
+        // Known until then, so that a call that failed may be made again.
+        self.map.remove(&name);
+        answer.map(drop)
     }
 }

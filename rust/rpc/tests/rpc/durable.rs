@@ -415,27 +415,37 @@ fn a_file_that_cannot_grow_is_told_and_survived() {
 #[test]
 fn a_tensor_that_a_restart_would_not_know_is_not_registered() {
     let mut served = Served::new(1);
-    // 512 KiB a file: neither the log nor a snapshot has room for the second tensor.
+    // 512 KiB a file: as long as the large tensor is there, neither the log nor a snapshot has room.
     served.start_after("trap '' XFSZ; ulimit -f 1024;", &[]);
     let client = served.connect(Ack::Applied);
     register(&client, "w", 100, Apply::Exact, sgd(), 0.0);
-    let add = |name: &str, n: usize| {
+    let add = |client: &Client, name: &str, n: usize, timeout| {
         let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
         let spec =
             TensorSpec { name: name.into(), shape: vec![n as u64], dtype, apply, group, optimizer: sgd() };
-        client.register(spec, View::Float32(&vec![0.0; n]), Duration::from_secs(5)).unwrap_err()
+        client.register(spec, View::Float32(&vec![0.0; n]), timeout)
     };
-    for (name, n) in [("large", 1 << 18), ("small", 10)] {
-        let error = add(name, n);
-        assert!(error.message.contains("the log cannot be written"), "{name}: {error}");
-    }
-    // All else goes on.
-    push_one(&client, "w", 100);
-    assert_eq!(client.names(PATIENT).unwrap(), ["w".into()]);
-    assert_eq!(pull(&client, "w"), vec![1.0; 100]);
-    assert_eq!(served.terminate(), Some(1), "its end says that what it holds is not on its disk");
+    let other = served.connect(Ack::Applied);
+    std::thread::scope(|scope| {
+        let large = scope.spawn(|| add(&other, "large", 1 << 18, PATIENT).unwrap_err());
+        until("the log is broken", || {
+            let shards = client.stats(PATIENT).unwrap().shards;
+            shards[0].1.iter().any(|(name, value)| name == "log_broken" && *value == 1)
+        });
+        let error = add(&client, "small", 10, Duration::from_secs(3)).unwrap_err();
+        assert!(error.message.contains("the log cannot be written"), "{error}");
+        // All else goes on.
+        push_one(&client, "w", 100);
+        assert_eq!(client.names(PATIENT).unwrap(), ["w".into()]);
+        assert_eq!(pull(&client, "w"), vec![1.0; 100]);
+        assert_eq!(served.terminate(), Some(1), "its end says that what it holds is not on its disk");
+        other.close();
+        assert_eq!(large.join().unwrap().tensor.as_deref(), Some("large"));
+    });
     served.start();
-    assert_eq!(served.connect(Ack::Applied).names(PATIENT).unwrap(), ["w".into()]);
+    let client = served.connect(Ack::Applied);
+    assert_eq!(client.names(PATIENT).unwrap(), ["w".into()]);
+    register(&client, "small", 10, Apply::Exact, sgd(), 0.0);
 }
 
 #[test]

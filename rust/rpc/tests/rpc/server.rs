@@ -318,6 +318,22 @@ async fn a_registration_is_waited_for_and_taken_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_push_that_waited_for_longer_than_its_session_lasts_is_refused() {
+    let lease = Duration::from_secs(4);
+    let (server, mut shard, mut stream) = start_with(&ServerConfig { lease, ..config() }).await;
+    let (route, slice) = shard.create(&mut stream, "w", &[1.0; 4]).await;
+    let hold = pb::HoldRequest { cut: 7, hold_ms: 10_000 };
+    shard.control.hold(timed(hold)).await.unwrap();
+    let refused = stream.refusal(push(route, slice, 1, &[-1.0; 4])).await;
+    assert_eq!(refused.kind, Kind::Lease, "{refused}");
+    // Nothing is left of the client, for nobody would ever remove it.
+    assert_eq!(shard.counter("identity_entries").await, 0);
+    let other = Shard::connect(&server.addresses()[0], 77).await;
+    let values = other.exchange().await.pull(Route { client: 77, ..route }, slice).await.1;
+    assert_eq!(values, bytes(&[1.0; 4]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn what_does_not_fit_is_refused() {
     let (_server, mut shard, mut stream) =
         start_with(&ServerConfig { memory_limit: Some(12 << 20), ..config() }).await;
