@@ -20,6 +20,7 @@ sklearn = pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 import scipy.sparse
 from sklearn.base import clone
 from sklearn.datasets import load_svmlight_file
+from sklearn.exceptions import NotFittedError
 from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.linear_model import SGDClassifier, SGDRegressor
 from sklearn.metrics import log_loss
@@ -323,6 +324,14 @@ def test_factors_go_on_with_what_is_asked_for_now():
     np.testing.assert_allclose(small, factors, atol=1e-5)
     large = model.set_params(learning_rate=0.05).fit(matrix).user_factors_
     assert np.abs(large - factors).max() > 0.01
+    # Also where it began anew; and what has learned nothing yet has learned nothing.
+    diverging = HogwildMatrixFactorization(4, learning_rate=1e4, random_state=0)
+    for again in (model.set_params(warm_start=False, learning_rate=1e4), diverging):
+        with np.errstate(all="ignore"), pytest.raises(ValueError, match="diverged"):
+            again.fit(matrix)
+    np.testing.assert_array_equal(model.user_factors_, large)
+    with pytest.raises(NotFittedError):
+        diverging.predict(np.array([[0, 0]]))
 
 
 def test_factors_are_a_scikit_learn_estimator():

@@ -491,6 +491,57 @@ class Failing:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+def test_a_refusal_of_the_push_before_refuses_nothing_of_a_step(server, overlap):
+    with fastps.connect(server.addresses, check_finite=False) as ps:
+        ps.register("w", np.zeros(3, np.float32), fastps.SGD(lr=1.0))
+        good, broken = np.full(3, -1, np.float32), np.array([-1, np.nan, -1], np.float32)
+        errors = 0
+        with fastps.Worker(ps, {"w": np.zeros(3)}, fastps.Async(overlap=overlap)) as worker:
+            for gradient in (good, broken, good, good, good):
+                try:
+                    worker.step({"w": gradient})
+                except fastps.NonFiniteError:
+                    errors += 1
+            worker.flush()
+            assert (errors, worker.stats()["steps"]) == (1, 5)
+        assert (ps.pull("w") == 4).all()
+
+
+@pytest.mark.parametrize("rates", [None, {"b": 1.0}], ids=["one rate", "rates"])
+def test_a_refused_step_reads_nothing_afterwards_and_may_be_repeated(server, rates):
+    """Of what was begun for it: its arrays are the caller's again, and it is not begun twice."""
+    n = 1 << 21
+    with fastps.connect(server.addresses) as ps:
+        for name, shape in (("a", n), ("b", 2)):
+            ps.register(name, np.zeros(shape, np.float32), fastps.SGD(lr=1.0))
+        with fastps.Worker(ps, {"a": np.zeros(n), "b": np.zeros(2)}, fastps.Async()) as worker:
+            gradient = np.full(n, -1, np.float32)
+            worker.begin({"a": gradient})
+            with pytest.raises(fastps.NonFiniteError):
+                worker.step({"b": np.array([np.nan, -1], np.float32)}, lr=rates)
+            gradient[:] = 7
+            with pytest.raises(fastps.ConfigError, match="a second gradient"):
+                worker.begin({"a": gradient})
+            worker.step({"b": np.full(2, -1, np.float32)}, lr=rates)
+            assert (worker.params["a"] == 1).all()
+            assert (worker.params["b"] == 1).all()
+
+
+def test_parts_of_a_sum_return_whole(store):
+    """They lie in the very array that the next sum may begin with."""
+    register(store, fastps.SGD(lr=1.0))
+    refused = [("b", range(k, k + 1), fastps.UnavailableError("later")) for k in (0, 1, 3)]
+    partial = fastps.PartialPush(refused=refused, in_doubt=[Unsure("b", range(2, 3), "fenced")])
+    with fastps.Worker(store, {"b": np.zeros(4)}, fastps.Async(overlap=True)) as worker:
+        worker._native = worker._pushes._native = Failing(worker._native, partial)
+        worker.begin({"b": np.full(4, -1, np.float32)})
+        with pytest.raises(fastps.PartialPush):
+            worker.add({"s": np.zeros(())})
+        worker.flush()
+        assert (store.pull("b") == 1).all()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
 def test_what_was_not_applied_goes_with_the_next_push_once(store, overlap):
     """Refused and fenced parts return, parts in doubt that were applied do not."""
     register(store, fastps.SGD(lr=1.0))

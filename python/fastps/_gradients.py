@@ -82,10 +82,8 @@ class Gradients:
         else:
             self._whole(name)[...] += whole(gradient)
 
-    def take_back(self, name: str, gradient: Any, elements: range | None = None) -> None:
-        """Adds what a server has not applied: all of a gradient, or some of the tensor's elements."""
-        if elements is not None:
-            gradient = part(gradient, elements, self._params[name])
+    def take_back(self, name: str, gradient: Any) -> None:
+        """Adds what a server has not applied."""
         self.add(name, gradient, None)
         self.base = None
 

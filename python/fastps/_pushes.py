@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,7 @@ class Pushes:
         every: So many steps make one push, with the mode as it is.
         direct: Gradients are read where the caller has them.
         summed: Gradients in the sum, where steps are local.
+        refused: Nothing was taken of what `start` was given last.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Pushes:
         self._under_way: list[_Push] = []
         self._doubts = Doubts(native.timeout)
         self.summed = 0
+        self.refused = False
 
     def follow(self, mode: Mode) -> None:
         """Goes on with a mode."""
@@ -150,8 +153,10 @@ class Pushes:
     def start(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> None:
         """Starts to push gradients, each with what waits of its tensor; None: that alone.
 
-        What cannot be sent goes with the next push, unless it is `Refused`: then the sum is as it was.
+        What cannot be sent goes with the next push, unless it is `Refused`: then the sum is as it was. A push
+        before this one may fail with the same errors, and refuses nothing of it.
         """
+        self.refused = own = False
         left = {n: g for n, g in grads.items() if g is not None}  # is not in the sum
         before: dict[str, Gradient | None] = {}
         try:
@@ -160,6 +165,7 @@ class Pushes:
                 # What may still be part of the next version is not followed by a second gradient for it.
                 self._doubts.settle(self.sum, wait=self._mode._together)
                 self._pushing = True
+            own = True
             waiting = self.sum
             # Rows are sent from where they lie by the step that pushes, whatever the codec.
             here = self.every == 1
@@ -195,13 +201,14 @@ class Pushes:
                         raise
                 else:
                     _gone(some, left, before, waiting.waiting)
-        except Refused as error:
-            self.sum.undo(before)
-            if isinstance(error, NonFiniteError):
-                self._drop_broken()
-            raise
-        except BaseException:
-            if isinstance(self._mode, Sync):  # the next gradient is of another version
+        except BaseException as error:
+            self.refused = own and isinstance(error, Refused)
+            if self.refused:
+                self.sum.undo(before)
+                if isinstance(error, NonFiniteError):
+                    self._drop_broken()
+                self.let_go()
+            elif isinstance(self._mode, Sync):  # the next gradient is of another version
                 self.sum.waiting.clear()
                 self.summed = 0
             else:
@@ -209,6 +216,13 @@ class Pushes:
                     self.sum.add(name, gradient, base)
             raise
         self.summed = 0
+
+    def let_go(self) -> None:
+        """A step was refused: its caller has the arrays back that are read by what it has begun."""
+        if self._pushing:
+            with contextlib.suppress(FastpsError):  # the refusal is told, and what failed comes back
+                self.finish()
+            self._pushing = bool(self._begun)
 
     def _drop_broken(self) -> None:
         """Drops sums that no server will ever take."""
@@ -314,15 +328,25 @@ class Pushes:
         stale = [isinstance(why, (StalePush, LeaseError)) for _, _, why in error.refused]
         dropped = [isinstance(why, _Dropped) for _, _, why in error.refused]
         self._tally.rejected += any(dropped)
-        for (name, elements, _), gone in zip(error.refused, dropped, strict=True):
-            if self._keeps(gradients[name]) and not gone:
-                self.sum.take_back(name, gradients[name], elements)
-        for doubt in error.in_doubt:
-            gradient, like = gradients[doubt.tensor], self._params[doubt.tensor]
-            keeps = self._keeps(gradient)
-            self._doubts.add(doubt, part(gradient, doubt.elements, like) if keeps else None)
+        refused = [
+            (name, self._part(gradients, name, elements))
+            for (name, elements, _), gone in zip(error.refused, dropped, strict=True)
+            if not gone
+        ]
+        doubts = [(doubt, self._part(gradients, doubt.tensor, doubt.elements)) for doubt in error.in_doubt]
+        # Only now is the sum changed, of which the gradients may be arrays.
+        for name, gradient in refused:
+            if gradient is not None:
+                self.sum.take_back(name, gradient)
+        for doubt, gradient in doubts:
+            self._doubts.add(doubt, gradient)
         late = any(isinstance(why, LeaseError) for _, _, why in error.refused)
         return all(stale) and not late and not error.in_doubt
+
+    def _part(self, gradients: Mapping[str, Any], name: str, elements: range) -> Gradient | None:
+        """What of a gradient goes with the next push if these elements were not applied, as a copy."""
+        gradient = gradients[name]
+        return part(gradient, elements, self._params[name]) if self._keeps(gradient) else None
 
     def _keeps(self, gradient: Any) -> bool:
         """Whether what was not applied goes with the next push. With error feedback the residuals have it; in

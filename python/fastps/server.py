@@ -34,6 +34,10 @@ class Server:
 
         Args:
             timeout: Seconds after which connections are cut.
+
+        Raises:
+            UnavailableError: What it holds is not on its disk (``data_dir``), and cannot be saved.
+            DeadlineError: A thread of it could not be made to leave in time.
         """
         self._native.stop(timeout)
 

@@ -230,24 +230,24 @@ class Worker:
             self._step_locally(self._local, grads)
             grads = {}
         else:
-            pushes.check(grads, lr)
+            try:
+                pushes.check(grads, lr)
+            except Refused:
+                pushes.let_go()
+                raise
             if not pushing:
                 pushes.add(grads, self._installed)
         self._steps, self._lr = k, lr
         if pushing or k % self._pull_every == 0:
             self._note_lost()
-        refused = False
         try:
             if pushing:
                 pushes.start({**dict.fromkeys(pushes.sum.waiting), **grads}, lr, self._installed)
-        except Refused:
-            refused = self._local is None
-            raise
         finally:
-            pushes.turn()
-            if refused:
+            if pushing and pushes.refused and self._local is None:
                 self._steps -= 1
             else:
+                pushes.turn()
                 self._exchange(k, k % self._pull_every == 0)
         if self._alone and not self._groups.stepped_alone():
             self._alone = False

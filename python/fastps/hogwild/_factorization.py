@@ -52,6 +52,10 @@ def _split(X: Any) -> tuple[Array, Array, tuple[int, int]]:
     return users, items, (int(users.max(initial=-1)) + 1, int(items.max(initial=-1)) + 1)
 
 
+class _DivergedError(ValueError):
+    """What was learned is no number any more."""
+
+
 class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
     """Ratings as `mean + user bias + item bias + user factors . item factors`, by SGD on lock-free threads.
 
@@ -126,19 +130,24 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
 
         After Ctrl-C it is as far as it got. If training diverges, it is as before the call.
         """
-        users, items, values, shape = _pairs(X, y)
-        random = check_random_state(self.random_state)
-        self._begin(float(values.mean(dtype=np.float64)), goes_on=self.warm_start)
-        self._grow(shape, random)
-        return self._train(users, items, values, random, self.max_iter)
+        return self._learn(X, y, goes_on=self.warm_start, epochs=self.max_iter)
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """One epoch over these ratings, with the step where it was; new users and items are added."""
+        return self._learn(X, y, goes_on=True, epochs=1)
+
+    def _learn(self, X: Any, y: Any, *, goes_on: bool, epochs: int) -> Self:
         users, items, values, shape = _pairs(X, y)
         random = check_random_state(self.random_state)
-        self._begin(float(values.mean(dtype=np.float64)), goes_on=True)
-        self._grow(shape, random)
-        return self._train(users, items, values, random, 1)
+        before = dict(self.__dict__)
+        try:
+            self._begin(float(values.mean(dtype=np.float64)), goes_on=goes_on)
+            self._grow(shape, random)
+            return self._train(users, items, values, random, epochs)
+        except _DivergedError:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
 
     def _begin(self, mean: float, goes_on: bool) -> None:
         if self.rank < 1 or self.max_iter < 1 or not self.learning_rate > 0 or not self.regularization >= 0:
@@ -182,7 +191,7 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
         seed = seeds(random, self.shuffle)
         progress = Progress(self.verbose, self.callback, epochs)
         patience = Patience(self.tol, self.n_iter_no_change)
-        before, finite = self._step, True
+        finite = True
         self.n_iter_ = 0
         try:
             for number in range(1, epochs + 1):
@@ -192,8 +201,7 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
                 mse = total / max(1, done)
                 finite = bool(np.isfinite(mse))
                 if not finite:
-                    self._step = before
-                    raise ValueError(f"training diverged in epoch {number}: take a smaller learning_rate")
+                    raise _DivergedError(f"training diverged in epoch {number}: take a smaller learning_rate")
                 if progress.tell(number, mse, None, done) or patience.ends(float(np.sqrt(mse))):
                     break
         finally:
