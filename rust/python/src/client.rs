@@ -622,7 +622,7 @@ impl Client {
         }
         self.call(py, server, |server| server.close())?;
         sweep(py);
-        self.unread.raise(py)
+        self.unread.raise_last(py)
     }
 
     #[getter]

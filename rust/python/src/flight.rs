@@ -9,7 +9,7 @@ use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{self, Fate, Pulled, Pushed, Ticket};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -41,7 +41,8 @@ impl Drop for Turn {
 #[derive(Debug, Default)]
 pub(crate) struct Unread {
     flights: Mutex<Vec<Arc<Flight>>>,
-    finished: AtomicUsize,
+    /// Whether some of them may be done.
+    finished: AtomicBool,
 }
 
 impl Unread {
@@ -49,24 +50,22 @@ impl Unread {
         lock(&self.flights).push(flight);
     }
 
-    /// Whether some push is still under way.
+    /// Whether no push is under way.
     pub(crate) fn all_done(&self) -> bool {
         lock(&self.flights).iter().all(|f| f.ticket.is_done())
     }
 
-    /// Raises the error of a finished push that nobody has read.
+    /// Raises the error of a push that nobody has read, if it has told that it is finished.
     pub(crate) fn raise(&self, py: Python<'_>) -> PyResult<()> {
-        if self.finished.load(Ordering::Relaxed) == 0 {
-            return Ok(());
-        }
-        self.finished.store(0, Ordering::Relaxed);
+        if self.finished.swap(false, Ordering::Acquire) { self.raise_last(py) } else { Ok(()) }
+    }
+
+    /// The same, even if the push is only just finished and has not told yet.
+    pub(crate) fn raise_last(&self, py: Python<'_>) -> PyResult<()> {
         let mut failed = None;
         // Taken out first: asking a ticket may call Python back, and nobody may wait for the lock with the GIL.
-        let mut flights = std::mem::take(&mut *lock(&self.flights));
-        flights.retain(|flight| {
-            if !flight.ticket.is_done() {
-                return true;
-            }
+        let mut done: Vec<_> = lock(&self.flights).extract_if(.., |flight| flight.ticket.is_done()).collect();
+        done.retain(|flight| {
             if flight.read.load(Ordering::Acquire) {
                 return false;
             }
@@ -77,13 +76,14 @@ impl Unread {
                     false
                 }
                 Some(Err(_)) => {
-                    self.finished.fetch_add(1, Ordering::Relaxed);
+                    self.finished.store(true, Ordering::Release);
                     true
                 }
-                _ => false,
+                Some(Ok(_)) => false,
+                None => true,
             }
         });
-        lock(&self.flights).append(&mut flights);
+        lock(&self.flights).append(&mut done);
         failed.map_or(Ok(()), |error| Err(errors::raise_push(py, &error)))
     }
 }
@@ -126,6 +126,7 @@ impl Flight {
 pub(crate) struct PushFlight {
     flight: Here<Arc<Flight>>,
     names: Names,
+    unread: Option<Arc<Unread>>,
 }
 
 impl PushFlight {
@@ -144,24 +145,30 @@ impl PushFlight {
             callbacks: Mutex::default(),
             ended: AtomicBool::new(false),
         });
-        if tracked {
+        let unread = tracked.then(|| unread.clone());
+        if let Some(unread) = &unread {
             unread.add(flight.clone());
         }
-        let (ended, unread) = (flight.clone(), unread.clone());
+        let (ended, tracker) = (flight.clone(), unread.clone());
         flight.ticket.on_done(Box::new(move || {
-            if tracked {
-                unread.finished.fetch_add(1, Ordering::Release);
+            if let Some(unread) = tracker {
+                unread.finished.store(true, Ordering::Release);
             }
             ended.end();
         }));
-        Self { flight: Here::new("push handle", flight), names }
+        Self { flight: Here::new("push handle", flight), names, unread }
     }
 }
 
 #[pymethods]
 impl PushFlight {
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.flight.get(py)?.ticket.is_done())
+        let done = self.flight.get(py)?.ticket.is_done();
+        if done && let Some(unread) = &self.unread {
+            // Whoever has seen this gets the error with the next call, even if the callback comes a moment later.
+            unread.finished.store(true, Ordering::Release);
+        }
+        Ok(done)
     }
 
     /// The receipts; None after the timeout in seconds (None waits for ever).
