@@ -143,6 +143,23 @@ def test_the_torch_example_trains() -> None:
             assert ps.versions("0.weight")["0.weight"] == 1 + 2 * 3 * 128
 
 
+@pytest.mark.timeout(240)
+def test_the_tensorboard_example_draws_its_curves(tmp_path: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with fastps.serve() as server:
+        command = [sys.executable, str(ROOT / "examples/torch_tensorboard.py"), server.addresses]
+        output = run(command, tmp_path, 200)
+    last = float(re.findall(r"epoch 2  loss (\S+)", output)[0])
+    (folder,) = (tmp_path / "runs").iterdir()
+    curves = reader.EventAccumulator(str(folder), {"scalars": 0}).Reload()
+    assert set(curves.Tags()["scalars"]) == {"loss", "staleness", "bytes"}
+    assert [point.step for point in curves.Scalars("bytes")] == list(range(1, 3 * 128 + 1))
+    assert curves.Scalars("loss")[-1].value == pytest.approx(last, abs=1e-3)
+    assert {point.value for point in curves.Scalars("staleness")} == {0.0}  # one worker
+    parameters = 2 * 32 + 32 + 32 * 32 + 32 + 32 * 2 + 2
+    assert all(point.value == 4 * parameters for point in curves.Scalars("bytes")[1:])
+
+
 def test_several_workers_of_the_training_example() -> None:
     """The two-terminal example, with two workers at once on the same servers."""
     with fastps.serve(shards=2) as server:
@@ -213,7 +230,8 @@ def test_the_mnist_example_reads_the_original_files() -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "example", ["jax_local_steps", "mnist_jax", "mnist_numpy", "mnist_torch", "torch_server"]
+    "example",
+    ["jax_local_steps", "mnist_jax", "mnist_numpy", "mnist_torch", "torch_server", "torch_tensorboard"],
 )
 def test_an_example_without_an_address_says_how_it_is_used(example: str) -> None:
     path = ROOT / f"examples/{example}.py"

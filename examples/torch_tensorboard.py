@@ -1,0 +1,47 @@
+"""torch_server.py with TensorBoard: loss, staleness and bytes of every worker, in five lines from on_step.
+
+pip install tensorboard
+fastps serve                                              # terminal 1: a server at port 7070
+python examples/torch_tensorboard.py 127.0.0.1:7070       # terminal 2, 3, ...: a worker each
+tensorboard --logdir runs                                 # and a page that draws them
+"""
+
+import os
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.tensorboard import SummaryWriter
+
+import fastps.torch
+
+generator = torch.Generator().manual_seed(0)
+x = torch.rand(4096, 2, generator=generator) * 2 - 1
+y = (x.square().sum(1) < 0.5).long()  # inside the circle?
+
+model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+data = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
+ps = fastps.connect(sys.argv[1] if len(sys.argv) > 1 else sys.exit(__doc__))
+writer = SummaryWriter(f"runs/worker-{os.getpid()}")
+
+
+def log(step: fastps.Step) -> None:
+    for name in ("loss", "staleness", "bytes"):
+        if (value := getattr(step, name)) is not None:
+            writer.add_scalar(name, value, step.step)
+
+
+optimizer = fastps.torch.ParameterServerOptimizer(
+    model.named_parameters(), ps, fastps.Adam(lr=3e-3), on_step=log
+)
+for epoch in range(3):
+    for inputs, labels in data:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step(loss=loss)
+    accuracy = (model(x).argmax(1) == y).float().mean().item()
+    print(f"epoch {epoch}  loss {loss.item():.3f}  accuracy {accuracy:.3f}", flush=True)
+optimizer.close()
+writer.close()
