@@ -83,6 +83,20 @@ def test_a_worker_is_the_worker_of_arrays(ps, mode):
             assert ours.stats()["steps"] == 40
 
 
+def test_parameters_that_were_handed_out_stay_as_they_are(store):
+    """JAX copies large arrays later; the next fetch must not be quicker."""
+    params = {"w": jnp.zeros(300_000)}
+    fastps.jax.register(store, params, fastps.SGD(lr=1.0))
+    ones = {"w": np.full(300_000, -1, np.float32)}
+    with fastps.jax.Worker(store, params, mode=fastps.Async()) as worker:
+        kept = [worker.params]
+        for _ in range(40):
+            worker.step(ones)
+            kept.append(worker.params)
+    for k, tree in enumerate(kept):
+        assert (np.asarray(tree["w"]) == k).all()
+
+
 def test_types(store):
     params = {"h": jnp.ones(3, jnp.bfloat16), "f": jnp.ones(2, jnp.float16), "x": jnp.ones((2, 2)).T}
     fastps.jax.register(store, params, fastps.SGD(lr=1e-3))

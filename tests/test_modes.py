@@ -306,6 +306,21 @@ def test_refusals_change_nothing(ps, overlap, rates):
 
 @pytest.mark.parametrize("codec", [None, fastps.Int8()], ids=str)
 @pytest.mark.parametrize("accumulate", [1, 2])
+def test_gradients_that_numpy_cannot_read_are_refused(ps, codec, accumulate):
+    torch = pytest.importorskip("torch")
+    ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
+    ones = torch.ones(3)
+    wrong = [ones.clone().requires_grad_(), ones.bfloat16(), ones.to_sparse(), ones.to("meta"), "abc", None]
+    with fastps.Worker(ps, {"w": np.zeros(3)}, fastps.Async(), codec, accumulate=accumulate) as worker:
+        for gradient in wrong:
+            with pytest.raises(fastps.DTypeError) as caught:
+                worker.step({"w": gradient})
+            assert caught.value.tensor == "w"
+    assert (ps.pull("w") == 0).all()
+
+
+@pytest.mark.parametrize("codec", [None, fastps.Int8()], ids=str)
+@pytest.mark.parametrize("accumulate", [1, 2])
 def test_nothing_of_a_step_is_pushed_if_another_push_of_it_is_refused(ps, codec, accumulate):
     register(ps, fastps.SGD(lr=1.0))
     ps.register("t", np.zeros((4, 3), np.float32), optimizer=fastps.SGD(lr=1.0))

@@ -297,6 +297,103 @@ def test_groups_are_bound_one_by_one(ps):
     assert workers_of(ps) == 0
 
 
+GROUPS = {name: np.zeros(3) for name in ("x", "y", "z")}
+
+
+@pytest.fixture
+def groups(ps):
+    """A group for each tensor."""
+    for name in GROUPS:
+        ps.register(name, np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0), group=f"of {name}")
+    return ps
+
+
+def step_of(names):
+    return {name: np.full(3, -1, np.float32) for name in names}
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_workers_name_their_groups_in_any_order(groups, staleness):
+    def run(k):
+        params = GROUPS if k else dict(reversed(GROUPS.items()))
+        with fastps.Worker(groups, params, mode=fastps.Bounded(staleness)) as worker:
+            for _ in range(20):
+                worker.step(step_of(params))
+
+    together(2, run)
+    assert all((groups.pull(name) == 40).all() for name in GROUPS)
+
+
+def test_one_alone_leads_a_warm_start_of_several_groups(groups):
+    mode = fastps.WarmStart(steps=2, then=fastps.Async())
+    first = fastps.Worker(groups, GROUPS, mode=mode)
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(fastps.Worker, groups, dict(reversed(GROUPS.items())), mode=mode)
+        for _ in range(2):
+            time.sleep(0.05)
+            assert not coming.done()
+            first.step(step_of(GROUPS))
+        with coming.result(LATE) as second:
+            assert (second.params["z"] == 2).all()
+        first.close()
+
+
+def test_a_deadline_in_one_group_is_made_up_for_in_the_others(server):
+    with (
+        fastps.connect(server.addresses, timeout=20.0) as ps,
+        fastps.connect(server.addresses, timeout=2.0) as brief,
+    ):
+        for name in GROUPS:
+            ps.register(name, np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0), group=f"of {name}")
+        mode = fastps.Bounded(0)
+        with fastps.Worker(brief, GROUPS, mode=mode) as fast, fastps.Worker(ps, GROUPS, mode=mode) as slow:
+            with pytest.raises(fastps.DeadlineError):
+                fast.step(step_of(GROUPS))
+
+            def run(k):
+                for _ in range(5 - k):
+                    (slow, fast)[k].step(step_of(GROUPS))
+
+            together(2, run)
+        assert (ps.pull("z") == 10).all()
+
+
+def test_parameters_that_a_worker_does_not_get_leave_it_as_it_was(groups):
+    """Neither those of a group with another mode, nor those of a wrong shape."""
+    with (
+        fastps.Worker(groups, {"z": np.zeros(3)}, mode=fastps.Sync(workers=1)),
+        fastps.Worker(groups, {"x": np.zeros(3)}, mode=fastps.Bounded(0)) as worker,
+    ):
+        for wrong, error in (
+            ({"y": np.zeros(3), "z": np.zeros(3)}, fastps.ConfigError),
+            ({"y": np.zeros(4)}, fastps.ShapeError),
+        ):
+            with pytest.raises(error):
+                worker.add(wrong)
+            worker.step(step_of("x"))
+        # Its place in the group of y was given back.
+        with fastps.Worker(groups, {"y": np.zeros(3)}, mode=fastps.Sync(workers=1)) as other:
+            other.step(step_of("y"))
+    assert workers_of(groups) == 0
+
+
+def test_who_fails_is_not_waited_for():
+    """Neither whose last push was refused, nor who never was a worker."""
+    with fastps.serve(lease=600) as server, fastps.connect(server.addresses, timeout=20.0) as ps:
+        register(ps, fastps.SGD(lr=1.0))
+        mode = fastps.Bounded(0)
+        with pytest.raises(fastps.ShapeError):
+            fastps.Worker(ps, {**zeros(), "b": np.zeros(5)}, mode=mode)
+        with fastps.connect(server.addresses, timeout=20.0, check_finite=False) as careless:
+            failing = fastps.Worker(careless, zeros(), mode=mode, accumulate=2)
+            with fastps.Worker(ps, zeros(), mode=mode) as worker:
+                failing.step(ones(np.nan))
+                with pytest.raises(fastps.NonFiniteError):
+                    failing.close()
+                for _ in range(3):
+                    worker.step(ones(-1.0))
+
+
 def test_sync_takes_on_parameters_that_come_later(ps):
     register(ps, fastps.SGD(lr=1.0))
     ps.register("late", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))

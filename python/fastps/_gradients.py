@@ -141,7 +141,15 @@ def finite(gradient: Any) -> bool:
 def check(name: str, gradient: Any, like: Array, looks: bool) -> None:
     """Raises what a push of the gradient would raise; `looks`: also if it is not finite."""
     sparse = isinstance(gradient, Sparse)
-    values = np.asarray(gradient.values) if sparse else whole(gradient)
+    try:
+        values = np.asarray(gradient.values) if sparse else whole(gradient)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # each library has its own
+        raise DTypeError(
+            f"tensor {name!r}: not an array of float32 in this machine's memory: {error}",
+            tensor=name,
+            expected="float32 in host memory",
+            got=type(gradient).__name__,
+        ) from error
     if values.dtype != np.float32:
         raise DTypeError(
             f"tensor {name!r}: expected float32, got {values.dtype}",

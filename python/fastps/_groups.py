@@ -25,18 +25,31 @@ class Groups:
         self._native = native
         self._rank = rank
         self._name = f"{os.uname().nodename} pid {os.getpid()}" if name is None else name
+        # In one order for all workers: two that waited in each other's next group would wait for ever.
         self._names: list[str] = []
         self._bound: Mode | None = None
         self._warm: WarmStart | None = None
-        self._owes = False  # a wait for others that ended at its deadline
+        self._warm_group = ""
+        #: Groups where a wait is not over, to steps that they have not been told yet.
+        self._due: dict[str, int] = {}
 
-    def add(self, names: Iterable[str]) -> None:
-        """Takes on the groups of more tensors."""
-        groups = dict.fromkeys(self._native.spec(name, None)[3] for name in names)
-        new = [group for group in groups if group not in self._names]
-        self._names += new
+    def add(self, names: Iterable[str]) -> list[str]:
+        """Takes on the groups of more tensors, or none of them; tells which are new."""
+        groups = {self._native.spec(name, None)[3] for name in names}
+        new = sorted(groups.difference(self._names))
         if self._bound is not None:
-            self._join(self._bound, new)
+            try:
+                self._join(self._bound, new)
+            except BaseException:
+                self._give_back(new)
+                raise
+        self._names = sorted([*self._names, *new])
+        return new
+
+    def remove(self, names: list[str]) -> None:
+        """Takes back what `add` told."""
+        self._names = [group for group in self._names if group not in names]
+        self._give_back(names)
 
     def bind(self, mode: Mode) -> None:
         """Takes a place in each group, as the mode says.
@@ -54,6 +67,7 @@ class Groups:
 
     def come_back(self) -> None:
         """Takes the places again, of a worker that was not waited for any more."""
+        self._due.clear()
         if self._bound is not None:
             self._join(self._bound, self._names)
 
@@ -62,12 +76,14 @@ class Groups:
 
         A wait that ended at its deadline is made up for.
         """
-        if self._bound is None or not (steps or self._owes):
+        if self._bound is None:
             return
-        self._owes = True
-        for group in self._names:
-            self._native.advance(group, False, steps, None)
-        self._owes = False
+        if steps:
+            self._due = {group: self._due.get(group, 0) + steps for group in self._names}
+        for group in list(self._due):
+            told, self._due[group] = self._due[group], 0  # told even if the wait fails
+            self._native.advance(group, False, told, None)
+            del self._due[group]
 
     def workers(self) -> str:
         """Who is there, for an error."""
@@ -85,8 +101,8 @@ class Groups:
 
     def warm_up(self, mode: WarmStart) -> bool:
         """Waits for the end of a warm start, or until this worker is the one that trains alone."""
-        self._warm = mode
-        group = self._names[0]
+        self._warm, self._warm_group = mode, self._names[0]
+        group = self._warm_group
         self._native.join(group, mode._binding(), self._rank, self._name, None)
         leads = self._native.advance(group, True, 0, mode.timeout)[1]
         if not leads:
@@ -97,7 +113,7 @@ class Groups:
         """Counts a step that was taken alone; whether the next one will be, too."""
         mode = self._warm
         assert mode is not None
-        steps, leads = self._native.advance(self._names[0], True, 1, None)
+        steps, leads = self._native.advance(self._warm_group, True, 1, None)
         if leads:
             return True
         if steps < mode.steps:
@@ -112,12 +128,16 @@ class Groups:
     def _leave_warm_start(self, timeout: float | None = None) -> None:
         if self._warm is not None:
             self._warm = None
-            self._native.leave(self._names[0], True, timeout)
+            self._native.leave(self._warm_group, True, timeout)
 
     def leave(self, timeout: float | None = None) -> None:
         """Gives all places back, so that nobody waits for this worker."""
         self._leave_warm_start(timeout)
         if self._bound is not None:
             self._bound = None
-            for group in self._names:
-                self._native.leave(group, False, timeout)
+            self._give_back(self._names, timeout)
+
+    def _give_back(self, groups: list[str], timeout: float | None = 1.0) -> None:
+        for group in groups:
+            self._due.pop(group, None)
+            self._native.leave(group, False, timeout)

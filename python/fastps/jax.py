@@ -163,9 +163,9 @@ class Worker:
 
 
 def _unflatten(arrays: Mapping[str, Array], like: Any) -> Any:
-    """New JAX arrays: those of `arrays` are filled anew by the next fetch."""
+    """New JAX arrays, of copies made now: JAX would copy later, and the next fetch fills `arrays` anew."""
     leaves, structure = jax.tree_util.tree_flatten(like)
-    made = [jnp.array(a, leaf.dtype) for a, leaf in zip(arrays.values(), leaves, strict=True)]
+    made = [jnp.asarray(a.copy(), leaf.dtype) for a, leaf in zip(arrays.values(), leaves, strict=True)]
     return jax.tree_util.tree_unflatten(structure, made)
 
 

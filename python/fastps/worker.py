@@ -143,8 +143,8 @@ class Worker:
                 self._groups.bind(then)
             self._follow(Async() if self._alone else then)
             self._installed: Versions | None = self._take_on(params, copy)
-        except BaseException:
-            self._ps.close()
+        except BaseException as error:
+            self._give_up(error)
             raise
 
     def _follow(self, mode: Mode) -> None:
@@ -173,8 +173,12 @@ class Worker:
                 f"the worker has tensor {twice[0]!r} already", tensor=twice[0], got="a second one"
             )
         self._pushes.finish()
-        self._groups.add(params)
-        self._take_on(params, copy)
+        groups = self._groups.add(params)
+        try:
+            self._take_on(params, copy)
+        except BaseException:
+            self._groups.remove(groups)
+            raise
         if self._local is None:
             self._fetches.clear()  # they know no versions of the new ones
             self._fetch()
@@ -379,8 +383,10 @@ class Worker:
         try:
             self.flush()
             self._groups.leave()
-        finally:
-            self._ps.close()
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        self._ps.close()
 
     def __enter__(self) -> Self:
         return self
@@ -390,7 +396,13 @@ class Worker:
     ) -> None:
         if error is None:
             self.close()
-            return
+        else:
+            self._give_up(error)
+
+    # -- how -------------------------------------------------------------------------------------------------
+
+    def _give_up(self, error: BaseException) -> None:
+        """Ends because of an error, without waiting for anything, so that nobody waits for this worker."""
         try:
             try:
                 if not self._ps.closed:
@@ -399,8 +411,6 @@ class Worker:
                 self._ps.close()
         except Exception as late:
             error.add_note(f"closing the worker also failed: {late}")
-
-    # -- how -------------------------------------------------------------------------------------------------
 
     def _note_lost(self) -> None:
         """Counts what servers that were started anew lack: training goes on, as if it had not been pushed."""

@@ -165,10 +165,19 @@ pub(super) fn from_exchange(object: &Bound<'_, PyAny>) -> Option<Result<Borrowed
     Some(checked(object, Owner::Managed(Managed(managed)), tensor, flags, Access::Read))
 }
 
+fn gives_no(object: &Bound<'_, PyAny>, what: &str, error: &PyErr) -> Error {
+    let error = Error::new(Kind::DType, format!("the array gives no DLPack {what}: {error}"));
+    error.expected("float32 in host memory", describe(object, None))
+}
+
 /// Memory of an object that gives a capsule.
 pub(super) fn from_capsule(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Result<Borrowed, Error>> {
     let py = object.py();
-    let (kind, id): (i32, i32) = object.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
+    let device = object.call_method0(intern!(py, "__dlpack_device__")).and_then(|device| device.extract());
+    let (kind, id): (i32, i32) = match device {
+        Ok(device) => device,
+        Err(error) => return Ok(Err(gives_no(object, "device", &error))),
+    };
     if !in_host_memory(kind) {
         return Ok(Err(not_in_host_memory(object, kind, id)));
     }
@@ -184,10 +193,7 @@ pub(super) fn from_capsule(object: &Bound<'_, PyAny>, access: Access) -> PyResul
     };
     let capsule = match capsule {
         Ok(capsule) => capsule.cast_into::<PyCapsule>()?,
-        Err(error) => {
-            let error = Error::new(Kind::DType, format!("the array gives no DLPack capsule: {error}"));
-            return Ok(Err(error.expected("float32 in host memory", describe(object, None))));
-        }
+        Err(error) => return Ok(Err(gives_no(object, "capsule", &error))),
     };
     let (tensor, flags) = if let Ok(pointer) = capsule.pointer_checked(Some(c"dltensor_versioned")) {
         let managed = pointer.cast::<DlManagedTensorVersioned>();
