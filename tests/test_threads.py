@@ -153,3 +153,22 @@ def test_a_pull_that_ctrl_c_ended_writes_no_more():
             time.sleep(0.2)
             assert not out.any()
         assert ps.pull("w").all()
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_ends_a_step_that_waits_for_others_in_this_process(store):
+    store.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD())
+    worker = fastps.Worker(store, {"w": np.zeros(4)}, mode=fastps.Sync(workers=2))
+    gradients = {"w": np.ones(4, np.float32)}
+    for call in (lambda: worker.step(gradients), worker.flush):
+        begin = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            call()
+            time.sleep(60)
+        assert time.monotonic() - begin < 20  # and not the call's timeout
+    # Its gradient takes part in the version that another one makes with it.
+    with fastps.Worker(store, {"w": np.zeros(4)}, mode=fastps.Sync(workers=2)) as other:
+        other.step(gradients)
+    worker.close()
+    assert store.versions("w")["w"] == 2

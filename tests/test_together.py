@@ -193,6 +193,60 @@ def test_sync_without_enough_workers_says_who_is_there(server):
             assert all((p == 4).all() for p in other.params.values())
 
 
+def test_pushes_that_wait_for_each_other_wait_for_nothing_else(ps):
+    """One thread pushes for two workers; two begin their steps at different tensors."""
+    register(ps, fastps.SGD(lr=1.0))
+    mode = fastps.Sync(workers=2)
+    with fastps.Worker(ps, zeros(), mode=mode) as a, fastps.Worker(ps, zeros(), mode=mode) as b:
+        for worker in (a, b):
+            worker.begin(ones(-1.0))
+        for worker in (a, b):
+            worker.step({})
+
+        def run(k):
+            worker, names = (a, b)[k], (["w"], ["b", "big"])
+            worker.begin({n: ones(-1.0)[n] for n in names[k]})
+            time.sleep(0.2)
+            worker.step({n: ones(-1.0)[n] for n in names[1 - k]})
+            return {n: p.copy() for n, p in worker.params.items()}
+
+        for params in together(2, run):
+            assert all((p == 2).all() for p in params.values())
+
+
+def test_what_is_in_doubt_waits_for_the_others(ps):
+    ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
+    mode, one = fastps.Sync(workers=2), {"w": np.zeros(3)}
+    minus = {"w": np.full(3, -1, np.float32)}
+    with fastps.Worker(ps, one, mode=mode) as a, fastps.Worker(ps, one, mode=mode) as b:
+        with pytest.raises(fastps.PartialPush) as caught:
+            a._native.push_list_async(minus, (None, None, None, a._installed, 0.5, None), False, False).wait(
+                LATE
+            )
+        (doubt,) = caught.value.in_doubt
+        with ThreadPoolExecutor(1) as pool:
+            told = pool.submit(doubt.result, LATE)
+            time.sleep(0.2)
+            assert not told.done()
+            b.step(minus)
+            assert told.result(LATE) == "applied"
+
+
+def test_nobody_waits_at_a_tensor_that_is_removed(ps):
+    ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
+    mode, one = fastps.Sync(workers=2), {"w": np.zeros(3)}
+    with ThreadPoolExecutor(1) as pool:
+        a, b = (fastps.Worker(ps, one, mode=mode) for _ in range(2))
+        coming = pool.submit(a.step, {"w": np.ones(3, np.float32)})
+        time.sleep(0.2)
+        assert not coming.done()
+        ps.unregister("w")
+        with pytest.raises(fastps.UnknownTensorError):
+            coming.result(LATE)
+        for worker in (a, b):
+            worker.close()
+
+
 def test_reduce_sum(ps):
     register(ps, fastps.SGD(lr=1.0))
     mode = fastps.Sync(workers=2, reduce="sum")

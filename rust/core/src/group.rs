@@ -202,8 +202,11 @@ impl Groups {
             clock
         };
         // Alone in it, a worker may bind its group anew.
-        if let Some(member) = table.members.get(&client) {
+        if let Some(member) = table.members.get(&client)
+            && member.seat.mode != table.mode
+        {
             table.mode = member.seat.mode;
+            table.complete = false;
         }
         if let Mode::Sync(quorum) = table.mode {
             table.complete |= table.members.len() as u64 >= u64::from(quorum.workers);

@@ -4,11 +4,13 @@
 use crate::codec::{CodecId, ErrorFeedback};
 use crate::error::Result;
 use crate::frame::Identity;
+use crate::identity::Completion;
 use crate::isa::Isa;
 use crate::slice::{Resolved, Slice};
 use crate::sync::{Arc, Mutex, lock};
 use crate::verbs::{Fate, InDoubt};
 use std::ops::Range;
+use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 /// A held body and the residuals that it came from.
@@ -56,8 +58,16 @@ impl InDoubt for HeldDoubt {
         self.slice.range()
     }
 
-    fn result(&self, _timeout: Duration) -> Result<Fate> {
-        let fate = match self.slice.resolve(self.identity)? {
+    fn result(&self, timeout: Duration) -> Result<Fate> {
+        let (done, told) = sync_channel(1);
+        // What it is told is the answer, or a reason to ask again.
+        let later = || -> Completion { Box::new(move |_| done.try_send(()).unwrap_or_default()) };
+        let resolved = self.slice.resolve_later(self.identity, later).unwrap_or_else(|| {
+            // Told too late, it is asked all the same: that says what it waits for.
+            let _ = told.recv_timeout(timeout);
+            self.slice.resolve(self.identity)
+        });
+        let fate = match resolved? {
             Resolved::Applied(applied) => Fate::Applied { version: applied.version },
             Resolved::Fenced => Fate::Fenced,
             Resolved::Unknown => Fate::Unknown,

@@ -63,6 +63,8 @@ pub struct Remembered {
     pub client: u64,
     /// Changes of the slice that were this client's.
     pub own: u64,
+    /// Those of them that were no gradients.
+    pub assigned: u64,
     /// Largest sequence that it remembers no more.
     pub forgotten: u64,
     /// Sequences in the order of their outcomes; `None`: fenced.
@@ -233,7 +235,8 @@ impl Identities {
                     Outcome::Held(_) | Outcome::Shared(_) => {}
                 }
             }
-            Remembered { client: *client, own: self.own(*client), forgotten, outcomes }
+            let (own, assigned) = (self.own(*client), entry.assigned);
+            Remembered { client: *client, own, assigned, forgotten, outcomes }
         };
         let mut clients: Vec<_> = self.clients.iter().map(remembered).collect();
         clients.sort_unstable_by_key(|remembered| remembered.client);
@@ -243,10 +246,10 @@ impl Identities {
     /// The table of an image.
     pub(crate) fn restored(clients: &[Remembered], meter: &Arc<Meter>) -> Result<Self> {
         let mut table = Self::default();
-        for Remembered { client, own, forgotten, outcomes } in clients {
+        for Remembered { client, own, assigned, forgotten, outcomes } in clients {
             table.meet(*client, meter)?;
             if let Some(entry) = table.clients.get_mut(client) {
-                (entry.own, entry.forgotten) = (*own, *forgotten);
+                (entry.own, entry.assigned, entry.forgotten) = (*own, *assigned, *forgotten);
             }
             for (sequence, applied) in outcomes {
                 let outcome = applied.map_or(Outcome::Fenced, Outcome::Applied);

@@ -10,7 +10,7 @@ use crate::identity::Completion;
 use crate::isa::Isa;
 use crate::policy::Policy;
 use crate::record::Sink;
-use crate::slice::{Counters, Place, Resolved, Slice, Snapshot};
+use crate::slice::{Counters, Place, Resolved, Slice, Snapshot, Why};
 use crate::sync::{Arc, AtomicU64, Ordering, RwLock, read, write};
 use crate::tensor::{SliceId, TensorSpec};
 use foldhash::fast::RandomState;
@@ -146,8 +146,11 @@ impl Shard {
     /// Frees slices; unknown ones are ignored. Pulls that are being sent keep their values until they are done.
     pub fn remove(&self, slices: &[SliceId]) {
         let mut all = write(&self.slices);
-        for id in slices.iter().filter(|_| !fault("slice_kept")) {
-            all.remove(id);
+        let removed: Vec<_> =
+            slices.iter().filter(|_| !fault("slice_kept")).filter_map(|id| all.remove(id)).collect();
+        drop(all);
+        for slice in removed {
+            slice.end_waiting(Why::Removed);
         }
     }
 
@@ -246,6 +249,8 @@ impl Shard {
     /// Drops all that is known of a client whose lease ended.
     pub fn forget_client(&self, client: u64) {
         self.policy.forget(client);
+        // Another policy knows nothing of the places.
+        self.groups.forget(client);
         let slices = self.all();
         for slice in &slices {
             slice.forget_client(client);
@@ -265,7 +270,7 @@ impl Shard {
     /// Refuses the gradients that wait for others: nobody comes any more.
     pub fn end_waiting(&self) {
         for slice in self.all() {
-            slice.end_round(None);
+            slice.end_waiting(Why::Ends);
         }
     }
 

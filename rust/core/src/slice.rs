@@ -11,6 +11,7 @@ mod snapshot;
 
 pub use image::{Image, Standing};
 pub use resolve::Resolved;
+pub(crate) use round::Why;
 pub use snapshot::Snapshot;
 
 use crate::apply::Touch;
@@ -54,7 +55,7 @@ pub struct Slice {
     cuts: Arc<Cuts>,
     meter: Arc<Meter>,
     /// The slice's own memory, as counted.
-    _charge: Charge,
+    charge: Charge,
     memory: Memory,
 }
 
@@ -142,7 +143,7 @@ impl Slice {
             counters,
             cuts,
             meter,
-            _charge: charge,
+            charge,
             memory,
         }
     }
@@ -245,7 +246,7 @@ impl Slice {
                         reach("identity_checked");
                         let applied = memory.change(self, push);
                         if memory.round.is_some() && applied.is_ok() {
-                            let told = memory.give_up_round(self);
+                            let told = memory.give_up_round(self, Why::Changed);
                             drop(memory);
                             round::tell(told);
                         }
@@ -415,8 +416,11 @@ impl Slice {
         version: u64,
         identities: &Identities,
     ) -> Push<'a> {
-        let clients = identities.pushing(push.identity.client);
-        let factor = correction.factor(next_staleness(push, version, identities), clients);
+        let staleness = next_staleness(push, version, identities);
+        // All clients are counted only where that changes anything.
+        let counts = correction.momentum_matching || staleness.is_some_and(|tau| tau > 1);
+        let clients = if counts { identities.pushing(push.identity.client) } else { 1 };
+        let factor = correction.factor(staleness, clients);
         let scale = (f64::from(push.scale.unwrap_or(1.0)) * factor) as f32;
         let momentum = correction.momentum(self.spec.optimizer.momentum(), clients);
         Push { scale: Some(scale), momentum: Some(momentum), correction: None, ..*push }
@@ -473,8 +477,18 @@ impl Slice {
         let mut memory = memory.lock();
         let told = match needed {
             Some((quorum, needed)) => memory.end_round(self, quorum, needed),
-            None => memory.give_up_round(self),
+            None => memory.give_up_round(self, Why::Alone),
         };
+        drop(memory);
+        round::tell(told);
+    }
+
+    /// Refuses the gradients that wait for a version; of a removed slice, also those that still come.
+    pub(crate) fn end_waiting(&self, why: Why) {
+        let Memory::Exact(memory) = &self.memory else { return };
+        let mut memory = memory.lock();
+        memory.removed |= matches!(why, Why::Removed);
+        let told = memory.give_up_round(self, why);
         drop(memory);
         round::tell(told);
     }
@@ -513,6 +527,10 @@ impl Drop for Slice {
         let (pushes, assigns) = self.changes();
         self.counters.pushes.fetch_add(pushes, Ordering::Relaxed);
         self.counters.assigns.fetch_add(assigns, Ordering::Relaxed);
+        if let Memory::Exact(memory) = &self.memory {
+            let bytes = Buffer::bytes_for(self.spec.dtype, self.len);
+            memory.lock().leave_to_readers(bytes, &mut self.charge);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod exchange;
 mod groups;
+mod later;
 mod live;
 mod places;
 mod portions;
@@ -38,8 +39,9 @@ use crate::verbs::{
 };
 use foldhash::fast::RandomState;
 use groups::Seats;
+use later::Later;
 use places::Places;
-use settle::Held;
+use settle::Begun;
 use std::collections::HashMap;
 use std::sync::{OnceLock, RwLockReadGuard};
 use std::time::Duration;
@@ -245,11 +247,12 @@ impl Store {
             };
             self.shared.shard.push_to(slice, &push, || late.get_or_init(Arc::<Collect>::default).expect(part))
         };
-        let results = tensor.slices.iter().enumerate().map(change).collect();
+        let answers = tensor.slices.iter().enumerate().map(change).collect();
         let bytes = actions.iter().map(|(_, body)| body.len() as u64).sum();
         let places = Places::new(0, vec![tensor.clone()]);
-        let held = Held { late: late.into_inner(), residues: Vec::new() };
-        let mut receipts = self.settle(&places, results, held, identity, timeout, |_| bytes)?;
+        let late = late.into_inner();
+        let begun = Begun { identity, answers, late, residues: Vec::new(), sent: Some(vec![bytes]) };
+        let mut receipts = self.settle(&places, begun, timeout)?;
         receipts.pop().ok_or_else(|| Error::new(Kind::Internal, "a change without a receipt").into())
     }
 }
@@ -282,13 +285,24 @@ impl ParameterServer for Store {
         Ok(names)
     }
 
-    fn push_for(&self, _caller: &mut dyn Caller, gradients: &[Gradient], options: &PushOptions) -> Pushed {
+    fn push_for(&self, caller: &mut dyn Caller, gradients: &[Gradient], options: &PushOptions) -> Pushed {
         let borrowed: Vec<_> = gradients.iter().map(Gradient::borrow).collect();
-        self.push_borrowed(&borrowed, options)
+        let (places, begun) = self.begin(&borrowed, options)?;
+        if begun.late.is_none() {
+            return self.settle(&places, begun, options.timeout);
+        }
+        self.count(&places, &begun);
+        Later::start(places, begun, options.timeout).wait_for(caller)
     }
 
     fn push_async(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>> {
-        match self.push(&gradients, &options) {
+        let borrowed: Vec<_> = gradients.iter().map(Gradient::borrow).collect();
+        let (places, begun) = self.begin(&borrowed, &options)?;
+        if begun.late.is_some() {
+            self.count(&places, &begun);
+            return Ok(Later::start(places, begun, options.timeout));
+        }
+        match self.settle(&places, begun, options.timeout) {
             // What a check found is the call's own error, as it is over the network.
             Err(PushError::Refused(error)) => Err(error),
             pushed => Ok(Arc::new(Done(pushed))),
@@ -301,7 +315,7 @@ impl ParameterServer for Store {
         options: &PushOptions,
         caller: &mut dyn Caller,
     ) -> Result<(Vec<Receipt>, Versions), PushError> {
-        let receipts = self.push(gradients, options)?;
+        let receipts = self.push_for(caller, gradients, options)?;
         let names: Vec<_> = gradients.iter().map(|g| g.name.clone()).collect();
         Ok((receipts, self.pull(&names, options.timeout, caller)?))
     }

@@ -204,7 +204,7 @@ pub(crate) fn slice(to: &mut Vec<u8>, piece: &Piece) -> bool {
             put(to, &[place.offset, place.bytes, u64::from(place.crc32c)]);
         }
         put(to, &[standing.clients.len() as u64]);
-        for Remembered { client, own, forgotten, outcomes } in &standing.clients {
+        for Remembered { client, own, assigned: _, forgotten, outcomes } in &standing.clients {
             put(to, &[*client, *own, *forgotten, outcomes.len() as u64]);
             for (sequence, applied) in outcomes {
                 to.push(u8::from(applied.is_some()));
@@ -214,6 +214,10 @@ pub(crate) fn slice(to: &mut Vec<u8>, piece: &Piece) -> bool {
                     to.extend_from_slice(&applied.scale.to_bits().to_le_bytes());
                 }
             }
+        }
+        let assigned = || standing.clients.iter().map(|remembered| remembered.assigned);
+        if assigned().any(|count| count > 0) {
+            assigned().for_each(|count| put(to, &[count]));
         }
     })
 }
@@ -385,7 +389,12 @@ impl<'a> Reader<'a> {
                 };
                 outcomes.push((sequence, outcome));
             }
-            clients.push(Remembered { client, own, forgotten, outcomes });
+            clients.push(Remembered { client, own, assigned: 0, forgotten, outcomes });
+        }
+        if !self.0.is_empty() {
+            for remembered in &mut clients {
+                remembered.assigned = self.u64()?;
+            }
         }
         let standing = Standing { version, step, assigns, clients };
         Some(Piece { slice, values, state, standing })

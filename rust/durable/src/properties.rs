@@ -94,12 +94,10 @@ fn standing() -> impl Strategy<Value = Standing> {
         |([version, own], staleness, scale)| Applied { version, own, staleness, scale, duplicate: false },
     );
     let outcomes = vec((any::<u64>(), proptest::option::of(applied)), 0..6);
-    let client = (any::<[u64; 3]>(), outcomes).prop_map(|([client, own, forgotten], outcomes)| Remembered {
-        client,
-        own,
-        forgotten,
-        outcomes,
-    });
+    let client =
+        (any::<[u64; 3]>(), 0_u64..3, outcomes).prop_map(|([client, own, forgotten], assigned, outcomes)| {
+            Remembered { client, own, assigned, forgotten, outcomes }
+        });
     (any::<[u64; 3]>(), vec(client, 0..4)).prop_map(|([version, step, assigns], clients)| Standing {
         version,
         step,

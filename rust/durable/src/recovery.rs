@@ -352,6 +352,7 @@ impl<'a> Recovery<'a> {
 
     fn repeat_push(&mut self, shard: &Shard, record: &Record<'_>) -> Result<()> {
         self.clients.insert(record.identity.client);
+        self.clients.extend(record.shared_by.iter().map(|identity| identity.client));
         if self.gone.contains(&record.slice.0) {
             return Ok(());
         }

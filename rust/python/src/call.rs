@@ -68,7 +68,7 @@ pub(crate) fn wait<T: Send>(
     timeout: Option<Duration>,
 ) -> PyResult<Option<T>> {
     if timeout == Some(Duration::ZERO) {
-        return Ok(ticket.wait(Duration::ZERO));
+        return Ok(py.detach(|| ticket.wait(Duration::ZERO)));
     }
     let end = timeout.and_then(|t| Instant::now().checked_add(t));
     loop {

@@ -63,15 +63,17 @@ impl Unread {
     /// The same, even if the push is only just finished and has not told yet.
     pub(crate) fn raise_last(&self, py: Python<'_>) -> PyResult<()> {
         let mut failed = None;
-        // Taken out first: asking a ticket may call Python back, and nobody may wait for the lock with the GIL.
+        // Taken out first: nobody may wait for the lock with the GIL.
         let mut done: Vec<_> = lock(&self.flights).extract_if(.., |flight| flight.ticket.is_done()).collect();
         done.retain(|flight| {
             if flight.read.load(Ordering::Acquire) {
                 return false;
             }
-            match flight.ticket.wait(Duration::ZERO) {
+            // Whose time is up may have to end first, and whoever ends it may call Python back.
+            match py.detach(|| flight.ticket.wait(Duration::ZERO)) {
                 Some(Err(error)) if failed.is_none() => {
                     flight.read.store(true, Ordering::Release);
+                    drop(lock(&flight.turn).take());
                     failed = Some(error);
                     false
                 }

@@ -167,7 +167,7 @@ fn random_bits(seed: u64, counter: u64, sequence: u64, out: &mut [u16; NOISE]) {
     }
 }
 
-/// Refuses what no encoder writes: a scale of 1..=31 or 255, -128, elements other than zero under the scale
+/// Refuses what breaks the contract: a scale of 1..=31 or 255, -128, elements other than zero under the scale
 /// zero. The first two would not decode to what the contract says, the third has two names for one value.
 pub(super) fn validate(isa: Isa, body: &[u8], n: usize) -> Result<()> {
     let (scales, elements) = body.split_at(n.div_ceil(BLOCK));

@@ -12,9 +12,9 @@ use crate::fault::fault;
 use crate::frame::{Action, Applied, Push};
 use crate::identity::{Identities, Outcome};
 use crate::isa::prefetch;
-use crate::params::{Buffer, Pieces, Purpose};
+use crate::params::{Buffer, Charge, Meter, Pieces, Purpose};
 use crate::rows::Indices;
-use crate::sync::Counted as Arc;
+use crate::sync::{self, Counted as Arc};
 
 /// The first of a slice's arrays; the state follows.
 const PARAMS: usize = 0;
@@ -33,6 +33,8 @@ pub(super) struct ExactMemory {
     pub(super) identities: Identities,
     /// Gradients that wait for others to make a version together.
     pub(super) round: Option<Box<Round>>,
+    /// Its shard has it no more.
+    pub(super) removed: bool,
     /// The last cut that the slice has met.
     cut: u64,
     /// What it is in that one, until it is written.
@@ -58,6 +60,7 @@ impl ExactMemory {
             assigns: 0,
             identities: Identities::default(),
             round: None,
+            removed: false,
             cut: 0,
             in_cut: None,
         }
@@ -144,15 +147,30 @@ impl ExactMemory {
         Ok(())
     }
 
-    /// Everything at one version; the values are pinned, the state is copied.
-    pub(super) fn image(&self, slice: &Slice) -> Result<Image> {
+    /// What the next step needs, so that it cannot fail for lack of memory.
+    pub(super) fn make_writable(&mut self, slice: &Slice) -> Result<()> {
+        unpinned(slice, &mut self.params, &mut self.spare).map(|_| ())
+    }
+
+    /// The slice is gone: what readers still have of it is counted by itself.
+    pub(super) fn leave_to_readers(&self, slice_bytes: u64, charge: &mut Charge) {
+        for buffer in std::iter::once(&self.params).chain(&self.spare) {
+            if Arc::strong_count(buffer) > 1 {
+                buffer.leave_to_readers(charge.split(slice_bytes));
+            }
+        }
+    }
+
+    /// Everything at one version; the values are pinned, the state is copied, and counted if there is a meter.
+    pub(super) fn image(&self, slice: &Slice, meter: Option<&sync::Arc<Meter>>) -> Result<Image> {
         let standing = Standing {
             version: self.version,
             step: self.step,
             assigns: self.assigns,
             clients: self.identities.image(),
         };
-        Ok(Image { standing, values: self.pull(slice, 0)?, state: self.pull_state(slice, 0)? })
+        let state = self.copied(slice, 0, meter, self.state.iter().map(Buffer::bytes))?;
+        Ok(Image { standing, values: self.pull(slice, 0)?, state })
     }
 
     /// Before anything is changed: what the slice is in a cut that has begun since the last change.
@@ -168,13 +186,13 @@ impl ExactMemory {
     fn take_part_in_cut(&mut self, slice: &Slice) {
         let (last, covered) = slice.cuts.covers(&slice.spec.group);
         self.cut = last;
-        self.in_cut = covered.then(|| Box::new(self.image(slice)));
+        self.in_cut = covered.then(|| Box::new(self.image(slice, Some(&slice.meter))));
     }
 
     /// What the slice is in the cut that is being written.
     pub(super) fn image_in_cut(&mut self, slice: &Slice) -> Result<Image> {
         self.meet_cut(slice);
-        self.in_cut.take().map_or_else(|| self.image(slice), |image| *image)
+        self.in_cut.take().map_or_else(|| self.image(slice, None), |image| *image)
     }
 
     /// Nobody will ask for it any more.
@@ -209,14 +227,14 @@ impl ExactMemory {
     /// The values, pinned.
     pub(super) fn pull(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
         if fault("copy_on_write_skipped") {
-            return self.copied(slice, client, std::iter::once(self.params.bytes()));
+            return self.copied(slice, client, Some(&slice.meter), std::iter::once(self.params.bytes()));
         }
         Ok(self.snapshot(slice, client, Bytes::Pinned(self.params.clone())))
     }
 
     /// A copy of the state, all slots one after the other.
     pub(super) fn pull_state(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
-        self.copied(slice, client, self.state.iter().map(Buffer::bytes))
+        self.copied(slice, client, Some(&slice.meter), self.state.iter().map(Buffer::bytes))
     }
 
     /// Appends the values of some rows; gives their version.
@@ -259,10 +277,11 @@ impl ExactMemory {
         &self,
         slice: &Slice,
         client: u64,
+        meter: Option<&sync::Arc<Meter>>,
         parts: impl Iterator<Item = &'a [u8]> + Clone,
     ) -> Result<Snapshot> {
         let len = parts.clone().map(<[u8]>::len).sum();
-        let bytes = Copied::take(&slice.meter, len, |to| parts.for_each(|part| to.extend_from_slice(part)))?;
+        let bytes = Copied::take(meter, len, |to| parts.for_each(|part| to.extend_from_slice(part)))?;
         Ok(self.snapshot(slice, client, bytes))
     }
 

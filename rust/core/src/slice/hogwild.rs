@@ -12,9 +12,9 @@ use crate::error::Result;
 use crate::fault::fault;
 use crate::frame::{Action, Applied, Push};
 use crate::identity::{Completion, Identities, Outcome, Seen};
-use crate::params::{Counts, RacyBuffer};
+use crate::params::{Counts, Meter, RacyBuffer};
 use crate::rows::Indices;
-use crate::sync::{Mutex, Ordering, lock};
+use crate::sync::{Arc, Mutex, Ordering, lock};
 
 /// Pushes in a row whose update of the first block is probed: neighbours are the ones that race.
 const PROBED: u64 = 64;
@@ -122,12 +122,12 @@ impl HogwildMemory {
 
     /// A copy of the values, perhaps in the middle of pushes.
     pub(super) fn pull(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
-        self.snapshot(slice, client, std::slice::from_ref(&self.params))
+        self.snapshot(slice, client, Some(&slice.meter), std::slice::from_ref(&self.params))
     }
 
     /// A copy of the state, all slots one after the other.
     pub(super) fn pull_state(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
-        self.snapshot(slice, client, &self.state)
+        self.snapshot(slice, client, Some(&slice.meter), &self.state)
     }
 
     /// Appends the values of some rows, perhaps in the middle of pushes.
@@ -148,10 +148,16 @@ impl HogwildMemory {
         version
     }
 
-    fn snapshot(&self, slice: &Slice, client: u64, buffers: &[RacyBuffer]) -> Result<Snapshot> {
+    fn snapshot(
+        &self,
+        slice: &Slice,
+        client: u64,
+        meter: Option<&Arc<Meter>>,
+        buffers: &[RacyBuffer],
+    ) -> Result<Snapshot> {
         let (version, own) = self.version(client);
         let step = self.counts.step().load(Ordering::Relaxed);
-        let bytes = Copied::take(&slice.meter, slice.bytes() * buffers.len(), |bytes| {
+        let bytes = Copied::take(meter, slice.bytes() * buffers.len(), |bytes| {
             let mut block = [0.0; BLOCK];
             for buffer in buffers {
                 for (at, len) in blocks(slice.len) {
@@ -187,6 +193,7 @@ impl HogwildMemory {
         self.assign(slice, push);
         self.counts.version().store(version, Ordering::Release);
         let own = identities.count_own(push.identity.client);
+        identities.note_assigned(push.identity.client);
         let applied = Applied {
             version,
             own,
@@ -209,7 +216,8 @@ impl HogwildMemory {
             assigns: self.counts.assigns().load(Ordering::Relaxed),
             clients,
         };
-        Ok(Image { standing, values: self.pull(slice, 0)?, state: self.pull_state(slice, 0)? })
+        let values = self.snapshot(slice, 0, None, std::slice::from_ref(&self.params))?;
+        Ok(Image { standing, values, state: self.snapshot(slice, 0, None, &self.state)? })
     }
 
     /// Becomes what an image says; `values` and `state` have the right lengths.

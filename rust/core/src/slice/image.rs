@@ -4,10 +4,14 @@
 use super::exact::ExactMemory;
 use super::{Memory, Slice, Snapshot};
 use crate::error::{Error, Kind, Result};
-use crate::frame::{Action, Identity, MAX_STEP, Push};
+use crate::frame::{Action, Identity, Push};
 use crate::identity::{Outcome, Remembered, Seen};
 use crate::record::{Identities, Record};
 use crate::tensor::Apply;
+
+/// Largest count that an image may have: what a push may claim ([`MAX_STEP`](crate::frame::MAX_STEP)) does not come near it, whatever is
+/// added to that, and what is added to this does not overflow.
+const MOST: u64 = 1 << 62;
 
 /// A slice at one version (`hogwild`: perhaps in the middle of pushes).
 #[derive(Clone, Debug)]
@@ -34,10 +38,11 @@ pub struct Standing {
 }
 
 impl Slice {
-    /// The slice as a value. Holds its lock for as long as it takes to copy the state.
+    /// The slice as a value. Holds its lock for as long as it takes to copy the state. The copy is not counted, so that a full
+    /// shard can be written, too: whoever writes it has one slice at a time.
     pub fn image(&self) -> Result<Image> {
         let image = match &self.memory {
-            Memory::Exact(memory) => memory.lock().image(self),
+            Memory::Exact(memory) => memory.lock().image(self, None),
             Memory::Hogwild(memory) => memory.image(self),
         };
         image.map_err(|error| self.name(error))
@@ -76,10 +81,12 @@ impl Slice {
             return Err(self.name(error));
         }
         let Standing { version, step, assigns, clients } = standing;
-        let counts = [version, step, assigns].into_iter().chain(clients.iter().map(|client| &client.own));
-        if let Some(count) = counts.into_iter().find(|count| **count > MAX_STEP) {
+        let counts = [version, step, assigns]
+            .into_iter()
+            .chain(clients.iter().flat_map(|client| [&client.own, &client.assigned]));
+        if let Some(count) = counts.into_iter().find(|count| **count > MOST) {
             let error = Error::new(Kind::Internal, "the image has a count that nobody reaches");
-            return Err(self.name(error.expected("at most 2^53", count)));
+            return Err(self.name(error.expected("at most 2^62", count)));
         }
         let restored = match &self.memory {
             Memory::Exact(memory) => memory.lock().restore(self, standing, values, state),

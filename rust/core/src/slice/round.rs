@@ -130,6 +130,31 @@ impl Round {
     }
 }
 
+/// Why a version that gradients wait for will not be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Why {
+    /// The slice was changed otherwise.
+    Changed,
+    /// Nobody is left who makes it.
+    Alone,
+    /// The server ends.
+    Ends,
+    /// The tensor was removed.
+    Removed,
+}
+
+impl From<Why> for Error {
+    fn from(why: Why) -> Self {
+        let (kind, what) = match why {
+            Why::Changed => (Kind::StalePush, "the slice was changed otherwise"),
+            Why::Alone => (Kind::StalePush, "the other workers left"),
+            Why::Ends => (Kind::StalePush, "the server was stopped"),
+            Why::Removed => (Kind::UnknownTensor, "the tensor was removed"),
+        };
+        Self::new(kind, format!("{what} while the gradient waited for its version"))
+    }
+}
+
 /// Tells them.
 pub(super) fn tell(told: Told) {
     for (done, result) in told {
@@ -159,6 +184,10 @@ impl Slice {
             Seen::Forgotten => return (Some(Err(self.name(forgotten()))), Told::new()),
             Seen::Unmet | Seen::New => {}
         }
+        if memory.removed {
+            // Looked up before it was removed: nobody would end its round.
+            return (Some(Err(self.name(Why::Removed.into()))), Told::new());
+        }
         match memory.take_in(self, push, share, later) {
             Ok(told) => (None, told),
             Err(error) => {
@@ -182,6 +211,10 @@ impl ExactMemory {
         let client = push.identity.client;
         if self.round.as_ref().is_some_and(|round| round.has(client)) {
             return Err(Error::new(Kind::Config, "the worker has a gradient in the coming version already"));
+        }
+        if self.round.as_ref().map_or(0, |round| round.parts.len()) as u64 + 1 >= u64::from(share.needed) {
+            // Where readers leave no room for the version, only this gradient is refused, and may come again.
+            self.make_writable(slice)?;
         }
         let kept = share.rank.map(|rank| Kept::of(slice, push, rank)).transpose()?;
         if !self.identities.knows(client) {
@@ -306,12 +339,11 @@ impl ExactMemory {
         told
     }
 
-    /// The slice was changed otherwise, so the version that gradients wait for will not be.
+    /// The version that gradients wait for will not be.
     #[cold]
-    pub(super) fn give_up_round(&mut self, slice: &Slice) -> Told {
+    pub(super) fn give_up_round(&mut self, slice: &Slice, why: Why) -> Told {
         let Some(round) = self.round.take() else { return Told::new() };
-        let why = "the slice was changed otherwise while the gradient waited for its version";
-        self.refuse(round.parts, &slice.name(Error::new(Kind::StalePush, why)))
+        self.refuse(round.parts, &slice.name(why.into()))
     }
 
     /// A worker is gone. Its gradient stays in the sum; where nobody is left, there is no version to be made.
@@ -319,7 +351,7 @@ impl ExactMemory {
         self.identities.forget(client);
         let is_here = |part: &Part| self.identities.knows(part.identity.client);
         if self.round.as_ref().is_some_and(|round| !round.parts.iter().any(is_here)) {
-            return self.give_up_round(slice);
+            return self.give_up_round(slice, Why::Alone);
         }
         Told::new()
     }

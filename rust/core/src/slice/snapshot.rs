@@ -29,13 +29,17 @@ pub(super) enum Bytes {
 #[derive(Debug)]
 pub(super) struct Copied {
     bytes: Vec<u8>,
-    _charge: Charge,
+    _charge: Option<Charge>,
 }
 
 impl Copied {
-    /// `len` bytes that `fill` appends, if there is room for them.
-    pub(super) fn take(meter: &Arc<Meter>, len: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Result<Bytes> {
-        let charge = meter.take(Purpose::Copies, len as u64)?;
+    /// `len` bytes that `fill` appends, if there is room for them; without a meter they are not counted.
+    pub(super) fn take(
+        meter: Option<&Arc<Meter>>,
+        len: usize,
+        fill: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Bytes> {
+        let charge = meter.map(|meter| meter.take(Purpose::Copies, len as u64)).transpose()?;
         let mut bytes = Vec::with_capacity(len);
         fill(&mut bytes);
         Ok(Bytes::Copied(Arc::new(Self { bytes, _charge: charge })))
@@ -45,7 +49,7 @@ impl Copied {
 impl Snapshot {
     /// Values of rows, perhaps of several slices, whose versions stand elsewhere.
     pub fn of_rows(dtype: DType, bytes: Vec<u8>, charge: Charge) -> Self {
-        let bytes = Bytes::Copied(Arc::new(Copied { bytes, _charge: charge }));
+        let bytes = Bytes::Copied(Arc::new(Copied { bytes, _charge: Some(charge) }));
         Self { dtype, version: 0, own: 0, step: 0, bytes }
     }
 }

@@ -3,7 +3,6 @@
 
 use super::places::Places;
 use super::push::UnderWay;
-use super::settle::Held;
 use super::{Store, Tensor};
 use crate::dtype::View;
 use crate::error::{Error, Kind, Result};
@@ -131,17 +130,14 @@ impl Store {
         done: Vec<(Option<Answer>, Result<SliceVersion>)>,
         take: Take<'_>,
     ) -> Exchanged {
-        let UnderWay { identity, options, late, .. } = push;
-        let held = Held { late: late.into_inner(), residues: Vec::new() };
-        let waits = held.late.is_some();
+        let (timeout, waits) = (push.options.timeout, push.late.get().is_some());
         let mut answers = Vec::with_capacity(done.len());
         let mut versions = Vec::with_capacity(done.len());
         for (answer, version) in done {
             answers.extend(answer);
             versions.push(version);
         }
-        let sent = |k: usize| pushed.tensors[k].bytes();
-        let pushed = self.settle(pushed, answers, held, identity, options.timeout, sent);
+        let pushed = self.settle(pushed, push.begun(answers, Vec::new(), None), timeout);
         if waits {
             // What a policy had held is in the values only now.
             let pull =

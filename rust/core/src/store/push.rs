@@ -2,7 +2,7 @@
 
 use super::Store;
 use super::places::Places;
-use super::settle::{Answers, Held};
+use super::settle::{Answers, Begun};
 use crate::codec::{Codec, CodecId, ErrorFeedback, Position};
 use crate::dtype::View;
 use crate::error::{Kind, Result};
@@ -39,6 +39,17 @@ impl<'o> UnderWay<'o> {
         UnderWay { identity, options, rates: &[], late: OnceLock::new() }
     }
 
+    /// All slices have got it.
+    #[inline(always)]
+    pub(super) fn begun(
+        self,
+        answers: Answers,
+        residues: Vec<(usize, Residue)>,
+        sent: Option<Vec<u64>>,
+    ) -> Begun {
+        Begun { identity: self.identity, answers, late: self.late.into_inner(), residues, sent }
+    }
+
     /// The rate of the k-th tensor.
     #[inline(always)]
     fn lr(&self, k: usize) -> Option<f64> {
@@ -71,6 +82,17 @@ impl Store {
     /// Pushes gradients of memory that the caller lends for the call:
     /// [`ParameterServer::push`](crate::verbs::ParameterServer::push) without its owned list.
     pub fn push_borrowed(&self, gradients: &[GradientRef<'_>], options: &PushOptions) -> Pushed {
+        let (places, begun) = self.begin(gradients, options)?;
+        self.settle(&places, begun, options.timeout)
+    }
+
+    /// Hands gradients to their slices, without waiting for what a policy holds.
+    #[inline(always)]
+    pub(super) fn begin(
+        &self,
+        gradients: &[GradientRef<'_>],
+        options: &PushOptions,
+    ) -> Result<(Places, Begun)> {
         let mut places = self.look_up(gradients.iter().map(|gradient| gradient.name))?;
         let specs = places.tensors.iter().map(|tensor| &*tensor.spec);
         let mut feedback = options.feedback.as_deref().map(lock);
@@ -78,9 +100,11 @@ impl Store {
         outgoing::check(self.shared.isa, both.clone(), options, feedback.as_deref_mut())?;
         if gradients.iter().any(|gradient| gradient.indices.is_some()) {
             places.sparse = outgoing::gather(self.shared.isa, both, options)?;
-            return self.push_sparse(&places, |k| gradients[k].values, options);
+            let begun = self.push_sparse(&places, |k| gradients[k].values, options)?;
+            return Ok((places, begun));
         }
-        self.push_to(&places, |k| gradients[k].values, options, feedback)
+        let begun = self.push_to(&places, |k| gradients[k].values, options, feedback)?;
+        Ok((places, begun))
     }
 
     /// Looks up where gradients go that will be pushed again and again, and checks their shapes.
@@ -105,28 +129,27 @@ impl Store {
         let mut feedback = options.feedback.as_deref().map(lock);
         outgoing::check_options(options, feedback.is_some())?;
         outgoing::check_finite(self.shared.isa, gradients(), options, feedback.as_deref_mut())?;
-        self.push_to(&places, |k| bound.gradients[k].values.view(), options, feedback)
+        let begun = self.push_to(&places, |k| bound.gradients[k].values.view(), options, feedback)?;
+        self.settle(&places, begun, options.timeout)
     }
 
     /// Pushes what was checked; `values` of the k-th tensor.
+    #[inline(always)]
     fn push_to<'a>(
         &self,
         places: &Places,
         values: impl Fn(usize) -> View<'a> + Sync,
         options: &PushOptions,
         feedback: Option<MutexGuard<'_, ErrorFeedback>>,
-    ) -> Pushed {
+    ) -> Result<Begun> {
         let push = UnderWay::new(self.identity(), options);
         if options.codec == Codec::Float32 && feedback.is_none() {
-            let results = self.push_plain(places, &push, values);
-            let held = Held { late: push.late.into_inner(), residues: Vec::new() };
-            let sent = |k: usize| places.tensors[k].bytes();
-            return self.settle(places, results, held, push.identity, options.timeout, sent);
+            let answers = self.push_plain(places, &push, values);
+            return Ok(push.begun(answers, Vec::new(), None));
         }
         let mut sent = vec![0; places.tensors.len()];
-        let (results, residues) = self.push_encoded(places, &push, values, feedback, &mut sent)?;
-        let held = Held { late: push.late.into_inner(), residues };
-        self.settle(places, results, held, push.identity, options.timeout, |k| sent[k])
+        let (answers, residues) = self.push_encoded(places, &push, values, feedback, &mut sent)?;
+        Ok(push.begun(answers, residues, Some(sent)))
     }
 
     /// Pushes a list with sparse gradients in it.
@@ -135,7 +158,7 @@ impl Store {
         places: &Places,
         values: impl Fn(usize) -> View<'a>,
         options: &PushOptions,
-    ) -> Pushed {
+    ) -> Result<Begun> {
         let push = UnderWay::new(self.identity(), options);
         let (codec, mut body) = (options.codec.id(), Vec::new());
         let (mut results, mut sent) = (Vec::new(), vec![0; places.tensors.len()]);
@@ -173,8 +196,7 @@ impl Store {
                 results.push(result);
             }
         }
-        let held = Held { late: push.late.into_inner(), residues: Vec::new() };
-        self.settle(places, results, held, push.identity, options.timeout, |k| sent[k])
+        Ok(push.begun(results, Vec::new(), Some(sent)))
     }
 
     /// What a push to a slice is based on; the slice is probably the j-th that is known of the k-th tensor.

@@ -14,57 +14,66 @@ use std::time::Duration;
 /// What became of each slice, in the order of [`Places::parts`]; nothing yet of those that a policy holds.
 pub(super) type Answers = Vec<Option<Result<Applied>>>;
 
-/// What a push that a policy holds waits for, and what it must not lose.
-pub(super) struct Held {
+/// A push whose slices have got it.
+pub(super) struct Begun {
+    pub(super) identity: Identity,
+    pub(super) answers: Answers,
+    /// Gathers the answers that a policy holds back.
     pub(super) late: Option<Arc<Collect>>,
+    /// What must not be lost of those.
     pub(super) residues: Vec<(usize, Residue)>,
+    /// Bytes of each tensor; `None`: as many as its values have.
+    pub(super) sent: Option<Vec<u64>>,
 }
 
-impl Store {
-    /// Waits for what a policy holds and makes receipts of all answers; `sent`: bytes of the k-th tensor.
-    pub(super) fn settle(
-        &self,
-        places: &Places,
-        mut results: Answers,
-        held: Held,
-        identity: Identity,
-        timeout: Duration,
-        sent: impl Fn(usize) -> u64,
-    ) -> Pushed {
-        let mut residues: HashMap<usize, Residue> = held.residues.into_iter().collect();
-        for (part, result) in held.late.map(|late| late.wait(timeout)).unwrap_or_default() {
+impl Begun {
+    /// Bytes of the k-th tensor.
+    fn sent(&self, places: &Places, k: usize) -> u64 {
+        self.sent.as_ref().map_or_else(|| places.tensors[k].bytes(), |sent| sent[k])
+    }
+
+    /// Waits for what a policy holds, and makes receipts of all answers.
+    pub(super) fn end(mut self, places: &Places, timeout: Duration) -> Pushed {
+        let mut residues: HashMap<usize, Residue> = std::mem::take(&mut self.residues).into_iter().collect();
+        for (part, result) in self.late.take().map(|late| late.wait(timeout)).unwrap_or_default() {
             if let (Some(residue), Err(error)) = (residues.remove(&part), &result)
                 && error.kind != Kind::StalePush
             {
                 residue.give_back()?;
             }
-            results[part] = Some(result);
+            self.answers[part] = Some(result);
         }
-        if let Some(receipts) = receipts(places, &results, &sent) {
-            self.count(receipts.iter().map(|receipt| receipt.bytes).sum(), places.bytes);
+        if let Some(receipts) = receipts(places, &self.answers, |k| self.sent(places, k)) {
             return Ok(receipts);
         }
-        let sent: Vec<_> = (0..places.tensors.len()).map(sent).collect();
-        self.count(sent.iter().sum(), places.bytes);
+        let sent: Vec<_> = (0..places.tensors.len()).map(|k| self.sent(places, k)).collect();
         let mut outcome = Outcomes::default();
-        for (part, ((k, slice), result)) in places.parts().zip(results).enumerate() {
+        for (part, ((k, slice), result)) in places.parts().zip(self.answers).enumerate() {
             let name = slice.spec().name.clone();
             match result {
                 Some(Ok(applied)) => outcome.applied.push((k, slice.range(), applied)),
                 Some(Err(error)) => outcome.refused.push((name, slice.range(), error)),
                 None => {
-                    let doubt = HeldDoubt::new(slice.clone(), identity, residues.remove(&part));
+                    let doubt = HeldDoubt::new(slice.clone(), self.identity, residues.remove(&part));
                     outcome.in_doubt.push(Arc::new(doubt));
                 }
             }
         }
         outcome.into_pushed(&|k| places.tensors[k].spec.name.clone(), &sent)
     }
+}
 
-    /// Counts a push of so many bytes, which would be so many uncompressed.
-    fn count(&self, bytes: u64, plain: u64) {
+impl Store {
+    /// Counts the push, and what [`Begun::end`] does.
+    pub(super) fn settle(&self, places: &Places, begun: Begun, timeout: Duration) -> Pushed {
+        self.count(places, &begun);
+        begun.end(places, timeout)
+    }
+
+    pub(super) fn count(&self, places: &Places, begun: &Begun) {
+        let bytes = (0..places.tensors.len()).map(|k| begun.sent(places, k)).sum();
         self.bytes_pushed.fetch_add(bytes, Ordering::Relaxed);
-        self.bytes_saved.fetch_add(plain.saturating_sub(bytes), Ordering::Relaxed);
+        self.bytes_saved.fetch_add(places.bytes.saturating_sub(bytes), Ordering::Relaxed);
         self.pushed.fetch_add(1, Ordering::Relaxed);
     }
 }

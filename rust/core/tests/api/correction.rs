@@ -126,6 +126,15 @@ fn what_is_too_stale_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn to_refuse_without_a_limit_is_refused() {
+    let store = store(Apply::Exact, 0.0);
+    let endless = Correction { reject: true, ..ADAPTIVE };
+    let Err(PushError::Refused(error)) = push(&store, &options(&base(&store), endless)) else { panic!() };
+    assert!(error.kind == Kind::Config && error.expected.as_deref() == Some("max_staleness"), "{error}");
+    assert_eq!(values(&store), [0.0; ROWS as usize]);
+}
+
+#[test]
 fn sparse_gradients_are_corrected_slice_by_slice() {
     let store = store(Apply::Exact, 0.0);
     let (slow, fast) = (store.another().unwrap(), store.another().unwrap());

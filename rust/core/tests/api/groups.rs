@@ -10,6 +10,7 @@ use fastps_core::identity::Completion;
 use fastps_core::isa::Isa;
 use fastps_core::mode::{Clocks, Mode, Quorum, Seat};
 use fastps_core::optim::{Adam, Optimizer, Sgd};
+use fastps_core::policy::{Admission, Held, Policy};
 use fastps_core::record::{Identities, Record, Sink};
 use fastps_core::rows::Indices;
 use fastps_core::shard::{Meter, Purpose, Shard, ShardConfig};
@@ -542,6 +543,87 @@ fn a_log_repeats_what_several_made_together() {
     assert_eq!(one.values.as_ref(), other.values.as_ref());
     assert_eq!(one.state.as_ref(), other.state.as_ref());
     assert_eq!(one.standing, other.standing);
+}
+
+#[test]
+fn a_gradient_of_a_removed_slice_waits_for_nobody() {
+    let mut world = World::new();
+    for client in 1..=2 {
+        world.join(client, Mode::Sync(quorum(2, 0)), None).unwrap();
+    }
+    let answer = world.plain(1, 0, &gradient(1));
+    let slice = world.shard.slice(SLICE).unwrap();
+    assert!(waits(&answer));
+    world.shard.remove(&[SLICE]);
+    assert_eq!(kind(&answer), Some(Kind::UnknownTensor));
+    // Somebody had looked it up before.
+    let body = bytemuck::cast_slice::<f32, u8>(&[1.0; LEN]).to_vec();
+    let late = world.shard.push_to(&slice, &push(2, 9, 0, &body, CodecId::Float32), || panic!("it waits"));
+    assert_eq!(late.unwrap().unwrap_err().kind, Kind::UnknownTensor);
+}
+
+#[test]
+fn readers_that_leave_no_room_keep_back_the_last_gradient_alone() {
+    let free = World::new();
+    let slices = free.shard.meter().used();
+    let mut world = World::with_memory(slices + (1 << 16));
+    for client in 1..=2 {
+        world.join(client, Mode::Sync(quorum(2, 0)), None).unwrap();
+    }
+    let (a, b, mut model) = (gradient(1), gradient(2), Model::new());
+    let first = world.shard.pull(0, SLICE).unwrap();
+    world.plain(1, 0, &a);
+    world.plain(2, 0, &b);
+    model.step(&[&a, &b], 0.5);
+    // The values before and after are read; then the memory is taken.
+    let second = world.shard.pull(0, SLICE).unwrap();
+    let one = world.plain(1, 1, &b);
+    let meter = world.shard.meter().clone();
+    let rest = meter.take(Purpose::Held, meter.limit() - meter.used()).unwrap();
+    assert_eq!(kind(&world.plain(2, 1, &a)), Some(Kind::Capacity));
+    assert!(waits(&one));
+    drop((first, second));
+    let other = world.plain(2, 1, &a);
+    drop(rest);
+    model.step(&[&b, &a], 0.5);
+    assert_eq!((applied(&one).version, applied(&other).version), (2, 2));
+    assert_eq!(world.values(), model.values);
+}
+
+#[test]
+fn a_group_that_is_bound_anew_waits_for_all_of_its_workers() {
+    let mut world = World::new();
+    world.join(1, Mode::Sync(quorum(1, 0)), None).unwrap();
+    world.join(1, Mode::Sync(quorum(2, 0)), None).unwrap();
+    let answer = world.plain(1, 0, &gradient(1));
+    assert!(waits(&answer));
+    world.join(2, Mode::Sync(quorum(2, 0)), None).unwrap();
+    world.plain(2, 0, &gradient(1));
+    assert_eq!(applied(&answer).version, 1);
+}
+
+/// A policy that knows nothing of groups.
+#[derive(Debug)]
+struct Always;
+
+impl Policy for Always {
+    fn admit(&self, _: &Slice, _: &Push<'_>) -> Admission {
+        Admission::Apply
+    }
+
+    fn hold(&self, held: Held) {
+        held.release();
+    }
+}
+
+#[test]
+fn places_are_given_back_whatever_the_policy() {
+    let policy = Some::<Arc<dyn Policy>>(Arc::new(Always));
+    let shard = Shard::new(ShardConfig { policy, ..ShardConfig::new(0, u64::MAX, Isa::best()) });
+    let seat = Seat { mode: Mode::Bounded { staleness: 1 }, rank: None, name: String::new() };
+    shard.groups().join(GROUP, 1, seat, shard.meter()).unwrap();
+    shard.forget_client(1);
+    assert_eq!((shard.groups().len(), shard.meter().used()), (0, 0));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use fastps_core::codec::{Codec, CodecId, Position};
 use fastps_core::correction::Correction;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
-use fastps_core::frame::{Action, Applied, Base, Identity, Push};
+use fastps_core::frame::{Action, Applied, Base, Identity, MAX_STEP, Push};
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, Ftrl, Optimizer, Rmsprop, Sgd};
 use fastps_core::record::{Identities, Record, Sink};
@@ -293,6 +293,48 @@ fn what_does_not_fit_is_refused() {
     full.create(&spec, 1, &[(ID, 0)]).unwrap();
     let refused = full.slice(ID).unwrap().restore(&image.standing, image.values.as_ref(), &[]).unwrap_err();
     assert_eq!(refused.kind, Kind::Capacity);
+}
+
+#[test]
+fn what_is_accepted_alive_can_be_restored() {
+    let spec = spec(optimizers()[6], Apply::Exact);
+    let (live, slice) = shard(&spec, None);
+    let slots = spec.optimizer.slots().len();
+    let state = vec![0; 4 * ROWS * WIDTH * slots];
+    let count = (ROWS * WIDTH) as u64;
+    let whole = Push { count, ..plain(1, 1, Action::AssignState { step: MAX_STEP }, &state) };
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let gradient = vec![0; 4 * ROWS * WIDTH];
+    for push in [whole, Push { count, ..plain(1, 2, Action::Gradient, &gradient) }] {
+        let told = told.clone();
+        live.push(&push, move |result| told.lock().unwrap().push(result.unwrap().version));
+    }
+    assert_eq!(*told.lock().unwrap(), [1, 2]);
+    let image = slice.image().unwrap();
+    assert_eq!(image.standing.step, MAX_STEP + 1);
+    assert_eq!(image.standing.clients[0].assigned, 1);
+    let (_, copy) = shard(&spec, None);
+    copy.restore(&image.standing, image.values.as_ref(), image.state.as_ref()).unwrap();
+    same(&copy.image().unwrap(), &image);
+}
+
+fn plain(client: u64, sequence: u64, action: Action, body: &[u8]) -> Push<'_> {
+    Push {
+        slice: ID,
+        action,
+        identity: Identity { client, sequence },
+        base: None,
+        lr: None,
+        scale: None,
+        momentum: None,
+        correction: None,
+        count: 0,
+        indices: None,
+        codec: CodecId::Float32,
+        body,
+        trusted: false,
+        once: false,
+    }
 }
 
 #[test]

@@ -114,6 +114,33 @@ fn a_copy_for_a_reader_that_does_not_fit_is_refused_and_fits_later() {
 }
 
 #[test]
+fn a_full_shard_has_an_image() {
+    let adam = Optimizer::Adam(Adam::default());
+    for apply in [Apply::Exact, Apply::Hogwild] {
+        let shard = shard_with(10, apply, adam, None);
+        let image = shard.slice(SLICE).unwrap().image().unwrap();
+        assert_eq!((image.values.as_ref().len(), image.state.as_ref().len()), (4 * N, 8 * N));
+        assert_eq!(counter(&shard, "memory_copies"), 0);
+    }
+}
+
+#[test]
+fn values_of_a_removed_slice_are_counted_as_long_as_they_are_read() {
+    let shard = shard_with(1 << 20, Apply::Exact, ledger(), None);
+    let first = shard.pull(1, SLICE).unwrap();
+    push(&shard, 1, 1).recv().unwrap().unwrap();
+    let second = shard.pull(1, SLICE).unwrap();
+    shard.remove(&[SLICE]);
+    let one = counter(&shard, "memory_used") / 2;
+    assert!(one >= 4 * N as u64, "{one}");
+    check_sum(&shard);
+    drop(first);
+    assert_eq!(counter(&shard, "memory_used"), one);
+    drop(second);
+    assert_eq!(counter(&shard, "memory_used"), 0);
+}
+
+#[test]
 fn what_a_slice_remembers_of_its_clients_is_counted_until_they_leave() {
     for apply in [Apply::Exact, Apply::Hogwild] {
         let one = shard_with(1 << 20, apply, ledger(), None);

@@ -17,13 +17,15 @@ use tonic::transport::Channel;
 
 /// What an answer needs to come back in time.
 const MARGIN: Duration = Duration::from_millis(100);
-/// How long a place is asked for when a connection begins.
+/// How long a place is asked for when a connection begins, or given back without one.
 const AGAIN: Duration = Duration::from_secs(2);
 
 /// A place in a group.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     group: u32,
+    /// The group's, which the map does not know any more when its last tensor is gone.
+    name: Arc<str>,
     seat: Seat,
     /// Steps taken.
     clock: u64,
@@ -118,8 +120,8 @@ impl Client {
     pub(super) fn join_group(&self, group: &str, seat: &Seat, timeout: Duration) -> Result<Joined> {
         seat.check()?;
         let deadline = after(timeout);
-        let group = self.group(group, deadline)?;
-        let place = Place { group, seat: seat.clone(), clock: 0, told: 0, lost: false };
+        let (name, group) = (group.into(), self.group(group, deadline)?);
+        let place = Place { group, name, seat: seat.clone(), clock: 0, told: 0, lost: false };
         let links: Vec<_> = self.links.iter().filter(|link| place.concerns(link)).cloned().collect();
         let shared = self.shared.clone();
         self.block(async move {
@@ -214,7 +216,9 @@ impl Client {
     /// The number of a group, which the map tells.
     pub(super) fn group(&self, name: &str, deadline: Instant) -> Result<u32> {
         self.alive()?;
-        if let Some(group) = self.map.group(name) {
+        let taken =
+            || lock(&self.shared.places).iter().find(|place| *place.name == *name).map(|place| place.group);
+        if let Some(group) = self.map.group(name).or_else(taken) {
             return Ok(group);
         }
         self.refresh(Vec::new(), deadline)?;
@@ -264,7 +268,8 @@ async fn give_back(link: &Link, group: u32, warm: bool, deadline: Instant) {
         async move { control.leave(request(leave, left)).await }
     };
     // A server that cannot be told finds out when the lease ends.
-    if let Err(error) = call(link, deadline.min(after(AGAIN)), ask).await {
+    let deadline = if link.is_connected() { deadline } else { deadline.min(after(AGAIN)) };
+    if let Err(error) = call(link, deadline, ask).await {
         tracing::debug!(shard = link.shard(), %error, "leaving a group was not told");
     }
 }

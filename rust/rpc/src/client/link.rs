@@ -115,6 +115,11 @@ impl Link {
         !lock(&self.queue).frames.is_empty()
     }
 
+    /// Whether it has a connection, for all that is known.
+    pub(super) fn is_connected(&self) -> bool {
+        lock(&self.queue).session != 0
+    }
+
     /// Whether the present session must end for the sake of a caller's memory.
     pub(super) fn is_recalled(&self) -> bool {
         lock(&self.queue).recalled

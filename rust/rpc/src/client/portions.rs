@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 /// How long to wait for a link's new session.
 const RENEWAL: Duration = Duration::from_millis(100);
 /// What a client that is closed spends on telling that it goes.
-const FAREWELL: Duration = Duration::from_millis(500);
+const FAREWELL: Duration = Duration::from_secs(5);
+/// The same where it has no connection.
+const BRIEF_FAREWELL: Duration = Duration::from_millis(500);
 
 impl Client {
     /// Asks; the server may keep the answer for as long as `wait`, and half of the time that is left.
@@ -42,7 +44,8 @@ impl Client {
         if self.alive().is_err() || !self.has_portions.swap(false, Ordering::Relaxed) {
             return;
         }
-        let (link, deadline) = (self.links[0].clone(), after(FAREWELL));
+        let link = self.links[0].clone();
+        let deadline = after(if link.is_connected() { FAREWELL } else { BRIEF_FAREWELL });
         let _ = self.block(async move {
             call(&link, deadline, |mut client, left| {
                 let then = pb::PortionThen::Leave.into();

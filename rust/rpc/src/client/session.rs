@@ -53,7 +53,8 @@ pub(super) async fn drive(link: Arc<Link>) {
             () = tokio::time::sleep(jitter(pause)) => {}
             () = link.changed.notified() => {}
         }
-        pause = (2 * pause).min(LONGEST_PAUSE);
+        // A server that was started anew waits one lease for its clients.
+        pause = (2 * pause).min(LONGEST_PAUSE).min(link.lease / 4);
     }
 }
 
