@@ -46,7 +46,7 @@ def demo(*options: str, cwd: Path, env: dict[str, str] | None = None) -> subproc
 
 def processes_of(folder: Path) -> list[int]:
     """Processes whose environment marks them as started by a test in ``folder`` (Linux)."""
-    mark = f"FASTPS_TEST_MARK={folder}".encode()
+    mark = f"DEMO_TEST_MARK={folder}".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -66,7 +66,7 @@ def wait_until_gone(folder: Path, seconds: float = 6.0) -> list[int]:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_demo_learns_survives_a_kill_and_reconciles(codec: str, tmp_path: Path) -> None:
-    env = {"FASTPS_TEST_MARK": str(tmp_path)}
+    env = {"DEMO_TEST_MARK": str(tmp_path)}
     ran = demo("--codec", codec, "--seconds", "4", "--json", cwd=tmp_path, env=env)
     assert ran.returncode == 0, ran.stderr
     result: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
@@ -112,6 +112,14 @@ def test_undisturbed_books_are_exact(tmp_path: Path) -> None:
     assert 0 <= 3 * result["updates"] - result["minibatches"] <= 2 * 2
 
 
+def test_the_options_of_a_server_of_one_s_own_are_not_the_demo_s(tmp_path: Path) -> None:
+    (data := tmp_path / "data").mkdir()
+    env = {"FASTPS_SERVER_DATA_DIR": str(data), "FASTPS_LISTEN_UNIX": str(data / "socket")}
+    ran = demo("--no-kill", "--seconds", "1", "--workers", "1", cwd=tmp_path, env=env)
+    assert ran.returncode == 0, ran.stderr
+    assert list(data.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("number", "after"),
     [(signal.SIGINT, 1.5), (signal.SIGINT, 4.0), (signal.SIGTERM, 4.0), (signal.SIGKILL, 4.0)],
@@ -119,7 +127,7 @@ def test_undisturbed_books_are_exact(tmp_path: Path) -> None:
 def test_nothing_stays_behind_when_it_is_stopped(
     number: signal.Signals, after: float, tmp_path: Path
 ) -> None:
-    env = {**os.environ, "FASTPS_TEST_MARK": str(tmp_path)}
+    env = {**os.environ, "DEMO_TEST_MARK": str(tmp_path)}
     command = [sys.executable, "-m", "fastps", "demo", "--seconds", "60"]
     with subprocess.Popen(
         command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True

@@ -35,9 +35,10 @@ STOP_TIMEOUT = 8.0
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
-
-_SERVER_OPTIONS = ("FASTPS_SHARDS", "FASTPS_LISTEN", "FASTPS_CLUSTER", "FASTPS_ADVERTISE")
-"""Options of ``fastps serve`` that the demo sets itself and a user's environment must not change."""
+_INHERITED = ("FASTPS_ISA", "FASTPS_LOG", "FASTPS_MUTANT", "FASTPS_TRACEBACK")
+"""All that children take over of the user's ``FASTPS_...``: the others are options of a server of the
+user's own, such as the folder of its data.
+"""
 
 SERVER_VARIABLE = "FASTPS_DEMO_SERVER"
 """Names another server program, run instead of ``fastps serve`` (``make acceptance`` runs a faulty one)."""
@@ -50,11 +51,16 @@ def _python_module(*arguments: str) -> list[str]:
     return [sys.executable, *([] if found_here else ["-P"]), "-m", *arguments]
 
 
+def _inherited() -> dict[str, str]:
+    """The part of the user's environment that children see."""
+    names = (name for name in os.environ if not name.startswith("FASTPS_") or name in _INHERITED)
+    return {name: os.environ[name] for name in names}
+
+
 class Child:
     """A child process: its output is read line by line on a thread, its standard error goes to a log."""
 
     def __init__(self, command: list[str], log: Path, env: dict[str, str]) -> None:
-        inherited = {name: value for name, value in os.environ.items() if name not in _SERVER_OPTIONS}
         self.log = log
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
@@ -62,7 +68,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**inherited, "PYTHONUNBUFFERED": "1", **env},
+                env={**_inherited(), "PYTHONUNBUFFERED": "1", **env},
                 start_new_session=True,
             )
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
