@@ -30,6 +30,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fastps
 from fastps.hogwild import Epoch, HogwildClassifier, HogwildMatrixFactorization, HogwildRegressor
+from fastps.hogwild._store import Kept
 
 EXCEPTIONS = {
     "check_sample_weight_equivalence_on_dense_data": "the order of steps differs, as for SGDClassifier",
@@ -442,6 +443,32 @@ def test_coefficients_in_a_store_are_seen_and_trained_on(store):
     # Training from nothing is from nothing there, too.
     again = HogwildClassifier(**settings, store=place).fit(X, y)
     assert distance(again.coef_, alone.coef_) < 1e-5
+
+
+@pytest.mark.parametrize("pulled", [False, True])
+def test_ctrl_c_pushes_nothing_twice(store, pulled, monkeypatch):
+    """It comes when an epoch was pushed: before what is there now was pulled, or just after."""
+    place, other = store
+    X, y = problem()
+    pull, others = Kept.pull, np.ones((1, X.shape[1]), np.float32)
+    calls = []
+
+    def interrupted(kept):
+        calls.append(kept)
+        if len(calls) < 3:  # for the first two fit has learned nothing yet
+            return pull(kept)
+        other.push("coef_", -others, lr=1.0)
+        if pulled:
+            pull(kept)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Kept, "pull", interrupted)
+    model = HogwildClassifier(max_iter=1, tol=None, random_state=0, store=place)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, y)
+    assert np.abs(model.coef_).max() > 1
+    assert distance(other.pull("coef_"), model.coef_ + others) < 1e-6
+    assert distance(other.pull("intercept_"), model.intercept_) < 1e-6
 
 
 def test_two_estimators_train_one_model(store):

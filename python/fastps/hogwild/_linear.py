@@ -41,6 +41,10 @@ class _Problem:
         """What predicts: the average, once it has begun."""
         return self.average or (self.coef, self.intercept)
 
+    @property
+    def is_finite(self) -> bool:
+        return bool(np.isfinite(self.intercept) and np.isfinite(self.coef).all())
+
 
 def _rows(X: Any) -> Any:
     """What the trainer reads; nothing is copied but indices of two types."""
@@ -172,15 +176,19 @@ class _Linear(BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
         number = 0
         try:
             for number in range(1, max_iter + 1):
-                total, examples = trainer.epoch(seed(), eta, want_loss)
-                self._take(problem, trainer)
-                if not (np.isfinite(problem.intercept) and np.isfinite(problem.coef).all()):
+                try:
+                    total, examples = trainer.epoch(seed(), eta, want_loss)
+                finally:
+                    # Only here, so that Ctrl-C, whenever it comes, has nothing pushed twice.
+                    self._take(problem, trainer)
+                    if kept and problem.is_finite:
+                        kept.push(problem.coef, problem.intercept)
+                if not problem.is_finite:
                     raise ValueError(
                         f"Floating-point under-/overflow occurred at epoch #{number}. Scaling input data "
                         "with StandardScaler or MinMaxScaler might help."
                     )
                 if kept:
-                    kept.push(problem.coef, problem.intercept)
                     problem.coef, problem.intercept = kept.pull()
                     trainer.assign(problem.coef, problem.intercept)
                 loss = score = None
@@ -204,11 +212,6 @@ class _Linear(BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
                         ConvergenceWarning,
                         stacklevel=3,
                     )
-        except KeyboardInterrupt:
-            self._take(problem, trainer)
-            if kept:
-                kept.push(problem.coef, problem.intercept)
-            raise
         finally:
             progress.end()
         return number

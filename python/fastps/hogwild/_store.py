@@ -39,7 +39,10 @@ class Kept:
         return self._coef, self._intercept
 
     def push(self, coef: Array, intercept: float) -> None:
-        """Adds what they have changed by since the last pull."""
+        """Adds what they have changed by since the last pull: once after each pull.
+
+        Ctrl-C may come before this returns; then, too, the push comes to its end and is not to be repeated.
+        """
         change = (self._coef - coef)[np.newaxis], np.array([self._intercept - intercept], np.float32)
         of = zip((COEF, INTERCEPT), change, strict=True)
         self._ps.push({name: fastps.Sparse([self._row], values) for name, values in of}, lr=1.0)
