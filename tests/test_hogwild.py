@@ -254,6 +254,46 @@ def test_arrays_that_do_not_fit_are_refused():
         model.predict_proba(X)
 
 
+DIVERGES = {"loss": "squared_error", "eta0": 1e30, "learning_rate": "constant"}
+REFUSED = [{"alpha": -1.0}, {"n_jobs": 0}, {"loss": "modified"}]
+
+
+@pytest.mark.parametrize("wrong", [*REFUSED, DIVERGES])
+@pytest.mark.parametrize("again", ["fit", "warm", "partial_fit"])
+@pytest.mark.parametrize("kind", [HogwildClassifier, HogwildRegressor])
+def test_training_that_is_refused_or_diverges_changes_nothing(kind, again, wrong):
+    X, y = problem()
+    with fastps.Store(shared=True) as store, np.errstate(all="ignore"):
+        new = kind(**wrong, store=store)
+        with pytest.raises(ValueError):  # noqa: PT011 each says what is wrong
+            new.fit(X, y)
+        with pytest.raises(NotFittedError):
+            new.predict(X)
+
+        model = kind(max_iter=3, tol=None, random_state=0).fit(X, y)
+        before = pickle.dumps(vars(model))
+        fitted = dict(model.get_params())
+        model.set_params(**wrong, warm_start=again == "warm")
+        with pytest.raises(ValueError):  # noqa: PT011 each says what is wrong
+            getattr(model, "partial_fit" if again == "partial_fit" else "fit")(X, y)
+        assert pickle.dumps(vars(model.set_params(**fitted))) == before
+        if wrong is not DIVERGES:
+            assert store.names() == []  # refused before anything was put there
+
+
+@pytest.mark.parametrize("model", [HogwildClassifier(tol=None), HogwildMatrixFactorization()])
+def test_an_error_of_a_callback_leaves_what_was_learned(model):
+    data = (ratings(),) if isinstance(model, HogwildMatrixFactorization) else problem()
+
+    def fail(epoch):
+        if epoch.number == 3:
+            raise RuntimeError("the disk is full")
+
+    with pytest.raises(RuntimeError, match="disk"):
+        model.set_params(callback=fail, random_state=0).fit(*data)
+    assert np.isfinite(model.predict([[0, 1]] if len(data) == 1 else data[0])).all()
+
+
 @pytest.mark.parametrize("kind", [np.asarray, scipy.sparse.csr_matrix])
 @pytest.mark.parametrize("model", [HogwildClassifier, HogwildRegressor])
 def test_a_warm_start_with_other_columns_is_refused(kind, model):
@@ -316,7 +356,10 @@ def test_factors_go_on_with_what_is_asked_for_now():
         model.set_params(rank=5).fit(matrix)
     with pytest.raises(ValueError, match="4 factors were learned"):
         model.partial_fit(matrix)
-    model.set_params(rank=4, learning_rate=1e4)
+    with pytest.raises(ValueError, match="n_jobs"):
+        model.set_params(rank=4, n_jobs=0, warm_start=False).fit(matrix)
+    np.testing.assert_array_equal(model.user_factors_, factors)
+    model.set_params(n_jobs=1, warm_start=True, learning_rate=1e4)
     for _ in range(2):
         with np.errstate(all="ignore"), pytest.raises(ValueError, match="diverged"):
             model.fit(matrix)

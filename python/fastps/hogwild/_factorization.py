@@ -11,7 +11,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from fastps._fastps import FactorTrainer
-from fastps.hogwild._training import Callback, Patience, Progress, seeds, threads
+from fastps.hogwild._training import Callback, DivergedError, Patience, Progress, attempt, seeds, threads
 
 Array = NDArray[Any]
 
@@ -50,10 +50,6 @@ def _split(X: Any) -> tuple[Array, Array, tuple[int, int]]:
         raise ValueError("users and items are numbers from 0 to 2^31 - 1")
     users, items = pairs[:, 0], pairs[:, 1]
     return users, items, (int(users.max(initial=-1)) + 1, int(items.max(initial=-1)) + 1)
-
-
-class _DivergedError(ValueError):
-    """What was learned is no number any more."""
 
 
 class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
@@ -128,7 +124,7 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learns from nothing, or goes on with `warm_start`: its step, too, unless learning_rate changed.
 
-        After Ctrl-C it is as far as it got. If training diverges, it is as before the call.
+        After Ctrl-C it is as far as it got. If training is refused or diverges, it is as before the call.
         """
         return self._learn(X, y, goes_on=self.warm_start, epochs=self.max_iter)
 
@@ -139,15 +135,10 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
     def _learn(self, X: Any, y: Any, *, goes_on: bool, epochs: int) -> Self:
         users, items, values, shape = _pairs(X, y)
         random = check_random_state(self.random_state)
-        before = dict(self.__dict__)
-        try:
+        with attempt(self):
             self._begin(float(values.mean(dtype=np.float64)), goes_on=goes_on)
             self._grow(shape, random)
             return self._train(users, items, values, random, epochs)
-        except _DivergedError:
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            raise
 
     def _begin(self, mean: float, goes_on: bool) -> None:
         if self.rank < 1 or self.max_iter < 1 or not self.learning_rate > 0 or not self.regularization >= 0:
@@ -191,7 +182,7 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
         seed = seeds(random, self.shuffle)
         progress = Progress(self.verbose, self.callback, epochs)
         patience = Patience(self.tol, self.n_iter_no_change)
-        finite = True
+        finite = self._learns = True
         self.n_iter_ = 0
         try:
             for number in range(1, epochs + 1):
@@ -201,7 +192,7 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
                 mse = total / max(1, done)
                 finite = bool(np.isfinite(mse))
                 if not finite:
-                    raise _DivergedError(f"training diverged in epoch {number}: take a smaller learning_rate")
+                    raise DivergedError(f"training diverged in epoch {number}: take a smaller learning_rate")
                 if progress.tell(number, mse, None, done) or patience.ends(float(np.sqrt(mse))):
                     break
         finally:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import warnings
+from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -19,7 +22,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from fastps._fastps import LinearTrainer
 from fastps.hogwild._store import Kept
-from fastps.hogwild._training import Callback, Patience, Progress, seeds, threads
+from fastps.hogwild._training import Callback, DivergedError, Patience, Progress, attempt, seeds, threads
 
 Array = NDArray[Any]
 
@@ -85,10 +88,19 @@ class _Linear(BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
     callback: Callback | None
     store: Any
 
+    _problems: list[_Problem]
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+    @contextlib.contextmanager
+    def _attempt(self) -> Iterator[None]:
+        with attempt(self):
+            if hasattr(self, "_problems"):
+                self._problems = [copy.copy(problem) for problem in self._problems]
+            yield
 
     def _check(self, partial: bool) -> None:
         """Refuses arguments that have no meaning."""
@@ -154,7 +166,6 @@ class _Linear(BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
     ) -> int:
         """Epochs until nothing improves. Whatever ends it, Ctrl-C too, the problem has what was learned."""
         learn, validate = self._split(y, self._stratified)
-        kept = self._keep(problem, partial)
         settings = self._settings(hasattr(X, "indptr"), weights)
         trainer = LinearTrainer(
             _rows(X),
@@ -168,12 +179,17 @@ class _Linear(BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
             threads(self.n_jobs),
             settings,
         )
+        # Only now that no argument was refused: it changes what is in the store.
+        kept = self._keep(problem, partial)
+        if kept:
+            trainer.assign(problem.coef, problem.intercept)
         seed = seeds(random, self.shuffle)
         progress = Progress(self.verbose, self.callback, max_iter, label)
         patience = Patience(None if partial else self.tol, self.n_iter_no_change)
         want_loss = progress.wanted or not (partial or self.early_stopping or self.tol is None)
         eta = float(self.eta0)
         number = 0
+        self._learns = True
         try:
             for number in range(1, max_iter + 1):
                 try:
@@ -184,7 +200,7 @@ class _Linear(BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
                     if kept and problem.is_finite:
                         kept.push(problem.coef, problem.intercept)
                 if not problem.is_finite:
-                    raise ValueError(
+                    raise DivergedError(
                         f"Floating-point under-/overflow occurred at epoch #{number}. Scaling input data "
                         "with StandardScaler or MinMaxScaler might help."
                     )
@@ -220,16 +236,12 @@ class _Linear(BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
         """The problem's place in the store, if there is one; the problem then begins with what is there."""
         if self.store is None:
             return None
-        problems = self._all_problems()
-        initial = [(other.coef, other.intercept) for other in problems]
-        kept = Kept(self.store, initial, problems.index(problem))
+        initial = [(other.coef, other.intercept) for other in self._problems]
+        kept = Kept(self.store, initial, self._problems.index(problem))
         if not (partial or self.warm_start):
             kept.push(problem.coef, problem.intercept)
         problem.coef, problem.intercept = kept.pull()
         return kept
-
-    def _all_problems(self) -> list[_Problem]:
-        raise NotImplementedError
 
     def _take(self, problem: _Problem, trainer: LinearTrainer) -> None:
         problem.coef, problem.intercept, problem.t = trainer.coef(), trainer.intercept(), trainer.t()
@@ -364,43 +376,43 @@ class HogwildClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
     ) -> Self:
         """Trains until nothing improves, from nothing unless `warm_start` or `coef_init` say otherwise.
 
-        After Ctrl-C (KeyboardInterrupt) the model is as far as it got, and can be used.
+        After Ctrl-C (KeyboardInterrupt) the model is as far as it got, and can be used. If training is
+        refused or diverges, it is as before the call.
         """
-        self._check(partial=False)
-        given = X
-        X, y = check_X_y(X, y, accept_sparse="csr", dtype=np.float32, order="C", estimator=self)
-        check_classification_targets(y)
-        classes = unique_labels(y)
-        goes_on = self.warm_start and hasattr(self, "classes_") and np.array_equal(self.classes_, classes)
-        validate_data(self, given, y, reset=not goes_on, skip_check_array=True)
-        if not goes_on:
-            self._begin(X, classes)
-        self._begin_with(coef_init, intercept_init)
-        return self._fit(X, y, sample_weight, self.max_iter, partial=False)
+        with self._attempt():
+            self._check(partial=False)
+            given = X
+            X, y = check_X_y(X, y, accept_sparse="csr", dtype=np.float32, order="C", estimator=self)
+            check_classification_targets(y)
+            classes = unique_labels(y)
+            goes_on = self.warm_start and hasattr(self, "classes_") and np.array_equal(self.classes_, classes)
+            validate_data(self, given, y, reset=not goes_on, skip_check_array=True)
+            if not goes_on:
+                self._begin(X, classes)
+            self._begin_with(coef_init, intercept_init)
+            return self._fit(X, y, sample_weight, self.max_iter, partial=False)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """One epoch over these examples. The first call names all `classes` that will ever come."""
-        self._check(partial=True)
-        if isinstance(self.class_weight, str):
-            raise ValueError("class_weight 'balanced' is not for partial_fit; give sample_weight instead")
-        first = not hasattr(self, "classes_")
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, order="C", reset=first)
-        check_classification_targets(y)
-        if first:
-            if classes is None:
-                raise ValueError("classes must be passed on the first call to partial_fit.")
-            self._begin(X, unique_labels(classes))
-        elif classes is not None and not np.array_equal(self.classes_, unique_labels(classes)):
-            raise ValueError(
-                f"`classes={classes!r}` is not the same as on last call to partial_fit, was: "
-                f"{self.classes_!r}"
-            )
-        if not np.isin(y, self.classes_).all():
-            raise ValueError(f"y has labels that are not in classes {self.classes_!r}")
-        return self._fit(X, y, sample_weight, 1, partial=True)
-
-    def _all_problems(self) -> list[_Problem]:
-        return self._problems
+        with self._attempt():
+            self._check(partial=True)
+            if isinstance(self.class_weight, str):
+                raise ValueError("class_weight 'balanced' is not for partial_fit; give sample_weight instead")
+            first = not hasattr(self, "classes_")
+            X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, order="C", reset=first)
+            check_classification_targets(y)
+            if first:
+                if classes is None:
+                    raise ValueError("classes must be passed on the first call to partial_fit.")
+                self._begin(X, unique_labels(classes))
+            elif classes is not None and not np.array_equal(self.classes_, unique_labels(classes)):
+                raise ValueError(
+                    f"`classes={classes!r}` is not the same as on last call to partial_fit, was: "
+                    f"{self.classes_!r}"
+                )
+            if not np.isin(y, self.classes_).all():
+                raise ValueError(f"y has labels that are not in classes {self.classes_!r}")
+            return self._fit(X, y, sample_weight, 1, partial=True)
 
     def _begin(self, X: Any, classes: Array) -> None:
         if len(classes) < 2:
@@ -559,41 +571,41 @@ class HogwildRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
         self, X: Any, y: Any, coef_init: Any = None, intercept_init: Any = None, sample_weight: Any = None
     ) -> Self:
         """Trains until nothing improves, from nothing unless `warm_start` or `coef_init` say otherwise."""
-        return self._fit(X, y, coef_init, intercept_init, sample_weight, partial=False)
+        with self._attempt():
+            return self._fit(X, y, coef_init, intercept_init, sample_weight, partial=False)
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """One epoch over these examples."""
-        return self._fit(X, y, None, None, sample_weight, partial=True)
-
-    def _all_problems(self) -> list[_Problem]:
-        return [self._problem]
+        with self._attempt():
+            return self._fit(X, y, None, None, sample_weight, partial=True)
 
     def _fit(self, X: Any, y: Any, coef: Any, intercept: Any, sample_weight: Any, partial: bool) -> Self:
         self._check(partial)
-        goes_on = hasattr(self, "_problem") and (partial or self.warm_start)
+        goes_on = hasattr(self, "_problems") and (partial or self.warm_start)
         X, y = validate_data(
             self, X, y, accept_sparse="csr", dtype=np.float32, order="C", y_numeric=True, reset=not goes_on
         )
         y = np.ascontiguousarray(y, np.float32)
         weight = _weights(sample_weight, X)
         if not goes_on:
-            self._problem = _Problem(X.shape[1])
+            self._problems = [_Problem(X.shape[1])]
+        problem = self._problems[0]
         if coef is not None:
             coef = np.array(coef, np.float32).ravel()
             if len(coef) != X.shape[1]:
                 raise ValueError(f"coef_init has {len(coef)} elements, not {X.shape[1]}")
-            self._problem.coef = coef
+            problem.coef = coef
         if intercept is not None:
-            self._problem.intercept = float(np.asarray(intercept).item())
+            problem.intercept = float(np.asarray(intercept).item())
         random = check_random_state(self.random_state)
         self.n_iter_ = 0
         try:
             epochs = 1 if partial else self.max_iter
-            self.n_iter_ = self._train(self._problem, X, y, weight, (1.0, 1.0), random, epochs, partial)
+            self.n_iter_ = self._train(problem, X, y, weight, (1.0, 1.0), random, epochs, partial)
         finally:
-            coef, intercept = self._problem.chosen
+            coef, intercept = problem.chosen
             self.coef_, self.intercept_ = np.array(coef), np.array([intercept])
-            self.t_ = float(self._problem.t)
+            self.t_ = float(problem.t)
         return self
 
     def _validate(

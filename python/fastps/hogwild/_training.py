@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,30 @@ class Epoch:
     label: Any
     examples: int
     seconds: float
+
+
+class DivergedError(ValueError):
+    """What was learned is no number any more."""
+
+
+@contextlib.contextmanager
+def attempt(estimator: Any) -> Iterator[None]:
+    """An estimator whose training is refused or diverges is as it was; else, after Ctrl-C too, as far as it
+    got.
+
+    Training sets `_learns` when it begins.
+    """
+    before = dict(vars(estimator))
+    estimator._learns = False
+    try:
+        yield
+    except BaseException as error:
+        if not estimator._learns or isinstance(error, DivergedError):
+            vars(estimator).clear()
+            vars(estimator).update(before)
+        raise
+    finally:
+        vars(estimator).pop("_learns", None)
 
 
 def threads(n_jobs: int | None) -> int:
