@@ -200,6 +200,23 @@ def test_without_safetensors_it_says_what_is_missing(store, tmp_path, monkeypatc
             call(store, tmp_path / "a.safetensors")
 
 
+def test_state_may_be_infinite(ps, tmp_path):
+    path = tmp_path / "a.safetensors"
+    ps.register("w", np.zeros(2, np.float32), optimizer=fastps.Adagrad())
+    ps.push("w", np.full(2, 1e30, np.float32))
+    assert np.isinf(ps.state("w")["sum"]).all()
+    fastps.checkpoint.save(ps, path)
+    with fastps.Store() as other:
+        fastps.checkpoint.load(other, path)
+        np.testing.assert_equal(other.state("w"), ps.state("w"))
+
+
+def write_header(path, header, size):
+    """A safetensors file of zeros, of types that NumPy may lack."""
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+
+
 def test_what_does_not_fit_changes_nothing(store, tmp_path):
     path = tmp_path / "a.safetensors"
     store.register("a", np.zeros(2, np.float32), optimizer=fastps.SGD())
@@ -214,9 +231,10 @@ def test_what_does_not_fit_changes_nothing(store, tmp_path):
             assert caught.value.tensor == "w"
             assert (other.pull("a") == 7).all()
     whole = path.read_bytes()
-    save_file({"w": np.ones(2)}, path)
-    with pytest.raises(fastps.DTypeError, match="float64"):
-        fastps.checkpoint.load(store, path, fastps.SGD())
+    for dtype, size in (("F64", 8), ("BF16", 2), ("F8_E4M3", 1)):
+        write_header(path, {"w": {"dtype": dtype, "shape": [2], "data_offsets": [0, 2 * size]}}, 2 * size)
+        with pytest.raises(fastps.DTypeError, match=f"'w'.*expected float32, got {dtype}"):
+            fastps.checkpoint.load(store, path, fastps.SGD())
     path.write_bytes(whole[:-3])
     with pytest.raises(fastps.ConfigError, match="safetensors"):
         fastps.checkpoint.load(store, path)

@@ -94,7 +94,7 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
 
     Raises:
         DTypeError: A tensor is not float32; nothing was changed.
-        NonFiniteError: A value is NaN or infinite; nothing was changed.
+        NonFiniteError: A value, not of optimizer state, is NaN or infinite; nothing was changed.
         ConfigError: The file says no optimizer and none was given, it says its own and one was given, it is
             of a later version, or a tensor exists with another shape or optimizer. Nothing was changed.
         OSError: The file cannot be read.
@@ -104,23 +104,12 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
     try:
         with library.safe_open(path, framework="np") as file:
             about = (file.metadata() or {}).get(_KEY)
-            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            keys = list(file.keys())
+            for key in keys:  # before any is read: NumPy has not all types
+                _expect_float32(path, key, file.get_slice(key).get_dtype())
+            arrays = {key: file.get_tensor(key) for key in keys}
     except library.SafetensorError as error:
         raise ConfigError(f"{os.fspath(path)} is no whole safetensors file: {error}") from error
-    for key, array in arrays.items():
-        if array.dtype != np.float32:
-            raise DTypeError(
-                f"tensor {key!r} of {os.fspath(path)}: expected float32, got {array.dtype}",
-                tensor=key,
-                expected="float32",
-                got=str(array.dtype),
-            )
-        if not np.isfinite(array).all():
-            raise NonFiniteError(
-                f"tensor {key!r} of {os.fspath(path)} has a value that is NaN or infinite",
-                tensor=key,
-                expected="finite values",
-            )
     tensors: dict[str, dict[str, Any]] = {}
     if about is None:
         specs = _plain(path, arrays, optimizer)
@@ -138,6 +127,13 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
             raise
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise ConfigError(f"what {os.fspath(path)} says of its tensors is damaged: {error!r}") from error
+    for name in specs:  # alone: optimizer state may be infinite
+        if not np.isfinite(arrays[name]).all():
+            raise NonFiniteError(
+                f"tensor {name!r} of {os.fspath(path)} has a value that is NaN or infinite",
+                tensor=name,
+                expected="finite values",
+            )
     _compare(ps, specs)
     present = set(ps.names())
     for name, spec in specs.items():
@@ -165,6 +161,17 @@ def _safetensors() -> Any:
     except ImportError as error:
         raise ImportError("fastps.checkpoint needs safetensors: pip install safetensors") from error
     return safetensors
+
+
+def _expect_float32(path: File, key: str, dtype: str) -> None:
+    """Fails for another type of the format."""
+    if dtype != "F32":
+        raise DTypeError(
+            f"tensor {key!r} of {os.fspath(path)}: expected float32, got {dtype}",
+            tensor=key,
+            expected="float32",
+            got=dtype,
+        )
 
 
 def _new_state(spec: TensorSpec, values: Any) -> dict[str, Any]:
