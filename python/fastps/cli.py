@@ -1,8 +1,8 @@
 """The command line: ``fastps demo | serve | status | checkpoint | doctor`` and ``fastps-server``.
 
 Exit codes: 0 success; 1 failure, told in one line that names the fix; 2 wrong usage; 3 (``demo``) pushes
-and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n. ``FASTPS_TRACEBACK=1``
-shows tracebacks instead of the one line.
+and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 nobody reads the
+output any more. ``FASTPS_TRACEBACK=1`` shows tracebacks instead of the one line.
 """
 
 from __future__ import annotations
@@ -28,10 +28,19 @@ from fastps._process import (
 def main(argv: Sequence[str] | None = None) -> int:
     """``fastps``: run one subcommand; the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    return _guarded(lambda: _run(arguments))
+
+
+def server() -> int:
+    """``fastps-server``: the same as ``fastps serve``."""
+    return _guarded(lambda: _serve(sys.argv[1:]))
+
+
+def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["serve"]:  # its options are defined once, in Rust
-        return _guarded(lambda: _serve(arguments[1:]))
+        return _serve(arguments[1:])
     if arguments[:1] == ["checkpoint"]:  # as its are
-        return _guarded(lambda: _checkpoint(arguments[1:]))
+        return _checkpoint(arguments[1:])
     parser = _parser()
     args = parser.parse_args(arguments)
     if args.version:
@@ -43,12 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return EXIT_USAGE
     execute: Callable[[argparse.Namespace], int] = args.execute
-    return _guarded(lambda: execute(args))
-
-
-def server() -> int:
-    """``fastps-server``: the same as ``fastps serve``."""
-    return _guarded(lambda: _serve(sys.argv[1:]))
+    return execute(args)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -141,16 +145,19 @@ def _lines(value: Any, indent: str = "") -> list[str]:
 
 def _guarded(action: Callable[[], int]) -> int:
     """Run a subcommand; turn what it raises into one line on standard error and an exit code."""
+    if sys.stdout is None:  # closed, as by >&-: what is printed goes nowhere
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 until the end
     try:
-        return action()
+        code = _exit_code(action)
+        sys.stdout.flush()
+        return code
     except Interrupted as stop:
         print(f"fastps: stopped by signal {stop.exit_code - 128}", file=sys.stderr)
         return stop.exit_code
     except KeyboardInterrupt:
         print("fastps: stopped by Ctrl-C", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of our output is gone: end quietly
+    except BrokenPipeError:  # the reader of our output is gone: end quietly
         return 128 + 13
     except Exception as error:
         if os.environ.get("FASTPS_TRACEBACK") == "1":
@@ -158,3 +165,20 @@ def _guarded(action: Callable[[], int]) -> int:
         text = " ".join(str(error).split())
         print(f"fastps: {text or type(error).__name__}", file=sys.stderr)
         return error.exit_code if isinstance(error, CommandError) else EXIT_FAILED
+    finally:
+        _drop_output()
+
+
+def _exit_code(action: Callable[[], int]) -> int:
+    try:
+        return action()
+    except SystemExit as end:  # argparse's, after --help or a wrong option
+        return int(end.code or EXIT_OK)
+
+
+def _drop_output() -> None:
+    """What cannot be written goes nowhere: the interpreter would try again at its end, and complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
