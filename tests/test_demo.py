@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
 import os
 import signal
@@ -16,9 +18,12 @@ from typing import Any
 
 import pytest
 
-from fastps.demo.config import CODECS
+from fastps.demo import command, run
+from fastps.demo.config import CODECS, from_arguments
+from fastps.demo.data import load
 from fastps.demo.errors import EXIT_MISMATCH, LedgerError
 from fastps.demo.ledger import COUNTER, Account, Ledger, reconcile
+from fastps.demo.view import PlainView
 
 KEYS = {
     "test_accuracy",
@@ -110,6 +115,22 @@ def test_undisturbed_books_are_exact(tmp_path: Path) -> None:
     assert result["in_flight"] == 0
     # Each worker's last push carries what was left.
     assert 0 <= 3 * result["updates"] - result["minibatches"] <= 2 * 2
+
+
+def test_the_counting_tensor_never_counts_beyond_its_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here it carries as early as it does late in a run of hours."""
+    monkeypatch.setattr(run, "CARRY_AT", 100)
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    config = from_arguments(parser.parse_args(["--seconds", "1.5", "--workers", "2", "--shards", "1"]))
+    training = run.Training(config, load(config.data, None), PlainView(io.StringIO()), tmp_path)
+    balance = training.execute().balance
+    assert balance is not None
+    assert training._carries > 1
+    assert balance.minibatches > 100 * training._carries
+    assert balance.acknowledged <= balance.applied[COUNTER] <= balance.acknowledged + balance.in_flight
 
 
 def test_the_options_of_a_server_of_one_s_own_are_not_the_demo_s(tmp_path: Path) -> None:

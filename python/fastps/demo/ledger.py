@@ -4,7 +4,7 @@ Each worker keeps three counters in a memory-mapped file of the output folder. T
 worker, so its part of the account is known to the last receipt: ``acknowledged`` pushes have certainly been
 applied, ``issued`` ones possibly. A counting tensor of one element rides along with each push (SGD with lr 1,
 its "gradient" is -1 a minibatch), so the *effect* of each push is counted too: a server that bumped versions
-without applying anything would be caught as well.
+without applying anything would be caught as well. The demo keeps its value small (:data:`CARRY_AT`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ import numpy as np
 from fastps.demo.errors import LedgerError
 
 COUNTER = "minibatches"
-"""The counting tensor: its value is the number of minibatch gradients applied (exact to 2^24)."""
+"""The counting tensor: its value is the number of minibatch gradients applied since the last carry."""
+
+CARRY_AT = 2**23
+"""Value at which the demo carries it over to a number of its own: float32 counts to 2^24."""
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,9 @@ class Child:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.put(line.decode(errors="replace").rstrip("\n"))
+        with self.process.stdout as output:
+            for line in output:
+                self.lines.put(line.decode(errors="replace").rstrip("\n"))
 
     def tell(self, line: str) -> None:
         """Write one line to its standard input; nothing if it is gone."""

@@ -18,8 +18,8 @@ from fastps._process import Interrupted
 from fastps.demo import cluster, data
 from fastps.demo.config import Config
 from fastps.demo.errors import DemoError
-from fastps.demo.ledger import COUNTER, Account, Balance, reconcile
-from fastps.demo.model import NAMES, evaluate
+from fastps.demo.ledger import CARRY_AT, COUNTER, Account, Balance, reconcile
+from fastps.demo.model import NAMES, Array, evaluate
 from fastps.demo.processes import START_TIMEOUT, STOP_TIMEOUT, Baseline, Servers, WorkerProcess
 from fastps.demo.state import Moment, Point, Run, WorkerState
 from fastps.demo.view import View
@@ -47,6 +47,7 @@ class Training:
         self._sample = dataset.train_x[sample], dataset.train_y[sample]
         self._servers = Servers(out)
         self._began = 0.0
+        self._carries, self._carried = 0, 0.0
 
     def execute(self) -> Run:
         """The whole course. On the way out, whatever the reason, every child process is ended."""
@@ -145,10 +146,18 @@ class Training:
 
     def _evaluate(self, ps: Any) -> None:
         updates = min(min(slices) for slices in self._applied(ps).values())
-        params = ps.pull(list(NAMES))
+        params = ps.pull([*NAMES, COUNTER])
+        self._carry(ps, params[COUNTER])
         loss, _ = evaluate(params, *self._sample)
         _, accuracy = evaluate(params, self.dataset.test_x, self.dataset.test_y)
         self.run.points.append(Point(self.run.seconds, updates, loss, accuracy))
+
+    def _carry(self, ps: Any, counted: Array) -> None:
+        """Takes off the counting tensor what it has counted, by a push, before that is more than it can."""
+        if counted[0] >= CARRY_AT:
+            ps.push(COUNTER, counted)
+            self._carries += 1
+            self._carried += float(counted[0])
 
     def _finish_workers(self) -> None:
         """Let the workers flush and end; the clock stops with the last one."""
@@ -168,13 +177,15 @@ class Training:
         killed: list[Account] = []
         for worker in self.workers:
             (killed if worker is self.victim else finished).append(worker.ledger.read())
-        minibatches = float(ps.pull([COUNTER])[COUNTER][0])
+        minibatches = self._carried + float(ps.pull([COUNTER])[COUNTER][0])
         return reconcile(finished, killed, self.config.push_every, self._applied(ps), minibatches)
 
     def _applied(self, ps: Any) -> dict[str, tuple[int, ...]]:
-        """Pushes that the servers have applied, per tensor and slice, by their versions."""
+        """Pushes of workers that the servers have applied, per tensor and slice, by their versions."""
         now, first = cluster.versions(ps), self._first_versions
-        return {name: tuple(a - b for a, b in zip(now[name], first[name], strict=True)) for name in now}
+        applied = {name: tuple(a - b for a, b in zip(now[name], first[name], strict=True)) for name in now}
+        applied[COUNTER] = tuple(count - self._carries for count in applied[COUNTER])
+        return applied
 
     def _end_children(self) -> None:
         for worker in self.workers:
