@@ -492,6 +492,9 @@ def test_what_sync_does_not_take(ps):
         (lambda: fastps.WarmStart(1, "async"), "a mode, and not WarmStart"),
         (lambda: fastps.WarmStart(1, fastps.WarmStart(1, fastps.Async())), "a mode, and not WarmStart"),
         (lambda: fastps.WarmStart(1, fastps.Async(), timeout=0), "seconds > 0"),
+        (lambda: fastps.WarmStart(1, fastps.Async(), timeout=np.nan), "seconds > 0"),
+        (lambda: fastps.WarmStart(1, fastps.Async(), timeout=np.inf), "seconds > 0"),
+        (lambda: fastps.WarmStart(1, fastps.Async(), timeout=True), "seconds > 0"),
     ],
 )
 def test_arguments_out_of_range(make, expected):
@@ -507,14 +510,14 @@ def test_numbers_of_any_kind_are_those_of_python():
             fastps.Sync(workers=two, backup=two),
             fastps.Bounded(staleness=np.uint8(2)),
             fastps.Local(two, two, lr=half),
-            fastps.WarmStart(two, fastps.Async(max_staleness=two)),
+            fastps.WarmStart(two, fastps.Async(max_staleness=two), timeout=two),
         )
     ) == repr(
         (
             fastps.Sync(workers=2, backup=2),
             fastps.Bounded(staleness=2),
             fastps.Local(2, 2, lr=0.5),
-            fastps.WarmStart(2, fastps.Async(max_staleness=2)),
+            fastps.WarmStart(2, fastps.Async(max_staleness=2), timeout=2.0),
         )
     )
     for make in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from fastps.errors import ConfigError
 
-__all__ = ["as_rate", "at_least", "flag", "given", "integer", "integer_or_none", "invalid"]
+__all__ = ["as_rate", "as_seconds", "at_least", "flag", "given", "integer", "integer_or_none", "invalid"]
 
 #: Larger numbers do not travel.
 _MOST = 2**63 - 1
@@ -41,14 +42,18 @@ def as_rate(name: str, value: Any) -> float:
     """The number as a float; fails unless it is finite and >= 0, as a float32, too."""
     if type(value) is float and 0 <= value <= _MOST_FLOAT32:
         return value
-    number = hasattr(value, "__float__") and not isinstance(value, (bool, np.bool_))
-    try:
-        rate = float(value) if number else -1.0
-    except (TypeError, ValueError, OverflowError):
-        rate = -1.0
+    rate = _float(value)
     if not 0 <= rate <= _MOST_FLOAT32:
         raise invalid(name, "a finite number >= 0 (as float32)", value)
     return rate
+
+
+def as_seconds(name: str, value: Any) -> float:
+    """The number as a float; fails unless it is finite and > 0."""
+    seconds = _float(value)
+    if not 0 < seconds < math.inf:
+        raise invalid(name, "seconds > 0", value)
+    return seconds
 
 
 def flag(name: str, value: object) -> None:
@@ -64,6 +69,15 @@ def given(mode: object, name: str, value: object) -> None:
 
 def invalid(name: str, expected: str, got: object) -> ConfigError:
     return ConfigError(f"invalid {name}: expected {expected}, got {got!r}", expected=expected, got=repr(got))
+
+
+def _float(value: Any) -> float:
+    """NaN for what is no number."""
+    number = hasattr(value, "__float__") and not isinstance(value, (bool, np.bool_))
+    try:
+        return float(value) if number else math.nan
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def _index(value: Any) -> int | None:

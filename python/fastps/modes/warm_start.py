@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from fastps._checks import at_least, given, invalid
+from fastps._checks import as_seconds, at_least, given, invalid
 from fastps.modes._mode import Binding, Mode
 
 __all__ = ["WarmStart"]
@@ -40,8 +39,7 @@ class WarmStart(Mode):
         given(self, "steps", at_least(1, "steps", self.steps))
         if not isinstance(self.then, Mode) or isinstance(self.then, WarmStart):
             raise invalid("then", "a mode, and not WarmStart", self.then)
-        if not isinstance(self.timeout, (int, float)) or not math.isfinite(self.timeout) or self.timeout <= 0:
-            raise invalid("timeout", "seconds > 0", self.timeout)
+        given(self, "timeout", as_seconds("timeout", self.timeout))
 
     def _binding(self) -> Binding:
         return "warm_start", [self.steps], []
