@@ -165,7 +165,7 @@ def test_processes_share_epochs(server, start, workers):
 
 
 def test_what_a_killed_worker_held_is_given_again_and_nothing_else(start):
-    with fastps.serve(lease=1.0) as server:
+    with fastps.serve(lease=4.0) as server:
         dead, alive = start(server, n=50, size=5), start(server, n=50, size=5)
         finished = [dead.ask("begin"), dead.ask("next")]
         held = dead.ask("next")
@@ -191,7 +191,7 @@ def test_what_a_closed_client_held_is_given_again_at_once(start):
 
 
 def test_a_worker_that_stood_still_goes_on(start):
-    with fastps.serve(lease=1.0) as server:
+    with fastps.serve(lease=4.0) as server:
         slow, other = start(server, n=6, size=2), start(server, n=6, size=2)
         held = slow.ask("begin")
         os.kill(slow.process.pid, signal.SIGSTOP)
@@ -251,9 +251,10 @@ def test_the_main_thread_can_be_interrupted_while_it_waits(ps):
         holder, waiter = portions(ps, 1), portions(ps, 1)
         next(iter(holder))
         timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
+            timer.start()
             list(waiter)
+            time.sleep(60)
         timer.join()
     finally:
         signal.signal(signal.SIGINT, before)

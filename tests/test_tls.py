@@ -17,10 +17,10 @@ def train(ps):
     """Some steps of a worker, and a pull; the worker is a client with connections of its own."""
     params = {"w": np.zeros(LARGE, np.float32)}
     ps.register("w", params["w"], optimizer=fastps.SGD(lr=1.0))
-    worker = fastps.Worker(ps, params, mode=fastps.Local(push_every=1, pull_every=1, lr=1.0))
-    for _ in range(3):
-        worker.step({"w": -np.ones(LARGE, np.float32)})
-    worker.flush()
+    with fastps.Worker(ps, params, mode=fastps.Local(push_every=1, pull_every=1, lr=1.0)) as worker:
+        for _ in range(3):
+            worker.step({"w": -np.ones(LARGE, np.float32)})
+        worker.flush()
     np.testing.assert_array_equal(ps.pull("w"), np.full(LARGE, 3, np.float32))
 
 
