@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -102,10 +103,12 @@ def latest(url: str) -> dict[int, int]:
 
 
 def until_copied(url: str, log: Path, numbers: dict[int, int]) -> None:
+    """The snapshot of each shard."""
     end = time.monotonic() + 60
+    wanted = Counter(numbers.values())
     while True:
         told = log.read_text()
-        if all(f"copied snapshot {number}" in told for number in set(numbers.values())):
+        if all(told.count(f"copied snapshot {n} (") >= shards for n, shards in wanted.items()):
             break
         assert time.monotonic() < end, told
         time.sleep(0.1)

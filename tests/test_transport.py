@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -25,7 +25,10 @@ KILLS = int(os.environ.get("FASTPS_KILLS", "6"))
 
 def sockets(pid: int | str = "self") -> set[str]:
     """The names of the servers' sockets that a process has; no file belongs to them."""
-    links = (os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink())
+    links = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # other threads close theirs meanwhile
+            links.append(os.readlink(link))
     inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
     return {name for name, inode in all_sockets() if inode in inodes}
 
