@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import encoders
 import numpy as np
@@ -137,17 +136,17 @@ def test_unregister(foreign: ForeignClient, native: fastps.ParameterServer, fres
     )
 
 
-@pytest.fixture(scope="module")
-def strict(stubs: Stubs) -> Iterator[fastps.Server]:
-    """Little memory, and a short lease."""
-    with fastps.serve(shards=2, memory_limit=64 << 20, lease=0.5) as server:
-        yield server
+def counters(client: ForeignClient, name: str) -> list[int]:
+    return [client.call(shard, "Stats", client.pb.StatsRequest()).counters[name] for shard in (0, 1)]
 
 
-def test_a_registration_that_does_not_fit_leaves_nothing(stubs: Stubs, strict: fastps.Server) -> None:
-    with ForeignClient(stubs, strict.address_list) as client:
+def test_a_registration_that_does_not_fit_leaves_nothing(stubs: Stubs) -> None:
+    with (
+        fastps.serve(shards=2, memory_limit=64 << 20) as server,
+        ForeignClient(stubs, server.address_list) as client,
+    ):
         client.register(client.spec("fits", (SMALL,)), np.zeros(SMALL, np.float32))
-        used = [memory_slices(client, shard) for shard in (0, 1)]
+        used = counters(client, "memory_slices")
         with pytest.raises(Refused) as refused:
             client.register(client.spec("large", (8 << 20,)), np.zeros(8 << 20, np.float32))
         refusal = refused.value.refusal
@@ -158,25 +157,24 @@ def test_a_registration_that_does_not_fit_leaves_nothing(stubs: Stubs, strict: f
         assert "bytes" in refusal.expected
         assert "bytes" in refusal.got
         assert client.names() == ["fits"]
-        assert [memory_slices(client, shard) for shard in (0, 1)] == used
+        assert counters(client, "memory_slices") == used
         client.push("fits", np.ones(SMALL, np.float32))
 
 
-def memory_slices(client: ForeignClient, shard: int) -> int:
-    return client.call(shard, "Stats", client.pb.StatsRequest()).counters["memory_slices"]
-
-
-def test_an_expired_lease_ends_the_session_for_good(stubs: Stubs, strict: fastps.Server) -> None:
+def test_an_expired_lease_ends_the_session_for_good(stubs: Stubs) -> None:
     with (
-        ForeignClient(stubs, strict.address_list) as sleeper,
-        ForeignClient(stubs, strict.address_list) as other,
+        fastps.serve(shards=2, lease=3.0) as server,
+        ForeignClient(stubs, server.address_list) as sleeper,
+        ForeignClient(stubs, server.address_list) as other,
     ):
         spec = sleeper.spec("leased", (SMALL,), "sgd", {"lr": 1.0})
         sleeper.register(spec, np.zeros(SMALL, np.float32))
         gradient = np.full(SMALL, -1, np.float32)
         sleeper.push("leased", gradient)
         asked = sleeper.frame(sleeper.pb.KIND_RESOLVE, sleeper.entry("leased"), 0, sequence=sleeper.sequence)
-        for _ in range(12):
+        late = time.monotonic() + 60
+        while counters(other, "sessions_expired") != [1, 1]:
+            assert time.monotonic() < late
             time.sleep(0.1)
             # A frame is a sign of life for one shard, a hello for the other.
             other.pull("leased")
