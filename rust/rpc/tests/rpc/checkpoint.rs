@@ -121,9 +121,9 @@ fn reshape(from: u16, to: u16) {
     }
     fresh.start();
     if to == 1 {
-        // A client of the former cluster is told.
-        let error = client.versions(&["stub".into()], Duration::from_secs(2)).unwrap_err();
-        assert!(error.message.contains("connect anew"), "{error}");
+        // A client of the former cluster is told, as soon as it has met the new one.
+        let told = || client.versions(&["stub".into()], Duration::from_secs(2)).unwrap_err();
+        until("it must connect anew", || told().message.contains("connect anew"));
     }
     let client = fresh.connect(Ack::Logged);
     assert_eq!(see(&client), before);

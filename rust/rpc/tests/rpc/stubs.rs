@@ -104,6 +104,13 @@ impl Exchange {
         answer
     }
 
+    /// The same of a server that stops: nothing where it has ended the stream.
+    pub(crate) async fn ask_while_it_lasts(&mut self, frame: pb::Frame) -> Option<Answer> {
+        within(self.frames.send(frame)).await.ok()?;
+        let answer = self.message().await.unwrap()?;
+        Some(convert::answer_from_frame(answer).unwrap().1)
+    }
+
     pub(crate) async fn refusal(&mut self, frame: pb::Frame) -> Error {
         match self.ask(frame).await {
             Answer::Refused(error) => {
