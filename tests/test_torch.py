@@ -222,10 +222,11 @@ def test_what_is_refused(store):
         ParameterServerOptimizer(model.parameters(), store, fastps.SGD())
     with refused("fastps.Adam"):
         ParameterServerOptimizer(model.named_parameters(), store, torch.optim.SGD)
-    with refused("weight_decy"):
+    with refused("weight_decy") as caught:
         ParameterServerOptimizer(
             [{"params": model.named_parameters(), "weight_decy": 1.0}], store, fastps.SGD()
         )
+    assert caught.value.got == "'weight_decy'"
     with refused("momentum"):
         ParameterServerOptimizer(
             [{"params": model.named_parameters(), "momentum": -1.0}], store, fastps.SGD()
@@ -605,6 +606,21 @@ def test_gradients_leave_during_backward(ps, monkeypatch, overlap):
     backward(model)
 
 
+def test_a_failed_constructor_leaves_no_hooks(store, monkeypatch):
+    monkeypatch.setattr(module, "_BUCKET", 1)
+    store.register("weight", np.zeros(7, np.float32), optimizer=fastps.SGD(lr=0.1))
+    model = nn.Linear(3, 1)
+    with pytest.raises(fastps.ConfigError, match="is registered with"):
+        wrap(model, store, push_in_backward=True)
+    with pytest.raises(fastps.ConfigError, match="codec"):
+        wrap(model, store, codec="int8", prefix="one.", push_in_backward=True)
+    ours = wrap(model, store, prefix="two.", push_in_backward=True)
+    backward(model)
+    assert ours._ahead.keys() == {"two.weight", "two.bias"}
+    ours.step()
+    as_stored(model, store, "two.")
+
+
 # -- saving --------------------------------------------------------------------------------------------------
 
 
@@ -646,6 +662,33 @@ def test_a_run_resumes_bit_for_bit_with_its_server(tmp_path, codec):
             assert torch.equal(value, parts[0].state_dict()[name]), name
         assert parts[1].stats()["steps"] == 10
         parts[1].close()
+
+
+class Elsewhere(torch.Tensor):
+    """Stands for a tensor in a GPU's memory where there is none."""
+
+    def numpy(self):
+        raise TypeError("can't convert a tensor elsewhere to numpy")
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+
+@pytest.mark.parametrize("place", ["pretended", "cuda"])
+def test_a_state_that_was_loaded_to_a_gpu(store, place):
+    if place == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU: what torch.load(map_location='cuda') gives is pretended")
+    model = nn.Linear(3, 1)
+    ours = wrap(model, store, codec=fastps.OneBit())
+    backward(model)
+    ours.step()
+    state, expected = ours.state_dict(), ours.state_dict()["fastps"]["residuals"]
+    moved = {n: t.cuda() if place == "cuda" else t.as_subclass(Elsewhere) for n, t in expected.items()}
+    assert moved
+    other = wrap(model, store, codec=fastps.OneBit())
+    other.load_state_dict({**state, "fastps": {**state["fastps"], "residuals": moved}})
+    for name, residual in other.state_dict()["fastps"]["residuals"].items():
+        assert torch.equal(residual, expected[name])
 
 
 def test_states_of_others_are_refused(store):

@@ -128,11 +128,16 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         #: What has left already: the gradient, and the version of its memory.
         self._ahead: dict[str, tuple[torch.Tensor, int]] = {}
         self._hooks: list[Any] = []
-        super().__init__(params, {f.name: getattr(optimizer, f.name) for f in dataclasses.fields(optimizer)})
-        self._register(self._entries)
-        own = {entry.name: entry.array for entry in self._entries}
-        self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
-        self._filled.show()
+        defaults = {field.name: getattr(optimizer, field.name) for field in dataclasses.fields(optimizer)}
+        try:
+            super().__init__(params, defaults)
+            self._register(self._entries)
+            own = {entry.name: entry.array for entry in self._entries}
+            self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
+            self._filled.show()
+        except BaseException:
+            self.close()  # the model's hooks would outlive it
+            raise
 
     # -- what torch asks for ---------------------------------------------------------------------------------
 
@@ -140,9 +145,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         """Takes on more parameters, as ``torch.optim.Optimizer.add_param_group``, with their names."""
         group = dict(param_group)
         for key in group.keys() - self.defaults.keys():
-            near = difflib.get_close_matches(key, _SETTINGS, 1, 0.8)
-            if near:
-                raise wrong(f"setting {key!r}", f"one of {sorted(self.defaults)}", near[0])
+            if difflib.get_close_matches(key, _SETTINGS, 1, 0.8):
+                raise wrong("setting", f"one of {sorted(self.defaults)}", key)
         named = by_name(group["params"], group.pop("param_names", None), self._prefix)
         taken = {entry.name: entry.param for entry in self._entries}
         for name, param in named.items():
@@ -424,7 +428,7 @@ def _tensors(value: Any) -> Any:
 
 def _arrays(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.numpy()
+        return value.detach().cpu().numpy()
     if isinstance(value, dict):
         return {key: _arrays(item) for key, item in value.items()}
     return tuple(_arrays(item) for item in value) if isinstance(value, list) else value
