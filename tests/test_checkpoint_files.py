@@ -372,3 +372,123 @@ def test_checkpoints_of_torch_distributed_that_do_not_fit(store, tmp_path):
         fastps.torch.load_distributed(store, model, adam, tmp_path / "none")
     assert sorted(store.names()) == ["a.bias", "a.weight"]
     assert torch.equal(model.weight, before)
+
+
+def trained(rule, settings, seed, untrained=(), steps=2):
+    """A model and its optimizer after some steps; layers named `untrained` never had a gradient."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = getattr(torch.optim, rule)(model.parameters(), **settings)
+    for _ in range(steps):
+        step_of(model, optimizer, untrained)
+    return model, optimizer
+
+
+def step_of(model, optimizer, untrained=()):
+    optimizer.zero_grad()
+    model(torch.arange(32.0).reshape(8, 4) / 32).square().mean().backward()
+    for layer in untrained:
+        model[layer].weight.grad = model[layer].bias.grad = None
+    optimizer.step()
+
+
+def same_states(a, b):
+    for name in a.names():
+        np.testing.assert_array_equal(a.pull(name), b.pull(name))
+        there = b.state(name)
+        assert a.state(name).keys() == there.keys()
+        for slot, expected in a.state(name).items():
+            np.testing.assert_array_equal(expected, there[slot], err_msg=f"{name}.{slot}")
+
+
+def same_values(a, b):
+    for left, right in zip(a.parameters(), b.parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+WITH_STATE = [settings for settings in THEIRS if settings != ("SGD", {"lr": 0.1})]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(
+    ("steps", "untrained", "gradients"), [(0, (), False), (0, (), True), (2, (0,), False), (2, (), True)]
+)
+@pytest.mark.parametrize(("rule", "settings"), THEIRS, ids=lambda x: str(x))
+def test_checkpoints_of_what_was_not_trained_yet(
+    store, tmp_path, rule, settings, steps, untrained, gradients
+):
+    """No step is taken to have a state, and none is lost, whether there are gradients or not."""
+    model, optimizer = trained(rule, settings, 1, untrained, steps)
+    fastps.torch.to_store(store, model, optimizer)
+    theirs = trained(rule, settings, 2, steps=0)
+    fastps.torch.save_distributed(store, *theirs, tmp_path / "c")
+    assert bool(theirs[1].state_dict()["state"]) == bool(optimizer.state_dict()["state"]) or rule == "SGD"
+    with fastps.Store() as other:
+        again = trained(rule, settings, 3, steps=0)
+        if gradients:
+            again[0](torch.ones(1, 4)).sum().backward()
+        fastps.torch.load_distributed(other, *again, tmp_path / "c")
+        same_states(store, other)
+    plain = trained(rule, settings, 4, steps=0)
+    of_model, of_optimizer = get_state_dict(*plain)  # a step of torch's, with zeros
+    dcp.load({"model": of_model, "optim": of_optimizer}, checkpoint_id=tmp_path / "c", no_dist=True)
+    set_state_dict(*plain, model_state_dict=of_model, optim_state_dict=of_optimizer)
+    for run in ((model, optimizer), theirs, again, plain):
+        step_of(*run)
+    same_values(model, theirs[0])
+    same_values(model, again[0])
+    # To torch a velocity of zeros is one that was made by a step.
+    if "dampening" not in settings or (steps and not untrained):
+        same_values(model, plain[0])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(("rule", "settings"), WITH_STATE, ids=lambda x: str(x))
+def test_a_checkpoint_of_torch_with_a_layer_that_was_not_trained(store, tmp_path, rule, settings):
+    model, optimizer = trained(rule, settings, 1, untrained=(0,))
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    dcp.save({"model": of_model, "optim": of_optimizer}, checkpoint_id=tmp_path / "c", no_dist=True)
+    fastps.torch.load_distributed(store, *trained(rule, settings, 2), tmp_path / "c")
+    with fastps.Store() as other:
+        fastps.torch.to_store(other, model, optimizer)
+        same_states(other, store)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_state_of_another_optimizer_is_not_taken_for_none(store, tmp_path):
+    model, optimizer = trained("SGD", {"lr": 0.1, "momentum": 0.9}, 1)
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    saved = {"model": of_model, "optim": of_optimizer}
+    dcp.save(saved, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    with pytest.raises(fastps.ConfigError, match=r"0.weight.*nothing"):
+        fastps.torch.load_distributed(store, *trained("Adam", {}, 1), tmp_path / "theirs")
+    with pytest.raises(fastps.ConfigError, match=r"optimizer\.state.*nothing"):
+        fastps.torch.load_distributed(
+            store, model, optimizer, tmp_path / "theirs", keys=("model", "optimizer")
+        )
+    assert store.names() == []
+
+
+def test_to_store_after_another_rate(store):
+    """A schedule changes a rate, not the rule; what is refused changes nothing."""
+    model, optimizer = trained("Adam", {"lr": 0.1}, 1)
+    fastps.torch.to_store(store, model, optimizer)
+    optimizer.param_groups[0]["lr"] = 0.05
+    step_of(model, optimizer)
+    fastps.torch.to_store(store, model, optimizer)
+    assert store.state("0.weight")["step"].tolist() == [3]
+    np.testing.assert_array_equal(store.pull("0.weight"), model[0].weight.detach())
+    assert store.spec("0.weight").optimizer.lr == 0.1
+    before = {name: store.versions(name) for name in store.names()}
+    step_of(model, optimizer)
+    named = list(model.named_parameters())
+    groups = [{"params": [p for n, p in named if "0." in n]}, {"params": [p for n, p in named if "2." in n]}]
+    other = torch.optim.Adam([groups[0], {**groups[1], "eps": 1e-3}])
+    with pytest.raises(fastps.ConfigError, match="is registered with") as caught:
+        fastps.torch.to_store(store, model, other)
+    assert caught.value.tensor == "2.weight"
+    values = {name: param.detach().clone() for name, param in named}
+    with pytest.raises(fastps.ConfigError, match="is registered with"):
+        fastps.torch.from_store(store, model, other)
+    assert all(torch.equal(param, values[name]) for name, param in named)
+    assert {name: store.versions(name) for name in store.names()} == before

@@ -12,8 +12,8 @@ the tensor, by pushes that touch it: for a tensor of one slice (up to 258,048 el
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 from fastps import _fastps
 
@@ -30,6 +30,11 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         _fastps.check_optimizer(self)
+
+    def _is_but_for_lr(self, other: Optimizer) -> bool:
+        """Whether a tensor may be registered with either: pushes bring a rate of their own."""
+        lr: dict[str, Any] = {"lr": vars(other)["lr"]}
+        return type(self) is type(other) and replace(self, **lr) == other
 
 
 @dataclass(frozen=True)

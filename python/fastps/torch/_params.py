@@ -12,6 +12,7 @@ from torch.autograd.graph import increment_version
 
 from fastps import optim
 from fastps._fastps import Sparse
+from fastps._parameter_server import ParameterServer
 from fastps._types import Array
 from fastps.errors import ConfigError, DTypeError
 
@@ -177,9 +178,21 @@ def by_name(params: Any, names: list[str] | None, prefix: str) -> dict[str, torc
     return found
 
 
-def with_lr_of(optimizer: optim.Optimizer, other: optim.Optimizer) -> optim.Optimizer:
-    lr: dict[str, Any] = {"lr": vars(other)["lr"]}
-    return dataclasses.replace(optimizer, **lr)
+def absent(ps: ParameterServer, rules: Mapping[str, tuple[tuple[int, ...], optim.Optimizer]]) -> list[str]:
+    """Those that are not registered, of names with shapes and rules. Fails if one is registered otherwise."""
+    present, others = rules.keys() & set(ps.names()), []
+    for name, (shape, rule) in rules.items():
+        if name in present:
+            there = ps.spec(name)
+            if there.shape != shape:
+                others.append((name, f"shape {shape}", f"shape {there.shape}"))
+            elif not rule._is_but_for_lr(there.optimizer):
+                others.append((name, str(rule), str(there.optimizer)))
+    if others:
+        name, ours, theirs = others[0]
+        text = "; ".join(f"{name!r} is registered with {there}, not {here}" for name, here, there in others)
+        raise ConfigError(f"another model has these names: {text}", tensor=name, expected=theirs, got=ours)
+    return [name for name in rules if name not in present]
 
 
 def rule_of_group(optimizer: optim.Optimizer, group: Mapping[str, Any]) -> optim.Optimizer:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+)
 
+from fastps import optim
 from fastps._parameter_server import ParameterServer
 from fastps._types import File
+from fastps.checkpoint import new_state
 from fastps.errors import ConfigError
-from fastps.torch.state import from_store, to_store
+from fastps.torch.state import State, Theirs, as_stored, missing, put, take, theirs
 
 
 def save_distributed(
@@ -28,8 +38,8 @@ def save_distributed(
 ) -> None:
     """Writes a store's values and optimizer state as a checkpoint of `torch.distributed.checkpoint`.
 
-    The model and its optimizer get them, too, as from `from_store`. Buffers are the model's. Let nobody push
-    meanwhile.
+    The model and its optimizer get them, too, as from `from_store`. Buffers are the model's. What has taken
+    no step yet is there with a state of 0 steps. Let nobody push meanwhile.
 
     Args:
         ps, model, optimizer, prefix: As for `from_store`.
@@ -50,10 +60,10 @@ def save_distributed(
     >>> bool((other.pull("weight") == store.pull("weight")).all())
     True
     """
-    from_store(ps, model, optimizer, prefix=prefix)
-    of_model, of_optimizer = get_state_dict(model, optimizer)
+    states = take(ps, theirs(model, optimizer, prefix), optimizer)
+    saved = {keys[0]: get_model_state_dict(model), keys[1]: _named(model, optimizer, states)}
     with _by_this_process_alone():
-        state_dict_saver.save({keys[0]: of_model, keys[1]: of_optimizer}, checkpoint_id=path, no_dist=True)
+        state_dict_saver.save(saved, checkpoint_id=path, no_dist=True)
 
 
 def load_distributed(
@@ -68,7 +78,8 @@ def load_distributed(
     """Puts a checkpoint of `torch.distributed.checkpoint` into a store, its optimizer state included.
 
     The model and its optimizer get it, too; the optimizer's settings stay as they are. torch keeps what it
-    says of a checkpoint's tensors as a pickle: load none that somebody else may have made.
+    says of a checkpoint's tensors as a pickle: load none that somebody else may have made. A parameter of
+    whose state the checkpoint has nothing was not trained yet.
 
     Args:
         ps, model, optimizer, prefix: As for `to_store`.
@@ -76,36 +87,80 @@ def load_distributed(
         keys: As for `save_distributed`.
 
     Raises:
-        ConfigError: As from `to_store`, or the checkpoint lacks a tensor or has it in another shape; nothing
-            is changed then.
+        ConfigError: As from `to_store`, or the checkpoint lacks a tensor or has it in another shape, or has
+            another optimizer's state or none; nothing is changed then.
         OSError: The directory cannot be read.
     """
-    of_model, of_optimizer = get_state_dict(model, optimizer)
-    wanted = _flat(keys[0], of_model) | _flat(f"{keys[1]}.state", of_optimizer["state"])
-    present = filesystem.FileSystemReader(path).read_metadata().state_dict_metadata
-    for key, tensor in wanted.items():
-        expected, got = tensor.shape, getattr(present.get(key), "size", None)
-        if expected != got:
-            there = "nothing" if got is None else f"shape {tuple(got)}"
-            raise ConfigError(
-                f"the checkpoint does not fit: expected {key!r} of shape {tuple(expected)}, got {there}",
-                tensor=key,
-                expected=str(tuple(expected)),
-                got=there,
-            )
+    those = theirs(model, optimizer, prefix)
+    missing(ps, those)  # raises if they are others
+    there = filesystem.FileSystemReader(path).read_metadata().state_dict_metadata
+    of_model = get_model_state_dict(model)
+    tensors = {name: value for name, value in of_model.items() if isinstance(value, torch.Tensor)}
+    _compare(there, keys[0], of_model)
+    states = _room(there, keys[1], dict(zip(_names(model, optimizer, those), those, strict=True)))
     with _by_this_process_alone():
+        wanted = {keys[0]: tensors, keys[1]: {"state": states}}
         state_dict_loader.load(wanted, checkpoint_id=path, no_dist=True)
-    set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
-    to_store(ps, model, optimizer, prefix=prefix)
+    set_model_state_dict(model, of_model)
+    loaded = zip(those, states.values(), strict=True)
+    put(ps, those, {one.name: as_stored(one.rule, state) for one, state in loaded})
+    take(ps, those, optimizer)
 
 
-def _flat(key: str, state: Any) -> dict[str, torch.Tensor]:
-    """The tensors of nested dictionaries, under the names that a checkpoint has for them."""
-    if isinstance(state, torch.Tensor):
-        return {key: state}
-    if not isinstance(state, dict):
-        return {}
-    return {name: t for inner, value in state.items() for name, t in _flat(f"{key}.{inner}", value).items()}
+def _named(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, states: Mapping[torch.Tensor, State]
+) -> dict[str, Any]:
+    """An optimizer's part of a checkpoint, with this state. torch would step an optimizer that has none."""
+    other = copy.copy(optimizer)
+    other.state = collections.defaultdict(dict, states)
+    return get_optimizer_state_dict(model, other)
+
+
+def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer, those: list[Theirs]) -> list[str]:
+    """What parameters are called in a checkpoint."""
+    groups = _named(model, optimizer, {one.param: {} for one in those})["param_groups"]
+    return [name for group in groups for name in group["params"]]
+
+
+def _room(there: Mapping[str, Any], part: str, those: Mapping[str, Theirs]) -> dict[str, State]:
+    """Room for the state of parameters; none for that of one of which a checkpoint has nothing."""
+    saved = {key.rpartition(".")[0] for key, about in there.items() if not _is_none(key, about)}
+    has_part = any(key.startswith(f"{part}.") for key in there)
+    states: dict[str, State] = {}
+    for name, one in those.items():
+        key = f"{part}.state.{name}"
+        states[name] = {}
+        if key in saved or not has_part:
+            new = new_state(one.rule, np.zeros(one.param.shape, np.float32))
+            room: State = {slot: torch.from_numpy(values) for slot, values in new.items()}
+            step = there.get(f"{key}.step")
+            room["step"] = 0 if isinstance(step, BytesStorageMetadata) else torch.zeros(())
+            if step is None and isinstance(one.rule, optim.SGD):  # torch's counts none
+                del room["step"]
+            _compare(there, key, room)
+            states[name] = room
+    return states
+
+
+def _is_none(key: str, about: Any) -> bool:
+    """Whether it is what an SGD may have for a velocity before its first step. Only steps may be a number."""
+    return isinstance(about, BytesStorageMetadata) and not key.endswith(".step")
+
+
+def _compare(there: Mapping[str, Any], part: str, wanted: Mapping[str, Any]) -> None:
+    """Fails unless a checkpoint has these tensors."""
+    for name, value in wanted.items():
+        key = f"{part}.{name}"
+        got = getattr(there.get(key), "size", None)
+        if isinstance(value, torch.Tensor) and value.shape != got:
+            what = "nothing" if got is None else f"shape {tuple(got)}"
+            expected = tuple(value.shape)
+            raise ConfigError(
+                f"the checkpoint does not fit: expected {key!r} of shape {expected}, got {what}",
+                tensor=key,
+                expected=str(expected),
+                got=what,
+            )
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from fastps._parameter_server import ParameterServer
 from fastps.codecs import Codec
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Async, Local, Mode, WarmStart
-from fastps.torch._params import Entry, Filled, Gpus, by_name, rule_of_group, with_lr_of, wrong
+from fastps.torch._params import Entry, Filled, Gpus, absent, by_name, rule_of_group, wrong
 from fastps.worker import Step, Worker
 
 #: Gradients leave during backward when so many bytes of them are there.
@@ -310,30 +310,12 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
 
     def _register(self, entries: list[Entry]) -> None:
         """Registers what is not there; what is there must be the same."""
-        present = set(self._ps.names())
         rules = {
-            id(entry): rule for rule, group in zip(self._rules, self._groups, strict=True) for entry in group
+            entry.name: rule for rule, group in zip(self._rules, self._groups, strict=True) for entry in group
         }
-        others = []
-        for entry in entries:
-            if entry.name in present:
-                spec, rule = self._ps.spec(entry.name), rules[id(entry)]
-                there = with_lr_of(spec.optimizer, rule)
-                if spec.shape != entry.array.shape:
-                    others.append((entry.name, f"shape {entry.array.shape}", f"shape {spec.shape}"))
-                elif there != rule:
-                    others.append((entry.name, str(rule), str(spec.optimizer)))
-        if others:
-            name, ours, theirs = others[0]
-            text = "; ".join(
-                f"{name!r} is registered with {there}, not {here}" for name, here, there in others
-            )
-            raise ConfigError(
-                f"another model has these names: {text}", tensor=name, expected=theirs, got=ours
-            )
-        for entry in entries:
-            if entry.name not in present:
-                self._ps.register(entry.name, entry.array, rules[id(entry)], self._apply)
+        arrays = {entry.name: entry.array for entry in entries}
+        for name in absent(self._ps, {name: (array.shape, rules[name]) for name, array in arrays.items()}):
+            self._ps.register(name, arrays[name], rules[name], self._apply)
 
     def _raw(self) -> dict[str, torch.Tensor]:
         """The gradients as they are."""

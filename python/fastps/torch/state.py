@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from fastps import optim
 from fastps._parameter_server import ParameterServer
-from fastps.errors import ConfigError
-from fastps.torch._params import Entry, Gpus, by_name, float32, rule_of_group, with_lr_of, wrong
+from fastps.checkpoint import new_state
+from fastps.torch._params import Entry, Gpus, absent, by_name, float32, rule_of_group, wrong
+
+#: Of one tensor, as `fastps.ParameterServer.state`, with one number of steps.
+State = dict[str, Any]
 
 #: Optimizers of torch and what they are here.
 _THEIRS: dict[str, type[optim.Optimizer]] = {
@@ -24,6 +26,14 @@ _THEIRS: dict[str, type[optim.Optimizer]] = {
     "Adagrad": optim.Adagrad,
     "Adadelta": optim.Adadelta,
 }
+
+
+class Theirs(NamedTuple):
+    """A parameter of a torch optimizer, and its name and rule in a store."""
+
+    name: str
+    param: torch.Tensor
+    rule: optim.Optimizer
 
 
 def to_store(
@@ -41,26 +51,13 @@ def to_store(
         prefix: Put before every name.
 
     Raises:
-        ConfigError: It is another optimizer, or a parameter exists with another shape or other settings.
+        ConfigError: It is another optimizer, or a parameter exists with another shape or other settings (but
+            for ``lr``); nothing is changed then.
     """
-    gpus = Gpus()
-    for name, param, group in _theirs(model, optimizer, prefix):
-        entry, rule = Entry.of(name, param, gpus), _rule_of(optimizer, group)
-        ps.register(name, entry.array, rule)
-        ps.assign(name, entry.array)
-        state: dict[str, Any] = {key: np.zeros_like(slot) for key, slot in ps.state(name).items()}
-        state["step"] = 0
-        for key, value in optimizer.state.get(param, {}).items():
-            if key == "step":
-                state["step"] = int(value)
-            elif value is not None:
-                state[key] = float32(value.detach())
-                if isinstance(rule, optim.SGD):  # counts no steps: only whether there was one
-                    state["step"] = 1
-        ps.load_state(name, state)
+    those = theirs(model, optimizer, prefix)
+    put(ps, those, {one.name: as_stored(one.rule, optimizer.state.get(one.param, {})) for one in those})
 
 
-@torch.no_grad()
 def from_store(
     ps: ParameterServer, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, prefix: str = ""
 ) -> None:
@@ -73,40 +70,83 @@ def from_store(
 
     Raises:
         UnknownTensorError: A parameter is not in the store.
-        ConfigError: It is another optimizer, or the store's rule or settings are others.
+        ConfigError: As from `to_store`; nothing is changed then.
     """
-    for name, param, group in _theirs(model, optimizer, prefix):
-        rule, there = _rule_of(optimizer, group), ps.spec(name).optimizer
-        if type(rule) is not type(there) or with_lr_of(there, rule) != rule:
-            raise ConfigError(
-                f"tensor {name!r} is registered with {there}, not {rule}",
-                tensor=name,
-                expected=str(rule),
-                got=str(there),
-            )
-        param.copy_(torch.from_numpy(ps.pull(name)))
-        state = ps.state(name)
-        steps = int(state.pop("step").max(initial=0))
-        own: dict[str, Any] = {key: torch.from_numpy(value).to(param) for key, value in state.items()}
-        if isinstance(rule, optim.SGD):
-            optimizer.state[param] = {"momentum_buffer": own.get("momentum_buffer") if steps else None}
-        elif steps == 0 and not isinstance(rule, optim.Adagrad):
-            optimizer.state.pop(param, None)
-        else:
-            sparse = type(optimizer).__name__ == "SparseAdam"
-            optimizer.state[param] = {"step": steps if sparse else torch.tensor(float(steps)), **own}
+    take(ps, theirs(model, optimizer, prefix), optimizer)
 
 
-def _theirs(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefix: str
-) -> list[tuple[str, torch.Tensor, dict[str, Any]]]:
-    """The optimizer's parameters with their names and groups."""
+def theirs(model: torch.nn.Module, optimizer: torch.optim.Optimizer, prefix: str) -> list[Theirs]:
+    """The optimizer's parameters."""
     names = {id(param): name for name, param in by_name(model.named_parameters(), None, prefix).items()}
     listed = [(param, group) for group in optimizer.param_groups for param in group["params"]]
     for param, _ in listed:
         if id(param) not in names:
             raise wrong("optimizer", "one of the model's parameters", "a parameter that the model has not")
-    return [(names[id(param)], param, group) for param, group in listed]
+    return [Theirs(names[id(param)], param, _rule_of(optimizer, group)) for param, group in listed]
+
+
+def missing(ps: ParameterServer, those: list[Theirs]) -> list[str]:
+    """Which are not in the store; fails if one is there with another shape or rule."""
+    return absent(ps, {name: (tuple(param.shape), rule) for name, param, rule in those})
+
+
+def put(ps: ParameterServer, those: list[Theirs], states: Mapping[str, State]) -> None:
+    """Puts parameters and what there is of their state into a store."""
+    gpus = Gpus()
+    entries = [Entry.of(name, param, gpus) for name, param, _ in those]
+    unknown = set(missing(ps, those))
+    for (name, _, rule), entry in zip(those, entries, strict=True):
+        if name in unknown:
+            ps.register(name, entry.array, rule)
+        else:
+            ps.assign(name, entry.array)
+        ps.load_state(name, {**new_state(rule, entry.array), **states[name]})
+
+
+@torch.no_grad()
+def take(
+    ps: ParameterServer, those: list[Theirs], optimizer: torch.optim.Optimizer
+) -> dict[torch.Tensor, State]:
+    """Fills parameters and their optimizer from a store; their state, where nothing is left out."""
+    for name in missing(ps, those):
+        ps.spec(name)  # raises
+    states = {}
+    for one in those:
+        one.param.copy_(torch.from_numpy(ps.pull(one.name)))
+        state = ps.state(one.name)
+        states[one.param] = as_torch(one, {**state, "step": state["step"].max(initial=0)}, optimizer)
+        give(one, states[one.param], optimizer)
+    return states
+
+
+def as_torch(one: Theirs, state: State, optimizer: torch.optim.Optimizer) -> State:
+    """A store's state of a parameter as tensors that go with it."""
+    steps = int(state["step"])
+    own = {key: torch.from_numpy(value).to(one.param) for key, value in state.items() if key != "step"}
+    sparse = type(optimizer).__name__ == "SparseAdam"
+    return {"step": steps if sparse else torch.tensor(float(steps)), **own}
+
+
+def give(one: Theirs, state: State, optimizer: torch.optim.Optimizer) -> None:
+    """Puts what `as_torch` made into an optimizer, which has nothing of a parameter before its first step."""
+    if isinstance(one.rule, optim.SGD):
+        optimizer.state[one.param] = {
+            "momentum_buffer": state.get("momentum_buffer") if state["step"] else None
+        }
+    elif not state["step"] and not isinstance(one.rule, optim.Adagrad):
+        optimizer.state.pop(one.param, None)
+    else:
+        optimizer.state[one.param] = state
+
+
+def as_stored(rule: optim.Optimizer, state: Mapping[str, Any]) -> State:
+    """What torch has of a parameter's state as a store takes it."""
+    stored: State = {key: float32(t.detach()) for key, t in state.items() if key != "step" and t is not None}
+    if isinstance(rule, optim.SGD):  # counts no steps: only whether there was one
+        stored["step"] = int("momentum_buffer" in stored)
+    if "step" in state:
+        stored["step"] = int(state["step"])
+    return stored
 
 
 def _rule_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> optim.Optimizer:
