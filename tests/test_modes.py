@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import fastps
 
@@ -240,6 +242,42 @@ def test_rates_and_rows_equal_single_pushes(ps, rng, overlap):
             worker.flush()
             assert same(serial.pull(params), ps.pull(params))
             assert worker.stats()["acknowledged"] == dict.fromkeys(params, 10)
+
+
+@pytest.mark.parametrize(
+    ("mode", "codec", "accumulate"),
+    [
+        (fastps.Async(), fastps.Int8(), 1),
+        (fastps.Async(overlap=True), fastps.OneBit(), 1),
+        (fastps.Async(), None, 2),
+        (fastps.Local(push_every=2, lr=0.1, overlap=False), fastps.Int8(), 1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "kind", [torch.tensor, lambda values: array.array("f", values)], ids=["torch", "array"]
+)
+def test_params_that_are_no_arrays(store, rng, kind, mode, codec, accumulate):
+    """The worker trains in their memory, and can do what it can do with arrays."""
+    for name in ("w", "same"):
+        store.register(name, np.ones(4, np.float32), optimizer=fastps.SGD(lr=0.5))
+    mine, arrays = kind([0.0] * 4), np.zeros(4, np.float32)
+    how = {"mode": mode, "codec": codec, "accumulate": accumulate, "copy": False}
+    with (
+        fastps.Worker(store, {"w": mine}, **how) as worker,
+        fastps.Worker(store, {"same": arrays}, **how) as other,
+    ):
+        assert isinstance(worker.params["w"], np.ndarray)
+        for _ in range(3):
+            gradient = rng.standard_normal(4, np.float32)
+            worker.step({"w": gradient})
+            other.step({"same": gradient})
+        assert np.shares_memory(worker.params["w"], np.asarray(mine))
+        np.testing.assert_array_equal(mine, arrays)
+        before = worker.state_dict()
+        worker.step({"w": np.ones(4, np.float32)})
+        worker.load_state_dict(before)
+        assert str(worker.state_dict()) == str(before)
 
 
 def test_parameters_that_come_later(ps, rng):

@@ -13,7 +13,7 @@ import numpy as np
 from fastps import _fastps
 from fastps._checks import as_rate, at_least, invalid
 from fastps._fastps import Sparse, Versions
-from fastps._gradients import check
+from fastps._gradients import check, whole
 from fastps._groups import Groups
 from fastps._handles import Receipts
 from fastps._parameter_server import ParameterServer
@@ -61,8 +61,8 @@ class Worker:
         codec: How gradients travel; None is `fastps.Float32`. What it does not say is kept and added to the
             next push (error feedback); what a server refuses or fences returns to the next push as well.
             Sparse gradients travel as float32.
-        copy: False: the arrays of `params` are the worker's own from now on. They are writable, C-contiguous
-            and float32, and values are pulled straight into them.
+        copy: False: the memory of `params` is the worker's own from now on, and values are pulled straight
+            into it. They are writable, C-contiguous and float32: arrays, buffers or torch tensors on the CPU.
         on_step: Called with a `Step` at the end of each one.
         accumulate: So many steps make one push, of the mean of their gradients, and one fetch; 1 with
             `fastps.Local`, which has ``push_every``. What `flush` finds counts by 1 / accumulate each.
@@ -190,7 +190,7 @@ class Worker:
             return None
         own = {n: np.empty(np.shape(a), np.float32) if copy else a for n, a in params.items()}
         versions = self._native.pull_list(list(own), own, None)[1]
-        self.params.update(own)
+        self.params.update({name: whole(array) for name, array in own.items()})
         self._names = list(self.params)
         if self._local is not None:
             self._local = _fastps.LocalSteps(self.params)
