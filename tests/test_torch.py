@@ -403,15 +403,35 @@ def test_frozen_and_late_parameters(ps):
     as_stored(model[0], ps, "head.body.")
 
 
-def test_a_frozen_parameter_takes_no_step(store):
+@pytest.mark.parametrize(
+    "mode",
+    [
+        fastps.Async(),
+        fastps.Async(overlap=True),
+        fastps.Bounded(staleness=1),
+        fastps.Sync(workers=1),
+        fastps.Hogwild(),
+        fastps.Local(lr=0.1),
+        fastps.Local(push_every=2, lr=0.1, overlap=False),
+        fastps.WarmStart(steps=1, then=fastps.Local(lr=0.1)),
+    ],
+    ids=str,
+)
+def test_a_frozen_parameter_takes_no_step(store, mode):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     model[0].weight.requires_grad_(requires_grad=False)
-    ours = wrap(model, store, fastps.SGD(lr=0.1, weight_decay=0.5))
+    apply = "hogwild" if isinstance(mode, fastps.Hogwild) else "exact"
+    ours = wrap(model, store, fastps.AdamW(lr=0.1, weight_decay=0.5), mode=mode, apply=apply)
     start = values(model)
-    backward(model)
-    ours.step()
+    for _ in range(4):
+        ours.zero_grad()
+        backward(model)
+        ours.step()
+    ours.close()
     changed = {n for n, p in model.named_parameters() if not torch.equal(p, start[n])}
     assert changed == {"0.bias", "1.weight", "1.bias"}
+    assert store.versions("0.weight")["0.weight"] == 1
+    assert store.versions("1.weight")["1.weight"] > 1
 
 
 def test_tied_weights_once(store):

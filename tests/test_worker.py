@@ -140,6 +140,42 @@ def test_trains_with_every_codec(ps, rng):
             np.testing.assert_allclose(value, target[name], atol=0.1)
 
 
+@pytest.mark.parametrize("push_every", [1, 3])
+@pytest.mark.parametrize("pull_every", [1, 2])
+def test_gradients_of_some_parameters(ps, rng, push_every, pull_every):
+    """The others take no step, at home or on the servers: the serial model, bit for bit."""
+    rule = fastps.SGD(lr=0.1, momentum=0.9, weight_decay=0.1)
+    register(ps, rule, start := random(rng))
+    mode = fastps.Local(push_every=push_every, pull_every=pull_every, lr=0.05, overlap=False)
+    sums, pushed = {}, dict.fromkeys(SHAPES, 0)
+    with fastps.Store() as serial, fastps.Worker(ps, zeros(), mode=mode) as worker:
+        register(serial, rule, start)
+        local = start
+        for k in range(1, 41):
+            gradient = {n: g for n, g in random(rng).items() if n != "s" and rng.random() < 0.6}
+            if k == 20:  # what is refused leaves nothing in the sum
+                bad = np.full(4, np.nan, np.float32)
+                with pytest.raises(fastps.NonFiniteError):
+                    worker.step({"w": np.ones((3, 5), np.float32), "b": bad})
+            worker.step(gradient)
+            for name, g in gradient.items():
+                sums[name] = sums[name] + g if name in sums else g
+                local[name] = fma(np.float32(-0.05), g, local[name])
+            if k % push_every == 0:
+                if sums:
+                    serial.push(sums)
+                pushed = {n: count + (n in sums) for n, count in pushed.items()}
+                sums = {}
+            if k % pull_every == 0:
+                local = serial.pull(list(SHAPES))
+            for name in SHAPES:
+                assert worker.params[name].tobytes() == np.asarray(local[name]).tobytes(), k
+                assert ps.versions(name)[name] == 1 + pushed[name]
+        assert worker.stats()["acknowledged"] == pushed
+    assert pushed["s"] == 0
+    assert pushed["w"] > 5
+
+
 def test_staleness_of_others(ps):
     ps.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
     with fastps.Worker(ps, {"w": np.zeros(2)}, mode=fastps.Local(lr=0.1, overlap=False)) as worker:
@@ -160,7 +196,7 @@ def test_refusals_change_nothing(ps):
             fastps.NonFiniteError: {**good, "b": np.full(4, np.nan, np.float32)},
             fastps.ShapeError: {**good, "b": np.ones(5, np.float32)},
             fastps.DTypeError: {**good, "b": np.ones(4)},
-            fastps.ConfigError: {"w": good["w"]},
+            fastps.ConfigError: {"w": good["w"], "b": good["b"], "x": good["s"]},
         }
         for error, grads in bad.items():
             with pytest.raises(error):

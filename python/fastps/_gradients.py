@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -45,20 +45,25 @@ class Gradients:
             self._arrays[name] = np.zeros(self._params[name].shape, np.float32)
         return self._arrays[name]
 
-    def arrays(self) -> dict[str, Array]:
-        """The memory of every tensor, for whoever adds up by himself: zeros where nothing waits."""
+    def arrays(self, names: Iterable[str]) -> dict[str, Array]:
+        """Memory with these tensors' sums, for whoever adds to them himself; he begins them if none waits."""
         if self.waiting and len(self.waiting) != len(self._params):
-            for name in self._params:
-                self._whole(name)
-        if len(self._arrays) != len(self._params):
-            self._arrays = {name: self.array(name) for name in self._params}
+            for name in names:
+                if name in self.waiting:
+                    self._whole(name)
+                else:
+                    self.array(name)[...] = -0.0  # plus x is x, also if that is -0.0
+        elif len(self._arrays) != len(self._params):
+            for name in names:
+                self.array(name)
         return self._arrays
 
-    def filled(self, base: Versions | None) -> None:
-        """Somebody has put something into every array."""
+    def filled(self, names: Container[str], base: Versions | None) -> None:
+        """Somebody has put something into these tensors' memory."""
         if not self.waiting:
-            self.waiting = {**self._arrays}
             self.base = base
+        if len(self.waiting) != len(self._params):
+            self.waiting |= {name: self._arrays[name] for name in self._params if name in names}
 
     @np.errstate(over="ignore", invalid="ignore")  # the push will tell
     def add(self, name: str, gradient: Any, base: Versions | None) -> None:

@@ -29,10 +29,10 @@ from fastps.errors import (
 )
 from fastps.modes import Mode, Sync
 
-__all__ = ["Pushes", "Refused"]
+__all__ = ["LISTS", "Pushes", "Refused"]
 
-#: Bound lists that are kept, one for each choice of tensors that was pushed.
-_LISTS = 32
+#: Lists of tensors that are kept, one for each choice of them that was pushed, or stepped locally.
+LISTS = 32
 
 #: What is wrong with gradients as they were given: nothing was sent or changed.
 Refused = (NonFiniteError, ShapeError, DTypeError, ConfigError)
@@ -112,8 +112,8 @@ class Pushes:
 
     # -- sending ---------------------------------------------------------------------------------------------
 
-    def check(self, grads: Mapping[str, Any], lr: Rates) -> None:
-        """Raises what is wrong with a step's gradients, before one is kept or sent."""
+    def check_names(self, grads: Mapping[str, Any]) -> None:
+        """Raises if there is a gradient of what the worker has not."""
         unknown = grads.keys() - self._params.keys()
         if unknown:
             name = min(unknown)
@@ -123,6 +123,10 @@ class Pushes:
                 expected=str(list(self._params)),
                 got=name,
             )
+
+    def check(self, grads: Mapping[str, Any], lr: Rates) -> None:
+        """Raises what is wrong with a step's gradients, before one is kept or sent."""
+        self.check_names(grads)
         twice = grads.keys() & self._begun
         if twice:
             name = min(twice)
@@ -236,7 +240,7 @@ class Pushes:
             return self._native.bind(whole, None, None, None)
         names, lists = tuple(whole), self._lists[self._filling]
         if names not in lists:
-            if len(lists) >= _LISTS:
+            if len(lists) >= LISTS:
                 lists.clear()
             lists[names] = self._native.bind(whole, self._codec, self._feedback, None)
         return lists[names]

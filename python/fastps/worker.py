@@ -17,7 +17,7 @@ from fastps._gradients import check, whole
 from fastps._groups import Groups
 from fastps._handles import Receipts
 from fastps._parameter_server import ParameterServer
-from fastps._pushes import Pushes, Refused
+from fastps._pushes import LISTS, Pushes, Refused
 from fastps._tally import Tally
 from fastps._types import Array, File, Rates
 from fastps.codecs import Codec, Float32
@@ -154,6 +154,7 @@ class Worker:
         self._pushes.follow(mode)
         self._pull_every = mode.pull_every if local else self._accumulate
         self._local = _fastps.LocalSteps(self.params) if local else None
+        self._local_some: dict[tuple[str, ...], _fastps.LocalSteps] = {}
         #: For steps that push and fetch in one call.
         self._exchanged: _fastps.Exchange | None = None
 
@@ -204,10 +205,9 @@ class Worker:
         """Takes the gradients of one minibatch, computed at `params`; may push, fetch and install.
 
         Args:
-            grads: Names to float32 gradients of the parameters' shapes. With `fastps.Local` one of every
-                parameter; with other modes those of some will do, the others take no step (`fastps.Sync`: the
-                same ones for all workers), and one may be `fastps.Sparse`. Not kept: reuse the arrays after
-                the call.
+            grads: Names to float32 gradients of the parameters' shapes. Those of some will do, the others
+                take no step (`fastps.Sync`: the same ones for all workers); one may be `fastps.Sparse`, but
+                not with `fastps.Local`. Not kept: reuse the arrays after the call.
             lr: Learning rate of what this step pushes, in place of the optimizers'; or names to rates.
             loss: For ``on_step``.
 
@@ -459,13 +459,26 @@ class Worker:
             self._installed = self._native.pull_list(self._names, self.params, None)[1]
 
     def _step_locally(self, local: _fastps.LocalSteps, grads: Mapping[str, Any]) -> None:
-        """Takes a local step; its gradients are added to the sum."""
+        """Takes a local step where there are gradients; they are added to the sum."""
         waiting = self._pushes.sum
         first = not waiting.waiting
         own = grads if type(grads) is dict else dict(grads)
-        local.step(own, waiting.arrays(), self._mode._local_lr or 0.0, first, self._native.check_finite)
-        waiting.filled(self._installed)
+        if own.keys() != self.params.keys():
+            local = self._local_steps_of(own)
+        rate, looks = self._mode._local_lr or 0.0, self._native.check_finite
+        local.step(own, waiting.arrays(own), rate, first, looks)
+        waiting.filled(own, self._installed)
         self._pushes.summed += 1
+
+    def _local_steps_of(self, grads: Mapping[str, Any]) -> _fastps.LocalSteps:
+        """Local steps of some parameters."""
+        self._pushes.check_names(grads)
+        names = tuple(name for name in self._names if name in grads)
+        if names not in self._local_some:
+            if len(self._local_some) >= LISTS:
+                self._local_some.clear()
+            self._local_some[names] = _fastps.LocalSteps({name: self.params[name] for name in names})
+        return self._local_some[names]
 
     def _step_at_once(self, grads: Mapping[str, Any], lr: Rates, loss: float | None) -> bool:
         """Pushes and fetches in one call; False: something is unusual or wrong, and nothing was done."""

@@ -338,8 +338,6 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             gradient = None if entry.name in self._ahead else entry.gradient(self._rows)
             if gradient is not None:
                 grads[entry.name] = gradient
-            elif not self._rows:
-                grads[entry.name] = np.zeros_like(entry.array)
         self._filled.wait()
         return grads
 
