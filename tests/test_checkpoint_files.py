@@ -469,6 +469,18 @@ def test_the_state_of_another_optimizer_is_not_taken_for_none(store, tmp_path):
     assert store.names() == []
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_state_by_numbers_is_not_taken_for_none(store, tmp_path):
+    """As the optimizer's own ``state_dict`` has it, and not by names."""
+    model, adam = trained("Adam", {}, 1)
+    dcp.save(
+        {"model": model.state_dict(), "optim": adam.state_dict()}, checkpoint_id=tmp_path / "c", no_dist=True
+    )
+    with pytest.raises(fastps.ConfigError, match=r"expected the state 'optim\.state\..*optim\.state\.0"):
+        fastps.torch.load_distributed(store, *trained("Adam", {}, 1), tmp_path / "c")
+    assert store.names() == []
+
+
 def test_to_store_after_another_rate(store):
     """A schedule changes a rate, not the rule; what is refused changes nothing."""
     model, optimizer = trained("Adam", {"lr": 0.1}, 1)

@@ -438,6 +438,9 @@ def test_who_fails_is_not_waited_for():
         mode = fastps.Bounded(0)
         with pytest.raises(fastps.ShapeError):
             fastps.Worker(ps, {**zeros(), "b": np.zeros(5)}, mode=mode)
+        ps.register("z", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0), group="z, bound otherwise")
+        with fastps.Worker(ps, {"z": np.zeros(3)}, mode=fastps.Async()), pytest.raises(fastps.ConfigError):
+            fastps.Worker(ps, {**zeros(), "z": np.zeros(3)}, mode=mode)
         with fastps.connect(server.addresses, timeout=20.0, check_finite=False) as careless:
             failing = fastps.Worker(careless, zeros(), mode=mode, accumulate=2)
             with fastps.Worker(ps, zeros(), mode=mode) as worker:
@@ -488,6 +491,7 @@ def test_what_sync_does_not_take(ps):
         (lambda: fastps.Bounded(staleness=1.5), "an integer >= 0"),
         (lambda: fastps.Bounded(staleness=2**70), "an integer >= 0"),
         (lambda: fastps.Worker(None, {}, fastps.Async(), rank=2**40), "an integer >= 0 and <= 4294967295"),
+        (lambda: fastps.Async(on_stale="reject"), "an integer >= 0 with on_stale='reject'"),
         (lambda: fastps.WarmStart(0, fastps.Async()), "an integer >= 1"),
         (lambda: fastps.WarmStart(1, "async"), "a mode, and not WarmStart"),
         (lambda: fastps.WarmStart(1, fastps.WarmStart(1, fastps.Async())), "a mode, and not WarmStart"),

@@ -58,7 +58,11 @@ class Groups:
             ConfigError: A group is bound by another mode; nobody's place is changed.
             UnavailableError: All places are taken.
         """
-        self._join(mode, self._names)
+        try:
+            self._join(mode, self._names)
+        except BaseException:
+            self._give_back(self._names)
+            raise
         self._bound = mode
 
     def _join(self, mode: Mode, groups: list[str]) -> None:

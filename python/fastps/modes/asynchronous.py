@@ -54,6 +54,8 @@ class Async(Mode):
             given(self, "max_staleness", bound)
         if self.on_stale not in ("scale", "reject"):
             raise invalid("on_stale", "'scale' or 'reject'", self.on_stale)
+        if self.on_stale == "reject" and self.max_staleness is None:
+            raise invalid("max_staleness", "an integer >= 0 with on_stale='reject'", None)
         for name in ("delay_adaptive", "momentum_matching", "overlap"):
             flag(name, getattr(self, name))
 

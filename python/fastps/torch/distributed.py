@@ -126,6 +126,16 @@ def _room(there: Mapping[str, Any], part: str, those: Mapping[str, Theirs]) -> d
     """Room for the state of parameters; none for that of one of which a checkpoint has nothing."""
     saved = {key.rpartition(".")[0] for key, about in there.items() if not _is_none(key, about)}
     has_part = any(key.startswith(f"{part}.") for key in there)
+    ours = {f"{part}.state.{name}" for name in those}
+    others = sorted(key for key in saved - ours if key.startswith(f"{part}.state."))
+    if others and not ours <= saved:
+        expected, got = min(ours - saved), others[0]
+        raise ConfigError(
+            f"the checkpoint does not fit: expected the state {expected!r}, got {got!r}; "
+            "parameters have their names there, as torch.distributed.checkpoint.state_dict gives them",
+            expected=expected,
+            got=got,
+        )
     states: dict[str, State] = {}
     for name, one in those.items():
         key = f"{part}.state.{name}"

@@ -10,7 +10,7 @@ use crate::slice::{Resolved, Slice};
 use crate::sync::{Arc, Mutex, lock};
 use crate::verbs::{Fate, InDoubt};
 use std::ops::Range;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 /// A held body and the residuals that it came from.
@@ -37,11 +37,33 @@ pub(crate) struct HeldDoubt {
     slice: Arc<Slice>,
     identity: Identity,
     residue: Mutex<Option<Residue>>,
+    /// Told when the slice knows more, once it was asked.
+    told: Mutex<Option<Receiver<()>>>,
 }
 
 impl HeldDoubt {
     pub(crate) fn new(slice: Arc<Slice>, identity: Identity, residue: Option<Residue>) -> Self {
-        Self { slice, identity, residue: Mutex::new(residue) }
+        Self { slice, identity, residue: Mutex::new(residue), told: Mutex::default() }
+    }
+
+    /// What the slice knows, at the latest after the timeout.
+    fn resolve(&self, timeout: Duration) -> Result<Resolved> {
+        let mut told = lock(&self.told).take();
+        if told.is_none() {
+            let (done, receiver) = sync_channel(1);
+            let later = || -> Completion { Box::new(move |_| done.try_send(()).unwrap_or_default()) };
+            if let Some(resolved) = self.slice.resolve_later(self.identity, later) {
+                return resolved;
+            }
+            told = Some(receiver);
+        }
+        if let Some(receiver) = told
+            && receiver.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout)
+        {
+            *lock(&self.told) = Some(receiver);
+        }
+        // Too early, this says what is waited for.
+        self.slice.resolve(self.identity)
     }
 }
 
@@ -59,15 +81,7 @@ impl InDoubt for HeldDoubt {
     }
 
     fn result(&self, timeout: Duration) -> Result<Fate> {
-        let (done, told) = sync_channel(1);
-        // What it is told is the answer, or a reason to ask again.
-        let later = || -> Completion { Box::new(move |_| done.try_send(()).unwrap_or_default()) };
-        let resolved = self.slice.resolve_later(self.identity, later).unwrap_or_else(|| {
-            // Told too late, it is asked all the same: that says what it waits for.
-            let _ = told.recv_timeout(timeout);
-            self.slice.resolve(self.identity)
-        });
-        let fate = match resolved? {
+        let fate = match self.resolve(timeout)? {
             Resolved::Applied(applied) => Fate::Applied { version: applied.version },
             Resolved::Fenced => Fate::Fenced,
             Resolved::Unknown => Fate::Unknown,

@@ -213,7 +213,8 @@ impl ExactMemory {
             return Err(Error::new(Kind::Config, "the worker has a gradient in the coming version already"));
         }
         if self.round.as_ref().map_or(0, |round| round.parts.len()) as u64 + 1 >= u64::from(share.needed) {
-            // Where readers leave no room for the version, only this gradient is refused, and may come again.
+            // Where readers leave no room for the version, only this gradient is refused, and may come again. What a cut pins, too.
+            self.meet_cut(slice);
             self.make_writable(slice)?;
         }
         let kept = share.rank.map(|rank| Kept::of(slice, push, rank)).transpose()?;

@@ -19,6 +19,8 @@ use tonic::transport::Channel;
 const MARGIN: Duration = Duration::from_millis(100);
 /// How long a place is asked for when a connection begins, or given back without one.
 const AGAIN: Duration = Duration::from_secs(2);
+/// How long a server is told that a worker leaves.
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// A place in a group.
 #[derive(Clone, Debug)]
@@ -149,9 +151,10 @@ impl Client {
         drop(places);
         let links = self.links.clone();
         self.block(async move {
-            for link in links.iter().filter(|link| left.iter().any(|place| place.concerns(link))) {
-                give_back(link, group, warm, deadline).await;
-            }
+            // All at once: one that does not answer takes no time from the others.
+            let concerned = links.iter().filter(|link| left.iter().any(|place| place.concerns(link)));
+            futures_util::future::join_all(concerned.map(|link| give_back(link, group, warm, deadline)))
+                .await;
             Ok(())
         })
     }
@@ -268,8 +271,8 @@ async fn give_back(link: &Link, group: u32, warm: bool, deadline: Instant) {
         async move { control.leave(request(leave, left)).await }
     };
     // A server that cannot be told finds out when the lease ends.
-    let deadline = if link.is_connected() { deadline } else { deadline.min(after(AGAIN)) };
-    if let Err(error) = call(link, deadline, ask).await {
+    let longest = if link.is_connected() { FAREWELL } else { AGAIN };
+    if let Err(error) = call(link, deadline.min(after(longest)), ask).await {
         tracing::debug!(shard = link.shard(), %error, "leaving a group was not told");
     }
 }
