@@ -8,17 +8,17 @@
 pub use crate::passes::Stop;
 
 use crate::error::{Error, Kind, Result};
-use crate::isa::{Isa, Kernel};
-use crate::params::RacyBuffer;
-use crate::passes::{Deal, shuffle, together};
+use crate::isa::Isa;
+use crate::params::{LINE, LineKernel, Lines, RacyBuffer, run_lines};
+use crate::passes::{Deal, shuffle, split_mix, together};
 
 /// Ratings that a thread takes at once.
 const BLOCK: usize = 2048;
 /// Users whose ratings come mixed with each other's: few enough for a core's own cache, enough that a step seldom waits
 /// for the one before.
-const GROUP: u32 = 16;
-/// Rows begin at cache lines.
-const LINE: usize = 16;
+const GROUP: usize = 16;
+/// Ratings between asking for an item's row and using it.
+const AHEAD: usize = 8;
 
 /// Known entries: row, column and value of each.
 #[derive(Clone, Copy, Debug)]
@@ -108,15 +108,16 @@ impl Factors {
     pub fn pass(
         &self,
         ratings: Ratings<'_>,
-        order: &[u32],
+        order: &Order,
         rule: Rule,
         threads: usize,
         stop: Stop<'_>,
     ) -> Result<(f64, usize)> {
-        let deal = Deal::new(order.len(), BLOCK, stop);
-        let sums =
-            together(threads, || self.isa.run(Work { model: self, ratings, order, rule, deal: &deal }))?;
-        Ok((sums.iter().sum(), deal.done()))
+        let deals: Vec<_> = order.queues.iter().map(|queue| Deal::new(queue.len(), BLOCK, stop)).collect();
+        let sums = together(threads, |thread| {
+            run_lines(self.isa, Work { model: self, ratings, order, rule, deals: &deals, thread })
+        })?;
+        Ok((sums.iter().sum(), deals.iter().map(Deal::done).sum()))
     }
 }
 
@@ -124,36 +125,54 @@ impl Factors {
 struct Work<'a> {
     model: &'a Factors,
     ratings: Ratings<'a>,
-    order: &'a [u32],
+    order: &'a Order,
     rule: Rule,
-    deal: &'a Deal<'a>,
+    /// One for each queue.
+    deals: &'a [Deal<'a>],
+    thread: usize,
 }
 
-impl Kernel for Work<'_> {
+impl Work<'_> {
+    /// The next ratings: of this thread's queue, then of the others'.
+    fn take(&self) -> Option<&[u32]> {
+        let queues = self.deals.len();
+        (0..queues).map(|k| (self.thread + k) % queues).find_map(|queue| {
+            let block = self.deals[queue].take()?;
+            Some(&self.order.queues[queue][block])
+        })
+    }
+}
+
+impl LineKernel for Work<'_> {
     type Out = f64;
     #[inline(always)]
-    fn run(self) -> f64 {
-        let Self { model, ratings, order, rule, deal } = self;
-        let (isa, stride, users, items) = (model.isa, model.stride, &model.users, &model.items);
-        let (mut p, mut q) = (vec![0.0; stride], vec![0.0; stride]);
+    fn run(self, lines: impl Lines) -> f64 {
+        let Self { model, ratings, rule, .. } = self;
+        let (stride, users, items) = (model.stride, &model.users, &model.items);
         let (of_user, of_item) = (users.fixed(stride, rule.biases), items.fixed(stride, rule.biases));
         let mut sum = 0.0;
-        while let Some(block) = deal.take() {
-            for rating in &order[block] {
+        while let Some(block) = self.take() {
+            for (k, rating) in block.iter().enumerate() {
+                if let Some(soon) = block.get(k + AHEAD) {
+                    items.rows.prefetch(stride * ratings.items[*soon as usize] as usize, stride);
+                }
                 let rating = *rating as usize;
-                let user = stride * ratings.users[rating] as usize;
-                let item = stride * ratings.items[rating] as usize;
-                users.rows.load(isa, user, &mut p);
-                items.rows.load(isa, item, &mut q);
-                let error = Step {
-                    p: (&mut p, &of_user),
-                    q: (&mut q, &of_item),
+                let step = Step {
+                    stride,
+                    user: Row {
+                        rows: &users.rows,
+                        at: stride * ratings.users[rating] as usize,
+                        fixed: &of_user,
+                    },
+                    item: Row {
+                        rows: &items.rows,
+                        at: stride * ratings.items[rating] as usize,
+                        fixed: &of_item,
+                    },
                     rating: ratings.values[rating],
                     rule,
-                }
-                .run();
-                users.rows.store(isa, user, &p);
-                items.rows.store(isa, item, &q);
+                };
+                let error = step.run(lines);
                 sum += f64::from(error) * f64::from(error);
             }
         }
@@ -161,27 +180,57 @@ impl Kernel for Work<'_> {
     }
 }
 
-/// A new order for a pass: groups of users one after the other, shuffled, and the ratings of each group, shuffled. So a
-/// user's row is one thread's for a while, and threads meet at items alone.
-pub fn shuffle_by_user(order: &mut Vec<u32>, users: &[i32], count: usize, seed: u64) {
-    shuffle(order, seed);
-    let mut turns: Vec<u32> = (0..count as u32).collect();
-    shuffle(&mut turns, seed ^ 1);
-    let turn = |i: u32| (turns[users[i as usize] as usize] / GROUP) as usize;
-    let mut places = vec![0_u32; count + 1];
-    for i in &*order {
-        places[turn(*i) + 1] += 1;
+/// The order of a pass: a queue for each thread, that others help with when theirs is empty.
+#[derive(Debug)]
+pub struct Order {
+    /// The ratings of each thread's items by user: those of user u and thread t from `starts[t * users + u]` on.
+    sorted: Vec<u32>,
+    starts: Vec<usize>,
+    users: usize,
+    queues: Vec<Vec<u32>>,
+}
+
+impl Order {
+    /// The order in which they come, for all threads.
+    pub fn new(ratings: Ratings<'_>, users: usize, threads: usize) -> Self {
+        let count = ratings.values.len();
+        let place = |i: usize| ratings.items[i] as usize % threads * users + ratings.users[i] as usize;
+        let mut starts = vec![0; threads * users + 1];
+        for i in 0..count {
+            starts[place(i) + 1] += 1;
+        }
+        for k in 1..starts.len() {
+            starts[k] += starts[k - 1];
+        }
+        let (mut next, mut sorted) = (starts.clone(), vec![0; count]);
+        for i in 0..count {
+            sorted[next[place(i)]] = i as u32;
+            next[place(i)] += 1;
+        }
+        Self { sorted, starts, users, queues: vec![(0..count as u32).collect()] }
     }
-    for k in 1..places.len() {
-        places[k] += places[k - 1];
+
+    /// A new one. Each thread has items of its own, and goes over groups of users one after the other, in an order of chance, each
+    /// from another group on: so threads seldom meet at a row. The ratings of a group come shuffled.
+    pub fn shuffle(&mut self, seed: u64) {
+        let mut state = seed;
+        let mut turns: Vec<usize> = (0..self.users).collect();
+        shuffle(&mut turns, split_mix(&mut state));
+        let (threads, groups) = ((self.starts.len() - 1) / self.users.max(1), self.users.div_ceil(GROUP));
+        self.queues.resize_with(threads, Vec::new);
+        for (thread, queue) in self.queues.iter_mut().enumerate() {
+            queue.clear();
+            for k in 0..groups {
+                let first = (k + thread * groups / threads) % groups * GROUP;
+                let from = queue.len();
+                for user in &turns[first..(first + GROUP).min(self.users)] {
+                    let place = thread * self.users + user;
+                    queue.extend_from_slice(&self.sorted[self.starts[place]..self.starts[place + 1]]);
+                }
+                shuffle(&mut queue[from..], split_mix(&mut state));
+            }
+        }
     }
-    let mut sorted = vec![0; order.len()];
-    for i in &*order {
-        let place = &mut places[turn(*i)];
-        sorted[*place as usize] = *i;
-        *place += 1;
-    }
-    *order = sorted;
 }
 
 impl std::fmt::Debug for Factors {
@@ -240,21 +289,55 @@ impl Side {
 
 type Fixed = (Vec<f32>, Vec<f32>);
 
+/// A row that steps.
+struct Row<'a> {
+    rows: &'a RacyBuffer,
+    at: usize,
+    fixed: &'a Fixed,
+}
+
+impl Row<'_> {
+    #[inline(always)]
+    fn line(&self, lines: impl Lines, at: usize) -> [f32; LINE] {
+        self.rows.line(lines, self.at + at)
+    }
+
+    /// `from` with `step` of the other row added, where this row has anything to step.
+    #[inline(always)]
+    fn step(
+        &self,
+        lines: impl Lines,
+        at: usize,
+        kept: f32,
+        from: &[f32; LINE],
+        step: f32,
+        other: &[f32; LINE],
+    ) {
+        let (kept_here, added) = (&self.fixed.0[at..at + LINE], &self.fixed.1[at..at + LINE]);
+        let mut line = [0.0; LINE];
+        for k in 0..LINE {
+            line[k] = (kept * from[k] + step * other[k]) * kept_here[k] + added[k];
+        }
+        self.rows.set_line(lines, self.at + at, &line);
+    }
+}
+
 /// One rating: gives the error before the step.
 struct Step<'a> {
-    p: (&'a mut [f32], &'a Fixed),
-    q: (&'a mut [f32], &'a Fixed),
+    stride: usize,
+    user: Row<'a>,
+    item: Row<'a>,
     rating: f32,
     rule: Rule,
 }
 
-impl<'a> Kernel for Step<'a> {
-    type Out = f32;
+impl Step<'_> {
     #[inline(always)]
-    fn run(self) -> f32 {
-        let (p, q) = (self.p.0.as_chunks_mut::<LINE>().0, self.q.0.as_chunks_mut::<LINE>().0);
+    fn run(self, lines: impl Lines) -> f32 {
+        let Self { stride, user, item, rating, rule } = self;
         let mut sums = [0.0_f32; LINE];
-        for (p, q) in p.iter().zip(q.iter()) {
+        for at in (0..stride).step_by(LINE) {
+            let (p, q) = (user.line(lines, at), item.line(lines, at));
             for k in 0..LINE {
                 sums[k] += p[k] * q[k];
             }
@@ -265,17 +348,13 @@ impl<'a> Kernel for Step<'a> {
                 sums[k] += sums[k + half];
             }
         }
-        let error = self.rating - sums[0];
-        let step = self.rule.lr as f32 * error;
-        let kept = (1.0 - self.rule.lr * self.rule.regularization) as f32;
-        let fixed = |(kept, added): &'a Fixed| (kept.as_chunks::<LINE>().0, added.as_chunks::<LINE>().0);
-        let ((p_kept, p_added), (q_kept, q_added)) = (fixed(self.p.1), fixed(self.q.1));
-        for (line, (p, q)) in p.iter_mut().zip(q).enumerate() {
-            for k in 0..LINE {
-                let (x, y) = (p[k], q[k]);
-                p[k] = (kept * x + step * y) * p_kept[line][k] + p_added[line][k];
-                q[k] = (kept * y + step * x) * q_kept[line][k] + q_added[line][k];
-            }
+        let error = rating - sums[0];
+        let step = rule.lr as f32 * error;
+        let kept = (1.0 - rule.lr * rule.regularization) as f32;
+        for at in (0..stride).step_by(LINE) {
+            let (p, q) = (user.line(lines, at), item.line(lines, at));
+            user.step(lines, at, kept, &p, step, &q);
+            item.step(lines, at, kept, &q, step, &p);
         }
         error
     }
@@ -284,6 +363,7 @@ impl<'a> Kernel for Step<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
 
     const RULE: Rule = Rule { lr: 0.05, regularization: 0.1, biases: true };
 
@@ -332,7 +412,7 @@ mod tests {
                 ratings.check(7, 11).unwrap();
                 let (p, q) = (numbers(7 * rank, 1), numbers(11 * rank, 2));
                 let model = Factors::new(rank, (&p, &[0.0; 7]), (&q, &[0.0; 11])).unwrap();
-                let order: Vec<u32> = (0..60).collect();
+                let order = Order::new(ratings, 7, 1);
                 for _ in 0..4 {
                     model.pass(ratings, &order, rule, 1, &|| false).unwrap();
                 }
@@ -349,23 +429,58 @@ mod tests {
     }
 
     #[test]
-    fn an_order_by_user_has_every_rating_once() {
-        let (users, _, _) = ratings();
-        let mut order: Vec<u32> = (0..60).collect();
-        shuffle_by_user(&mut order, &users, 7, 5);
-        order.sort_unstable();
-        assert!(order.iter().copied().eq(0..60));
-        // 50 users with a rating each: the first 16 of the order are one group, and not the first users.
-        let users: Vec<i32> = (0..50).collect();
-        let mut order: Vec<u32> = (0..50).collect();
-        let mut orders = Vec::new();
-        for seed in 0..2 {
-            shuffle_by_user(&mut order, &users, 50, seed);
-            let mut first = order[..16].to_vec();
-            first.sort_unstable();
-            orders.push(first);
+    fn an_order_has_every_rating_once_and_each_thread_its_items() {
+        let (users, items, values) = ratings();
+        let ratings = Ratings { users: &users, items: &items, values: &values };
+        for threads in [1, 2, 3, 13] {
+            let mut order = Order::new(ratings, 7, threads);
+            assert!(order.queues.concat().into_iter().eq(0..60));
+            let mut orders = Vec::new();
+            for seed in [1, 2, 1] {
+                order.shuffle(seed);
+                let mut all = order.queues.concat();
+                orders.push(all.clone());
+                all.sort_unstable();
+                assert!(all.into_iter().eq(0..60));
+                assert_eq!(order.queues.len(), threads);
+                for (thread, queue) in order.queues.iter().enumerate() {
+                    assert!(queue.iter().all(|i| items[*i as usize] as usize % threads == thread));
+                }
+            }
+            assert!(orders[0] != orders[1] && orders[0] == orders[2]);
         }
-        assert_ne!(orders[0], orders[1]);
+    }
+
+    #[test]
+    fn users_come_in_groups_and_threads_begin_at_different_ones() {
+        // 50 users with a rating of each of two items.
+        let users: Vec<i32> = (0..100).map(|i| i / 2).collect();
+        let items: Vec<i32> = (0..100).map(|i| i % 2).collect();
+        let mut order = Order::new(Ratings { users: &users, items: &items, values: &[0.0; 100] }, 50, 2);
+        let mut firsts = Vec::new();
+        for seed in 0..2 {
+            order.shuffle(seed);
+            for queue in &order.queues {
+                let group: HashSet<_> = queue[..GROUP].iter().map(|i| users[*i as usize]).collect();
+                assert_eq!(group.len(), GROUP);
+                firsts.push(group);
+            }
+        }
+        assert!(firsts[0].is_disjoint(&firsts[1]) && firsts[0] != firsts[2]);
+    }
+
+    #[test]
+    fn threads_help_each_other_with_what_is_left() {
+        // All ratings are of the second thread's items.
+        let (users, items, values) = (vec![0; 5000], vec![1; 5000], vec![0.5; 5000]);
+        let ratings = Ratings { users: &users, items: &items, values: &values };
+        let mut order = Order::new(ratings, 1, 2);
+        order.shuffle(1);
+        let model = Factors::new(2, (&[0.1; 2], &[0.0]), (&[0.1; 4], &[0.0; 2])).unwrap();
+        for threads in [1, 2, 3] {
+            assert_eq!(model.pass(ratings, &order, RULE, threads, &|| false).unwrap().1, 5000);
+        }
+        assert_eq!(model.pass(ratings, &order, RULE, 2, &|| true).unwrap().1, 0);
     }
 
     #[test]

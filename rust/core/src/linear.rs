@@ -191,7 +191,7 @@ impl Linear {
         let deal = Deal::new(examples.order.len(), BLOCK, stop);
         let smallest = if self.settings.average > 0 { SMALLEST_AVERAGED } else { SMALLEST };
         let worker = Worker { model: self, examples, deal: &deal, alone, smallest, want_loss };
-        let results = together(if alone { 1 } else { threads }, || match examples.rows {
+        let results = together(if alone { 1 } else { threads }, |_| match examples.rows {
             Rows::Dense(values) => worker.work(clock, |i| Dense::row(values, self.weights.len(), i)),
             Rows::Csr32(csr) => worker.work(clock, |i| Sparse::row(csr, i)),
             Rows::Csr64(csr) => worker.work(clock, |i| Sparse::row(csr, i)),

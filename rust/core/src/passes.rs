@@ -44,11 +44,13 @@ impl<'a> Deal<'a> {
     }
 }
 
-/// Runs the same work on so many threads, of which the caller's is one, and gives all results in the order of the threads.
-pub(crate) fn together<T: Send>(threads: usize, work: impl Fn() -> T + Sync) -> Result<Vec<T>> {
+/// Runs the same work on so many threads, of which the caller's is the first, and gives all results in the order of the
+/// threads. Each is told its number.
+pub(crate) fn together<T: Send>(threads: usize, work: impl Fn(usize) -> T + Sync) -> Result<Vec<T>> {
+    let work = &work;
     std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(&work)).collect();
-        let mut results = vec![work()];
+        let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || work(thread))).collect();
+        let mut results = vec![work(0)];
         for thread in others {
             let result = thread.join();
             results.push(result.map_err(|_| Error::new(Kind::Internal, "a training thread ended early"))?);
@@ -58,7 +60,7 @@ pub(crate) fn together<T: Send>(threads: usize, work: impl Fn() -> T + Sync) -> 
 }
 
 /// Fisher-Yates with a generator of its own (`SplitMix64`): the same order for the same seed, everywhere.
-pub fn shuffle(order: &mut [u32], seed: u64) {
+pub fn shuffle<T>(order: &mut [T], seed: u64) {
     let mut state = seed;
     for i in (1..order.len()).rev() {
         // A multiply-shift instead of a division; its bias is below 2^-32.
@@ -67,7 +69,7 @@ pub fn shuffle(order: &mut [u32], seed: u64) {
     }
 }
 
-fn split_mix(state: &mut u64) -> u64 {
+pub(crate) fn split_mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mut z = *state;
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -84,7 +86,7 @@ mod tests {
         for threads in [1, 3] {
             let deal = Deal::new(1003, 10, &|| false);
             let taken =
-                together(threads, || std::iter::from_fn(|| deal.take()).flatten().collect::<Vec<_>>());
+                together(threads, |_| std::iter::from_fn(|| deal.take()).flatten().collect::<Vec<_>>());
             let mut taken = taken.unwrap().concat();
             taken.sort_unstable();
             assert_eq!(taken, (0..1003).collect::<Vec<_>>());

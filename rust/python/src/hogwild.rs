@@ -3,7 +3,7 @@
 use crate::call::{BRIEF, SLICE};
 use crate::errors::{OrRaise, config, raise};
 use fastps_core::error::{Error, Kind};
-use fastps_core::factorize::{Factors, Ratings, Rule, shuffle_by_user};
+use fastps_core::factorize::{Factors, Order, Ratings, Rule};
 use fastps_core::linear::{Csr, Examples, Linear, Loss, Rows, Schedule, Settings, Stop, shuffle};
 use numpy::{Element, PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2};
 use numpy::{PyUntypedArrayMethods, ndarray::Dimension};
@@ -20,7 +20,7 @@ pub(crate) struct LinearTrainer {
     targets: Py<PyArray1<f32>>,
     weights: Option<Py<PyArray1<f32>>>,
     threads: usize,
-    state: Mutex<State<Linear>>,
+    state: Mutex<State<Linear, Vec<u32>>>,
 }
 
 /// The factors of a matrix in training on one set of ratings: users, items (int32), values (float32). Factors are matrices with a row
@@ -32,13 +32,13 @@ pub(crate) struct FactorTrainer {
     values: Py<PyArray1<f32>>,
     threads: usize,
     rank: usize,
-    state: Mutex<State<Factors>>,
+    state: Mutex<State<Factors, Order>>,
 }
 
 /// What passes change.
-struct State<M> {
+struct State<M, O> {
     model: M,
-    order: Vec<u32>,
+    order: O,
 }
 
 enum Matrix {
@@ -117,7 +117,7 @@ impl Reading<'_> {
 }
 
 /// Never waits: whoever holds it may be waiting for the GIL.
-fn state<'a, M>(py: Python<'_>, state: &'a Mutex<State<M>>) -> PyResult<MutexGuard<'a, State<M>>> {
+fn state<'a, S>(py: Python<'_>, state: &'a Mutex<S>) -> PyResult<MutexGuard<'a, S>> {
     match state.try_lock() {
         Ok(state) => Ok(state),
         Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
@@ -318,15 +318,15 @@ impl FactorTrainer {
         let of_users = (slice(py, &user_factors)?, slice(py, &user_biases)?);
         let of_items = (slice(py, &item_factors)?, slice(py, &item_biases)?);
         let model = Factors::new(rank, of_users, of_items).or_raise(py)?;
-        let count = u32::try_from(values.bind(py).len())
+        u32::try_from(values.bind(py).len())
             .map_err(|_| config(py, "too many ratings", "fewer than 2^32", values.bind(py).len()))?;
-        let state = Mutex::new(State { model, order: (0..count).collect() });
-        let trainer = Self { users, items, values, threads: threads.max(1), rank, state };
-        trainer.with(py, |ratings, State { model, .. }| {
+        let threads = threads.max(1);
+        let order = reading(py, [&users, &items], &values, |ratings| {
             let (users, items) = model.counts();
-            ratings.check(users, items).or_raise(py)
+            ratings.check(users, items).or_raise(py)?;
+            Ok(Order::new(ratings, users, threads))
         })?;
-        Ok(trainer)
+        Ok(Self { users, items, values, threads, rank, state: Mutex::new(State { model, order }) })
     }
 
     /// One pass, in a new order if there is a seed. Gives the sum of squared errors and how many ratings were learned from.
@@ -339,10 +339,12 @@ impl FactorTrainer {
         biases: bool,
     ) -> PyResult<(f64, usize)> {
         let rule = Rule { lr, regularization, biases };
-        self.with(py, |ratings, State { model, order }| {
-            interruptible(py, self.rank * order.len(), |stop| {
+        let state = &mut *state(py, &self.state)?;
+        let State { model, order } = state;
+        reading(py, [&self.users, &self.items], &self.values, |ratings| {
+            interruptible(py, self.rank * ratings.values.len(), |stop| {
                 if let Some(seed) = seed {
-                    shuffle_by_user(order, ratings.users, model.counts().0, seed);
+                    order.shuffle(seed);
                 }
                 model.pass(ratings, order, rule, self.threads, stop)
             })
@@ -358,16 +360,14 @@ impl FactorTrainer {
     }
 }
 
-impl FactorTrainer {
-    fn with<T>(
-        &self,
-        py: Python<'_>,
-        work: impl FnOnce(Ratings<'_>, &mut State<Factors>) -> PyResult<T>,
-    ) -> PyResult<T> {
-        let (users, items) = (self.users.bind(py).readonly(), self.items.bind(py).readonly());
-        let values = self.values.bind(py).readonly();
-        let ratings =
-            Ratings { users: slice(py, &users)?, items: slice(py, &items)?, values: slice(py, &values)? };
-        work(ratings, &mut *state(py, &self.state)?)
-    }
+/// Lends ratings.
+fn reading<T>(
+    py: Python<'_>,
+    [users, items]: [&Py<PyArray1<i32>>; 2],
+    values: &Py<PyArray1<f32>>,
+    work: impl FnOnce(Ratings<'_>) -> PyResult<T>,
+) -> PyResult<T> {
+    let (users, items) = (users.bind(py).readonly(), items.bind(py).readonly());
+    let values = values.bind(py).readonly();
+    work(Ratings { users: slice(py, &users)?, items: slice(py, &items)?, values: slice(py, &values)? })
 }

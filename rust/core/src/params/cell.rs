@@ -17,7 +17,7 @@
 
 use super::shared::Region;
 use crate::fault::fault;
-use crate::isa::Isa;
+use crate::isa::{Isa, Kernel};
 use crate::sync::{Arc, AtomicU32, Ordering};
 use std::ptr::NonNull;
 
@@ -36,7 +36,7 @@ unsafe impl Sync for RacyBuffer {}
 
 /// A cache line of lanes; atomics may be changed through a shared reference, by every thread.
 #[repr(C, align(64))]
-pub(super) struct Line([AtomicU32; 16]);
+pub(super) struct Line([AtomicU32; LINE]);
 
 enum Memory {
     Own(#[allow(dead_code)] Vec<Line>),
@@ -93,6 +93,14 @@ impl RacyBuffer {
         store_scalar(self, at + done, &values[done..]);
     }
 
+    /// Asks for elements that will be stored soon; a hint that changes nothing.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, at: usize, len: usize) {
+        for at in (at..at + len).step_by(LINE) {
+            ask_for(self.first.as_ptr().wrapping_add(at));
+        }
+    }
+
     /// One element: one relaxed load, which compiles to a plain one.
     #[inline(always)]
     pub(crate) fn get(&self, i: usize) -> f32 {
@@ -109,6 +117,22 @@ impl RacyBuffer {
             return;
         }
         self.lane(i).store(value.to_bits(), Ordering::Relaxed);
+    }
+
+    /// Loads a line; every lane is one relaxed load.
+    #[inline(always)]
+    pub(crate) fn line(&self, lines: impl Lines, at: usize) -> [f32; LINE] {
+        assert!(self.holds(at, LINE), "a line outside its buffer");
+        // SAFETY: the assertion keeps the line inside the buffer, which `self` keeps alive; lanes are aligned.
+        unsafe { lines.load(self.first.as_ptr().wrapping_add(at)) }
+    }
+
+    /// Stores a line; every lane is one relaxed store.
+    #[inline(always)]
+    pub(crate) fn set_line(&self, lines: impl Lines, at: usize, values: &[f32; LINE]) {
+        assert!(self.holds(at, LINE), "a line outside its buffer");
+        // SAFETY: as in `line`; the lanes are atomics, so storing through a shared reference is allowed.
+        unsafe { lines.store(self.first.as_ptr().wrapping_add(at), values) };
     }
 
     fn holds(&self, at: usize, len: usize) -> bool {
@@ -154,6 +178,81 @@ fn store_scalar(buffer: &RacyBuffer, at: usize, values: &[f32]) {
     }
 }
 
+/// Asks for a cache line to store to, so that no other core has it by then.
+#[inline(always)]
+fn ask_for(p: *const AtomicU32) {
+    #[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
+    // SAFETY: a hint may name any address; a CPU that does not know it does nothing.
+    unsafe {
+        std::arch::asm!("prefetchw [{p}]", p = in(reg) p, options(nostack, preserves_flags, readonly));
+    }
+    let _ = p;
+}
+
+/// Elements of a cache line.
+pub(crate) const LINE: usize = 16;
+
+/// How lines are loaded and stored by an instruction set that this CPU has: known where a loop is compiled, so that nothing
+/// is asked for each line.
+pub(crate) trait Lines: Copy {
+    /// # Safety
+    /// `p` is valid for atomic loads of a line's lanes.
+    unsafe fn load(self, p: *const AtomicU32) -> [f32; LINE];
+    /// # Safety
+    /// `p` is valid for atomic stores of a line's lanes.
+    unsafe fn store(self, p: *const AtomicU32, values: &[f32; LINE]);
+}
+
+/// A loop over lines, compiled once per instruction set. `run` and all that it calls must be `#[inline(always)]`.
+pub(crate) trait LineKernel {
+    /// What the loop gives back.
+    type Out;
+    /// The loop.
+    fn run(self, lines: impl Lines) -> Self::Out;
+}
+
+struct Bound<K, L>(K, L);
+
+impl<K: LineKernel, L: Lines> Kernel for Bound<K, L> {
+    type Out = K::Out;
+    #[inline(always)]
+    fn run(self) -> K::Out {
+        self.0.run(self.1)
+    }
+}
+
+/// Runs a loop over lines compiled for this instruction set.
+pub(crate) fn run_lines<K: LineKernel>(isa: Isa, kernel: K) -> K::Out {
+    match isa {
+        #[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
+        Isa::Avx512 if isa.is_available() => isa.run(Bound(kernel, vectors::Avx512Lines(()))),
+        #[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
+        Isa::Avx2 if isa.is_available() => isa.run(Bound(kernel, vectors::Avx2Lines(()))),
+        #[cfg(all(target_arch = "aarch64", not(any(miri, loom, fastps_scalar))))]
+        Isa::Neon => isa.run(Bound(kernel, vectors::NeonLines(()))),
+        _ => isa.run(Bound(kernel, ScalarLines)),
+    }
+}
+
+#[derive(Clone, Copy)]
+struct ScalarLines;
+
+impl Lines for ScalarLines {
+    #[inline(always)]
+    unsafe fn load(self, p: *const AtomicU32) -> [f32; LINE] {
+        // SAFETY: valid by the caller's promise.
+        std::array::from_fn(|k| f32::from_bits(unsafe { &*p.add(k) }.load(Ordering::Relaxed)))
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *const AtomicU32, values: &[f32; LINE]) {
+        for (k, value) in values.iter().enumerate() {
+            // SAFETY: valid by the caller's promise.
+            unsafe { &*p.add(k) }.store(value.to_bits(), Ordering::Relaxed);
+        }
+    }
+}
+
 /// The leaf operations on one vector.
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(any(miri, loom, fastps_scalar))))]
 macro_rules! leaf {
@@ -190,7 +289,27 @@ macro_rules! leaf {
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(any(miri, loom, fastps_scalar))))]
 macro_rules! loops {
     ($load_all:ident, $store_all:ident, $feature:literal, $width:literal, $load:ident, $store:ident, $read:ident,
-     $write:ident) => {
+     $write:ident, $lines:ident) => {
+        /// There is one only where the CPU has the feature.
+        #[derive(Clone, Copy)]
+        pub(super) struct $lines(pub(super) ());
+
+        impl super::Lines for $lines {
+            #[inline(always)]
+            unsafe fn load(self, p: *const AtomicU32) -> [f32; super::LINE] {
+                let mut line = [0.0; super::LINE];
+                // SAFETY: the caller's promise; the CPU has the feature, as `self` shows.
+                unsafe { $load_all(p.cast(), &mut line) };
+                line
+            }
+
+            #[inline(always)]
+            unsafe fn store(self, p: *const AtomicU32, values: &[f32; super::LINE]) {
+                // SAFETY: as above; the lanes are atomics.
+                unsafe { $store_all(p.cast_mut().cast(), values) };
+            }
+        }
+
         /// # Safety
         /// `base` is valid for atomic loads of `out.len()` lanes and aligned to one; the CPU has the feature.
         #[target_feature(enable = $feature)]
@@ -222,6 +341,7 @@ macro_rules! loops {
 #[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
 mod vectors {
     use crate::isa::Isa;
+    use crate::sync::AtomicU32;
     use std::arch::asm;
     use std::arch::x86_64::{
         __m256, __m512, _mm256_loadu_ps, _mm256_storeu_ps, _mm512_loadu_ps, _mm512_storeu_ps,
@@ -245,8 +365,28 @@ mod vectors {
         "vmovups {v}, ymmword ptr [{p}]",
         "vmovups ymmword ptr [{p}], {v}"
     );
-    loops!(load_avx512, store_avx512, "avx512f", 16, load_zmm, store_zmm, _mm512_loadu_ps, _mm512_storeu_ps);
-    loops!(load_avx2, store_avx2, "avx2", 8, load_ymm, store_ymm, _mm256_loadu_ps, _mm256_storeu_ps);
+    loops!(
+        load_avx512,
+        store_avx512,
+        "avx512f",
+        16,
+        load_zmm,
+        store_zmm,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        Avx512Lines
+    );
+    loops!(
+        load_avx2,
+        store_avx2,
+        "avx2",
+        8,
+        load_ymm,
+        store_ymm,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        Avx2Lines
+    );
 
     /// # Safety
     /// `base` is valid for atomic loads of `out.len()` lanes and aligned to one.
@@ -278,12 +418,13 @@ mod vectors {
 #[cfg(all(target_arch = "aarch64", not(any(miri, loom, fastps_scalar))))]
 mod vectors {
     use crate::isa::Isa;
+    use crate::sync::AtomicU32;
     use std::arch::aarch64::{float32x4_t, vld1q_f32, vst1q_f32};
     use std::arch::asm;
 
     // LD1 and ST1 access element by element: each is atomic where it is aligned to itself, whatever the vector's place.
     leaf!(load_q, store_q, "neon", float32x4_t, vreg, "ld1 {{{v:v}.4s}}, [{p}]", "st1 {{{v:v}.4s}}, [{p}]");
-    loops!(load_neon, store_neon, "neon", 4, load_q, store_q, vld1q_f32, vst1q_f32);
+    loops!(load_neon, store_neon, "neon", 4, load_q, store_q, vld1q_f32, vst1q_f32, NeonLines);
 
     /// # Safety
     /// `base` is valid for atomic loads of `out.len()` lanes and aligned to one.
@@ -369,6 +510,38 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Adds one to every line of a buffer.
+    struct Increment<'a>(&'a RacyBuffer);
+
+    impl LineKernel for Increment<'_> {
+        type Out = ();
+        #[inline(always)]
+        fn run(self, lines: impl Lines) {
+            for at in (0..self.0.len()).step_by(LINE) {
+                self.0.set_line(lines, at, &self.0.line(lines, at).map(|x| x + 1.0));
+            }
+        }
+    }
+
+    #[test]
+    fn every_backend_has_the_same_lines() {
+        for isa in isas() {
+            let values: Vec<f32> = (0..64).map(|k| k as f32).collect();
+            let buffer = RacyBuffer::filled(64, 0.0);
+            buffer.store(isa, 0, &values);
+            run_lines(isa, Increment(&buffer));
+            let mut out = vec![0.0; 64];
+            buffer.load(isa, 0, &mut out);
+            assert!(out.iter().zip(&values).all(|(x, y)| *x == y + 1.0), "{isa:?}: {out:?}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a line outside its buffer")]
+    fn a_line_outside_is_refused() {
+        run_lines(Isa::best(), Increment(&RacyBuffer::filled(17, 0.0)));
     }
 
     #[test]

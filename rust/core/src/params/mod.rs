@@ -16,7 +16,7 @@ mod shared;
 mod shared;
 
 pub(crate) use buffer::Buffer;
-pub(crate) use cell::RacyBuffer;
+pub(crate) use cell::{LINE, LineKernel, Lines, RacyBuffer, run_lines};
 pub(crate) use counts::Counts;
 pub use meter::{Charge, Meter, Purpose};
 pub(crate) use pieces::Pieces;
