@@ -15,6 +15,10 @@ use std::time::{Duration, Instant};
 
 /// Bytes in the queue from which on who can should wait. So much can be pushed while a sync waits for its disk.
 const FULL: usize = 32 << 20;
+/// How long what nobody waits for may wait to be written together with what comes behind it, and how much: each time that the
+/// thread begins, it takes a core from somebody.
+const LINGER: Duration = Duration::from_millis(5);
+const ENOUGH: usize = 1 << 20;
 /// How long something may be written and not durable if nobody asks, and how much: what takes longer to sync than the queue
 /// to fill would keep pushes waiting.
 const LAZY: Duration = Duration::from_secs(1);
@@ -35,11 +39,22 @@ pub(crate) struct Log {
     done: Condvar,
 }
 
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Phase {
+    /// Nothing is logged yet: a shard is recovered.
+    #[default]
+    Before,
+    Open,
+    /// Nothing more is.
+    Closing,
+}
+
 #[derive(Default)]
 struct Queue {
-    /// False: nothing is logged, as while a shard is recovered.
-    open: bool,
+    phase: Phase,
     waiting: Vec<u8>,
+    /// The thread has found nothing to do for a while, and must be woken.
+    asleep: bool,
     /// From this byte of `waiting` on, the segment to be used.
     next: Option<(usize, Segment)>,
     queued: Position,
@@ -52,7 +67,6 @@ struct Queue {
     broken: Option<Error>,
     /// Records are missing that no snapshot makes up for yet.
     hole: bool,
-    closing: bool,
     catalog: Catalog,
 }
 
@@ -72,7 +86,7 @@ impl Log {
         segment: Segment,
     ) -> impl FnOnce() + Send + 'static {
         let mut queue = self.queue();
-        (queue.open, queue.catalog) = (true, catalog);
+        (queue.phase, queue.catalog) = (Phase::Open, catalog);
         drop(queue);
         let log = self.clone();
         move || log.write(segment)
@@ -84,18 +98,21 @@ impl Log {
 
     /// Queues what `write` appends. Without a file to write to it is left out, and leaves a hole.
     pub(crate) fn append(&self, write: impl FnOnce(&mut Vec<u8>) -> bool) {
-        self.queue().append(write);
-        self.work.notify_one();
+        if self.queue().append(write) {
+            self.work.notify_one();
+        }
     }
 
     /// Changes the catalog, and queues that.
     pub(crate) fn note(&self, event: &Event) -> Position {
         let mut queue = self.queue();
         queue.catalog.apply(event);
-        queue.append(|to| frame::event(to, event));
+        let wake = queue.append(|to| frame::event(to, event));
         let position = queue.queued;
         drop(queue);
-        self.work.notify_one();
+        if wake {
+            self.work.notify_one();
+        }
         position
     }
 
@@ -146,7 +163,7 @@ impl Log {
             if let Some(error) = &queue.broken {
                 return Err(error.clone());
             }
-            if queue.hole || queue.closing {
+            if queue.hole || queue.is_closing() {
                 return Err(Error::new(Kind::Unavailable, "the log has a hole, or is closed"));
             }
             queue = self.done.wait(queue).unwrap_or_else(PoisonError::into_inner);
@@ -213,7 +230,7 @@ impl Log {
     /// Writes what waits and ends the thread.
     pub(crate) fn close(&self) {
         let mut queue = self.queue();
-        (queue.closing, queue.open) = (true, false);
+        queue.phase = Phase::Closing;
         drop(queue);
         self.work.notify_one();
     }
@@ -263,23 +280,30 @@ impl Log {
     /// Waits until there is something to write or to sync; `None`: all is done, for good. Where nothing comes for a while, memory is
     /// given back.
     fn wait(&self, writer: &Writer, written: &mut Vec<u8>) -> Option<MutexGuard<'_, Queue>> {
-        let mut queue = self.queue();
+        let (begin, mut queue) = (Instant::now(), self.queue());
         loop {
             let asked = writer.unsynced > 0 && !queue.hole && !queue.until_durable.is_empty();
-            if !queue.waiting.is_empty() || queue.next.is_some() || asked {
+            if queue.is_urgent() || asked {
                 return Some(queue);
             }
-            if queue.closing {
+            if queue.is_closing() {
                 return (writer.unsynced > 0).then_some(queue);
+            }
+            let lingers = LINGER.saturating_sub(begin.elapsed());
+            if lingers.is_zero() && !queue.waiting.is_empty() {
+                return Some(queue);
             }
             let since = if writer.unsynced > 0 { writer.synced.elapsed() } else { Duration::ZERO };
             let left = LAZY.saturating_sub(since);
             if left.is_zero() {
                 return Some(queue);
             }
-            let waited = self.work.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner);
+            queue.asleep = lingers.is_zero();
+            let pause = if queue.asleep { left } else { left.min(lingers) };
+            let waited = self.work.wait_timeout(queue, pause).unwrap_or_else(PoisonError::into_inner);
             queue = waited.0;
-            if waited.1.timed_out() && writer.unsynced == 0 && queue.waiting.is_empty() {
+            let slept = std::mem::take(&mut queue.asleep);
+            if slept && waited.1.timed_out() && writer.unsynced == 0 && queue.waiting.is_empty() {
                 (queue.waiting, *written) = (Vec::new(), Vec::new());
             }
         }
@@ -302,9 +326,20 @@ impl Log {
 }
 
 impl Queue {
-    fn append(&mut self, write: impl FnOnce(&mut Vec<u8>) -> bool) {
-        if !self.open {
-            return;
+    fn is_closing(&self) -> bool {
+        self.phase == Phase::Closing
+    }
+
+    /// Whether what waits is written at once.
+    fn is_urgent(&self) -> bool {
+        let waited_for = self.is_closing() || !self.until_durable.is_empty() || self.waiting.len() >= ENOUGH;
+        self.next.is_some() || waited_for && !self.waiting.is_empty()
+    }
+
+    /// Tells whether the thread must be woken.
+    fn append(&mut self, write: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
+        if self.phase != Phase::Open {
+            return false;
         }
         let before = self.waiting.len();
         if !write(&mut self.waiting) {
@@ -314,6 +349,8 @@ impl Queue {
         if self.broken.is_some() {
             self.waiting.clear();
         }
+        let enough = before < ENOUGH && self.waiting.len() >= ENOUGH;
+        std::mem::take(&mut self.asleep) || enough
     }
 }
 
@@ -336,7 +373,7 @@ enum Hurry {
 
 impl Hurry {
     fn of(queue: &Queue) -> Option<Self> {
-        if queue.closing {
+        if queue.is_closing() {
             return Some(Self::Closing);
         }
         (!queue.until_durable.is_empty()).then_some(Self::WaitedFor)

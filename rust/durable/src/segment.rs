@@ -21,6 +21,8 @@ const AHEAD: u64 = 1 << 20;
 const BETWEEN: u64 = if failpoint::ARE_COMPILED { 1 } else { 64 << 10 };
 /// Appends up to here are short.
 pub(crate) const SHORT: usize = 64 << 10;
+/// So much is durable before the system is told that nobody reads it for now.
+const FORGET: u64 = 1 << 20;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// A segment that is being written.
@@ -38,6 +40,8 @@ pub(crate) struct Segment {
     filled: u64,
     /// Bytes of short appends since they were written.
     short: u64,
+    /// What the system need not keep in memory.
+    forgotten: u64,
 }
 
 impl Segment {
@@ -79,7 +83,7 @@ impl Segment {
     }
 
     fn new(path: PathBuf, number: u64, file: File, length: u64) -> Self {
-        Self { path, number, file, length, durable: 0, told: 0, filled: 0, short: 0 }
+        Self { path, number, file, length, durable: 0, told: 0, filled: 0, short: 0, forgotten: length }
     }
 
     /// Appends frames, which it seals, and before them which part is durable, where that is news.
@@ -133,8 +137,21 @@ impl Segment {
         let synced = synced.and_then(|()| there());
         synced.map_err(|error| failed("sync", &self.path, &error))?;
         self.durable = self.length;
+        self.forget();
         reach("log_synced");
         Ok(())
+    }
+
+    /// A log is read after a crash at most. Where its pages are let go, the next ones are made of the same memory, not of what
+    /// others use or what has to be fetched first; the last page stays, for there is more to come.
+    fn forget(&mut self) {
+        #[cfg(target_os = "linux")]
+        if self.durable >= self.forgotten + FORGET {
+            let length = std::num::NonZeroU64::new(self.durable - self.forgotten);
+            // It is a hint.
+            let _ = rustix::fs::fadvise(&self.file, self.forgotten, length, rustix::fs::Advice::DontNeed);
+            self.forgotten = self.durable;
+        }
     }
 
     /// Appends the last frames, and ends it: the log goes on in the segment of this number. What is before the end is durable
