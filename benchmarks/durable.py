@@ -375,8 +375,10 @@ def started(place: Path) -> float:
         return time.monotonic() - began
 
 
-def replayed(size: Size, folder: Path, codec: fastps.Codec) -> tuple[float, float]:
-    """Seconds that the same pushes take in a store of this process, and in a start that repeats them."""
+def replayed(size: Size, folder: Path, codec: fastps.Codec) -> tuple[float, float, float]:
+    """Seconds that pushes take in a store of this process, that reading their log takes, and a start that repeats
+    them; both from files that the system had to forget.
+    """
     tensors = size.tensors * 4 // 3
     gradients = np.random.default_rng(0).random((tensors, TENSOR), np.float32)
 
@@ -388,7 +390,7 @@ def replayed(size: Size, folder: Path, codec: fastps.Codec) -> tuple[float, floa
                 ps.push(bound)
         return time.monotonic() - began
 
-    def killed(place: Path, pushes: bool) -> float:
+    def killed(place: Path, pushes: bool) -> tuple[float, float]:
         # So that no snapshot is taken at the end.
         with running(place) as server, fastps.connect(server.address, check_finite=False) as ps:
             names = register(ps, tensors, ADAM)
@@ -397,11 +399,15 @@ def replayed(size: Size, folder: Path, codec: fastps.Codec) -> tuple[float, floa
             while ps.stats()["shards"][0]["counters"]["log_pending"]:
                 time.sleep(0.1)
             server._process.kill()
-        return started(place)
+        forget(place)
+        reading = read_once(place)
+        forget(place)
+        return reading, started(place)
 
     with fastps.Store(threads=1) as store:
         live = push_all(store, register(store, tensors, ADAM))
-    return live, killed(folder / "pushed", True) - killed(folder / "registered", False)
+    (reading, took), (of_empty, start) = killed(folder / "pushed", True), killed(folder / "registered", False)
+    return live, reading - of_empty, took - start
 
 
 def starts(size: Size, folder: Path) -> list[str]:
@@ -423,10 +429,11 @@ def starts(size: Size, folder: Path) -> list[str]:
     rows[-1].append(verdict(ratio <= 1.2))
 
     for name, codec in [("Int8", fastps.Int8()), ("Float32", fastps.Float32())]:
-        live, took = replayed(size, folder / name, codec)
-        ratio = live / took
+        live, reading, took = replayed(size, folder / name, codec)
+        ratio = took / (1.2 * reading + live / 0.8)
         cells = [f"{PUSHES * tensors:,} pushes of a million to that state, {name}", f"{took:.2f} s"]
-        rows.append([*cells, "speed of local pushes", f"{ratio:.2f}", ">= 0.8", verdict(ratio >= 0.8)])
+        against = f"1.2 x {reading:.2f} s of reading, and 0.8 of the speed of local pushes ({live:.2f} s)"
+        rows.append([*cells, against, f"{ratio:.2f}", "<= 1", verdict(ratio <= 1)])
     return table(["a start from", "takes", "against", "ratio", "asked", "reached"], rows)
 
 

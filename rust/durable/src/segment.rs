@@ -21,7 +21,9 @@ const AHEAD: u64 = 1 << 20;
 const BETWEEN: u64 = if failpoint::ARE_COMPILED { 1 } else { 64 << 10 };
 /// Appends up to here are short.
 pub(crate) const SHORT: usize = 64 << 10;
-/// So much is durable before the system is told that nobody reads it for now.
+/// The end of a log that stays in memory, where a start after a crash finds it. What is before that the system need not keep; it
+/// is told of so much at a time.
+const KEPT: u64 = 1 << 30;
 const FORGET: u64 = 1 << 20;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
@@ -142,16 +144,18 @@ impl Segment {
         Ok(())
     }
 
-    /// A log is read after a crash at most. Where its pages are let go, the next ones are made of the same memory, not of what
-    /// others use or what has to be fetched first; the last page stays, for there is more to come.
+    /// The next pages are made of the same memory then, not of what others use or what has to be fetched first.
     fn forget(&mut self) {
+        let end = self.durable.saturating_sub(KEPT);
+        if end < self.forgotten + FORGET {
+            return;
+        }
         #[cfg(target_os = "linux")]
-        if self.durable >= self.forgotten + FORGET {
-            let length = std::num::NonZeroU64::new(self.durable - self.forgotten);
+        if let length @ Some(_) = std::num::NonZeroU64::new(end - self.forgotten) {
             // It is a hint.
             let _ = rustix::fs::fadvise(&self.file, self.forgotten, length, rustix::fs::Advice::DontNeed);
-            self.forgotten = self.durable;
         }
+        self.forgotten = end;
     }
 
     /// Appends the last frames, and ends it: the log goes on in the segment of this number. What is before the end is durable
