@@ -376,8 +376,8 @@ def started(place: Path) -> float:
 
 
 def replayed(size: Size, folder: Path, codec: fastps.Codec) -> tuple[float, float, float]:
-    """Seconds that pushes take in a store of this process, that reading their log takes, and a start that repeats
-    them; both from files that the system had to forget.
+    """Seconds that pushes take in a local store, that reading their log takes, and a start that repeats them,
+    both from files that the system had to forget.
     """
     tensors = size.tensors * 4 // 3
     gradients = np.random.default_rng(0).random((tensors, TENSOR), np.float32)
