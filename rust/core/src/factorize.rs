@@ -11,7 +11,6 @@ use crate::error::{Error, Kind, Result};
 use crate::isa::Isa;
 use crate::params::{LINE, LineKernel, Lines, RacyBuffer, run_lines};
 use crate::passes::{Deal, shuffle, split_mix, together};
-use std::sync::OnceLock;
 
 /// Ratings that a thread takes at once.
 const BLOCK: usize = 512;
@@ -114,7 +113,7 @@ impl Factors {
         threads: usize,
         stop: Stop<'_>,
     ) -> Result<(f64, usize)> {
-        let deals: Vec<_> = order.queues.iter().map(|queue| Deal::new(queue.len, BLOCK, stop)).collect();
+        let deals: Vec<_> = order.queues.iter().map(|queue| Deal::new(queue.len(), BLOCK, stop)).collect();
         let sums = together(threads, |thread| {
             run_lines(self.isa, Work { model: self, ratings, order, rule, deals: &deals, thread })
         })?;
@@ -139,7 +138,7 @@ impl Work<'_> {
         let queues = self.deals.len();
         (0..queues).map(|k| (self.thread + k) % queues).find_map(|queue| {
             let block = self.deals[queue].take()?;
-            Some(&self.order.queue(queue)[block])
+            Some(&self.order.queues[queue][block])
         })
     }
 }
@@ -188,69 +187,49 @@ pub struct Order {
     sorted: Vec<u32>,
     starts: Vec<usize>,
     users: usize,
-    /// All users, mixed.
-    turns: Vec<usize>,
-    seed: u64,
-    queues: Vec<Queue>,
-}
-
-/// The ratings of a thread's items; put in order by whoever needs them first.
-#[derive(Debug)]
-struct Queue {
-    len: usize,
-    ratings: OnceLock<Vec<u32>>,
+    queues: Vec<Vec<u32>>,
 }
 
 impl Order {
     /// The order in which they come, for all threads.
     pub fn new(ratings: Ratings<'_>, users: usize, threads: usize) -> Self {
-        let (len, threads) = (ratings.values.len(), threads.max(1));
+        let (count, threads) = (ratings.values.len(), threads.max(1));
         let place = |i: usize| ratings.items[i] as usize % threads * users + ratings.users[i] as usize;
         let mut starts = vec![0; threads * users + 1];
-        for i in 0..len {
+        for i in 0..count {
             starts[place(i) + 1] += 1;
         }
         for k in 1..starts.len() {
             starts[k] += starts[k - 1];
         }
-        let (mut next, mut sorted) = (starts.clone(), vec![0; len]);
-        for i in 0..len {
+        let (mut next, mut sorted) = (starts.clone(), vec![0; count]);
+        for i in 0..count {
             sorted[next[place(i)]] = i as u32;
             next[place(i)] += 1;
         }
-        let all = Queue { len, ratings: OnceLock::from((0..len as u32).collect::<Vec<_>>()) };
-        Self { sorted, starts, users, turns: (0..users).collect(), seed: 0, queues: vec![all] }
+        Self { sorted, starts, users, queues: vec![(0..count as u32).collect()] }
     }
 
     /// A new one. Each thread has items of its own, and goes over groups of users one after the other, in an order of chance, each
     /// from another group on: so threads seldom meet at a row. The ratings of a group come shuffled.
     pub fn shuffle(&mut self, seed: u64) {
-        self.seed = seed;
-        self.turns.sort_unstable();
-        shuffle(&mut self.turns, seed);
-        let ends = self.starts.iter().step_by(self.users.max(1));
-        let lens = ends.clone().zip(ends.skip(1)).map(|(from, to)| to - from);
-        self.queues = lens.map(|len| Queue { len, ratings: OnceLock::new() }).collect();
-    }
-
-    fn queue(&self, thread: usize) -> &[u32] {
-        self.queues[thread].ratings.get_or_init(|| self.mixed(thread))
-    }
-
-    fn mixed(&self, thread: usize) -> Vec<u32> {
-        let mut queue = Vec::with_capacity(self.queues[thread].len);
-        let groups = self.users.div_ceil(GROUP);
-        let mut state = self.seed.wrapping_add(1 + thread as u64);
-        for k in 0..groups {
-            let first = (k + thread * groups / self.queues.len()) % groups * GROUP;
-            let from = queue.len();
-            for user in &self.turns[first..(first + GROUP).min(self.users)] {
-                let place = thread * self.users + user;
-                queue.extend_from_slice(&self.sorted[self.starts[place]..self.starts[place + 1]]);
+        let mut state = seed;
+        let mut turns: Vec<usize> = (0..self.users).collect();
+        shuffle(&mut turns, split_mix(&mut state));
+        let (threads, groups) = ((self.starts.len() - 1) / self.users.max(1), self.users.div_ceil(GROUP));
+        self.queues.resize_with(threads, Vec::new);
+        for (thread, queue) in self.queues.iter_mut().enumerate() {
+            queue.clear();
+            for k in 0..groups {
+                let first = (k + thread * groups / threads) % groups * GROUP;
+                let from = queue.len();
+                for user in &turns[first..(first + GROUP).min(self.users)] {
+                    let place = thread * self.users + user;
+                    queue.extend_from_slice(&self.sorted[self.starts[place]..self.starts[place + 1]]);
+                }
+                shuffle(&mut queue[from..], split_mix(&mut state));
             }
-            shuffle(&mut queue[from..], split_mix(&mut state));
         }
-        queue
     }
 }
 
@@ -455,27 +434,17 @@ mod tests {
         let ratings = Ratings { users: &users, items: &items, values: &values };
         for threads in [1, 2, 3, 13] {
             let mut order = Order::new(ratings, 7, threads);
-            assert!(
-                (0..order.queues.len())
-                    .flat_map(|k| order.queue(k).to_vec())
-                    .collect::<Vec<_>>()
-                    .into_iter()
-                    .eq(0..60)
-            );
+            assert!(order.queues.concat().into_iter().eq(0..60));
             let mut orders = Vec::new();
             for seed in [1, 2, 1] {
                 order.shuffle(seed);
-                let mut all =
-                    (0..order.queues.len()).flat_map(|k| order.queue(k).to_vec()).collect::<Vec<_>>();
+                let mut all = order.queues.concat();
                 orders.push(all.clone());
                 all.sort_unstable();
                 assert!(all.into_iter().eq(0..60));
                 assert_eq!(order.queues.len(), threads);
-                for thread in 0..threads {
-                    assert_eq!(order.queue(thread).len(), order.queues[thread].len);
-                    assert!(
-                        order.queue(thread).iter().all(|i| items[*i as usize] as usize % threads == thread)
-                    );
+                for (thread, queue) in order.queues.iter().enumerate() {
+                    assert!(queue.iter().all(|i| items[*i as usize] as usize % threads == thread));
                 }
             }
             assert!(orders[0] != orders[1] && orders[0] == orders[2]);
@@ -491,9 +460,8 @@ mod tests {
         let mut firsts = Vec::new();
         for seed in 0..2 {
             order.shuffle(seed);
-            for thread in 0..2 {
-                let group: HashSet<_> =
-                    order.queue(thread)[..GROUP].iter().map(|i| users[*i as usize]).collect();
+            for queue in &order.queues {
+                let group: HashSet<_> = queue[..GROUP].iter().map(|i| users[*i as usize]).collect();
                 assert_eq!(group.len(), GROUP);
                 firsts.push(group);
             }
