@@ -17,6 +17,8 @@ const BLOCK: usize = 512;
 /// Users whose ratings come mixed with each other's: few enough for a core's own cache, enough that a step seldom waits
 /// for the one before.
 const GROUP: usize = 16;
+/// Most queues: each takes memory for every user. More threads share them.
+const QUEUES: usize = 16;
 /// Ratings between asking for an item's row and using it.
 const AHEAD: usize = 8;
 
@@ -193,7 +195,7 @@ pub struct Order {
 impl Order {
     /// The order in which they come, for all threads.
     pub fn new(ratings: Ratings<'_>, users: usize, threads: usize) -> Self {
-        let (count, threads) = (ratings.values.len(), threads.max(1));
+        let (count, threads) = (ratings.values.len(), threads.clamp(1, QUEUES));
         let place = |i: usize| ratings.items[i] as usize % threads * users + ratings.users[i] as usize;
         let mut starts = vec![0; threads * users + 1];
         for i in 0..count {
@@ -432,7 +434,7 @@ mod tests {
     fn an_order_has_every_rating_once_and_each_thread_its_items() {
         let (users, items, values) = ratings();
         let ratings = Ratings { users: &users, items: &items, values: &values };
-        for threads in [1, 2, 3, 13] {
+        for threads in [1, 2, 3, 13, usize::MAX] {
             let mut order = Order::new(ratings, 7, threads);
             assert!(order.queues.concat().into_iter().eq(0..60));
             let mut orders = Vec::new();
@@ -442,6 +444,7 @@ mod tests {
                 orders.push(all.clone());
                 all.sort_unstable();
                 assert!(all.into_iter().eq(0..60));
+                let threads = threads.min(QUEUES);
                 assert_eq!(order.queues.len(), threads);
                 for (thread, queue) in order.queues.iter().enumerate() {
                     assert!(queue.iter().all(|i| items[*i as usize] as usize % threads == thread));
