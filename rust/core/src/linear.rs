@@ -5,6 +5,7 @@
 //! coefficient j is `scale * weights[j]`; when they have met, the scale is folded in.
 
 mod clock;
+mod copies;
 mod loss;
 mod rows;
 
@@ -13,13 +14,14 @@ pub use clock::{Schedule, Settings};
 pub use loss::Loss;
 pub use rows::{Csr, Number, Rows};
 
-use crate::block::{Block, blocks};
 use crate::error::Result;
-use crate::isa::{Isa, Kernel, prefetch};
+use crate::isa::Isa;
 use crate::params::RacyBuffer;
 use crate::passes::{Deal, together};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use clock::Clock;
+use copies::{Curvature, Meeting};
+use rows::{Dense, Row, Sparse};
 
 /// Examples that a thread takes at once.
 const BLOCK: usize = 128;
@@ -45,6 +47,15 @@ pub struct Examples<'a> {
     pub order: &'a [u32],
 }
 
+impl Examples<'_> {
+    /// What example `i` counts.
+    #[inline(always)]
+    fn weight(&self, settings: &Settings, i: usize) -> f64 {
+        let class = if self.targets[i] > 0.0 { settings.weight_pos } else { settings.weight_neg };
+        class * self.weights.map_or(1.0, |weights| f64::from(weights[i]))
+    }
+}
+
 /// What a pass did.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pass {
@@ -68,6 +79,8 @@ pub struct Linear {
     t: u64,
     /// L1 penalty that each coefficient should have had.
     truncation: f64,
+    /// Of the first examples that several threads learned from.
+    curvature: Option<Curvature>,
 }
 
 /// Sums of coefficients and intercepts over the examples since the average began.
@@ -99,6 +112,7 @@ impl Linear {
             average,
             t: t.max(1),
             truncation: 0.0,
+            curvature: None,
         })
     }
 
@@ -188,13 +202,17 @@ impl Linear {
             _ => examples.order,
         };
         let examples = Examples { order, ..examples };
+        if !alone && self.settings.l1() == 0.0 && self.curvature.is_none() {
+            self.curvature = Some(self.measure(&examples));
+        }
+        let meeting = if alone { None } else { self.meeting(order.len(), threads) };
         let deal = Deal::new(examples.order.len(), BLOCK, stop);
         let smallest = if self.settings.average > 0 { SMALLEST_AVERAGED } else { SMALLEST };
-        let worker = Worker { model: self, examples, deal: &deal, alone, smallest, want_loss };
-        let results = together(if alone { 1 } else { threads }, |_| match examples.rows {
-            Rows::Dense(values) => worker.work(clock, |i| Dense::row(values, self.weights.len(), i)),
-            Rows::Csr32(csr) => worker.work(clock, |i| Sparse::row(csr, i)),
-            Rows::Csr64(csr) => worker.work(clock, |i| Sparse::row(csr, i)),
+        let worker = Worker { model: self, examples, deal: &deal, alone, meeting, smallest, want_loss };
+        let results = together(if alone { 1 } else { threads }, |thread| match examples.rows {
+            Rows::Dense(values) => worker.work(thread, clock, |i| Dense::row(values, self.weights.len(), i)),
+            Rows::Csr32(csr) => worker.work(thread, clock, |i| Sparse::row(csr, i)),
+            Rows::Csr64(csr) => worker.work(thread, clock, |i| Sparse::row(csr, i)),
         })?;
         let (done, loss) = (deal.done(), results.iter().map(|(loss, _)| loss).sum());
         let latest = results.iter().map(|(_, clock)| *clock).max_by_key(|clock| clock.t);
@@ -207,6 +225,34 @@ impl Linear {
         self.fold(&clock);
         (self.t, self.truncation) = (end, clock.truncation);
         Ok(Pass { loss, examples: done })
+    }
+
+    fn measure(&self, examples: &Examples<'_>) -> Curvature {
+        let (columns, loss) = (self.weights.len(), self.settings.loss);
+        let weight = |i| examples.weight(&self.settings, i);
+        match examples.rows {
+            Rows::Dense(values) => {
+                Curvature::of(examples, columns, loss, weight, |i| Dense::row(values, columns, i))
+            }
+            Rows::Csr32(csr) => Curvature::of(examples, columns, loss, weight, |i| Sparse::row(csr, i)),
+            Rows::Csr64(csr) => Curvature::of(examples, columns, loss, weight, |i| Sparse::row(csr, i)),
+        }
+    }
+
+    /// Where threads meet that learn on copies. What an L1 penalty cut off two copies cannot be added up: there, and in
+    /// passes too short for copies, threads change the shared coefficients at once.
+    fn meeting(&self, examples: usize, threads: usize) -> Option<Meeting<'_>> {
+        let curvature = self.curvature.as_ref()?;
+        let every = curvature.every(examples, threads)?;
+        Some(Meeting {
+            isa: self.isa,
+            weights: &self.weights,
+            intercept: &self.intercept,
+            intercept_decay: self.settings.intercept_decay,
+            curvature,
+            threads,
+            every,
+        })
     }
 
     /// Makes the weights the coefficients, and begins the sums of the clock anew. Nobody else works meanwhile.
@@ -242,14 +288,22 @@ struct Worker<'a> {
     examples: Examples<'a>,
     deal: &'a Deal<'a>,
     alone: bool,
+    /// Nothing where the threads change the shared coefficients at once.
+    meeting: Option<Meeting<'a>>,
     smallest: f64,
     want_loss: bool,
 }
 
 impl<'a> Worker<'a> {
     /// Works through blocks; gives the sum of losses, and where the thread's clock is.
-    fn work<R: Row>(&self, mut clock: Clock<'a>, row: impl Fn(usize) -> R) -> (f64, Clock<'a>) {
+    fn work<R: Row>(
+        &self,
+        thread: usize,
+        mut clock: Clock<'a>,
+        row: impl Fn(usize) -> R,
+    ) -> (f64, Clock<'a>) {
         let (begin, mut loss) = (clock.t, 0.0);
+        let mut own = self.meeting.as_ref().map(|meeting| (meeting, meeting.join(thread)));
         while let Some(block) = self.deal.take() {
             clock.skip(begin + block.start as u64);
             if clock.scale < self.smallest {
@@ -257,19 +311,31 @@ impl<'a> Worker<'a> {
                 break;
             }
             // The intercept is in every example: a thread has its own for the length of a block.
-            let before = self.model.intercept();
-            let (mut intercept, mut sum) = (before, 0.0);
+            let (weights, before) = match &own {
+                Some((_, own)) => (&own.weights, own.intercept),
+                None => (&self.model.weights, self.model.intercept()),
+            };
+            let (mut intercept, mut sum, examples) = (before, 0.0, block.len());
             for place in block {
                 if let Some(next) = self.examples.order.get(place + AHEAD) {
                     row(*next as usize).fetch();
                 }
-                loss += self.example(&mut clock, &row, place, &mut intercept);
+                loss += self.example(&mut clock, weights, &row, place, &mut intercept);
                 if clock.averages() {
                     sum += intercept;
                 }
                 clock.tick();
             }
-            self.give(intercept - before, sum);
+            match &mut own {
+                Some((meeting, own)) => {
+                    own.intercept = intercept;
+                    meeting.learned(own, examples, clock.eta);
+                }
+                None => self.give(intercept - before, sum),
+            }
+        }
+        if let Some((meeting, mut own)) = own {
+            meeting.meet(&mut own, clock.eta);
         }
         (loss, clock)
     }
@@ -279,6 +345,7 @@ impl<'a> Worker<'a> {
     fn example<R: Row>(
         &self,
         clock: &mut Clock<'_>,
+        weights: &RacyBuffer,
         row: &impl Fn(usize) -> R,
         place: usize,
         intercept: &mut f64,
@@ -286,11 +353,9 @@ impl<'a> Worker<'a> {
         let (model, settings) = (self.model, &self.model.settings);
         let i = self.examples.order[place] as usize;
         let (row, y) = (row(i), f64::from(self.examples.targets[i]));
-        let p = clock.scale * row.dot(model.isa, &model.weights) + *intercept;
+        let p = clock.scale * row.dot(model.isa, weights) + *intercept;
         let loss = if self.want_loss { settings.loss.value(y, p) } else { 0.0 };
-        let weight = self.examples.weights.map_or(1.0, |weights| f64::from(weights[i]));
-        let class = if y > 0.0 { settings.weight_pos } else { settings.weight_neg };
-        let update = -clock.eta * settings.loss.slope(y, p) * class * weight;
+        let update = -clock.eta * settings.loss.slope(y, p) * self.examples.weight(settings, i);
         clock.shrink();
         if self.alone && clock.scale < self.smallest {
             model.fold(clock);
@@ -298,7 +363,7 @@ impl<'a> Worker<'a> {
         }
         if update != 0.0 {
             let step = update / clock.scale;
-            row.add(model.isa, &model.weights, step as f32);
+            row.add(model.isa, weights, step as f32);
             if clock.sum != 0.0 {
                 row.add(model.isa, &model.missed, (step * clock.sum) as f32);
             }
@@ -307,7 +372,7 @@ impl<'a> Worker<'a> {
             }
         }
         if settings.l1() > 0.0 {
-            row.each(|j| model.truncate(clock, j));
+            row.each(|j, _| model.truncate(clock, j));
         }
         loss
     }
@@ -349,140 +414,5 @@ impl Linear {
         if clock.sum != 0.0 {
             self.missed.set(j, (f64::from(self.missed.get(j)) + change * clock.sum) as f32);
         }
-    }
-}
-
-/// One example's features.
-trait Row {
-    /// The product with the weights.
-    fn dot(&self, isa: Isa, weights: &RacyBuffer) -> f64;
-    /// Adds a multiple to the weights.
-    fn add(&self, isa: Isa, weights: &RacyBuffer, step: f32);
-    /// Asks for its memory.
-    fn fetch(&self);
-    /// Visits the columns.
-    fn each(&self, visit: impl Fn(usize));
-}
-
-/// Non-zeros alone.
-struct Sparse<'a, I> {
-    columns: &'a [I],
-    values: &'a [f32],
-}
-
-impl<'a, I: Number> Sparse<'a, I> {
-    #[inline(always)]
-    fn row(csr: Csr<'a, I>, i: usize) -> Self {
-        let (columns, values) = csr.row(i);
-        Self { columns, values }
-    }
-}
-
-impl<I: Number> Row for Sparse<'_, I> {
-    #[inline(always)]
-    fn dot(&self, _isa: Isa, weights: &RacyBuffer) -> f64 {
-        // Four sums: one alone would wait for itself.
-        let mut sums = [0.0_f32; 4];
-        let (columns, values) = (self.columns.as_chunks::<4>(), self.values.as_chunks::<4>());
-        for (columns, values) in columns.0.iter().zip(values.0) {
-            for k in 0..4 {
-                sums[k] += weights.get(columns[k].index()) * values[k];
-            }
-        }
-        for (column, value) in columns.1.iter().zip(values.1) {
-            sums[0] += weights.get(column.index()) * value;
-        }
-        sums.map(f64::from).iter().sum()
-    }
-
-    #[inline(always)]
-    fn add(&self, _isa: Isa, weights: &RacyBuffer, step: f32) {
-        for (column, value) in self.columns.iter().zip(self.values) {
-            let j = column.index();
-            weights.set(j, weights.get(j) + step * value);
-        }
-    }
-
-    #[inline(always)]
-    fn fetch(&self) {
-        prefetch(self.columns);
-        prefetch(self.values);
-    }
-
-    #[inline(always)]
-    fn each(&self, visit: impl Fn(usize)) {
-        self.columns.iter().for_each(|column| visit(column.index()));
-    }
-}
-
-/// All features.
-struct Dense<'a>(&'a [f32]);
-
-impl<'a> Dense<'a> {
-    #[inline(always)]
-    fn row(values: &'a [f32], columns: usize, i: usize) -> Self {
-        Self(&values[i * columns..(i + 1) * columns])
-    }
-}
-
-/// Sum of products, in 16 sums whose order is the same for every instruction set.
-struct Dot<'a>(&'a [f32], &'a [f32]);
-
-impl Kernel for Dot<'_> {
-    type Out = f64;
-    #[inline(always)]
-    fn run(self) -> f64 {
-        let ((a, a_rest), (b, b_rest)) = (self.0.as_chunks::<16>(), self.1.as_chunks::<16>());
-        let mut sums = [0.0_f32; 16];
-        for (a, b) in a.iter().zip(b) {
-            for k in 0..16 {
-                sums[k] += a[k] * b[k];
-            }
-        }
-        let rest: f64 = a_rest.iter().zip(b_rest).map(|(a, b)| f64::from(a * b)).sum();
-        sums.map(f64::from).iter().sum::<f64>() + rest
-    }
-}
-
-/// `x += step * y`.
-struct Add<'a>(&'a mut [f32], f32, &'a [f32]);
-
-impl Kernel for Add<'_> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        self.0.iter_mut().zip(self.2).for_each(|(x, y)| *x += self.1 * y);
-    }
-}
-
-impl Row for Dense<'_> {
-    fn dot(&self, isa: Isa, weights: &RacyBuffer) -> f64 {
-        let mut room = Block::ZERO;
-        let product = |(at, len): (usize, usize)| {
-            let room = &mut room.0[..len];
-            weights.load(isa, at, room);
-            isa.run(Dot(room, &self.0[at..at + len]))
-        };
-        blocks(self.0.len()).map(product).sum()
-    }
-
-    fn add(&self, isa: Isa, weights: &RacyBuffer, step: f32) {
-        let mut room = Block::ZERO;
-        for (at, len) in blocks(self.0.len()) {
-            let room = &mut room.0[..len];
-            weights.load(isa, at, room);
-            isa.run(Add(room, step, &self.0[at..at + len]));
-            weights.store(isa, at, room);
-        }
-    }
-
-    /// Long rows are fetched well enough as they are read.
-    #[inline(always)]
-    fn fetch(&self) {
-        prefetch(&self.0[..self.0.len().min(256)]);
-    }
-
-    fn each(&self, visit: impl Fn(usize)) {
-        (0..self.0.len()).for_each(visit);
     }
 }

@@ -69,6 +69,15 @@ impl Loss {
         };
         slope.clamp(-1e12, 1e12)
     }
+
+    /// The largest second derivative; a kink counts as a bend over the whole margin.
+    pub(super) fn curvature(self) -> f64 {
+        match self {
+            Self::Logistic => 0.25,
+            Self::Hinge | Self::Squared | Self::Huber(_) => 1.0,
+            Self::SquaredHinge => 2.0,
+        }
+    }
 }
 
 #[cfg(test)]

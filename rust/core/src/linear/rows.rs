@@ -1,6 +1,9 @@
 //! Examples as they lie in the caller's memory: dense rows, or compressed sparse rows (CSR) with 32-bit or 64-bit numbers.
 
+use crate::block::{Block, blocks};
 use crate::error::{Error, Kind, Result};
+use crate::isa::{Isa, Kernel, prefetch};
+use crate::params::RacyBuffer;
 
 /// A number of CSR.
 pub trait Number: Copy + Send + Sync + std::fmt::Display + PartialOrd {
@@ -96,6 +99,141 @@ impl<'a, I: Number> Csr<'a, I> {
     pub(super) fn row(&self, i: usize) -> (&'a [I], &'a [f32]) {
         let range = self.starts[i].index()..self.starts[i + 1].index();
         (&self.columns[range.clone()], &self.values[range])
+    }
+}
+
+/// One example's features.
+pub(super) trait Row {
+    /// The product with the weights.
+    fn dot(&self, isa: Isa, weights: &RacyBuffer) -> f64;
+    /// Adds a multiple to the weights.
+    fn add(&self, isa: Isa, weights: &RacyBuffer, step: f32);
+    /// Asks for its memory.
+    fn fetch(&self);
+    /// Visits the columns with their values.
+    fn each(&self, visit: impl FnMut(usize, f32));
+}
+
+/// Non-zeros alone.
+pub(super) struct Sparse<'a, I> {
+    columns: &'a [I],
+    values: &'a [f32],
+}
+
+impl<'a, I: Number> Sparse<'a, I> {
+    #[inline(always)]
+    pub(super) fn row(csr: Csr<'a, I>, i: usize) -> Self {
+        let (columns, values) = csr.row(i);
+        Self { columns, values }
+    }
+}
+
+impl<I: Number> Row for Sparse<'_, I> {
+    #[inline(always)]
+    fn dot(&self, _isa: Isa, weights: &RacyBuffer) -> f64 {
+        // Four sums: one alone would wait for itself.
+        let mut sums = [0.0_f32; 4];
+        let (columns, values) = (self.columns.as_chunks::<4>(), self.values.as_chunks::<4>());
+        for (columns, values) in columns.0.iter().zip(values.0) {
+            for k in 0..4 {
+                sums[k] += weights.get(columns[k].index()) * values[k];
+            }
+        }
+        for (column, value) in columns.1.iter().zip(values.1) {
+            sums[0] += weights.get(column.index()) * value;
+        }
+        sums.map(f64::from).iter().sum()
+    }
+
+    #[inline(always)]
+    fn add(&self, _isa: Isa, weights: &RacyBuffer, step: f32) {
+        for (column, value) in self.columns.iter().zip(self.values) {
+            let j = column.index();
+            weights.set(j, weights.get(j) + step * value);
+        }
+    }
+
+    #[inline(always)]
+    fn fetch(&self) {
+        prefetch(self.columns);
+        prefetch(self.values);
+    }
+
+    #[inline(always)]
+    fn each(&self, mut visit: impl FnMut(usize, f32)) {
+        self.columns.iter().zip(self.values).for_each(|(column, value)| visit(column.index(), *value));
+    }
+}
+
+/// All features.
+pub(super) struct Dense<'a>(&'a [f32]);
+
+impl<'a> Dense<'a> {
+    #[inline(always)]
+    pub(super) fn row(values: &'a [f32], columns: usize, i: usize) -> Self {
+        Self(&values[i * columns..(i + 1) * columns])
+    }
+}
+
+/// Sum of products, in 16 sums whose order is the same for every instruction set.
+struct Dot<'a>(&'a [f32], &'a [f32]);
+
+impl Kernel for Dot<'_> {
+    type Out = f64;
+    #[inline(always)]
+    fn run(self) -> f64 {
+        let ((a, a_rest), (b, b_rest)) = (self.0.as_chunks::<16>(), self.1.as_chunks::<16>());
+        let mut sums = [0.0_f32; 16];
+        for (a, b) in a.iter().zip(b) {
+            for k in 0..16 {
+                sums[k] += a[k] * b[k];
+            }
+        }
+        let rest: f64 = a_rest.iter().zip(b_rest).map(|(a, b)| f64::from(a * b)).sum();
+        sums.map(f64::from).iter().sum::<f64>() + rest
+    }
+}
+
+/// `x += step * y`.
+struct Add<'a>(&'a mut [f32], f32, &'a [f32]);
+
+impl Kernel for Add<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        self.0.iter_mut().zip(self.2).for_each(|(x, y)| *x += self.1 * y);
+    }
+}
+
+impl Row for Dense<'_> {
+    fn dot(&self, isa: Isa, weights: &RacyBuffer) -> f64 {
+        let mut room = Block::ZERO;
+        let product = |(at, len): (usize, usize)| {
+            let room = &mut room.0[..len];
+            weights.load(isa, at, room);
+            isa.run(Dot(room, &self.0[at..at + len]))
+        };
+        blocks(self.0.len()).map(product).sum()
+    }
+
+    fn add(&self, isa: Isa, weights: &RacyBuffer, step: f32) {
+        let mut room = Block::ZERO;
+        for (at, len) in blocks(self.0.len()) {
+            let room = &mut room.0[..len];
+            weights.load(isa, at, room);
+            isa.run(Add(room, step, &self.0[at..at + len]));
+            weights.store(isa, at, room);
+        }
+    }
+
+    /// Long rows are fetched well enough as they are read.
+    #[inline(always)]
+    fn fetch(&self) {
+        prefetch(&self.0[..self.0.len().min(256)]);
+    }
+
+    fn each(&self, mut visit: impl FnMut(usize, f32)) {
+        self.0.iter().enumerate().for_each(|(column, value)| visit(column, *value));
     }
 }
 

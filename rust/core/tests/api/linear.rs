@@ -220,6 +220,46 @@ fn several_threads_find_the_same_model() {
     }
 }
 
+/// All features are positive and come together, so that what one thread learns of one, the others learn of all.
+#[test]
+fn threads_that_learn_the_same_neither_overshoot_nor_fall_behind() {
+    let (rows, columns) = (32_768, 24);
+    let mut random = 99_u32;
+    let mut draw = || {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (random >> 8) as f32 / (1 << 24) as f32
+    };
+    let values: Vec<f32> = (0..rows * columns).map(|_| draw()).collect();
+    let row = |i: usize| &values[i * columns..(i + 1) * columns];
+    let targets: Vec<f32> = (0..rows)
+        .map(|i| row(i).iter().enumerate().map(|(j, x)| x * (j as f32 - 8.0)).sum::<f32>() + 4.0 * draw())
+        .collect();
+    let order: Vec<u32> = (0..rows as u32).collect();
+    // From steps that go to the optimum within a few examples to steps that are far from it after the pass.
+    for eta0 in [0.03, 0.003, 1e-5, 1e-7] {
+        let s = Settings {
+            loss: Loss::Squared,
+            schedule: Schedule::Constant,
+            penalty: false,
+            eta0,
+            ..settings()
+        };
+        let losses = [1, 2, 4].map(|threads| {
+            let mut model = Linear::new(s, &vec![0.0; columns], 0.0, 1).unwrap();
+            let examples =
+                Examples { rows: Rows::Dense(&values), targets: &targets, weights: None, order: &order };
+            model.pass(examples, threads, false, &|| false).unwrap();
+            let (coef, intercept) = (model.coefficients(), model.intercept());
+            let p =
+                |i: usize| row(i).iter().zip(&coef).map(|(x, w)| f64::from(x * w)).sum::<f64>() + intercept;
+            (0..rows).map(|i| s.loss.value(f64::from(targets[i]), p(i))).sum::<f64>() / rows as f64
+        });
+        // Long steps end anywhere around the optimum, which is at .67; short ones are on their way, as far as one thread's.
+        let most = if eta0 < 1e-4 { 1.1 } else { 3.0 };
+        assert!(losses.iter().all(|loss| *loss < most * losses[0]), "{eta0}: {losses:?}");
+    }
+}
+
 #[test]
 fn one_thread_repeats_itself() {
     let data = Data::<i32>::new(ROWS, COLUMNS);
