@@ -250,7 +250,13 @@ def test_arrays_that_do_not_fit_are_refused():
     broken.indices[5] = 10**6
     with pytest.raises(ValueError, match=r"indices|index|column"):
         HogwildClassifier(max_iter=1).fit(broken, y)
-    for wrong in ({"loss": "modified"}, {"penalty": "l3"}, {"n_jobs": 0}, {"learning_rate": "fast"}):
+    for wrong in (
+        {"loss": "modified"},
+        {"penalty": "l3"},
+        {"n_jobs": 0},
+        {"n_jobs": 10**6},
+        {"learning_rate": "fast"},
+    ):
         with pytest.raises(ValueError):  # noqa: PT011 names differ
             HogwildClassifier(**wrong).fit(X, y)
     with pytest.raises(AttributeError, match="predict_proba"):

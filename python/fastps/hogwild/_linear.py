@@ -302,8 +302,9 @@ class HogwildClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
     early_stopping, validation_fraction, n_iter_no_change, class_weight, warm_start, average :
         as in `SGDClassifier`
     verbose : 1 shows progress on standard error
-    n_jobs : threads that train at once; None is 1, -1 all CPUs. One alone begins while the steps of
-        "optimal" are very long, and makes an `average`
+    n_jobs : threads that train at once; None is 1, -1 all CPUs. Each learns on a copy of the coefficients and
+        meets the others every few hundred examples; with an L1 penalty, or few examples, all change the same
+        ones, and one alone begins while the steps of "optimal" are very long. One alone makes an `average`
     callback : called with an `Epoch` after each epoch; ends training by returning True
     store : a `fastps.Store(shared=True)`, its address, or what `fastps.connect` gives. There others see
         `coef_` (problems, features) and `intercept_`, both float32, and change them: each epoch adds what it

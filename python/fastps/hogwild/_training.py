@@ -57,12 +57,17 @@ def attempt(estimator: Any) -> Iterator[None]:
         vars(estimator).pop("_learns", None)
 
 
+_MOST_THREADS = 1024
+
+
 def threads(n_jobs: int | None) -> int:
     """scikit-learn's meaning: None is 1, -1 all CPUs, -2 all but one."""
     if n_jobs is None:
         return 1
     if n_jobs == 0:
         raise ValueError("n_jobs == 0 has no meaning; take None, 1 or more, or -1 for all CPUs")
+    if n_jobs > _MOST_THREADS:
+        raise ValueError(f"n_jobs == {n_jobs}: at most {_MOST_THREADS} threads; -1 for all CPUs")
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return int(n_jobs) if n_jobs > 0 else max(1, cpus + 1 + int(n_jobs))
 

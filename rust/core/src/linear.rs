@@ -1,5 +1,6 @@
-//! Linear models trained by stochastic gradient descent, by threads that share the coefficients without any lock (Niu et
-//! al. 2011). With one thread the steps are those of scikit-learn's `SGDClassifier` and `SGDRegressor`.
+//! Linear models trained by stochastic gradient descent, by threads without any lock (Niu et al. 2011): each on a copy of
+//! the coefficients, see `copies`, or all on the same ones. With one thread the steps are those of scikit-learn's
+//! `SGDClassifier` and `SGDRegressor`.
 //!
 //! An example costs its non-zeros: what a penalty does to all coefficients is put off, see `clock`. While threads work,
 //! coefficient j is `scale * weights[j]`; when they have met, the scale is folded in.
@@ -194,18 +195,23 @@ impl Linear {
         stop: Stop<'_>,
     ) -> Result<Pass> {
         let clock = Clock::new(&self.settings, self.t, self.truncation);
-        let warm_up = self.settings.warm_up().saturating_sub(self.t) as usize;
         // What a race loses of a sum over all time is not small any more, so an average is made by one thread.
-        let alone = threads <= 1 || warm_up > 0 || self.settings.average > 0 || clock.kept() < STEEP;
+        let one = threads <= 1 || self.settings.average > 0 || clock.kept() < STEEP;
+        if !one && self.settings.l1() == 0.0 && self.curvature.is_none() {
+            self.curvature = Some(self.measure(&examples));
+        }
+        let meeting = if one { None } else { self.meeting(examples.order.len(), threads) };
+        // Threads that change the same coefficients throw each other about with long steps.
+        let warm_up = match meeting {
+            Some(_) => 0,
+            None => self.settings.warm_up().saturating_sub(self.t) as usize,
+        };
+        let alone = one || warm_up > 0;
         let order = match warm_up {
             1.. if threads > 1 => &examples.order[..warm_up.min(examples.order.len())],
             _ => examples.order,
         };
         let examples = Examples { order, ..examples };
-        if !alone && self.settings.l1() == 0.0 && self.curvature.is_none() {
-            self.curvature = Some(self.measure(&examples));
-        }
-        let meeting = if alone { None } else { self.meeting(order.len(), threads) };
         let deal = Deal::new(examples.order.len(), BLOCK, stop);
         let smallest = if self.settings.average > 0 { SMALLEST_AVERAGED } else { SMALLEST };
         let worker = Worker { model: self, examples, deal: &deal, alone, meeting, smallest, want_loss };
