@@ -20,7 +20,7 @@ const EVERY: usize = 256;
 /// Non-zeros that a thread works through for each coefficient that it exchanges; so meeting takes some tenth of its time.
 const WORK: usize = 2;
 /// A pass shorter than so many meetings of each thread is not worth the copies.
-const MEETINGS: usize = 4;
+const MEETINGS: usize = 16;
 /// Non-zeros from which the curvature is estimated.
 const SAMPLE: usize = 1 << 20;
 
@@ -36,7 +36,7 @@ pub(super) struct Curvature {
 impl Curvature {
     /// From a sample of the examples. The squares of a feature alone leave out that features come together, so that a step
     /// for one is a step for the others, too; its products with the row's sum are right where all are learned in the same
-    /// direction. What is between them, the geometric mean, was found to lose nothing (docs/hogwild.md).
+    /// direction. What is between them, nearer to the squares, was found by trial (docs/hogwild.md).
     pub(super) fn of<R: Row>(
         examples: &Examples<'_>,
         columns: usize,
@@ -65,8 +65,9 @@ impl Curvature {
             }
         }
         let n = rows.max(1) as f64;
-        let mean =
-            |square: f64, product: f64| (square * product.abs().max(square)).sqrt() * loss.curvature() / n;
+        let mean = |square: f64, product: f64| {
+            (square * (square * product.abs().max(square)).sqrt()).sqrt() * loss.curvature() / n
+        };
         let both = squares.iter().zip(&products);
         Self {
             columns: both.map(|(s, p)| mean(f64::from(*s), f64::from(*p)) as f32).collect(),
@@ -232,12 +233,12 @@ mod tests {
     #[test]
     fn passes_too_short_for_copies_have_none() {
         let curvature = Curvature { columns: vec![0.0; 10_000], intercept: 0.0, length: 10.0 };
-        // 2 x 10,000 coefficients take 2,000 examples; four times each.
-        assert_eq!(curvature.every(16_000, 2), Some(2000));
-        assert_eq!(curvature.every(15_999, 2), None);
+        // 2 x 10,000 coefficients take 2,000 examples; sixteen times each.
+        assert_eq!(curvature.every(64_000, 2), Some(2000));
+        assert_eq!(curvature.every(63_999, 2), None);
         let short = Curvature { columns: vec![0.0; 10], ..curvature };
-        assert_eq!(short.every(2048, 2), Some(256));
-        assert_eq!(short.every(2047, 2), None);
+        assert_eq!(short.every(8192, 2), Some(256));
+        assert_eq!(short.every(8191, 2), None);
         assert_eq!(short.every(1 << 40, usize::MAX), None);
     }
 }
