@@ -197,7 +197,8 @@ impl Linear {
         let clock = Clock::new(&self.settings, self.t, self.truncation);
         // What a race loses of a sum over all time is not small any more, so an average is made by one thread.
         let one = threads <= 1 || self.settings.average > 0 || clock.kept() < STEEP;
-        if !one && self.settings.l1() == 0.0 && self.curvature.is_none() {
+        let may_pay = !one && self.settings.l1() == 0.0 && Curvature::may_pay(examples.order.len(), threads);
+        if may_pay && self.curvature.is_none() {
             self.curvature = Some(self.measure(&examples));
         }
         let meeting = if one { None } else { self.meeting(examples.order.len(), threads) };

@@ -24,6 +24,9 @@ const MEETINGS: usize = 16;
 /// Non-zeros from which the curvature is estimated.
 const SAMPLE: usize = 1 << 20;
 
+/// More than this is as good as infinite, and its multiples are not.
+const LARGEST: f64 = 1e30;
+
 /// The loss's curvature in each coefficient, a mean over examples.
 #[derive(Debug)]
 pub(super) struct Curvature {
@@ -74,6 +77,11 @@ impl Curvature {
             intercept: mean(weights, sums),
             length: seen as f64 / n,
         }
+    }
+
+    /// Whether a pass may be long enough for copies, whatever its examples are.
+    pub(super) fn may_pay(examples: usize, threads: usize) -> bool {
+        EVERY.saturating_mul(threads).saturating_mul(MEETINGS) <= examples
     }
 
     /// After how many examples each of so many threads meets the others; nothing if a pass is too short for that.
@@ -131,7 +139,7 @@ impl Meeting<'_> {
     pub(super) fn meet(&self, own: &mut Own, eta: f64) {
         let steps = eta * std::mem::take(&mut own.examples) as f64;
         run_lines(self.isa, Meet { meeting: self, own, steps: steps as f32 });
-        let a = steps * self.curvature.intercept * self.intercept_decay;
+        let a = (steps * self.curvature.intercept * self.intercept_decay).min(LARGEST);
         let change = (own.intercept - own.met_intercept) * (1.0 + a) / (1.0 + self.threads as f64 * a);
         let add = |bits| Some((f64::from_bits(bits) + change).to_bits());
         let before = self.intercept.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
@@ -154,7 +162,7 @@ impl LineKernel for Meet<'_, '_> {
         let Self { meeting, own, steps } = self;
         let (n, threads) = (own.met.len(), meeting.threads as f32);
         let together = |shared: f32, learned: f32, curvature: f32| {
-            let a = steps * curvature;
+            let a = (steps * curvature).min(LARGEST as f32);
             shared + (1.0 + a) / (1.0 + threads * a) * learned
         };
         let (whole, first) = (n / LINE, n / LINE * own.thread / meeting.threads);
@@ -225,8 +233,9 @@ mod tests {
             let (weights, intercept) = met(columns, 2, &[0.5, 0.5], 0.1, 0.1);
             assert!(weights.iter().all(|w| (w - 5.0 / 3.0).abs() < 1e-6), "{weights:?}");
             assert!((intercept - 8.0 / 3.0).abs() < 1e-6, "{intercept}");
-            // Four threads that all go the whole way go it once.
+            // Four threads that all go the whole way go it once, however far it is.
             assert_eq!(met(columns, 4, &[1.0; 4], 1e30, 0.1), both(2.0));
+            assert_eq!(met(columns, 4, &[1.0; 4], f32::INFINITY, 1e30), both(2.0));
         }
     }
 
