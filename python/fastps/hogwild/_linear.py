@@ -385,7 +385,7 @@ class HogwildClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
             given = X
             X, y = check_X_y(X, y, accept_sparse="csr", dtype=np.float32, order="C", estimator=self)
             check_classification_targets(y)
-            classes = unique_labels(y)
+            classes = np.unique(y)
             goes_on = self.warm_start and hasattr(self, "classes_") and np.array_equal(self.classes_, classes)
             validate_data(self, given, y, reset=not goes_on, skip_check_array=True)
             if not goes_on:

@@ -16,7 +16,7 @@ pub use loss::Loss;
 pub use rows::{Csr, Number, Rows};
 
 use crate::error::Result;
-use crate::isa::Isa;
+use crate::isa::{Isa, prefetch};
 use crate::params::RacyBuffer;
 use crate::passes::{Deal, together};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
@@ -54,6 +54,16 @@ impl Examples<'_> {
     fn weight(&self, settings: &Settings, i: usize) -> f64 {
         let class = if self.targets[i] > 0.0 { settings.weight_pos } else { settings.weight_neg };
         class * self.weights.map_or(1.0, |weights| f64::from(weights[i]))
+    }
+
+    /// Asks for all that is known of example `i` but its row.
+    #[inline(always)]
+    fn fetch(&self, i: usize) {
+        self.rows.fetch_start(i);
+        prefetch(&self.targets[i..=i]);
+        if let Some(weights) = self.weights {
+            prefetch(&weights[i..=i]);
+        }
     }
 }
 
@@ -213,7 +223,8 @@ impl Linear {
             _ => examples.order,
         };
         let examples = Examples { order, ..examples };
-        let deal = Deal::new(examples.order.len(), BLOCK, stop);
+        let block = meeting.as_ref().map_or(BLOCK, Meeting::block);
+        let deal = Deal::new(examples.order.len(), block, stop);
         let smallest = if self.settings.average > 0 { SMALLEST_AVERAGED } else { SMALLEST };
         let worker = Worker { model: self, examples, deal: &deal, alone, meeting, smallest, want_loss };
         let results = together(if alone { 1 } else { threads }, |thread| match examples.rows {
@@ -324,8 +335,8 @@ impl<'a> Worker<'a> {
             };
             let (mut intercept, mut sum, examples) = (before, 0.0, block.len());
             for place in block {
-                if let Some(next) = self.examples.order.get(place + AHEAD) {
-                    row(*next as usize).fetch();
+                if let Some(later) = self.examples.order.get(place + 2 * AHEAD) {
+                    self.examples.fetch(*later as usize);
                 }
                 loss += self.example(&mut clock, weights, &row, place, &mut intercept);
                 if clock.averages() {
@@ -359,6 +370,7 @@ impl<'a> Worker<'a> {
     ) -> f64 {
         let (model, settings) = (self.model, &self.model.settings);
         let i = self.examples.order[place] as usize;
+        let next = self.examples.order.get(place + AHEAD).map(|next| row(*next as usize));
         let (row, y) = (row(i), f64::from(self.examples.targets[i]));
         let p = clock.scale * row.dot(model.isa, weights) + *intercept;
         let loss = if self.want_loss { settings.loss.value(y, p) } else { 0.0 };
@@ -370,13 +382,15 @@ impl<'a> Worker<'a> {
         }
         if update != 0.0 {
             let step = update / clock.scale;
-            row.add(model.isa, weights, step as f32);
+            row.add_and_fetch(model.isa, weights, step as f32, next.as_ref());
             if clock.sum != 0.0 {
                 row.add(model.isa, &model.missed, (step * clock.sum) as f32);
             }
             if settings.fit_intercept {
                 *intercept += update * settings.intercept_decay;
             }
+        } else if let Some(next) = next {
+            next.fetch();
         }
         if settings.l1() > 0.0 {
             row.each(|j, _| model.truncate(clock, j));

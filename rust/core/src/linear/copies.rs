@@ -21,6 +21,8 @@ const EVERY: usize = 256;
 const WORK: usize = 2;
 /// A pass shorter than so many meetings of each thread is not worth the copies.
 const MEETINGS: usize = 16;
+/// Between blocks training is stopped.
+const LARGEST_BLOCK: usize = 4096;
 /// Non-zeros from which the curvature is estimated.
 const SAMPLE: usize = 1 << 20;
 
@@ -116,6 +118,11 @@ pub(super) struct Own {
 }
 
 impl Meeting<'_> {
+    /// Examples that a thread takes at once. Many: the rows of a block's first examples were not asked for in advance.
+    pub(super) fn block(&self) -> usize {
+        self.every.min(LARGEST_BLOCK)
+    }
+
     /// A copy for one thread.
     pub(super) fn join(&self, thread: usize) -> Own {
         let mut met = vec![0.0; self.weights.len()];

@@ -5,6 +5,9 @@ use crate::error::{Error, Kind, Result};
 use crate::isa::{Isa, Kernel, prefetch};
 use crate::params::RacyBuffer;
 
+/// Non-zeros whose values are a cache line.
+const PART: usize = 16;
+
 /// A number of CSR.
 pub trait Number: Copy + Send + Sync + std::fmt::Display + PartialOrd {
     /// As an index; a negative one is out of every range.
@@ -48,6 +51,16 @@ pub enum Rows<'a> {
 }
 
 impl Rows<'_> {
+    /// Asks for where row `i` begins.
+    #[inline(always)]
+    pub(super) fn fetch_start(&self, i: usize) {
+        match self {
+            Self::Dense(_) => {}
+            Self::Csr32(csr) => prefetch(&csr.starts[i..=i]),
+            Self::Csr64(csr) => prefetch(&csr.starts[i..=i]),
+        }
+    }
+
     /// Checks every number once, so that training need not: `rows` rows of `columns` columns.
     pub fn check(&self, rows: usize, columns: usize) -> Result<()> {
         match self {
@@ -107,7 +120,12 @@ pub(super) trait Row {
     /// The product with the weights.
     fn dot(&self, isa: Isa, weights: &RacyBuffer) -> f64;
     /// Adds a multiple to the weights.
-    fn add(&self, isa: Isa, weights: &RacyBuffer, step: f32);
+    fn add(&self, isa: Isa, weights: &RacyBuffer, step: f32) {
+        self.add_and_fetch(isa, weights, step, None);
+    }
+    /// Adds a multiple to the weights, and meanwhile asks for the memory of another row: line by line, because a core waits when
+    /// it asks for many at once.
+    fn add_and_fetch(&self, isa: Isa, weights: &RacyBuffer, step: f32, other: Option<&Self>);
     /// Asks for its memory.
     fn fetch(&self);
     /// Visits the columns with their values.
@@ -146,10 +164,22 @@ impl<I: Number> Row for Sparse<'_, I> {
     }
 
     #[inline(always)]
-    fn add(&self, _isa: Isa, weights: &RacyBuffer, step: f32) {
-        for (column, value) in self.columns.iter().zip(self.values) {
-            let j = column.index();
-            weights.set(j, weights.get(j) + step * value);
+    fn add_and_fetch(&self, _isa: Isa, weights: &RacyBuffer, step: f32, other: Option<&Self>) {
+        let (columns, values) = other.map_or((&[][..], &[][..]), |other| (other.columns, other.values));
+        let mut lines = columns.chunks(PART).zip(values.chunks(PART));
+        for (columns, values) in self.columns.chunks(PART).zip(self.values.chunks(PART)) {
+            if let Some((columns, values)) = lines.next() {
+                prefetch(columns);
+                prefetch(values);
+            }
+            for (column, value) in columns.iter().zip(values) {
+                let j = column.index();
+                weights.set(j, weights.get(j) + step * value);
+            }
+        }
+        for (columns, values) in lines {
+            prefetch(columns);
+            prefetch(values);
         }
     }
 
@@ -216,7 +246,10 @@ impl Row for Dense<'_> {
         blocks(self.0.len()).map(product).sum()
     }
 
-    fn add(&self, isa: Isa, weights: &RacyBuffer, step: f32) {
+    fn add_and_fetch(&self, isa: Isa, weights: &RacyBuffer, step: f32, other: Option<&Self>) {
+        if let Some(other) = other {
+            other.fetch();
+        }
         let mut room = Block::ZERO;
         for (at, len) in blocks(self.0.len()) {
             let room = &mut room.0[..len];
