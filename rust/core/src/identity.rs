@@ -7,11 +7,13 @@ use crate::frame::{Applied, Identity};
 use crate::isa::prefetch;
 use crate::params::{Charge, Meter, Purpose};
 use crate::sync::Arc;
-use foldhash::fast::RandomState;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 /// How many outcomes per client and slice are remembered.
 pub const WINDOW: usize = 64;
+
+/// Clients of a table that is asked for as a whole.
+const FEW: usize = 8;
 
 /// Called once with what became of a push.
 pub type Completion = Box<dyn FnOnce(Result<Applied>) + Send>;
@@ -74,7 +76,8 @@ pub struct Remembered {
 /// The table of one slice.
 #[derive(Default)]
 pub(crate) struct Identities {
-    clients: HashMap<u64, Client, RandomState>,
+    /// By client. A list and no map, so that it can be asked for before it is looked at.
+    clients: Vec<(u64, Client)>,
     /// A client and its `own`, ahead of the table: mostly one client changes a slice many times in a row.
     recent: Option<(u64, u64)>,
 }
@@ -90,8 +93,21 @@ impl Client {
 }
 
 impl Identities {
+    /// Where a client is, or belongs.
+    fn place(&self, client: u64) -> std::result::Result<usize, usize> {
+        self.clients.binary_search_by_key(&client, |(known, _)| *known)
+    }
+
+    fn get(&self, client: u64) -> Option<&Client> {
+        self.place(client).ok().map(|at| &self.clients[at].1)
+    }
+
+    fn get_mut(&mut self, client: u64) -> Option<&mut Client> {
+        self.place(client).ok().map(|at| &mut self.clients[at].1)
+    }
+
     pub(crate) fn look_up(&mut self, identity: Identity) -> Seen<'_> {
-        let Some(client) = self.clients.get_mut(&identity.client) else {
+        let Some(client) = self.get_mut(identity.client) else {
             return Seen::Unmet;
         };
         let forgotten = identity.sequence <= client.forgotten;
@@ -107,14 +123,17 @@ impl Identities {
         let charge = meter.take(Purpose::Identities, ENTRY_BYTES)?;
         let entry =
             Client { own: 0, assigned: 0, forgotten: 0, newest: 0, window: VecDeque::new(), _charge: charge };
-        self.clients.insert(client, entry);
+        match self.place(client) {
+            Ok(at) => self.clients[at].1 = entry,
+            Err(at) => self.clients.insert(at, (client, entry)),
+        }
         Ok(())
     }
 
     /// Notes an outcome, in place of an earlier one of the same identity; gives back who waited for it.
     /// Of a client that was forgotten meanwhile, nothing is noted: its session is over.
     pub(crate) fn note(&mut self, identity: Identity, outcome: Outcome) -> Vec<Completion> {
-        let Some(client) = self.clients.get_mut(&identity.client) else {
+        let Some(client) = self.get_mut(identity.client) else {
             return Vec::new();
         };
         if let Some(old) = client.find(identity.sequence) {
@@ -139,7 +158,7 @@ impl Identities {
 
     /// Forgets a push that was refused after it had been claimed; gives back who waited for it.
     pub(crate) fn withdraw(&mut self, identity: Identity) -> Vec<Completion> {
-        let Some(client) = self.clients.get_mut(&identity.client) else {
+        let Some(client) = self.get_mut(identity.client) else {
             return Vec::new();
         };
         // A fence stays, whatever becomes of the push.
@@ -161,7 +180,7 @@ impl Identities {
             Some((recent, own)) if recent == client => own + 1,
             _ => {
                 self.settle_recent();
-                self.clients.get(&client).map_or(1, |entry| entry.own + 1)
+                self.get(client).map_or(1, |entry| entry.own + 1)
             }
         };
         self.recent = Some((client, own));
@@ -174,22 +193,30 @@ impl Identities {
             return true;
         }
         self.settle_recent();
-        self.recent = self.clients.get(&client).map(|entry| (client, entry.own));
+        self.recent = self.get(client).map(|entry| (client, entry.own));
         self.recent.is_some()
     }
 
     fn settle_recent(&mut self) {
         if let Some((client, own)) = self.recent.take()
-            && let Some(client) = self.clients.get_mut(&client)
+            && let Some(client) = self.get_mut(client)
         {
             client.own = own;
         }
     }
 
-    /// Asks for what is noted last of a client.
-    pub(crate) fn prefetch(&self, client: u64) {
-        if let Some(last) = self.clients.get(&client).and_then(|client| client.window.back()) {
-            prefetch(std::slice::from_ref(last));
+    /// Asks for the table, as far as a search in it is short.
+    pub(crate) fn prefetch(&self) {
+        prefetch(&self.clients[..self.clients.len().min(FEW)]);
+    }
+
+    /// Asks for where the next outcome of a client is noted: in place of the oldest, or behind the last.
+    pub(crate) fn prefetch_window(&self, client: u64) {
+        let window = self.get(client).map(|client| &client.window);
+        let next =
+            window.and_then(|window| if window.len() < WINDOW { window.back() } else { window.front() });
+        if let Some(next) = next {
+            prefetch(std::slice::from_ref(next));
         }
     }
 
@@ -197,35 +224,37 @@ impl Identities {
     pub(crate) fn own(&self, client: u64) -> u64 {
         match self.recent {
             Some((recent, own)) if recent == client => own,
-            _ => self.clients.get(&client).map_or(0, |c| c.own),
+            _ => self.get(client).map_or(0, |c| c.own),
         }
     }
 
     /// Notes that a client's latest change was no gradient.
     pub(crate) fn note_assigned(&mut self, client: u64) {
-        if let Some(client) = self.clients.get_mut(&client) {
+        if let Some(client) = self.get_mut(client) {
             client.assigned += 1;
         }
     }
 
     /// Clients with a live lease that push gradients, this one included.
     pub(crate) fn pushing(&self, this: u64) -> usize {
-        let pushes = |(client, entry): &(&u64, &Client)| {
-            let recent = self.recent.filter(|(recent, _)| recent == *client);
+        let pushes = |(client, entry): &&(u64, Client)| {
+            let recent = self.recent.filter(|(recent, _)| recent == client);
             recent.map_or(entry.own, |(_, own)| own) > entry.assigned
         };
-        1 + self.clients.iter().filter(|(client, _)| **client != this).filter(pushes).count()
+        1 + self.clients.iter().filter(|(client, _)| *client != this).filter(pushes).count()
     }
 
     /// Drops all that is known of a client.
     pub(crate) fn forget(&mut self, client: u64) {
         self.recent = self.recent.filter(|(recent, _)| *recent != client);
-        self.clients.remove(&client);
+        if let Ok(at) = self.place(client) {
+            self.clients.remove(at);
+        }
     }
 
-    /// All that is settled, by client. Of a push that is being applied this moment, nobody will be able to tell.
+    /// All that is settled, in the order of the clients. Of a push that is being applied this moment, nobody will be able to tell.
     pub(crate) fn image(&self) -> Vec<Remembered> {
-        let remembered = |(client, entry): (&u64, &Client)| {
+        let remembered = |(client, entry): &(u64, Client)| {
             let (mut forgotten, mut outcomes) = (entry.forgotten, Vec::with_capacity(entry.window.len()));
             for (sequence, outcome) in &entry.window {
                 match outcome {
@@ -238,9 +267,7 @@ impl Identities {
             let (own, assigned) = (self.own(*client), entry.assigned);
             Remembered { client: *client, own, assigned, forgotten, outcomes }
         };
-        let mut clients: Vec<_> = self.clients.iter().map(remembered).collect();
-        clients.sort_unstable_by_key(|remembered| remembered.client);
-        clients
+        self.clients.iter().map(remembered).collect()
     }
 
     /// The table of an image.
@@ -248,7 +275,7 @@ impl Identities {
         let mut table = Self::default();
         for Remembered { client, own, assigned, forgotten, outcomes } in clients {
             table.meet(*client, meter)?;
-            if let Some(entry) = table.clients.get_mut(client) {
+            if let Some(entry) = table.get_mut(*client) {
                 (entry.own, entry.assigned, entry.forgotten) = (*own, *assigned, *forgotten);
             }
             for (sequence, applied) in outcomes {
@@ -261,7 +288,7 @@ impl Identities {
 
     /// Whether a client has an entry.
     pub(crate) fn knows(&self, client: u64) -> bool {
-        self.clients.contains_key(&client)
+        self.place(client).is_ok()
     }
 
     /// Number of clients known.
@@ -314,7 +341,7 @@ mod tests {
         ));
         assert!(matches!(table.look_up(Identity { client: 7, sequence: 39 }), Seen::Forgotten));
         assert!(matches!(table.look_up(Identity { client: 7, sequence: 40 }), Seen::Before(_)));
-        let entry = &table.clients[&7];
+        let entry = table.get(7).unwrap();
         let taken = entry.window.capacity() * size_of::<(u64, Outcome)>() + size_of::<(u64, Client)>();
         assert!(taken as u64 <= ENTRY_BYTES, "{taken}");
         table.meet(8, &Meter::new(ENTRY_BYTES)).unwrap();

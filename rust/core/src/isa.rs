@@ -115,14 +115,22 @@ impl Isa {
     }
 }
 
+/// Bytes of a line of a cache.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const LINE: usize = 64;
+
 /// Asks for memory that will be read soon; a hint that changes nothing.
 #[inline(always)]
 pub(crate) fn prefetch<T>(values: &[T]) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    for at in (0..size_of_val(values)).step_by(64) {
+    {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint may name any address; SSE is part of x86-64.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().cast::<i8>().wrapping_add(at)) };
+        let start = values.as_ptr().cast::<i8>();
+        let before = start.addr() % LINE;
+        for at in (0..before + size_of_val(values)).step_by(LINE) {
+            // SAFETY: a hint may name any address; SSE is part of x86-64.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_sub(before).wrapping_add(at)) };
+        }
     }
     let _ = values;
 }

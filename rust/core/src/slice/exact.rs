@@ -253,21 +253,24 @@ impl ExactMemory {
         self.version(client)
     }
 
-    /// Asks for the buffers' descriptions and what is known of a client.
-    pub(super) fn prefetch(&self, client: u64) {
+    /// Asks for the buffers' descriptions and the table of identities.
+    pub(super) fn prefetch(&self) {
         prefetch(std::slice::from_ref(&*self.params));
         prefetch(&self.state);
-        self.identities.prefetch(client);
+        self.identities.prefetch();
     }
 
-    /// Asks for the memory of some rows, and of their state where a push is to come.
-    pub(super) fn prefetch_rows(&self, slice: &Slice, rows: Indices<'_>, for_push: bool) {
+    /// Asks for the memory of some rows; where a client is to push them, also for their state and for its window.
+    pub(super) fn prefetch_rows(&self, slice: &Slice, rows: Indices<'_>, pushed_by: Option<u64>) {
         let (size, values) = (slice.spec.dtype.size(), self.params.bytes());
+        if let Some(client) = pushed_by {
+            self.identities.prefetch_window(client);
+        }
         let mut runs = slice.layout.runs(rows);
         while let Some(run) = runs.next_of(slice.len) {
             let bytes = size * run.start..size * run.end;
             prefetch(&values[bytes.clone()]);
-            for slot in self.state.iter().filter(|_| for_push) {
+            for slot in self.state.iter().filter(|_| pushed_by.is_some()) {
                 prefetch(&slot.bytes()[bytes.clone()]);
             }
         }

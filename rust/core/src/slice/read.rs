@@ -48,17 +48,18 @@ impl Slice {
         prefetch(std::slice::from_ref(self));
     }
 
-    /// Asks for what a client's push or pull of rows looks at first.
-    pub fn prefetch_for(&self, client: u64) {
+    /// Asks for what the fields lead to.
+    pub fn prefetch_memory(&self) {
         if let Memory::Exact(memory) = &self.memory {
-            memory.lock().prefetch(client);
+            memory.lock().prefetch();
         }
     }
 
-    /// Asks for the rows, and for their state where a push is to come. Changes nothing, whatever the indices are.
-    pub fn prefetch_rows(&self, indices: Indices<'_>, for_push: bool) {
+    /// Asks for the rows; where a client is to push them, also for their state and for what is noted of the client. Changes
+    /// nothing, whatever the indices are.
+    pub fn prefetch_rows(&self, indices: Indices<'_>, pushed_by: Option<u64>) {
         if let (Memory::Exact(memory), Ok(..=FEW)) = (&self.memory, self.layout.elements(indices)) {
-            memory.lock().prefetch_rows(self, indices, for_push);
+            memory.lock().prefetch_rows(self, indices, pushed_by);
         }
     }
 

@@ -64,7 +64,7 @@ impl Exchange {
         while outcomes.len() < all.len() {
             let k = outcomes.len();
             if k.is_multiple_of(TOGETHER) {
-                prefetch(route.client, all[k..].iter().zip(&slices[k..]).take(TOGETHER), true);
+                prefetch(all[k..].iter().zip(&slices[k..]).take(TOGETHER), Some(route.client));
             }
             let (Ok(slice), Some(push)) = (&slices[k], parts.push(k, all[k])) else {
                 outcomes.push(slices[k].clone().err().map(Err));
@@ -181,7 +181,7 @@ impl Exchange {
         let index = self.node.index();
         let pull = |(k, (part, slice)): (usize, (&Part<'_>, &Result<Arc<Slice>>))| {
             if k % TOGETHER == 0 {
-                prefetch(route.client, parts[k..].iter().zip(&slices[k..]).take(TOGETHER), false);
+                prefetch(parts[k..].iter().zip(&slices[k..]).take(TOGETHER), None);
             }
             let slice = slice.as_ref().map_err(Error::clone);
             let pulled = slice.and_then(|slice| slice.pull_rows(route.client, part.indices, &mut values));
@@ -194,12 +194,11 @@ impl Exchange {
 
 /// Asks for the memory of parts whose turn has come.
 fn prefetch<'a>(
-    client: u64,
     parts: impl Iterator<Item = (&'a Part<'a>, &'a Result<Arc<Slice>>)> + Clone,
-    for_push: bool,
+    pushed_by: Option<u64>,
 ) {
     let admitted = || parts.clone().filter_map(|(part, slice)| Some((part, slice.as_ref().ok()?)));
     admitted().for_each(|(_, slice)| slice.prefetch());
-    admitted().for_each(|(_, slice)| slice.prefetch_for(client));
-    admitted().for_each(|(part, slice)| slice.prefetch_rows(part.indices, for_push));
+    admitted().for_each(|(_, slice)| slice.prefetch_memory());
+    admitted().for_each(|(part, slice)| slice.prefetch_rows(part.indices, pushed_by));
 }
