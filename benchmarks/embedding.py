@@ -122,11 +122,11 @@ def raw_sockets() -> Iterator[Callable[[float], float]]:
         yield lambda seconds: sum(pool.map(lambda pair: steps_of(pair, seconds), pairs))
 
 
-def speed(size: Size) -> list[str]:
-    """Rows a second, each of them pulled and pushed."""
+def speeds(size: Size, shards: int) -> dict[str, list[float]]:
+    """Million rows a second, each of them pulled and pushed, round by round."""
     samples: dict[str, list[float]] = {"raw sockets": [], "NumPy": [], "fastps": []}
     with ExitStack() as stack:
-        address = stack.enter_context(server_process())
+        address = stack.enter_context(server_process(shards=shards))
         with fastps.connect(address) as ps:
             ps.register(NAME, np.zeros((size.rows, WIDTH), np.float32), OPTIMIZER, timeout=120)
         clients = [Child(client, address, size.rows, seed) for seed in range(CLIENTS)]
@@ -151,21 +151,28 @@ def speed(size: Size) -> list[str]:
                 rate = way(size.seconds) * BATCH / 1e6
                 # The first round warms up.
                 samples[name] += [rate] * (turn > 0)
-    rates = {name: statistics.median(values) for name, values in samples.items()}
-    names = {
-        "raw sockets": f"raw sockets, {CLIENTS} pairs, the same bytes",
-        "NumPy": "NumPy, 1 thread, own memory",
-        "fastps": f"fastps, TCP, {CLIENTS} clients, Adagrad",
-    }
-    rows = [[names[name], f"{rate:.2f}", "", "", ""] for name, rate in rates.items()]
-    rows[-1][3:] = [f">= {TARGET:g}", "yes" if rates["fastps"] >= TARGET else "**no**"]
-    for name in ("raw sockets", "NumPy"):
-        ratio = statistics.median(o / t for o, t in zip(samples["fastps"], samples[name], strict=True))
-        rows.append([f"fastps / {name}", "", f"{ratio:.2f}", "", ""])
-    once = [len(np.unique(indices)) for indices in of]
-    slices = [len(np.unique(indices // ROWS_PER_SLICE)) for indices in of]
+    return samples
+
+
+def speed(size: Size) -> list[str]:
+    """How fast rows are pulled and pushed, with one shard and with one for each client."""
+    rows = []
+    for shards in (1, CLIENTS):
+        samples = speeds(size, shards)
+        of = {name: statistics.median(values) for name, values in samples.items()}
+        ratios = [
+            statistics.median(ours / theirs for ours, theirs in zip(samples["fastps"], samples[name], strict=True))
+            for name in ("raw sockets", "NumPy")
+        ]
+        reached = "yes" if of["fastps"] >= TARGET else "**no**"
+        figures = [f"{figure:.2f}" for figure in (*of.values(), *ratios)]
+        rows.append([str(shards), *figures, f">= {TARGET:g}", reached])
+    head = ["shards", "raw sockets", "NumPy", "fastps", "/ raw sockets", "/ NumPy", "target", "reached"]
+    each = batches(size.rows, CLIENTS)
+    once = [len(np.unique(indices)) for indices in each]
+    slices = [len(np.unique(indices // ROWS_PER_SLICE)) for indices in each]
     return [
-        *table(["each row pulled and pushed", "M rows/s", "ratio", "target", "reached"], rows),
+        *table(head, rows),
         "",
         f"A batch of {BATCH:,} names {round(statistics.mean(once)):,} different rows in "
         f"{round(statistics.mean(slices)):,} of {-(-size.rows // ROWS_PER_SLICE):,} slices.",

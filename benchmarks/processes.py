@@ -99,7 +99,7 @@ def cpu_time(pid: int) -> int:
 
 def serve(pipe: Connection, options: dict[str, Any]) -> None:
     """One shard, until told to stop."""
-    with fastps.serve(shards=1, **options) as server:
+    with fastps.serve(**{"shards": 1, **options}) as server:
         pipe.send(server.addresses)
         pipe.recv()
 
