@@ -160,10 +160,8 @@ def speed(size: Size) -> list[str]:
     for shards in (1, CLIENTS):
         samples = speeds(size, shards)
         of = {name: statistics.median(values) for name, values in samples.items()}
-        ratios = [
-            statistics.median(ours / theirs for ours, theirs in zip(samples["fastps"], samples[name], strict=True))
-            for name in ("raw sockets", "NumPy")
-        ]
+        pairs = [zip(samples["fastps"], samples[name], strict=True) for name in ("raw sockets", "NumPy")]
+        ratios = [statistics.median(ours / theirs for ours, theirs in pair) for pair in pairs]
         reached = "yes" if of["fastps"] >= TARGET else "**no**"
         figures = [f"{figure:.2f}" for figure in (*of.values(), *ratios)]
         rows.append([str(shards), *figures, f">= {TARGET:g}", reached])
