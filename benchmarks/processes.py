@@ -98,7 +98,7 @@ def cpu_time(pid: int) -> int:
 
 
 def serve(pipe: Connection, options: dict[str, Any]) -> None:
-    """One shard, until told to stop."""
+    """A server, of one shard unless told otherwise, until told to stop."""
     with fastps.serve(**{"shards": 1, **options}) as server:
         pipe.send(server.addresses)
         pipe.recv()
@@ -106,7 +106,7 @@ def serve(pipe: Connection, options: dict[str, Any]) -> None:
 
 @contextmanager
 def server_process(**options: Any) -> Iterator[str]:
-    """One shard in a process of its own, with these options of `fastps.serve`; its address."""
+    """A server in a process of its own, of one shard unless these options of `fastps.serve` say more; its addresses."""
     child = Child(serve, options)
     try:
         yield child.pipe.recv()
