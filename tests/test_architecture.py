@@ -16,7 +16,7 @@ CORE = ROOT / "rust/core/src"
 # Modules of a level may import modules of lower levels only, never each other.
 CORE_LEVELS = [
     {"error", "sync", "block", "dtype", "fault"},
-    {"isa", "lock", "rows", "correction", "cut", "failpoint", "mode"},
+    {"isa", "lock", "barrier", "rows", "correction", "cut", "failpoint", "mode"},
     {"params", "codec", "optim", "finite", "passes"},
     {"tensor", "apply", "litmus", "linear", "factorize", "portions"},
     {"frame", "directory", "sparse", "placement"},

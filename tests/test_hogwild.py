@@ -241,6 +241,60 @@ def test_ctrl_c_leaves_a_usable_model(n_jobs):
     assert score > 0.9
 
 
+INTERRUPTED_FACTORS = """
+import os, signal, sys, threading, time
+import numpy as np
+from fastps.hogwild import HogwildMatrixFactorization
+rng = np.random.default_rng(0)
+pairs, ratings = rng.integers(0, 32, (300_000, 2)), rng.standard_normal(300_000)
+sent = []
+def interrupt():
+    time.sleep(0.05)
+    sent.append(time.perf_counter())
+    os.kill(os.getpid(), signal.SIGINT)
+def begin(epoch):
+    threading.Thread(target=interrupt).start()
+# An epoch takes a second.
+options = dict(init_scale=0.001, random_state=0, n_jobs=int(sys.argv[1]))
+model = HogwildMatrixFactorization(2**14, callback=begin, **options)
+try:
+    model.fit(pairs, ratings)
+except KeyboardInterrupt:
+    print(time.perf_counter() - sent[0], model.n_iter_, np.isfinite(model.predict(pairs[:100])).all())
+"""
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_ctrl_c_ends_a_factorisation_within_its_epoch(n_jobs):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_FACTORS, str(n_jobs)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    seconds, epochs, usable = done.stdout.split()
+    assert float(seconds) < 20
+    assert (epochs, usable) == ("1", "True")
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2, 3])
+def test_each_epoch_of_a_factorisation_is_told_and_may_be_the_last(n_jobs):
+    told = []
+
+    def third(epoch):
+        told.append((epoch.number, epoch.examples))
+        return epoch.number == 3
+
+    matrix = ratings()
+    model = HogwildMatrixFactorization(4, random_state=0, n_jobs=n_jobs, callback=third).fit(matrix)
+    assert told == [(number, matrix.nnz) for number in (1, 2, 3)]
+    assert model.n_iter_ == 3
+    # Without steps nothing gets better.
+    model.set_params(callback=None, learning_rate=1e-12, tol=1e-3, n_iter_no_change=2).fit(matrix)
+    assert model.n_iter_ == 3
+
+
 def test_arrays_that_do_not_fit_are_refused():
     X, y = sparse_problem()
     model = HogwildClassifier(max_iter=1, tol=None).fit(X, y)

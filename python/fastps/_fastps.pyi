@@ -317,7 +317,12 @@ class FactorTrainer:
         item_biases: Any,
         threads: int,
     ) -> FactorTrainer: ...
-    def epoch(
-        self, seed: int | None, lr: float, regularization: float, biases: bool
-    ) -> tuple[float, int]: ...
+    def train(
+        self,
+        seed: int | None,
+        lr: float,
+        regularization: float,
+        biases: bool,
+        then: Callable[[float, int], tuple[int | None, float] | None],
+    ) -> None: ...
     def parts(self) -> list[Array]: ...

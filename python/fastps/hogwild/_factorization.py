@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Self
 
 import numpy as np
@@ -184,17 +185,21 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
         patience = Patience(self.tol, self.n_iter_no_change)
         finite = self._learns = True
         self.n_iter_ = 0
+
+        def then(total: float, done: int) -> tuple[int | None, float] | None:
+            """Between two epochs: seed and step of the next one, if there is one."""
+            nonlocal finite
+            self.n_iter_ = number = self.n_iter_ + 1
+            self._step *= self.decay
+            mse = total / max(1, done)
+            finite = math.isfinite(mse)
+            if not finite:
+                raise DivergedError(f"training diverged in epoch {number}: take a smaller learning_rate")
+            over = progress.tell(number, mse, None, done) or patience.ends(math.sqrt(mse))
+            return None if over or number == epochs else (seed(), self._step)
+
         try:
-            for number in range(1, epochs + 1):
-                total, done = trainer.epoch(seed(), self._step, float(self.regularization), bool(self.biases))
-                self.n_iter_ = number
-                self._step *= self.decay
-                mse = total / max(1, done)
-                finite = bool(np.isfinite(mse))
-                if not finite:
-                    raise DivergedError(f"training diverged in epoch {number}: take a smaller learning_rate")
-                if progress.tell(number, mse, None, done) or patience.ends(float(np.sqrt(mse))):
-                    break
+            trainer.train(seed(), self._step, float(self.regularization), bool(self.biases), then)
         finally:
             progress.end()
             if finite:

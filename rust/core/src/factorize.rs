@@ -7,10 +7,12 @@
 
 pub use crate::passes::Stop;
 
+use crate::barrier::Seat;
 use crate::error::{Error, Kind, Result};
 use crate::isa::Isa;
 use crate::params::{LINE, LineKernel, Lines, RacyBuffer, run_lines};
-use crate::passes::{Deal, shuffle, split_mix, together};
+use crate::passes::{Deal, rounds, shuffle, split_mix};
+use crate::sync::{Mutex, RwLock, RwLockReadGuard, lock, read, write};
 
 /// Ratings that a thread takes at once.
 const BLOCK: usize = 512;
@@ -105,21 +107,73 @@ impl Factors {
         (self.users.count, self.items.count)
     }
 
-    /// One pass over checked ratings in this order. Gives the sum of squared errors, each before its step, and how many
-    /// ratings were learned from: all, unless the pass was stopped.
-    pub fn pass(
+    /// Passes over checked ratings by threads that stay for all of them. After each pass `next` is given the sum of squared errors,
+    /// each before its step, and how many ratings were learned from: all, unless the pass was stopped. It says what comes next.
+    pub fn train(
         &self,
         ratings: Ratings<'_>,
-        order: &Order,
-        rule: Rule,
+        order: &mut Order,
+        first: Epoch,
         threads: usize,
         stop: Stop<'_>,
-    ) -> Result<(f64, usize)> {
-        let deals: Vec<_> = order.queues.iter().map(|queue| Deal::new(queue.len(), BLOCK, stop)).collect();
-        let sums = together(threads, |thread| {
-            run_lines(self.isa, Work { model: self, ratings, order, rule, deals: &deals, thread })
-        })?;
-        Ok((sums.iter().sum(), deals.iter().map(Deal::done).sum()))
+        next: Next<'_>,
+    ) -> Result<()> {
+        let work = |thread: usize, pass: &Pass<'_>, seat: &Seat<'_>| {
+            if let Some(seed) = pass.epoch.seed {
+                for queue in (thread..pass.order.queues.len()).step_by(threads) {
+                    pass.order.shuffle(queue, seed);
+                }
+            }
+            if seat.meet() {
+                let queues = pass.order.queues.iter().map(read).collect();
+                let work =
+                    Work { model: self, ratings, queues, rule: pass.epoch.rule, deals: &pass.deals, thread };
+                *lock(&pass.squares) += run_lines(self.isa, work);
+            }
+        };
+        rounds(threads, Pass::new(order, first, stop), work, |pass| {
+            let after = next(*lock(&pass.squares), pass.deals.iter().map(Deal::done).sum());
+            after.map(|epoch| pass.begin(epoch)).is_some()
+        })
+    }
+}
+
+/// Asked after each pass. No type parameter: the loop would be compiled in the caller's crate, where it becomes no vectors.
+pub type Next<'a> = &'a mut dyn FnMut(f64, usize) -> Option<Epoch>;
+
+/// What comes next in a training.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Epoch {
+    /// For a new order; without one it stays.
+    pub seed: Option<u64>,
+    /// How factors step.
+    pub rule: Rule,
+}
+
+/// What the threads share in a pass.
+struct Pass<'a> {
+    epoch: Epoch,
+    order: &'a mut Order,
+    /// One for each queue.
+    deals: Vec<Deal<'a>>,
+    squares: Mutex<f64>,
+    stop: Stop<'a>,
+}
+
+impl<'a> Pass<'a> {
+    fn new(order: &'a mut Order, epoch: Epoch, stop: Stop<'a>) -> Self {
+        let mut pass = Self { epoch, order, deals: Vec::new(), squares: Mutex::new(0.0), stop };
+        pass.begin(epoch);
+        pass
+    }
+
+    fn begin(&mut self, epoch: Epoch) {
+        if epoch.seed.is_some() {
+            self.order.divide();
+        }
+        let lengths = self.order.queues.iter().map(|queue| read(queue).len());
+        self.deals = lengths.map(|len| Deal::new(len, BLOCK, self.stop)).collect();
+        (self.epoch, self.squares) = (epoch, Mutex::new(0.0));
     }
 }
 
@@ -127,7 +181,7 @@ impl Factors {
 struct Work<'a> {
     model: &'a Factors,
     ratings: Ratings<'a>,
-    order: &'a Order,
+    queues: Vec<RwLockReadGuard<'a, Vec<u32>>>,
     rule: Rule,
     /// One for each queue.
     deals: &'a [Deal<'a>],
@@ -140,7 +194,7 @@ impl Work<'_> {
         let queues = self.deals.len();
         (0..queues).map(|k| (self.thread + k) % queues).find_map(|queue| {
             let block = self.deals[queue].take()?;
-            Some(&self.order.queues[queue][block])
+            Some(&self.queues[queue][block])
         })
     }
 }
@@ -189,7 +243,8 @@ pub struct Order {
     sorted: Vec<u32>,
     starts: Vec<usize>,
     users: usize,
-    queues: Vec<Vec<u32>>,
+    /// Each changed by one thread while no pass is under way.
+    queues: Vec<RwLock<Vec<u32>>>,
 }
 
 impl Order {
@@ -209,28 +264,38 @@ impl Order {
             sorted[next[place(i)]] = i as u32;
             next[place(i)] += 1;
         }
-        Self { sorted, starts, users, queues: vec![(0..count as u32).collect()] }
+        Self { sorted, starts, users, queues: vec![RwLock::new((0..count as u32).collect())] }
     }
 
-    /// A new one. Each thread has items of its own, and goes over groups of users one after the other, in an order of chance, each
-    /// from another group on: so threads seldom meet at a row. The ratings of a group come shuffled.
-    pub fn shuffle(&mut self, seed: u64) {
+    /// A queue for each thread, if there is one for all.
+    fn divide(&mut self) {
+        let parts = (self.starts.len() - 1) / self.users.max(1);
+        if self.queues.len() < parts {
+            let part = |k| self.starts[k * self.users]..self.starts[(k + 1) * self.users];
+            self.queues = (0..parts).map(|k| RwLock::new(self.sorted[part(k)].to_vec())).collect();
+        }
+    }
+
+    /// A new order of one queue. Each thread has items of its own, and goes over groups of users one after the other, in an order of
+    /// chance, each from another group on: so threads seldom meet at a row. The ratings of a group come shuffled.
+    fn shuffle(&self, queue: usize, seed: u64) {
         let mut state = seed;
         let mut turns: Vec<usize> = (0..self.users).collect();
         shuffle(&mut turns, split_mix(&mut state));
-        let (threads, groups) = ((self.starts.len() - 1) / self.users.max(1), self.users.div_ceil(GROUP));
-        self.queues.resize_with(threads, Vec::new);
-        for (thread, queue) in self.queues.iter_mut().enumerate() {
-            queue.clear();
-            for k in 0..groups {
-                let first = (k + thread * groups / threads) % groups * GROUP;
-                let from = queue.len();
-                for user in &turns[first..(first + GROUP).min(self.users)] {
-                    let place = thread * self.users + user;
-                    queue.extend_from_slice(&self.sorted[self.starts[place]..self.starts[place + 1]]);
-                }
-                shuffle(&mut queue[from..], split_mix(&mut state));
+        state = state.wrapping_add(queue as u64);
+        let groups = self.users.div_ceil(GROUP);
+        let skipped = queue * groups / self.queues.len();
+        let mut order = write(&self.queues[queue]);
+        let mut to = 0;
+        for k in 0..groups {
+            let (first, from) = ((k + skipped) % groups * GROUP, to);
+            for user in &turns[first..(first + GROUP).min(self.users)] {
+                let place = queue * self.users + user;
+                let own = &self.sorted[self.starts[place]..self.starts[place + 1]];
+                order[to..to + own.len()].copy_from_slice(own);
+                to += own.len();
             }
+            shuffle(&mut order[from..to], split_mix(&mut state));
         }
     }
 }
@@ -380,6 +445,21 @@ mod tests {
         (users, items, values)
     }
 
+    fn epoch(seed: impl Into<Option<u64>>) -> Epoch {
+        Epoch { seed: seed.into(), rule: RULE }
+    }
+
+    /// All queues anew, and what is in them.
+    fn shuffled(order: &mut Order, seed: u64) -> Vec<Vec<u32>> {
+        order.divide();
+        (0..order.queues.len()).for_each(|queue| order.shuffle(queue, seed));
+        queues(order)
+    }
+
+    fn queues(order: &Order) -> Vec<Vec<u32>> {
+        order.queues.iter().map(|queue| read(queue).clone()).collect()
+    }
+
     /// The rule as its formula says it, in float64.
     fn reference(rank: usize, rule: Rule, passes: usize) -> (Vec<f64>, Vec<f64>) {
         let float = |values: Vec<f32>| values.into_iter().map(f64::from).collect::<Vec<_>>();
@@ -414,10 +494,14 @@ mod tests {
                 ratings.check(7, 11).unwrap();
                 let (p, q) = (numbers(7 * rank, 1), numbers(11 * rank, 2));
                 let model = Factors::new(rank, (&p, &[0.0; 7]), (&q, &[0.0; 11])).unwrap();
-                let order = Order::new(ratings, 7, 1);
-                for _ in 0..4 {
-                    model.pass(ratings, &order, rule, 1, &|| false).unwrap();
-                }
+                let (mut order, mut passes) = (Order::new(ratings, 7, 1), 0);
+                let epoch = Epoch { seed: None, rule };
+                let mut next = |_, done| {
+                    passes += 1;
+                    assert_eq!(done, 60);
+                    (passes < 4).then_some(epoch)
+                };
+                model.train(ratings, &mut order, epoch, 1, &|| false, &mut next).unwrap();
                 let (expected_users, expected_items) = reference(rank, rule, 4);
                 for ((factors, biases), expected) in
                     [(model.users(), expected_users), (model.items(), expected_items)]
@@ -436,17 +520,17 @@ mod tests {
         let ratings = Ratings { users: &users, items: &items, values: &values };
         for threads in [1, 2, 3, 13, usize::MAX] {
             let mut order = Order::new(ratings, 7, threads);
-            assert!(order.queues.concat().into_iter().eq(0..60));
+            assert!(queues(&order).concat().into_iter().eq(0..60));
             let mut orders = Vec::new();
             for seed in [1, 2, 1] {
-                order.shuffle(seed);
-                let mut all = order.queues.concat();
+                let queues = shuffled(&mut order, seed);
+                let mut all = queues.concat();
                 orders.push(all.clone());
                 all.sort_unstable();
                 assert!(all.into_iter().eq(0..60));
                 let threads = threads.min(QUEUES);
-                assert_eq!(order.queues.len(), threads);
-                for (thread, queue) in order.queues.iter().enumerate() {
+                assert_eq!(queues.len(), threads);
+                for (thread, queue) in queues.iter().enumerate() {
                     assert!(queue.iter().all(|i| items[*i as usize] as usize % threads == thread));
                 }
             }
@@ -462,8 +546,7 @@ mod tests {
         let mut order = Order::new(Ratings { users: &users, items: &items, values: &[0.0; 100] }, 50, 2);
         let mut firsts = Vec::new();
         for seed in 0..2 {
-            order.shuffle(seed);
-            for queue in &order.queues {
+            for queue in shuffled(&mut order, seed) {
                 let group: HashSet<_> = queue[..GROUP].iter().map(|i| users[*i as usize]).collect();
                 assert_eq!(group.len(), GROUP);
                 firsts.push(group);
@@ -478,12 +561,20 @@ mod tests {
         let (users, items, values) = (vec![0; 5000], vec![1; 5000], vec![0.5; 5000]);
         let ratings = Ratings { users: &users, items: &items, values: &values };
         let mut order = Order::new(ratings, 1, 2);
-        order.shuffle(1);
         let model = Factors::new(2, (&[0.1; 2], &[0.0]), (&[0.1; 4], &[0.0; 2])).unwrap();
+        let mut learned = |threads, stop: Stop<'_>| {
+            let mut learned = Vec::new();
+            let mut next = |_, done| {
+                learned.push(done);
+                (learned.len() < 3).then(|| epoch(7))
+            };
+            model.train(ratings, &mut order, epoch(1), threads, stop, &mut next).unwrap();
+            learned
+        };
         for threads in [1, 2, 3] {
-            assert_eq!(model.pass(ratings, &order, RULE, threads, &|| false).unwrap().1, 5000);
+            assert_eq!(learned(threads, &|| false), [5000; 3]);
         }
-        assert_eq!(model.pass(ratings, &order, RULE, 2, &|| true).unwrap().1, 0);
+        assert_eq!(learned(2, &|| true), [0; 3]);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! store`; the modules in braces never import each other.
 
 mod apply;
+pub mod barrier;
 pub mod block;
 pub mod codec;
 pub mod correction;

@@ -1,8 +1,9 @@
-//! A pass over examples by several threads: they take blocks of the order from one counter and never wait for each other;
+//! Passes over examples by several threads: they take blocks of the order from one counter and never wait for each other;
 //! they meet at the end of the pass alone.
 
+use crate::barrier::{Barrier, Seat};
 use crate::error::{Error, Kind, Result};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, RwLock, read, write};
 
 /// Asked before every block whether to go on; true ends the pass.
 pub type Stop<'a> = &'a (dyn Fn() -> bool + Sync);
@@ -59,6 +60,47 @@ pub(crate) fn together<T: Send>(threads: usize, work: impl Fn(usize) -> T + Sync
     })
 }
 
+/// The same on threads that stay for many rounds: to start one takes as long as to learn from some thousand examples, and one that
+/// is started finds what it needs in another core's cache. `next` is called between two rounds by the caller's thread, changes
+/// what they share, and says whether there is another round. A round's work may meet the others, and ends if they do not come.
+pub(crate) fn rounds<S: Send + Sync>(
+    threads: usize,
+    shared: S,
+    work: impl Fn(usize, &S, &Seat<'_>) + Sync,
+    mut next: impl FnMut(&mut S) -> bool,
+) -> Result<()> {
+    let (barrier, shared, work) = (&Barrier::new(threads), &RwLock::new(shared), &work);
+    std::thread::scope(|scope| {
+        // Taken first: whatever happens here, the others end.
+        let seat = barrier.seat();
+        let mut others = Vec::new();
+        for thread in 1..threads {
+            let rounds = move || {
+                let seat = barrier.seat();
+                while seat.meet() {
+                    work(thread, &read(shared), &seat);
+                    seat.meet();
+                }
+            };
+            let failed = |e| Error::new(Kind::Internal, format!("cannot start a thread: {e}"));
+            others.push(std::thread::Builder::new().spawn_scoped(scope, rounds).map_err(failed)?);
+        }
+        while seat.meet() {
+            work(0, &read(shared), &seat);
+            if !seat.meet() || !next(&mut write(shared)) {
+                break;
+            }
+        }
+        drop(seat);
+        let ended =
+            others.into_iter().map(std::thread::ScopedJoinHandle::join).filter(Result::is_err).count();
+        if ended > 0 {
+            return Err(Error::new(Kind::Internal, "a training thread ended early"));
+        }
+        Ok(())
+    })
+}
+
 /// Fisher-Yates with a generator of its own (`SplitMix64`): the same order for the same seed, everywhere.
 pub fn shuffle<T>(order: &mut [T], seed: u64) {
     let mut state = seed;
@@ -102,6 +144,43 @@ mod tests {
         deal.give_back(10);
         assert_eq!(deal.done(), 10);
         assert_eq!(Deal::new(100, 10, &|| true).take(), None);
+    }
+
+    #[test]
+    fn rounds_are_worked_by_all_and_changed_in_between() {
+        for threads in [1, 2, 5] {
+            let worked: Vec<_> = (0..threads).map(|_| AtomicU64::new(0)).collect();
+            let all = || worked.iter().map(|own| own.load(Ordering::Relaxed)).sum::<u64>();
+            let mut sums = Vec::new();
+            let work = |thread: usize, round: &u64, seat: &Seat<'_>| {
+                worked[thread].fetch_add(*round, Ordering::Relaxed);
+                assert!(seat.meet());
+                assert_eq!(all(), (1..=*round).sum::<u64>() * threads as u64);
+            };
+            let next = |round: &mut u64| {
+                sums.push(all());
+                *round += 1;
+                *round <= 3
+            };
+            rounds(threads, 1, work, next).unwrap();
+            assert_eq!(sums, [1, 3, 6].map(|sum| sum * threads as u64));
+        }
+    }
+
+    #[test]
+    fn a_thread_that_panics_ends_the_rounds_of_all() {
+        let panics = |round: &u64, thread: usize| assert!(*round < 2 || thread != 2, "as intended");
+        let mut begun = 0;
+        let work = |thread: usize, round: &u64, seat: &Seat<'_>| {
+            panics(round, thread);
+            seat.meet();
+        };
+        let ended = rounds(4, 0, work, |round| {
+            begun += 1;
+            *round += 1;
+            true
+        });
+        assert_eq!((ended.unwrap_err().kind, begun), (Kind::Internal, 2));
     }
 
     #[test]

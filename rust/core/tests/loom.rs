@@ -8,6 +8,7 @@
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
+use fastps_core::barrier::Barrier;
 use fastps_core::codec::CodecId;
 use fastps_core::directory::Directory;
 use fastps_core::dtype::DType;
@@ -168,6 +169,35 @@ fn nobody_is_overtaken_more_often_than_promised() {
         }
         assert!(overtakes <= MAX_OVERTAKES, "overtaken {overtakes} times");
         waiter.join().unwrap();
+    });
+}
+
+#[test]
+fn threads_meet_until_one_leaves() {
+    check("barrier", Some(4), &["barrier_open", "wake_up_lost"], || {
+        let shared = Arc::new((Barrier::new(2), [AtomicU64::new(0), AtomicU64::new(0)]));
+        let other = thread::spawn({
+            let shared = shared.clone();
+            move || {
+                let (barrier, [first, second]) = &*shared;
+                let seat = barrier.seat();
+                second.store(1, Relaxed);
+                assert!(seat.meet());
+                assert!(first.load(Relaxed) >= 1);
+                seat.meet();
+                assert_eq!(first.load(Relaxed), 2);
+                assert!(!seat.meet());
+            }
+        });
+        let (barrier, [first, second]) = &*shared;
+        let seat = barrier.seat();
+        first.store(1, Relaxed);
+        assert!(seat.meet());
+        assert_eq!(second.load(Relaxed), 1);
+        first.store(2, Relaxed);
+        assert!(seat.meet());
+        drop(seat);
+        other.join().unwrap();
     });
 }
 

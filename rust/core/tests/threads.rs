@@ -5,7 +5,7 @@
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
-use fastps_core::factorize::{Factors, Order, Ratings, Rule};
+use fastps_core::factorize::{Epoch, Factors, Order, Ratings, Rule};
 use fastps_core::frame::{Action, Applied, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::linear::{Csr, Examples, Linear, Loss, Rows, Schedule, Settings};
@@ -216,9 +216,11 @@ fn threads_train_on_shared_coefficients() {
     let factors = Factors::new(3, (&[0.1; 21], &[0.0; 7]), (&[0.2; 33], &[0.0; 11])).unwrap();
     let rule = Rule { lr: 0.01, regularization: 0.1, biases: true };
     let mut order = Order::new(ratings, 7, THREADS as usize);
-    for seed in 0..2 {
-        let (_, done) = factors.pass(ratings, &order, rule, THREADS as usize, &|| false).unwrap();
+    let mut seeds = 0..4;
+    let first = Epoch { seed: None, rule };
+    let mut next = |_, done| {
         assert_eq!(done, users.len());
-        order.shuffle(seed);
-    }
+        seeds.next().map(|seed| Epoch { seed: Some(seed), rule })
+    };
+    factors.train(ratings, &mut order, first, THREADS as usize, &|| false, &mut next).unwrap();
 }

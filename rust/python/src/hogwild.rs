@@ -1,16 +1,18 @@
 //! The trainers behind `fastps.hogwild`: NumPy's arrays are read where they lie, passes run without the GIL.
 
-use crate::call::{BRIEF, SLICE};
+use crate::call::{SLICE, is_main};
 use crate::errors::{OrRaise, config, raise};
 use fastps_core::error::{Error, Kind};
-use fastps_core::factorize::{Factors, Order, Ratings, Rule};
+use fastps_core::factorize::{Epoch, Factors, Order, Ratings, Rule};
 use fastps_core::linear::{Csr, Examples, Linear, Loss, Rows, Schedule, Settings, Stop, shuffle};
 use numpy::{Element, PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2};
 use numpy::{PyUntypedArrayMethods, ndarray::Dimension};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError, mpsc};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread;
+use std::time::Instant;
 
 /// A linear model in training on one set of examples. `rows` is a float32 matrix or (data, indices, indptr) of a CSR matrix, both
 /// of whose index arrays are int32 or int64. They must not change while it lives.
@@ -31,7 +33,6 @@ pub(crate) struct FactorTrainer {
     items: Py<PyArray1<i32>>,
     values: Py<PyArray1<f32>>,
     threads: usize,
-    rank: usize,
     state: Mutex<State<Factors, Order>>,
 }
 
@@ -127,41 +128,33 @@ fn state<'a, S>(py: Python<'_>, state: &'a Mutex<S>) -> PyResult<MutexGuard<'a, 
     }
 }
 
-/// Works without the GIL, on a thread of its own that is told to stop when a signal's handler raises: then what came of the
-/// work is kept, and the exception raised.
+/// Works without the GIL. Before each block the main thread, whose work it is too, may look whether a signal's handler raises: then the
+/// work is told to stop, what came of it is kept, and the exception raised.
 fn interruptible<T: Send>(
     py: Python<'_>,
-    elements: usize,
     work: impl FnOnce(Stop<'_>) -> Result<T, Error> + Send,
 ) -> PyResult<T> {
-    if elements <= BRIEF {
-        return py.detach(|| work(&|| false)).or_raise(py);
-    }
+    let main = is_main(py)?.then(|| thread::current().id());
     let stopped = AtomicBool::new(false);
-    let (result, signal) = py.detach(|| {
-        std::thread::scope(|scope| {
-            let (done, waiting) = mpsc::channel::<()>();
-            let stopped = &stopped;
-            let thread = scope.spawn(move || {
-                let _ends_the_waiting = done;
-                work(&|| stopped.load(Ordering::Relaxed))
-            });
-            let mut signal = Ok(());
-            while waiting.recv_timeout(SLICE) == Err(mpsc::RecvTimeoutError::Timeout) {
-                if signal.is_ok() {
-                    // The method itself has one lifetime, and this is called with any.
-                    #[allow(clippy::redundant_closure_for_method_calls)]
-                    let seen = Python::attach(|py| py.check_signals());
-                    signal = seen;
-                    stopped.store(signal.is_err(), Ordering::Relaxed);
-                }
-            }
-            (thread.join(), signal)
-        })
-    });
-    let ended = || Err(Error::new(Kind::Internal, "the training thread ended early"));
-    let result = result.unwrap_or_else(|_| ended()).or_raise(py);
-    signal.and(result)
+    let seen = Mutex::new((Instant::now(), Ok(())));
+    let look = || {
+        let (looked, signal) = &mut *seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if signal.is_ok() && looked.elapsed() >= SLICE {
+            // The method itself has one lifetime, and this is called with any.
+            #[allow(clippy::redundant_closure_for_method_calls)]
+            let found = Python::attach(|py| py.check_signals());
+            stopped.store(found.is_err(), Ordering::Relaxed);
+            (*looked, *signal) = (Instant::now(), found);
+        }
+    };
+    let stop = || {
+        if main == Some(thread::current().id()) {
+            look();
+        }
+        stopped.load(Ordering::Relaxed)
+    };
+    let result = py.detach(|| work(&stop)).or_raise(py);
+    seen.into_inner().unwrap_or_else(PoisonError::into_inner).1.and(result)
 }
 
 /// One of the settings, by its name.
@@ -251,12 +244,7 @@ impl LinearTrainer {
         if let Some(eta) = eta {
             model.set_eta(eta);
         }
-        let elements = match rows {
-            Rows::Dense(values) => values.len(),
-            Rows::Csr32(csr) => csr.values.len(),
-            Rows::Csr64(csr) => csr.values.len(),
-        };
-        let pass = interruptible(py, elements, |stop| {
+        let pass = interruptible(py, |stop| {
             if let Some(seed) = seed {
                 shuffle(order, seed);
             }
@@ -326,29 +314,45 @@ impl FactorTrainer {
             ratings.check(users, items).or_raise(py)?;
             Ok(Order::new(ratings, users, threads))
         })?;
-        Ok(Self { users, items, values, threads, rank, state: Mutex::new(State { model, order }) })
+        Ok(Self { users, items, values, threads, state: Mutex::new(State { model, order }) })
     }
 
-    /// One pass, in a new order if there is a seed. Gives the sum of squared errors and how many ratings were learned from.
-    fn epoch(
+    /// Passes in a new order if there is a seed, else in the last one, with a step of this length. After each, `then` is given the sum
+    /// of squared errors and how many ratings were learned from; it gives seed and step of the next one, or None at the end.
+    fn train(
         &self,
         py: Python<'_>,
         seed: Option<u64>,
         lr: f64,
         regularization: f64,
         biases: bool,
-    ) -> PyResult<(f64, usize)> {
-        let rule = Rule { lr, regularization, biases };
+        then: Py<PyAny>,
+    ) -> PyResult<()> {
+        let epoch = |(seed, lr)| Epoch { seed, rule: Rule { lr, regularization, biases } };
+        let ask = |squares, learned| {
+            Python::attach(|py| {
+                let answer: Option<(Option<u64>, f64)> = then.call1(py, (squares, learned))?.extract(py)?;
+                Ok(answer.map(epoch))
+            })
+        };
         let state = &mut *state(py, &self.state)?;
         let State { model, order } = state;
+        let mut answered = Ok(());
         reading(py, [&self.users, &self.items], &self.values, |ratings| {
-            interruptible(py, self.rank * ratings.values.len(), |stop| {
-                if let Some(seed) = seed {
-                    order.shuffle(seed);
-                }
-                model.pass(ratings, order, rule, self.threads, stop)
+            interruptible(py, |stop| {
+                let mut next = |squares, learned| {
+                    if stop() {
+                        return None;
+                    }
+                    ask(squares, learned).unwrap_or_else(|error: PyErr| {
+                        answered = Err(error);
+                        None
+                    })
+                };
+                model.train(ratings, order, epoch((seed, lr)), self.threads, stop, &mut next)
             })
-        })
+        })?;
+        answered
     }
 
     /// Factors (flat, row by row) and biases of the users, then those of the items.
