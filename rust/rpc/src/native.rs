@@ -6,17 +6,21 @@ use crate::data::{Exchange, Frames};
 use crate::incoming::{CONNECTION_WINDOW, Connection, Peer};
 use crate::node::{Node, Phase};
 use crate::wire::{
-    Arrivals, Framed, MAX_FRAME, Messages, Outbox, PATH, Piece, RESET, SERVER, Spin, UNWRITTEN, keep_alive,
+    Arrivals, Framed, MAX_FRAME, Messages, Outbox, PATH, Piece, RESET, SERVER, Spin, Turn, UNWRITTEN,
+    keep_alive,
 };
 use fastps_core::failpoint::reach;
 use fastps_proto::v1 as pb;
+use futures_util::StreamExt;
 use futures_util::future::join;
+use futures_util::stream::FuturesUnordered;
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http::{HeaderMap, HeaderValue, Request, Response};
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::Notify;
 use tokio::sync::mpsc::channel;
 use tonic::{Code, Status};
 
@@ -27,7 +31,7 @@ const STREAMS: u32 = 16;
 
 /// Serves a connection until it ends.
 pub(crate) async fn serve(connection: Connection, preface: usize, node: Arc<Node>) {
-    let peer = connection.peer().clone();
+    let (peer, turn) = (connection.peer().clone(), Turn::default());
     let handshake = h2::server::Builder::new()
         .max_frame_size(MAX_FRAME)
         // One stream has it all: four slices, and credit comes back for two at a time.
@@ -37,47 +41,84 @@ pub(crate) async fn serve(connection: Connection, preface: usize, node: Arc<Node
         .max_header_list_size(16 << 10)
         .max_send_buffer_size(UNWRITTEN)
         .max_concurrent_reset_streams(RESET)
-        .handshake::<_, Piece>(Framed::new(connection, preface));
+        .handshake::<_, Piece>(Framed::new(connection, preface, turn.clone()));
     let Ok(mut h2) = handshake.await else {
         return;
     };
-    let reset = Arc::new(Notify::new());
+    let mut streams = FuturesUnordered::new();
     let alive = keep_alive(h2.ping_pong(), KEEP_ALIVE);
     let (mut phase, mut stopping) = (node.phase.clone(), false);
     tokio::pin!(alive);
     loop {
         tokio::select! {
             biased;
-            // What the stream has not written can only go with its connection.
-            () = reset.notified() => return,
-            next = h2.accept() => match next {
-                Some(Ok((request, respond))) => {
-                    let (node, peer, reset) = (node.clone(), peer.clone(), reset.clone());
-                    tokio::spawn(exchange(request, respond, node, peer, reset));
+            event = poll_fn(|cx| poll(&mut h2, &mut streams, &turn, cx)) => match event {
+                Event::Request(request) => {
+                    streams.push(exchange(*request, node.clone(), peer.clone(), turn.clone()));
                 }
-                Some(Err(error)) => {
-                    tracing::debug!(shard = node.index(), %error, "a connection broke");
-                    return;
+                Event::Ended(Ended::Quietly) => {}
+                // What the stream has not written can only go with its connection.
+                Event::Ended(Ended::Reset) => break,
+                Event::Closed(error) => {
+                    if let Some(error) = error {
+                        tracing::debug!(shard = node.index(), %error, "a connection broke");
+                    }
+                    break;
                 }
-                None => return,
             },
             _ = phase.wait_for(|phase| *phase >= Phase::Stopping), if !stopping => {
                 stopping = true;
                 h2.graceful_shutdown();
             }
-            () = &mut alive => return,
+            () = &mut alive => break,
         }
     }
+    // What came is used, though nobody hears of it.
+    drop(h2);
+    while streams.next().await.is_some() {}
+}
+
+/// What ends a connection's wait.
+enum Event {
+    Request(Box<(Request<RecvStream>, SendResponse<Piece>)>),
+    Ended(Ended),
+    Closed(Option<h2::Error>),
+}
+
+/// How a stream ended.
+enum Ended {
+    Quietly,
+    Reset,
+}
+
+/// One turn: what came is used, and what is answered to it written, before the others have theirs.
+fn poll(
+    h2: &mut h2::server::Connection<Framed<Connection>, Piece>,
+    streams: &mut FuturesUnordered<impl Future<Output = Ended>>,
+    turn: &Turn,
+    cx: &mut Context<'_>,
+) -> Poll<Event> {
+    let event = |accepted| match accepted {
+        Some(Ok(request)) => Event::Request(Box::new(request)),
+        Some(Err(error)) => Event::Closed(Some(error)),
+        None => Event::Closed(None),
+    };
+    if let Poll::Ready(accepted) = h2.poll_accept(cx) {
+        return Poll::Ready(event(accepted));
+    }
+    if let Poll::Ready(Some(ended)) = streams.poll_next_unpin(cx) {
+        return Poll::Ready(Event::Ended(ended));
+    }
+    turn.write(|| h2.poll_accept(cx)).unwrap_or(Poll::Pending).map(event)
 }
 
 /// One stream: frames in, answers out.
 async fn exchange(
-    request: Request<RecvStream>,
-    mut respond: SendResponse<Piece>,
+    (request, mut respond): (Request<RecvStream>, SendResponse<Piece>),
     node: Arc<Node>,
     peer: Peer,
-    reset: Arc<Notify>,
-) {
+    turn: Turn,
+) -> Ended {
     let path = request.uri().path();
     let meter = node.shard.meter();
     let shared = if path == PATH {
@@ -92,7 +133,7 @@ async fn exchange(
         Err(status) => {
             // A peer that is gone need not know.
             let _ = respond.send_response(status.into_http(), true);
-            return;
+            return Ended::Quietly;
         }
     };
     let mut response = Response::new(());
@@ -100,17 +141,17 @@ async fn exchange(
     headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     headers.insert(SERVER, HeaderValue::from(node.server));
     let Ok(stream) = respond.send_response(response, false) else {
-        return;
+        return Ended::Quietly;
     };
     let (answers, queue) = channel(MAX_OWED);
     let frames = Frames::Native(Messages::new(request.into_body(), Some(arrivals)), Spin::new(node.spin));
     let stream_of = Exchange { node, peer, shared: shared.clone() };
     let reading = stream_of.serve(frames, answers);
-    let writing = write(Answers { queue, shared: shared.clone() }, Outbox::new(stream));
+    let writing = write(Answers { queue, shared: shared.clone() }, Outbox::new(stream, turn));
     tokio::select! {
         biased;
-        () = shared.was_reset() => reset.notify_one(),
-        _ = join(reading, writing) => {}
+        () = shared.was_reset() => Ended::Reset,
+        _ = join(reading, writing) => Ended::Quietly,
     }
 }
 

@@ -235,7 +235,9 @@ fn spawn(
     tls: Option<ServerTls>,
     socket: &'static str,
 ) -> Result<JoinHandle<()>> {
+    // A turn with a large slice takes a good part of a millisecond: after each, whoever has sent something is looked for.
     let runtime = tokio::runtime::Builder::new_current_thread()
+        .event_interval(1)
         .enable_all()
         .build()
         .map_err(|error| internal("cannot make a runtime", error))?;

@@ -5,7 +5,7 @@ use crate::convert;
 use crate::local;
 use crate::tls;
 use crate::wire::{
-    Framed, MAX_FRAME, Messages, NATIVE, Outbox, PATH, Piece, RESET, SERVER, Socket, UNWRITTEN, status,
+    Framed, MAX_FRAME, Messages, NATIVE, Outbox, PATH, Piece, RESET, SERVER, Socket, Turn, UNWRITTEN, status,
 };
 use fastps_core::error::{Error, Kind, Result};
 use h2::client::{Builder, Connection};
@@ -37,7 +37,7 @@ impl Stream {
             .max_send_buffer_size(UNWRITTEN)
             .max_concurrent_reset_streams(RESET)
             .enable_push(false)
-            .handshake(Framed::new(socket, 0))
+            .handshake(Framed::new(socket, 0, Turn::default()))
             .await
             .map_err(|error| broken(Err(error)))?;
         let request = Request::post(format!("{scheme}://{authority}{PATH}"))
@@ -53,7 +53,7 @@ impl Stream {
         };
         check(response.headers(), server)?;
         let messages = Messages::new(response.into_body(), None);
-        Ok(Self { connection, outbox: Outbox::new(stream), messages })
+        Ok(Self { connection, outbox: Outbox::new(stream, Turn::default()), messages })
     }
 }
 

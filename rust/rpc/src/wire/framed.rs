@@ -4,6 +4,7 @@
 //! After a large frame it pauses for one poll, so that the frame is used, and its memory free again, before the next is
 //! read into the same memory.
 
+use super::Turn;
 use fastps_core::failpoint::reach;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -34,11 +35,12 @@ pub(crate) struct Framed<S> {
     /// Bytes of the frame behind it that were not.
     left: usize,
     paused: bool,
+    turn: Turn,
 }
 
 impl<S: AsyncRead + Unpin> Framed<S> {
     /// `preface` bytes come before the first frame.
-    pub(crate) fn new(inner: S, preface: usize) -> Self {
+    pub(crate) fn new(inner: S, preface: usize, turn: Turn) -> Self {
         Self {
             inner: inner.take(0),
             ahead: vec![0; AHEAD].into_boxed_slice(),
@@ -49,6 +51,7 @@ impl<S: AsyncRead + Unpin> Framed<S> {
             seen: 0,
             left: 0,
             paused: false,
+            turn,
         }
     }
 
@@ -98,6 +101,9 @@ impl<S: AsyncRead + Unpin> Framed<S> {
 impl<S: AsyncRead + Unpin> AsyncRead for Framed<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if this.turn.is_writing() {
+            return Poll::Pending;
+        }
         if std::mem::take(&mut this.paused) {
             cx.waker().wake_by_ref();
             return Poll::Pending;
@@ -202,7 +208,7 @@ mod tests {
                 ends.push(bytes.len());
             }
             let trickle = Trickle { bytes: bytes.clone(), at: 0, random: seed, most };
-            let mut framed = Framed::new(trickle, 24);
+            let mut framed = Framed::new(trickle, 24, Turn::default());
             let mut got = Vec::<u8>::new();
             loop {
                 let mut part = vec![0; 100_000];

@@ -12,6 +12,7 @@ mod piece;
 mod shm;
 mod socket;
 mod spin;
+mod turn;
 
 pub(crate) use framed::Framed;
 pub(crate) use keep_alive::keep_alive;
@@ -21,6 +22,7 @@ pub(crate) use piece::Piece;
 pub(crate) use shm::{ASK, LocalStream, SHARED_BYTES};
 pub(crate) use socket::Socket;
 pub(crate) use spin::{BUDGET as SPIN, Spin};
+pub(crate) use turn::Turn;
 
 /// The one call of a native connection.
 pub(crate) const PATH: &str = "/fastps.v1.Data/Exchange";

@@ -1,6 +1,6 @@
 //! Sends messages when the peer's window has room for them, small ones that are at hand together.
 
-use super::{MAX_FRAME, Piece};
+use super::{MAX_FRAME, Piece, Turn};
 use crate::room::Busy;
 use bytes::BytesMut;
 use fastps_proto::v1 as pb;
@@ -24,11 +24,12 @@ pub(crate) struct Outbox {
     gathered: BytesMut,
     /// Keeps their connection from resting.
     busy: Option<Busy>,
+    turn: Turn,
 }
 
 impl Outbox {
-    pub(crate) fn new(stream: SendStream<Piece>) -> Self {
-        Self { stream, patient: true, gathered: BytesMut::new(), busy: None }
+    pub(crate) fn new(stream: SendStream<Piece>, turn: Turn) -> Self {
+        Self { stream, patient: true, gathered: BytesMut::new(), busy: None, turn }
     }
 
     /// Waits for what is to be sent next; what was gathered leaves where nothing is at hand.
@@ -85,6 +86,7 @@ impl Outbox {
             return if self.gathered.len() < GATHERED { Ok(()) } else { self.flush() };
         }
         self.flush()?;
+        self.turn.sent();
         self.stream.send_data(Piece::new(frame).keeping(busy), false)
     }
 
@@ -93,12 +95,14 @@ impl Outbox {
             return Ok(());
         }
         let gathered = Piece::from(self.gathered.split().freeze());
+        self.turn.sent();
         self.stream.send_data(gathered.keeping(self.busy.take()), false)
     }
 
     /// Ends the stream.
     pub(crate) fn finish(&mut self, trailers: http::HeaderMap) -> Result<(), h2::Error> {
         self.flush()?;
+        self.turn.sent();
         self.stream.send_trailers(trailers)
     }
 }
