@@ -106,7 +106,7 @@ def serve(pipe: Connection, options: dict[str, Any]) -> None:
 
 @contextmanager
 def server_process(**options: Any) -> Iterator[str]:
-    """A server in a process of its own, of one shard unless these options of `fastps.serve` say more; its addresses."""
+    """A server in a process of its own; these are options of `fastps.serve`. Its addresses."""
     child = Child(serve, options)
     try:
         yield child.pipe.recv()

@@ -144,7 +144,7 @@ fn may_sleep(ask: impl FnOnce() -> std::io::Result<bool>) -> bool {
 /// Writes all, sleeping where there is no room, as `stream` does.
 fn write(writer: &mut Writer, mut bytes: &[u8], mine: &Bell, peer: &Bell) {
     while !bytes.is_empty() {
-        let n = writer.write(bytes, || peer.ring()).unwrap();
+        let n = writer.write([bytes], || peer.ring()).unwrap();
         bytes = &bytes[n..];
         if n == 0 && may_sleep(|| writer.may_sleep()) {
             mine.0.wait();
@@ -214,7 +214,7 @@ fn what_was_written_before_the_end_is_read() {
         let other = thread::spawn({
             let (bell, ended) = (bell.clone(), ended.clone());
             move || {
-                writer.write(&[5], || bell.ring()).unwrap();
+                writer.write([&[5][..]], || bell.ring()).unwrap();
                 ended.store(true, sync::Ordering::Release);
                 bell.ring();
             }
@@ -255,9 +255,9 @@ fn counts_that_cannot_be_are_refused() {
         }
         let half = Half::new();
         let (mut writer, mut reader) = (Writer::new(half.clone()), Reader::new(half.clone()));
-        assert_eq!(writer.write(&[1, 2, 3], || {}).unwrap(), 2);
+        assert_eq!(writer.write([&[1, 2, 3][..]], || {}).unwrap(), 2);
         half.control().read.store(3, order);
-        assert!(writer.write(&[3], || {}).is_err());
+        assert!(writer.write([&[3][..]], || {}).is_err());
         reader.read(&mut ReadBuf::new(&mut bytes), || {}).unwrap();
         half.control().written.store(1, order);
         let error = reader.read(&mut ReadBuf::new(&mut bytes), || {}).unwrap_err();

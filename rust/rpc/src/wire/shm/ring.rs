@@ -45,19 +45,42 @@ impl Writer {
         Ok((size - (self.written - self.read)) as usize)
     }
 
-    /// Writes what fits, and tells how much; calls `wake` where the reader must be woken.
-    pub(super) fn write(&mut self, bytes: &[u8], mut wake: impl FnMut()) -> Result<usize> {
-        let n = self.room(bytes.len())?.min(bytes.len());
-        for piece in bytes[..n].chunks(PIECE) {
-            self.half.put(self.written, piece);
-            self.written += piece.len() as u64;
-            let control = self.half.control();
-            control.written.store(self.written, Ordering::Release);
-            if is_roused(&control.reader_sleeps) {
-                wake();
+    /// Writes what fits, and tells how much; calls `wake` where the reader must be woken. What is small is told of as one.
+    pub(super) fn write<'a>(
+        &mut self,
+        all: impl IntoIterator<Item = &'a [u8]>,
+        mut wake: impl FnMut(),
+    ) -> Result<usize> {
+        let (mut sum, mut untold) = (0, 0);
+        for bytes in all {
+            let n = self.room(bytes.len())?.min(bytes.len());
+            for piece in bytes[..n].chunks(PIECE) {
+                self.half.put(self.written, piece);
+                self.written += piece.len() as u64;
+                untold += piece.len();
+                if untold >= PIECE {
+                    untold = 0;
+                    self.tell(&mut wake);
+                }
+            }
+            sum += n;
+            if n < bytes.len() {
+                break;
             }
         }
-        Ok(n)
+        if untold > 0 {
+            self.tell(&mut wake);
+        }
+        Ok(sum)
+    }
+
+    /// Tells the reader of all that is written.
+    fn tell(&self, wake: &mut impl FnMut()) {
+        let control = self.half.control();
+        control.written.store(self.written, Ordering::Release);
+        if is_roused(&control.reader_sleeps) {
+            wake();
+        }
     }
 
     /// Whether there is room.

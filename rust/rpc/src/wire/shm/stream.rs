@@ -123,16 +123,8 @@ impl Rings {
     ) -> Poll<Result<usize>> {
         let turn = ready!(poll_proceed(cx));
         loop {
-            let (mut sum, mut all) = (0, true);
-            for buf in bufs {
-                let n = self.writer.write(buf, || wake(socket))?;
-                sum += n;
-                all = n == buf.len();
-                if !all {
-                    break;
-                }
-            }
-            if sum > 0 || all {
+            let sum = self.writer.write(bufs.iter().map(|buf| &**buf), || wake(socket))?;
+            if sum > 0 || bufs.iter().all(|buf| buf.is_empty()) {
                 turn.made_progress();
                 self.patience.renew();
                 if self.asleep {
