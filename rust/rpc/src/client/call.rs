@@ -230,9 +230,7 @@ impl Call {
         loop {
             let changed = self.changed.notified();
             if let Some(caller) = &mut caller {
-                for (part, values) in self.take_arrived() {
-                    caller.take(part.tensor, part.elements.start, &values);
-                }
+                self.hand_out(*caller);
             }
             {
                 let state = lock(&self.state);
@@ -265,6 +263,13 @@ impl Call {
             };
             // Too late is found out above.
             let _ = tokio::time::timeout_at(next.into(), spin.wait(changed)).await;
+        }
+    }
+
+    /// Gives the caller the values that have come.
+    pub(super) fn hand_out(&self, caller: &mut dyn Caller) {
+        for (part, values) in self.take_arrived() {
+            caller.take(part.tensor, part.elements.start, &values);
         }
     }
 

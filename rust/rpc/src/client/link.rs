@@ -9,6 +9,7 @@ use super::call::{Call, Outcome, Part};
 use super::connect::is_loopback;
 use super::doubt::Doubt;
 use super::payload::Payload;
+use super::push::Frame;
 use super::queue::{Known, MOST_UNANSWERED, Pending, Queue, Waiter};
 use super::runtime::{Driver, lock, random};
 use super::way::Way;
@@ -139,18 +140,18 @@ impl Link {
     }
 
     /// Queues the frames of a call in their order.
-    pub(super) fn enqueue(&self, call: &Arc<Call>, frames: Vec<(Range<usize>, pb::Header, Payload)>) {
+    pub(super) fn enqueue(&self, call: &Arc<Call>, frames: Vec<Frame>) {
         let mut queue = lock(&self.queue);
         if queue.closed {
             drop(queue);
-            for (parts, ..) in frames {
+            for Frame { parts, .. } in frames {
                 refuse(call, parts, &closed());
             }
             return;
         }
         let base_of = queue.client;
         let mut fenced = Vec::new();
-        for (parts, header, payload) in frames {
+        for Frame { parts, header, payload } in frames {
             // Under the lock under which a lease is renewed, so that none slips through to its new incarnation.
             if let Some(error) = self.shared.fences(&header) {
                 fenced.push((parts, error));

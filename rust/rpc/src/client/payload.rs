@@ -17,6 +17,8 @@ pub(super) enum Payload {
     Owned(Bytes),
     /// Elements of a caller's memory.
     Lent(Arc<Memory>, Range<usize>),
+    /// So many bytes that are made before the frame is queued.
+    Later(usize),
 }
 
 impl Payload {
@@ -25,6 +27,7 @@ impl Payload {
         match self {
             Self::Owned(bytes) => Some(bytes.clone()),
             Self::Lent(memory, range) => Memory::lend(memory, range.clone()),
+            Self::Later(_) => None,
         }
     }
 
@@ -32,6 +35,7 @@ impl Payload {
         match self {
             Self::Owned(bytes) => bytes.len(),
             Self::Lent(memory, range) => memory.dtype.size() * range.len(),
+            Self::Later(bytes) => *bytes,
         }
     }
 }

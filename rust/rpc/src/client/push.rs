@@ -1,6 +1,6 @@
 //! Pushes and assignments: from the caller's arrays to queued frames, and from answers to receipts.
 
-use super::call::{Call, Part};
+use super::call::{Call, Outcome, Part};
 use super::doubt::Residue;
 use super::map::Entry;
 use super::payload::{Memory, Payload};
@@ -14,11 +14,15 @@ use fastps_core::error::Result;
 use fastps_core::frame::{Action, Base, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::outgoing;
-use fastps_core::verbs::{Gradient, PushOptions, Versions};
+use fastps_core::verbs::{Caller, Gradient, PushOptions, Versions};
 use fastps_proto::v1 as pb;
+use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// So many elements are encoded at a time, about a slice: while the next are, these are on their way.
+const BATCH: usize = 1 << 17;
 
 /// A part with its frame, not yet queued.
 pub(super) struct Draft {
@@ -29,6 +33,51 @@ pub(super) struct Draft {
     pub(super) payload: Payload,
 }
 
+/// A frame of a call, not yet queued, and the parts that it carries.
+pub(super) struct Frame {
+    pub(super) parts: Range<usize>,
+    pub(super) header: pb::Header,
+    pub(super) payload: Payload,
+}
+
+/// Makes the bodies of a push.
+struct Encoder<'a> {
+    isa: Isa,
+    gradients: &'a [Gradient],
+    options: &'a PushOptions,
+    sequence: u64,
+}
+
+impl Encoder<'_> {
+    /// The body of a part. What it says is noted, to be given back if it is not applied.
+    fn encode(&self, part: &Part) -> Result<Bytes> {
+        let (gradient, codec) = (&self.gradients[part.tensor], self.options.codec);
+        let View::Float32(values) = gradient.values.view();
+        let position = Position { first_element: part.elements.start as u64, sequence: self.sequence };
+        let mut body = Vec::with_capacity(part.sent_bytes);
+        // Not held beyond this body: answers to those before it may give content back.
+        let mut feedback = self.options.feedback.as_deref().map(lock);
+        let rest = match feedback.as_deref_mut() {
+            Some(feedback) => {
+                Some(&mut feedback.residual(&gradient.name, values.len())?[part.elements.clone()])
+            }
+            None => None,
+        };
+        codec.encode(self.isa, &values[part.elements.clone()], rest, position, &mut body);
+        drop(feedback);
+        let body = Bytes::from(body);
+        *lock(&part.residue) = self.options.feedback.as_ref().map(|feedback| Residue {
+            feedback: feedback.clone(),
+            tensor: gradient.name.clone(),
+            first_element: part.elements.start,
+            elements: part.elements.len(),
+            codec: codec.id(),
+            body: body.clone(),
+        });
+        Ok(body)
+    }
+}
+
 /// What the frames of one push have in common.
 pub(super) struct Common {
     pub(super) epoch: u64,
@@ -37,81 +86,81 @@ pub(super) struct Common {
 }
 
 impl Client {
-    /// Checks, encodes and queues a push.
+    /// Checks, encodes and queues a push. Who wants values gets those that come meanwhile.
     pub(super) fn start_push(
         &self,
         gradients: &[Gradient],
         options: &PushOptions,
-        want_values: bool,
+        mut wants_values: Option<&mut dyn Caller>,
     ) -> Result<Arc<Call>> {
+        let want_values = wants_values.is_some();
         let deadline = after(options.timeout);
         let (epoch, entries) = self.look_up(gradients.iter().map(|g| &g.name), deadline)?;
         if let Some(feedback) = &options.feedback {
             self.shared.settle_doubts(feedback, deadline)?;
         }
         let isa = Isa::get()?;
-        // Only stochastic rounding depends on the sequence number; else encoding needs no turn. The turn comes before
-        // the residuals: whoever has the turn may have to give content back to them.
-        let in_turn = matches!(options.codec, Codec::Int8 { seed: Some(_) });
-        let mut turn = in_turn.then(|| self.turn());
-        let mut guard = options.feedback.as_deref().map(lock);
         let both = gradients.iter().map(Gradient::borrow).zip(entries.iter().map(|e| &*e.spec));
-        outgoing::check(isa, both.clone(), options, guard.as_deref_mut())?;
+        outgoing::check(isa, both.clone(), options, options.feedback.as_deref().map(lock).as_deref_mut())?;
         let sparse = outgoing::gather(isa, both, options)?;
         stats::count(&self.shared.counters.pushes, 1);
         let lend = options.codec == Codec::Float32 && options.feedback.is_none();
         let lent = gradients.iter().zip(&sparse).filter(|(_, sparse)| lend && sparse.is_none());
         let mut memories = Vec::with_capacity(gradients.len());
         let mut lent = lent.map(|(gradient, _)| Memory::new(gradient.values.clone()));
+        // Only stochastic rounding depends on the sequence number; else sparse bodies need no turn.
+        let in_turn = matches!(options.codec, Codec::Int8 { seed: Some(_) });
+        let mut turn = in_turn.then(|| self.turn());
         let sequence = turn.as_deref_mut().map_or(0, next);
         let mut drafts = Vec::new();
-        for (tensor, (gradient, entry)) in gradients.iter().zip(&entries).enumerate() {
+        for (tensor, entry) in entries.iter().enumerate() {
             if let Some(gathered) = &sparse[tensor] {
                 drafts.extend(self.sparse_push(isa, (tensor, entry), gathered, options, (epoch, sequence)));
                 continue;
             }
-            let View::Float32(values) = gradient.values.view();
             let memory = lent.next();
             memories.extend(memory.clone());
-            let mut residual = match guard.as_deref_mut() {
-                Some(feedback) => Some(feedback.residual(&gradient.name, values.len())?),
-                None => None,
-            };
             for (k, range) in entry.spec.slices().enumerate() {
-                let (payload, residue) = if let Some(memory) = &memory {
-                    (Payload::Lent(memory.clone(), range.clone()), None)
-                } else {
-                    let values = &values[range.clone()];
-                    let position = Position { first_element: range.start as u64, sequence };
-                    let mut body = Vec::with_capacity(options.codec.id().body_len(values.len()));
-                    let rest = residual.as_deref_mut().map(|r| &mut r[range.clone()]);
-                    options.codec.encode(isa, values, rest, position, &mut body);
-                    let body = Bytes::from(body);
-                    let residue = options.feedback.as_ref().map(|feedback| Residue {
-                        feedback: feedback.clone(),
-                        tensor: gradient.name.clone(),
-                        first_element: range.start,
-                        elements: range.len(),
-                        codec: options.codec.id(),
-                        body: body.clone(),
-                    });
-                    (Payload::Owned(body), residue)
+                let payload = match &memory {
+                    Some(memory) => Payload::Lent(memory.clone(), range),
+                    None => Payload::Later(options.codec.id().body_len(range.len())),
                 };
                 let base = self.base(options, entry, (k, k));
                 let push = Push { base, ..with_options(entry, k, options) };
                 let common = Common { epoch, sequence, reservation: 0 };
-                drafts.push(self.draft(tensor, entry, k, &push, &common, want_values, payload, residue));
+                drafts.push(self.draft(tensor, entry, k, &push, &common, want_values, payload));
             }
         }
-        drop(guard);
         let mut turn = turn.unwrap_or_else(|| self.turn());
-        if !in_turn {
-            let sequence = next(&mut turn);
-            for draft in &mut drafts {
-                draft.header.sequence = sequence;
+        let sequence = if in_turn { sequence } else { next(&mut turn) };
+        let (call, frames) = self.call(drafts, memories, deadline, true);
+        let encoder = Encoder { isa, gradients, options, sequence };
+        let (mut batch, mut encoded) = (Vec::with_capacity(frames.len()), 0);
+        for mut frame in frames {
+            frame.header.sequence = sequence;
+            if matches!(frame.payload, Payload::Later(_)) {
+                if encoded >= BATCH {
+                    self.enqueue(&call, std::mem::take(&mut batch));
+                    self.driver.turn();
+                    if let Some(caller) = &mut wants_values {
+                        call.hand_out(*caller);
+                    }
+                    encoded = 0;
+                }
+                let part = &call.parts[frame.parts.start];
+                match encoder.encode(part) {
+                    Ok(body) => frame.payload = Payload::Owned(body),
+                    Err(error) => {
+                        call.deliver(frame.parts.start, Outcome::Failed(part.refused(error)), None);
+                        continue;
+                    }
+                }
+                encoded += part.elements.len();
             }
+            batch.push(frame);
         }
-        Ok(self.submit(drafts, memories, deadline, true))
+        self.enqueue(&call, batch);
+        Ok(call)
     }
 
     /// What a push to the tensor's k-th slice is based on; it is probably the j-th that is known.
@@ -133,7 +182,6 @@ impl Client {
         common: &Common,
         want_values: bool,
         payload: Payload,
-        residue: Option<Residue>,
     ) -> Draft {
         let route = Route { group: entry.group, epoch: common.epoch, client: 0 };
         let identity = Identity { client: 0, sequence: common.sequence };
@@ -150,7 +198,7 @@ impl Client {
             elements,
             sent_bytes: payload.len(),
             answer_bytes,
-            residue: Mutex::new(residue),
+            residue: Mutex::new(None),
             tag: AtomicU64::new(0),
         };
         Draft { part, more: Vec::new(), header, payload }
@@ -161,25 +209,41 @@ impl Client {
         &self,
         drafts: Vec<Draft>,
         memories: Vec<Arc<Memory>>,
-        deadline: std::time::Instant,
+        deadline: Instant,
         identified: bool,
     ) -> Arc<Call> {
-        let mut frames: Vec<Vec<_>> = self.links.iter().map(|_| Vec::new()).collect();
-        let mut parts = Vec::with_capacity(drafts.len());
-        for draft in drafts {
-            let first = parts.len();
-            let shard = draft.part.link.shard() as usize;
-            parts.push(draft.part);
-            parts.extend(draft.more);
-            frames[shard].push((first..parts.len(), draft.header, draft.payload));
-        }
-        let call = Call::new(self.shared.process, deadline, identified, parts, memories);
-        for (link, frames) in self.links.iter().zip(frames) {
-            if !frames.is_empty() {
-                link.enqueue(&call, frames);
-            }
-        }
+        let (call, frames) = self.call(drafts, memories, deadline, identified);
+        self.enqueue(&call, frames);
         call
+    }
+
+    /// A call, and its frames that are not queued yet.
+    fn call(
+        &self,
+        drafts: Vec<Draft>,
+        memories: Vec<Arc<Memory>>,
+        deadline: Instant,
+        identified: bool,
+    ) -> (Arc<Call>, Vec<Frame>) {
+        let (mut parts, mut frames) = (Vec::with_capacity(drafts.len()), Vec::with_capacity(drafts.len()));
+        for Draft { part, more, header, payload } in drafts {
+            let first = parts.len();
+            parts.push(part);
+            parts.extend(more);
+            frames.push(Frame { parts: first..parts.len(), header, payload });
+        }
+        (Call::new(self.shared.process, deadline, identified, parts, memories), frames)
+    }
+
+    fn enqueue(&self, call: &Arc<Call>, frames: Vec<Frame>) {
+        let mut by_link: Vec<Vec<_>> = self.links.iter().map(|_| Vec::new()).collect();
+        for frame in frames {
+            let shard = call.parts[frame.parts.start].link.shard() as usize;
+            by_link[shard].push(frame);
+        }
+        for (link, frames) in self.links.iter().zip(by_link).filter(|(_, frames)| !frames.is_empty()) {
+            link.enqueue(call, frames);
+        }
     }
 
     /// A whole assignment, one body or range of memory per slice.
@@ -195,7 +259,7 @@ impl Client {
         let common = Common { epoch, sequence: next(&mut turn), reservation: 0 };
         let drafts = bodies.into_iter().enumerate().map(|(k, (action, payload))| {
             let push = Push { action, ..push(entry, k, CodecId::Float32) };
-            self.draft(0, entry, k, &push, &common, false, payload, None)
+            self.draft(0, entry, k, &push, &common, false, payload)
         });
         let drafts = drafts.collect();
         self.submit(drafts, memories, after(timeout), true)

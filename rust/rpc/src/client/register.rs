@@ -186,7 +186,7 @@ impl Client {
                 let body = Bytes::copy_from_slice(values.get(range.clone()).bytes());
                 let push =
                     Push { action: Action::Assign, ..push(entry, *k, CodecId::plain(entry.spec.dtype)) };
-                self.draft(0, entry, *k, &push, &common, false, Payload::Owned(body), None)
+                self.draft(0, entry, *k, &push, &common, false, Payload::Owned(body))
             };
             let call = self.submit(window.iter().map(draft).collect(), Vec::new(), deadline, true);
             call.wait(Duration::MAX, None)?;

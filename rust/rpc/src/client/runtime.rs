@@ -94,6 +94,11 @@ impl Driver {
         result
     }
 
+    /// Has the connections do what they can do at once.
+    pub(super) fn turn(&self) {
+        self.drive(async |_| tokio::task::yield_now().await);
+    }
+
     /// There is something to do for which no caller waits.
     pub(super) fn nudge(&self) {
         if !self.driving.load(Ordering::SeqCst) {

@@ -78,13 +78,13 @@ impl ParameterServer for Client {
     }
 
     fn push_for(&self, caller: &mut dyn Caller, gradients: &[Gradient], options: &PushOptions) -> Pushed {
-        let call = self.start_push(gradients, options, false)?;
+        let call = self.start_push(gradients, options, None)?;
         self.finish(&call, caller)?;
         pushed(&self.shared, &call, gradients.len())
     }
 
     fn push_async(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>> {
-        let call = self.start_push(&gradients, &options, false)?;
+        let call = self.start_push(&gradients, &options, None)?;
         self.leave_alone(&call);
         Ok(Arc::new(PushTicket { shared: self.shared.clone(), call, tensors: gradients.len() }))
     }
@@ -96,7 +96,7 @@ impl ParameterServer for Client {
         caller: &mut dyn Caller,
     ) -> Result<(Vec<Receipt>, Versions), PushError> {
         let id = self.versions_id();
-        let call = self.start_push(gradients, options, true)?;
+        let call = self.start_push(gradients, options, Some(caller))?;
         self.finish(&call, caller)?;
         Ok((pushed(&self.shared, &call, gradients.len())?, versions(&call, id)))
     }

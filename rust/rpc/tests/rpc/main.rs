@@ -15,6 +15,7 @@ mod cluster;
 mod connections;
 mod correction;
 mod durable;
+mod encoding;
 mod exactly_once;
 mod groups;
 mod kills;
