@@ -47,6 +47,7 @@ UNSAFE_FILES = {
     "rust/python/src/buffer.rs",
     "rust/python/src/buffer/dlpack.rs",
     "rust/python/src/live.rs",
+    "rust/python/src/openmp.rs",
     "rust/rpc/src/wire/shm/memory.rs",
 }
 

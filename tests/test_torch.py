@@ -790,6 +790,107 @@ def test_two_processes_under_torchrun_train_one_model(tmp_path):
             assert ps.versions("0.weight")["0.weight"] == 1 + 2 * 200
 
 
+def big_enough_to_share():
+    """Tensors of 98,560 elements in all; no operation on one of them is worth a second thread of torch."""
+    torch.manual_seed(5)
+    return nn.Sequential(*[nn.Linear(128, 128) for _ in range(6)])
+
+
+@pytest.fixture
+def torch_threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("rule", ["SGD", "Adam"])
+def test_how_many_threads_step_changes_no_bit(torch_threads, rule):
+    settings = {"lr": 0.01, "momentum": 0.9} if rule == "SGD" else {"lr": 0.01}
+    found = []
+    for theirs, own in ((1, 4), (2, 4), (3, 4), (3, 2), (3, 1)):
+        torch_threads(theirs)
+        with fastps.Store(threads=own) as store:
+            model = big_enough_to_share()
+            ours = wrap(model, store, getattr(fastps, rule)(**settings))
+            for k in range(5):
+                for i, p in enumerate(model.parameters()):
+                    p.grad = torch.sin(torch.arange(p.numel()) * (0.1 + k + i)).view_as(p)
+                if k == 3:
+                    model[2].weight.grad = None
+                ours.step()
+            as_stored(model, store)
+            versions = store.versions(["0.weight", "2.weight"])
+            assert (versions["0.weight"], versions["2.weight"]) == (6, 5)
+            found.append([p.detach().clone() for p in model.parameters()])
+    for others in found[1:]:
+        assert all(map(torch.equal, found[0], others))
+
+
+def test_a_value_that_is_not_finite_changes_nothing_whoever_steps(store, torch_threads):
+    torch_threads(2)
+    model = big_enough_to_share()
+    ours, before = wrap(model, store), values(model)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    model[5].bias.grad[3] = torch.nan
+    with pytest.raises(fastps.NonFiniteError, match=r"5\.bias"):
+        ours.step()
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert store.versions("0.weight")["0.weight"] == 1
+
+
+#: Counts the threads that a step starts: those of torch, if it has them of an OpenMP library.
+STARTS = """
+import os, torch, fastps, fastps.torch
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def step(own):
+    model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(6)])
+    with fastps.Store(threads=own) as store:
+        named, rule = model.named_parameters(), fastps.SGD(lr=0.1)
+        ours = fastps.torch.ParameterServerOptimizer(named, store, rule)
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        before = threads()
+        ours.step()
+        ours.step()
+        return threads() - before
+"""
+OPENMP = pytest.mark.skipif(
+    sys.platform != "linux" or "OpenMP" not in torch.__config__.parallel_info(), reason="torch has no OpenMP"
+)
+
+
+def alone(code):
+    """What a process of its own prints."""
+    call = [sys.executable, "-c", STARTS + code]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@OPENMP
+def test_a_step_is_shared_out_among_torch_s_threads():
+    code = "for n, own in (3, 1), (1, 4), (3, 4), (3, 4): torch.set_num_threads(n); print(step(own))"
+    assert alone(code) == ["0", "0", "2", "0"]
+
+
+@OPENMP
+def test_a_forked_child_waits_for_no_threads_that_are_not_there():
+    code = """
+torch.set_num_threads(2)
+torch.ones(1 << 20).add_(1)
+child = os.fork()
+if not child:
+    print(step(4), flush=True)
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+    assert alone(code) == ["0", "0"]
+
+
 def test_threads_train_one_model(store):
     """Each with a model and an optimizer of its own."""
     errors = []

@@ -190,7 +190,12 @@ class Client:
     ) -> tuple[dict[str, Array], Receipts, Versions]: ...
     def exchange_of(self, params: dict[str, Any]) -> Exchange | None: ...
     def exchange(
-        self, list: Exchange, gradients: dict[str, Any], rates: dict[str, float] | None, how: _How
+        self,
+        list: Exchange,
+        gradients: dict[str, Any],
+        rates: dict[str, float] | None,
+        how: _How,
+        threads: int,
     ) -> tuple[Receipts | None, Versions | None, FastpsError | None] | None: ...
     def pull(self, name: str, out: Any, timeout: float | None) -> tuple[Array, Versions]: ...
     def pull_list(

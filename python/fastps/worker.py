@@ -480,13 +480,20 @@ class Worker:
             self._local_some[names] = _fastps.LocalSteps({name: self.params[name] for name in names})
         return self._local_some[names]
 
-    def _step_at_once(self, grads: Mapping[str, Any], lr: Rates, loss: float | None) -> bool:
-        """Pushes and fetches in one call; False: something is unusual or wrong, and nothing was done."""
+    def _step_at_once(
+        self, grads: Mapping[str, Any], lr: Rates, loss: float | None, threads: int = 0
+    ) -> bool:
+        """Pushes and fetches in one call; False: something is unusual or wrong, and nothing was done.
+
+        Args:
+            grads, lr, loss: As for `step`.
+            threads: How many torch has, if its threads are to work in the place of the store's.
+        """
         if self._exchanged is None or not self._pushes.idle or type(grads) is not dict:
             return False
         one, rates = (None, dict(lr)) if isinstance(lr, Mapping) else (lr, None)
         how = (None, one, None, self._installed, None, self._mode._correction())
-        done = self._native.exchange(self._exchanged, grads, rates, how)
+        done = self._native.exchange(self._exchanged, grads, rates, how, threads)
         if done is None:
             return False
         receipts, versions, failed = done

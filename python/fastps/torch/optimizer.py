@@ -215,7 +215,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             if self._told and loss is not None:
                 told = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
             plain = not self._ahead and self._filled.stay()
-            if not (plain and worker._step_at_once(self._raw(), rates, told)):
+            if not (plain and worker._step_at_once(self._raw(), rates, told, torch.get_num_threads())):
                 with torch.no_grad():
                     worker.step(self._gradients(), lr=rates, loss=told)
         except BaseException:

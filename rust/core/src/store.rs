@@ -9,12 +9,14 @@ mod portions;
 mod push;
 mod register;
 mod settle;
+mod team;
 
 pub use exchange::{Exchange, Exchanged, Take};
 pub use groups::still_behind;
 pub use live::Live;
 pub use push::Bound;
 pub use register::same_spec;
+pub use team::Team;
 
 use crate::codec::CodecId;
 use crate::directory::{Directory, SharedTensor};

@@ -21,6 +21,11 @@ pub(crate) fn forked() {
     HELPER.with_borrow_mut(|helper| std::mem::forget(helper.take()));
 }
 
+/// Whether this process is a forked child.
+pub(crate) fn is_forked() -> bool {
+    FORKS.load(Ordering::Relaxed) > 0
+}
+
 /// Something with threads behind it, which a fork leaves behind: in the child its use is an error, and dropping it does
 /// nothing, because its destructor could wait for threads that do not exist there.
 #[derive(Debug)]

@@ -15,6 +15,7 @@ use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
 use crate::flight::{PullFlight, PushFlight, Turn, Unread, target, targets};
 use crate::live::LiveValues;
+use crate::openmp::Threads;
 use crate::options::{self, GroupMode};
 use crate::sparse;
 use crate::values::{Receipt, Receipts, Versions};
@@ -289,7 +290,7 @@ impl Client {
 
     /// Pushes gradients, of some tensors or of all, with rates by name if they differ, and pulls everything into the
     /// worker's arrays: receipts, versions, and what failed after all was checked. None: nothing was done, because
-    /// something is wrong or unusual.
+    /// something is wrong or unusual. `threads`: how many torch has, which then do the work; 0: the store's own do.
     fn exchange(
         &self,
         py: Python<'_>,
@@ -297,11 +298,15 @@ impl Client {
         gradients: &Bound<'_, PyDict>,
         rates: Option<&Bound<'_, PyDict>>,
         how: How<'_>,
+        threads: u32,
     ) -> PyResult<Option<Outcome>> {
         let server = self.enter(py)?;
         let options = self.options(py, &how, None)?;
+        let team = Threads::of_torch(threads);
         match self.at_once() {
-            Some(store) if list.is_of(py, server)? => list.step(py, store, gradients, &options, rates),
+            Some(store) if list.is_of(py, server)? => {
+                list.step(py, (store, team.as_ref()), gradients, &options, rates)
+            }
             _ => Ok(None),
         }
     }

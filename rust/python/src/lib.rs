@@ -13,6 +13,7 @@ mod errors;
 mod flight;
 mod hogwild;
 mod live;
+mod openmp;
 mod options;
 mod server;
 mod sparse;

@@ -3,6 +3,7 @@
 
 use super::places::Places;
 use super::push::UnderWay;
+use super::team::{Team, shared_out};
 use super::{Store, Tensor};
 use crate::dtype::View;
 use crate::error::{Error, Kind, Result};
@@ -55,14 +56,15 @@ impl Store {
     }
 
     /// Pushes gradients, uncompressed, of some of the tensors (`None`: not of this one), and pulls the values of all, which
-    /// contain them. `rates`: of each tensor in place of the options' one; may be empty. On an error nothing was changed and
-    /// nothing handed over.
+    /// contain them. `rates`: of each tensor in place of the options' one; may be empty. `team`: does the work in the place of
+    /// the store's own threads. On an error nothing was changed and nothing handed over.
     pub fn exchange(
         &self,
         exchange: &Exchange,
         gradients: &[Option<GradientRef<'_>>],
         options: &PushOptions,
         rates: &[Option<f64>],
+        team: Option<&dyn Team>,
         take: Take<'_>,
     ) -> Result<Exchanged> {
         let mut all = lock(&exchange.places);
@@ -92,13 +94,14 @@ impl Store {
                 gradient: values.map(|values| (first + n, values)),
             })
         });
-        let step = |part: Part<'_>| self.exchange_part(&push, part, take);
-        let done: Vec<_> = match self.pool(all.elements) {
-            Some(pool) => {
-                let parts: Vec<_> = parts.collect();
-                pool.install(|| parts.into_par_iter().map(step).collect())
-            }
-            None => parts.map(step).collect(),
+        let step = |part: &Part<'_>| self.exchange_part(&push, part, take);
+        let done: Vec<_> = if let Some(team) = self.lent(team, all.elements) {
+            shared_out(team, &parts.collect::<Vec<_>>(), |part| part.slice.len(), step)
+        } else if let Some(pool) = self.pool(all.elements) {
+            let parts: Vec<_> = parts.collect();
+            pool.install(|| parts.par_iter().map(step).collect())
+        } else {
+            parts.map(|part| step(&part)).collect()
         };
         Ok(self.exchanged(&all, &pushed, push, done, take))
     }
@@ -115,7 +118,7 @@ impl Store {
     fn exchange_part(
         &self,
         push: &UnderWay<'_>,
-        Part { k, slice, gradient }: Part<'_>,
+        &Part { k, slice, gradient }: &Part<'_>,
         take: Take<'_>,
     ) -> (Option<Answer>, Result<SliceVersion>) {
         let answer = gradient.map(|(part, values)| self.push_values(push, (part, k), slice, values));

@@ -6,10 +6,10 @@ use fastps_core::frame::Push;
 use fastps_core::optim::{Adam, Optimizer};
 use fastps_core::policy::{Admission, Held, Policy};
 use fastps_core::slice::Slice;
-use fastps_core::store::{Exchange, Exchanged, Store, StoreOptions};
+use fastps_core::store::{Exchange, Exchanged, Store, StoreOptions, Team};
 use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::verbs::{Gradient, GradientRef, ParameterServer, PushOptions};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -53,6 +53,18 @@ fn exchange(
     list: &Exchange,
     gradients: &[Option<Vec<f32>>],
     lengths: &[usize],
+    how: (&PushOptions, &[Option<f64>]),
+) -> (fastps_core::error::Result<Exchanged>, Vec<Vec<f32>>) {
+    exchange_by(store, None, list, gradients, lengths, how)
+}
+
+/// The same, by threads that are lent.
+fn exchange_by(
+    store: &Store,
+    team: Option<&dyn Team>,
+    list: &Exchange,
+    gradients: &[Option<Vec<f32>>],
+    lengths: &[usize],
     (options, rates): (&PushOptions, &[Option<f64>]),
 ) -> (fastps_core::error::Result<Exchanged>, Vec<Vec<f32>>) {
     let names: Vec<_> = (0..lengths.len()).map(|k| k.to_string()).collect();
@@ -67,7 +79,7 @@ fn exchange(
         let floats = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
         values[k].lock().unwrap().iter_mut().skip(at).zip(floats).for_each(|(to, from)| *to = from);
     };
-    let done = store.exchange(list, &gradients, options, rates, &take);
+    let done = store.exchange(list, &gradients, options, rates, team, &take);
     (done, values.into_iter().map(|values| values.into_inner().unwrap()).collect())
 }
 
@@ -123,6 +135,52 @@ fn equals_a_push_and_a_pull() {
             how.based_on = Some(Arc::new(versions));
         }
     }
+}
+
+/// So many threads, and how often they were asked.
+struct Lent(usize, AtomicUsize);
+
+impl Team for Lent {
+    fn threads(&self) -> usize {
+        self.0
+    }
+    fn run(&self, work: &(dyn Fn(usize) + Sync)) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        std::thread::scope(|scope| (0..self.0).for_each(|thread| drop(scope.spawn(move || work(thread)))));
+    }
+}
+
+#[test]
+fn threads_that_are_lent_change_no_bit() {
+    let lengths = [0, 1, 1000, 3 * SLICE + 5, 10, 70_000];
+    for apply in [Apply::Exact, Apply::Hogwild] {
+        let [one, two] = [1, 3].map(|threads| {
+            store(StoreOptions { threads: Some(threads), ..StoreOptions::default() }, &lengths, apply)
+        });
+        let (of_one, of_two) = (list(&one, &lengths), list(&two, &lengths));
+        for (step, threads) in [2, 3, 4, 8].into_iter().enumerate() {
+            let team = Lent(threads, AtomicUsize::new(0));
+            let of = |(k, n): (usize, &usize)| ((step + k) % 3 != 0).then(|| waves(*n, 0.1 + step as f32));
+            let gradients: Vec<_> = lengths.iter().enumerate().map(of).collect();
+            let how = (&PushOptions::default(), &[] as &[_]);
+            let (alone, expected) = exchange_by(&one, Some(&team), &of_one, &gradients, &lengths, how);
+            assert_eq!(team.1.load(Ordering::SeqCst), 0, "a store of one thread");
+            let (shared, values) = exchange_by(&two, Some(&team), &of_two, &gradients, &lengths, how);
+            assert_eq!(team.1.load(Ordering::SeqCst), 1);
+            assert_eq!(
+                values.iter().map(|v| bits(v)).collect::<Vec<_>>(),
+                expected.iter().map(|v| bits(v)).collect::<Vec<_>>()
+            );
+            let (alone, shared) = (alone.unwrap(), shared.unwrap());
+            assert_eq!(shared.pushed.unwrap(), alone.pushed.unwrap());
+            assert_eq!(format!("{:?}", shared.versions.unwrap()), format!("{:?}", alone.versions.unwrap()));
+        }
+    }
+    // A few elements are not worth it.
+    let (store, team) = (store(StoreOptions::default(), &[5], Apply::Exact), Lent(2, AtomicUsize::new(0)));
+    let (list, how) = (list(&store, &[5]), PushOptions::default());
+    let (done, _) = exchange_by(&store, Some(&team), &list, &[Some(vec![1.0; 5])], &[5], (&how, &[]));
+    assert!(done.unwrap().pushed.is_ok() && team.1.into_inner() == 0);
 }
 
 #[test]

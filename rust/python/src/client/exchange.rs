@@ -4,10 +4,11 @@ use super::Shared;
 use crate::buffer::{Access, Borrowed, borrow, glance, is_plain, try_borrow};
 use crate::call::{self, Here};
 use crate::errors::{self, OrRaise};
+use crate::openmp::Threads;
 use crate::values::{Names, Receipts, Versions};
 use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind};
-use fastps_core::store::{Exchange as Tensors, Exchanged, Store};
+use fastps_core::store::{Exchange as Tensors, Exchanged, Store, Team};
 use fastps_core::verbs::{GradientRef, PushOptions, Values};
 use pyo3::exceptions::PyBaseException;
 use pyo3::prelude::*;
@@ -15,6 +16,9 @@ use pyo3::types::{PyDict, PyString};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A store, and whose threads do its work, if not its own.
+type By<'a> = (&'a Store, Option<&'a Threads>);
 
 /// Receipts, versions of the values that were installed, and what failed.
 pub(super) type Outcome = (Option<Receipts>, Option<Versions>, Option<Py<PyBaseException>>);
@@ -85,7 +89,7 @@ impl Exchange {
     pub(super) fn step(
         &self,
         py: Python<'_>,
-        store: &Store,
+        by: By<'_>,
         gradients: &Bound<'_, PyDict>,
         options: &PushOptions,
         rates: Option<&Bound<'_, PyDict>>,
@@ -94,7 +98,7 @@ impl Exchange {
         let names = self.names.iter().map(|name| name.bind(py).to_str()).collect::<PyResult<Vec<_>>>()?;
         let Some(given) = self.given(gradients)? else { return Ok(None) };
         if let Some(gradients) = self.glances(&names, &given) {
-            let done = self.exchange(store, &gradients, options, &rates);
+            let done = self.exchange(by, &gradients, options, &rates);
             return Ok(self.outcome(py, &given, done));
         }
         let mut lent = Vec::with_capacity(given.len());
@@ -107,7 +111,7 @@ impl Exchange {
         }
         let gradients: Vec<_> =
             names.iter().zip(&lent).map(|(name, memory)| Some(whole(name, memory.as_ref()?))).collect();
-        let done = py.detach(|| self.exchange(store, &gradients, options, &rates));
+        let done = py.detach(|| self.exchange(by, &gradients, options, &rates));
         lent.into_iter().flatten().for_each(|memory| memory.release(py));
         Ok(self.outcome(py, &given, done))
     }
@@ -135,7 +139,7 @@ impl Exchange {
     /// Pushes and pulls; `None`: nothing was done.
     fn exchange(
         &self,
-        store: &Store,
+        (store, team): By<'_>,
         gradients: &[Option<GradientRef<'_>>],
         options: &PushOptions,
         rates: &[Option<f64>],
@@ -149,7 +153,8 @@ impl Exchange {
                 fit.store(false, Ordering::Relaxed);
             }
         };
-        let mut done = store.exchange(&self.tensors, gradients, options, rates, &take).ok()?;
+        let team = team.map(|threads| threads as &dyn Team);
+        let mut done = store.exchange(&self.tensors, gradients, options, rates, team, &take).ok()?;
         if !fit.into_inner() {
             done.versions = Err(Error::new(Kind::Internal, "a tensor does not fit its array"));
         }
