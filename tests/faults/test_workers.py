@@ -149,7 +149,7 @@ def test_nobody_waits_for_a_worker_that_is_gone(
             assert processes[0].told[0]["ready"] == ps.pull("w")[0]
         else:
             os.kill(victim.process.pid, signal.SIGCONT)
-            # It is back before the others leave: a group that all have left begins anew, and waits until it is complete.
+            # It is back before the others leave: a group that all have left begins anew, and waits.
             victim.step()
             until(lambda: victim.steps == 6)
         # Whoever has taken its steps leaves, so that the others go on without it.
