@@ -83,7 +83,9 @@ mod tests {
                 let others: Vec<_> = (1..self.1).map(|thread| scope.spawn(move || work(thread))).collect();
                 work(0);
                 // ThreadSanitizer sees joins, and not the end of a scope.
-                others.into_iter().for_each(|other| other.join().unwrap());
+                for other in others {
+                    other.join().unwrap();
+                }
             });
         }
     }
