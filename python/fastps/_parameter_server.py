@@ -629,9 +629,9 @@ def connect(
             (``--listen-unix``): calls and tensors reach it there alone, without TLS. Shards that are not
             named are reached over TCP, so name the sockets of all.
         timeout: Seconds after which a call gives up; each verb can override it.
-        check_finite: Scan gradients for NaN and infinity before anything is sent. False saves that scan for
-            uncompressed pushes without error feedback, and only there; the servers refuse such values in any
-            case, but slices of the same push may have been applied by then (`PartialPush`).
+        check_finite: Scan gradients for NaN and infinity before anything is sent. False saves that scan:
+            the servers refuse slices with such values in any case, and what is encoded is looked at slice
+            by slice; but other slices of the same push may have been applied by then (`PartialPush`).
         transport: ``"tcp"``, ``"unix"`` or ``"shm"`` pins how gradients and values reach the servers. By
             default a server of the same user on the same machine is reached through shared memory (where it
             has none to give, through its Unix socket), others over TCP; `ParameterServer.transport` tells

@@ -1,7 +1,7 @@
 //! The first steps of a push, the same for a local store and a remote client: everything is checked before the first
 //! slice is changed or the first byte leaves.
 
-use crate::codec::{Codec, ErrorFeedback};
+use crate::codec::{Codec, ErrorFeedback, Position};
 use crate::dtype::{Array, View};
 use crate::error::{Error, Kind, Result};
 use crate::finite;
@@ -20,21 +20,31 @@ pub fn check<'a>(
     options: &PushOptions,
     feedback: Option<&mut ErrorFeedback>,
 ) -> Result<()> {
-    check_options(options, feedback.is_some())?;
+    check_form(gradients.clone(), options, feedback.is_some())?;
+    check_finite(isa, gradients.map(|(gradient, _)| gradient), options, feedback)
+}
+
+/// The same but for the values.
+pub fn check_form<'a>(
+    gradients: impl Iterator<Item = (GradientRef<'a>, &'a TensorSpec)>,
+    options: &PushOptions,
+    has_feedback: bool,
+) -> Result<()> {
+    check_options(options, has_feedback)?;
     let (at_least, _) = gradients.size_hint();
     let mut names = HashSet::with_capacity_and_hasher(at_least, RandomState::default());
-    for (gradient, spec) in gradients.clone() {
+    for (gradient, spec) in gradients {
         if !names.insert(gradient.name) {
             let error = Error::new(Kind::Config, "a tensor stands twice in one push");
             return Err(error.tensor(gradient.name));
         }
         if gradient.indices.is_some() {
-            check_sparse(gradient, spec, options, feedback.is_some())?;
+            check_sparse(gradient, spec, options, has_feedback)?;
         } else {
             check_shape(gradient, spec)?;
         }
     }
-    check_finite(isa, gradients.map(|(gradient, _)| gradient), options, feedback)
+    Ok(())
 }
 
 /// Fails unless a sparse gradient may be pushed like this, and has the tensor's dtype and its rows' shape.
@@ -124,6 +134,29 @@ pub fn check_finite<'a>(
         finite::check(isa, values, residual).map_err(named)?;
     }
     Ok(())
+}
+
+/// As [`Codec::encode`], of values that were not checked. If one is not finite, `residual` is as before.
+pub fn check_and_encode(
+    isa: Isa,
+    codec: Codec,
+    values: &[f32],
+    residual: Option<&mut [f32]>,
+    position: Position,
+) -> Result<Vec<u8>> {
+    let mut body = Vec::with_capacity(codec.id().body_len(values.len()));
+    if residual.is_none() {
+        codec.encode(isa, values, None, position, &mut body);
+        // Where the body tells, the values were read but once.
+        match codec.was_finite(&body, values.len()) {
+            Some(true) => {}
+            _ => finite::check(isa, values, None)?,
+        }
+    } else {
+        finite::check(isa, values, residual.as_deref())?;
+        codec.encode(isa, values, residual, position, &mut body);
+    }
+    Ok(body)
 }
 
 /// Fails unless the gradient has its tensor's dtype and shape.

@@ -10,7 +10,7 @@ use crate::convert::{self, Request, Route, Verb};
 use crate::incoming::Peer;
 use crate::node::{Node, Phase};
 use crate::room::Room;
-use crate::wire::{Messages, Spin};
+use crate::wire::{Messages, Spin, Turn};
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::reach;
@@ -60,15 +60,17 @@ impl Data for DataService {
 /// Where a stream's frames come from.
 pub(crate) enum Frames {
     Foreign(Box<Streaming<pb::Frame>>),
-    Native(Messages, Spin),
+    Native(Messages, Spin, Turn),
 }
 
 impl Frames {
     async fn next(&mut self, room: &Room) -> Result<Option<pb::Frame>, Status> {
         match self {
             Self::Foreign(frames) => frames.message().await,
-            Self::Native(frames, _) if room.waits_for_disk() => poll_fn(|cx| frames.poll_next(cx)).await,
-            Self::Native(frames, spin) => spin.wait(poll_fn(|cx| frames.poll_next(cx))).await,
+            Self::Native(frames, ..) if room.waits_for_disk() => poll_fn(|cx| frames.poll_next(cx)).await,
+            Self::Native(frames, spin, turn) => {
+                spin.wait(poll_fn(|cx| frames.poll_next(cx)), turn.pace()).await
+            }
         }
     }
 }

@@ -144,7 +144,8 @@ async fn exchange(
         return Ended::Quietly;
     };
     let (answers, queue) = channel(MAX_OWED);
-    let frames = Frames::Native(Messages::new(request.into_body(), Some(arrivals)), Spin::new(node.spin));
+    let messages = Messages::new(request.into_body(), Some(arrivals));
+    let frames = Frames::Native(messages, Spin::new(node.spin), turn.clone());
     let stream_of = Exchange { node, peer, shared: shared.clone() };
     let reading = stream_of.serve(frames, answers);
     let writing = write(Answers { queue, shared: shared.clone() }, Outbox::new(stream, turn));

@@ -42,6 +42,11 @@ pub(super) fn encode(
     }
 }
 
+/// Whether the `n` values of a body were finite: else a scale is the exponent field of infinity.
+pub(super) fn was_finite(body: &[u8], n: usize) -> bool {
+    !body[..n.div_ceil(BLOCK)].contains(&0xFF)
+}
+
 struct Nearest<'a> {
     scales: &'a mut [u8],
     elements: &'a mut [u8],

@@ -202,6 +202,14 @@ impl Codec {
         self.encode_into(isa, values, residual, position, &mut out[start..]);
     }
 
+    /// Whether the `n` values that a body was made of were finite; `None` if it does not tell at a glance.
+    pub fn was_finite(self, body: &[u8], n: usize) -> Option<bool> {
+        match self {
+            Self::Int8 { .. } => Some(int8::was_finite(body, n)),
+            Self::Float32 | Self::BFloat16 | Self::OneBit => None,
+        }
+    }
+
     /// As [`Codec::encode`], into memory of exactly [`CodecId::body_len`] bytes.
     pub fn encode_into(
         self,

@@ -4,7 +4,7 @@ use super::doubt::{Doubt, Residue};
 use super::link::{Abandoned, Link};
 use super::payload::Memory;
 use super::runtime::{Process, lock};
-use crate::wire::Spin;
+use crate::wire::{Pace, Spin};
 use bytes::Bytes;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::Applied;
@@ -226,7 +226,7 @@ impl Call {
     }
 
     async fn waiting(&self, until: Instant, mut caller: Option<&mut dyn Caller>, spin: &mut Spin) -> bool {
-        let (mut expired, mut asked) = (false, Instant::now());
+        let (mut expired, mut asked, pace) = (false, Instant::now(), Pace::new());
         loop {
             let changed = self.changed.notified();
             if let Some(caller) = &mut caller {
@@ -262,7 +262,7 @@ impl Call {
                 until
             };
             // Too late is found out above.
-            let _ = tokio::time::timeout_at(next.into(), spin.wait(changed)).await;
+            let _ = tokio::time::timeout_at(next.into(), spin.wait(changed, &pace)).await;
         }
     }
 

@@ -14,7 +14,7 @@ use fastps_core::error::Result;
 use fastps_core::frame::{Action, Base, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::outgoing;
-use fastps_core::verbs::{Caller, Gradient, PushOptions, Versions};
+use fastps_core::verbs::{Caller, Gradient, GradientRef, PushOptions, Versions};
 use fastps_proto::v1 as pb;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
@@ -54,7 +54,6 @@ impl Encoder<'_> {
         let (gradient, codec) = (&self.gradients[part.tensor], self.options.codec);
         let View::Float32(values) = gradient.values.view();
         let position = Position { first_element: part.elements.start as u64, sequence: self.sequence };
-        let mut body = Vec::with_capacity(part.sent_bytes);
         // Not held beyond this body: answers to those before it may give content back.
         let mut feedback = self.options.feedback.as_deref().map(lock);
         let rest = match feedback.as_deref_mut() {
@@ -63,7 +62,14 @@ impl Encoder<'_> {
             }
             None => None,
         };
-        codec.encode(self.isa, &values[part.elements.clone()], rest, position, &mut body);
+        let values = &values[part.elements.clone()];
+        let body = if self.options.check_finite {
+            let mut body = Vec::with_capacity(part.sent_bytes);
+            codec.encode(self.isa, values, rest, position, &mut body);
+            body
+        } else {
+            outgoing::check_and_encode(self.isa, codec, values, rest, position)?
+        };
         drop(feedback);
         let body = Bytes::from(body);
         *lock(&part.residue) = self.options.feedback.as_ref().map(|feedback| Residue {
@@ -101,7 +107,11 @@ impl Client {
         }
         let isa = Isa::get()?;
         let both = gradients.iter().map(Gradient::borrow).zip(entries.iter().map(|e| &*e.spec));
-        outgoing::check(isa, both.clone(), options, options.feedback.as_deref().map(lock).as_deref_mut())?;
+        outgoing::check_form(both.clone(), options, options.feedback.is_some())?;
+        // What is not to be looked at in advance is looked at where it is encoded, slice by slice.
+        let early = |gradient: &GradientRef<'_>| options.check_finite || gradient.indices.is_some();
+        let checked = gradients.iter().map(Gradient::borrow).filter(early);
+        outgoing::check_finite(isa, checked, options, options.feedback.as_deref().map(lock).as_deref_mut())?;
         let sparse = outgoing::gather(isa, both, options)?;
         stats::count(&self.shared.counters.pushes, 1);
         let lend = options.codec == Codec::Float32 && options.feedback.is_none();

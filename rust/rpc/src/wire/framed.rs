@@ -16,7 +16,7 @@ const HEADER: usize = 9;
 const DATA: u8 = 0;
 /// What is read at once where a header is expected: enough for a small frame.
 const AHEAD: usize = 8 << 10;
-/// Frames from here on are followed by a pause.
+/// Frames from here on are followed by a pause, and writes seen as parts of something large.
 const LARGE: usize = 16 << 10;
 
 /// A connection whose reads end where frames end.
@@ -93,6 +93,7 @@ impl<S: AsyncRead + Unpin> Framed<S> {
         let [a, b, ..] = self.header;
         if self.left > 0 && self.header[3] == DATA {
             reach("half_frame");
+            self.turn.pace().part();
         }
         self.paused = self.left == 0 && (usize::from(a) << 16 | usize::from(b) << 8) >= LARGE;
     }
@@ -147,7 +148,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Framed<S> {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(self.inner.get_mut()).poll_write_vectored(cx, bufs)
+        let written = ready!(Pin::new(self.inner.get_mut()).poll_write_vectored(cx, bufs))?;
+        if written >= LARGE {
+            self.turn.pace().part();
+        }
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -21,7 +21,7 @@ pub(crate) use outbox::Outbox;
 pub(crate) use piece::Piece;
 pub(crate) use shm::{ASK, LocalStream, SHARED_BYTES};
 pub(crate) use socket::Socket;
-pub(crate) use spin::{BUDGET as SPIN, Spin};
+pub(crate) use spin::{BUDGET as SPIN, Pace, Spin};
 pub(crate) use turn::Turn;
 
 /// The one call of a native connection.

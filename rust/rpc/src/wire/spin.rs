@@ -5,6 +5,7 @@ use fastps_core::error::{Error, Kind, Result};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -52,22 +53,23 @@ impl Spin {
             .expected(format!("at most {LONGEST:?}"), format!("{budget:?}")))
     }
 
-    /// Waits for what `work` gives. It spins only where a wait of late was short.
-    pub(crate) async fn wait<T>(&mut self, work: impl Future<Output = T>) -> T {
+    /// Waits for what `work` gives. It spins only where a wait of late was short; a wait beside something large, only
+    /// where its parts come and go without long gaps.
+    pub(crate) async fn wait<T>(&mut self, work: impl Future<Output = T>, pace: &Pace) -> T {
         let mut work = pin!(work);
         let first = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
         if let Poll::Ready(result) = first {
             return result;
         }
-        let begin = Instant::now();
+        pace.begin();
         if self.budget.is_zero() || self.skip > 0 || *CORES < 2 {
             self.skip = self.skip.saturating_sub(1);
             let result = work.await;
-            self.learn(begin);
+            self.learn(pace.longest());
             return result;
         }
         let mut looks = 0_u32;
-        while begin.elapsed() < self.budget {
+        while pace.gap() < self.budget {
             looks += 1;
             if looks.is_multiple_of(LOOKS_PER_YIELD) {
                 std::thread::yield_now();
@@ -75,21 +77,108 @@ impl Spin {
             tokio::task::yield_now().await;
             let again = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
             if let Poll::Ready(result) = again {
-                self.learn(begin);
+                self.learn(pace.longest());
                 return result;
             }
         }
         let result = work.await;
-        self.learn(begin);
+        self.learn(pace.longest());
         result
     }
 
-    fn learn(&mut self, begin: Instant) {
-        if begin.elapsed() < self.budget {
+    fn learn(&mut self, waited: Duration) {
+        if waited < self.budget {
             (self.skipped, self.skip) = (0, 0);
         } else if self.skip == 0 {
             self.skipped = (2 * self.skipped + 1).min(MOST_SKIPPED);
             self.skip = self.skipped;
         }
+    }
+}
+
+/// How what is waited for comes in: whole, or in parts with gaps between them. One thread has it.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    start: Instant,
+    /// When the present gap began, and the longest one of this wait; nanoseconds from the start.
+    from: AtomicU64,
+    longest: AtomicU64,
+}
+
+impl Pace {
+    pub(crate) fn new() -> Self {
+        Self { start: Instant::now(), from: AtomicU64::new(0), longest: AtomicU64::new(0) }
+    }
+
+    fn begin(&self) {
+        self.from.store(self.now(), Ordering::Relaxed);
+        self.longest.store(0, Ordering::Relaxed);
+    }
+
+    /// A part has come, or gone the other way, and more will.
+    pub(super) fn part(&self) {
+        let gap = self.now().saturating_sub(self.from.load(Ordering::Relaxed));
+        self.from.fetch_add(gap, Ordering::Relaxed);
+        self.longest.fetch_max(gap, Ordering::Relaxed);
+    }
+
+    fn gap(&self) -> Duration {
+        Duration::from_nanos(self.now().saturating_sub(self.from.load(Ordering::Relaxed)))
+    }
+
+    fn longest(&self) -> Duration {
+        self.gap().max(Duration::from_nanos(self.longest.load(Ordering::Relaxed)))
+    }
+
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread::sleep;
+
+    const BRIEF: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn a_wait_is_as_long_as_its_longest_gap() {
+        let pace = Pace::new();
+        sleep(BRIEF);
+        let start = Instant::now();
+        pace.begin();
+        for _ in 0..3 {
+            sleep(BRIEF);
+            pace.part();
+        }
+        assert!(pace.longest() >= BRIEF);
+        assert!(pace.longest() + 2 * BRIEF <= start.elapsed(), "a gap ends with a part");
+        sleep(4 * BRIEF);
+        assert!(pace.longest() >= 4 * BRIEF, "the last gap counts, too");
+        let start = Instant::now();
+        pace.begin();
+        assert!(pace.longest() <= start.elapsed());
+    }
+
+    #[tokio::test]
+    async fn waits_in_vain_are_left_out_for_a_while() {
+        let (mut spin, pace) = (Spin::new(20 * BRIEF), Pace::new());
+        let late = || tokio::time::sleep(25 * BRIEF);
+        for skip in [1, 3] {
+            spin.wait(late(), &pace).await;
+            assert_eq!((spin.skipped, spin.skip), (skip, skip));
+        }
+        // As late as these, but in parts.
+        let mut parts = 0;
+        let large = poll_fn(|cx| {
+            sleep(BRIEF);
+            pace.part();
+            parts += 1;
+            cx.waker().wake_by_ref();
+            if parts < 25 { Poll::Pending } else { Poll::Ready(()) }
+        });
+        spin.wait(large, &pace).await;
+        assert_eq!((spin.skipped, spin.skip), (0, 0));
     }
 }

@@ -1,22 +1,36 @@
 //! What one turn of a connection's task does: read, use what came, write what that has given. In the second half it does not read
 //! on, so that the others of its thread wait for one frame of this connection and no more.
 
+use super::Pace;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Shared by a connection's task, its socket's reader and its streams, all of which one thread polls.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Turn(Arc<State>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     /// A stream has given its connection something to write.
     sent: AtomicBool,
     /// Nothing is read: this is the half that writes.
     writing: AtomicBool,
+    pace: Pace,
+}
+
+impl Default for Turn {
+    fn default() -> Self {
+        let no = || AtomicBool::new(false);
+        Self(Arc::new(State { sent: no(), writing: no(), pace: Pace::new() }))
+    }
 }
 
 impl Turn {
+    /// How large frames come in.
+    pub(crate) fn pace(&self) -> &Pace {
+        &self.0.pace
+    }
+
     /// There is something to write.
     pub(super) fn sent(&self) {
         self.0.sent.store(true, Ordering::Relaxed);

@@ -5,6 +5,7 @@ use crate::cluster::Cluster;
 use crate::ledger::{self, Ledger, PATIENT, Part, SLICE, TENSORS, Tensor, gradient, until};
 use crate::proxy::Proxies;
 use fastps_core::codec::{Codec, ErrorFeedback};
+use fastps_core::error::Kind;
 use fastps_core::verbs::{Fate, Gradient, ParameterServer, PushError, PushOptions, Pushed, Ticket};
 use fastps_rpc::ServerConfig;
 use fastps_rpc::client::{Client, ConnectOptions};
@@ -79,6 +80,9 @@ impl Author {
         }
         applied.extend(partial.applied.iter().map(|(name, elements, _)| (part(name, elements.start), true)));
         applied.extend(partial.refused.iter().map(|(name, elements, _)| (part(name, elements.start), false)));
+        // What is not finite is never sent, nor kept for later.
+        let never = partial.refused.iter().filter(|(_, _, error)| error.kind == Kind::NonFinite);
+        let never: Vec<_> = never.map(|(name, elements, _)| part(name, elements.start)).collect();
         for doubt in &partial.in_doubt {
             let fate = doubt.result(PATIENT).unwrap();
             assert!(fate != Fate::Unknown, "{doubt:?}");
@@ -88,7 +92,7 @@ impl Author {
         for (part, value) in &sent.values {
             if applied[part] {
                 ledger.enter(*part, *value);
-            } else if self.feedback.is_some() {
+            } else if self.feedback.is_some() && !never.contains(part) {
                 self.owed.insert(*part, *value);
             }
         }

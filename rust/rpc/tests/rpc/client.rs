@@ -319,12 +319,25 @@ fn a_refused_slice_leaves_the_others_applied() {
     assert!(partial.refused.iter().all(|(_, elements, _)| *elements == (SLICE..2 * SLICE)));
     author.enter(&world.ledger, &sent, &pushed);
     world.ledger.check(&*world.truth);
-    // A codec is checked in any case, and nothing is changed anywhere.
+    // Encoded ones are looked at slice by slice, as they are encoded: the client refuses what the server would.
     let author = &mut world.authors[1];
     let mut sent = author.next(|_| true);
     spoil(&mut sent.gradients, 1);
     let unchecked = PushOptions { check_finite: false, ..author.options(TIMEOUT) };
-    let Err(PushError::Refused(error)) = author.client.push(&sent.gradients, &unchecked) else { panic!() };
+    let pushed = author.client.push(&sent.gradients, &unchecked);
+    let Err(PushError::Partial(partial)) = &pushed else { panic!("{pushed:?}") };
+    assert_eq!((partial.error.kind, partial.error.shard.is_some()), (Kind::NonFinite, true));
+    assert!(partial.error.message.contains("index 0"), "{}", partial.error);
+    assert_eq!((partial.refused.len(), partial.in_doubt.len()), (2, 0));
+    assert!(partial.refused.iter().all(|(_, elements, _)| *elements == (SLICE..2 * SLICE)));
+    author.enter(&world.ledger, &sent, &pushed);
+    world.ledger.check(&*world.truth);
+    // Checked, nothing is changed anywhere.
+    let mut sent = author.next(|_| true);
+    spoil(&mut sent.gradients, 1);
+    let Err(PushError::Refused(error)) = author.client.push(&sent.gradients, &author.options(TIMEOUT)) else {
+        panic!()
+    };
     assert_eq!((error.kind, error.shard), (Kind::NonFinite, None));
     world.ledger.check(&*world.truth);
     world.go_on();
