@@ -177,6 +177,11 @@ impl Journal {
         self.log.sync(position)
     }
 
+    /// Who changes the shard has nothing else to do just now: a good moment to write what waits.
+    pub fn rest(&self) {
+        self.log.rest();
+    }
+
     /// Whether so much waits to be written that more should wait for [`Journal::when_room`].
     pub fn is_full(&self) -> bool {
         self.log.is_full()

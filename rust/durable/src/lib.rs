@@ -9,6 +9,7 @@
 //! come back.
 
 mod ahead;
+mod blocks;
 mod catalog;
 pub mod checkpoint;
 mod checksum;

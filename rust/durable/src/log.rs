@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 /// Bytes in the queue from which on who can should wait. So much can be pushed while a sync waits for its disk.
 const FULL: usize = 32 << 20;
 /// How long what nobody waits for may wait to be written together with what comes behind it, and how much: each time that the
-/// thread begins, it takes a core from somebody.
+/// thread begins, it takes a core from somebody. With enough it begins when those who log rest, and with much at any time.
 const LINGER: Duration = Duration::from_millis(5);
 const ENOUGH: usize = 1 << 20;
+const MUCH: usize = 4 << 20;
 /// How long something may be written and not durable if nobody asks, and how much: what takes longer to sync than the queue
 /// to fill would keep pushes waiting.
 const LAZY: Duration = Duration::from_secs(1);
@@ -55,6 +56,8 @@ struct Queue {
     waiting: Vec<u8>,
     /// The thread has found nothing to do for a while, and must be woken.
     asleep: bool,
+    /// What waits is enough, and who logs rests.
+    ripe: bool,
     /// From this byte of `waiting` on, the segment to be used.
     next: Option<(usize, Segment)>,
     queued: Position,
@@ -114,6 +117,16 @@ impl Log {
             self.work.notify_one();
         }
         position
+    }
+
+    /// Who logs has nothing else to do just now, so the thread takes no core from it.
+    pub(crate) fn rest(&self) {
+        let mut queue = self.queue();
+        if queue.waiting.len() >= ENOUGH && !queue.ripe {
+            queue.ripe = true;
+            drop(queue);
+            self.work.notify_one();
+        }
     }
 
     /// Where the log is: all that was queued so far lies before it.
@@ -239,11 +252,12 @@ impl Log {
     fn write(&self, segment: Segment) {
         let mut writer = Writer { segment, unsynced: 0, synced: Instant::now(), syncs: 0 };
         let mut frames = Vec::new();
-        while let Some(mut queue) = self.wait(&writer, &mut frames) {
+        while let Some(mut queue) = self.wait(&mut writer, &mut frames) {
             // Memory is kept, since new memory costs time; unless there was too much of it.
             frames.clear();
             frames.shrink_to(FULL);
             std::mem::swap(&mut frames, &mut queue.waiting);
+            queue.ripe = false;
             let group = Group {
                 end: queue.queued,
                 next: queue.next.take(),
@@ -279,7 +293,7 @@ impl Log {
 
     /// Waits until there is something to write or to sync; `None`: all is done, for good. Where nothing comes for a while, memory is
     /// given back.
-    fn wait(&self, writer: &Writer, written: &mut Vec<u8>) -> Option<MutexGuard<'_, Queue>> {
+    fn wait(&self, writer: &mut Writer, written: &mut Vec<u8>) -> Option<MutexGuard<'_, Queue>> {
         let (begin, mut queue) = (Instant::now(), self.queue());
         loop {
             let asked = writer.unsynced > 0 && !queue.hole && !queue.until_durable.is_empty();
@@ -305,6 +319,7 @@ impl Log {
             let slept = std::mem::take(&mut queue.asleep);
             if slept && waited.1.timed_out() && writer.unsynced == 0 && queue.waiting.is_empty() {
                 (queue.waiting, *written) = (Vec::new(), Vec::new());
+                writer.segment.rest();
             }
         }
     }
@@ -332,7 +347,8 @@ impl Queue {
 
     /// Whether what waits is written at once.
     fn is_urgent(&self) -> bool {
-        let waited_for = self.is_closing() || !self.until_durable.is_empty() || self.waiting.len() >= ENOUGH;
+        let waited_for =
+            self.is_closing() || !self.until_durable.is_empty() || self.ripe || self.waiting.len() >= MUCH;
         self.next.is_some() || waited_for && !self.waiting.is_empty()
     }
 
@@ -349,8 +365,8 @@ impl Queue {
         if self.broken.is_some() {
             self.waiting.clear();
         }
-        let enough = before < ENOUGH && self.waiting.len() >= ENOUGH;
-        std::mem::take(&mut self.asleep) || enough
+        let much = before < MUCH && self.waiting.len() >= MUCH;
+        std::mem::take(&mut self.asleep) || much
     }
 }
 
@@ -461,6 +477,30 @@ mod tests {
         };
         log.when_durable(log.position(), Box::new(then));
         told
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_written_when_those_who_log_rest_or_when_there_is_much() {
+        let log = Log::new();
+        // Nobody runs the thread.
+        let _ = log.open(Catalog::default(), Segment::at("/dev/null"));
+        let append = |bytes: usize| {
+            log.queue().append(|to| {
+                to.resize(to.len() + bytes, 0);
+                true
+            })
+        };
+        assert!(!append(ENOUGH - 1));
+        log.rest();
+        assert!(!log.queue().is_urgent());
+        assert!(!append(1) && !log.queue().is_urgent());
+        log.rest();
+        assert!(log.queue().is_urgent());
+        log.queue().ripe = false;
+        assert!(!append(MUCH - ENOUGH - 1) && !log.queue().is_urgent());
+        assert!(append(1) && log.queue().is_urgent());
+        // It was woken already.
+        assert!(!append(MUCH));
     }
 
     #[test]

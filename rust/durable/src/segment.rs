@@ -2,13 +2,14 @@
 //! they were written; anything else that is not as it was written is damage.
 
 use crate::ahead;
+use crate::blocks::Blocks;
 use crate::directory::{Directory, failed, sync_directory};
 use crate::frame::{self, Content, FORMAT, Origin};
 use crate::generation::Unusable;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::{self, cut, fail, reach};
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::ops::ControlFlow;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ const AHEAD: u64 = 1 << 20;
 /// So much is appended in short appends before the file is filled again, lest more zeros are written than frames. Where crashes
 /// are tested, zeros are ahead of all frames.
 const BETWEEN: u64 = if failpoint::ARE_COMPILED { 1 } else { 64 << 10 };
-/// Appends up to here are short.
+/// Appends up to here are short: they go through the system's cache, and longer ones past it.
 pub(crate) const SHORT: usize = 64 << 10;
 /// The end of a log that stays in memory, where a start after a crash finds it. What is before that the system need not keep; it
 /// is told of so much at a time.
@@ -33,6 +34,8 @@ pub(crate) struct Segment {
     pub(crate) path: PathBuf,
     pub(crate) number: u64,
     file: File,
+    /// The same file, where long appends can go past the system's cache.
+    blocks: Option<Blocks>,
     /// Its length, of which the first part is durable.
     length: u64,
     durable: u64,
@@ -59,6 +62,7 @@ impl Segment {
         let file = file.map_err(|error| failed("make", &unfinished, &error))?;
         reach("segment_created");
         let mut segment = Self::new(path, number, file, 0);
+        segment.blocks = Blocks::open(&unfinished);
         let mut header = Vec::new();
         frame::segment(&mut header, number, after_hole, origin);
         segment.write(&mut header)?;
@@ -75,9 +79,8 @@ impl Segment {
     pub(crate) fn reopen(directory: &Directory, number: u64, end: u64) -> Result<Self> {
         let path = directory.segment(number);
         let open = || {
-            let mut file = OpenOptions::new().read(true).write(true).open(&path)?;
+            let file = OpenOptions::new().read(true).write(true).open(&path)?;
             file.set_len(end)?;
-            file.seek(SeekFrom::End(0))?;
             Ok(file)
         };
         let file = open().map_err(|error| failed("write", &path, &error))?;
@@ -85,15 +88,27 @@ impl Segment {
     }
 
     fn new(path: PathBuf, number: u64, file: File, length: u64) -> Self {
-        Self { path, number, file, length, durable: 0, told: 0, filled: 0, short: 0, forgotten: length }
+        let (blocks, forgotten) = (None, length);
+        Self { path, number, file, blocks, length, durable: 0, told: 0, filled: 0, short: 0, forgotten }
     }
 
     /// Appends frames, which it seals, and before them which part is durable, where that is news.
     pub(crate) fn append(&mut self, frames: &mut [u8]) -> Result<()> {
+        let mut told = Vec::new();
         if self.durable > self.told {
             self.told = self.durable;
-            let mut told = Vec::new();
             frame::durable(&mut told, self.durable);
+        }
+        if let Some(blocks) = self.blocks.as_mut().filter(|_| frames.len() > SHORT) {
+            frame::seal(&mut told);
+            frame::seal(frames);
+            let written = fail("log_write").and_then(|()| blocks.append(&[&told, frames]));
+            let end = written.map_err(|error| failed("write", &self.path, &error))?;
+            self.filled = self.filled.max(end);
+            self.has_grown(told.len() + frames.len());
+            return Ok(());
+        }
+        if !told.is_empty() {
             self.write(&mut told)?;
         }
         self.write(frames)
@@ -101,12 +116,26 @@ impl Segment {
 
     fn write(&mut self, frames: &mut [u8]) -> Result<()> {
         frame::seal(frames);
-        let written = fail("log_write").and_then(|()| self.file.write_all(frames));
+        let written = fail("log_write").and_then(|()| self.file.write_all_at(frames, self.length));
         written.map_err(|error| failed("write", &self.path, &error))?;
-        self.length += frames.len() as u64;
+        if let Some(blocks) = &mut self.blocks {
+            blocks.passed(frames);
+        }
+        self.has_grown(frames.len());
+        Ok(())
+    }
+
+    fn has_grown(&mut self, bytes: usize) {
+        self.length += bytes as u64;
         reach("log_written");
         cut("log_cut", &self.file, self.durable, self.length);
-        Ok(())
+    }
+
+    /// Gives back memory that it needs only to write.
+    pub(crate) fn rest(&mut self) {
+        if let Some(blocks) = &mut self.blocks {
+            blocks.rest();
+        }
     }
 
     /// After a short append: fills the file ahead of those that follow.
@@ -408,6 +437,9 @@ mod tests {
         }
     }
 
+    /// Bytes of a frame that tells of a fence.
+    const FENCE: usize = frame::HEADER + 25;
+
     /// Frames of so many bytes or a few more.
     fn frames(bytes: usize) -> Vec<u8> {
         let mut frames = Vec::new();
@@ -438,9 +470,10 @@ mod tests {
         let mut segment = Segment::create(&directory, 1, false, ORIGIN).unwrap();
         let size = || std::fs::metadata(&path).unwrap().len();
         let mut grown = Vec::new();
-        for _ in 0..AHEAD / (64 << 10) + 4 {
+        append(&mut segment, 1000);
+        for _ in 0..AHEAD / SHORT as u64 + 4 {
             let before = size();
-            append(&mut segment, 64 << 10);
+            append(&mut segment, SHORT - 100);
             grown.extend(size().checked_sub(before).filter(|more| *more > 0));
             assert!(size() > segment.length);
             assert_eq!(end(&path), Ok(End::Open { whole: segment.length, torn: 0 }));
@@ -466,6 +499,33 @@ mod tests {
         let whole = again.length;
         again.end(&mut [], 2).unwrap();
         assert!(size() < whole + 100, "zeros stay behind the end");
+    }
+
+    #[test]
+    fn long_and_short_appends_follow_each_other_in_any_order() {
+        let (_folder, directory, path) = Folder::new("mixed");
+        let mut segment = Segment::create(&directory, 1, false, ORIGIN).unwrap();
+        let (mut written, size) = (0, || std::fs::metadata(&path).unwrap().len());
+        for (k, bytes) in [1, SHORT + 1, 1000, 3 << 20, SHORT + 1, SHORT + 4095, 1, 1].into_iter().enumerate()
+        {
+            let mut frames = frames(bytes);
+            written += bytes.div_ceil(FENCE);
+            segment.append(&mut frames).unwrap();
+            if k % 3 == 1 {
+                segment.sync().unwrap();
+            }
+            let mut read_back = 0;
+            let end = read(&path, 1, Some(ORIGIN), |_, _| {
+                read_back += 1;
+                Ok(())
+            });
+            assert_eq!(end.unwrap().1, End::Open { whole: segment.length, torn: 0 });
+            assert_eq!(read_back, written);
+        }
+        segment.trim();
+        assert_eq!(size(), segment.length);
+        segment.end(&mut frames(SHORT + 1), 2).unwrap();
+        assert_eq!(end(&path), Ok(End::Continued(2)));
     }
 
     /// A server that works appends what was read as zeros.

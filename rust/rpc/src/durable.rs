@@ -227,6 +227,13 @@ impl Files {
         }
     }
 
+    /// The shard's thread goes to sleep.
+    pub(crate) fn rest(&self) {
+        if let Some(journal) = self.journal() {
+            journal.rest();
+        }
+    }
+
     /// Waits while too much waits to be written: whoever goes on adds one message.
     pub(crate) async fn room(&self) {
         while let Some(journal) = self.journal().filter(|journal| journal.is_full()) {

@@ -235,10 +235,12 @@ fn spawn(
     tls: Option<ServerTls>,
     socket: &'static str,
 ) -> Result<JoinHandle<()>> {
+    let resting = node.clone();
     // A turn with a large slice takes a good part of a millisecond: after each, whoever has sent something is looked for.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .event_interval(1)
         .enable_all()
+        .on_thread_park(move || resting.files.rest())
         .build()
         .map_err(|error| internal("cannot make a runtime", error))?;
     std::thread::Builder::new()
