@@ -57,7 +57,9 @@ impl Blocks {
         let end = full.next_multiple_of(BLOCK);
         memory[full..end].fill(0);
         self.file.write_all_at(&memory[..end], at)?;
-        parts.iter().for_each(|part| self.passed(part));
+        for part in parts {
+            self.passed(part);
+        }
         Ok(at + end as u64)
     }
 
