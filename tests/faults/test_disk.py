@@ -29,14 +29,22 @@ def mount(*arguments: str | Path) -> None:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB."""
+@pytest.fixture(params=["tmpfs", "ext4"])
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system of 8 MiB: one that is written through the system's cache, and one that takes blocks past it."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if shutil.which("mount") is None:
         pytest.skip("there is no mount")
-    mount("-t", "tmpfs", "-o", "size=8m", "tmpfs", disk)
+    if request.param == "tmpfs":
+        mount("-t", "tmpfs", "-o", "size=8m", "tmpfs", disk)
+    else:
+        if shutil.which("mkfs.ext4") is None:
+            pytest.skip("there is no mkfs.ext4")
+        image = tmp_path / "image"
+        image.write_bytes(bytes(8 << 20))
+        subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image], check=True)
+        mount("-o", "loop", image, disk)
     yield disk
     subprocess.run(["umount", "--lazy", disk], check=True)
 

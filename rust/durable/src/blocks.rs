@@ -1,7 +1,11 @@
 //! Appending past the system's cache: whole blocks, from memory of our own straight to the disk. A page of the cache costs the
 //! processor several times as much, for it is found, filled, written and given back.
+//!
+//! The last block is filled up with zeros, and written again with what comes behind it. So a block may be written again whose first
+//! bytes are durable, and were promised; those are the same each time. Who appends through the system's cache does that, too.
 
-use bytemuck::{Pod, Zeroable};
+use fastps_core::failpoint::{self, fail};
+use memmap2::{Advice, MmapMut};
 use std::fmt;
 use std::fs::File;
 use std::io::Result;
@@ -10,12 +14,10 @@ use std::path::Path;
 
 /// What is written begins at a multiple of it, in memory and in the file, and is as long as one.
 const BLOCK: usize = 4096;
-/// Blocks that are written at once, at most.
-const MOST: usize = (2 << 20) / BLOCK;
-
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(4096))]
-struct Block([u8; BLOCK]);
+/// So much is written at once, at most.
+const MOST: usize = if failpoint::ARE_COMPILED { 64 << 10 } else { HUGE };
+/// A page of this size is one piece for the disk; of small ones it takes some hundred at a time, each on its own.
+const HUGE: usize = 2 << 20;
 
 /// The end of a file that only grows.
 pub(crate) struct Blocks {
@@ -23,40 +25,39 @@ pub(crate) struct Blocks {
     length: u64,
     /// What the last block has, unless it is full.
     tail: Vec<u8>,
-    memory: Vec<Block>,
+    memory: Option<Memory>,
 }
 
 impl Blocks {
     /// Of a file that is empty. `None`: its file system does not say that it takes such blocks.
     pub(crate) fn open(path: &Path) -> Option<Self> {
-        let file = open_direct(path)?;
-        Some(Self { file, length: 0, tail: Vec::new(), memory: Vec::new() })
+        // Where crashes are tested, they come between two writes on every file system.
+        let any = || failpoint::ARE_COMPILED.then(|| File::options().write(true).open(path).ok()).flatten();
+        Some(Self { file: open_direct(path).or_else(any)?, length: 0, tail: Vec::new(), memory: None })
     }
 
-    /// Appends these parts, and zeros up to the end of their last block; tells where those end.
+    /// Appends these parts, and zeros up to the end of their last block; tells where those end. What fails may be there in part.
     pub(crate) fn append(&mut self, parts: &[&[u8]]) -> Result<u64> {
-        let begin = self.length - self.tail.len() as u64;
-        let all: usize = self.tail.len() + parts.iter().map(|part| part.len()).sum::<usize>();
-        let blocks = all.div_ceil(BLOCK).min(MOST);
-        if self.memory.len() < blocks {
-            self.memory.resize(blocks, Zeroable::zeroed());
-        }
-        let memory: &mut [u8] = bytemuck::cast_slice_mut(&mut self.memory);
-        let (mut at, mut full) = (begin, 0);
+        let memory = match self.memory.take() {
+            Some(memory) => memory,
+            None => Memory::new()?,
+        };
+        let memory = self.memory.insert(memory).bytes();
+        let (mut at, mut full) = (self.length - self.tail.len() as u64, 0);
         for mut rest in std::iter::once(&self.tail[..]).chain(parts.iter().copied()) {
             while !rest.is_empty() {
                 let (now, later) = rest.split_at(rest.len().min(memory.len() - full));
                 memory[full..full + now.len()].copy_from_slice(now);
                 (full, rest) = (full + now.len(), later);
                 if full == memory.len() {
-                    self.file.write_all_at(memory, at)?;
+                    write(&self.file, memory, at)?;
                     (at, full) = (at + full as u64, 0);
                 }
             }
         }
         let end = full.next_multiple_of(BLOCK);
         memory[full..end].fill(0);
-        self.file.write_all_at(&memory[..end], at)?;
+        write(&self.file, &memory[..end], at)?;
         for part in parts {
             self.passed(part);
         }
@@ -73,9 +74,40 @@ impl Blocks {
         }
     }
 
+    /// From here on the file takes none: what is appended begins in the middle of a block.
+    #[cfg(test)]
+    pub(crate) fn spoil(&mut self) {
+        self.length += 1;
+    }
+
     /// Memory is taken again when it is needed.
     pub(crate) fn rest(&mut self) {
-        self.memory = Vec::new();
+        self.memory = None;
+    }
+}
+
+fn write(file: &File, blocks: &[u8], at: u64) -> Result<()> {
+    fail("log_blocks").and_then(|()| file.write_all_at(blocks, at))
+}
+
+/// A huge page, where the system has one.
+struct Memory {
+    map: MmapMut,
+    first: usize,
+}
+
+impl Memory {
+    fn new() -> Result<Self> {
+        let map = MmapMut::map_anon(MOST + HUGE)?;
+        // A hint.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(Advice::HugePage);
+        let first = map.as_ptr().align_offset(HUGE).min(HUGE);
+        Ok(Self { map, first })
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.map[self.first..self.first + MOST]
     }
 }
 
@@ -108,12 +140,8 @@ mod tests {
     /// The same with any file, so that this is tested on every file system.
     fn blocks(path: &Path) -> Blocks {
         let file = || File::options().write(true).open(path).unwrap();
-        Blocks {
-            file: open_direct(path).unwrap_or_else(file),
-            length: 0,
-            tail: Vec::new(),
-            memory: Vec::new(),
-        }
+        let file = open_direct(path).unwrap_or_else(file);
+        Blocks { file, length: 0, tail: Vec::new(), memory: None }
     }
 
     #[test]
@@ -121,9 +149,8 @@ mod tests {
         let path = std::env::temp_dir().join(format!("fastps-blocks-{}", std::process::id()));
         let other = File::create(&path).unwrap();
         let (mut blocks, mut whole) = (blocks(&path), Vec::new());
-        let most = MOST * BLOCK;
         let lengths =
-            [1, 0, BLOCK - 2, 1, BLOCK, 3, 2 * BLOCK - 3, most, 5, most - 5, 2 * most + 7, 100, 4000];
+            [1, 0, BLOCK - 2, 1, BLOCK, 3, 2 * BLOCK - 3, MOST, 5, MOST - 5, 2 * MOST + 7, 100, 4000];
         for (k, length) in lengths.into_iter().enumerate() {
             let part: Vec<u8> = (0..length).map(|at| (at % 250 + k + 1) as u8).collect();
             if k % 4 == 3 {

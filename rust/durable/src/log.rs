@@ -361,6 +361,8 @@ impl Queue {
         if !write(&mut self.waiting) {
             self.broken = Some(Error::new(Kind::Capacity, "a change is too long for the log"));
         }
+        // Whoever logs is at work again, and rests again soon.
+        self.ripe = false;
         self.queued += (self.waiting.len() - before).max(1) as u64;
         if self.broken.is_some() {
             self.waiting.clear();
@@ -496,7 +498,7 @@ mod tests {
         assert!(!append(1) && !log.queue().is_urgent());
         log.rest();
         assert!(log.queue().is_urgent());
-        log.queue().ripe = false;
+        // The moment is over.
         assert!(!append(MUCH - ENOUGH - 1) && !log.queue().is_urgent());
         assert!(append(1) && log.queue().is_urgent());
         // It was woken already.

@@ -21,7 +21,7 @@ const BIG: usize = 2 * SLICE + 5;
 const KILL: i32 = 9;
 
 /// Places on the way of a push, in its order, and how often they are passed until the server ends there.
-const PUSH: [&str; 13] = [
+const PUSH: [&str; 15] = [
     "header_read:30",
     "half_frame:10",
     "decoded:30",
@@ -29,6 +29,8 @@ const PUSH: [&str; 13] = [
     "identity_checked:30",
     "applied:30",
     "log_write:40",
+    "log_blocks:1",
+    "log_blocks:45",
     "log_written:40",
     "log_cut:40",
     "log_sync:30",
@@ -197,6 +199,7 @@ fn logged_pushes_survive_a_kill_while_the_log_has_a_hole() {
         "log_write:14:ENOSPC,segment_renamed:3",
         "log_sync:12:EIO,snapshot_rename:1",
         "log_write:14:EIO,snapshot_renamed:1",
+        "log_blocks:45:ENOSPC,snapshot_rename:1",
         "log_sync:12:EIO,snapshot_complete:1",
     ]);
 }
@@ -224,6 +227,8 @@ fn a_call_of_the_system_that_fails_once_is_told_and_survived() {
     let (mut served, mut load) = loaded();
     let errors = [
         "log_write:12:ENOSPC",
+        "log_blocks:1:EIO",
+        "log_blocks:45:ENOSPC",
         "log_sync:12:EIO",
         "segment_create:3:ENOSPC",
         "snapshot_write:2:ENOSPC",
