@@ -5,7 +5,7 @@
 //! bytes are durable, and were promised; those are the same each time. Who appends through the system's cache does that, too.
 
 use fastps_core::failpoint::{self, fail};
-use memmap2::{Advice, MmapMut};
+use memmap2::MmapMut;
 use std::fmt;
 use std::fs::File;
 use std::io::Result;
@@ -101,7 +101,7 @@ impl Memory {
         let map = MmapMut::map_anon(MOST + HUGE)?;
         // A hint.
         #[cfg(target_os = "linux")]
-        let _ = map.advise(Advice::HugePage);
+        let _ = map.advise(memmap2::Advice::HugePage);
         let first = map.as_ptr().align_offset(HUGE).min(HUGE);
         Ok(Self { map, first })
     }
