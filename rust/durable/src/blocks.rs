@@ -14,8 +14,8 @@ use std::path::Path;
 
 /// What is written begins at a multiple of it, in memory and in the file, and is as long as one.
 const BLOCK: usize = 4096;
-/// So much is written at once, at most.
-const MOST: usize = if failpoint::ARE_COMPILED { 64 << 10 } else { HUGE };
+/// So much is written at once, at most: each end of a write stops whoever runs.
+const MOST: usize = if failpoint::ARE_COMPILED { 64 << 10 } else { 4 << 20 };
 /// A page of this size is one piece for the disk; of small ones it takes some hundred at a time, each on its own.
 const HUGE: usize = 2 << 20;
 
@@ -90,7 +90,7 @@ fn write(file: &File, blocks: &[u8], at: u64) -> Result<()> {
     fail("log_blocks").and_then(|()| file.write_all_at(blocks, at))
 }
 
-/// A huge page, where the system has one.
+/// Huge pages, where the system has some.
 struct Memory {
     map: MmapMut,
     first: usize,

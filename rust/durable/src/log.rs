@@ -18,7 +18,7 @@ const FULL: usize = 32 << 20;
 /// How long what nobody waits for may wait to be written together with what comes behind it, and how much: each time that the
 /// thread begins, it takes a core from somebody. With enough it begins when those who log rest, and with much at any time.
 const LINGER: Duration = Duration::from_millis(5);
-const ENOUGH: usize = 1 << 20;
+const ENOUGH: usize = 2 << 20;
 const MUCH: usize = 4 << 20;
 /// How long something may be written and not durable if nobody asks, and how much: what takes longer to sync than the queue
 /// to fill would keep pushes waiting.
