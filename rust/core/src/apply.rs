@@ -226,6 +226,7 @@ struct Fused<S, B, R> {
 
 impl<S: Storage, B: Body, R: Step> Kernel for Fused<S, B, R> {
     type Out = ();
+    const WIDE: bool = B::WIDE;
 
     #[inline(always)]
     fn run(mut self) {

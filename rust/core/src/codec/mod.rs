@@ -143,6 +143,8 @@ fn whole<B: Body>(body: B, out: &mut [f32]) {
 pub(crate) trait Body: Copy {
     /// How one element lies in a body that needs no decoding in blocks.
     type Lane: Lane;
+    /// Whether a step on it is [`Kernel::WIDE`](crate::isa::Kernel::WIDE).
+    const WIDE: bool = false;
     /// The elements `range` as they lie there; `None` where they must be decoded.
     fn lanes(&self, range: Range<usize>) -> Option<&[Self::Lane]>;
     /// Decodes the elements `at..at + out.len()`; `at` is a multiple of 64 and the range lies inside one

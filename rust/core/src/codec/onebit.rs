@@ -166,6 +166,8 @@ impl OneBitBody<'_> {
 
 impl Body for OneBitBody<'_> {
     type Lane = f32;
+    /// Its bits are masks as they lie there.
+    const WIDE: bool = true;
 
     #[inline(always)]
     fn lanes(&self, _range: Range<usize>) -> Option<&[f32]> {
