@@ -215,15 +215,16 @@ impl Store {
         push: &UnderWay<'_>,
         values: impl Fn(usize) -> View<'a> + Sync,
     ) -> Answers {
-        let parts = places.parts().enumerate();
         if let Some(pool) = self.pool(places.elements) {
-            let parts: Vec<_> = parts.collect();
+            let parts: Vec<_> = places.parts().enumerate().collect();
             let one = |(part, (k, slice))| self.push_values(push, (part, k), slice, values(k));
             return pool.install(|| parts.into_par_iter().map(one).collect());
         }
         let mut results = Vec::with_capacity(places.tensors.len());
-        for (part, (k, slice)) in parts {
-            results.push(self.push_values(push, (part, k), slice, values(k)));
+        for (k, tensor) in places.tensors.iter().enumerate() {
+            for slice in &tensor.slices {
+                results.push(self.push_values(push, (results.len(), k), slice, values(k)));
+            }
         }
         results
     }

@@ -71,7 +71,7 @@ impl Store {
     }
 
     pub(super) fn count(&self, places: &Places, begun: &Begun) {
-        let bytes = (0..places.tensors.len()).map(|k| begun.sent(places, k)).sum();
+        let bytes = begun.sent.as_ref().map_or(places.bytes, |sent| sent.iter().sum());
         self.bytes_pushed.fetch_add(bytes, Ordering::Relaxed);
         self.bytes_saved.fetch_add(places.bytes.saturating_sub(bytes), Ordering::Relaxed);
         self.pushed.fetch_add(1, Ordering::Relaxed);
