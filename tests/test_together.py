@@ -366,6 +366,25 @@ def step_of(names):
     return {name: np.full(3, -1, np.float32) for name in names}
 
 
+def test_who_comes_while_another_is_between_two_groups_waits_for_it_and_not_for_ever(groups):
+    *others, last = (f"of {name}" for name in sorted(GROUPS))
+    with fastps.Worker(groups, GROUPS, mode=fastps.Bounded(0)) as one:
+        for group in others:
+            one._native.advance(group, False, 1, None)
+        with fastps.Worker(groups, GROUPS, mode=fastps.Bounded(0)) as other:
+
+            def run(k):
+                if k == 0:
+                    one._native.advance(last, False, 1, None)
+                worker = (one, other)[k]
+                for _ in range(5):
+                    worker.step(step_of(GROUPS))
+                worker.close()
+
+            together(2, run)
+    assert all((groups.pull(name) == 10).all() for name in GROUPS)
+
+
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_workers_name_their_groups_in_any_order(groups, staleness):
     def run(k):

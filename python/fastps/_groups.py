@@ -84,10 +84,18 @@ class Groups:
             return
         if steps:
             self._due = {group: self._due.get(group, 0) + steps for group in self._names}
-        for group in list(self._due):
-            told, self._due[group] = self._due[group], 0  # told even if the wait fails
-            self._native.advance(group, False, told, None)
-            del self._due[group]
+        # All groups are told before one is waited for: who joined while another was between two of them may
+        # be ahead in one and behind in the other, and both would wait for ever, each in another group.
+        for timeout in ([0.0] if len(self._due) > 1 else []) + [None]:
+            for group in list(self._due):
+                told, self._due[group] = self._due[group], 0  # told even if the wait fails
+                try:
+                    self._native.advance(group, False, told, timeout)
+                except DeadlineError:
+                    if timeout is None:
+                        raise
+                else:
+                    del self._due[group]
 
     def workers(self) -> str:
         """Who is there, for an error."""
