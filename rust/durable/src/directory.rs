@@ -17,6 +17,8 @@ const SEGMENT: &str = "log-";
 pub(crate) const DAMAGED: &str = "damaged-";
 /// So much of a file is freed at a time.
 const STEP: u64 = 8 << 20;
+/// The disk is left to others for so many times what that took.
+const PAUSE: u32 = 3;
 /// The file that its owner has locked.
 const LOCK: &str = "lock";
 /// Ends the names of what is not complete.
@@ -278,7 +280,7 @@ fn shrink(path: &Path) {
         if file.set_len(left).is_err() {
             return;
         }
-        std::thread::sleep(began.elapsed());
+        std::thread::sleep(PAUSE * began.elapsed());
     }
 }
 

@@ -13,8 +13,12 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes in the queue from which on who can should wait. So much can be pushed while a sync waits for its disk.
-const FULL: usize = 32 << 20;
+/// Bytes that are not written from which on who can should wait. So much can be pushed while the disk is busy with others.
+const FULL: usize = 48 << 20;
+/// They wait in pieces, whose memory is free again as soon as each is written; one that has so much is begun no more.
+const PIECE: usize = 3 << 20;
+/// Pieces whose memory is kept, since new memory costs time.
+const SPARE: usize = 2;
 /// How long what nobody waits for may wait to be written together with what comes behind it, and how much: each time that the
 /// thread begins, it takes a core from somebody. With enough it begins when those who log rest, and with much at any time.
 const LINGER: Duration = Duration::from_millis(5);
@@ -50,15 +54,25 @@ enum Phase {
     Closing,
 }
 
+/// Frames that wait to be written.
+#[derive(Default)]
+struct Waiting {
+    pieces: VecDeque<Vec<u8>>,
+    bytes: usize,
+}
+
 #[derive(Default)]
 struct Queue {
     phase: Phase,
-    waiting: Vec<u8>,
+    waiting: Waiting,
+    /// Bytes that the thread has taken and not written.
+    taken: usize,
+    spare: Vec<Vec<u8>>,
     /// The thread has found nothing to do for a while, and must be woken.
     asleep: bool,
     /// What waits is enough, and who logs rests.
     ripe: bool,
-    /// From this byte of `waiting` on, the segment to be used.
+    /// From this piece of `waiting` on, the segment to be used.
     next: Option<(usize, Segment)>,
     queued: Position,
     durable: Position,
@@ -122,7 +136,7 @@ impl Log {
     /// Who logs has nothing else to do just now, so the thread takes no core from it.
     pub(crate) fn rest(&self) {
         let mut queue = self.queue();
-        if queue.waiting.len() >= ENOUGH && !queue.ripe {
+        if queue.waiting.bytes >= ENOUGH && !queue.ripe {
             queue.ripe = true;
             drop(queue);
             self.work.notify_one();
@@ -196,13 +210,13 @@ impl Log {
 
     /// Whether more should wait for [`Log::when_room`].
     pub(crate) fn is_full(&self) -> bool {
-        self.queue().waiting.len() >= FULL
+        self.queue().is_full()
     }
 
     /// Calls `then` when the queue is short again.
     pub(crate) fn when_room(&self, then: Then) {
         let mut queue = self.queue();
-        if queue.waiting.len() < FULL {
+        if !queue.is_full() {
             drop(queue);
             return then();
         }
@@ -218,10 +232,10 @@ impl Log {
         }
         if queue.broken.take().is_some() {
             // What waits was queued behind the hole, too.
-            queue.waiting.clear();
+            queue.waiting = Waiting::default();
             queue.hole = true;
         }
-        queue.next = Some((queue.waiting.len(), segment));
+        queue.next = Some((queue.waiting.pieces.len(), segment));
         // Who waits for all that was queued waits for this: until then the segment before is not done with.
         queue.queued += 1;
         let catalog = queue.catalog.clone();
@@ -251,49 +265,61 @@ impl Log {
     /// What the thread does.
     fn write(&self, segment: Segment) {
         let mut writer = Writer { segment, unsynced: 0, synced: Instant::now(), syncs: 0 };
-        let mut frames = Vec::new();
-        while let Some(mut queue) = self.wait(&mut writer, &mut frames) {
-            // Memory is kept, since new memory costs time; unless there was too much of it.
-            frames.clear();
-            frames.shrink_to(FULL);
-            std::mem::swap(&mut frames, &mut queue.waiting);
-            queue.ripe = false;
-            let group = Group {
-                end: queue.queued,
-                next: queue.next.take(),
-                broken: queue.broken.is_some(),
-                hole: queue.hole,
-                hurry: Hurry::of(&queue),
-            };
-            let (end, room) = (group.end, std::mem::take(&mut queue.until_room));
+        while let Some(mut queue) = self.wait(&mut writer) {
+            let group = queue.take();
             drop(queue);
-            for then in room {
-                then();
-            }
-            let result = writer.write(&mut frames, group);
-            let mut queue = self.queue();
-            queue.syncs = writer.syncs;
-            match result {
-                Err(error) => {
-                    queue.broken = Some(error);
-                    queue.waiting.clear();
-                    self.done.notify_all();
-                }
-                Ok(()) if writer.unsynced == 0 && queue.broken.is_none() => {
-                    queue.written = end;
-                    if !queue.hole {
-                        self.tell(queue, end);
-                    }
-                }
-                Ok(()) => {}
-            }
+            let end = group.end;
+            let result = writer.write(group, |piece| self.written(piece));
+            self.note_written(&writer, end, result);
+            self.make_room();
         }
         writer.segment.trim();
     }
 
+    /// What became of a group that ends there.
+    fn note_written(&self, writer: &Writer, end: Position, result: Result<()>) {
+        let mut queue = self.queue();
+        (queue.syncs, queue.taken) = (writer.syncs, 0);
+        match result {
+            Err(error) => {
+                queue.break_off(error);
+                self.done.notify_all();
+            }
+            Ok(()) if writer.unsynced == 0 && queue.broken.is_none() => {
+                queue.written = end;
+                if !queue.hole {
+                    self.tell(queue, end);
+                }
+            }
+            Ok(()) => {}
+        }
+    }
+
+    /// The memory of a piece that is written is free again.
+    fn written(&self, mut piece: Vec<u8>) {
+        let mut queue = self.queue();
+        queue.taken = queue.taken.saturating_sub(piece.len());
+        if queue.spare.len() < SPARE && piece.capacity() <= 2 * PIECE {
+            piece.clear();
+            queue.spare.push(piece);
+        }
+        drop(queue);
+        self.make_room();
+    }
+
+    /// Calls those who wait for room, if there is some.
+    fn make_room(&self) {
+        let mut queue = self.queue();
+        let waiting = if queue.is_full() { Vec::new() } else { std::mem::take(&mut queue.until_room) };
+        drop(queue);
+        for then in waiting {
+            then();
+        }
+    }
+
     /// Waits until there is something to write or to sync; `None`: all is done, for good. Where nothing comes for a while, memory is
     /// given back.
-    fn wait(&self, writer: &mut Writer, written: &mut Vec<u8>) -> Option<MutexGuard<'_, Queue>> {
+    fn wait(&self, writer: &mut Writer) -> Option<MutexGuard<'_, Queue>> {
         let (begin, mut queue) = (Instant::now(), self.queue());
         loop {
             let asked = writer.unsynced > 0 && !queue.hole && !queue.until_durable.is_empty();
@@ -304,7 +330,7 @@ impl Log {
                 return (writer.unsynced > 0).then_some(queue);
             }
             let lingers = LINGER.saturating_sub(begin.elapsed());
-            if lingers.is_zero() && !queue.waiting.is_empty() {
+            if lingers.is_zero() && queue.waiting.bytes > 0 {
                 return Some(queue);
             }
             let since = if writer.unsynced > 0 { writer.synced.elapsed() } else { Duration::ZERO };
@@ -317,8 +343,8 @@ impl Log {
             let waited = self.work.wait_timeout(queue, pause).unwrap_or_else(PoisonError::into_inner);
             queue = waited.0;
             let slept = std::mem::take(&mut queue.asleep);
-            if slept && waited.1.timed_out() && writer.unsynced == 0 && queue.waiting.is_empty() {
-                (queue.waiting, *written) = (Vec::new(), Vec::new());
+            if slept && waited.1.timed_out() && writer.unsynced == 0 && queue.waiting.bytes == 0 {
+                queue.spare = Vec::new();
                 writer.segment.rest();
             }
         }
@@ -340,6 +366,18 @@ impl Log {
     }
 }
 
+impl Waiting {
+    /// Where frames are appended: to a new piece where those from `begins` on have none yet, or the last one is long.
+    fn last(&mut self, begins: usize, new: impl FnOnce() -> Vec<u8>) -> &mut Vec<u8> {
+        match self.pieces.pop_back_if(|piece| piece.len() < PIECE) {
+            Some(piece) if self.pieces.len() >= begins => self.pieces.push_back(piece),
+            full => self.pieces.extend(full.into_iter().chain([new()])),
+        }
+        let last = self.pieces.len() - 1;
+        &mut self.pieces[last]
+    }
+}
+
 impl Queue {
     fn is_closing(&self) -> bool {
         self.phase == Phase::Closing
@@ -348,8 +386,32 @@ impl Queue {
     /// Whether what waits is written at once.
     fn is_urgent(&self) -> bool {
         let waited_for =
-            self.is_closing() || !self.until_durable.is_empty() || self.ripe || self.waiting.len() >= MUCH;
-        self.next.is_some() || waited_for && !self.waiting.is_empty()
+            self.is_closing() || !self.until_durable.is_empty() || self.ripe || self.waiting.bytes >= MUCH;
+        self.next.is_some() || waited_for && self.waiting.bytes > 0
+    }
+
+    fn is_full(&self) -> bool {
+        self.waiting.bytes + self.taken >= FULL
+    }
+
+    /// All that waits, for the thread to write.
+    fn take(&mut self) -> Group {
+        let waiting = std::mem::take(&mut self.waiting);
+        (self.ripe, self.taken) = (false, waiting.bytes);
+        Group {
+            pieces: waiting.pieces,
+            end: self.queued,
+            next: self.next.take(),
+            broken: self.broken.is_some(),
+            hole: self.hole,
+            hurry: Hurry::of(self),
+        }
+    }
+
+    /// The present segment cannot be used any more.
+    fn break_off(&mut self, why: Error) {
+        self.broken = Some(why);
+        self.waiting = Waiting::default();
     }
 
     /// Tells whether the thread must be woken.
@@ -357,23 +419,31 @@ impl Queue {
         if self.phase != Phase::Open {
             return false;
         }
-        let before = self.waiting.len();
-        if !write(&mut self.waiting) {
-            self.broken = Some(Error::new(Kind::Capacity, "a change is too long for the log"));
-        }
+        let before = self.waiting.bytes;
+        // A segment begins with a piece.
+        let begins = self.next.as_ref().map_or(0, |(at, _)| *at);
+        let piece = self.waiting.last(begins, || self.spare.pop().unwrap_or_default());
+        let length = piece.len();
+        let fits = write(piece);
+        let appended = piece.len() - length;
+        self.waiting.bytes += appended;
         // Whoever logs is at work again, and rests again soon.
         self.ripe = false;
-        self.queued += (self.waiting.len() - before).max(1) as u64;
-        if self.broken.is_some() {
-            self.waiting.clear();
+        self.queued += appended.max(1) as u64;
+        if !fits {
+            self.broken = Some(Error::new(Kind::Capacity, "a change is too long for the log"));
         }
-        let much = before < MUCH && self.waiting.len() >= MUCH;
+        if self.broken.is_some() {
+            self.waiting = Waiting::default();
+        }
+        let much = before < MUCH && self.waiting.bytes >= MUCH;
         std::mem::take(&mut self.asleep) || much
     }
 }
 
 /// What is written at once.
 struct Group {
+    pieces: VecDeque<Vec<u8>>,
     /// Where the log is behind it.
     end: Position,
     next: Option<(usize, Segment)>,
@@ -408,18 +478,22 @@ struct Writer {
 }
 
 impl Writer {
-    fn write(&mut self, frames: &mut [u8], group: Group) -> Result<()> {
-        let mut rest = frames;
+    /// `written` gets each piece that needs its memory no more.
+    fn write(&mut self, mut group: Group, mut written: impl FnMut(Vec<u8>)) -> Result<()> {
         if let Some((at, next)) = group.next {
             // A file that failed gets no end: the log does not go on from there.
             self.unsynced = 0;
             let number = next.number;
-            let before = std::mem::replace(&mut self.segment, next);
+            let mut before = std::mem::replace(&mut self.segment, next);
             if !group.broken {
-                let (first, last) = rest.split_at_mut(at);
-                rest = last;
+                for mut piece in group.pieces.drain(..at) {
+                    if !group.hole {
+                        before.append(&mut piece)?;
+                    }
+                    written(piece);
+                }
                 if !group.hole {
-                    before.end(first, number)?;
+                    before.end(&mut [], number)?;
                 }
             }
         }
@@ -429,14 +503,18 @@ impl Writer {
         }
         // What fails is given up: it is not synced later, as if it were good.
         let unsynced = std::mem::take(&mut self.unsynced);
-        if !rest.is_empty() {
-            self.segment.append(rest)?;
+        let length: usize = group.pieces.iter().map(Vec::len).sum();
+        for mut piece in group.pieces {
+            if !piece.is_empty() {
+                self.segment.append(&mut piece)?;
+            }
+            written(piece);
         }
-        let unsynced = unsynced + rest.len() as u64;
+        let unsynced = unsynced + length as u64;
         let late = unsynced >= MOST_LAZY || self.synced.elapsed() >= LAZY;
         if unsynced > 0 && (group.hurry.is_some() || late) {
-            if group.hurry == Some(Hurry::WaitedFor) && rest.len() <= SHORT {
-                self.segment.fill_ahead(rest.len());
+            if group.hurry == Some(Hurry::WaitedFor) && length <= SHORT {
+                self.segment.fill_ahead(length);
             }
             self.segment.sync()?;
             self.synced = Instant::now();
@@ -503,6 +581,53 @@ mod tests {
         assert!(append(1) && log.queue().is_urgent());
         // It was woken already.
         assert!(!append(MUCH));
+    }
+
+    #[test]
+    fn frames_wait_in_pieces_and_who_waits_for_room_gets_it_as_these_are_written() {
+        let log = Log::new();
+        // Nobody runs the thread.
+        let _ = log.open(Catalog::default(), Segment::at("/dev/null"));
+        let append = |bytes: usize| {
+            log.append(|to| {
+                to.resize(to.len() + bytes, 7);
+                true
+            });
+        };
+        let lengths = |pieces: &VecDeque<Vec<u8>>| pieces.iter().map(Vec::len).collect::<Vec<_>>();
+        append(PIECE - 1);
+        append(5);
+        append(1);
+        // Behind a switch others begin, once.
+        log.switch(Segment::at("/dev/null"), false).unwrap();
+        append(2);
+        append(3);
+        let group = log.queue().take();
+        assert_eq!(lengths(&group.pieces), [PIECE + 4, 1, 5]);
+        assert_eq!(group.next.unwrap().0, 2);
+        assert_eq!(log.queue().taken, PIECE + 10);
+        group.pieces.into_iter().for_each(|piece| log.written(piece));
+        let queue = log.queue();
+        assert_eq!((queue.taken, queue.waiting.bytes, queue.spare.len()), (0, 0, SPARE));
+        drop(queue);
+
+        let (tell, told) = channel();
+        let fill = FULL.div_ceil(PIECE);
+        for k in 0..fill {
+            assert!(!log.is_full(), "{k}");
+            append(PIECE);
+        }
+        log.when_room(Box::new(move || tell.send(()).unwrap()));
+        let group = log.queue().take();
+        assert!(log.is_full(), "what is taken is not written");
+        assert_eq!(lengths(&group.pieces), vec![PIECE; fill]);
+        let mut pieces = group.pieces.into_iter();
+        while log.is_full() {
+            assert!(told.try_recv().is_err());
+            log.written(pieces.next().unwrap());
+        }
+        told.try_recv().unwrap();
+        assert!(pieces.len() > 0);
     }
 
     #[test]

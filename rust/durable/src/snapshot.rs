@@ -24,8 +24,6 @@ const BUFFER: usize = 64 << 10;
 const PACE: u64 = 32 << 20;
 /// The same while a log on the same disk is synced, too, and would wait for it.
 const PACE_BESIDE_LOG: u64 = 8 << 20;
-/// While pushes are logged, a slice is followed by a rest of this part of the time that it took.
-const REST: u32 = 2;
 
 /// A file that is being written.
 pub(crate) struct Output {
@@ -182,9 +180,10 @@ fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl Fn
     let (mut gone, mut entry) = (BTreeSet::new(), Vec::new());
     let mut begun = Instant::now();
     for (id, index, reservation) in &slices {
-        // What waits for a cut is kept in copies: there is no rest then.
+        // While pushes are logged, a slice is followed by a rest of what it took. What waits for a cut is kept in copies: there is
+        // no rest then.
         if cut.is_none() && logging() {
-            std::thread::sleep(begun.elapsed() / REST);
+            std::thread::sleep(begun.elapsed());
         }
         begun = Instant::now();
         let Some(slice) = slice(SliceId(*id)) else {
