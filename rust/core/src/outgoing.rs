@@ -1,7 +1,7 @@
 //! The first steps of a push, the same for a local store and a remote client: everything is checked before the first
 //! slice is changed or the first byte leaves.
 
-use crate::codec::{Codec, ErrorFeedback, Position};
+use crate::codec::{self, Codec, ErrorFeedback, Position};
 use crate::dtype::{Array, View};
 use crate::error::{Error, Kind, Result};
 use crate::finite;
@@ -136,25 +136,27 @@ pub fn check_finite<'a>(
     Ok(())
 }
 
-/// As [`Codec::encode`], of values that were not checked. If one is not finite, `residual` is as before.
+/// As [`Codec::encode`], of values that were not checked. If one is not finite, `residual` is as before, but for the rounding
+/// of a sum.
 pub fn check_and_encode(
     isa: Isa,
     codec: Codec,
     values: &[f32],
-    residual: Option<&mut [f32]>,
+    mut residual: Option<&mut [f32]>,
     position: Position,
 ) -> Result<Vec<u8>> {
     let mut body = Vec::with_capacity(codec.id().body_len(values.len()));
-    if residual.is_none() {
-        codec.encode(isa, values, None, position, &mut body);
-        // Where the body tells, the values were read but once.
-        match codec.was_finite(&body, values.len()) {
-            Some(true) => {}
-            _ => finite::check(isa, values, None)?,
-        }
-    } else {
+    if !codec.id().tells() {
         finite::check(isa, values, residual.as_deref())?;
-        codec.encode(isa, values, residual, position, &mut body);
+    }
+    codec.encode(isa, values, residual.as_deref_mut(), position, &mut body);
+    // Where the body tells, the values are read but once.
+    if !codec.id().was_finite(&body, values.len()) {
+        if let Some(residual) = residual.as_deref_mut() {
+            codec::take_back(isa, codec.id(), values, &body, residual);
+        }
+        finite::check(isa, values, residual.as_deref())?;
+        return Err(Error::new(Kind::Internal, "the two checks of a gradient disagree"));
     }
     Ok(body)
 }

@@ -13,8 +13,9 @@ use std::collections::BTreeMap;
 pub(super) trait Encoder<const N: usize> {
     /// Encodes the elements `at..at + len` given as `v[..len]`; the rest of `v` is zero.
     fn block(&mut self, at: usize, v: &[f32; N], len: usize);
-    /// Leaves in `e` what the body does not say of the block `v` at `at`, which was just encoded: `v - decoded`. Not by
-    /// way of decoded values in memory: their stores would stand in the way of the loads beside them.
+    /// Leaves in `e` what the body does not say of the block `v` at `at`, which was just encoded: `v - decoded`; where the body
+    /// tells that it was not finite, what is there. Not by way of decoded values in memory: their stores would stand in the way
+    /// of the loads beside them.
     fn unsaid(&self, at: usize, v: &[f32; N], e: &mut [f32]);
 }
 
@@ -29,6 +30,22 @@ pub(super) fn encode<const N: usize>(
     match residual {
         None => isa.run(Encode::<N, _> { values, encoder }),
         Some(residual) => isa.run(EncodeSum::<N, _> { values, residual, encoder }),
+    }
+}
+
+/// Takes back that `values` were encoded: the residual is as before, but for the rounding of the sums. For bodies that tell what was
+/// not finite.
+pub(crate) fn take_back(isa: Isa, codec: CodecId, values: &[f32], body: &[u8], residual: &mut [f32]) {
+    let Some(block) = codec.telling() else { return };
+    let mut decoded = Block::ZERO;
+    for (k, (e, g)) in residual.chunks_mut(block).zip(values.chunks(block)).enumerate() {
+        if codec.block_was_finite(body, k) {
+            let decoded = &mut decoded.0[..e.len()];
+            codec.decode_block(isa, body, values.len(), k * block, decoded);
+            for ((e, d), g) in e.iter_mut().zip(decoded).zip(g) {
+                *e = *e + *d - g;
+            }
+        }
     }
 }
 

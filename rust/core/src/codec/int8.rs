@@ -42,9 +42,12 @@ pub(super) fn encode(
     }
 }
 
-/// Whether the `n` values of a body were finite: else a scale is the exponent field of infinity.
-pub(super) fn was_finite(body: &[u8], n: usize) -> bool {
-    !body[..n.div_ceil(BLOCK)].contains(&0xFF)
+/// The scale of a block with a value that is not finite: the exponent field of infinity.
+const NOT_FINITE: u8 = 0xFF;
+
+/// Whether the values of a block were finite.
+pub(super) fn was_finite(body: &[u8], block: usize) -> bool {
+    body[block] != NOT_FINITE
 }
 
 struct Nearest<'a> {
@@ -108,6 +111,9 @@ impl Encoder<NOISE> for Stochastic<'_> {
 /// What the elements `q` do not say of `v`.
 #[inline(always)]
 fn left(e: &mut [f32], v: &[f32], q: &[u8], scale: u8) {
+    if scale == NOT_FINITE {
+        return;
+    }
     let factor = factor(scale);
     for ((e, v), &q) in e.iter_mut().zip(v).zip(q) {
         *e = v - f32::from(q as i8) * factor;

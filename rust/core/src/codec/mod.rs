@@ -10,6 +10,7 @@ mod philox;
 
 pub(crate) use bfloat16::BFloat16Body;
 pub use error_feedback::ErrorFeedback;
+pub(crate) use error_feedback::take_back;
 pub(crate) use float32::Float32Body;
 pub(crate) use int8::Int8Body;
 pub(crate) use onebit::OneBitBody;
@@ -51,6 +52,34 @@ impl CodecId {
             .into_iter()
             .find(|c| *c as u32 == id)
             .ok_or_else(|| Error::new(Kind::Frame, "unknown codec").expected("1, 2, 3 or 4", id))
+    }
+
+    /// Whether a body tells at a glance if its values were finite.
+    pub(crate) fn tells(self) -> bool {
+        self.telling().is_some()
+    }
+
+    /// Whether the `n` values of a body were finite, as far as it tells.
+    pub(crate) fn was_finite(self, body: &[u8], n: usize) -> bool {
+        self.telling().is_none_or(|block| (0..n.div_ceil(block)).all(|k| self.block_was_finite(body, k)))
+    }
+
+    /// Elements of a block of which the body tells whether they were finite.
+    fn telling(self) -> Option<usize> {
+        match self {
+            Self::Float32 | Self::BFloat16 => None,
+            Self::Int8 => Some(int8::BLOCK),
+            Self::OneBit => Some(onebit::BLOCK),
+        }
+    }
+
+    /// Whether those of such a block were.
+    fn block_was_finite(self, body: &[u8], block: usize) -> bool {
+        match self {
+            Self::Float32 | Self::BFloat16 => true,
+            Self::Int8 => int8::was_finite(body, block),
+            Self::OneBit => onebit::was_finite(body, block),
+        }
     }
 
     /// Bytes of the body of `n` elements.
@@ -190,7 +219,8 @@ impl Codec {
 
     /// Appends the body of `values` to `out`. With a residual, encodes `values + residual` and leaves in `residual`
     /// what the body does not say (error feedback; Seide et al. 2014). Callers have checked with
-    /// [`crate::finite::check`] that no value, and no sum with the residual, is non-finite.
+    /// [`crate::finite::check`] that no value, and no sum with the residual, is non-finite, or look at what the
+    /// body tells: of a block that was not finite the residual is as it was.
     pub fn encode(
         self,
         isa: Isa,
@@ -202,14 +232,6 @@ impl Codec {
         let start = out.len();
         out.resize(start + self.id().body_len(values.len()), 0);
         self.encode_into(isa, values, residual, position, &mut out[start..]);
-    }
-
-    /// Whether the `n` values that a body was made of were finite; `None` if it does not tell at a glance.
-    pub fn was_finite(self, body: &[u8], n: usize) -> Option<bool> {
-        match self {
-            Self::Int8 { .. } => Some(int8::was_finite(body, n)),
-            Self::Float32 | Self::BFloat16 | Self::OneBit => None,
-        }
     }
 
     /// As [`Codec::encode`], into memory of exactly [`CodecId::body_len`] bytes.

@@ -35,6 +35,12 @@ pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, bod
     error_feedback::encode(isa, values, residual, Writer { n: values.len(), body });
 }
 
+/// Whether the values of a block were finite.
+pub(super) fn was_finite(body: &[u8], block: usize) -> bool {
+    let mean = body[MEANS * block..].first_chunk();
+    mean.is_none_or(|mean| !f32::from_le_bytes(*mean).is_nan())
+}
+
 struct Writer<'a> {
     n: usize,
     body: &'a mut [u8],
@@ -58,6 +64,9 @@ impl Encoder<BLOCK> for Writer<'_> {
     #[inline(always)]
     fn unsaid(&self, at: usize, v: &[f32; BLOCK], e: &mut [f32]) {
         let [positive, negative] = OneBitBody::new(self.body, self.n).pair(at);
+        if positive.is_nan() {
+            return;
+        }
         for (e, v) in e.iter_mut().zip(v) {
             *e = v - if v.is_sign_negative() { negative } else { positive };
         }

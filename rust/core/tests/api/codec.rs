@@ -4,6 +4,7 @@
 use fastps_core::codec::{Codec, CodecId, ErrorFeedback, Position};
 use fastps_core::error::Kind;
 use fastps_core::isa::Isa;
+use fastps_core::outgoing;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -387,6 +388,42 @@ fn what_was_refused_comes_back() {
             .map(|i| if (first..first + n).contains(&i) { kept[i] + decoded[i - first] } else { kept[i] })
             .collect();
         assert_eq!(bits(residual), bits(&expected), "{codec:?}");
+    }
+}
+
+/// With a client that was told not to look in advance.
+#[test]
+fn what_was_encoded_beside_something_not_finite_is_taken_back() {
+    let n = 3000;
+    for (isa, codec) in isas().into_iter().flat_map(|isa| CODECS.map(|codec| (isa, codec))) {
+        let g: Vec<f32> = (0..n).map(|i| (i as f32 * 0.7).sin() * 10_f32.powi(i % 7 - 3)).collect();
+        let before: Vec<f32> = (0..n).map(|i| (i as f32 * 0.3).cos() / 64.0).collect();
+        let mut residual = before.clone();
+        let position = Position::default();
+        let check = |g: &[f32], residual: &mut [f32]| {
+            outgoing::check_and_encode(isa, codec, g, Some(residual), position)
+        };
+        let (mut other, body) = (before.clone(), check(&g, &mut residual).unwrap());
+        assert_eq!(body, encode(codec, isa, &g, Some(&mut other), position), "{codec:?}");
+        assert_eq!(bits(&residual), bits(&other), "{codec:?}");
+
+        for (at, bad) in [(0_usize, f32::NAN), (1500, f32::NEG_INFINITY), (2999, f32::MAX)] {
+            let (mut g, mut residual, mut before) = (g.clone(), before.clone(), before.clone());
+            g[at] = bad;
+            // Of the last one the sum alone is too large.
+            (residual[at], before[at]) = (1e38, 1e38);
+            let error = check(&g, &mut residual).unwrap_err();
+            assert!(
+                error.kind == Kind::NonFinite && error.message.contains(&format!("index {at}")),
+                "{error}"
+            );
+            for (i, (now, then)) in residual.iter().zip(&before).enumerate() {
+                let beside = i / 64 == at / 64;
+                // Sums of up to 1000 were rounded.
+                let most = if beside { 0.0 } else { 4000.0 * f32::EPSILON };
+                assert!((now - then).abs() <= most, "{codec:?}, {i}: {now} for {then}");
+            }
+        }
     }
 }
 
