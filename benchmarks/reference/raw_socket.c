@@ -93,9 +93,14 @@ static int make(int number, struct sockaddr_storage *address, socklen_t *length)
     return fd;
 }
 
-static void no_delay(int fd) {
-    int one = 1;
-    if (!over_unix) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+/* TCP sends at once, and makes its buffers larger by itself; a Unix socket gets room for a piece, as fastps asks for. */
+static void set_up(int fd) {
+    int one = 1, piece = PIECE;
+    if (over_unix) {
+        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &piece, sizeof piece);
+    } else {
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    }
 }
 
 static void serve(size_t largest) {
@@ -111,7 +116,7 @@ static void serve(size_t largest) {
     char *values = touched(largest), *gradient = touched(PIECE);
     int fd = accept(listener, NULL, NULL);
     check(fd >= 0, "accept");
-    no_delay(fd);
+    set_up(fd);
     uint64_t bytes;
     while (receive(fd, (char *)&bytes, sizeof bytes)) {
         check(bytes <= largest, "message too large");
@@ -137,7 +142,7 @@ static void drive(int number, size_t largest) {
     socklen_t length;
     int fd = make(number, &address, &length);
     check(connect(fd, (struct sockaddr *)&address, length) == 0, "connect");
-    no_delay(fd);
+    set_up(fd);
     /* The header lies before the gradient, so that a small push is one segment. */
     char *message = touched(64 + largest), *gradient = message + 64, *values = touched(largest);
     unsigned long bytes, repetitions;

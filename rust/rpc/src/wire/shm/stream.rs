@@ -3,6 +3,7 @@
 use super::patience::Patience;
 use super::ring::{Reader, Writer};
 use super::{memory, pass};
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{SendFlags, send};
 use std::io::{ErrorKind, IoSlice, Result};
 use std::pin::Pin;
@@ -14,6 +15,9 @@ use tokio::task::coop::poll_proceed;
 
 /// Looks at a ring in one poll of a wait that is under way: about a microsecond, and less than the poll itself takes.
 const LOOKS: u32 = 50;
+/// What a socket may hold: a frame. By default that is a fifth of one, and whoever writes sleeps several times. A system that
+/// allows less gives what it allows.
+const HELD: usize = 1 << 20;
 
 /// A connection within this machine. One task at a time may wait for it.
 #[derive(Debug)]
@@ -36,6 +40,7 @@ struct Rings {
 
 impl From<UnixStream> for LocalStream {
     fn from(socket: UnixStream) -> Self {
+        let _ = set_socket_send_buffer_size(&socket, HELD);
         Self { socket, rings: None }
     }
 }
@@ -297,6 +302,15 @@ mod tests {
             within(work).await.2.unwrap();
             assert!(to_server == there && to_client == back, "{n} bytes");
         }
+    }
+
+    #[tokio::test]
+    async fn a_socket_holds_more_than_by_default() {
+        use rustix::net::sockopt::socket_send_buffer_size;
+        let (socket, _peer) = UnixStream::pair().unwrap();
+        let before = socket_send_buffer_size(&socket).unwrap();
+        let stream = LocalStream::from(socket);
+        assert!(socket_send_buffer_size(&stream.socket).unwrap() > before);
     }
 
     #[tokio::test]
