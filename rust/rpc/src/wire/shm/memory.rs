@@ -14,8 +14,8 @@ use std::ptr::copy_nonoverlapping;
 use std::sync::Arc;
 use tokio::io::ReadBuf;
 
-/// Bytes of one direction's ring.
-const RING: usize = 2 << 20;
+/// Bytes of one direction's ring: both, and what is copied to and from them, stay in a cache.
+const RING: usize = 1 << 20;
 /// The largest ring that a client maps.
 const LARGEST: usize = 64 << 20;
 /// The counters of both rings lie before the rings.

@@ -11,7 +11,7 @@ use std::io::{Error, ErrorKind, Result};
 use tokio::io::ReadBuf;
 
 /// The peer learns of so many bytes at a time, and works on them while the next are copied.
-const PIECE: usize = 64 << 10;
+const PIECE: usize = 32 << 10;
 
 /// The end that writes.
 #[derive(Debug)]
