@@ -54,18 +54,13 @@ impl CodecId {
             .ok_or_else(|| Error::new(Kind::Frame, "unknown codec").expected("1, 2, 3 or 4", id))
     }
 
-    /// Whether a body tells at a glance if its values were finite.
-    pub(crate) fn tells(self) -> bool {
-        self.telling().is_some()
-    }
-
     /// Whether the `n` values of a body were finite, as far as it tells.
     pub(crate) fn was_finite(self, body: &[u8], n: usize) -> bool {
         self.telling().is_none_or(|block| (0..n.div_ceil(block)).all(|k| self.block_was_finite(body, k)))
     }
 
-    /// Elements of a block of which the body tells whether they were finite.
-    fn telling(self) -> Option<usize> {
+    /// Elements of a block of which the body tells at a glance whether they were finite; `None`: it does not.
+    pub(crate) fn telling(self) -> Option<usize> {
         match self {
             Self::Float32 | Self::BFloat16 => None,
             Self::Int8 => Some(int8::BLOCK),
