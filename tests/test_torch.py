@@ -766,7 +766,8 @@ with fastps.connect(sys.argv[1]) as ps:
         loss.backward()
         optimizer.step()
     optimizer.close()
-    print("loss", (model(x) - y).square().mean().item(), "of rank", rank, flush=True)
+    # In one piece: both write to the same place, and nothing is gathered.
+    print(f"loss {(model(x) - y).square().mean().item()} of rank {rank}", flush=True)
 """
 
 
