@@ -16,7 +16,7 @@ use crate::tensor::{SliceId, TensorSpec};
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
 
-pub use crate::params::{Charge, Meter, Purpose};
+pub use crate::params::{Charge, Exposed, Meter, Purpose};
 
 /// What a shard is made of.
 #[derive(Clone, Debug)]
@@ -31,12 +31,14 @@ pub struct ShardConfig {
     pub policy: Option<Arc<dyn Policy>>,
     /// Where records go, if anybody wants them.
     pub sink: Option<Arc<dyn Sink>>,
+    /// Where the values of whole `exact` slices lie, if other processes may read them there.
+    pub exposed: Option<Arc<Exposed>>,
 }
 
 impl ShardConfig {
     /// A shard that applies pushes on arrival and keeps no records.
     pub fn new(index: u32, memory_limit: u64, isa: Isa) -> Self {
-        Self { index, memory_limit, isa, policy: None, sink: None }
+        Self { index, memory_limit, isa, policy: None, sink: None, exposed: None }
     }
 }
 
@@ -77,6 +79,11 @@ impl Shard {
         &self.meter
     }
 
+    /// Where others may read values.
+    pub fn exposed(&self) -> Option<&Arc<Exposed>> {
+        self.config.exposed.as_ref()
+    }
+
     /// Takes the memory of these slices (identifier, index in the tensor), all or none; values and state start at 0.
     pub fn create(&self, spec: &Arc<TensorSpec>, group: u32, slices: &[(SliceId, usize)]) -> Result<()> {
         self.create_in(None, spec, group, slices)
@@ -99,7 +106,7 @@ impl Shard {
         }
         let mut charge = self.take_memory(spec, slices.iter().map(|(_, index)| *index))?;
         let whole = |(_, index): &&(SliceId, usize)| spec.slice_range(*index).len() == spec.dtype.slice_len();
-        let mut pieces = Slice::pieces(spec, slices.iter().filter(whole).count());
+        let mut pieces = Slice::pieces(spec, slices.iter().filter(whole).count(), self.exposed());
         let made: Vec<_> = slices
             .iter()
             .map(|(id, index)| {

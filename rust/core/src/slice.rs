@@ -26,7 +26,7 @@ use crate::identity::{Completion, Identities, Outcome, Seen};
 use crate::isa::Isa;
 use crate::lock::SliceLock;
 use crate::mode::Quorum;
-use crate::params::{Buffer, Charge, Meter, Pieces, Purpose, RacyBuffer};
+use crate::params::{Buffer, Charge, Exposed, Meter, Pieces, Purpose, RacyBuffer};
 use crate::policy::{Admission, Held, Policy};
 use crate::record::{Identities as SharedBy, Record, Sink};
 use crate::rows::{Indices, Layout};
@@ -198,13 +198,13 @@ impl Slice {
         bytes + 512
     }
 
-    /// Memory for `count` whole slices of `spec`, values and state, to be made at once.
-    pub(crate) fn pieces(spec: &TensorSpec, count: usize) -> Pieces {
+    /// Memory for `count` whole slices of `spec`, values and state, to be made at once; values in exposed memory, if there is any.
+    pub(crate) fn pieces(spec: &TensorSpec, count: usize, exposed: Option<&Arc<Exposed>>) -> Pieces {
         if spec.apply == Apply::Hogwild {
             return Pieces::none();
         }
         let len = Buffer::bytes_for(spec.dtype, spec.dtype.slice_len()) as usize;
-        Pieces::new(len, count * (1 + spec.optimizer.slots().len()))
+        Pieces::new(len, count, 1 + spec.optimizer.slots().len(), exposed)
     }
 
     /// Applies or refuses a push and says so. Where it must wait (a policy holds it, or it repeats one that waits), the

@@ -10,7 +10,7 @@ use crate::node::{Node, Phase, Principal};
 use crate::room::{AT_REST, Room};
 use crate::tls::{self, ServerTls};
 use crate::turn_away::{linger, turn_away};
-use crate::wire::{ASK, NATIVE, SHARED_BYTES, Socket};
+use crate::wire::{ASK, Lender, NATIVE, SHARED_BYTES, Socket};
 use bytes::{Bytes, BytesMut};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::{Charge, Purpose};
@@ -108,6 +108,11 @@ impl Connection {
         &self.peer
     }
 
+    /// What lends values to the client, if it can read them where they lie.
+    pub(crate) fn lender(&self) -> Option<Arc<Lender>> {
+        self.io.get_ref().lender()
+    }
+
     /// Reads until it is known who is at the other end.
     async fn is_native(&mut self) -> io::Result<bool> {
         let mut opening = BytesMut::with_capacity(128);
@@ -160,7 +165,7 @@ impl Connection {
             Err(error) => (None, Err(error.to_string())),
         };
         self.shared = shared;
-        self.io.get_mut().share(room, self.node.spin).await
+        self.io.get_mut().share(room, self.node.spin, self.node.shard.exposed()).await
     }
 }
 

@@ -1,15 +1,17 @@
 //! Connections of native clients: the data service alone, driven through `h2`. Everybody else is served by tonic.
 
-use crate::answers::{Answer, Answers, MAX_OWED, Owed, Shared};
+use crate::answers::{Answer, Answers, MAX_OWED, Owed, Pin, Shared};
 use crate::convert;
 use crate::data::{Exchange, Frames};
 use crate::incoming::{CONNECTION_WINDOW, Connection, Peer};
 use crate::node::{Node, Phase};
 use crate::wire::{
-    Arrivals, Framed, MAX_FRAME, Messages, Outbox, PATH, Piece, RESET, SERVER, Spin, Turn, UNWRITTEN,
+    Arrivals, Framed, Lender, MAX_FRAME, Messages, Outbox, PATH, Piece, RESET, SERVER, Spin, Turn, UNWRITTEN,
     keep_alive,
 };
 use fastps_core::failpoint::reach;
+use fastps_core::frame::Applied;
+use fastps_core::slice::Snapshot;
 use fastps_proto::v1 as pb;
 use futures_util::StreamExt;
 use futures_util::future::join;
@@ -31,7 +33,7 @@ const STREAMS: u32 = 16;
 
 /// Serves a connection until it ends.
 pub(crate) async fn serve(connection: Connection, preface: usize, node: Arc<Node>) {
-    let (peer, turn) = (connection.peer().clone(), Turn::default());
+    let (peer, turn, lender) = (connection.peer().clone(), Turn::default(), connection.lender());
     let handshake = h2::server::Builder::new()
         .max_frame_size(MAX_FRAME)
         // One stream has it all: four slices, and credit comes back for two at a time.
@@ -54,7 +56,7 @@ pub(crate) async fn serve(connection: Connection, preface: usize, node: Arc<Node
             biased;
             event = poll_fn(|cx| poll(&mut h2, &mut streams, &turn, cx)) => match event {
                 Event::Request(request) => {
-                    streams.push(exchange(*request, node.clone(), peer.clone(), turn.clone()));
+                    streams.push(exchange(*request, node.clone(), peer.clone(), turn.clone(), lender.clone()));
                 }
                 Event::Ended(Ended::Quietly) => {}
                 // What the stream has not written can only go with its connection.
@@ -118,6 +120,7 @@ async fn exchange(
     node: Arc<Node>,
     peer: Peer,
     turn: Turn,
+    lender: Option<Arc<Lender>>,
 ) -> Ended {
     let path = request.uri().path();
     let meter = node.shard.meter();
@@ -150,7 +153,7 @@ async fn exchange(
     let frames = Frames::Native(messages, Spin::new(node.spin), pace);
     let stream_of = Exchange { node, peer, shared: shared.clone() };
     let reading = stream_of.serve(frames, answers);
-    let writing = write(Answers { queue, shared: shared.clone() }, Outbox::new(stream, turn));
+    let writing = write(Answers { queue, shared: shared.clone() }, Outbox::new(stream, turn), lender);
     tokio::select! {
         biased;
         () = shared.was_reset() => Ended::Reset,
@@ -159,7 +162,11 @@ async fn exchange(
 }
 
 /// Sends answers as they come, then how the stream ended. Fails when the peer has gone.
-async fn write(mut answers: Answers, mut outbox: Outbox) -> Result<(), h2::Error> {
+async fn write(
+    mut answers: Answers,
+    mut outbox: Outbox,
+    lender: Option<Arc<Lender>>,
+) -> Result<(), h2::Error> {
     loop {
         let next = outbox.next(|cx| answers.queue.poll_recv(cx)).await?;
         let Some(Answer { what, busy }) = next else {
@@ -182,10 +189,28 @@ async fn write(mut answers: Answers, mut outbox: Outbox) -> Result<(), h2::Error
                 let Some(snapshot) = pin.lend() else {
                     return Ok(());
                 };
-                outbox.send(convert::snapshot(tag, applied.as_ref(), snapshot, pin), Some(busy))?;
+                let frame = lent_or_sent(lender.as_deref(), tag, applied.as_ref(), snapshot, pin);
+                outbox.send(frame, Some(busy))?;
             }
             Err(status) => return outbox.finish(trailers(&status)),
         }
+    }
+}
+
+/// Values: lent where the client can read them where they lie, else as a payload.
+fn lent_or_sent(
+    lender: Option<&Lender>,
+    tag: u64,
+    applied: Option<&Applied>,
+    snapshot: Snapshot,
+    pin: Pin,
+) -> pb::Frame {
+    let (Some(lender), Some(offset)) = (lender, snapshot.exposed_at()) else {
+        return convert::snapshot(tag, applied, snapshot, pin);
+    };
+    match lender.lend(offset, snapshot.as_ref().len(), (snapshot.clone(), pin)) {
+        Ok(lent) => convert::lent(tag, applied, &snapshot, lent),
+        Err((snapshot, pin)) => convert::snapshot(tag, applied, snapshot, pin),
     }
 }
 

@@ -18,7 +18,7 @@ use crate::tls::ServerTls;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
 use fastps_core::portions::Portions;
-use fastps_core::shard::{Shard, ShardConfig};
+use fastps_core::shard::{Exposed, Shard, ShardConfig};
 use fastps_durable::{Catalog, Member};
 use fastps_proto::v1::control_server::ControlServer;
 use fastps_proto::v1::data_server::DataServer;
@@ -81,6 +81,7 @@ impl Server {
             if let Some(journal) = files.journal() {
                 shard_config.sink = Some(journal.clone());
             }
+            shard_config.exposed = exposed(shard.index, memory_limit);
             let core = Shard::new(shard_config);
             cores.push((files.recover(&core)?, core));
         }
@@ -221,6 +222,11 @@ impl Drop for Server {
             tracing::error!(%error, "stopping the server failed");
         }
     }
+}
+
+/// Memory in which clients on this machine read values, if the system has it.
+fn exposed(shard: u32, limit: u64) -> Option<Arc<Exposed>> {
+    Exposed::new(limit).inspect_err(|error| tracing::info!(shard, %error, "values are sent, not lent")).ok()
 }
 
 fn random() -> Result<u64> {

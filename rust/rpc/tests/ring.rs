@@ -16,7 +16,7 @@ mod ring;
 use loom::sync::Notify;
 use loom::thread;
 use memory::Half;
-use ring::{Reader, Writer};
+use ring::{Reader, Writer, give_back, is_back};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -69,6 +69,7 @@ mod memory {
         pub read: AtomicU64,
         pub reader_sleeps: AtomicU32,
         pub writer_sleeps: AtomicU32,
+        pub lent: AtomicU32,
     }
 
     #[derive(Clone, Debug)]
@@ -82,6 +83,7 @@ mod memory {
                 read: count(),
                 reader_sleeps: AtomicU32::new(0),
                 writer_sleeps: AtomicU32::new(0),
+                lent: AtomicU32::new(1),
             };
             Self(Arc::new((control, [AtomicU8::new(0), AtomicU8::new(0)])))
         }
@@ -92,6 +94,10 @@ mod memory {
 
         pub fn control(&self) -> &Control {
             &self.0.0
+        }
+
+        pub fn loan(&self, _slot: usize) -> &AtomicU32 {
+            &self.control().lent
         }
 
         pub fn put(&self, position: u64, bytes: &[u8]) {
@@ -236,6 +242,31 @@ fn what_was_written_before_the_end_is_read() {
             }
         }
         assert_eq!(buffer.filled(), [5]);
+        other.join().unwrap();
+    });
+}
+
+/// What was lent is read before the lender has it back and writes there again, and a lender that sleeps is woken.
+#[test]
+fn what_is_lent_comes_back() {
+    check("a loan", &["no fence", "nobody is woken", "nobody says that it sleeps", "no second look"], || {
+        let half = Half::new();
+        let mut reader = Reader::new(half.clone());
+        let bell = Bell::new();
+        let values = Arc::new(sync::AtomicU32::new(7));
+        let other = thread::spawn({
+            let (half, bell, values) = (half.clone(), bell.clone(), values.clone());
+            move || {
+                assert_eq!(values.load(sync::Ordering::Relaxed), 7, "it was written while it was lent");
+                give_back(&half, 0, || bell.ring());
+            }
+        });
+        while !is_back(&half, 0) {
+            if may_sleep(|| reader.may_sleep()) && (fault("no second look") || !is_back(&half, 0)) {
+                bell.0.wait();
+            }
+        }
+        values.store(8, sync::Ordering::Relaxed);
         other.join().unwrap();
     });
 }

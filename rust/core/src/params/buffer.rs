@@ -41,10 +41,22 @@ enum Memory {
 impl Buffer {
     /// `len` values of a slice's `array`-th array, written once so that the first push does not pay for the pages.
     pub(crate) fn filled(dtype: DType, len: usize, value: f32, array: usize, pieces: &mut Pieces) -> Self {
-        let bytes = Self::bytes_for(dtype, len) as usize;
-        let memory = pieces
-            .take(bytes)
-            .map_or_else(|| Memory::Lines(vec![Line([0; LINE]); bytes / LINE]), Memory::Piece);
+        let piece = pieces.take(Self::bytes_for(dtype, len) as usize, array);
+        Self::made(dtype, len, value, array, piece)
+    }
+
+    /// Memory for a copy of a slice's values: where others can read these, they can read the copy, too.
+    pub(crate) fn spare(&self) -> Self {
+        let piece = match &self.memory {
+            Memory::Piece(piece) => piece.spare(),
+            Memory::Lines(_) => None,
+        };
+        Self::made(self.dtype, self.len, 0.0, 0, piece)
+    }
+
+    fn made(dtype: DType, len: usize, value: f32, array: usize, piece: Option<Piece>) -> Self {
+        let lines = || vec![Line([0; LINE]); Self::bytes_for(dtype, len) as usize / LINE];
+        let memory = piece.map_or_else(|| Memory::Lines(lines()), Memory::Piece);
         let start = if dtype.size() * len < LARGE { 0 } else { STAGGER * (1 + array % PLACES) };
         let mut buffer = Self { memory, start, dtype, len, charge: OnceLock::new() };
         match dtype {
@@ -80,6 +92,14 @@ impl Buffer {
             Memory::Piece(piece) => piece,
         };
         cast_slice_mut(&mut memory[start..end])
+    }
+
+    /// Where the values begin in the shard's exposed memory, if they lie there.
+    pub(crate) fn exposed_at(&self) -> Option<usize> {
+        match &self.memory {
+            Memory::Piece(piece) => Some(piece.exposed_at()? + self.start),
+            Memory::Lines(_) => None,
+        }
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {

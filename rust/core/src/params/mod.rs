@@ -4,6 +4,7 @@
 mod buffer;
 mod cell;
 mod counts;
+mod exposed;
 mod meter;
 mod pieces;
 #[cfg(all(target_os = "linux", not(any(miri, loom))))]
@@ -18,6 +19,7 @@ mod shared;
 pub(crate) use buffer::Buffer;
 pub(crate) use cell::{LINE, LineKernel, Lines, RacyBuffer, run_lines};
 pub(crate) use counts::Counts;
+pub use exposed::Exposed;
 pub use meter::{Charge, Meter, Purpose};
 pub(crate) use pieces::Pieces;
 pub(crate) use shared::{Region, SharedMemory};

@@ -335,8 +335,7 @@ fn unpinned<'a>(
             }
         }
         Counters::count(&slice.counters.slice_copies);
-        let fresh = || Buffer::filled(slice.spec.dtype, slice.len, 0.0, PARAMS, &mut Pieces::none());
-        let mut copy = spare.take().unwrap_or_else(|| Arc::new(fresh()));
+        let mut copy = spare.take().unwrap_or_else(|| Arc::new(params.spare()));
         if let (Some(copy), false) = (Arc::get_mut(&mut copy), fault("spare_not_filled")) {
             copy.copy_from(params);
         }

@@ -52,6 +52,14 @@ impl Snapshot {
         let bytes = Bytes::Copied(Arc::new(Copied { bytes, _charge: Some(charge) }));
         Self { dtype, version: 0, own: 0, step: 0, bytes }
     }
+
+    /// Where the bytes begin in the shard's [`Exposed`](crate::shard::Exposed) memory, if they lie there.
+    pub fn exposed_at(&self) -> Option<usize> {
+        match &self.bytes {
+            Bytes::Pinned(buffer) => buffer.exposed_at(),
+            Bytes::Copied(_) => None,
+        }
+    }
 }
 
 impl AsRef<[u8]> for Snapshot {

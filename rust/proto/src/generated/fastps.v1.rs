@@ -99,6 +99,22 @@ pub struct Header {
     /// On KIND_GRADIENT: what is to become of it if it is stale.
     #[prost(message, optional, tag = "29")]
     pub correction: ::core::option::Option<Correction>,
+    /// KIND_VALUES through shared memory: where the payload lies, in place of it.
+    #[prost(message, optional, tag = "30")]
+    pub lent: ::core::option::Option<Lent>,
+}
+/// Values that are read in the memory that the server passed on when the connection began, and then given back.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Lent {
+    /// Where they begin, in bytes.
+    #[prost(fixed64, tag = "1")]
+    pub offset: u64,
+    /// How many bytes.
+    #[prost(uint32, tag = "2")]
+    pub bytes: u32,
+    /// The counter by which they are given back.
+    #[prost(uint32, tag = "3")]
+    pub slot: u32,
 }
 /// What an asynchronous mode asks for where a gradient is stale, that is where others have changed the slice since the base version.
 /// What was done is in the receipt's `scale`.

@@ -1,6 +1,6 @@
 //! Answers: from the stream to the call, or to the doubt, that waits for each.
 
-use super::call::{Answer, Call, Outcome, Part};
+use super::call::{Answer, Call, Outcome, Part, Values};
 use super::connect::Ack;
 use super::link::Link;
 use super::queue::{Pending, Queue, Told, Waiter};
@@ -17,8 +17,9 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 impl Link {
-    /// Takes an answer to where it is waited for. An error means that the server does not speak the protocol.
-    pub(super) fn answer(self: &Arc<Self>, frame: pb::Frame) -> Result<()> {
+    /// Takes an answer, whose values may be lent, to where it is waited for. An error means that the server does not speak
+    /// the protocol.
+    pub(super) fn answer(self: &Arc<Self>, frame: pb::Frame, lent: bool) -> Result<()> {
         let (tag, answer) = convert::answer_from_frame(frame)?;
         let mut queue = lock(&self.queue);
         if let Some(doubts) = queue.late.remove(&tag) {
@@ -158,7 +159,8 @@ impl Link {
         drop(queue);
         // A refusal of a sparse message refuses all of it.
         for index in parts {
-            call.deliver(index, outcome.clone(), values.clone());
+            let values = values.clone().map(|bytes| Values { bytes, lent });
+            call.deliver(index, outcome.clone(), values);
         }
         Ok(())
     }
@@ -270,7 +272,7 @@ impl Link {
             told.push((index, Outcome::InDoubt(self.doubt(&mut lock(&self.queue), pending, part))));
         }
         values.extend(run.end(&mut payload));
-        call.deliver_all(told, values);
+        call.deliver_all(told, values.into_iter().map(|(part, bytes)| (part, Values { bytes, lent: false })));
         self.check_drained(&lock(&self.queue));
     }
 }

@@ -66,12 +66,28 @@ pub(super) struct Call {
     changed: Notify,
 }
 
+/// Values as they have come.
+pub(super) struct Values {
+    pub(super) bytes: Bytes,
+    /// They lie where the server lets them be read, and must not stay there.
+    pub(super) lent: bool,
+}
+
+impl Values {
+    /// The same, for as long as anybody wants.
+    fn kept(self) -> Self {
+        if self.lent { Self { bytes: Bytes::copy_from_slice(&self.bytes), lent: false } } else { self }
+    }
+}
+
 struct State {
     outcomes: Vec<Outcome>,
     open: usize,
     done: bool,
     /// Values that nobody has taken yet, by part; those of parts that follow one another may be one.
-    arrived: VecDeque<(usize, Bytes)>,
+    arrived: VecDeque<(usize, Values)>,
+    /// Somebody waits who takes values as they come.
+    taken: bool,
     callbacks: Vec<Box<dyn FnOnce() + Send>>,
 }
 
@@ -94,6 +110,7 @@ impl Call {
             open: parts.len(),
             done: parts.is_empty(),
             arrived: VecDeque::new(),
+            taken: false,
             callbacks: Vec::new(),
         };
         let state = Mutex::new(state);
@@ -104,7 +121,7 @@ impl Call {
     }
 
     /// Notes what became of a part; only the first outcome counts.
-    pub(super) fn deliver(&self, part: usize, outcome: Outcome, values: Option<Bytes>) {
+    pub(super) fn deliver(&self, part: usize, outcome: Outcome, values: Option<Values>) {
         self.deliver_all([(part, outcome)], values.map(|values| (part, values)));
     }
 
@@ -112,12 +129,13 @@ impl Call {
     pub(super) fn deliver_all(
         &self,
         outcomes: impl IntoIterator<Item = (usize, Outcome)>,
-        values: impl IntoIterator<Item = (usize, Bytes)>,
+        values: impl IntoIterator<Item = (usize, Values)>,
     ) {
         let mut state = lock(&self.state);
         let before = state.open;
         for (part, values) in values {
             if state.is_open(part) {
+                let values = if state.taken { values } else { values.kept() };
                 state.arrived.push_back((part, values));
             }
         }
@@ -218,7 +236,15 @@ impl Call {
         let Some(driver) = self.parts.first().and_then(|part| part.link.driver.upgrade()) else {
             return Ok(lock(&self.state).done);
         };
+        let takes = caller.is_some();
+        lock(&self.state).taken = takes;
         let done = driver.drive(async |spin| self.waiting(until, caller, spin).await);
+        if takes {
+            let mut state = lock(&self.state);
+            state.taken = false;
+            let left = std::mem::take(&mut state.arrived);
+            state.arrived.extend(left.into_iter().map(|(part, values)| (part, values.kept())));
+        }
         if self.parts.iter().any(|part| part.link.has_frames()) {
             driver.nudge();
         }
@@ -280,7 +306,8 @@ impl Call {
 
     /// Takes the values that came and were not handed out.
     pub(super) fn take_arrived(&self) -> Vec<(&Part, Bytes)> {
-        std::mem::take(&mut lock(&self.state).arrived).into_iter().map(|(i, v)| (&self.parts[i], v)).collect()
+        let arrived = std::mem::take(&mut lock(&self.state).arrived);
+        arrived.into_iter().map(|(part, values)| (&self.parts[part], values.bytes)).collect()
     }
 }
 

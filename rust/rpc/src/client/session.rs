@@ -6,8 +6,10 @@ use super::link::{Link, closed};
 use super::runtime::random;
 use super::stream::{Stream, broken};
 use crate::convert;
-use crate::wire::{Messages, Outbox, keep_alive};
+use crate::wire::{Borrower, Messages, Outbox, keep_alive};
+use bytes::Bytes;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_proto::v1 as pb;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +30,7 @@ pub(super) async fn drive(link: Arc<Link>) {
             Ok((session, stream)) => {
                 link.opened();
                 pause = FIRST_PAUSE;
-                let Stream { mut connection, outbox, messages } = stream;
+                let Stream { mut connection, outbox, messages, borrower } = stream;
                 let pings = connection.ping_pong();
                 tokio::select! {
                     biased;
@@ -36,7 +38,7 @@ pub(super) async fn drive(link: Arc<Link>) {
                     // What is sent is written, and what was read is received, in the same poll.
                     error = send(&link, session, outbox) => error,
                     result = connection => broken(result),
-                    error = receive(&link, messages) => error,
+                    error = receive(&link, messages, borrower) => error,
                     error = heartbeat(&link) => error,
                     () = keep_alive(pings, KEEP_ALIVE) => Error::new(Kind::Connection, "the server is silent"),
                 }
@@ -102,11 +104,12 @@ async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
 }
 
 /// Takes answers until the stream ends.
-async fn receive(link: &Arc<Link>, mut messages: Messages) -> Error {
+async fn receive(link: &Arc<Link>, mut messages: Messages, borrower: Option<Arc<Borrower>>) -> Error {
     loop {
         match poll_fn(|cx| messages.poll_next(cx)).await {
             Ok(Some(frame)) => {
-                if let Err(error) = link.answer(frame) {
+                let answered = borrow(frame, borrower.as_ref()).and_then(|(frame, lent)| link.answer(frame, lent));
+                if let Err(error) = answered {
                     return error;
                 }
             }
@@ -119,6 +122,18 @@ async fn receive(link: &Arc<Link>, mut messages: Messages) -> Error {
             Err(status) => return convert::error_from_status(&status),
         }
     }
+}
+
+/// A frame whose values lie in the server's memory has them as its payload, and it is told that they do.
+fn borrow(mut frame: pb::Frame, borrower: Option<&Arc<Borrower>>) -> Result<(pb::Frame, bool)> {
+    let Some(lent) = frame.header.as_mut().and_then(|header| header.lent.take()) else {
+        return Ok((frame, false));
+    };
+    let unasked = || Error::new(Kind::Frame, "the server lends values to a client that cannot read them");
+    let loan = borrower.ok_or_else(unasked)?.take(&lent);
+    let loan = loan.map_err(|error| Error::new(Kind::Frame, format!("no values of the server: {error}")))?;
+    frame.payload = Bytes::from_owner(loan);
+    Ok((frame, true))
 }
 
 /// Sends what waits, when the connection has room for it.

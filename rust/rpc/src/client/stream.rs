@@ -5,12 +5,13 @@ use crate::convert;
 use crate::local;
 use crate::tls;
 use crate::wire::{
-    Framed, MAX_FRAME, Messages, NATIVE, Outbox, PATH, Piece, RESET, SERVER, Socket, Turn, UNWRITTEN, status,
+    Borrower, Framed, MAX_FRAME, Messages, NATIVE, Outbox, PATH, Piece, RESET, SERVER, Socket, Turn, UNWRITTEN, status,
 };
 use fastps_core::error::{Error, Kind, Result};
 use h2::client::{Builder, Connection};
 use http::header::{CONTENT_TYPE, TE};
 use http::{HeaderMap, Request};
+use std::sync::Arc;
 use tonic::{Code, Status};
 
 /// Bytes that the server may send before they are read.
@@ -22,6 +23,8 @@ pub(super) struct Stream {
     pub(super) connection: Connection<Framed<Socket>, Piece>,
     pub(super) outbox: Outbox,
     pub(super) messages: Messages,
+    /// Takes values that are read where they lie.
+    pub(super) borrower: Option<Arc<Borrower>>,
 }
 
 impl Stream {
@@ -29,6 +32,7 @@ impl Stream {
     pub(super) async fn open(way: &Way, address: &str, server: u64) -> Result<Self> {
         let (scheme, authority) = (tls::scheme(way.tls.as_ref()), local::authority(address));
         let socket = way.connect(address, server).await?;
+        let borrower = socket.borrower();
         let (mut requests, mut connection) = Builder::new()
             .max_frame_size(MAX_FRAME)
             .initial_window_size(STREAM_WINDOW)
@@ -53,7 +57,7 @@ impl Stream {
         };
         check(response.headers(), server)?;
         let messages = Messages::new(response.into_body(), None);
-        Ok(Self { connection, outbox: Outbox::new(stream, Turn::default()), messages })
+        Ok(Self { connection, outbox: Outbox::new(stream, Turn::default()), messages, borrower })
     }
 }
 

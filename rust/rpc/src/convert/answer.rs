@@ -64,6 +64,17 @@ pub(crate) fn snapshot(
     values(tag, dtype, state, applied, keeping(snapshot, keep))
 }
 
+/// The same without a payload, where the client reads the values where they lie.
+pub(crate) fn lent(tag: u64, applied: Option<&Applied>, snapshot: &Snapshot, lent: pb::Lent) -> pb::Frame {
+    let (dtype, state) = (snapshot.dtype, (snapshot.version, snapshot.own, snapshot.step));
+    let mut frame = values(tag, dtype, state, applied, Bytes::new());
+    if let Some(header) = &mut frame.header {
+        header.count = (snapshot.as_ref().len() / dtype.size()) as u64;
+        header.lent = Some(lent);
+    }
+    frame
+}
+
 /// Bytes, and what lives as long as they do.
 pub(crate) fn keeping(bytes: impl AsRef<[u8]> + Send + 'static, keep: impl Send + 'static) -> Bytes {
     struct Kept<B, T>(B, #[allow(dead_code, reason = "it is dropped")] T);

@@ -10,7 +10,7 @@ mod request;
 mod spec;
 
 pub use answer::{Answer, answer_from_frame, fenced, receipt, refused, values, version};
-pub(crate) use answer::{keeping, snapshot};
+pub(crate) use answer::{keeping, lent, snapshot};
 pub use error::{
     error_from_refusal, error_from_status, kind_from_name, kind_name, refusal, status, timed_out, unreadable,
     unreadable_response,

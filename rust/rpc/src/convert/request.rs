@@ -153,6 +153,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
         (false, "weight", h.weight.is_some()),
         (false, "have_version", h.have_version.is_some()),
         (false, "min_version", h.min_version.is_some()),
+        (false, "lent", h.lent.is_some()),
         (sparse, "parts", !h.parts.is_empty()),
         (sparse && gradient, "table", h.table.is_some()),
         (pushes || sparse, "payload", !frame.payload.is_empty()),
@@ -352,7 +353,7 @@ mod tests {
 
     #[test]
     fn what_a_kind_does_not_use_must_be_unset() {
-        let spoils: [(&str, Spoil); 15] = [
+        let spoils: [(&str, Spoil); 16] = [
             ("version", |h| h.version = Some(0)),
             ("own", |h| h.own = Some(0)),
             ("staleness", |h| h.staleness = Some(0)),
@@ -362,6 +363,7 @@ mod tests {
             ("weight", |h| h.weight = Some(1.0)),
             ("have_version", |h| h.have_version = Some(0)),
             ("min_version", |h| h.min_version = Some(0)),
+            ("lent", |h| h.lent = Some(pb::Lent::default())),
             ("parts", |h| h.parts = vec![pb::Part::default()]),
             ("step", |h| h.step = Some(0)),
             ("kind", |h| h.kind = 99),

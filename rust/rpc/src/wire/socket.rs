@@ -1,9 +1,11 @@
 //! A socket, of any kind; one within this machine may be shared memory.
 
-use super::LocalStream;
+use super::{Borrower, Lender, LocalStream};
 use crate::tls::{self, Secure};
+use fastps_core::shard::Exposed;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -33,11 +35,26 @@ impl From<UnixStream> for Socket {
 
 impl Socket {
     /// Gives a client that has asked for it shared memory, or the reason why there is none.
-    pub(crate) async fn share(&mut self, room: Result<(), String>, spin: Duration) -> io::Result<()> {
+    pub(crate) async fn share(
+        &mut self,
+        room: Result<(), String>,
+        spin: Duration,
+        exposed: Option<&Arc<Exposed>>,
+    ) -> io::Result<()> {
         match self {
-            Self::Local(local) => local.share(room, spin).await,
+            Self::Local(local) => local.share(room, spin, exposed).await,
             Self::Tcp(_) | Self::Tls(_) => Err(io::ErrorKind::Unsupported.into()),
         }
+    }
+
+    /// What lends values to the client at the other end, if it can read them where they lie.
+    pub(crate) fn lender(&self) -> Option<Arc<Lender>> {
+        if let Self::Local(local) = self { local.lender() } else { None }
+    }
+
+    /// What takes values that the server at the other end lends.
+    pub(crate) fn borrower(&self) -> Option<Arc<Borrower>> {
+        if let Self::Local(local) = self { local.borrower() } else { None }
     }
 
     /// Waits for what comes without looking for it.

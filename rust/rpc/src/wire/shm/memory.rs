@@ -47,10 +47,12 @@ pub(super) struct Control {
     pub(super) writer_sleeps: Line<AtomicU32>,
 }
 
-const _: () = assert!(2 * size_of::<Control>() <= CONTROLS);
+/// Values that may be lent at a time. A counter for each lies behind those of the rings.
+pub(crate) const LOANS: usize = 4;
+const _: () = assert!(2 * size_of::<Control>() + LOANS * size_of::<Line<AtomicU32>>() <= CONTROLS);
 
 /// One direction's ring.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Half {
     memory: Arc<MmapRaw>,
     /// Which of the two it is.
@@ -96,6 +98,34 @@ pub(super) fn map(memory: OwnedFd) -> Result<[Half; 2]> {
     Ok([0, 1].map(|index| Half { memory: memory.clone(), index, size }))
 }
 
+/// Values of a server, which this process reads where they lie.
+#[derive(Debug)]
+pub(super) struct Values(MmapRaw);
+
+impl Values {
+    pub(super) fn map(memory: &OwnedFd) -> Result<Self> {
+        let bytes = rustix::fs::fstat(memory.as_fd())?.st_size as usize;
+        if !is_sealed(memory)? {
+            return Err(Error::new(ErrorKind::InvalidData, "values in memory that may shrink"));
+        }
+        Ok(Self(MmapOptions::new().len(bytes).map_raw_read_only(memory.as_raw_fd())?))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Values that the server has lent.
+    pub(super) fn bytes(&self, at: usize, len: usize) -> &[u8] {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.len()), "values outside their memory");
+        // SAFETY: inside the mapping, which lives as long as `self`, cannot shrink, and is initialised as all memory of the
+        // system is. The server changes nothing there until it has it back, or until this end's socket is closed, which
+        // whoever reads keeps open. One of the same user that does all the same garbles the values that it sent, as
+        // whoever writes to a mapped file.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().add(at), len) }
+    }
+}
+
 impl Half {
     pub(super) fn size(&self) -> usize {
         self.size
@@ -106,6 +136,14 @@ impl Half {
         // SAFETY: `index` is 0 or 1, and both fit before the rings, on a page of their own, so aligned; the mapping lives
         // as long as `self`, cannot shrink (it is sealed), and holds nothing but atomics there.
         unsafe { &*self.memory.as_ptr().cast::<Control>().add(self.index) }
+    }
+
+    /// 1 where values are lent, 0 as soon as they are given back.
+    #[allow(clippy::cast_ptr_alignment, reason = "a mapping begins with a page")]
+    pub(super) fn loan(&self, slot: usize) -> &AtomicU32 {
+        assert!(slot < LOANS, "no such loan");
+        // SAFETY: as above: `LOANS` counters fit behind the two controls, aligned as they are.
+        unsafe { &*self.memory.as_ptr().cast::<Control>().add(2).cast::<Line<AtomicU32>>().add(slot) }
     }
 
     fn bytes(&self) -> *mut u8 {

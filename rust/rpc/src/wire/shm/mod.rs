@@ -4,7 +4,11 @@
 //! server makes a memfd with two rings of bytes, one per direction, and passes it over the socket (`pass`). From then on
 //! bytes travel through the rings (`ring`, in memory of `memory`), and the socket carries single bytes that wake whoever sleeps,
 //! and the end: whatever becomes of a peer, the system closes its socket (`stream`). Nothing has a name, so nothing is left behind.
+//!
+//! Values of whole slices do not go through the ring: the client reads them where they lie, in memory that the server passed on, too
+//! (`loan`).
 
+mod loan;
 mod memory;
 mod pass;
 mod patience;
@@ -12,6 +16,7 @@ mod ring;
 mod stream;
 mod sync;
 
+pub(crate) use loan::{Borrower, Lender};
 pub(crate) use memory::SHARED_BYTES;
 pub(crate) use pass::ASK;
 pub(crate) use stream::LocalStream;

@@ -156,6 +156,19 @@ impl Reader {
     }
 }
 
+/// Gives back what the reader of this ring has lent; calls `wake` where it must be woken.
+pub(super) fn give_back(half: &Half, slot: usize, wake: impl FnOnce()) {
+    half.loan(slot).store(0, Ordering::Release);
+    if is_roused(&half.control().reader_sleeps) {
+        wake();
+    }
+}
+
+/// Whether it is given back. The ring's reader looks whenever it finds nothing else, and once more after it has said that it sleeps.
+pub(super) fn is_back(half: &Half, slot: usize) -> bool {
+    half.loan(slot).load(Ordering::Acquire) == 0
+}
+
 /// The peer's count, which may neither fall nor pass a limit.
 fn seen(count: &AtomicU64, before: u64, most: u64) -> Result<u64> {
     let now = count.load(Ordering::Acquire);

@@ -1,12 +1,15 @@
 //! A Unix socket, or the shared memory of its two ends.
 
+use super::loan::{Borrower, Lender, wake};
 use super::patience::Patience;
 use super::ring::{Reader, Writer};
 use super::{memory, pass};
+use fastps_core::shard::Exposed;
 use rustix::net::sockopt::{set_socket_send_buffer_size, socket_send_buffer_size};
-use rustix::net::{SendFlags, send};
 use std::io::{ErrorKind, IoSlice, Result};
+use std::os::fd::AsFd;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -24,6 +27,8 @@ const HELD: usize = 1 << 20;
 pub(crate) struct LocalStream {
     socket: UnixStream,
     rings: Option<Box<Rings>>,
+    /// Of a client whose server lends values.
+    borrower: Option<Arc<Borrower>>,
 }
 
 /// The two ends that this process has of the two rings.
@@ -36,6 +41,8 @@ struct Rings {
     asleep: bool,
     /// The peer's socket has ended: there will be no more than what the ring holds.
     ended: bool,
+    /// Of a server that lends values.
+    lender: Option<Arc<Lender>>,
 }
 
 impl From<UnixStream> for LocalStream {
@@ -44,7 +51,7 @@ impl From<UnixStream> for LocalStream {
         if socket_send_buffer_size(&socket).is_ok_and(|held| held < HELD) {
             let _ = set_socket_send_buffer_size(&socket, HELD);
         }
-        Self { socket, rings: None }
+        Self { socket, rings: None, borrower: None }
     }
 }
 
@@ -53,7 +60,11 @@ impl LocalStream {
     pub(crate) async fn ask(&mut self, spin: Duration) -> Result<std::result::Result<(), String>> {
         match pass::ask(&mut self.socket).await? {
             Ok(memory) => {
-                let [to_server, to_client] = memory::map(memory)?;
+                let mut memory = memory.into_iter();
+                let rings = memory.next().ok_or(ErrorKind::InvalidData)?;
+                let [to_server, to_client] = memory::map(rings)?;
+                let borrow = |values| Borrower::new(to_server.clone(), &values, &self.socket);
+                self.borrower = memory.next().map(borrow).transpose()?;
                 self.rings = Some(Box::new(Rings::new(Reader::new(to_client), Writer::new(to_server), spin)));
                 Ok(Ok(()))
             }
@@ -61,19 +72,37 @@ impl LocalStream {
         }
     }
 
-    /// Gives a client that has asked its shared memory, or the reason why there is none.
+    /// Gives a client that has asked its shared memory, or the reason why there is none, and lends it values.
     pub(crate) async fn share(
         &mut self,
         room: std::result::Result<(), String>,
         spin: Duration,
+        exposed: Option<&Arc<Exposed>>,
     ) -> Result<()> {
         let made = room.and_then(|()| memory::make().map_err(|error| format!("no shared memory: {error}")));
-        pass::answer(&self.socket, made.as_ref().map_err(String::as_str)).await?;
-        if let Ok(memory) = made {
-            let [to_server, to_client] = memory::map(memory)?;
-            self.rings = Some(Box::new(Rings::new(Reader::new(to_server), Writer::new(to_client), spin)));
-        }
+        let rings = match made {
+            Ok(rings) => rings,
+            Err(reason) => return pass::answer(&self.socket, Err(&reason)).await,
+        };
+        let both: Vec<_> = std::iter::once(rings.as_fd())
+            .chain(exposed.map(|exposed| exposed.readable().as_fd()))
+            .collect();
+        pass::answer(&self.socket, Ok(&both)).await?;
+        let [to_server, to_client] = memory::map(rings)?;
+        let lender = exposed.map(|exposed| Lender::new(to_server.clone(), exposed.clone()));
+        let rings = Rings::new(Reader::new(to_server), Writer::new(to_client), spin);
+        self.rings = Some(Box::new(Rings { lender, ..rings }));
         Ok(())
+    }
+
+    /// What lends values to the client, if they are.
+    pub(crate) fn lender(&self) -> Option<Arc<Lender>> {
+        self.rings.as_ref()?.lender.clone()
+    }
+
+    /// What takes values that the server lends.
+    pub(crate) fn borrower(&self) -> Option<Arc<Borrower>> {
+        self.borrower.clone()
     }
 
     /// Waits for what comes without looking for it.
@@ -84,16 +113,24 @@ impl LocalStream {
     }
 }
 
-/// Wakes the peer. Where the socket has no room for another byte, there are some that it has not read; where it has
-/// ended, so will the stream.
-fn wake(socket: &UnixStream) {
-    let _ = send(socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+impl Drop for LocalStream {
+    fn drop(&mut self) {
+        if let Some(lender) = self.lender() {
+            lender.outlive(&self.socket);
+        }
+    }
 }
 
 impl Rings {
     fn new(reader: Reader, writer: Writer, spin: Duration) -> Self {
         let patience = Patience::new(spin);
-        Self { reader, writer, patience, asleep: false, ended: false }
+        Self { reader, writer, patience, asleep: false, ended: false, lender: None }
+    }
+
+    fn take_back(&self) {
+        if let Some(lender) = &self.lender {
+            lender.take_back();
+        }
     }
 
     fn poll_read(
@@ -105,6 +142,7 @@ impl Rings {
         let turn = ready!(poll_proceed(cx));
         let before = buf.filled().len();
         loop {
+            self.take_back();
             self.reader.read(buf, || wake(socket))?;
             if buf.filled().len() > before {
                 self.patience.learn();
@@ -181,6 +219,7 @@ impl Rings {
         if !may_sleep(self)? {
             return Poll::Ready(Ok(()));
         }
+        self.take_back();
         loop {
             ready!(socket.poll_read_ready(cx))?;
             match socket.try_read(&mut [0; 64]) {
@@ -261,7 +300,7 @@ mod tests {
         let serve = async {
             asked(&mut server).await;
             let mut server = LocalStream::from(server);
-            server.share(Ok(()), SPIN).await.unwrap();
+            server.share(Ok(()), SPIN, None).await.unwrap();
             server
         };
         let (answer, server) = within(async { tokio::join!(client.ask(SPIN), serve) }).await;
@@ -349,7 +388,7 @@ mod tests {
         let serve = async {
             asked(&mut server).await;
             let mut server = LocalStream::from(server);
-            server.share(Err("none to give ".repeat(100)), SPIN).await.unwrap();
+            server.share(Err("none to give ".repeat(100)), SPIN, None).await.unwrap();
             server.write_all(b"by socket").await.unwrap();
             server
         };
@@ -381,11 +420,11 @@ mod tests {
             let serve = async {
                 asked(&mut server).await;
                 let mut server = LocalStream::from(server);
-                server.share(Ok(()), SPIN).await.unwrap();
+                server.share(Ok(()), SPIN, None).await.unwrap();
                 server
             };
             let (memory, mut server) = within(async { tokio::join!(pass::ask(&mut client), serve) }).await;
-            let memory = memory.unwrap().unwrap();
+            let memory = memory.unwrap().unwrap().remove(0);
             rustix::io::pwrite(&memory, &count.to_ne_bytes(), at).unwrap();
             let error = if reads {
                 within(server.read_u8()).await.unwrap_err()
