@@ -73,8 +73,8 @@ def test_sockets_and_memory_go_with_their_server():
         ps.register("w", np.zeros(LARGE, np.float32), optimizer=fastps.SGD(lr=1.0))
         made = sockets() - before
         assert len(made) == 2
-        # Both ends are this process.
-        assert memory() - mapped == 4
+        # Both ends are this process: each has mapped the rings, and the values.
+        assert memory() - mapped == 8
     assert not made & {name for name, _ in all_sockets()}
     until(lambda: memory() == mapped)
 

@@ -10,7 +10,7 @@ use crate::node::{Node, Phase, Principal};
 use crate::room::{AT_REST, Room};
 use crate::tls::{self, ServerTls};
 use crate::turn_away::{linger, turn_away};
-use crate::wire::{ASK, Lender, NATIVE, SHARED_BYTES, Socket};
+use crate::wire::{ASK, Lender, MAX_FRAME, NATIVE, SHARED_BYTES, Socket};
 use bytes::{Bytes, BytesMut};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::{Charge, Purpose};
@@ -159,7 +159,9 @@ impl Connection {
     async fn share(&mut self) -> io::Result<()> {
         let meter = self.node.shard.meter();
         let work = meter.take(Purpose::Connections, CONNECTION_BYTES + STREAM_BYTES);
-        let shared = work.and_then(|_work| meter.take(Purpose::Connections, SHARED_BYTES));
+        // What is lent may stay with a client that is stopped, even after its connection has been reset.
+        let lent = if self.node.shard.exposed().is_some() { PINS as u64 * u64::from(MAX_FRAME) } else { 0 };
+        let shared = work.and_then(|_work| meter.take(Purpose::Connections, SHARED_BYTES + lent));
         let (shared, room) = match shared {
             Ok(shared) => (Some(shared), Ok(())),
             Err(error) => (None, Err(error.to_string())),

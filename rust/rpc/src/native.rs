@@ -21,6 +21,7 @@ use h2::server::SendResponse;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::mpsc::channel;
@@ -151,9 +152,9 @@ async fn exchange(
     // A log is written while the shard sleeps, also between the parts of something large.
     let pace = if node.files.journal().is_some() { Turn::default() } else { turn.clone() };
     let frames = Frames::Native(messages, Spin::new(node.spin), pace);
-    let stream_of = Exchange { node, peer, shared: shared.clone() };
+    let stream_of = Exchange { node: node.clone(), peer, shared: shared.clone() };
     let reading = stream_of.serve(frames, answers);
-    let writing = write(Answers { queue, shared: shared.clone() }, Outbox::new(stream, turn), lender);
+    let writing = write(Answers { queue, shared: shared.clone() }, Outbox::new(stream, turn), &node, lender);
     tokio::select! {
         biased;
         () = shared.was_reset() => Ended::Reset,
@@ -165,6 +166,7 @@ async fn exchange(
 async fn write(
     mut answers: Answers,
     mut outbox: Outbox,
+    node: &Node,
     lender: Option<Arc<Lender>>,
 ) -> Result<(), h2::Error> {
     loop {
@@ -190,6 +192,8 @@ async fn write(
                     return Ok(());
                 };
                 let frame = lent_or_sent(lender.as_deref(), tag, applied.as_ref(), snapshot, pin);
+                let is_lent = frame.header.as_ref().is_some_and(|header| header.lent.is_some());
+                node.values_lent.fetch_add(is_lent.into(), Ordering::Relaxed);
                 outbox.send(frame, Some(busy))?;
             }
             Err(status) => return outbox.finish(trailers(&status)),

@@ -59,6 +59,7 @@ pub(crate) struct Node {
     pub(crate) connections_refused: AtomicU64,
     pub(crate) handshakes_failed: AtomicU64,
     pub(crate) streams_reset: AtomicU64,
+    pub(crate) values_lent: AtomicU64,
     pub(crate) frames: AtomicU64,
     pub(crate) frames_refused: AtomicU64,
 }
@@ -184,6 +185,7 @@ impl Node {
             ("connections_refused", self.connections_refused.load(Ordering::Relaxed)),
             ("handshakes_failed", self.handshakes_failed.load(Ordering::Relaxed)),
             ("streams_reset", self.streams_reset.load(Ordering::Relaxed)),
+            ("values_lent", self.values_lent.load(Ordering::Relaxed)),
             ("frames", self.frames.load(Ordering::Relaxed)),
             ("frames_refused", self.frames_refused.load(Ordering::Relaxed)),
         ]);

@@ -119,6 +119,7 @@ impl Server {
                 connections_refused: AtomicU64::new(0),
                 handshakes_failed: AtomicU64::new(0),
                 streams_reset: AtomicU64::new(0),
+                values_lent: AtomicU64::new(0),
                 frames: AtomicU64::new(0),
                 frames_refused: AtomicU64::new(0),
             });

@@ -263,6 +263,7 @@ fn a_slow_reader_slows_only_itself() {
         reader.join().unwrap();
     });
     assert_eq!(cluster.counter(0, "streams_reset"), 0);
+    assert!(cluster.counter(0, "values_lent") >= 40 * SLICES as u64, "they are read where they lie");
 }
 
 /// No room for two rings: the socket stays, and says why; who insists is told.
