@@ -43,6 +43,7 @@ NOT_IN_CORE = {"tokio", "tonic", "prost", "h2", "hyper", "pyo3", "tracing", "log
 UNSAFE_FILES = {
     "rust/core/src/isa.rs",
     "rust/core/src/params/cell.rs",
+    "rust/core/src/params/exposed.rs",
     "rust/core/src/params/shared.rs",
     "rust/python/src/buffer.rs",
     "rust/python/src/buffer/dlpack.rs",

@@ -1,5 +1,6 @@
 """fork: a clear error in the child. spawn: a client that was pickled connects again."""
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -73,6 +74,24 @@ def test_a_server_in_a_forked_child_is_told(server):
             return "told"
 
     assert in_child(child) == "told"
+
+
+def test_what_a_server_holds_outlives_a_forked_child():
+    n = 3 * 258_048
+    server = fastps.serve(shards=1)
+    with fastps.connect(server.addresses) as ps:
+        ps.register("w", np.full(n, 7, np.float32), optimizer=fastps.SGD(lr=1.0))
+
+        def child():
+            nonlocal server, ps
+            del server, ps
+            gc.collect()
+            return "gone"
+
+        assert in_child(child) == "gone"
+        assert (ps.pull("w") == 7).all()
+        assert (ps.push_pull({"w": np.ones(n, np.float32)}).values["w"] == 6).all()
+    server.stop()
 
 
 def spawned(ps):

@@ -10,7 +10,7 @@ use crate::node::{Node, Phase, Principal};
 use crate::room::{AT_REST, Room};
 use crate::tls::{self, ServerTls};
 use crate::turn_away::{linger, turn_away};
-use crate::wire::{ASK, Lender, MAX_FRAME, NATIVE, SHARED_BYTES, Socket};
+use crate::wire::{ASK, LOANS, Lender, MAX_FRAME, NATIVE, SHARED_BYTES, Socket};
 use bytes::{Bytes, BytesMut};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::{Charge, Purpose};
@@ -39,7 +39,7 @@ pub(crate) const CONNECTION_WINDOW: u32 = 2 * STREAM_WINDOW;
 const CONNECTION_BYTES: u64 = CONNECTION_WINDOW as u64 + (256 << 10);
 /// What its stream takes at most before the first frame.
 const STREAM_BYTES: u64 = 8 << 20;
-/// Slices that one connection may keep pinned: answers that are not encoded yet.
+/// Slices that one connection may keep pinned: answers that are not encoded yet. One that lends may have as many as it can lend.
 const PINS: usize = 2;
 /// Connections that nothing is counted for: within their handshake, or being told that they are not served. Beyond that they are
 /// closed at once.
@@ -160,10 +160,14 @@ impl Connection {
         let meter = self.node.shard.meter();
         let work = meter.take(Purpose::Connections, CONNECTION_BYTES + STREAM_BYTES);
         // What is lent may stay with a client that is stopped, even after its connection has been reset.
-        let lent = if self.node.shard.exposed().is_some() { PINS as u64 * u64::from(MAX_FRAME) } else { 0 };
+        let loans = if self.node.shard.exposed().is_some() { LOANS } else { 0 };
+        let lent = loans as u64 * u64::from(MAX_FRAME);
         let shared = work.and_then(|_work| meter.take(Purpose::Connections, SHARED_BYTES + lent));
         let (shared, room) = match shared {
-            Ok(shared) => (Some(shared), Ok(())),
+            Ok(shared) => {
+                self.peer.pins.add_permits(loans.saturating_sub(PINS));
+                (Some(shared), Ok(()))
+            }
             Err(error) => (None, Err(error.to_string())),
         };
         self.shared = shared;

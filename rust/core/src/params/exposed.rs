@@ -22,6 +22,8 @@ pub struct Exposed {
     readable: File,
     memory: MmapRaw,
     free: Mutex<Free>,
+    /// A forked child has the mapping, too, and must free nothing of it.
+    process: u32,
 }
 
 #[derive(Debug)]
@@ -45,7 +47,7 @@ impl Exposed {
         // A kernel without huge pages for such memory says no.
         let _ = memory.advise(Advice::HugePage);
         let free = Mutex::new(Free { returned: Vec::new(), fresh: 0..count, kept: false });
-        Ok(Arc::new(Self { file, readable, memory, free }))
+        Ok(Arc::new(Self { file, readable, memory, free, process: std::process::id() }))
     }
 
     /// What a reader maps.
@@ -105,12 +107,17 @@ impl DerefMut for ExposedPiece {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and borrowed alone. Other processes may look at the bytes meanwhile; they are told to only while
         // somebody has the buffer pinned, when there is no such borrow.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.memory.as_mut_ptr().add(self.offset()), self.len) }
+        unsafe {
+            std::slice::from_raw_parts_mut(self.memory.memory.as_mut_ptr().add(self.offset()), self.len)
+        }
     }
 }
 
 impl Drop for ExposedPiece {
     fn drop(&mut self) {
+        if self.memory.process != std::process::id() {
+            return;
+        }
         let mut free = lock(&self.memory.free);
         if !free.kept {
             // Else the pages are used again as they are.
@@ -142,7 +149,8 @@ mod system {
         if std::fs::read_to_string("/proc/sys/vm/overcommit_memory")?.trim() == "2" {
             return Err(Error::new(ErrorKind::Unsupported, "the system commits memory strictly"));
         }
-        let file = rustix::fs::memfd_create("fastps-values", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let file =
+            rustix::fs::memfd_create("fastps-values", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, bytes)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(file.into())
@@ -180,7 +188,8 @@ mod system {
     }
 }
 
-#[cfg(all(test, target_os = "linux", not(any(miri, loom))))]
+#[cfg(test)]
+#[cfg(all(target_os = "linux", not(any(miri, loom))))]
 mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;

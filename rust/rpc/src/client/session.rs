@@ -108,7 +108,8 @@ async fn receive(link: &Arc<Link>, mut messages: Messages, borrower: Option<Arc<
     loop {
         match poll_fn(|cx| messages.poll_next(cx)).await {
             Ok(Some(frame)) => {
-                let answered = borrow(frame, borrower.as_ref()).and_then(|(frame, lent)| link.answer(frame, lent));
+                let answered =
+                    borrow(frame, borrower.as_ref()).and_then(|(frame, lent)| link.answer(frame, lent));
                 if let Err(error) = answered {
                     return error;
                 }

@@ -5,7 +5,8 @@ use crate::convert;
 use crate::local;
 use crate::tls;
 use crate::wire::{
-    Borrower, Framed, MAX_FRAME, Messages, NATIVE, Outbox, PATH, Piece, RESET, SERVER, Socket, Turn, UNWRITTEN, status,
+    Borrower, Framed, MAX_FRAME, Messages, NATIVE, Outbox, PATH, Piece, RESET, SERVER, Socket, Turn,
+    UNWRITTEN, status,
 };
 use fastps_core::error::{Error, Kind, Result};
 use h2::client::{Builder, Connection};

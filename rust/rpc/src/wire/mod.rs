@@ -19,7 +19,7 @@ pub(crate) use keep_alive::keep_alive;
 pub(crate) use messages::{Arrivals, Messages, status};
 pub(crate) use outbox::Outbox;
 pub(crate) use piece::Piece;
-pub(crate) use shm::{ASK, Borrower, Lender, LocalStream, SHARED_BYTES};
+pub(crate) use shm::{ASK, Borrower, LOANS, Lender, LocalStream, SHARED_BYTES};
 pub(crate) use socket::Socket;
 pub(crate) use spin::{BUDGET as SPIN, Pace, Spin};
 pub(crate) use turn::Turn;

@@ -177,10 +177,10 @@ mod tests {
     use super::super::LocalStream;
     use super::*;
     use crate::wire::SPIN;
-    use fastps_core::isa::Isa;
-    use fastps_core::shard::{Shard, ShardConfig};
     use fastps_core::dtype::DType;
+    use fastps_core::isa::Isa;
     use fastps_core::optim::{Optimizer, Sgd};
+    use fastps_core::shard::{Shard, ShardConfig};
     use fastps_core::slice::Standing;
     use fastps_core::tensor::{Apply, SliceId, TensorSpec};
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -217,7 +217,9 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap_or_else(|_| panic!("never: {what}"));
+        tokio::time::timeout(Duration::from_secs(30), waiting)
+            .await
+            .unwrap_or_else(|_| panic!("never: {what}"));
     }
 
     /// A shard with `slices` whole slices whose bytes are their numbers, counted from 1.

@@ -17,6 +17,6 @@ mod stream;
 mod sync;
 
 pub(crate) use loan::{Borrower, Lender};
-pub(crate) use memory::SHARED_BYTES;
+pub(crate) use memory::{LOANS, SHARED_BYTES};
 pub(crate) use pass::ASK;
 pub(crate) use stream::LocalStream;

@@ -84,9 +84,8 @@ impl LocalStream {
             Ok(rings) => rings,
             Err(reason) => return pass::answer(&self.socket, Err(&reason)).await,
         };
-        let both: Vec<_> = std::iter::once(rings.as_fd())
-            .chain(exposed.map(|exposed| exposed.readable().as_fd()))
-            .collect();
+        let both: Vec<_> =
+            std::iter::once(rings.as_fd()).chain(exposed.map(|exposed| exposed.readable().as_fd())).collect();
         pass::answer(&self.socket, Ok(&both)).await?;
         let [to_server, to_client] = memory::map(rings)?;
         let lender = exposed.map(|exposed| Lender::new(to_server.clone(), exposed.clone()));
