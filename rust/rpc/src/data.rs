@@ -1,7 +1,7 @@
 //! The data service: one task per stream reads frames in order and answers each with exactly one frame.
 //!
 //! A place in the bounded queue of answers is taken before a frame is read, so a completion never waits and a client
-//! that does not read stops only its own stream. A connection holds at most two pins: see `answers`.
+//! that does not read stops only its own stream. A connection holds few pins: see `answers`.
 
 mod sparse;
 

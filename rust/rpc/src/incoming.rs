@@ -159,7 +159,7 @@ impl Connection {
     async fn share(&mut self) -> io::Result<()> {
         let meter = self.node.shard.meter();
         let work = meter.take(Purpose::Connections, CONNECTION_BYTES + STREAM_BYTES);
-        // What is lent may stay with a client that is stopped, even after its connection has been reset.
+        // A client that is stopped may keep what is lent after a reset: then this is free for the copies of those who push.
         let loans = if self.node.shard.exposed().is_some() { LOANS } else { 0 };
         let lent = loans as u64 * u64::from(MAX_FRAME);
         let shared = work.and_then(|_work| meter.take(Purpose::Connections, SHARED_BYTES + lent));

@@ -10,7 +10,6 @@ use crate::wire::{
     keep_alive,
 };
 use fastps_core::failpoint::reach;
-use fastps_core::frame::Applied;
 use fastps_core::slice::Snapshot;
 use fastps_proto::v1 as pb;
 use futures_util::StreamExt;
@@ -191,9 +190,13 @@ async fn write(
                 let Some(snapshot) = pin.lend() else {
                     return Ok(());
                 };
-                let frame = lent_or_sent(lender.as_deref(), tag, applied.as_ref(), snapshot, pin);
-                let is_lent = frame.header.as_ref().is_some_and(|header| header.lent.is_some());
-                node.values_lent.fetch_add(is_lent.into(), Ordering::Relaxed);
+                let frame = match lend(lender.as_deref(), snapshot, pin) {
+                    Ok((snapshot, lent)) => {
+                        node.values_lent.fetch_add(1, Ordering::Relaxed);
+                        convert::lent(tag, applied.as_ref(), &snapshot, lent)
+                    }
+                    Err((snapshot, pin)) => convert::snapshot(tag, applied.as_ref(), snapshot, pin),
+                };
                 outbox.send(frame, Some(busy))?;
             }
             Err(status) => return outbox.finish(trailers(&status)),
@@ -201,20 +204,15 @@ async fn write(
     }
 }
 
-/// Values: lent where the client can read them where they lie, else as a payload.
-fn lent_or_sent(
+/// Lends values, where the client can read them where they lie.
+fn lend(
     lender: Option<&Lender>,
-    tag: u64,
-    applied: Option<&Applied>,
     snapshot: Snapshot,
     pin: Pin,
-) -> pb::Frame {
-    let (Some(lender), Some(offset)) = (lender, snapshot.exposed_at()) else {
-        return convert::snapshot(tag, applied, snapshot, pin);
-    };
-    match lender.lend(offset, snapshot.as_ref().len(), (snapshot.clone(), pin)) {
-        Ok(lent) => convert::lent(tag, applied, &snapshot, lent),
-        Err((snapshot, pin)) => convert::snapshot(tag, applied, snapshot, pin),
+) -> Result<(Snapshot, pb::Lent), (Snapshot, Pin)> {
+    match lender {
+        Some(lender) => lender.lend(snapshot.clone(), pin).map(|lent| (snapshot, lent)),
+        None => Err((snapshot, pin)),
     }
 }
 

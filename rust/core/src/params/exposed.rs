@@ -2,11 +2,12 @@
 //! It has no name, all of its addresses are taken at once, and its pages as they are touched.
 //!
 //! This process alone writes it. The others get an opening of it that cannot be written, and it is sealed against shrinking;
-//! they read pieces that are pinned for them, and nothing here depends on what else they look at.
+//! they read pieces that are pinned for them, and nothing here depends on what else they look at. A process of the same user
+//! that goes out of its way to write there garbles values, and nothing else.
 #![allow(unsafe_code)]
 
 use crate::sync::{Arc, Mutex, lock};
-use memmap2::{Advice, MmapOptions, MmapRaw};
+use memmap2::{MmapOptions, MmapRaw};
 use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
@@ -32,8 +33,6 @@ struct Free {
     returned: Vec<usize>,
     /// Pieces that never were.
     fresh: Range<usize>,
-    /// Somebody reads beyond the end of whoever lent it: nothing is freed or used again.
-    kept: bool,
 }
 
 impl Exposed {
@@ -44,9 +43,8 @@ impl Exposed {
         let file = system::make((count * PIECE) as u64)?;
         let readable = system::readable(&file)?;
         let memory = MmapOptions::new().len(count * PIECE).map_raw(&file)?;
-        // A kernel without huge pages for such memory says no.
-        let _ = memory.advise(Advice::HugePage);
-        let free = Mutex::new(Free { returned: Vec::new(), fresh: 0..count, kept: false });
+        system::advise(&memory);
+        let free = Mutex::new(Free { returned: Vec::new(), fresh: 0..count });
         Ok(Arc::new(Self { file, readable, memory, free, process: std::process::id() }))
     }
 
@@ -55,20 +53,12 @@ impl Exposed {
         &self.readable
     }
 
-    /// From here on nothing is freed or used again: somebody may read what was lent for longer than it can be held for them.
-    pub fn keep(&self) {
-        lock(&self.free).kept = true;
-    }
-
     /// A piece for a buffer of `len` bytes. Spares, which are seldom touched, come from the other end.
     pub(super) fn take(self: &Arc<Self>, len: usize, spare: bool) -> Option<ExposedPiece> {
         if !(PIECE / 2..=PIECE).contains(&len) {
             return None;
         }
         let mut free = lock(&self.free);
-        if free.kept {
-            return None;
-        }
         let index = match free.returned.pop() {
             Some(index) => index,
             None if spare => free.fresh.next_back()?,
@@ -98,7 +88,7 @@ impl Deref for ExposedPiece {
     fn deref(&self) -> &[u8] {
         // SAFETY: `index` is below the count of pieces and `len` at most a piece, so this is inside the mapping, which lives as
         // long as `memory` and cannot shrink. All memory of the system is initialised. Each index is had by one piece at
-        // a time, and nobody but this process can write, so nobody changes it while it is borrowed.
+        // a time, and nobody but this process writes, so nobody changes it while it is borrowed.
         unsafe { std::slice::from_raw_parts(self.memory.memory.as_ptr().add(self.offset()), self.len) }
     }
 }
@@ -118,17 +108,15 @@ impl Drop for ExposedPiece {
         if self.memory.process != std::process::id() {
             return;
         }
-        let mut free = lock(&self.memory.free);
-        if !free.kept {
-            // Else the pages are used again as they are.
-            let _ = system::free(&self.memory.file, self.offset() as u64, PIECE as u64);
-            free.returned.push(self.index);
-        }
+        // Where that fails, the pages are used again as they are.
+        let _ = system::free(&self.memory.file, self.offset() as u64, PIECE as u64);
+        lock(&self.memory.free).returned.push(self.index);
     }
 }
 
 #[cfg(all(target_os = "linux", not(any(miri, loom))))]
 mod system {
+    use memmap2::{Advice, MmapRaw};
     use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
     use rustix::process::{Resource, getrlimit};
     use std::fs::File;
@@ -156,6 +144,12 @@ mod system {
         Ok(file.into())
     }
 
+    /// Huge pages, if the system gives such memory any; and a dump of the process need not have values that it has not touched.
+    pub(super) fn advise(memory: &MmapRaw) {
+        let _ = memory.advise(Advice::HugePage);
+        let _ = memory.advise(Advice::DontDump);
+    }
+
     pub(super) fn readable(file: &File) -> Result<File> {
         File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
     }
@@ -178,6 +172,8 @@ mod system {
     pub(super) fn make(_bytes: u64) -> Result<File> {
         Err(ErrorKind::Unsupported.into())
     }
+
+    pub(super) fn advise(_memory: &memmap2::MmapRaw) {}
 
     pub(super) fn readable(_file: &File) -> Result<File> {
         Err(ErrorKind::Unsupported.into())
@@ -215,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_freed_and_used_again_until_somebody_keeps_them() {
+    fn pieces_are_freed_and_used_again() {
         let memory = Exposed::new(2 << 20).unwrap();
         let mut both: Vec<_> = (0..2).map(|_| memory.take(PIECE - 64, false).unwrap()).collect();
         assert_eq!(both[1].len(), PIECE - 64);
@@ -226,10 +222,7 @@ mod tests {
         let mut again = memory.take(PIECE, false).unwrap();
         assert_eq!(again.offset(), PIECE);
         again[0] = 8;
-        memory.keep();
-        drop((again, both));
         assert_eq!(read(&memory, PIECE), 8);
-        assert!(memory.take(PIECE, false).is_none());
     }
 
     #[test]

@@ -130,8 +130,9 @@ fn borrow(mut frame: pb::Frame, borrower: Option<&Arc<Borrower>>) -> Result<(pb:
     let Some(lent) = frame.header.as_mut().and_then(|header| header.lent.take()) else {
         return Ok((frame, false));
     };
-    let unasked = || Error::new(Kind::Frame, "the server lends values to a client that cannot read them");
-    let loan = borrower.ok_or_else(unasked)?.take(&lent);
+    let unasked = || Error::new(Kind::Frame, "the server lends what this client cannot read");
+    let whole = frame.header.as_ref().is_some_and(|h| h.kind() == pb::Kind::Values && h.table.is_none());
+    let loan = borrower.filter(|_| whole).ok_or_else(unasked)?.take(&lent);
     let loan = loan.map_err(|error| Error::new(Kind::Frame, format!("no values of the server: {error}")))?;
     frame.payload = Bytes::from_owner(loan);
     Ok((frame, true))

@@ -266,6 +266,41 @@ fn a_slow_reader_slows_only_itself() {
     assert!(cluster.counter(0, "values_lent") >= 40 * SLICES as u64, "they are read where they lie");
 }
 
+/// A connection that is cut while its client is in the middle of a large pull is over: nothing that was lent keeps it. The client
+/// connects anew, and gets all.
+#[test]
+fn a_connection_that_is_cut_in_mid_pull_ends() {
+    const SLICES: usize = 20;
+    let cluster = Cluster::start(1);
+    let address = &cluster.addresses()[0];
+    let client = connect(address, Transport::Shm, PATIENT).unwrap();
+    let (values, shape) = (vec![3.0; SLICES * SLICE], vec![(SLICES * SLICE) as u64]);
+    let optimizer = Optimizer::Sgd(Sgd::default());
+    let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
+    let spec = TensorSpec { name: "w".into(), shape, dtype, apply, group, optimizer };
+    client.register(spec, View::Float32(&values), PATIENT).unwrap();
+    let socket = socket_name(address);
+    let connections = || cluster.counter(0, "connections");
+    let mut slices = 0;
+    let mut take = |_: usize, _: usize, bytes: &[u8]| {
+        if slices == 0 {
+            let before = connections();
+            let cut =
+                sockets(&socket).iter().filter(|socket| shutdown(socket, Shutdown::Both).is_ok()).count();
+            assert!(cut > 0, "there was no connection");
+            let begin = Instant::now();
+            while connections() >= before {
+                assert!(begin.elapsed() < PATIENT, "the connection does not end");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        assert!(bytes.as_chunks().0.iter().all(|value| f32::from_le_bytes(*value) == 3.0));
+        slices += 1;
+    };
+    client.pull(&["w".into()], PATIENT, &mut take).unwrap();
+    assert_eq!(slices, SLICES);
+}
+
 /// No room for two rings: the socket stays, and says why; who insists is told.
 #[test]
 fn without_room_the_unix_socket_does() {

@@ -7,14 +7,14 @@
 use super::memory::{Half, LOANS, Values};
 use super::ring::{give_back, is_back};
 use super::sync::Ordering;
-use fastps_core::shard::Exposed;
+use fastps_core::slice::Snapshot;
 use fastps_proto::v1 as pb;
 use rustix::net::{SendFlags, Shutdown, send, shutdown};
 use std::fmt;
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
-use tokio::net::UnixStream;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Handle;
 
 /// Wakes the peer. Where the socket has no room for another byte, there are some that it has not read; where it has
@@ -27,60 +27,74 @@ pub(super) fn wake(socket: impl AsFd) {
 pub(crate) struct Lender {
     /// The ring that the client writes.
     half: Half,
-    exposed: Arc<Exposed>,
-    lent: Mutex<[Option<Kept>; LOANS]>,
+    state: Mutex<State>,
 }
 
-/// What keeps values as they are.
-type Kept = Box<dyn Send>;
+struct State {
+    lent: [Option<Lent>; LOANS],
+    /// The server's end of the socket once more, for as long as the connection lasts.
+    socket: Option<UnixStream>,
+}
+
+/// Values, and what keeps their place among those that are under way.
+type Lent = (Snapshot, Box<dyn Send>);
 
 impl Lender {
-    pub(super) fn new(half: Half, exposed: Arc<Exposed>) -> Arc<Self> {
-        Arc::new(Self { half, exposed, lent: Mutex::default() })
+    pub(super) fn new(half: Half, socket: &tokio::net::UnixStream) -> Result<Arc<Self>> {
+        let socket = Some(UnixStream::from(socket.as_fd().try_clone_to_owned()?));
+        let state = Mutex::new(State { lent: [const { None }; LOANS], socket });
+        Ok(Arc::new(Self { half, state }))
     }
 
-    /// Lends `bytes` values that begin at `offset` and stay as they are while `kept` lives; gives it back if so much is lent that there
-    /// is no slot.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lends values, and keeps `place` until they are back. Gives both back where they do not lie in memory that the client reads, where
+    /// so much is lent that there is no slot, and after the end.
     pub(crate) fn lend<T: Send + 'static>(
         &self,
-        offset: usize,
-        bytes: usize,
-        kept: T,
-    ) -> std::result::Result<pb::Lent, T> {
+        values: Snapshot,
+        place: T,
+    ) -> std::result::Result<pb::Lent, (Snapshot, T)> {
         self.take_back();
-        let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(slot) = lent.iter().position(Option::is_none) else {
-            return Err(kept);
+        let mut state = self.state();
+        let slot = state.lent.iter().position(Option::is_none);
+        let (Some(offset), Some(slot), true) = (values.exposed_at(), slot, state.socket.is_some()) else {
+            return Err((values, place));
         };
+        let lent = pb::Lent { offset: offset as u64, bytes: values.as_ref().len() as u32, slot: slot as u32 };
         self.half.loan(slot).store(1, Ordering::Relaxed);
-        lent[slot] = Some(Box::new(kept));
-        Ok(pb::Lent { offset: offset as u64, bytes: bytes as u32, slot: slot as u32 })
+        state.lent[slot] = Some((values, Box::new(place)));
+        Ok(lent)
     }
 
-    /// Lets go of what the client has given back; tells whether anything is lent still.
-    pub(super) fn take_back(&self) -> bool {
-        let mut back = [const { None }; LOANS];
-        let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
-        for (slot, (lent, back)) in lent.iter_mut().zip(&mut back).enumerate() {
-            if lent.is_some() && is_back(&self.half, slot) {
-                *back = lent.take();
-            }
-        }
-        let left = lent.iter().any(Option::is_some);
-        drop(lent);
+    /// Lets go of what the client has given back.
+    pub(super) fn take_back(&self) {
+        let mut state = self.state();
+        let back = state.lent.iter_mut().enumerate().map(|(slot, lent)| {
+            let is_back = lent.is_some() && is_back(&self.half, slot);
+            lent.take_if(|_| is_back)
+        });
+        let back: Vec<_> = back.collect();
+        drop(state);
         // Those who wait for it are woken without the lock.
         drop(back);
-        left
     }
 
-    /// After the connection: holds what is lent until the client has closed its end of the socket.
-    pub(super) fn outlive(self: &Arc<Self>, socket: &UnixStream) {
-        if !self.take_back() {
+    /// The connection's end: what is lent stays as it is until the client has closed its end of the socket, and takes nobody's place
+    /// any more.
+    pub(super) fn end(&self) {
+        self.take_back();
+        let mut state = self.state();
+        let (lent, socket) = (std::mem::take(&mut state.lent), state.socket.take());
+        drop(state);
+        let values: Vec<_> = lent.into_iter().flatten().map(|(values, _place)| values).collect();
+        if values.is_empty() {
             return;
         }
-        let left = Left(self.clone(), false);
-        let socket = socket.as_fd().try_clone_to_owned().map(std::os::unix::net::UnixStream::from);
-        if let (Ok(runtime), Ok(socket)) = (Handle::try_current(), socket) {
+        let left = Left { values };
+        if let (Ok(runtime), Some(socket)) = (Handle::try_current(), socket) {
             runtime.spawn(left.wait(socket));
         }
     }
@@ -92,35 +106,34 @@ impl fmt::Debug for Lender {
     }
 }
 
-/// What is lent after its connection has ended, and whether all of it is back.
-struct Left(Arc<Lender>, bool);
+/// What is lent after its connection has ended.
+struct Left {
+    values: Vec<Snapshot>,
+}
 
 impl Left {
-    async fn wait(mut self, socket: std::os::unix::net::UnixStream) {
+    async fn wait(mut self, socket: UnixStream) {
         let _ = shutdown(&socket, Shutdown::Write);
-        if let Ok(socket) = UnixStream::from_std(socket) {
-            loop {
-                match socket.try_read(&mut [0; 64]) {
-                    Ok(1..) => {}
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                        if socket.readable().await.is_err() {
-                            return;
-                        }
+        let Ok(socket) = tokio::net::UnixStream::from_std(socket) else { return };
+        loop {
+            match socket.try_read(&mut [0; 64]) {
+                Ok(1..) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if socket.readable().await.is_err() {
+                        return;
                     }
-                    Ok(0) | Err(_) => break,
                 }
+                Ok(0) | Err(_) => break,
             }
-            self.1 = true;
         }
+        self.values.clear();
     }
 }
 
 impl Drop for Left {
     fn drop(&mut self) {
-        if !self.1 {
-            // Nobody is there to wait: what the client reads must outlive this server.
-            self.0.exposed.keep();
-        }
+        // Nobody is there to wait for a client that reads, if it does: these few slices are never used again.
+        std::mem::forget(std::mem::take(&mut self.values));
     }
 }
 
@@ -135,7 +148,7 @@ pub(crate) struct Borrower {
 }
 
 impl Borrower {
-    pub(super) fn new(half: Half, values: &OwnedFd, socket: &UnixStream) -> Result<Arc<Self>> {
+    pub(super) fn new(half: Half, values: &OwnedFd, socket: &tokio::net::UnixStream) -> Result<Arc<Self>> {
         let socket = socket.as_fd().try_clone_to_owned()?;
         Ok(Arc::new(Self { half, values: Values::map(values)?, socket }))
     }
@@ -173,6 +186,7 @@ impl Drop for Loan {
 }
 
 #[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
     use super::super::LocalStream;
     use super::*;
@@ -180,12 +194,12 @@ mod tests {
     use fastps_core::dtype::DType;
     use fastps_core::isa::Isa;
     use fastps_core::optim::{Optimizer, Sgd};
-    use fastps_core::shard::{Shard, ShardConfig};
+    use fastps_core::shard::{Exposed, Shard, ShardConfig};
     use fastps_core::slice::Standing;
     use fastps_core::tensor::{Apply, SliceId, TensorSpec};
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
     use std::time::Duration;
-    use tokio::io::AsyncReadExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     /// Counts how many there are.
     struct Counted<'a>(&'a AtomicUsize);
@@ -246,7 +260,7 @@ mod tests {
 
     /// A client and a server on this machine.
     async fn pair(exposed: &Arc<Exposed>) -> (LocalStream, LocalStream) {
-        let (client, server) = UnixStream::pair().unwrap();
+        let (client, server) = tokio::net::UnixStream::pair().unwrap();
         let (mut client, mut server) = (LocalStream::from(client), LocalStream::from(server));
         let serve = async {
             let mut question = vec![0; super::super::ASK.len()];
@@ -259,10 +273,13 @@ mod tests {
         (client, server)
     }
 
-    fn lend<T: Send + 'static>(server: &LocalStream, shard: &Shard, slice: u64, kept: T) -> Option<pb::Lent> {
-        let values = shard.pull(0, SliceId(slice)).unwrap();
-        let (offset, bytes) = (values.exposed_at().unwrap(), values.as_ref().len());
-        server.lender().unwrap().lend(offset, bytes, (values, kept)).ok()
+    fn lend<T: Send + 'static>(
+        server: &LocalStream,
+        shard: &Shard,
+        slice: u64,
+        place: T,
+    ) -> Option<pb::Lent> {
+        server.lender().unwrap().lend(shard.pull(0, SliceId(slice)).unwrap(), place).ok()
     }
 
     #[tokio::test]
@@ -285,7 +302,7 @@ mod tests {
         loans.push(borrower.take(&lend(&server, &shard, 0, Counted::new(kept)).unwrap()).unwrap());
         assert_eq!(kept.load(SeqCst), LOANS, "one is back, and one is lent");
         loans.clear();
-        assert!(!server.lender().unwrap().take_back());
+        server.lender().unwrap().take_back();
         assert_eq!(kept.load(SeqCst), 0);
     }
 
@@ -310,21 +327,36 @@ mod tests {
         }
     }
 
+    /// Whether nobody but the slice itself has its values, so that a push may write there.
+    fn is_free(shard: &Shard) -> bool {
+        let before = shard.pull(0, SliceId(0)).unwrap().exposed_at();
+        let slice = shard.slice(SliceId(0)).unwrap();
+        slice.restore(&Standing::default(), &vec![1; slice.bytes()], &[]).unwrap();
+        shard.pull(0, SliceId(0)).unwrap().exposed_at() == before
+    }
+
     #[tokio::test]
     async fn what_is_lent_stays_as_it_is_until_the_clients_end_is_closed() {
         let (exposed, shard) = shard(1);
         let (mut client, server) = pair(&exposed).await;
-        let kept = count();
+        let (kept, lender) = (count(), server.lender().unwrap());
+        assert!(is_free(&shard));
         let lent = lend(&server, &shard, 0, Counted::new(kept)).unwrap();
         let loan = client.borrower().unwrap().take(&lent).unwrap();
         drop(server);
+        assert_eq!(kept.load(SeqCst), 0, "it takes nobody's place");
+        assert!(
+            lender.lend(shard.pull(0, SliceId(0)).unwrap(), ()).is_err(),
+            "nothing is lent after the end"
+        );
         assert!(within(client.read_u8()).await.is_err(), "the client sees the end");
+        client.shutdown().await.unwrap();
         drop(client);
         tokio::time::sleep(Duration::from_millis(50)).await;
-        assert_eq!(kept.load(SeqCst), 1, "it is read still");
+        assert!(!is_free(&shard), "it is read still");
         assert!(loan.as_ref().iter().all(|byte| *byte == 1));
         drop(loan);
-        until("the client's end is closed", || kept.load(SeqCst) == 0).await;
+        until("the client's end is closed", || is_free(&shard)).await;
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //! what the other has mapped.
 //!
 //! The other process may be anybody of the same user, and may write what and when it likes. So no reference to the
-//! bytes is ever made: they are copied in and out whole, each read once, and checked in the copy. The counters are
-//! atomics, for which every bit pattern is a value; what they say is checked by `ring`.
+//! bytes of a ring is ever made: they are copied in and out whole, each read once, and checked in the copy. The counters are
+//! atomics, for which every bit pattern is a value; what they say is checked by `ring`. Values that a server lends are read where
+//! they lie; whoever writes there meanwhile garbles numbers, and nothing is decided by them.
 #![allow(unsafe_code)]
 
 use super::sync::{AtomicU32, AtomicU64};
@@ -108,7 +109,11 @@ impl Values {
         if !is_sealed(memory)? {
             return Err(Error::new(ErrorKind::InvalidData, "values in memory that may shrink"));
         }
-        Ok(Self(MmapOptions::new().len(bytes).map_raw_read_only(memory.as_raw_fd())?))
+        let values = MmapOptions::new().len(bytes).map_raw_read_only(memory.as_raw_fd())?;
+        // A dump of this process need not have what it has never looked at.
+        #[cfg(target_os = "linux")]
+        let _ = values.advise(memmap2::Advice::DontDump);
+        Ok(Self(values))
     }
 
     pub(super) fn len(&self) -> usize {

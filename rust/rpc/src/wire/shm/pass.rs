@@ -4,8 +4,8 @@
 //! values, or the length of a text that says why there is none, and the text.
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Result};
 use std::mem::MaybeUninit;
@@ -54,6 +54,9 @@ fn receive(socket: &UnixStream, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    if got.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(Error::other("there is no descriptor left for shared memory"));
+    }
     let mut memory = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(files) = message {

@@ -88,7 +88,7 @@ impl LocalStream {
             std::iter::once(rings.as_fd()).chain(exposed.map(|exposed| exposed.readable().as_fd())).collect();
         pass::answer(&self.socket, Ok(&both)).await?;
         let [to_server, to_client] = memory::map(rings)?;
-        let lender = exposed.map(|exposed| Lender::new(to_server.clone(), exposed.clone()));
+        let lender = exposed.map(|_| Lender::new(to_server.clone(), &self.socket)).transpose()?;
         let rings = Rings::new(Reader::new(to_server), Writer::new(to_client), spin);
         self.rings = Some(Box::new(Rings { lender, ..rings }));
         Ok(())
@@ -115,7 +115,7 @@ impl LocalStream {
 impl Drop for LocalStream {
     fn drop(&mut self) {
         if let Some(lender) = self.lender() {
-            lender.outlive(&self.socket);
+            lender.end();
         }
     }
 }
@@ -255,6 +255,10 @@ impl AsyncWrite for LocalStream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        if self.borrower.is_some() {
+            // The socket's end gives back all that is borrowed, so it comes when that is done.
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.get_mut().socket).poll_shutdown(cx)
     }
 
