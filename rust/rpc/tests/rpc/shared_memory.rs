@@ -40,10 +40,15 @@ fn name(k: usize) -> Arc<str> {
 }
 
 fn register(client: &Client, k: usize) {
+    register_full(client, name(k), SIZES[k], 0.0);
+}
+
+/// A tensor of which every element is `value`.
+fn register_full(client: &Client, name: Arc<str>, elements: usize, value: f32) {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
     let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-    let spec = TensorSpec { name: name(k), shape: vec![SIZES[k] as u64], dtype, apply, group, optimizer };
-    client.register(spec, View::Float32(&vec![0.0; SIZES[k]]), PATIENT).unwrap();
+    let spec = TensorSpec { name, shape: vec![elements as u64], dtype, apply, group, optimizer };
+    client.register(spec, View::Float32(&vec![value; elements]), PATIENT).unwrap();
 }
 
 /// Adds 1 to every element.
@@ -217,12 +222,8 @@ fn a_slow_reader_slows_only_itself() {
     let address = &cluster.addresses()[0];
     let slow = connect(address, Transport::Shm, PATIENT).unwrap();
     let quick = connect(address, Transport::Shm, PATIENT).unwrap();
-    let (values, shape) = (vec![0.0; SLICES * SLICE], vec![(SLICES * SLICE) as u64]);
-    let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
-    let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-    let spec = TensorSpec { name: "w".into(), shape: shape.clone(), dtype, apply, group, optimizer };
-    quick.register(spec, View::Float32(&values), PATIENT).unwrap();
-    let ones = Arc::new(vec![-1.0; values.len()]);
+    register_full(&quick, "w".into(), SLICES * SLICE, 0.0);
+    let (ones, shape) = (Arc::new(vec![-1.0; SLICES * SLICE]), vec![(SLICES * SLICE) as u64]);
     let (stalled, go_on) = (AtomicBool::new(false), AtomicBool::new(false));
     let is_whole = |bytes: &[u8]| {
         let values = bytes.as_chunks().0;
@@ -274,11 +275,7 @@ fn a_connection_that_is_cut_in_mid_pull_ends() {
     let cluster = Cluster::start(1);
     let address = &cluster.addresses()[0];
     let client = connect(address, Transport::Shm, PATIENT).unwrap();
-    let (values, shape) = (vec![3.0; SLICES * SLICE], vec![(SLICES * SLICE) as u64]);
-    let optimizer = Optimizer::Sgd(Sgd::default());
-    let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
-    let spec = TensorSpec { name: "w".into(), shape, dtype, apply, group, optimizer };
-    client.register(spec, View::Float32(&values), PATIENT).unwrap();
+    register_full(&client, "w".into(), SLICES * SLICE, 3.0);
     let socket = socket_name(address);
     // Its other connection, for calls, has no stream of frames, and takes less.
     let has_stream = || cluster.counter(0, "memory_connections") > 5 << 20;

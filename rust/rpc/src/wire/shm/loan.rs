@@ -71,12 +71,11 @@ impl Lender {
 
     /// Lets go of what the client has given back.
     pub(super) fn take_back(&self) {
+        let mut back = [const { None }; LOANS];
         let mut state = self.state();
-        let back = state.lent.iter_mut().enumerate().map(|(slot, lent)| {
-            let is_back = lent.is_some() && is_back(&self.half, slot);
-            lent.take_if(|_| is_back)
-        });
-        let back: Vec<_> = back.collect();
+        for (slot, (lent, back)) in state.lent.iter_mut().zip(&mut back).enumerate() {
+            *back = lent.take_if(|_| is_back(&self.half, slot));
+        }
         drop(state);
         // Those who wait for it are woken without the lock.
         drop(back);
