@@ -7,6 +7,7 @@
 use crate::local::Local;
 use crate::native;
 use crate::node::{Node, Phase, Principal};
+use crate::openings::{Openings, Place};
 use crate::room::{AT_REST, Room};
 use crate::tls::{self, ServerTls};
 use crate::turn_away::{linger, turn_away};
@@ -24,7 +25,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Sleep, sleep};
 use tonic::body::Body;
 use tonic::transport::server::Connected;
@@ -41,13 +42,10 @@ const CONNECTION_BYTES: u64 = CONNECTION_WINDOW as u64 + (256 << 10);
 const STREAM_BYTES: u64 = 8 << 20;
 /// Slices that one connection may keep pinned: answers that are not encoded yet. One that lends may have as many as it can lend.
 const PINS: usize = 2;
-/// Connections that nothing is counted for: within their handshake, or being told that they are not served. Beyond that they are
-/// closed at once.
-const OPENINGS: usize = 256;
 /// How long a connection that was at rest waits for memory to work.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(5);
-/// How long a client may take for the handshake and to begin with HTTP/2.
+/// How long a client may take for the handshake and to begin with HTTP/2, once its first byte has come.
 const OPENING: Duration = Duration::from_secs(10);
 /// The preface of every HTTP/2 client (RFC 9113, 3.4), before its SETTINGS.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -229,22 +227,25 @@ pub(crate) async fn accept(
     node: Arc<Node>,
     foreign: mpsc::Sender<io::Result<Connection>>,
 ) {
-    let openings = Arc::new(Semaphore::new(OPENINGS));
+    let openings = Arc::new(Openings::default());
     let (serving, mut served) = mpsc::channel::<()>(1);
     let mut phase = node.phase.clone();
     loop {
         let accepted = tokio::select! {
             _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => break,
-            accepted = listener.accept() => accepted.map(|(io, _)| Socket::from(io)),
-            accepted = poll_fn(|cx| poll_local(&locals, cx)) => accepted,
+            accepted = listener.accept() => accepted.map(|(io, from)| (Socket::from(io), Some(from.ip()))),
+            accepted = poll_fn(|cx| poll_local(&locals, cx)) => accepted.map(|io| (io, None)),
         };
-        match (accepted, openings.clone().try_acquire_owned()) {
-            (Ok(socket), Ok(opening)) => {
-                let opening = Opening { socket, tls: tls.clone(), node: node.clone(), permit: opening };
-                tokio::spawn(begin(opening, foreign.clone(), serving.clone()));
+        match accepted {
+            Ok((socket, from)) => {
+                if let Some(place) = openings.enter(from).await {
+                    let opening = Opening { socket, tls: tls.clone(), node: node.clone() };
+                    tokio::spawn(begin(opening, place, foreign.clone(), serving.clone()));
+                } else {
+                    node.connections_refused.fetch_add(1, Ordering::Relaxed);
+                }
             }
-            (Ok(_), Err(_)) => drop(node.connections_refused.fetch_add(1, Ordering::Relaxed)),
-            (Err(error), _) => {
+            Err(error) => {
                 tracing::warn!(shard = node.index(), %error, "accepting a connection failed");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -265,16 +266,24 @@ struct Opening {
     socket: Socket,
     tls: Option<ServerTls>,
     node: Arc<Node>,
-    permit: OwnedSemaphorePermit,
 }
 
 impl Opening {
     /// The connection, and whether it is native; `None`: it is not served.
-    async fn open(self) -> Option<(Connection, bool)> {
-        let Self { socket, tls, node, permit } = self;
-        let io = match (socket, &tls) {
-            (Socket::Tcp(tcp), Some(tls)) => secure(tcp, tls, &node).await?,
-            (socket, _) => socket,
+    async fn open(self, place: &Place) -> Option<(Connection, bool)> {
+        let Self { socket, tls, node } = self;
+        let io = match socket {
+            Socket::Tcp(tcp) => {
+                let first = place.first_byte(&tcp).await?;
+                match &tls {
+                    Some(tls) => secure(tcp, first, tls, &node).await?,
+                    None => tcp.into(),
+                }
+            }
+            socket => {
+                place.has_spoken();
+                socket
+            }
         };
         let at_rest = AT_REST + if matches!(io, Socket::Tls(_)) { tls::CONNECTION_BYTES } else { 0 };
         let room = match room(&node, at_rest) {
@@ -285,7 +294,6 @@ impl Opening {
                 return None;
             }
         };
-        drop(permit);
         node.connections.fetch_add(1, Ordering::Relaxed);
         let (io, opening, peer) = (io.take(0), Bytes::new(), Peer::new(room));
         let mut connection = Connection { io, opening, peer, node, waiting: None, shared: None };
@@ -296,12 +304,12 @@ impl Opening {
 }
 
 /// The handshake; `None`: it failed, and the client was told why.
-async fn secure(tcp: TcpStream, tls: &ServerTls, node: &Node) -> Option<Socket> {
+async fn secure(tcp: TcpStream, first: u8, tls: &ServerTls, node: &Node) -> Option<Socket> {
     let failed = |error: &dyn std::fmt::Display| {
         node.handshakes_failed.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(shard = node.index(), %error, "a TLS handshake failed");
     };
-    if !tls::begins_with_tls(&tcp).await.ok()? {
+    if first != tls::HANDSHAKE {
         let error = Error::new(Kind::Denied, "this port speaks TLS").expected("TLS (tls_ca)", "plain text");
         failed(&error);
         turn_away(tcp.into(), &error).await;
@@ -317,20 +325,30 @@ async fn secure(tcp: TcpStream, tls: &ServerTls, node: &Node) -> Option<Socket> 
     }
 }
 
-/// Finds out who serves a connection. `serving` lives as long as it is served here.
-async fn begin(opening: Opening, foreign: mpsc::Sender<io::Result<Connection>>, serving: mpsc::Sender<()>) {
+/// Finds out who serves a connection, which keeps its place until then. `serving` lives as long as it is served here.
+async fn begin(
+    opening: Opening,
+    place: Place,
+    foreign: mpsc::Sender<io::Result<Connection>>,
+    serving: mpsc::Sender<()>,
+) {
     let node = opening.node.clone();
     let mut phase = node.phase.clone();
     let opened = tokio::select! {
         _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => return,
-        opened = tokio::time::timeout(OPENING, opening.open()) => opened,
+        opened = tokio::time::timeout(OPENING, opening.open(&place)) => opened.ok().flatten(),
+        () = place.gives_way() => {
+            node.connections_refused.fetch_add(1, Ordering::Relaxed);
+            None
+        }
     };
+    drop(place);
     match opened {
-        Ok(Some((connection, true))) => native::serve(connection, PREFACE.len(), node).await,
+        Some((connection, true)) => native::serve(connection, PREFACE.len(), node).await,
         // Nobody takes it only where the server stops.
-        Ok(Some((connection, false))) => drop(foreign.send(Ok(connection)).await),
+        Some((connection, false)) => drop(foreign.send(Ok(connection)).await),
         // It is not served, or the peer does not begin.
-        Ok(None) | Err(_) => {}
+        None => {}
     }
     drop(serving);
 }

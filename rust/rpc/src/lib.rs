@@ -21,6 +21,7 @@ mod local;
 mod map;
 mod native;
 mod node;
+mod openings;
 mod portions;
 mod recovering;
 mod reservation;

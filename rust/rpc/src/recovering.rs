@@ -6,6 +6,7 @@ use crate::control::ControlService;
 use crate::convert;
 use crate::data::DataService;
 use crate::durable::Files;
+use crate::openings::{Openings, Place};
 use crate::tls::ServerTls;
 use crate::wire::Socket;
 use fastps_core::error::{Error, Kind, Result};
@@ -104,15 +105,16 @@ async fn answer(shard: Visited, tls: Option<ServerTls>) {
         .serve_with_incoming(ReceiverStream::new(incoming));
     let accepting = async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        let room = Arc::new(Semaphore::new(VISITORS));
+        let (openings, room) = (Arc::new(Openings::default()), Arc::new(Semaphore::new(VISITORS)));
         loop {
-            match (listener.accept().await, room.clone().try_acquire_owned()) {
-                (Ok((tcp, _)), Ok(place)) => {
-                    tokio::spawn(admit(tcp, place, tls.clone(), visitors.clone()));
+            match listener.accept().await {
+                Ok((tcp, from)) => {
+                    if let Some(place) = openings.enter(Some(from.ip())).await {
+                        tokio::spawn(admit(tcp, place, room.clone(), tls.clone(), visitors.clone()));
+                    }
                 }
-                (Ok(_), Err(_)) => {}
                 // Too many files, or a peer that is gone: waited out.
-                (Err(_), _) => tokio::time::sleep(Duration::from_millis(50)).await,
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         }
     };
@@ -125,20 +127,28 @@ async fn answer(shard: Visited, tls: Option<ServerTls>) {
     }
 }
 
+/// A connection becomes a visitor, or gives way to another one before.
 async fn admit(
     tcp: TcpStream,
-    place: OwnedSemaphorePermit,
+    place: Place,
+    room: Arc<Semaphore>,
     tls: Option<ServerTls>,
     visitors: mpsc::Sender<io::Result<Visitor>>,
 ) {
-    let io = match tls {
-        None => Socket::from(tcp),
-        Some(tls) => match tokio::time::timeout(HANDSHAKE, tls.accept(tcp)).await {
-            Ok(Ok(socket)) => socket,
-            Ok(Err(_)) | Err(_) => return,
-        },
+    let opening = async {
+        place.first_byte(&tcp).await?;
+        match tls {
+            None => Some(Socket::from(tcp)),
+            Some(tls) => tokio::time::timeout(HANDSHAKE, tls.accept(tcp)).await.ok()?.ok(),
+        }
     };
-    let _ = visitors.send(Ok(Visitor { io, _place: place })).await;
+    let io = tokio::select! {
+        io = opening => io,
+        () = place.gives_way() => None,
+    };
+    if let (Some(io), Ok(room)) = (io, room.try_acquire_owned()) {
+        let _ = visitors.send(Ok(Visitor { io, _room: room })).await;
+    }
 }
 
 /// Refuses all calls of a service.
@@ -183,7 +193,7 @@ impl<S> Service<http::Request<Body>> for Refusing<S> {
 /// A connection.
 struct Visitor {
     io: Socket,
-    _place: OwnedSemaphorePermit,
+    _room: OwnedSemaphorePermit,
 }
 
 impl Connected for Visitor {

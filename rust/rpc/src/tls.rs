@@ -31,7 +31,7 @@ pub(crate) const CONNECTION_BYTES: u64 = READ as u64 + (128 << 10);
 /// What HTTP/2 is called in the handshake.
 const HTTP2: &[u8] = b"h2";
 /// First byte of every TLS connection: a handshake record.
-const HANDSHAKE: u8 = 0x16;
+pub(crate) const HANDSHAKE: u8 = 0x16;
 
 /// The PEM files of one end; none: no TLS.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -169,12 +169,6 @@ impl ServerTls {
             Err((error, tcp)) => Err((error, tcp.into_inner())),
         }
     }
-}
-
-/// Whether a client begins with TLS.
-pub(crate) async fn begins_with_tls(tcp: &TcpStream) -> io::Result<bool> {
-    let mut first = [0];
-    Ok(tcp.peek(&mut first).await? == 0 || first == [HANDSHAKE])
 }
 
 /// A client's side.

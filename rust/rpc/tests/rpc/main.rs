@@ -22,6 +22,7 @@ mod kills;
 mod ledger;
 mod memory;
 mod native;
+mod openings;
 mod peer;
 mod portions;
 mod proxy;

@@ -178,43 +178,6 @@ fn tls_and_plain_text_tell_each_other() {
 }
 
 #[test]
-fn peers_that_do_not_begin_delay_nobody() {
-    let ca = Ca::new();
-    let cluster = Cluster::of(1, |config| config.tls = ca.server());
-    let silent = |n: usize| -> Vec<TcpStream> {
-        let address = &cluster.addresses()[0];
-        let begin = |k: usize| {
-            let mut socket = TcpStream::connect(address).unwrap();
-            // A part of a handshake, or nothing.
-            socket.write_all(&[0x16, 3, 1, 2, 0][..k % 6]).unwrap();
-            socket.set_read_timeout(Some(PATIENT)).unwrap();
-            socket
-        };
-        (0..n).map(begin).collect()
-    };
-    let mut sockets = silent(100);
-    let begin = Instant::now();
-    let client = connect(&cluster, options(ca.trust()));
-    check(&client, "w");
-    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
-    // More of them than may wait: they are closed at once, and clients get in when the others' time is up.
-    sockets.extend(silent(200));
-    let late = connect(&cluster, options(ca.trust()));
-    check(&late, "late");
-    for socket in &mut sockets {
-        // The end, whatever comes before it.
-        drop(std::io::copy(socket, &mut std::io::sink()));
-    }
-    assert!(begin.elapsed() < PATIENT);
-    assert!(cluster.counter(0, "connections_refused") > 0);
-    // Those that still do not begin do not delay the server's end.
-    let _silent = silent(10);
-    let begin = Instant::now();
-    drop((client, late, cluster));
-    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
-}
-
-#[test]
 fn want_of_memory_is_told_over_tls() {
     let ca = Ca::new();
     let cluster = Cluster::of(1, |config| {
