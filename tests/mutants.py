@@ -37,6 +37,8 @@ MUTANTS = {
     "torn_lane": "a hogwild store writes each lane in two halves",
     "drop_half": "every second push is acknowledged but not applied",
     "cut_unseen": "a cut has each slice as it is when it is written",
+    "fsync_skipped": "a change is said to be durable before it is synced, or even written",
+    "lock_not_retaken": "a server whose folder is made again goes on there without a lock",
     "resend_as_new": "a frame is sent again under a new identity",
 }
 

@@ -146,10 +146,43 @@ def test_files_that_are_removed_under_a_server_are_missed(tmp_path: Path) -> Non
             (data / "shard-0").mkdir()
             waits.result()
             until(lambda: not refused(logged, one))
+            with pytest.raises(fastps.ConfigError, match=f"another server .process {process.pid}. uses"):
+                fastps.serve(data_dir=data)
             held = applied.pull("w")
         end(process)
         process, address = serve(data, told)
         with fastps.connect(address) as ps:
             np.testing.assert_array_equal(ps.pull("w"), held)
+    finally:
+        end(process)
+
+
+def test_a_server_leaves_its_folder_to_another_one_that_started_there(tmp_path: Path) -> None:
+    data, one = tmp_path / "data", -np.ones(3, np.float32)
+    told = tmp_path / "told"
+    process, address = serve(data, told)
+    try:
+        with fastps.connect(address, ack="logged") as logged, fastps.connect(address) as applied:
+            logged.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
+            logged.push("w", one)
+            shutil.rmtree(data / "shard-0")
+            with fastps.serve(data_dir=data) as second, fastps.connect(second.addresses, ack="logged") as ps:
+                ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
+                applied.push("w", one)
+                until(lambda: re.search(r"ERROR.*another server .incarnation", told.read_text()) is not None)
+                with pytest.raises(fastps.UnavailableError, match="another server"):
+                    logged.push("w", one)
+                applied.push("w", one)
+                for _ in range(5):
+                    ps.push("w", one)
+            # Nor does it take what the second one has left.
+            tried = told.read_text().count("no snapshot")
+            until(lambda: told.read_text().count("no snapshot") > tried + 1)
+            with pytest.raises(fastps.UnavailableError, match="another server"):
+                logged.push("w", one)
+            process.terminate()
+        assert process.wait(PATIENT) == 1
+        with fastps.serve(data_dir=data) as third, fastps.connect(third.addresses) as ps:
+            np.testing.assert_array_equal(ps.pull("w"), -5 * one)
     finally:
         end(process)

@@ -3,6 +3,7 @@
 
 use crate::directory::{DAMAGED, Directory, failed, shard_folder, shards_in};
 use crate::generation::{Cut, Generation};
+use crate::history::History;
 use crate::journal::Settings;
 use crate::recovery;
 use fastps_core::error::{Error, Result};
@@ -163,6 +164,9 @@ fn verify_shard(data_dir: &Path, shard: u32) -> Result<Verified> {
         };
         damages.push(format!("{why}; {way_out}"));
     }
+    damages.extend(recovery::fork(&History::of(&directory)?, &directory).map(|why| {
+        format!("{why}; no server starts from this: move the files of one of them elsewhere, or start once with --accept-loss")
+    }));
     let whole = whole.into_iter().map(|(number, _)| number).collect();
     Ok(Verified { shard, path, whole, damages })
 }

@@ -5,7 +5,7 @@ use crate::checksum::crc32c;
 use crate::directory::{
     Directory, failed, generation_in, generations_in, remove, shard_folder, sync_directory,
 };
-use crate::frame::{FORMAT, Origin};
+use crate::frame::{Author, check_format};
 use crate::generation::{Cut, FILES, Generation, MANIFEST, Manifest};
 use crate::recovery::random;
 use crate::reshape::{begin, parent};
@@ -63,14 +63,6 @@ impl Latest {
         check_format(latest.format, place)?;
         Ok(latest)
     }
-}
-
-fn check_format(format: u32, place: &str) -> Result<()> {
-    if format == FORMAT {
-        return Ok(());
-    }
-    Err(Error::new(Kind::Config, format!("{place} is of another version"))
-        .expected(format!("format {FORMAT}"), format))
 }
 
 /// A name for the folder of a snapshot's copy. No two are the same, so that what two servers write is never mixed.
@@ -305,6 +297,8 @@ impl Fetched {
     pub fn complete(&mut self, described: &Described, folder: &str) -> Result<()> {
         let mut manifest = described.manifest.clone();
         manifest.id = random()?;
+        let author = Author { incarnation: random()?, predecessor: 0 };
+        (manifest.incarnation, manifest.predecessor) = (author.incarnation, author.predecessor);
         let path = shard_folder(&self.unfinished, manifest.shard);
         let directory = Directory::open(&path)?;
         let generation = directory.generation(manifest.generation);
@@ -313,9 +307,9 @@ impl Fetched {
         output.write(&manifest.text().map_err(unwritable)?)?;
         output.finish()?;
         sync_directory(&generation)?;
-        let Manifest { id, shard, shards, log, generation, .. } = manifest;
+        let Manifest { log, generation, .. } = manifest;
         // The log behind it begins here, with nothing in it: what came later is not part of the copy.
-        Segment::create(&directory, log, false, Origin { id, shard, shards })?;
+        Segment::create(&directory, log, false, manifest.origin(), author)?;
         note_copied(&path, folder)?;
         Generation::open(&path, generation)?;
         self.shards.push(manifest);

@@ -1,26 +1,25 @@
-//! The directory of one shard: its lock, the names in it, and writes that are there whole or not at all.
+//! The directory of one shard: the names in it, and what is removed whole or not at all.
 
+use crate::lock::{LOCK, Lock};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::{fail, reach};
 use rustix::fs::FlockOperation;
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{ErrorKind, Read, Write};
+use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 const SHARD: &str = "shard-";
 const GENERATION: &str = "generation-";
 const SEGMENT: &str = "log-";
-/// Begins the names of generations that were put out of the way.
+/// Begins the names of what was put out of the way.
 pub(crate) const DAMAGED: &str = "damaged-";
 /// So much of a file is freed at a time.
 const STEP: u64 = 8 << 20;
 /// The disk is left to others for so many times what that took.
 const PAUSE: u32 = 3;
-/// The file that its owner has locked.
-const LOCK: &str = "lock";
 /// Ends the names of what is not complete.
 pub(crate) const UNFINISHED: &str = ".tmp";
 
@@ -28,8 +27,7 @@ pub(crate) const UNFINISHED: &str = ".tmp";
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
-    /// Locked; the system lets go of it when the process ends, however it does.
-    lock: Mutex<Option<File>>,
+    lock: Arc<Lock>,
     /// It was made when it was opened.
     fresh: bool,
 }
@@ -66,52 +64,37 @@ impl Directory {
         let fresh = !path.exists();
         let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
         made.map_err(|error| failed("make", path, &error))?;
-        let name = path.join(LOCK);
-        let fail = |error: &std::io::Error| failed("lock", &name, error);
-        let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create(true).truncate(false);
-        let mut lock = options.open(&name).map_err(|error| fail(&error))?;
-        take(&mut lock, path)?;
-        if !is_at(&lock, &name).map_err(|error| fail(&error))? {
-            return Err(Error::new(Kind::Unavailable, format!("{} was being removed", path.display())));
-        }
-        // For people; the lock itself is the system's.
-        let noted = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
-        noted.map_err(|error| fail(&error))?;
-        let directory = Self { path: path.to_owned(), lock: Mutex::new(Some(lock)), fresh };
+        let lock = Arc::new(Lock::take(path)?);
+        let directory = Self { path: path.to_owned(), lock, fresh };
         for unfinished in directory.names()?.iter().filter(|name| name.ends_with(UNFINISHED)) {
             remove(&directory.path.join(unfinished))?;
         }
         Ok(directory)
     }
 
-    /// Takes the lock of one that is there, and changes nothing in it. A copy may lack the lock's file; then nobody else
-    /// has it.
+    /// Takes the lock of one that is there, and changes nothing in it.
     pub(crate) fn look(path: &Path) -> Result<Self> {
-        let name = path.join(LOCK);
-        let lock = match File::open(&name) {
-            Ok(mut lock) => {
-                take(&mut lock, path)?;
-                Some(lock)
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
-            Err(error) => return Err(failed("lock", &name, &error)),
-        };
-        Ok(Self { path: path.to_owned(), lock: Mutex::new(lock), fresh: false })
+        Ok(Self { path: path.to_owned(), lock: Arc::new(Lock::look(path)?), fresh: false })
     }
 
     /// One that a server may be using.
     pub(crate) fn beside(path: &Path) -> Self {
-        Self { path: path.to_owned(), lock: Mutex::default(), fresh: false }
+        Self { path: path.to_owned(), lock: Arc::new(Lock::none(path)), fresh: false }
     }
 
     /// Lets others have it. A start that failed leaves no folder behind that looks like a shard's.
     pub(crate) fn release(&self) {
-        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        if lock.is_some() && self.fresh && self.names().is_ok_and(|names| names == [LOCK]) {
-            let _ = std::fs::remove_file(self.path.join(LOCK)).and_then(|()| std::fs::remove_dir(&self.path));
-        }
-        *lock = None;
+        self.lock.release(|| {
+            if self.fresh && self.names().is_ok_and(|names| names == [LOCK]) {
+                let removed = std::fs::remove_file(self.path.join(LOCK));
+                let _ = removed.and_then(|()| std::fs::remove_dir(&self.path));
+            }
+        });
+    }
+
+    /// What says whether this process still has the directory.
+    pub(crate) fn lock(&self) -> &Arc<Lock> {
+        &self.lock
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -170,30 +153,24 @@ impl Directory {
         sync_directory(&self.path)
     }
 
-    /// Puts a damaged generation out of the way, and keeps it.
+    /// Puts a generation out of the way, and keeps it.
     pub(crate) fn set_aside(&self, number: u64) -> Result<PathBuf> {
-        let from = self.generation(number);
-        let (mut k, mut to) = (0, self.path.join(format!("{DAMAGED}{number:08}")));
+        self.set_aside_as(&self.generation(number), &format!("{number:08}"))
+    }
+
+    /// The same with a segment.
+    pub(crate) fn set_segment_aside(&self, number: u64) -> Result<PathBuf> {
+        self.set_aside_as(&self.segment(number), &format!("{SEGMENT}{number:08}"))
+    }
+
+    fn set_aside_as(&self, from: &Path, name: &str) -> Result<PathBuf> {
+        let (mut k, mut to) = (0, self.path.join(format!("{DAMAGED}{name}")));
         while to.exists() {
             k += 1;
-            to = self.path.join(format!("{DAMAGED}{number:08}.{k}"));
+            to = self.path.join(format!("{DAMAGED}{name}.{k}"));
         }
-        self.rename(&from, &to)?;
+        self.rename(from, &to)?;
         Ok(to)
-    }
-}
-
-/// Locks a directory by its lock's file.
-fn take(lock: &mut File, path: &Path) -> Result<()> {
-    match rustix::fs::flock(&*lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(()),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            let mut owner = String::new();
-            let _ = lock.take(32).read_to_string(&mut owner);
-            let message = format!("another server (process {}) uses {}", owner.trim(), path.display());
-            Err(Error::new(Kind::Config, message))
-        }
-        Err(error) => Err(failed("lock", &path.join(LOCK), &error.into())),
     }
 }
 
@@ -246,12 +223,6 @@ fn numbered(names: &[String], prefix: &str) -> Vec<u64> {
     numbers
 }
 
-/// Whether an open file still has its name.
-fn is_at(file: &File, path: &Path) -> std::io::Result<bool> {
-    let (here, there) = (file.metadata()?, std::fs::metadata(path)?);
-    Ok((here.dev(), here.ino()) == (there.dev(), there.ino()))
-}
-
 /// A segment that is not removed part by part while this is open; one that somebody else has locked is an error.
 pub(crate) fn open_segment(path: &Path) -> std::io::Result<File> {
     let file = File::open(path)?;
@@ -297,6 +268,7 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use std::io::Read;
 
     #[test]
     fn a_folder_that_got_nothing_goes_with_whoever_made_it() {

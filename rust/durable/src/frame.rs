@@ -3,6 +3,7 @@
 use crate::catalog::Event;
 use crate::checksum::crc32c;
 use fastps_core::codec::CodecId;
+use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::{Action, Applied, Base, Identity};
 use fastps_core::identity::Remembered;
 use fastps_core::record::{Identities, Record};
@@ -16,8 +17,10 @@ pub(crate) const MARK: [u8; 4] = *b"fpsR";
 pub(crate) const HEADER: usize = 12;
 /// Longest content of a frame.
 pub(crate) const MAX_CONTENT: usize = 64 << 20;
-/// The format that this version writes, and the only one so far.
-pub(crate) const FORMAT: u32 = 1;
+/// The format that this version writes.
+pub(crate) const FORMAT: u32 = 2;
+/// The oldest that it reads. Files of format 1 do not tell which server wrote them.
+pub(crate) const OLDEST: u32 = 1;
 
 const SEGMENT: u8 = 1;
 const PUSH: u8 = 2;
@@ -47,6 +50,24 @@ pub(crate) struct Origin {
     pub(crate) shards: u32,
 }
 
+/// Which server wrote a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Author {
+    /// Drawn at its start; 0: unknown.
+    pub(crate) incarnation: u64,
+    /// Whose files it went on from; 0: nobody's that is known.
+    pub(crate) predecessor: u64,
+}
+
+/// Fails where this version does not read a file's format; `name` is for people.
+pub(crate) fn check_format(format: u32, name: &str) -> Result<()> {
+    if (OLDEST..=FORMAT).contains(&format) {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Config, format!("{name} is of another version"))
+        .expected(format!("format {OLDEST} to {FORMAT}"), format))
+}
+
 /// What a frame says.
 #[derive(Debug)]
 pub(crate) enum Content<'a> {
@@ -56,6 +77,7 @@ pub(crate) enum Content<'a> {
         number: u64,
         after_hole: bool,
         origin: Origin,
+        author: Author,
     },
     Push(Record<'a>),
     Fence(SliceId, Identity),
@@ -124,12 +146,13 @@ fn put(to: &mut Vec<u8>, numbers: &[u64]) {
     }
 }
 
-pub(crate) fn segment(to: &mut Vec<u8>, number: u64, after_hole: bool, origin: Origin) {
+pub(crate) fn segment(to: &mut Vec<u8>, number: u64, after_hole: bool, origin: Origin, author: Author) {
     frame(to, |to| {
         to.push(SEGMENT);
         to.extend_from_slice(&FORMAT.to_le_bytes());
         put(to, &[number, origin.id, u64::from(origin.shard), u64::from(origin.shards)]);
         to.push(u8::from(after_hole));
+        put(to, &[author.incarnation, author.predecessor]);
     });
 }
 
@@ -277,7 +300,17 @@ pub(crate) fn read(content: &[u8]) -> Option<Content<'_>> {
             let id = from.u64()?;
             let (shard, shards) = (u32::try_from(from.u64()?).ok()?, u32::try_from(from.u64()?).ok()?);
             let after_hole = from.byte()? != 0;
-            Content::Segment { format, number, after_hole, origin: Origin { id, shard, shards } }
+            let author = if format < 2 {
+                Author::default()
+            } else {
+                Author { incarnation: from.u64()?, predecessor: from.u64()? }
+            };
+            if format > FORMAT {
+                // It may have more, which is a later version's; that it is one is what the reader has to know.
+                from.0 = &[];
+            }
+            let origin = Origin { id, shard, shards };
+            Content::Segment { format, number, after_hole, origin, author }
         }
         PUSH => return from.push(),
         FENCE => {

@@ -3,7 +3,7 @@
 use crate::catalog::Catalog;
 use crate::checksum::crc32c;
 use crate::directory::{failed, generation_in, generations_in};
-use crate::frame::{self, Content, FORMAT, Origin, Piece, Place};
+use crate::frame::{self, Author, Content, Origin, Piece, Place};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
 use fastps_core::slice::Standing;
@@ -60,6 +60,11 @@ pub(crate) struct Manifest {
     pub(crate) generation: u64,
     /// The first segment of the log that it needs.
     pub(crate) log: u64,
+    /// The server that wrote it, and whose files that one went on from; 0: unknown.
+    #[serde(default)]
+    pub(crate) incarnation: u64,
+    #[serde(default)]
+    pub(crate) predecessor: u64,
     /// Seconds since 1970.
     pub(crate) written: u64,
     pub(crate) files: BTreeMap<String, Written>,
@@ -133,6 +138,10 @@ impl Manifest {
     pub(crate) fn origin(&self) -> Origin {
         Origin { id: self.id, shard: self.shard, shards: self.shards }
     }
+
+    pub(crate) fn author(&self) -> Author {
+        Author { incarnation: self.incarnation, predecessor: self.predecessor }
+    }
 }
 
 impl Generation {
@@ -149,11 +158,7 @@ impl Generation {
         let Some(manifest) = Manifest::parse(&text) else {
             return damaged("is damaged: its checksum is wrong");
         };
-        if manifest.format != FORMAT {
-            let error = Error::new(Kind::Config, format!("{} is of another version", name.display()))
-                .expected(format!("format {FORMAT}"), manifest.format);
-            return Err(error.into());
-        }
+        frame::check_format(manifest.format, &name.display().to_string())?;
         if manifest.generation != number {
             return damaged(&format!("is that of generation {}", manifest.generation));
         }

@@ -3,8 +3,9 @@
 
 use crate::catalog::{Catalog, Event};
 use crate::directory::Directory;
-use crate::frame::{self, Origin};
+use crate::frame::{self, Author, Origin};
 use crate::generation::{Cut, Generation, Summary};
+use crate::history::{Lineage, Name, Used};
 use crate::log::Log;
 use crate::recovery::{self, Kept, Report};
 use crate::segment::Segment;
@@ -43,6 +44,8 @@ pub struct Settings {
 pub struct Journal {
     directory: Directory,
     settings: Settings,
+    /// Of this server.
+    incarnation: u64,
     log: Arc<Log>,
     files: Mutex<Option<Files>>,
     progress: Progress,
@@ -61,6 +64,9 @@ pub(crate) struct Progress {
 #[derive(Debug)]
 struct Files {
     origin: Origin,
+    author: Author,
+    /// This server, and those whose files it went on from.
+    lineage: Lineage,
     /// Numbers that are free.
     segment: u64,
     generation: u64,
@@ -76,10 +82,16 @@ impl Journal {
         Ok(Arc::new(Self {
             directory,
             settings,
+            incarnation: recovery::random()?.max(1),
             log: Log::new(),
             files: Mutex::default(),
             progress: Progress::default(),
         }))
+    }
+
+    /// Drawn when the journal was opened, and written into each of its files.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
     }
 
     fn files(&self) -> MutexGuard<'_, Option<Files>> {
@@ -99,7 +111,17 @@ impl Journal {
             notes.push(format!("snapshot {number} cannot be used: {why}; it is now {}", aside.display()));
         }
         found.report.notes.splice(..0, notes);
-        let segment = Segment::create(&self.directory, found.segment, false, found.origin)?;
+        for other in &found.others {
+            let aside = match other {
+                Name::Generation(number) => self.directory.set_aside(*number)?,
+                Name::Segment(number) => self.directory.set_segment_aside(*number)?,
+            };
+            found.report.notes.push(format!("what another server wrote is kept as {}", aside.display()));
+        }
+        found.kept.retain(|(number, _)| !found.others.contains(&Name::Generation(*number)));
+        let author = Author { incarnation: self.incarnation, predecessor: found.history.newest() };
+        let lineage = found.history.lineage(&Used::default()).followed_by(found.origin.id, author);
+        let segment = Segment::create(&self.directory, found.segment, false, found.origin, author)?;
         if let Some((last, end)) = found.last {
             Segment::reopen(&self.directory, last, end)?.end(&mut [], found.segment)?;
         }
@@ -110,6 +132,8 @@ impl Journal {
             .map_err(|error| Error::new(Kind::Internal, format!("cannot start a thread: {error}")))?;
         *files = Some(Files {
             origin: found.origin,
+            author,
+            lineage,
             segment: found.segment + 1,
             generation: found.generation,
             kept: found.kept,
@@ -228,8 +252,9 @@ impl Journal {
         cut: Option<Cut>,
         begun: &dyn Fn() -> Result<()>,
     ) -> Result<Summary> {
+        self.hold(files)?;
         let after_hole = self.log.check().is_err();
-        let segment = Segment::create(&self.directory, files.segment, after_hole, files.origin);
+        let segment = Segment::create(&self.directory, files.segment, after_hole, files.origin, files.author);
         // A number is used once, whatever became of it.
         let (log, number) = (files.segment, files.generation);
         (files.segment, files.generation) = (log + 1, number + 1);
@@ -242,8 +267,8 @@ impl Journal {
         begun()?;
         let slice = |id| shard.slice(id).ok();
         let logging = || self.log.pending() > 0;
-        let origin = files.origin;
-        let subject = Subject { slice: &slice, catalog, origin, log, cut, logging: &logging };
+        let (origin, author) = (files.origin, files.author);
+        let subject = Subject { slice: &slice, catalog, origin, author, log, cut, logging: &logging };
         let generation = snapshot::write(&self.directory, number, &subject, || {
             // Behind the images, so that the log reaches every version in them. One that is broken cannot.
             let _ = self.log.sync(self.log.position());
@@ -256,6 +281,19 @@ impl Journal {
         }
         self.prune(files)?;
         Ok(generation.summary())
+    }
+
+    /// Makes sure that the directory is still this server's, and its alone: it may have been removed and made again. Where it
+    /// is not, nothing counts as durable any more, until it is.
+    fn hold(&self, files: &Files) -> Result<()> {
+        let lock = self.directory.lock();
+        let held = lock.retake(|| files.lineage.check(&self.directory));
+        if let Err(error) = &held
+            && (lock.check().is_err() || error.kind == Kind::Config)
+        {
+            self.log.give_up(error);
+        }
+        held
     }
 
     /// Whether the oldest is to be kept for its age. One that cannot be read has none, nor has one from the future.

@@ -20,7 +20,9 @@ mod frame;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod generation;
+mod history;
 mod journal;
+mod lock;
 mod log;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic)]

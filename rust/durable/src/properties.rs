@@ -2,7 +2,7 @@
 //! change nothing.
 
 use crate::catalog::{Catalog, Event, Member, Reservation, Stage};
-use crate::frame::{self, Content, Origin, Piece, Place};
+use crate::frame::{self, Author, Content, Origin, Piece, Place};
 use crate::generation::{Cut, Manifest, Written};
 use crate::safetensors::Layout;
 use crate::segment::{self, End};
@@ -195,9 +195,18 @@ fn manifest() -> impl Strategy<Value = Manifest> {
     let files = btree_map("[a-z.]{1,9}", written, 0..4);
     let cut = proptest::option::of((any::<u64>(), ".{0,9}").prop_map(|(id, group)| Cut { id, group }));
     let gone = btree_set(any::<u64>(), 0..4);
-    (any::<[u64; 4]>(), any::<[u32; 2]>(), files, gone, cut, catalog).prop_map(
-        |([id, generation, log, written], [shard, shards], files, gone, cut, catalog)| Manifest {
+    (any::<[u64; 6]>(), any::<[u32; 2]>(), files, gone, cut, catalog).prop_map(
+        |(
+            [id, generation, log, written, incarnation, predecessor],
+            [shard, shards],
+            files,
+            gone,
+            cut,
+            catalog,
+        )| Manifest {
             format: frame::FORMAT,
+            incarnation,
+            predecessor,
             id,
             shard,
             shards,
@@ -251,7 +260,7 @@ impl Mishap {
 /// A segment of the log with these frames, in a file.
 fn segment_of(frames: &[Vec<u8>], last: Option<u64>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    frame::segment(&mut bytes, 4, false, ORIGIN);
+    frame::segment(&mut bytes, 4, false, ORIGIN, Author::default());
     for frame in frames {
         bytes.extend(frame);
     }

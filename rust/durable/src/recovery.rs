@@ -4,6 +4,7 @@ use crate::catalog::{Catalog, Event};
 use crate::directory::Directory;
 use crate::frame::{Content, Origin};
 use crate::generation::{Generation, Unusable};
+use crate::history::{self, History, Name, Used};
 use crate::journal::{Progress, Settings};
 use crate::segment::{self, Beginning, End};
 use fastps_core::error::{Error, Kind, Result};
@@ -28,6 +29,8 @@ pub struct Report {
     pub repeated: u64,
     /// What was not as it should be, a sentence each.
     pub notes: Vec<String>,
+    /// What was durable and is lost, as [`Settings::accept_loss`] allows: a sentence each, with counts.
+    pub lost: Vec<String>,
 }
 
 impl fmt::Display for Report {
@@ -55,6 +58,10 @@ pub(crate) struct Found {
     pub(crate) kept: Kept,
     /// Generations that cannot be used, and why.
     pub(crate) damaged: Vec<(u64, String)>,
+    /// Files of another server that are not used.
+    pub(crate) others: Vec<Name>,
+    /// Where the others come from.
+    pub(crate) history: History,
     /// Something could not be read: what is here must be written anew.
     pub(crate) renew: bool,
 }
@@ -74,6 +81,7 @@ pub(crate) fn recover(
     let next = |last: Option<&u64>| last.map_or(1, |last| last + 1);
     let (generation, segment) = (next(numbers.last()), next(recovery.segments.last()));
     let kept = recovery.load(&numbers)?;
+    recovery.check_history()?;
     reach("recovery_loaded");
     let log = kept.back().map(|(_, log)| *log).or_else(|| recovery.segments.first().copied());
     recovery.replay(log).map_err(|unusable| match unusable {
@@ -82,13 +90,15 @@ pub(crate) fn recover(
     })?;
     reach("recovery_replayed");
     recovery.settle();
-    let Recovery { mut report, catalog, origin, last, renew, damaged, .. } = recovery;
+    let others = recovery.note_others()?;
+    let Recovery { mut report, catalog, origin, last, renew, damaged, history, .. } = recovery;
     report.slices = catalog.slices().count() as u64;
     let origin = match origin {
         Some(origin) => origin,
         None => Origin { id: random()?, shard: settings.shard, shards: settings.shards },
     };
-    Ok(Found { report, catalog, origin, segment, last, generation, kept, damaged, renew })
+    let history = history.without(&others);
+    Ok(Found { report, catalog, origin, segment, last, generation, kept, damaged, others, history, renew })
 }
 
 /// Reads the log from a segment on, and uses nothing of it. What a start would say of it: the number of a segment, and what
@@ -127,6 +137,17 @@ pub(crate) fn origin(directory: &Directory) -> Result<Option<Origin>> {
     Ok(None)
 }
 
+/// Why files are not of one history, if they are not.
+pub(crate) fn fork(history: &History, directory: &Directory) -> Option<String> {
+    let (a, b) = history.fork()?;
+    Some(format!(
+        "{} has two histories: {} and {} are of servers neither of which went on from the other's files",
+        directory.path().display(),
+        history::shown(directory, a),
+        history::shown(directory, b)
+    ))
+}
+
 pub(crate) fn random() -> Result<u64> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes)
@@ -156,8 +177,12 @@ struct Recovery<'a> {
     gone: BTreeSet<u64>,
     damaged: Vec<(u64, String)>,
     renew: bool,
-    /// The segment that is being read.
+    /// Which servers wrote what is here, and what of it is used.
+    history: History,
+    used: Used,
+    /// The segment that is being read, and the byte.
     reached: u64,
+    at: u64,
     progress: &'a Progress,
     last: Option<(u64, u64)>,
 }
@@ -181,7 +206,10 @@ impl<'a> Recovery<'a> {
             gone: BTreeSet::new(),
             damaged: Vec::new(),
             renew: false,
+            history: History::default(),
+            used: Used::default(),
             reached: 0,
+            at: 0,
             progress,
             last: None,
         })
@@ -189,7 +217,7 @@ impl<'a> Recovery<'a> {
 
     /// Loads the newest generation that is whole. Gives the whole ones: it and older ones.
     fn load(&mut self, numbers: &[u64]) -> Result<Kept> {
-        let (mut kept, mut damaged) = (Kept::new(), Vec::new());
+        let (mut kept, mut damaged, mut manifests) = (Kept::new(), Vec::new(), Vec::new());
         for number in numbers.iter().rev() {
             let opened = Generation::open(self.directory.path(), *number);
             // Older ones are opened, too, and read when they are needed.
@@ -198,7 +226,10 @@ impl<'a> Recovery<'a> {
                 opened => opened,
             };
             match whole {
-                Ok(generation) => kept.push_front((*number, generation.manifest.log)),
+                Ok(generation) => {
+                    kept.push_front((*number, generation.manifest.log));
+                    manifests.push(generation.manifest);
+                }
                 Err(Unusable::Failed(error)) => return Err(error),
                 Err(Unusable::Damaged(why)) => damaged.push((*number, why)),
             }
@@ -217,7 +248,48 @@ impl<'a> Recovery<'a> {
         self.renew = !damaged.is_empty();
         self.damaged = damaged;
         self.report.generation = kept.back().map(|(number, _)| *number);
+        self.used.generation = self.report.generation;
+        self.history = History::read(self.directory, manifests.iter())?;
         Ok(kept)
+    }
+
+    /// Files of two servers that wrote at once are not gone on from: either has what the other lacks.
+    fn check_history(&self) -> Result<()> {
+        match fork(&self.history, self.directory) {
+            Some(why) if !self.settings.accept_loss => Err(Error::new(
+                Kind::Config,
+                format!(
+                    "{why}. Move the files of one of them elsewhere, or go on with the newest snapshot and the log behind it, \
+                     without what only the other has, by --accept-loss"
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Files that are not used since another server wrote them, and what is lost with them.
+    fn note_others(&mut self) -> Result<Vec<Name>> {
+        if self.history.fork().is_none() {
+            return Ok(Vec::new());
+        }
+        let others = self.history.others(&self.used);
+        for name in &others {
+            let shown = history::shown(self.directory, *name);
+            let what = match name {
+                Name::Segment(number) => {
+                    let pushes = segment::count_pushes(&self.directory.segment(*number), 0)?;
+                    format!("{pushes} pushes")
+                }
+                Name::Generation(number) => {
+                    let generation = Generation::open(self.directory.path(), *number)?;
+                    let (versions, _) = generation.changes()?;
+                    format!("{} slices with {versions} changes in all", generation.summary().slices)
+                }
+            };
+            self.report.lost.push(format!("{shown} is of another server and is not used: {what} in it"));
+        }
+        self.renew |= !others.is_empty();
+        Ok(others)
     }
 
     fn take(&mut self, generation: &Generation) -> Result<(), Unusable> {
@@ -282,14 +354,30 @@ impl<'a> Recovery<'a> {
                 }
                 Err(Unusable::Damaged(why)) if self.settings.accept_loss => {
                     self.renew = true;
-                    self.report
-                        .notes
-                        .push(format!("{why}: what comes behind it is lost, as --accept-loss allows"));
+                    let pushes = self.count_behind(number)?;
+                    self.report.lost.push(format!(
+                        "{why}: what comes behind it is lost, as --accept-loss allows, and {pushes} pushes of it that can be read"
+                    ));
                 }
                 Err(unusable) => return Err(unusable),
             }
         }
         Ok(())
+    }
+
+    /// Pushes behind the place where reading a segment has stopped.
+    fn count_behind(&self, number: u64) -> Result<u64> {
+        let path = |number: &u64| self.directory.segment(*number);
+        let mut pushes = 0;
+        if self.segments.contains(&number) {
+            pushes += segment::count_pushes(&path(&number), self.at + 1)?;
+        }
+        // Those of another server are told by themselves.
+        let one = self.history.fork().is_none();
+        for later in self.segments.range(number + 1..).filter(|_| one) {
+            pushes += segment::count_pushes(&path(later), 0)?;
+        }
+        Ok(pushes)
     }
 
     /// Nothing should follow the segment that is open. One that was just begun may.
@@ -309,7 +397,13 @@ impl<'a> Recovery<'a> {
                 }
             };
             (self.last, self.renew) = (None, true);
-            self.report.notes.push(format!("{} is left out: {why}", path.display()));
+            if self.history.fork().is_some() {
+                // It is told with the others.
+                continue;
+            }
+            let pushes = segment::count_pushes(&path, 0)?;
+            let left_out = format!("{} is left out: {why}; {pushes} pushes in it", path.display());
+            self.report.lost.push(left_out);
         }
         Ok(())
     }
@@ -321,7 +415,9 @@ impl<'a> Recovery<'a> {
         }
         let known = self.origin;
         let mut before = 0;
+        (self.at, _) = (0, self.used.segments.insert(number));
         let (origin, end) = segment::read(&path, number, known, |at, content| {
+            self.at = at;
             self.progress.done.fetch_add(at - before, Ordering::Relaxed);
             before = at;
             self.repeat(content).map_err(|error| match error.kind {

@@ -2,7 +2,7 @@
 
 use crate::catalog::{Catalog, Holding, Reservation, Stage};
 use crate::directory::{Directory, UNFINISHED, failed, remove, shard_folder, sync_directory};
-use crate::frame::Origin;
+use crate::frame::{Author, Origin};
 use crate::recovery::random;
 use crate::segment::Segment;
 use crate::snapshot::{self, Subject};
@@ -112,11 +112,13 @@ fn write(source: &Source, folder: &Path, shards: u32) -> Result<Restored> {
     for (shard, catalog) in (0..).zip(catalogs) {
         let directory = Directory::open(&shard_folder(folder, shard))?;
         let origin = Origin { id: random()?, shard, shards };
-        Segment::create(&directory, FIRST, false, origin)?;
+        let author = Author { incarnation: random()?, predecessor: 0 };
+        Segment::create(&directory, FIRST, false, origin, author)?;
         let subject = Subject {
             slice: &|id| slices.get(&id).cloned(),
             catalog,
             origin,
+            author,
             log: FIRST,
             cut: None,
             logging: &|| false,

@@ -4,15 +4,17 @@
 use crate::ahead;
 use crate::blocks::Blocks;
 use crate::directory::{Directory, failed, sync_directory};
-use crate::frame::{self, Content, FORMAT, Origin};
+use crate::frame::{self, Author, Content, Origin};
 use crate::generation::Unusable;
-use fastps_core::error::{Error, Kind, Result};
+use crate::lock::Lock;
+use fastps_core::error::Result;
 use fastps_core::failpoint::{self, cut, fail, reach};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::ops::ControlFlow;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// How far a file of short appends is filled with zeros ahead of them. A sync of what does not make a file longer need not
 /// write the file's length as well, which takes a third of its time on ext4.
@@ -34,6 +36,8 @@ pub(crate) struct Segment {
     pub(crate) path: PathBuf,
     pub(crate) number: u64,
     file: File,
+    /// What says whether this process still has the folder.
+    lock: Arc<Lock>,
     /// The same file, where long appends can go past the system's cache.
     blocks: Option<Blocks>,
     /// Its length, of which the first part is durable.
@@ -56,15 +60,16 @@ impl Segment {
         number: u64,
         after_hole: bool,
         origin: Origin,
+        author: Author,
     ) -> Result<Self> {
         let (path, unfinished) = (directory.segment(number), directory.unfinished_segment(number));
         let file = fail("segment_create").and_then(|()| File::create(&unfinished));
         let file = file.map_err(|error| failed("make", &unfinished, &error))?;
         reach("segment_created");
-        let mut segment = Self::new(path, number, file, 0);
+        let mut segment = Self::new(path, number, file, 0, directory.lock().clone());
         segment.blocks = Blocks::open(&unfinished);
         let mut header = Vec::new();
-        frame::segment(&mut header, number, after_hole, origin);
+        frame::segment(&mut header, number, after_hole, origin, author);
         segment.write(&mut header)?;
         segment.sync()?;
         let renamed = std::fs::rename(&unfinished, &segment.path);
@@ -84,16 +89,18 @@ impl Segment {
             Ok(file)
         };
         let file = open().map_err(|error| failed("write", &path, &error))?;
-        Ok(Self::new(path, number, file, end))
+        Ok(Self::new(path, number, file, end, directory.lock().clone()))
     }
 
-    fn new(path: PathBuf, number: u64, file: File, length: u64) -> Self {
+    fn new(path: PathBuf, number: u64, file: File, length: u64, lock: Arc<Lock>) -> Self {
         let (blocks, forgotten) = (None, length);
-        Self { path, number, file, blocks, length, durable: 0, told: 0, filled: 0, short: 0, forgotten }
+        Self { path, number, file, lock, blocks, length, durable: 0, told: 0, filled: 0, short: 0, forgotten }
     }
 
     /// Appends frames, which it seals, and before them which part is durable, where that is news.
     pub(crate) fn append(&mut self, frames: &mut [u8]) -> Result<()> {
+        // Another server may be using the file by now.
+        self.lock.check().map_err(|error| failed("write", &self.path, &error))?;
         let mut told = Vec::new();
         if self.durable > self.told {
             self.told = self.durable;
@@ -168,7 +175,7 @@ impl Segment {
         // The system goes on with a file that has no name any more, and nobody will find it.
         let there = || match self.file.metadata()?.nlink() {
             0 => Err(std::io::Error::new(ErrorKind::NotFound, "it was removed")),
-            _ => Ok(()),
+            _ => self.lock.check(),
         };
         let synced = synced.and_then(|()| there());
         synced.map_err(|error| failed("sync", &self.path, &error))?;
@@ -209,7 +216,9 @@ impl Segment {
 /// What a segment begins with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Beginning {
+    pub(crate) number: u64,
     pub(crate) origin: Origin,
+    pub(crate) author: Author,
     /// Changes are missing before it.
     pub(crate) after_hole: bool,
     /// There is something behind its first frame.
@@ -225,7 +234,9 @@ pub(crate) fn beginning(path: &Path) -> Result<Option<Beginning>> {
     };
     let begun = read().map_err(|error: std::io::Error| failed("read", path, &error))?;
     Ok(begun.and_then(|(content, more)| match frame::read(&content) {
-        Some(Content::Segment { after_hole, origin, .. }) => Some(Beginning { origin, after_hole, more }),
+        Some(Content::Segment { number, after_hole, origin, author, .. }) => {
+            Some(Beginning { number, origin, author, after_hole, more })
+        }
         _ => None,
     }))
 }
@@ -312,11 +323,7 @@ impl Reading<'_> {
     }
 
     fn begin(&mut self, format: u32, number: u64, origin: Origin) -> Result<(), Unusable> {
-        if format != FORMAT {
-            let error = Error::new(Kind::Config, format!("{} is of another version", self.path.display()))
-                .expected(format!("format {FORMAT}"), format);
-            return Err(error.into());
-        }
+        frame::check_format(format, &self.path.display().to_string())?;
         if number != self.number || self.origin.is_some_and(|expected| expected != origin) {
             let Origin { id, shard, shards } = origin;
             return self.damaged(&format!(
@@ -391,6 +398,23 @@ fn was_durable(path: &Path, at: u64) -> std::io::Result<bool> {
     Ok(false)
 }
 
+/// How many pushes can be read from a byte on, whatever lies between them.
+pub(crate) fn count_pushes(path: &Path, at: u64) -> Result<u64> {
+    let count = || {
+        let file = File::open(path)?;
+        let (mut from, end, mut content, mut pushes) = (at, file.metadata()?.len(), Vec::new(), 0);
+        let mut file = BufReader::new(file);
+        while let Some(mark) = next_mark(&mut file, from, end)? {
+            file.seek(SeekFrom::Start(mark))?;
+            let size = next(&mut file, end - mark, &mut content)?;
+            pushes += u64::from(size.is_some() && matches!(frame::read(&content), Some(Content::Push(_))));
+            from = mark + size.unwrap_or(1);
+        }
+        Ok(pushes)
+    };
+    count().map_err(|error: std::io::Error| failed("read", path, &error))
+}
+
 /// Where the next mark of a frame lies.
 fn next_mark(file: &mut BufReader<File>, from: u64, end: u64) -> std::io::Result<Option<u64>> {
     file.seek(SeekFrom::Start(from))?;
@@ -410,7 +434,7 @@ impl Segment {
     /// A segment that is somewhere else.
     pub(crate) fn at(path: &str) -> Self {
         let file = OpenOptions::new().write(true).open(path).unwrap();
-        Self::new(path.into(), 1, file, 0)
+        Self::new(path.into(), 1, file, 0, Arc::new(Lock::none(Path::new(path))))
     }
 }
 
@@ -473,7 +497,7 @@ mod tests {
     #[test]
     fn zeros_ahead_are_no_torn_frame() {
         let (_folder, directory, path) = Folder::new("zeros");
-        let mut segment = Segment::create(&directory, 1, false, ORIGIN).unwrap();
+        let mut segment = Segment::create(&directory, 1, false, ORIGIN, Author::default()).unwrap();
         let size = || std::fs::metadata(&path).unwrap().len();
         // The first zeros come with the first short append or with the second: as in `BETWEEN`.
         let (mut last, mut fillings) = (size(), 0);
@@ -513,7 +537,7 @@ mod tests {
     #[test]
     fn long_and_short_appends_follow_each_other_in_any_order() {
         let (_folder, directory, path) = Folder::new("mixed");
-        let mut segment = Segment::create(&directory, 1, false, ORIGIN).unwrap();
+        let mut segment = Segment::create(&directory, 1, false, ORIGIN, Author::default()).unwrap();
         let (mut written, size) = (0, || std::fs::metadata(&path).unwrap().len());
         for (k, bytes) in [1, SHORT + 1, 1000, 3 << 20, SHORT + 1, SHORT + 4095, 1, 1].into_iter().enumerate()
         {
@@ -540,7 +564,7 @@ mod tests {
     #[test]
     fn a_file_that_takes_no_blocks_after_all_is_written_as_any_other() {
         let (_folder, directory, path) = Folder::new("spoiled");
-        let mut segment = Segment::create(&directory, 1, false, ORIGIN).unwrap();
+        let mut segment = Segment::create(&directory, 1, false, ORIGIN, Author::default()).unwrap();
         append(&mut segment, SHORT + 1);
         if let Some(blocks) = &mut segment.blocks {
             blocks.spoil();
@@ -559,7 +583,7 @@ mod tests {
         for place in [std::env::temp_dir(), "/dev/shm".into()].iter().filter(|place| place.is_dir()) {
             let folder = Folder(place.join(format!("fastps-segment-place-{}", std::process::id())));
             let directory = Directory::open(&folder.0).unwrap();
-            let mut segment = Segment::create(&directory, 1, false, ORIGIN).unwrap();
+            let mut segment = Segment::create(&directory, 1, false, ORIGIN, Author::default()).unwrap();
             for bytes in [1, SHORT + 1, 1, 3 * SHORT] {
                 append(&mut segment, bytes);
             }
@@ -576,7 +600,7 @@ mod tests {
         const BLOCK: usize = 4096;
         for ahead in [false, true] {
             let (_folder, directory, path) = Folder::new(&format!("torn-{ahead}"));
-            let mut segment = Segment::create(&directory, 1, false, ORIGIN).unwrap();
+            let mut segment = Segment::create(&directory, 1, false, ORIGIN, Author::default()).unwrap();
             segment.append(&mut frames(SHORT + 1000)).unwrap();
             if ahead {
                 append(&mut segment, 2000);
@@ -628,7 +652,7 @@ mod tests {
     #[test]
     fn frames_that_come_while_a_log_is_read_are_no_damage() {
         let (_folder, directory, path) = Folder::new("live");
-        let mut segment = Segment::create(&directory, 1, false, ORIGIN).unwrap();
+        let mut segment = Segment::create(&directory, 1, false, ORIGIN, Author::default()).unwrap();
         append(&mut segment, 70 << 10);
         let whole = segment.length;
         let mut more = 3;
@@ -647,7 +671,7 @@ mod tests {
     #[test]
     fn an_end_says_that_all_before_it_was_durable() {
         let (_folder, directory, path) = Folder::new("end");
-        let mut segment = Segment::create(&directory, 1, false, ORIGIN).unwrap();
+        let mut segment = Segment::create(&directory, 1, false, ORIGIN, Author::default()).unwrap();
         append(&mut segment, 1);
         let before = segment.length;
         append(&mut segment, 1);

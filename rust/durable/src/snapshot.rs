@@ -3,7 +3,7 @@
 use crate::catalog::{Catalog, Reservation};
 use crate::checksum::{Summed, crc32c};
 use crate::directory::{Directory, failed, remove, sync_directory};
-use crate::frame::{self, FORMAT, Origin, Piece, Place};
+use crate::frame::{self, Author, FORMAT, Origin, Piece, Place};
 use crate::generation::{Cut, Generation, MANIFEST, Manifest, SLICES, STATE, VALUES, Written};
 use crate::safetensors::Layout;
 use fastps_core::error::{Error, Kind, Result};
@@ -91,6 +91,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) slice: &'a dyn Fn(SliceId) -> Option<Arc<Slice>>,
     pub(crate) catalog: Catalog,
     pub(crate) origin: Origin,
+    pub(crate) author: Author,
     /// The first segment of the log behind it.
     pub(crate) log: u64,
     /// The cut that the shard has begun.
@@ -168,7 +169,7 @@ pub(crate) fn write(
 }
 
 fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl FnOnce()) -> Result<()> {
-    let Subject { slice, catalog, origin, log, cut, logging } = subject;
+    let Subject { slice, catalog, origin, author, log, cut, logging } = subject;
     let slices = in_order(catalog);
     let unwritable = |error: serde_json::Error| Error::new(Kind::Internal, error.to_string());
     let headers = layout(&slices);
@@ -222,6 +223,8 @@ fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl Fn
         shards: origin.shards,
         generation: number,
         log: *log,
+        incarnation: author.incarnation,
+        predecessor: author.predecessor,
         written: now.map_or(0, |since| since.as_secs()),
         files: written,
         gone,

@@ -81,6 +81,7 @@ impl Source {
             let damaged = found.damaged.iter();
             notes.extend(damaged.map(|(number, why)| format!("snapshot {number} is not used: {why}")));
             notes.extend(found.report.notes);
+            notes.extend(found.report.lost);
             cores.push((core, found.catalog));
         }
         let mut source = Self { shards: cores, notes, _locked: locked };

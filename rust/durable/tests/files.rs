@@ -441,7 +441,7 @@ fn a_flipped_bit_of_the_log_is_told() {
             assert!(error.kind == Kind::Config && error.message.contains("--accept-loss"), "{error}");
             refused += 1;
             let world = World::with(Settings { accept_loss: true, ..settings(path) }).unwrap();
-            assert!(!STORY.check(&world) && world.report.notes.len() == 1, "{:?}", world.report);
+            assert!(!STORY.check(&world) && world.report.lost.len() == 1, "{:?}", world.report);
             let end = world.state();
             drop(world);
             // What was accepted once is not asked again.

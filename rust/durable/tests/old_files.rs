@@ -1,7 +1,7 @@
 //! Files of earlier versions (`tests/vectors/durable-*`): every later version loads them, and finds what they say. Each
 //! has `expected.json` beside it, with all slices as they were when the server ended.
 //!
-//! `FASTPS_REGENERATE=1 cargo test -p fastps-durable --test old_files` writes those of this version anew, from [`tell`].
+//! `FASTPS_REGENERATE=1 cargo test -p fastps-durable --test old_files load` writes those of this version anew, from [`tell`].
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use fastps_core::codec::{Codec, CodecId, Position};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The folders of the files that this version writes: with snapshots, and without.
-const CURRENT: [(&str, bool); 2] = [("durable-1", true), ("durable-1-log", false)];
+const CURRENT: [(&str, bool); 2] = [("durable-2", true), ("durable-2-log", false)];
 const SHARD: &str = "shard-1";
 
 fn vectors() -> PathBuf {

@@ -108,6 +108,11 @@ impl Files {
         self.0.as_ref().map(|kept| &kept.journal)
     }
 
+    /// Names this start of the server, in its files and to its clients; `None`: there are no files.
+    pub(crate) fn incarnation(&self) -> Option<u64> {
+        self.journal().map(|journal| journal.incarnation())
+    }
+
     /// What can be counted of them; nothing without a directory.
     pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
         let Some(Kept { journal, snapshots, copies, .. }) = self.0.as_deref() else { return Vec::new() };
@@ -149,6 +154,9 @@ impl Files {
         let report = journal.recover(shard).map_err(|error| error.shard(shard.index()))?;
         for note in &report.notes {
             tracing::warn!(shard = shard.index(), "{note}");
+        }
+        for lost in &report.lost {
+            tracing::error!(shard = shard.index(), "{lost}");
         }
         tracing::info!(shard = shard.index(), ms = begin.elapsed().as_millis() as u64, "recovered: {report}");
         if let Some(newest) = journal.newest() {

@@ -103,7 +103,7 @@ impl Server {
             let portions = Mutex::new(Portions::new(random()?, core.meter().clone()));
             let node = Arc::new(Node {
                 shard: core,
-                server: random()?,
+                server: files.incarnation().map_or_else(random, Ok)?,
                 cluster: cluster.clone(),
                 sessions,
                 spin: config.spin,

@@ -1,0 +1,273 @@
+//! One directory has one server, also when its folder is removed and made again under it; and what two servers wrote there is
+//! never taken for what one of them did.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+use fastps_core::codec::CodecId;
+use fastps_core::dtype::DType;
+use fastps_core::error::{Kind, Result};
+use fastps_core::frame::{Action, Identity, Push};
+use fastps_core::isa::Isa;
+use fastps_core::optim::{Optimizer, Sgd};
+use fastps_core::shard::{Shard, ShardConfig};
+use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use fastps_durable::{Event, Journal, Report, Reservation, Settings, Stage, checkpoint, shard_folder};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+const ID: SliceId = SliceId(7);
+
+/// A data directory that goes with its owner.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let (process, next) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(format!("fastps-history-{process}-{next}"));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn shard(&self) -> PathBuf {
+        shard_folder(&self.0, 0)
+    }
+
+    /// As an operator does who lost it.
+    fn make_again(&self) {
+        std::fs::remove_dir_all(self.shard()).unwrap();
+        std::fs::create_dir(self.shard()).unwrap();
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A shard with one slice, to which each push adds 1.
+struct World {
+    journal: Arc<Journal>,
+    shard: Shard,
+    report: Report,
+}
+
+impl World {
+    fn open(path: &Path) -> Result<Self> {
+        Self::with(path, false)
+    }
+
+    fn with(path: &Path, accept_loss: bool) -> Result<Self> {
+        let (path, keep_for) = (path.to_owned(), Duration::ZERO);
+        let settings = Settings { path, shard: 0, shards: 1, keep: 2, keep_for, accept_loss };
+        let journal = Journal::open(settings)?;
+        let config = ShardConfig::new(0, 1 << 30, Isa::get()?);
+        let shard = Shard::new(ShardConfig { sink: Some(journal.clone()), ..config });
+        let report = journal.recover(&shard)?;
+        let world = Self { journal, shard, report };
+        if world.shard.slice(ID).is_err() {
+            world.register();
+        }
+        Ok(world)
+    }
+
+    fn register(&self) {
+        let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
+        let (name, group, dtype, apply) = ("w".into(), "default".into(), DType::Float32, Apply::Exact);
+        let spec = TensorSpec { name, shape: vec![1], dtype, apply, group, optimizer };
+        self.shard.create(&Arc::new(spec.clone()), 1, &[(ID, 0)]).unwrap();
+        let slices = vec![(ID.0, 0)];
+        self.journal.note(&Event::Reserved(1, Reservation { spec, group: 1, slices, stage: Stage::Open }));
+        self.journal.note(&Event::Committed(1));
+        self.journal.note(&Event::SessionBegan(1));
+    }
+
+    /// Pushes, and waits until that is durable.
+    fn push(&self) -> Result<()> {
+        let slice = self.shard.slice(ID).unwrap();
+        let sequence = 1 + self.value() as u64;
+        let push = Push {
+            slice: ID,
+            action: Action::Gradient,
+            identity: Identity { client: 1, sequence },
+            base: None,
+            lr: None,
+            scale: None,
+            momentum: None,
+            correction: None,
+            count: 1,
+            indices: None,
+            codec: CodecId::Float32,
+            body: &(-1.0_f32).to_le_bytes(),
+            trusted: false,
+            once: false,
+        };
+        self.shard.push_to(&slice, &push, || panic!("nothing is held")).unwrap().unwrap();
+        self.journal.sync(self.journal.position())
+    }
+
+    fn snapshot(&self) -> Result<()> {
+        self.journal.snapshot(&self.shard).map(drop)
+    }
+
+    /// How many pushes there are.
+    fn value(&self) -> f32 {
+        let image = self.shard.slice(ID).unwrap().image().unwrap();
+        f32::from_le_bytes(image.values.as_ref().try_into().unwrap())
+    }
+}
+
+/// Names of a shard's files.
+fn names(path: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = entries.map(|name| name.into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_folder_that_is_made_again_under_a_server_is_still_its_own() {
+    let folder = Folder::new();
+    let world = World::open(&folder.shard()).unwrap();
+    world.push().unwrap();
+    folder.make_again();
+    assert!(world.push().is_err(), "what has no folder is not durable");
+    let error = world.journal.check().unwrap_err();
+    assert!(error.kind == Kind::Unavailable && error.message.contains("was removed"), "{error}");
+    world.snapshot().unwrap();
+    world.journal.check().unwrap();
+    let error = World::open(&folder.shard()).err().unwrap();
+    assert!(error.message.contains("another server"), "{error}");
+    world.push().unwrap();
+    drop(world);
+    let again = World::open(&folder.shard()).unwrap();
+    assert_eq!((again.value(), again.report.notes), (3.0, Vec::new()));
+}
+
+#[test]
+fn a_folder_that_is_moved_away_has_what_was_durable_and_nothing_later() {
+    let folder = Folder::new();
+    let moved = folder.0.join("moved");
+    let world = World::open(&folder.shard()).unwrap();
+    world.push().unwrap();
+    std::fs::rename(folder.shard(), &moved).unwrap();
+    assert!(world.push().is_err(), "a start would look for it elsewhere");
+    std::fs::rename(&moved, folder.shard()).unwrap();
+    world.snapshot().unwrap();
+    world.push().unwrap();
+    drop(world);
+    assert_eq!(World::open(&folder.shard()).unwrap().value(), 3.0);
+}
+
+#[test]
+fn a_server_does_not_go_on_beside_another_one() {
+    let folder = Folder::new();
+    let first = World::open(&folder.shard()).unwrap();
+    first.push().unwrap();
+    first.snapshot().unwrap();
+    std::fs::remove_dir_all(folder.shard()).unwrap();
+    let second = World::open(&folder.shard()).unwrap();
+    for _ in 0..5 {
+        second.push().unwrap();
+    }
+    // While the other is there, and when it has gone and left its files.
+    let error = first.snapshot().unwrap_err();
+    assert!(error.kind == Kind::Config && error.message.contains("another server"), "{error}");
+    assert!(first.push().is_err());
+    second.push().unwrap();
+    drop(second);
+    let before = names(&folder.shard());
+    let error = first.snapshot().unwrap_err();
+    assert!(error.message.contains("incarnation") && error.message.contains("log-00000001"), "{error}");
+    let error = first.journal.check().unwrap_err();
+    assert!(error.kind == Kind::Unavailable && error.message.contains("incarnation"), "{error}");
+    // It keeps no other from it, and takes nothing with it.
+    let again = World::open(&folder.shard()).unwrap();
+    assert_eq!((again.value(), again.report.notes.len(), again.report.lost.len()), (6.0, 0, 0));
+    drop(again);
+    assert!(before.iter().all(|name| names(&folder.shard()).contains(name)));
+    // With those out of the way, what it holds gets there.
+    folder.make_again();
+    first.snapshot().unwrap();
+    first.push().unwrap();
+    drop(first);
+    assert_eq!(World::open(&folder.shard()).unwrap().value(), 3.0);
+}
+
+#[test]
+fn a_server_that_lost_its_lock_leaves_the_log_to_the_one_that_took_it() {
+    let folder = Folder::new();
+    let first = World::open(&folder.shard()).unwrap();
+    first.push().unwrap();
+    std::fs::remove_file(folder.shard().join("lock")).unwrap();
+    let second = World::open(&folder.shard()).unwrap();
+    assert_eq!(second.value(), 1.0);
+    assert!(first.push().is_err() && first.snapshot().is_err());
+    second.push().unwrap();
+    drop(first);
+    second.snapshot().unwrap();
+    second.push().unwrap();
+    drop(second);
+    let third = World::open(&folder.shard()).unwrap();
+    assert_eq!((third.value(), &third.report.notes), (3.0, &Vec::new()));
+}
+
+/// What two servers wrote at once: `old` in a folder that was removed, and `new` where it was made again.
+fn mixed() -> Folder {
+    let (old, new) = (Folder::new(), Folder::new());
+    for (folder, snapshots) in [(&old, 4), (&new, 0)] {
+        let world = World::open(&folder.shard()).unwrap();
+        for _ in 0..snapshots {
+            world.snapshot().unwrap();
+        }
+        for _ in 0..10 * (1 + snapshots) {
+            world.push().unwrap();
+        }
+    }
+    let mixed = Folder::new();
+    std::fs::create_dir(mixed.shard()).unwrap();
+    for folder in [&old, &new] {
+        for name in names(&folder.shard()) {
+            std::fs::rename(folder.shard().join(&name), mixed.shard().join(&name)).unwrap();
+        }
+    }
+    mixed
+}
+
+#[test]
+fn two_histories_are_gone_on_from_only_if_told_so() {
+    let folder = mixed();
+    let before = names(&folder.shard());
+    let error = World::open(&folder.shard()).err().unwrap();
+    assert!(error.kind == Kind::Config && error.message.contains("two histories"), "{error}");
+    for part in ["log-00000001", "log-00000004", "--accept-loss"] {
+        assert!(error.message.contains(part), "{part}: {error}");
+    }
+    assert_eq!(names(&folder.shard()), before);
+    let damages = checkpoint::verify(&folder.0).unwrap().remove(0).damages;
+    assert!(damages.len() == 1 && damages[0].contains("two histories"), "{damages:?}");
+    let world = World::with(&folder.shard(), true).unwrap();
+    assert_eq!(world.value(), 50.0);
+    let lost = &world.report.lost;
+    assert!(lost.len() == 1 && lost[0].contains("log-00000001") && lost[0].contains("10 pushes"), "{lost:?}");
+    assert!(names(&folder.shard()).contains(&"damaged-log-00000001".to_owned()));
+    drop(world);
+    let again = World::open(&folder.shard()).unwrap();
+    assert_eq!((again.value(), again.report.lost.len()), (50.0, 0));
+}
+
+#[test]
+fn servers_that_came_one_after_the_other_are_one_history() {
+    let folder = Folder::new();
+    for k in 0..6 {
+        let world = World::open(&folder.shard()).unwrap();
+        assert_eq!((world.value(), &world.report.notes), (k as f32, &Vec::new()));
+        world.push().unwrap();
+        if k % 3 == 1 {
+            world.snapshot().unwrap();
+        }
+    }
+    assert_eq!(checkpoint::verify(&folder.0).unwrap().remove(0).damages, [""; 0]);
+}
