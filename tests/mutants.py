@@ -40,6 +40,7 @@ MUTANTS = {
     "fsync_skipped": "a change is said to be durable before it is synced, or even written",
     "lock_not_retaken": "a server whose folder is made again goes on there without a lock",
     "resend_as_new": "a frame is sent again under a new identity",
+    "loss_swallowed": "what a restart lost is counted, and no call tells it",
 }
 
 

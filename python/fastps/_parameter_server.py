@@ -14,9 +14,10 @@ import numpy as np
 from fastps import _fastps
 from fastps._fastps import ErrorFeedback, Receipt, Versions
 from fastps._handles import Bound, PushHandle, PushPulled, Receipts
+from fastps._lost import warn_of
 from fastps._types import Array, File
 from fastps.codecs import Codec
-from fastps.errors import ConfigError
+from fastps.errors import ConfigError, Lost
 from fastps.optim import SGD, Optimizer
 
 __all__ = ["ParameterServer", "PushOptions", "TensorSpec", "connect"]
@@ -509,9 +510,18 @@ class ParameterServer:
     def close(self) -> None:
         """Waits for pushes under way and ends the session; raises an error of theirs that nobody has read.
 
-        A second call does nothing; every other verb then raises `ConfigError`.
+        Gives a `RuntimeWarning` of a loss (`VersionsLost`) that no call has raised. A second call does
+        nothing; every other verb then raises `ConfigError`.
         """
-        self._native.close()
+        self._close(stacklevel=3)
+
+    def _close(self, stacklevel: int) -> None:
+        if self._native.closed:
+            return
+        try:
+            self._native.close()
+        finally:
+            warn_of(map(Lost._make, self._native.lost()), "client", stacklevel)
 
     @property
     def transport(self) -> dict[str, str]:
@@ -533,10 +543,10 @@ class ParameterServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            self.close()
+            self._close(stacklevel=3)
             return
         try:
-            self.close()
+            self._close(stacklevel=3)
         except Exception as late:  # the block's own error is the one to see
             error.add_note(f"closing also failed: {late}")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastps._handles import Receipts
 from fastps._stats import percentile
+from fastps.errors import Lost
 
 __all__ = ["Tally"]
 
@@ -47,6 +48,16 @@ class Tally:
         """Counts the tensors of a push that were applied where others were not."""
         for name in names:
             self._acknowledged[(name,)] += 1
+
+    def lose(self, lost: Iterable[Lost]) -> None:
+        """Counts what restarts lost: of a tensor on several shards, what the one lacks that lost most."""
+        by_shard: Counter[tuple[str, int]] = Counter()
+        for one in lost:
+            by_shard[one.tensor, one.shard] += one.own or 0
+        most: Counter[str] = Counter()
+        for (tensor, _), pushes in by_shard.items():
+            most[tensor] = max(most[tensor], pushes)
+        self.lost += most
 
     def stats(self, names: Iterable[str]) -> dict[str, Any]:
         """All counters; `names`: the worker's tensors."""

@@ -217,11 +217,11 @@ class PartialPush(FastpsError):  # noqa: N818
 
 
 class Lost(NamedTuple):
-    """What a server that was started anew lacks of a tensor; where slices differ, of the one that lost most.
+    """What a restarted server lacks of a tensor; where slices differ, of the one that lost most.
 
     Attributes:
         tensor: Its name.
-        shard: Index of the shard that was started anew.
+        shard: Index of the shard that was restarted.
         own: Own pushes that were acknowledged and are gone; None where the server has forgotten this client.
         seen: The newest version that this client was told.
         now: The version that the server had when it was back. Changes by others are gone if it is smaller by
@@ -236,12 +236,13 @@ class Lost(NamedTuple):
 
 
 class VersionsLost(FastpsError):  # noqa: N818
-    """A server was started anew without changes that this client had been told of; with ``ack="applied"``
-    the log may lack the last ones. Raised once, by the next call, which has done nothing: call again to
-    go on.
+    """A server was restarted without changes that this client had been told of; with ``ack="applied"`` the
+    log may lack the last ones. Raised once, by the next call, which has done nothing: call again to go on.
+    If there is no next call, ``close`` gives a `RuntimeWarning`.
 
     Attributes:
-        lost: A `Lost` for each tensor and shard.
+        lost: A `Lost` for each restart, tensor and shard. All ``own`` that a client is told of add up to
+            ``stats()["client"]["pushes_lost"]``.
 
     >>> fastps.VersionsLost("", lost=[("w", 0, 3, 12, 9)]).lost
     [Lost(tensor='w', shard=0, own=3, seen=12, now=9)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -16,12 +14,13 @@ from fastps._fastps import Sparse, Versions
 from fastps._gradients import check, whole
 from fastps._groups import Groups
 from fastps._handles import Receipts
+from fastps._lost import warn_of
 from fastps._parameter_server import ParameterServer
 from fastps._pushes import LISTS, Pushes, Refused
 from fastps._tally import Tally
 from fastps._types import Array, File, Rates
 from fastps.codecs import Codec, Float32
-from fastps.errors import ConfigError, DeadlineError, LeaseError, PartialPush, ShapeError
+from fastps.errors import ConfigError, DeadlineError, LeaseError, Lost, PartialPush, ShapeError
 from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
 from fastps.store import Store
 
@@ -386,6 +385,7 @@ class Worker:
         except BaseException as error:
             self._give_up(error)
             raise
+        self._note_lost()
         self._ps.close()
 
     def __enter__(self) -> Self:
@@ -414,16 +414,9 @@ class Worker:
 
     def _note_lost(self) -> None:
         """Counts what servers that were started anew lack: training goes on, as if it had not been pushed."""
-        lost: Counter[str] = Counter()
-        for tensor, shard, own, seen, now in self._native.lost():
-            lost[tensor] = max(lost[tensor], own or 0)
-            warnings.warn(
-                f"shard {shard} was started anew: {tensor!r} is at version {now} after {seen}, without "
-                f"{'an unknown number of' if own is None else own} pushes of this worker",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        self._tally.lost += lost
+        lost = [Lost._make(fields) for fields in self._native.lost()]
+        self._tally.lose(lost)
+        warn_of(lost, "worker", stacklevel=3)
 
     def _check_state(
         self,

@@ -72,7 +72,7 @@ pub struct Details {
     pub lost: Vec<Lost>,
 }
 
-/// What a server that was started anew lacks of a tensor. Where slices differ, of the one that lost most.
+/// What a restarted server lacks of a tensor. Where slices differ, of the one that lost most.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
     /// The tensor.

@@ -635,13 +635,13 @@ impl Client {
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// For each server: its address, and how it is reached.
-    /// What servers that were started anew lack: tensor, shard, own pushes, version seen, version now. Other calls raise
+    /// What restarted servers lack: tensor, shard, own pushes, version seen, version now. Other calls raise
     /// nothing of it from the first call on.
     fn lost(&self, py: Python<'_>) -> PyResult<Vec<errors::LostFields>> {
         Ok(self.server.get(py)?.lost().iter().map(errors::lost_fields).collect())
     }
 
+    /// For each server: its address, and how it is reached.
     #[getter]
     fn transport(&self, py: Python<'_>) -> PyResult<Vec<(String, String)>> {
         Ok(self.server.get(py)?.transport())

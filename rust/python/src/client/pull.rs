@@ -5,7 +5,7 @@ use crate::buffer::{Borrowed, sweep};
 use crate::errors::OrRaise;
 use crate::flight::{Filler, Waiting, reshaped};
 use crate::values::Versions;
-use fastps_core::error::Error;
+use fastps_core::error::{Error, Kind};
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{self, Rows};
 use pyo3::prelude::*;
@@ -23,13 +23,20 @@ impl Client {
         let find = |server: &Shared, names: &[Arc<str>], timeout| {
             names.iter().map(|n| server.spec(n, timeout)).collect::<Result<Vec<_>, _>>()
         };
-        // Usually the map is at hand, and nobody has to be asked.
-        if let Ok(specs) = py.detach(|| find(server, names, Duration::ZERO)) {
-            return Ok(specs);
+        // Usually the map is at hand, and no server has to be asked.
+        match py.detach(|| find(server, names, Duration::ZERO)) {
+            Err(error) if is_not_known_yet(&error) => {
+                let names = names.to_vec();
+                self.call(py, server, move |server| find(server, &names, timeout))?.or_raise(py)
+            }
+            found => found.or_raise(py),
         }
-        let names = names.to_vec();
-        self.call(py, server, move |server| find(server, &names, timeout))?.or_raise(py)
     }
+}
+
+/// Whether a server must be asked. Every other error is the caller's: some are told only once.
+fn is_not_known_yet(error: &Error) -> bool {
+    matches!(error.kind, Kind::Deadline | Kind::Connection | Kind::Unavailable)
 }
 
 /// Pulls into the caller's arrays.

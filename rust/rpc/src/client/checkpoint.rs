@@ -45,6 +45,7 @@ impl Client {
     /// If a server has no data directory, a snapshot cannot be written, or the timeout passes; others may be written then.
     pub fn checkpoint(&self, timeout: Duration) -> Result<Vec<Snapshot>> {
         self.alive()?;
+        self.raise_lost()?;
         let deadline = after(timeout);
         self.block(snapshots(&self.links, None, deadline))
     }
@@ -56,6 +57,8 @@ impl Client {
     /// # Errors
     /// As [`Client::checkpoint`]; and where there is no memory for it, or no tensor of the group.
     pub fn checkpoint_of_cut(&self, group: &str, timeout: Duration) -> Result<Vec<Snapshot>> {
+        self.alive()?;
+        self.raise_lost()?;
         let deadline = after(timeout);
         self.group(group, deadline)?;
         self.block(async {

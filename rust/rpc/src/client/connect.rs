@@ -3,7 +3,7 @@
 use super::deadlines::Deadlines;
 use super::link::Link;
 use super::lost::Losses;
-use super::map::{self, Map};
+use super::map;
 use super::runtime::{Driver, Process, random};
 use super::session::{drive, jitter};
 use super::stats::Counters;
@@ -146,6 +146,7 @@ impl Client {
             process: Process::current(),
             client: random()?,
             name: options.name.clone(),
+            map: Arc::default(),
             ack: options.ack,
             checksums: options.checksums,
             counters: Counters::default(),
@@ -168,9 +169,9 @@ impl Client {
             addresses: addresses.to_vec(),
             options,
             driver: driver.clone(),
+            map: shared.map.clone(),
             shared,
             links,
-            map: Arc::new(Map::default()),
             deadlines: Arc::default(),
             turn: Mutex::new(0),
             registering: Arc::default(),

@@ -329,7 +329,12 @@ impl Link {
         let mut queue = lock(&self.queue);
         if std::mem::replace(&mut queue.server, server) != server {
             queue.ask_what_is_left();
+            let lost = std::mem::take(&mut queue.lost);
             drop(queue);
+            // What the server before this one had lost, and what this one has, are told apart.
+            if !lost.is_empty() {
+                self.shared.note_lost(lost);
+            }
             self.shared.map_is_stale.store(true, Ordering::Release);
             // Changes that were told may be gone, so nothing is known of what lies between.
             self.shared.incarnations.fetch_add(1, Ordering::AcqRel);

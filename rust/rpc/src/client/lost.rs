@@ -1,4 +1,4 @@
-//! What a server that was started anew lacks of what this client was told: found by asking, told once.
+//! What a restarted server lacks of what this client was told: found by asking, told once.
 //!
 //! A link keeps of each slice the newest version that an answer told (`queue`). When it meets another server than before, it
 //! asks for the version of each of these slices, and sends nothing else until it knows. So what it sends again counts for
@@ -7,7 +7,8 @@
 use super::runtime::lock;
 use super::{Client, Shared, stats};
 use fastps_core::error::{Error, Kind, Lost, Result};
-use std::collections::{BTreeMap, HashMap};
+use fastps_core::fault::fault;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -27,19 +28,41 @@ pub(super) struct LostSlice {
 /// What was found and not told yet.
 #[derive(Debug, Default)]
 pub(super) struct Losses {
-    found: Mutex<Vec<LostSlice>>,
+    found: Mutex<Vec<Lost>>,
     any: AtomicBool,
     /// Somebody asks for it, so calls raise nothing.
     asked_for: AtomicBool,
 }
 
 impl Shared {
+    /// Notes what one restart lost, for the next call to tell. What a later restart loses is noted beside it, so
+    /// that losses add up.
     pub(super) fn note_lost(&self, lost: Vec<LostSlice>) {
-        for slice in &lost {
-            stats::count(&self.counters.pushes_lost, slice.own.unwrap_or(0));
+        let lost = self.by_tensor(lost);
+        for one in &lost {
+            stats::count(&self.counters.pushes_lost, one.own.unwrap_or(0));
+        }
+        if fault("loss_swallowed") {
+            return;
         }
         lock(&self.lost.found).extend(lost);
         self.lost.any.store(true, Ordering::Release);
+    }
+
+    /// Of each tensor the slice that lost most.
+    fn by_tensor(&self, slices: Vec<LostSlice>) -> Vec<Lost> {
+        let names = self.map.names_of_slices();
+        let mut lost: BTreeMap<(Arc<str>, u32), Lost> = BTreeMap::new();
+        for LostSlice { shard, slice, own, seen, now } in slices {
+            let tensor = names.get(&slice).cloned().unwrap_or_else(|| format!("slice {slice}").into());
+            let one = Lost { tensor: tensor.clone(), shard, own, seen, now };
+            let of = |lost: &Lost| (lost.own, lost.seen.saturating_sub(lost.now));
+            let most = lost.entry((tensor, shard)).or_insert_with(|| one.clone());
+            if of(&one) > of(most) {
+                *most = one;
+            }
+        }
+        lost.into_values().collect()
     }
 }
 
@@ -63,22 +86,7 @@ impl Client {
     fn take_lost(&self) -> Vec<Lost> {
         let mut found = lock(&self.shared.lost.found);
         self.shared.lost.any.store(false, Ordering::Release);
-        let found = std::mem::take(&mut *found);
-        if found.is_empty() {
-            return Vec::new();
-        }
-        let names: HashMap<u64, Arc<str>> = self.map.names_of_slices();
-        let mut lost: BTreeMap<(Arc<str>, u32), Lost> = BTreeMap::new();
-        for LostSlice { shard, slice, own, seen, now } in found {
-            let tensor = names.get(&slice).cloned().unwrap_or_else(|| format!("slice {slice}").into());
-            let one = Lost { tensor: tensor.clone(), shard, own, seen, now };
-            let of = |lost: &Lost| (lost.own, lost.seen.saturating_sub(lost.now));
-            let most = lost.entry((tensor, shard)).or_insert_with(|| one.clone());
-            if of(&one) > of(most) {
-                *most = one;
-            }
-        }
-        lost.into_values().collect()
+        std::mem::take(&mut *found)
     }
 }
 

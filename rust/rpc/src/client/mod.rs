@@ -77,6 +77,8 @@ pub(crate) struct Shared {
     process: Process,
     client: u64,
     name: String,
+    /// The map that its client has, too.
+    map: Arc<Map>,
     ack: Ack,
     checksums: Option<bool>,
     counters: Counters,

@@ -36,6 +36,7 @@ impl Client {
         timeout: Duration,
     ) -> Result<()> {
         self.alive()?;
+        self.raise_lost()?;
         let deadline = after(timeout);
         let spec = Arc::new(spec);
         let named = |error: Error| error.tensor(spec.name.clone());

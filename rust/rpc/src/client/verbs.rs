@@ -73,6 +73,7 @@ impl ParameterServer for Client {
 
     fn names(&self, timeout: Duration) -> Result<Vec<Arc<str>>> {
         self.alive()?;
+        self.raise_lost()?;
         self.refresh(Vec::new(), after(timeout))?;
         Ok(self.map.names())
     }

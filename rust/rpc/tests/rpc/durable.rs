@@ -594,6 +594,35 @@ fn what_was_under_way_hides_nothing_that_was_lost() {
 }
 
 #[test]
+fn losses_of_two_restarts_add_up() {
+    let mut served = Served::new(1);
+    served.start();
+    let client = served.connect(Ack::Applied);
+    register(&client, "w", 10, Apply::Exact, sgd(), 0.0);
+    (0..6).for_each(|_| push_one(&client, "w", 10));
+    served.kill_when_logged(7);
+    // Given to the client while it has met no other server: a later call would tell the first loss.
+    let push = |_| client.push_async(vec![gradient("w", vec![-1.0; 10])], options(PATIENT)).unwrap();
+    let tickets: Vec<_> = (0..4).map(push).collect();
+    forget_last_pushes(&served.folder.0.join("shard-0"), 3);
+    served.start();
+    for (k, ticket) in tickets.into_iter().enumerate() {
+        assert_eq!(ticket.wait(PATIENT).unwrap().unwrap()[0].version, 5 + k as u64);
+    }
+    served.kill_when_logged(4);
+    forget_last_pushes(&served.folder.0.join("shard-0"), 2);
+    served.start();
+    let counter = || {
+        let stats = client.stats(PATIENT).unwrap();
+        stats.client.into_iter().find(|(name, _)| name == "pushes_lost").unwrap().1
+    };
+    until("both losses are found", || counter() == 5);
+    let lost = |own, seen, now| Lost { tensor: "w".into(), shard: 0, own: Some(own), seen, now };
+    assert_eq!(told(&client, "w"), [lost(3, 7, 4), lost(2, 8, 6)]);
+    assert_eq!(pull(&client, "w"), [5.0; 10]);
+}
+
+#[test]
 fn what_was_logged_is_never_told_to_be_lost() {
     let mut served = Served::new(1);
     served.start();

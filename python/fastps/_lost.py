@@ -1,0 +1,28 @@
+"""Warnings of what restarted servers lack, where no call raises it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+from fastps.errors import Lost
+
+__all__ = ["warn_of"]
+
+
+def warn_of(lost: Iterable[Lost], whose: str, stacklevel: int) -> None:
+    """Gives a `RuntimeWarning` for each loss.
+
+    Args:
+        lost: What is gone.
+        whose: Whose pushes they were, ``"client"`` or ``"worker"``.
+        stacklevel: As for `warnings.warn`, seen from the caller.
+    """
+    for tensor, shard, own, seen, now in lost:
+        pushes = "an unknown number of" if own is None else own
+        warnings.warn(
+            f"shard {shard} was restarted: {tensor!r} is at version {now} after {seen}, without {pushes} "
+            f"pushes of this {whose}",
+            RuntimeWarning,
+            stacklevel=stacklevel + 1,
+        )
