@@ -35,7 +35,7 @@ def request(path: str) -> bytes:
 
 def hello() -> bytes:
     """A call that opens a session."""
-    message = b"\x11" + random.randbytes(8)
+    message = b"\x11" + random.randbytes(8) + b"\x32\x10" + random.randbytes(16)  # client, secret
     return request("/fastps.v1.Control/Hello") + frame(
         DATA, END_STREAM, 1, struct.pack(">BI", 0, len(message)) + message
     )

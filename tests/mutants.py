@@ -29,6 +29,7 @@ MUTANTS = {
     "placement_ignored": "the client sends every slice to shard 0",
     "check_after_apply": "a bad frame is refused after it was applied",
     "epoch_accepted": "a frame for another epoch is accepted",
+    "secret_ignored": "who names a client's session need not show its secret",
     "lease_never_expires": "a silent client keeps its session for ever",
     "copy_on_write_skipped": "a pull copies instead of pinning, and the push never notices",
     "frame_length_trusted": "the length of a body is not checked",

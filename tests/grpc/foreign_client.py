@@ -65,10 +65,21 @@ def trailing_refusal(stubs: Stubs, error: grpc.RpcError) -> Message:
     return stubs.pb.Refusal.FromString(trailers.get("grpc-status-details-bin", b""))
 
 
+def proof(secret: bytes | None) -> list[tuple[str, bytes]]:
+    """What shows that a call or stream is the client's."""
+    return [] if secret is None else [("fastps-secret-bin", secret)]
+
+
 class Stream:
     """One data stream to one shard. Frames are messages, or bytes where a test writes the wire by hand."""
 
-    def __init__(self, stubs: Stubs, channel: grpc.Channel, timeout: float = 4 * TIMEOUT) -> None:
+    def __init__(
+        self,
+        stubs: Stubs,
+        channel: grpc.Channel,
+        secret: bytes | None,
+        timeout: float = 4 * TIMEOUT,
+    ) -> None:
         self._pb = stubs.pb
         self._out: queue.SimpleQueue[Message | bytes | None] = queue.SimpleQueue()
         exchange = channel.stream_stream(
@@ -76,7 +87,7 @@ class Stream:
             request_serializer=lambda m: m if isinstance(m, bytes) else m.SerializeToString(),
             response_deserializer=stubs.pb.Frame.FromString,
         )
-        self.call = exchange(iter(self._out.get, None), timeout=timeout)
+        self.call = exchange(iter(self._out.get, None), timeout=timeout, metadata=proof(secret))
 
     def send(self, frame: Message | bytes) -> None:
         """Puts a frame on its way."""
@@ -111,6 +122,7 @@ class ForeignClient:
         addresses: Iterable[str],
         *,
         client: int | None = None,
+        secret: bytes | None = None,
         hello: bool = True,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
@@ -128,6 +140,7 @@ class ForeignClient:
         self.controls = [stubs.rpc.ControlStub(channel) for channel in self.channels]
         self.streams: dict[int, Stream] = {}
         self.client = client if client is not None else secrets.randbits(64) | 1
+        self.secret: bytes | None = secret if secret is not None else secrets.token_bytes(16)
         self.sequence = 0
         self.epoch = 0
         self._tags = itertools.count(1)
@@ -154,7 +167,8 @@ class ForeignClient:
     def call(self, shard: int, method: str, request: Message) -> Message:
         """A unary call; a refusal raises `Refused`."""
         try:
-            return getattr(self.controls[shard], method)(request, timeout=TIMEOUT)
+            call = getattr(self.controls[shard], method)
+            return call(request, timeout=TIMEOUT, metadata=proof(self.secret))
         except grpc.RpcError as error:
             refusal = trailing_refusal(self.stubs, error)
             if not refusal.kind:
@@ -163,7 +177,9 @@ class ForeignClient:
 
     def hello(self, shard: int, *, renew: bool = False) -> Message:
         """Opens (or renews) the session with one shard."""
-        request = self.pb.HelloRequest(client=self.client, name="foreign", renew=renew)
+        request = self.pb.HelloRequest(
+            protocol_minor=1, client=self.client, name="foreign", renew=renew, secret=self.secret
+        )
         response = self.call(shard, "Hello", request)
         self.epoch = response.epoch
         return response
@@ -238,7 +254,7 @@ class ForeignClient:
     def stream(self, shard: int) -> Stream:
         """The stream to a shard, opened when it is first needed."""
         if shard not in self.streams:
-            self.streams[shard] = Stream(self.stubs, self.channels[shard])
+            self.streams[shard] = Stream(self.stubs, self.channels[shard], self.secret)
         return self.streams[shard]
 
     def frame(self, kind: int, entry: Message, index: int, payload: bytes = b"", **fields: Any) -> Message:

@@ -37,6 +37,7 @@ STATUS = {
     "config": grpc.StatusCode.FAILED_PRECONDITION,
     "capacity": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "lease": grpc.StatusCode.FAILED_PRECONDITION,
+    "denied": grpc.StatusCode.PERMISSION_DENIED,
 }
 
 

@@ -29,6 +29,7 @@ def calling(method: str, **fields: Any) -> Control:
 SMALL_SPEC: dict[str, Any] = {"name": "small", "shape": (SMALL,), "optimizer": "sgd", "settings": {"lr": 0.5}}
 ADAM = {"optimizer": "adam", "settings": {}}
 MOMENTUM = {"settings": {"lr": 0.5, "momentum": 0.9}}
+SECRET = bytes(range(16))
 LONG = "x" * 1024  # errors quote no more than that
 # what: (call, kind, tensor, expected, got)
 BAD_CALLS: dict[str, tuple[Control, str, str, str, str]] = {
@@ -62,7 +63,15 @@ BAD_CALLS: dict[str, tuple[Control, str, str, str, str]] = {
     "no spec": (calling("Register", client=1), "config", "", "", ""),
     "sealing nothing": (calling("Seal", reservation=4711), "lease", "", "", ""),
     "committing nothing": (calling("Commit", reservation=4711), "lease", "", "", ""),
-    "a hello without client": (calling("Hello"), "config", "", "", ""),
+    "a hello without client": (calling("Hello", secret=SECRET), "config", "", "", ""),
+    "a hello without a secret": (calling("Hello", client=4711), "config", "", "16 random bytes", "0 bytes"),
+    "a hello with a short secret": (
+        calling("Hello", client=4711, secret=SECRET[:15]),
+        "config",
+        "",
+        "16 random bytes",
+        "15 bytes",
+    ),
     "holding writes for no cut": (calling("Hold", hold_ms=100), "config", "", "any number but 0", "0"),
     "a cut over a group of 1025 bytes": (
         calling("Checkpoint", group="x" * 1025, cut=5),
@@ -71,7 +80,13 @@ BAD_CALLS: dict[str, tuple[Control, str, str, str, str]] = {
         "at most 1024",
         "1025",
     ),
-    "renewing what is not there": (calling("Hello", client=4711, renew=True), "lease", "", "", ""),
+    "renewing what is not there": (
+        calling("Hello", client=4711, renew=True, secret=SECRET),
+        "lease",
+        "",
+        "",
+        "",
+    ),
 }
 
 

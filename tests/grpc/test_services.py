@@ -22,7 +22,7 @@ def test_hello_tells_what_the_server_is(foreign: ForeignClient, server: fastps.S
     assert all(h.max_message_bytes == 4 << 20 and h.lease_ms > 0 for h in hellos)
     assert all(h.server and h.epoch == hellos[0].epoch for h in hellos)
     assert all(h.role == foreign.pb.ROLE_ADMIN for h in hellos)
-    future = foreign.pb.HelloRequest(client=foreign.client, protocol_minor=999)
+    future = foreign.pb.HelloRequest(client=foreign.client, protocol_minor=999, secret=foreign.secret)
     assert foreign.call(0, "Hello", future).protocol_minor == hellos[0].protocol_minor
 
 
@@ -54,7 +54,7 @@ def test_stats_count(target: ForeignClient) -> None:
     assert after["pushes"] == before["pushes"] + 1
     assert after["refused"] == before["refused"] + 1
     sessions = target.call(shard, "Stats", target.pb.StatsRequest()).sessions
-    (mine,) = [s for s in sessions if s.client == target.client]
+    (mine,) = [s for s in sessions if s.number == target.hello(shard, renew=True).session]
     assert mine.name == "foreign"
     assert mine.applied > 0
 

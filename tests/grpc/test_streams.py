@@ -23,7 +23,7 @@ import grpc
 
 @contextmanager
 def _stream(client: ForeignClient, shard: int) -> Iterator[Stream]:
-    stream = Stream(client.stubs, client.channels[shard])
+    stream = Stream(client.stubs, client.channels[shard], client.secret)
     try:
         yield stream
     finally:
@@ -87,7 +87,7 @@ def test_another_version_of_the_protocol_is_unimplemented(target: ForeignClient)
 
 
 def test_half_closing_ends_the_stream_well(target: ForeignClient) -> None:
-    stream = Stream(target.stubs, target.channels[0])
+    stream = Stream(target.stubs, target.channels[0], target.secret)
     stream.close()
     assert stream.call.code() == grpc.StatusCode.OK
 

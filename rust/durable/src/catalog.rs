@@ -1,6 +1,7 @@
 //! What a shard is beside its slices: its sessions, which slices it holds and why, and on shard 0 the map. An [`Event`]
 //! changes it; the log keeps the events, a snapshot the catalog.
 
+use crate::secret::SecretHash;
 use fastps_core::mode::{Mode, Seat};
 use fastps_core::tensor::TensorSpec;
 use serde::{Deserialize, Serialize};
@@ -10,8 +11,10 @@ use std::sync::Arc;
 /// A change of the catalog.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
-    /// A client's session began.
+    /// A client's session began, at a server that knew of no secrets.
     SessionBegan(u64),
+    /// A client's session began, or one that had no secret got its own.
+    SessionOpened(u64, SecretHash),
     /// It ended: what slices remember of the client is forgotten.
     SessionEnded(u64),
     /// Slices were made for a reservation.
@@ -98,6 +101,9 @@ pub struct Holding {
 pub struct Catalog {
     /// Clients that have a session.
     pub sessions: BTreeSet<u64>,
+    /// The hashes of their secrets; of a session that an older server began there is none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub secrets: BTreeMap<u64, SecretHash>,
     /// The slices that are here, by reservation.
     pub reservations: BTreeMap<u64, Reservation>,
     /// Shard 0: tensors by reservation.
@@ -115,8 +121,13 @@ impl Catalog {
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::SessionBegan(client) => drop(self.sessions.insert(*client)),
+            Event::SessionOpened(client, secret) => {
+                self.sessions.insert(*client);
+                self.secrets.entry(*client).or_insert(*secret);
+            }
             Event::SessionEnded(client) => {
                 self.sessions.remove(client);
+                self.secrets.remove(client);
                 self.leave(|member| member.client == *client);
             }
             Event::Reserved(id, reservation) => {

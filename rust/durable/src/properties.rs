@@ -5,6 +5,7 @@ use crate::catalog::{Catalog, Event, Member, Reservation, Stage};
 use crate::frame::{self, Author, Content, Origin, Piece, Place};
 use crate::generation::{Cut, Manifest, Written};
 use crate::safetensors::Layout;
+use crate::secret::SecretHash;
 use crate::segment::{self, End};
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
@@ -161,6 +162,10 @@ fn member() -> impl Strategy<Value = Member> {
     (any::<u64>(), any::<u32>(), seat).prop_map(|(client, group, seat)| Member { client, group, seat })
 }
 
+fn secret() -> impl Strategy<Value = SecretHash> {
+    any::<[u8; 16]>().prop_map(|secret| SecretHash::of(&secret))
+}
+
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         (member(), any::<bool>()).prop_map(|(member, complete)| Event::Joined(member, complete)),
@@ -170,6 +175,7 @@ fn event() -> impl Strategy<Value = Event> {
             warm
         }),
         any::<u64>().prop_map(Event::SessionBegan),
+        (any::<u64>(), secret()).prop_map(|(client, secret)| Event::SessionOpened(client, secret)),
         any::<u64>().prop_map(Event::SessionEnded),
         (any::<u64>(), reservation()).prop_map(|(id, reservation)| Event::Reserved(id, reservation)),
         vec(any::<u64>(), 0..5).prop_map(Event::Dropped),
@@ -181,12 +187,14 @@ fn manifest() -> impl Strategy<Value = Manifest> {
     let written = (any::<u64>(), any::<u32>()).prop_map(|(bytes, crc32c)| Written { bytes, crc32c });
     let catalog = (
         btree_set(any::<u64>(), 0..5),
+        btree_map(any::<u64>(), secret(), 0..5),
         btree_map(any::<u64>(), reservation(), 0..3),
         vec(member(), 0..3),
         btree_set(any::<u32>(), 0..3),
     )
-        .prop_map(|(sessions, reservations, members, complete)| Catalog {
+        .prop_map(|(sessions, secrets, reservations, members, complete)| Catalog {
             sessions,
+            secrets,
             reservations,
             members,
             complete,

@@ -88,7 +88,8 @@ fn write(source: &Source, folder: &Path, shards: u32) -> Result<Restored> {
     let tensors = source.tensors()?;
     let mut load = Load::new(shards as usize);
     let sessions = source.sessions();
-    let mut catalogs = vec![Catalog { sessions, ..Catalog::default() }; shards as usize];
+    let secrets = source.secrets();
+    let mut catalogs = vec![Catalog { sessions, secrets, ..Catalog::default() }; shards as usize];
     let mut slices: HashMap<SliceId, Arc<Slice>> = HashMap::new();
     for tensor in &tensors {
         let Holding { spec, group, .. } = tensor.holding;

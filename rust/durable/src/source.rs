@@ -5,13 +5,14 @@ use crate::directory::{Directory, failed, shard_folder, shards_in};
 use crate::generation::Generation;
 use crate::journal::{Progress, Settings};
 use crate::recovery;
+use crate::secret::SecretHash;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
 use fastps_core::mode::Mode;
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::slice::Slice;
 use fastps_core::tensor::{Apply, SliceId};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -152,6 +153,12 @@ impl Source {
     /// All that have a session on any of the shards.
     pub(crate) fn sessions(&self) -> BTreeSet<u64> {
         self.shards.iter().flat_map(|(_, catalog)| &catalog.sessions).copied().collect()
+    }
+
+    /// The hashes of their secrets. A client that has told two of them may use the one that the first shard knows.
+    pub(crate) fn secrets(&self) -> BTreeMap<u64, SecretHash> {
+        let all = self.shards.iter().rev().flat_map(|(_, catalog)| &catalog.secrets);
+        all.map(|(client, secret)| (*client, *secret)).collect()
     }
 
     /// Workers with places in groups, and groups that are complete, as shard 0 knows them. Others know of those alone whose

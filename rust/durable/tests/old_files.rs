@@ -12,7 +12,7 @@ use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, Ftrl, Optimizer, Rmspro
 use fastps_core::rows::Indices;
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
-use fastps_durable::{Event, Holding, Journal, Report, Reservation, Settings, Stage};
+use fastps_durable::{Event, Holding, Journal, Report, Reservation, SecretHash, Settings, Stage};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -132,7 +132,13 @@ impl World {
             json!({"reservation": id, "tensor": held.spec.name, "slices": held.slices, "shards": held.shards})
         });
         let map: Vec<_> = map.collect();
-        json!({"sessions": catalog.sessions, "tensors": tensors, "map": map, "slices": slices})
+        let mut all = json!({"sessions": catalog.sessions, "tensors": tensors, "map": map, "slices": slices});
+        // The first files have none.
+        if !catalog.secrets.is_empty() {
+            let secret = |(client, hash)| json!({"client": client, "sha256": hash});
+            all["secrets"] = catalog.secrets.iter().map(secret).collect();
+        }
+        all
     }
 }
 
@@ -173,8 +179,11 @@ fn optimizers() -> Vec<Optimizer> {
 /// What happens in the files: every kind of record, twice before a snapshot and once behind the last.
 fn tell(path: &Path, snapshots: bool) -> Value {
     let world = World::open(path);
-    for client in 1..=4 {
+    for client in 1..=2 {
         world.journal.note(&Event::SessionBegan(client));
+    }
+    for client in 2..=4 {
+        world.journal.note(&Event::SessionOpened(client, SecretHash::of(&[client as u8; 16])));
     }
     let counter = || Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
     world.register(10, "counted", &[5], Apply::Exact, counter());

@@ -10,11 +10,25 @@ pub mod v1 {
     include!("generated/fastps.v1.rs");
 }
 
+/// All but what nobody else may know: the incarnation and the secret.
+impl std::fmt::Debug for v1::HelloRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { protocol_minor, client: _, name, renew, ack, secret: _ } = self;
+        let mut fields = f.debug_struct("HelloRequest");
+        fields
+            .field("protocol_minor", protocol_minor)
+            .field("name", name)
+            .field("renew", renew)
+            .field("ack", ack)
+            .finish_non_exhaustive()
+    }
+}
+
 /// The encoded `FileDescriptorSet` of the service definition, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("generated/fastps.v1.bin");
 
 /// Minor version of the protocol that this code speaks.
-pub const PROTOCOL_MINOR: u32 = 0;
+pub const PROTOCOL_MINOR: u32 = 1;
 
 /// Largest message that anybody may send, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 4 << 20;

@@ -7,6 +7,8 @@ use crate::map::Registered;
 use crate::node::{EPOCH, Node};
 use crate::portions;
 use crate::reservation::Reserve;
+use crate::secret;
+use crate::session::Greeting;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::{Clocks, Joined};
 use fastps_core::tensor::{MAX_NAME, SliceId};
@@ -35,7 +37,6 @@ pub(crate) struct ControlService {
 }
 
 /// The minor version that both speak.
-#[allow(clippy::unnecessary_min_or_max, reason = "today's is the smallest; the next one will not be")]
 fn common_minor(theirs: u32) -> u32 {
     theirs.min(PROTOCOL_MINOR)
 }
@@ -54,6 +55,9 @@ enum Access {
 
 /// Which client a request speaks for; 0: no particular one.
 trait SpeaksFor {
+    /// It brings the client's secret itself.
+    const IS_HELLO: bool = false;
+
     fn client(&self) -> u64 {
         0
     }
@@ -70,8 +74,14 @@ macro_rules! speak_for_their_client {
 }
 
 speak_for_their_client! {
-    HelloRequest RegisterRequest ReserveRequest CommitRequest JoinRequest LeaveRequest AdvanceRequest
-    PortionRequest
+    RegisterRequest ReserveRequest CommitRequest JoinRequest LeaveRequest AdvanceRequest PortionRequest
+}
+impl SpeaksFor for pb::HelloRequest {
+    const IS_HELLO: bool = true;
+
+    fn client(&self) -> u64 {
+        self.client
+    }
 }
 impl SpeaksFor for pb::GetMapRequest {}
 impl SpeaksFor for pb::SealRequest {}
@@ -83,7 +93,7 @@ impl SpeaksFor for pb::CheckpointRequest {}
 impl SpeaksFor for pb::HoldRequest {}
 
 impl ControlService {
-    /// Checks the principal, makes the call, and names the shard in what went wrong.
+    /// Checks the principal, and the secret of the session that it speaks for, makes the call, and names the shard in what went wrong.
     async fn call<Q: SpeaksFor, A>(
         &self,
         request: Request<Q>,
@@ -92,8 +102,14 @@ impl ControlService {
         handle: impl FnOnce(&Node, &Peer, Q) -> Result<A>,
     ) -> Result<Response<A>, Status> {
         let peer = Peer::of(&request)?;
+        let shown = secret::of_headers(request.metadata());
         let message = request.into_inner();
-        let allowed = peer.principal.authorize(role, message.client()).and_then(|()| match access {
+        let own = || match message.client() {
+            _ if Q::IS_HELLO => Ok(()),
+            client => self.node.sessions.check(client, shown.as_ref()),
+        };
+        let allowed = peer.principal.authorize(role, message.client()).and_then(|()| own());
+        let allowed = allowed.and_then(|()| match access {
             Access::Look => Ok(()),
             Access::Change | Access::Lasting => self.node.check_serving(),
             Access::Step => self.node.check_serving().and_then(|()| self.node.files.check_steps()),
@@ -133,8 +149,11 @@ impl Control for ControlService {
             if logged && node.files.journal().is_none() {
                 node.files.check()?;
             }
-            if node.sessions.hello(m.client, &m.name, m.renew, logged, Instant::now())? {
-                node.files.note(|| Event::SessionBegan(m.client));
+            let secret = secret::of_hello(&m.secret)?;
+            let greeting = Greeting { client: m.client, secret, name: &m.name, renew: m.renew, logged };
+            let session = node.sessions.hello(&greeting, Instant::now())?;
+            if session.changed {
+                node.files.note(|| Event::SessionOpened(m.client, secret));
             }
             Ok(pb::HelloResponse {
                 protocol_minor: common_minor(m.protocol_minor),
@@ -146,6 +165,7 @@ impl Control for ControlService {
                 epoch: EPOCH,
                 role: peer.principal.role.into(),
                 max_message_bytes: MAX_MESSAGE_BYTES as u32,
+                session: session.number,
             })
         })
         .await

@@ -10,6 +10,7 @@ use crate::convert::{self, Request, Route, Verb};
 use crate::incoming::Peer;
 use crate::node::{Node, Phase};
 use crate::room::Room;
+use crate::secret;
 use crate::wire::{Messages, Spin, Turn};
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
@@ -18,6 +19,7 @@ use fastps_core::frame::{Applied, Identity, Push};
 use fastps_core::identity::Completion;
 use fastps_core::slice::{Resolved, Slice, Snapshot};
 use fastps_core::tensor::SliceId;
+use fastps_durable::SecretHash;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::data_server::Data;
 use std::future::poll_fn;
@@ -49,7 +51,8 @@ impl Data for DataService {
         let peer = Peer::of(&request)?;
         let shared = Shared::new(self.node.shard.meter(), &peer.room, false)
             .map_err(|error| convert::status(&error.shard(self.node.index())))?;
-        let stream = Exchange { node: self.node.clone(), peer, shared: shared.clone() };
+        let shown = secret::of_headers(request.metadata());
+        let stream = Exchange { node: self.node.clone(), peer, shown, shared: shared.clone() };
         let (answers, queue) = channel(MAX_OWED);
         let frames = Frames::Foreign(Box::new(request.into_inner()));
         tokio::spawn(async move { stream.serve(frames, answers).await });
@@ -80,6 +83,8 @@ impl Frames {
 pub(crate) struct Exchange {
     pub(crate) node: Arc<Node>,
     pub(crate) peer: Peer,
+    /// The secret that the stream carries: each frame must be of a session that has it.
+    pub(crate) shown: Option<SecretHash>,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -153,7 +158,7 @@ impl Exchange {
                     self.node.gate.pass().await;
                     self.node.files.room().await;
                     // While it waited the session may have ended, and the slices forgotten what they knew of the client.
-                    if let Err(error) = self.node.sessions.touch(request.route.client, Instant::now()) {
+                    if let Err(error) = self.sign_of_life(request.route.client, Instant::now()) {
                         return self.refuse(place, tag, self.named(frame, error));
                     }
                 }
@@ -186,7 +191,7 @@ impl Exchange {
         let client = request.route.client;
         self.peer.principal.authorize(role, client)?;
         let now = Instant::now();
-        let logged = node.sessions.touch(client, now)?;
+        let logged = self.sign_of_life(client, now)?;
         if logged && matches!(request.verb, Verb::Push { .. } | Verb::PushParts(..)) {
             node.files.check()?;
         }
@@ -208,6 +213,11 @@ impl Exchange {
             }
         }
         Ok((request, logged))
+    }
+
+    /// A sign of life of a client that the stream is of; tells whether its pushes are answered when they are durable.
+    pub(super) fn sign_of_life(&self, client: u64, now: Instant) -> Result<bool> {
+        self.node.sessions.admit(client, self.shown.as_ref(), now)
     }
 
     /// What can be said against a request with regard to its slice.

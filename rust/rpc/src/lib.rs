@@ -26,6 +26,7 @@ mod portions;
 mod recovering;
 mod reservation;
 mod room;
+mod secret;
 pub mod server;
 mod session;
 mod settle;

@@ -5,6 +5,7 @@ use crate::convert;
 use crate::data::{Exchange, Frames};
 use crate::incoming::{CONNECTION_WINDOW, Connection, Peer};
 use crate::node::{Node, Phase};
+use crate::secret;
 use crate::wire::{
     Arrivals, Framed, Lender, MAX_FRAME, Messages, Outbox, PATH, Piece, RESET, SERVER, Spin, Turn, UNWRITTEN,
     keep_alive,
@@ -24,6 +25,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::mpsc::channel;
+use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
 /// How often a silent peer is asked whether it is there, and how long it may take to say so.
@@ -146,12 +148,13 @@ async fn exchange(
     let Ok(stream) = respond.send_response(response, false) else {
         return Ended::Quietly;
     };
+    let shown = secret::of_headers(&MetadataMap::from_headers(request.headers().clone()));
     let (answers, queue) = channel(MAX_OWED);
     let messages = Messages::new(request.into_body(), Some(arrivals));
     // A log is written while the shard sleeps, also between the parts of something large.
     let pace = if node.files.journal().is_some() { Turn::default() } else { turn.clone() };
     let frames = Frames::Native(messages, Spin::new(node.spin), pace);
-    let stream_of = Exchange { node: node.clone(), peer, shared: shared.clone() };
+    let stream_of = Exchange { node: node.clone(), peer, shown, shared: shared.clone() };
     let reading = stream_of.serve(frames, answers);
     let writing = write(Answers { queue, shared: shared.clone() }, Outbox::new(stream, turn), &node, lender);
     tokio::select! {

@@ -155,8 +155,8 @@ impl Node {
     /// Ends what ran out.
     pub(crate) fn sweep(&self, period: Duration) {
         let now = Instant::now();
-        for (client, name) in self.sessions.sweep(now, period) {
-            tracing::info!(shard = self.index(), client, name, "the client's lease ran out");
+        for (client, session, name) in self.sessions.sweep(now, period) {
+            tracing::info!(shard = self.index(), session, name, "the client's lease ran out");
             self.shard.forget_client(client);
             if let Ok(mut portions) = self.portions() {
                 portions.forget_client(client);

@@ -88,7 +88,7 @@ impl Server {
         drop(waiting);
         for ((shard, files), (catalog, core)) in bound.into_iter().zip(files).zip(cores) {
             let sessions = Sessions::new(config.lease, core.meter().clone());
-            sessions.restore(&catalog.sessions, Instant::now())?;
+            sessions.restore(&catalog, Instant::now())?;
             restore_places(&core, &catalog);
             let reservations = Reservations::new(config.reservation_lease, files.clone());
             reservations.restore(&core, &catalog.reservations, Instant::now());

@@ -1,11 +1,13 @@
 //! Sessions: each shard leases its own clients. A session that ran out is never revived, so what the slices remember
-//! of the client can be dropped without a push being applied twice.
+//! of the client can be dropped without a push being applied twice. A session is its client's, who shows by a secret that it
+//! is the one (see `secret`); for others it has a number.
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
 use fastps_core::shard::{Charge, Meter, Purpose};
+use fastps_durable::{Catalog, SecretHash};
 use fastps_proto::v1 as pb;
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,8 +18,32 @@ const MAX_ENDED: usize = 1 << 17;
 /// Longest client name, in bytes.
 const MAX_NAME: usize = 256;
 
+/// What a client says of itself.
+#[derive(Debug)]
+pub(crate) struct Greeting<'a> {
+    pub(crate) client: u64,
+    pub(crate) secret: SecretHash,
+    pub(crate) name: &'a str,
+    /// It believes that its session is alive.
+    pub(crate) renew: bool,
+    /// Its pushes are answered when they are durable.
+    pub(crate) logged: bool,
+}
+
+/// A session that was opened or renewed.
+#[derive(Debug)]
+pub(crate) struct Greeted {
+    pub(crate) number: u64,
+    /// It is new, or its secret is.
+    pub(crate) changed: bool,
+}
+
 #[derive(Debug)]
 struct Session {
+    /// For others than its client.
+    number: u64,
+    /// `None`: an earlier server began it that knew of no secrets, and its client has not come back yet.
+    secret: Option<SecretHash>,
     name: String,
     last_seen: Instant,
     applied: u64,
@@ -35,7 +61,27 @@ struct Table {
     ended: HashSet<u64>,
     ended_order: VecDeque<u64>,
     expired: u64,
+    /// The number of the newest session.
+    newest: u64,
     last_sweep: Option<Instant>,
+}
+
+impl Session {
+    /// Fails unless the caller has shown the secret.
+    fn check(&self, shown: Option<&SecretHash>) -> Result<()> {
+        let why = "the call does not show the secret of the session that it names";
+        let denied = |shown| Err(Error::new(Kind::Denied, why).expected("the secret of its Hello", shown));
+        match (&self.secret, shown) {
+            _ if fault("secret_ignored") => Ok(()),
+            (Some(own), Some(shown)) if own == shown => Ok(()),
+            (Some(_), Some(_)) => denied("another"),
+            (_, None) => denied("none"),
+            (None, Some(_)) => {
+                let why = "the session is of an earlier version: its client must say Hello first";
+                Err(Error::new(Kind::Unavailable, why).retry_after_ms(100))
+            }
+        }
+    }
 }
 
 /// The sessions of one shard.
@@ -59,15 +105,9 @@ impl Sessions {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a session, or renews it; tells whether it is new.
-    pub(crate) fn hello(
-        &self,
-        client: u64,
-        name: &str,
-        renew: bool,
-        logged: bool,
-        now: Instant,
-    ) -> Result<bool> {
+    /// Opens a session, or renews it.
+    pub(crate) fn hello(&self, greeting: &Greeting<'_>, now: Instant) -> Result<Greeted> {
+        let &Greeting { client, secret, name, renew, logged } = greeting;
         if client == 0 {
             return Err(Error::new(Kind::Config, "a client's incarnation is not 0"));
         }
@@ -77,11 +117,14 @@ impl Sessions {
         }
         let mut table = self.table();
         if let Some(session) = table.live.get_mut(&client) {
+            let changed = session.secret.is_none();
+            session.secret.get_or_insert(secret);
+            session.check(Some(&secret))?;
             (session.last_seen, session.logged) = (now, logged);
             if session.name != name {
                 name.clone_into(&mut session.name);
             }
-            return Ok(false);
+            return Ok(Greeted { number: session.number, changed });
         }
         if renew || table.ended.contains(&client) {
             return Err(no_session());
@@ -91,26 +134,55 @@ impl Sessions {
                 .expected(format!("at most {MAX_SESSIONS}"), "one more")
                 .retry_after_ms(self.lease.as_millis() as u64));
         }
-        self.begin(&mut table, client, name, logged, now)?;
-        Ok(true)
+        let number = self.begin(&mut table, client, Some(secret), name, logged, now)?;
+        Ok(Greeted { number, changed: true })
     }
 
-    fn begin(&self, table: &mut Table, client: u64, name: &str, logged: bool, now: Instant) -> Result<()> {
+    fn begin(
+        &self,
+        table: &mut Table,
+        client: u64,
+        secret: Option<SecretHash>,
+        name: &str,
+        logged: bool,
+        now: Instant,
+    ) -> Result<u64> {
         let memory = self.meter.take(Purpose::Identities, SESSION_BYTES)?;
-        let session = Session { name: name.to_owned(), last_seen: now, applied: 0, logged, _memory: memory };
+        table.newest += 1;
+        let (number, name) = (table.newest, name.to_owned());
+        let session = Session { number, secret, name, last_seen: now, applied: 0, logged, _memory: memory };
         table.live.insert(client, session);
-        Ok(())
+        Ok(number)
     }
 
     /// Goes on with the sessions of an earlier process, whose clients the slices remember. They have a whole lease to come
-    /// back.
-    pub(crate) fn restore(&self, clients: &BTreeSet<u64>, now: Instant) -> Result<()> {
+    /// back. One without a secret is given the first that comes.
+    pub(crate) fn restore(&self, catalog: &Catalog, now: Instant) -> Result<()> {
         let mut table = self.table();
-        // Whether a client asked for receipts that are durable, its next Hello tells; until then it may have.
-        clients.iter().try_for_each(|client| self.begin(&mut table, *client, "", true, now))
+        for client in &catalog.sessions {
+            let secret = catalog.secrets.get(client).copied();
+            // Whether a client asked for receipts that are durable, its next Hello tells; until then it may have.
+            self.begin(&mut table, *client, secret, "", true, now)?;
+        }
+        Ok(())
     }
 
-    /// A sign of life; tells whether the client's pushes are answered when they are durable. Only the sweep ends sessions,
+    /// Fails where a caller does not show the secret of the session in whose name it calls. Where there is none, whatever needs
+    /// it says so.
+    pub(crate) fn check(&self, client: u64, shown: Option<&SecretHash>) -> Result<()> {
+        self.table().live.get(&client).map_or(Ok(()), |session| session.check(shown))
+    }
+
+    /// [`Sessions::check`] and [`Sessions::touch`] at once.
+    pub(crate) fn admit(&self, client: u64, shown: Option<&SecretHash>, now: Instant) -> Result<bool> {
+        let mut table = self.table();
+        let session = table.live.get_mut(&client).ok_or_else(no_session)?;
+        session.check(shown)?;
+        session.last_seen = now;
+        Ok(session.logged)
+    }
+
+    /// A sign of life of a client that was checked; tells whether the client's pushes are answered when they are durable. Only the sweep ends sessions,
     /// so a late sweep never shortens a lease.
     pub(crate) fn touch(&self, client: u64, now: Instant) -> Result<bool> {
         match self.table().live.get_mut(&client) {
@@ -129,8 +201,9 @@ impl Sessions {
         }
     }
 
-    /// Ends the sessions whose lease ran out; `period` is the time between two sweeps.
-    pub(crate) fn sweep(&self, now: Instant, period: Duration) -> Vec<(u64, String)> {
+    /// Ends the sessions whose lease ran out; `period` is the time between two sweeps. Their clients, and what others may be told
+    /// of them: numbers and names.
+    pub(crate) fn sweep(&self, now: Instant, period: Duration) -> Vec<(u64, u64, String)> {
         let mut table = self.table();
         let previous = table.last_sweep.replace(now);
         // A server that was itself asleep (suspended, stopped, starved) has not listened: the clients get that time.
@@ -152,7 +225,7 @@ impl Sessions {
                 table.ended.remove(&client);
             }
         }
-        ended.into_iter().map(|(client, session)| (client, session.name)).collect()
+        ended.into_iter().map(|(client, session)| (client, session.number, session.name)).collect()
     }
 
     /// Live sessions, and how many have ended.
@@ -164,13 +237,13 @@ impl Sessions {
     /// The live sessions, at most `limit`.
     pub(crate) fn list(&self, now: Instant, limit: usize) -> Vec<pb::Session> {
         let table = self.table();
-        let session = |(client, s): (&u64, &Session)| pb::Session {
-            client: *client,
+        let session = |s: &Session| pb::Session {
+            number: s.number,
             name: s.name.clone(),
             applied: s.applied,
             idle_ms: now.saturating_duration_since(s.last_seen).as_millis() as u64,
         };
-        table.live.iter().take(limit).map(session).collect()
+        table.live.values().take(limit).map(session).collect()
     }
 }
 
@@ -188,11 +261,16 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(10);
     const PERIOD: Duration = Duration::from_secs(1);
 
+    fn hello(sessions: &Sessions, client: u64, name: &str, renew: bool, now: Instant) -> Result<Greeted> {
+        let secret = SecretHash::of(b"its own");
+        sessions.hello(&Greeting { client, secret, name, renew, logged: false }, now)
+    }
+
     #[test]
     fn a_session_lives_as_long_as_signs_of_life_come() {
         let (sessions, start) = (Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES)), Instant::now());
-        sessions.hello(1, "a", false, false, start).unwrap();
-        sessions.hello(1, "a", true, false, start).unwrap();
+        hello(&sessions, 1, "a", false, start).unwrap();
+        hello(&sessions, 1, "a", true, start).unwrap();
         for second in 1..30 {
             let now = start + PERIOD * second;
             sessions.touch(1, now).unwrap();
@@ -202,7 +280,7 @@ mod tests {
         for second in 30..=40 {
             ended.extend(sessions.sweep(start + PERIOD * second, PERIOD));
         }
-        assert_eq!(ended, [(1, "a".to_owned())]);
+        assert_eq!(ended, [(1, 1, "a".to_owned())]);
         assert_eq!(sessions.touch(1, start).unwrap_err().kind, Kind::Lease);
         assert_eq!(sessions.counts(), (0, 1));
     }
@@ -210,32 +288,70 @@ mod tests {
     #[test]
     fn an_ended_incarnation_never_comes_back() {
         let (sessions, start) = (Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES)), Instant::now());
-        assert_eq!(sessions.hello(1, "", true, false, start).unwrap_err().kind, Kind::Lease);
-        sessions.hello(1, "", false, false, start).unwrap();
+        assert_eq!(hello(&sessions, 1, "", true, start).unwrap_err().kind, Kind::Lease);
+        hello(&sessions, 1, "", false, start).unwrap();
         (0..=11).for_each(|s| drop(sessions.sweep(start + PERIOD * s, PERIOD)));
-        assert_eq!(sessions.hello(1, "", false, false, start).unwrap_err().kind, Kind::Lease);
-        sessions.hello(2, "", false, false, start).unwrap();
-        sessions.hello(3, "", false, false, start).unwrap();
-        let full = sessions.hello(4, "", false, false, start).unwrap_err();
+        assert_eq!(hello(&sessions, 1, "", false, start).unwrap_err().kind, Kind::Lease);
+        hello(&sessions, 2, "", false, start).unwrap();
+        hello(&sessions, 3, "", false, start).unwrap();
+        let full = hello(&sessions, 4, "", false, start).unwrap_err();
         assert!(full.kind == Kind::Capacity && full.retry_after_ms.is_some(), "{full}");
-        sessions.hello(3, "", true, false, start).unwrap();
+        hello(&sessions, 3, "", true, start).unwrap();
     }
 
     #[test]
     fn a_server_that_slept_ends_no_session() {
         let (sessions, start) = (Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES)), Instant::now());
         sessions.sweep(start, PERIOD);
-        sessions.hello(1, "", false, false, start).unwrap();
+        hello(&sessions, 1, "", false, start).unwrap();
         assert!(sessions.sweep(start + Duration::from_secs(1000), PERIOD).is_empty());
     }
 
     #[test]
     fn bad_hellos_are_refused() {
         let sessions = Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES));
-        assert_eq!(sessions.hello(0, "", false, false, Instant::now()).unwrap_err().kind, Kind::Config);
+        assert_eq!(hello(&sessions, 0, "", false, Instant::now()).unwrap_err().kind, Kind::Config);
         assert_eq!(
-            sessions.hello(1, &"x".repeat(257), false, false, Instant::now()).unwrap_err().kind,
+            hello(&sessions, 1, &"x".repeat(257), false, Instant::now()).unwrap_err().kind,
             Kind::Config
         );
+    }
+
+    #[test]
+    fn who_has_no_secret_renews_and_learns_nothing() {
+        let (sessions, start) = (Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES)), Instant::now());
+        let number = hello(&sessions, 1, "a", false, start).unwrap().number;
+        let (own, other) = (SecretHash::of(b"its own"), SecretHash::of(b"another"));
+        let late = start + LEASE / 2;
+        for shown in [None, Some(&other)] {
+            assert_eq!(sessions.check(1, shown).unwrap_err().kind, Kind::Denied);
+            assert_eq!(sessions.admit(1, shown, late).unwrap_err().kind, Kind::Denied);
+        }
+        for renew in [false, true] {
+            let stranger = Greeting { client: 1, secret: other, name: "b", renew, logged: true };
+            assert_eq!(sessions.hello(&stranger, late).unwrap_err().kind, Kind::Denied);
+        }
+        let listed = &sessions.list(late, 9)[0];
+        assert_eq!((listed.number, listed.name.as_str()), (number, "a"));
+        assert_eq!(u128::from(listed.idle_ms), (LEASE / 2).as_millis());
+        // The client itself, also where the answer to its Hello got lost.
+        assert!(!sessions.admit(1, Some(&own), late).unwrap());
+        assert_eq!(hello(&sessions, 1, "a", false, late).unwrap().number, number);
+    }
+
+    #[test]
+    fn a_restored_session_is_its_clients_alone() {
+        let (sessions, start) = (Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES)), Instant::now());
+        let (own, other) = (SecretHash::of(b"its own"), SecretHash::of(b"another"));
+        // The second was begun by a server that knew of no secrets.
+        let catalog = Catalog { sessions: [1, 2].into(), secrets: [(1, own)].into(), ..Catalog::default() };
+        sessions.restore(&catalog, start).unwrap();
+        assert_eq!(sessions.check(2, None).unwrap_err().kind, Kind::Denied);
+        assert_eq!(sessions.check(2, Some(&own)).unwrap_err().kind, Kind::Unavailable);
+        for (client, changed) in [(1, false), (2, true)] {
+            assert_eq!(hello(&sessions, client, "", true, start).unwrap().changed, changed);
+            assert_eq!(sessions.check(client, Some(&other)).unwrap_err().kind, Kind::Denied);
+            sessions.check(client, Some(&own)).unwrap();
+        }
     }
 }

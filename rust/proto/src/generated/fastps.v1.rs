@@ -208,6 +208,7 @@ pub struct Refusal {
 }
 /// Opens or renews a session.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
 pub struct HelloRequest {
     /// Minor version of this protocol that the client speaks.
     #[prost(uint32, tag = "1")]
@@ -226,6 +227,10 @@ pub struct HelloRequest {
     /// says "log" in its capabilities.
     #[prost(enumeration = "Ack", tag = "5")]
     pub ack: i32,
+    /// The client's secret: 16 random bytes, drawn by each client object and sent to its servers alone. It proves that later calls,
+    /// streams and Hellos in the session's name are the client's. Unset, or of another length: refused.
+    #[prost(bytes = "bytes", tag = "6")]
+    pub secret: ::prost::bytes::Bytes,
 }
 /// What the server is.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -258,6 +263,9 @@ pub struct HelloResponse {
     /// Largest message that the server accepts, in bytes.
     #[prost(uint32, tag = "9")]
     pub max_message_bytes: u32,
+    /// The number of the client's session, as in Stats. Unset (0): the server's minor version is 0.
+    #[prost(uint64, tag = "10")]
+    pub session: u64,
 }
 /// A hyper-parameter set; unset fields have torch's defaults.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -474,16 +482,13 @@ pub struct StatsResponse {
     /// Counters by name (docs/operations.md).
     #[prost(map = "string, uint64", tag = "1")]
     pub counters: ::std::collections::HashMap<::prost::alloc::string::String, u64>,
-    /// Sessions by client.
+    /// Sessions of clients.
     #[prost(message, repeated, tag = "2")]
     pub sessions: ::prost::alloc::vec::Vec<Session>,
 }
-/// A client's session.
+/// A client's session. It does not tell the client's incarnation.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Session {
-    /// The incarnation.
-    #[prost(fixed64, tag = "1")]
-    pub client: u64,
     /// The name from its Hello.
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
@@ -493,6 +498,9 @@ pub struct Session {
     /// Milliseconds since its last sign of life.
     #[prost(uint64, tag = "4")]
     pub idle_ms: u64,
+    /// Its number among the sessions of this shard since its start, from 1. Unset (0): the server's minor version is 0.
+    #[prost(uint64, tag = "5")]
+    pub number: u64,
 }
 /// What binds the workers of a group. A field that its kind does not use must be unset.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1054,7 +1062,8 @@ pub mod control_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// Control calls: small, rare, unary. Every call needs a deadline.
+    /// Control calls: small, rare, unary. Every call needs a deadline. A call whose request names a `client` carries that client's
+    /// secret as metadata, `fastps-secret-bin`, and is refused with `denied` without it; Hello has it in its request.
     ///
     /// Roles: each call says who may make it. A principal with a higher role may do all that a lower one may:
     /// ROLE_READER \< ROLE_WORKER \< ROLE_ADMIN.
@@ -1588,7 +1597,8 @@ pub mod control_server {
             request: tonic::Request<super::HoldRequest>,
         ) -> std::result::Result<tonic::Response<super::HoldResponse>, tonic::Status>;
     }
-    /// Control calls: small, rare, unary. Every call needs a deadline.
+    /// Control calls: small, rare, unary. Every call needs a deadline. A call whose request names a `client` carries that client's
+    /// secret as metadata, `fastps-secret-bin`, and is refused with `denied` without it; Hello has it in its request.
     ///
     /// Roles: each call says who may make it. A principal with a higher role may do all that a lower one may:
     /// ROLE_READER \< ROLE_WORKER \< ROLE_ADMIN.
@@ -2493,7 +2503,8 @@ pub mod data_client {
             self
         }
         /// Every frame is answered by exactly one frame with the same tag, a refusal too, and the others go on. One client's
-        /// frames for one slice are applied in the order of the stream. Role: worker (KIND_PULL and
+        /// frames for one slice are applied in the order of the stream. The call carries the client's secret as metadata,
+        /// `fastps-secret-bin`; a frame in another client's name is refused with `denied`. Role: worker (KIND_PULL and
         /// KIND_PULL_VERSION: reader).
         pub async fn exchange(
             &mut self,
@@ -2538,7 +2549,8 @@ pub mod data_server {
             + std::marker::Send
             + 'static;
         /// Every frame is answered by exactly one frame with the same tag, a refusal too, and the others go on. One client's
-        /// frames for one slice are applied in the order of the stream. Role: worker (KIND_PULL and
+        /// frames for one slice are applied in the order of the stream. The call carries the client's secret as metadata,
+        /// `fastps-secret-bin`; a frame in another client's name is refused with `denied`. Role: worker (KIND_PULL and
         /// KIND_PULL_VERSION: reader).
         async fn exchange(
             &self,

@@ -1,5 +1,6 @@
 //! Connecting: hello to every address, the order of the shards, the map.
 
+use super::control::Who;
 use super::deadlines::Deadlines;
 use super::link::Link;
 use super::lost::Losses;
@@ -9,6 +10,7 @@ use super::session::{drive, jitter};
 use super::stats::Counters;
 use super::way::{Transport, Way};
 use super::{Client, Shared, after, control};
+use crate::secret::Secret;
 use crate::tls::{ClientTls, TlsFiles};
 use crate::wire::SPIN;
 use crate::{local, socket_file};
@@ -114,6 +116,7 @@ fn has_port(address: &str) -> bool {
 #[derive(Clone)]
 struct Caller {
     name: String,
+    secret: Secret,
     tls: Option<ClientTls>,
     ack: Ack,
     deadline: Instant,
@@ -138,13 +141,15 @@ impl Client {
         addresses.iter().try_for_each(|address| check_local(address, options.transport))?;
         let tls = ClientTls::load(&options.tls, options.tls_server_name.as_deref())?;
         let driver = Driver::start(options.spin)?;
-        let caller = Caller { name: options.name.clone(), tls: tls.clone(), ack: options.ack, deadline };
+        let (secret, name) = (Secret::draw()?, options.name.clone());
+        let caller = Caller { name, secret: secret.clone(), tls: tls.clone(), ack: options.ack, deadline };
         let asked = addresses.to_vec();
         let met = driver.drive(async |_| meet_cluster(asked, caller).await);
         let met = met.inspect_err(|_| driver.end())?;
         let shared = Arc::new(Shared {
             process: Process::current(),
             client: random()?,
+            secret,
             name: options.name.clone(),
             map: Arc::default(),
             ack: options.ack,
@@ -272,14 +277,15 @@ async fn meet_all(addresses: Vec<String>, caller: &Caller) -> Result<Vec<Met>> {
 
 /// Says hello to one address, again until the deadline while nobody is there.
 async fn meet(address: &str, caller: Caller) -> Result<Met> {
-    let Caller { name, tls, ack, deadline } = caller;
+    let Caller { name, secret, tls, ack, deadline } = caller;
     let mut pause = Duration::from_millis(20);
     let mut last = None;
     let tls = tls.as_ref().filter(|_| local::path(address).is_none());
     let channel = control::channel(address, tls)?;
     loop {
         let client = random()?;
-        let hello = control::hello(channel.clone(), client, &name, false, ack);
+        let who = Who { client, secret: &secret, name: &name, ack };
+        let hello = control::hello(channel.clone(), who, false);
         match tokio::time::timeout_at(deadline.into(), hello).await {
             Ok(Ok(hello)) => {
                 return Ok(Met { address: address.to_owned(), channel, client, hello });

@@ -6,14 +6,19 @@ use super::session::jitter;
 use crate::control::CAN_LOG;
 use crate::convert;
 use crate::local;
+use crate::secret::Secret;
 use crate::tls::{self, ClientTls};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_client::ControlClient;
 use hyper_util::rt::TokioIo;
 use std::time::{Duration, Instant};
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
+
+/// Calls that carry the client's secret.
+pub(super) type Control = ControlClient<InterceptedService<Channel, Secret>>;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
@@ -45,20 +50,24 @@ pub(crate) fn channel(address: &str, tls: Option<&ClientTls>) -> Result<Channel>
     })))
 }
 
+/// Who says hello.
+pub(super) struct Who<'a> {
+    pub(super) client: u64,
+    pub(super) secret: &'a Secret,
+    pub(super) name: &'a str,
+    pub(super) ack: Ack,
+}
+
 /// One hello, tried once.
-pub(super) async fn hello(
-    channel: Channel,
-    client: u64,
-    name: &str,
-    renew: bool,
-    ack: Ack,
-) -> Result<pb::HelloResponse> {
+pub(super) async fn hello(channel: Channel, who: Who<'_>, renew: bool) -> Result<pb::HelloResponse> {
+    let Who { client, secret, name, ack } = who;
     let request = pb::HelloRequest {
         protocol_minor: fastps_proto::PROTOCOL_MINOR,
         client,
         name: name.to_owned(),
         renew,
         ack: if ack == Ack::Logged { pb::Ack::Logged } else { pb::Ack::Applied }.into(),
+        secret: secret.bytes().into(),
     };
     let answer = ControlClient::new(channel).hello(request).await;
     let answer = answer.map_err(|status| convert::error_from_status(&status))?.into_inner();
@@ -76,7 +85,7 @@ pub(super) async fn hello(
 pub(super) async fn call<T, F>(
     link: &Link,
     deadline: Instant,
-    send: impl Fn(ControlClient<Channel>, Duration) -> F,
+    send: impl Fn(Control, Duration) -> F,
 ) -> Result<T>
 where
     F: Future<Output = Result<Response<T>, Status>>,
@@ -85,7 +94,7 @@ where
     let mut before = None;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let client = ControlClient::new(link.channel()?)
+        let client = ControlClient::with_interceptor(link.channel()?, link.shared.secret.clone())
             .max_decoding_message_size(fastps_proto::MAX_MESSAGE_BYTES)
             .max_encoding_message_size(fastps_proto::MAX_MESSAGE_BYTES);
         let error = match tokio::time::timeout(left, send(client, left)).await {

@@ -1,6 +1,6 @@
 //! A client's places in groups of workers: taken at shard 0 first, kept over connections and incarnations.
 
-use super::control::{call, request};
+use super::control::{Control, call, request};
 use super::link::Link;
 use super::runtime::lock;
 use super::{Client, Shared, after};
@@ -9,11 +9,9 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::{Clocks, Joined, Mode, Seat};
 use fastps_core::store::still_behind;
 use fastps_proto::v1 as pb;
-use fastps_proto::v1::control_client::ControlClient;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use tonic::transport::Channel;
 
 /// What an answer needs to come back in time.
 const MARGIN: Duration = Duration::from_millis(100);
@@ -85,7 +83,7 @@ fn is_warm(mode: Mode) -> bool {
 }
 
 async fn ask_for(link: &Link, group: u32, seat: &Seat, deadline: Instant) -> Result<Joined> {
-    let ask = |mut control: ControlClient<Channel>, left| {
+    let ask = |mut control: Control, left| {
         let mode = Some(mode_to_wire(seat.mode));
         let join =
             pb::JoinRequest { client: link.client(), group, mode, rank: seat.rank, name: seat.name.clone() };
@@ -267,7 +265,7 @@ async fn join_one(link: &Link, place: &Place, deadline: Instant) -> Result<Joine
 }
 
 async fn give_back(link: &Link, group: u32, warm: bool, deadline: Instant) {
-    let ask = |mut control: ControlClient<Channel>, left| {
+    let ask = |mut control: Control, left| {
         let leave = pb::LeaveRequest { client: link.client(), group, warm };
         async move { control.leave(request(leave, left)).await }
     };
@@ -281,7 +279,7 @@ async fn give_back(link: &Link, group: u32, warm: bool, deadline: Instant) {
 /// Says what the clock is, and waits. The first answer comes at half time: who is behind is known then, however late the
 /// last one is.
 async fn tell(link: &Link, place: &Place, first: bool, deadline: Instant) -> Result<pb::AdvanceResponse> {
-    let ask = |mut control: ControlClient<Channel>, left: Duration| {
+    let ask = |mut control: Control, left: Duration| {
         let wait = left.saturating_sub(MARGIN).min(if first { left / 2 } else { left });
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
         let (client, group, warm) = (link.client(), place.group, is_warm(place.seat.mode));

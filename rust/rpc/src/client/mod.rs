@@ -35,6 +35,7 @@ pub use connect::{Ack, ConnectOptions};
 pub(crate) use control::channel;
 pub use way::Transport;
 
+use crate::secret::Secret;
 use deadlines::Deadlines;
 use doubt::Doubt;
 use fastps_core::codec::ErrorFeedback;
@@ -76,6 +77,8 @@ pub struct Client {
 pub(crate) struct Shared {
     process: Process,
     client: u64,
+    /// Shows its servers that a call, a stream or a hello is this client's.
+    secret: Secret,
     name: String,
     /// The map that its client has, too.
     map: Arc<Map>,

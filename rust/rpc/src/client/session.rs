@@ -1,6 +1,6 @@
 //! What drives a link: connect, say hello, send what waits, take answers; when the connection breaks, again.
 
-use super::control;
+use super::control::{self, Who};
 use super::groups;
 use super::link::{Link, closed};
 use super::runtime::random;
@@ -77,20 +77,27 @@ async fn open(link: &Arc<Link>) -> Result<(u64, Stream)> {
         link.renew()?;
         hello(link, false).await?;
     } else if let Err(error) = hello(link, true).await {
-        if error.kind != Kind::Lease {
+        if !is_forgotten(&error) {
             return Err(error);
         }
         link.renew()?;
         hello(link, false).await?;
     }
     groups::rejoin(link).await;
-    let stream = Stream::open(&link.way, &link.address, link.server()).await?;
+    let stream = Stream::open(&link.way, &link.address, link.server(), &link.shared.secret).await?;
     Ok((link.begin(), stream))
 }
 
+/// Whether a server says that there is no session of this client: none at all, or another client's, who took the incarnation when
+/// the server had been started anew without what it knew.
+fn is_forgotten(error: &Error) -> bool {
+    error.kind == Kind::Lease || error.kind == Kind::Denied && error.shard.is_some()
+}
+
 async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
-    let answer =
-        control::hello(link.channel()?, link.client(), &link.shared.name, renew, link.shared.ack).await?;
+    let shared = &link.shared;
+    let who = Who { client: link.client(), secret: &shared.secret, name: &shared.name, ack: shared.ack };
+    let answer = control::hello(link.channel()?, who, renew).await?;
     if answer.shard != link.shard() {
         return Err(Error::new(Kind::Connection, format!("{} serves another shard now", link.address))
             .expected(link.shard(), answer.shard));

@@ -3,6 +3,7 @@
 use super::way::Way;
 use crate::convert;
 use crate::local;
+use crate::secret::Secret;
 use crate::tls;
 use crate::wire::{
     Borrower, Framed, MAX_FRAME, Messages, NATIVE, Outbox, PATH, Piece, RESET, SERVER, Socket, Turn,
@@ -29,8 +30,8 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// Connects to the server with this incarnation.
-    pub(super) async fn open(way: &Way, address: &str, server: u64) -> Result<Self> {
+    /// Connects to the server with this incarnation, for the client with this secret.
+    pub(super) async fn open(way: &Way, address: &str, server: u64, secret: &Secret) -> Result<Self> {
         let (scheme, authority) = (tls::scheme(way.tls.as_ref()), local::authority(address));
         let socket = way.connect(address, server).await?;
         let borrower = socket.borrower();
@@ -45,11 +46,12 @@ impl Stream {
             .handshake(Framed::new(socket, 0, Turn::default()))
             .await
             .map_err(|error| broken(Err(error)))?;
-        let request = Request::post(format!("{scheme}://{authority}{PATH}"))
+        let mut request = Request::post(format!("{scheme}://{authority}{PATH}"))
             .header(CONTENT_TYPE, "application/grpc")
             .header(TE, "trailers")
             .body(())
             .map_err(|error| Error::new(Kind::Internal, format!("a bad request: {error}")))?;
+        secret.sign(request.headers_mut());
         let (response, stream) = requests.send_request(request, false).map_err(|error| broken(Err(error)))?;
         let response = tokio::select! {
             biased;

@@ -135,7 +135,7 @@ impl Exchange {
     async fn room_to_answer(&self, client: u64, parts: Parts<'_>) -> Result<RoomToAnswer> {
         let pin = self.pin().await?;
         // As behind every wait: see `Exchange::handle`.
-        self.node.sessions.touch(client, Instant::now())?;
+        self.sign_of_life(client, Instant::now())?;
         let charge = self.node.shard.meter().take(Purpose::Answers, PART_BYTES * parts.len() as u64)?;
         Ok((pin, charge))
     }

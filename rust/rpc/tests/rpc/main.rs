@@ -27,6 +27,7 @@ mod peer;
 mod portions;
 mod proxy;
 mod relay;
+mod secret;
 mod server;
 mod shared_memory;
 mod sparse;

@@ -1,6 +1,7 @@
 //! A server's memory with real connections: counted by purpose, bounded, given back, and not to be held by readers
 //! that stall.
 
+use crate::stubs::{hello, signed};
 use bytes::Bytes;
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
@@ -62,7 +63,7 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 fn timed<T>(message: T) -> Request<T> {
-    let mut request = Request::new(message);
+    let mut request = signed(message);
     request.set_timeout(PATIENT);
     request
 }
@@ -90,14 +91,14 @@ impl Peer {
         let endpoint = endpoint.initial_stream_window_size(65_535).initial_connection_window_size(65_535);
         let channel = endpoint.connect_lazy();
         let mut control = ControlClient::new(channel.clone());
-        control.hello(timed(pb::HelloRequest { client, ..Default::default() })).await?;
+        control.hello(timed(hello(client))).await?;
         let data = DataClient::new(channel).max_decoding_message_size(8 << 20);
         Ok(Self { control, data, client })
     }
 
     async fn exchange(&self) -> Result<Exchange, Status> {
         let (frames, receiver) = mpsc::channel(256);
-        let answers = self.data.clone().exchange(ReceiverStream::new(receiver)).await?.into_inner();
+        let answers = self.data.clone().exchange(signed(ReceiverStream::new(receiver))).await?.into_inner();
         Ok(Exchange { frames, answers })
     }
 
@@ -374,8 +375,7 @@ async fn all_is_given_back_when_the_clients_have_left() {
     let one = counter(&server, "memory_identities");
     // Many clients over one stream, each with an entry in the slice and a session.
     for client in 2..102 {
-        let hello = pb::HelloRequest { client, ..Default::default() };
-        owner.control.hello(timed(hello)).await.unwrap();
+        owner.control.hello(timed(hello(client))).await.unwrap();
         let answer = stream.ask(push(Route { client, ..owner.route() }, slice, 1, 1000)).await;
         assert!(matches!(answer, Answer::Receipt(_)), "{answer:?}");
     }

@@ -1,6 +1,6 @@
 //! A native client made of `h2` itself, so that each byte is in the test's hands.
 
-use crate::stubs::within;
+use crate::stubs::{signed, within};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use fastps_proto::v1 as pb;
 use fastps_rpc::convert::{self, Answer};
@@ -26,8 +26,19 @@ pub(crate) async fn connect(address: &str, window: u32) -> SendRequest<Bytes> {
 }
 
 pub(crate) fn call(requests: &mut SendRequest<Bytes>, path: &str) -> (ResponseFuture, SendStream<Bytes>) {
+    call_as(requests, path, signed(()).into_parts().0.into_headers())
+}
+
+/// The same with these headers.
+pub(crate) fn call_as(
+    requests: &mut SendRequest<Bytes>,
+    path: &str,
+    headers: HeaderMap,
+) -> (ResponseFuture, SendStream<Bytes>) {
     let request = Request::post(format!("http://fastps{path}")).header("content-type", "application/grpc");
-    requests.send_request(request.body(()).unwrap(), false).unwrap()
+    let mut request = request.body(()).unwrap();
+    request.headers_mut().extend(headers);
+    requests.send_request(request, false).unwrap()
 }
 
 /// A stream whose answers are read with pauses, so many bytes of window at a time.

@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{Sender, channel};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::transport::{Channel, Endpoint, Server};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Extensions, Request, Response, Status, Streaming};
 
 /// Frames that a relay holds in each direction of a stream.
 const ROOM: usize = 4;
@@ -75,9 +75,11 @@ impl Data for Relay {
     ) -> Result<Response<Self::ExchangeStream>, Status> {
         let (up, requests) = channel(ROOM);
         let (down, answers) = channel(ROOM);
-        tokio::spawn(twice(request.into_inner(), up, down.clone()));
+        let (metadata, _, frames) = request.into_parts();
+        tokio::spawn(twice(frames, up, down.clone()));
         let mut shard = DataClient::new(self.0.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let from_shard = shard.exchange(ReceiverStream::new(requests)).await?.into_inner();
+        let forwarded = Request::from_parts(metadata, Extensions::new(), ReceiverStream::new(requests));
+        let from_shard = shard.exchange(forwarded).await?.into_inner();
         tokio::spawn(once(from_shard, down));
         Ok(Response::new(ReceiverStream::new(answers)))
     }

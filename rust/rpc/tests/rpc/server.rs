@@ -3,8 +3,8 @@
 use crate::certificates::{Ca, channel};
 use crate::ledger::{PATIENT, Tensor, until};
 use crate::stubs::{
-    CLIENT, Peer, Piece, SLICE, Shard, Share, World, bytes, config, error, frame, header, initial, on_shard,
-    pieces_of, push, spec, spec_of, start, start_with, timed, within,
+    CLIENT, Peer, Piece, SLICE, Shard, Share, World, bytes, config, error, frame, header, hello, initial,
+    on_shard, pieces_of, push, spec, spec_of, start, start_with, timed, within,
 };
 use bytes::Bytes;
 use fastps_core::codec::CodecId;
@@ -222,7 +222,7 @@ async fn a_silent_client_loses_its_session() {
     }
     for shard in &mut world.peers[0].shards {
         for renew in [true, false] {
-            let hello = pb::HelloRequest { client: CLIENT, renew, ..Default::default() };
+            let hello = pb::HelloRequest { renew, ..hello(CLIENT) };
             assert_eq!(error(shard.control.hello(timed(hello)).await.unwrap_err()).kind, Kind::Lease);
         }
         assert_eq!(shard.counter("sessions_expired").await, 1);
@@ -358,10 +358,10 @@ async fn shards_share_a_tensor() {
     assert_eq!(place.shards, [0, 1]);
     let elsewhere = second.register(&spec("w", 2 * SLICE)).await.unwrap_err();
     assert_eq!((elsewhere.kind, elsewhere.shard), (Kind::Config, Some(1)));
-    let hello = pb::HelloRequest { client: CLIENT, renew: true, protocol_minor: 9, ..Default::default() };
+    let hello = pb::HelloRequest { renew: true, protocol_minor: 9, ..hello(CLIENT) };
     let hello = second.control.hello(timed(hello)).await.unwrap().into_inner();
     assert_eq!((hello.shard, hello.cluster.as_slice()), (1, server.addresses()));
-    assert_eq!((hello.protocol_minor, hello.role()), (0, pb::Role::Admin));
+    assert_eq!((hello.protocol_minor, hello.role()), (1, pb::Role::Admin));
 }
 
 /// Reserves the slices of a tensor that lies on two shards, fills and seals them.

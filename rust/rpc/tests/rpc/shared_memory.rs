@@ -4,12 +4,11 @@
 
 use crate::cluster::Cluster;
 use crate::ledger::AtTheEnd;
-use crate::stubs::{CLIENT, Shard, timed};
+use crate::stubs::{CLIENT, Shard, hello, timed};
 use fastps_core::dtype::{DType, View};
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::verbs::{Fate, Gradient, ParameterServer, PushError, PushOptions};
-use fastps_proto::v1 as pb;
 use fastps_rpc::client::{Client, ConnectOptions, Transport};
 use rustix::net::{Shutdown, SocketAddrUnix, getpeername, shutdown};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
@@ -100,9 +99,8 @@ fn push_and_enter(client: &Client, timeout: Duration, ledger: &Ledger) -> usize 
 /// The name of a server's Unix socket.
 fn socket_name(address: &str) -> String {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let hello = pb::HelloRequest { client: CLIENT, ..Default::default() };
-    let answer =
-        runtime.block_on(async { Shard::connect(address, CLIENT).await.control.hello(timed(hello)).await });
+    let answer = runtime
+        .block_on(async { Shard::connect(address, CLIENT).await.control.hello(timed(hello(CLIENT))).await });
     format!("fastps-{:016x}", answer.unwrap().into_inner().server)
 }
 

@@ -19,10 +19,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::BinaryMetadataValue;
 use tonic::transport::Channel;
 use tonic::{Request, Status, Streaming};
 
 pub(crate) const CLIENT: u64 = 0xC11E;
+/// Every plain client's, so that one may go on where another left off.
+pub(crate) const SECRET: [u8; 16] = *b"a plain client's";
 pub(crate) const SLICE: u64 = 63 * 4096;
 
 pub(crate) fn config() -> ServerConfig {
@@ -54,10 +57,23 @@ pub(crate) fn bytes(values: &[f32]) -> Bytes {
     values.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
+/// A call of a plain client, with its secret.
 pub(crate) fn timed<T>(message: T) -> Request<T> {
-    let mut request = Request::new(message);
+    let mut request = signed(message);
     request.set_timeout(Duration::from_secs(20));
     request
+}
+
+/// The same without a deadline.
+pub(crate) fn signed<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert_bin("fastps-secret-bin", BinaryMetadataValue::from_bytes(&SECRET));
+    request
+}
+
+/// A plain client's first words.
+pub(crate) fn hello(client: u64) -> pb::HelloRequest {
+    pb::HelloRequest { client, secret: Bytes::from_static(&SECRET), ..Default::default() }
 }
 
 pub(crate) fn error(status: Status) -> Error {
@@ -135,10 +151,17 @@ impl Shard {
         Self::over(within(channel.connect()).await.unwrap(), client).await
     }
 
+    /// Of a client that has said hello before.
+    pub(crate) async fn over_without_hello(address: &str) -> Self {
+        let channel = Channel::from_shared(format!("http://{address}")).unwrap();
+        let channel = within(channel.connect()).await.unwrap();
+        Self { control: ControlClient::new(channel.clone()), channel, client: CLIENT }
+    }
+
     /// Says hello over a channel.
     pub(crate) async fn over(channel: Channel, client: u64) -> Self {
         let mut control = ControlClient::new(channel.clone());
-        let hello = pb::HelloRequest { client, name: "test".into(), ..Default::default() };
+        let hello = pb::HelloRequest { name: "test".into(), ..hello(client) };
         control.hello(timed(hello)).await.unwrap();
         Self { channel, control, client }
     }
@@ -146,7 +169,8 @@ impl Shard {
     pub(crate) async fn exchange(&self) -> Exchange {
         let (frames, receiver) = mpsc::channel(64);
         let mut data = DataClient::new(self.channel.clone()).max_decoding_message_size(8 << 20);
-        let answers = within(data.exchange(ReceiverStream::new(receiver))).await.unwrap().into_inner();
+        let answers =
+            within(data.exchange(signed(ReceiverStream::new(receiver)))).await.unwrap().into_inner();
         Exchange { frames, answers }
     }
 
