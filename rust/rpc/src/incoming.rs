@@ -4,13 +4,14 @@
 //! A native client is known by its first SETTINGS, which every HTTP/2 client sends before anything else (see `wire`): it is served by
 //! `native`, all others by tonic. What was read to find out is read again by whoever serves.
 
+use crate::allowance::Allowance;
 use crate::local::Local;
 use crate::native;
 use crate::node::{Node, Phase, Principal};
 use crate::openings::{Openings, Place};
 use crate::room::{AT_REST, Room};
 use crate::tls::{self, ServerTls};
-use crate::turn_away::{linger, turn_away};
+use crate::turn_away::{Farewell, linger, turn_away};
 use crate::wire::{ASK, LOANS, Lender, MAX_FRAME, NATIVE, SHARED_BYTES, Socket};
 use bytes::{Bytes, BytesMut};
 use fastps_core::error::{Error, Kind, Result};
@@ -93,6 +94,10 @@ pub(crate) struct Connection {
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
     /// Memory that it shares with its peer.
     shared: Option<Charge>,
+    /// How many control frames may come.
+    allowance: Allowance,
+    /// More came, and the connection is being ended.
+    farewell: Option<Farewell>,
 }
 
 impl Drop for Connection {
@@ -131,6 +136,45 @@ impl Connection {
         };
         self.opening = opening.freeze();
         Ok(native)
+    }
+
+    /// Looks at the frames among what was read behind the first `before` bytes. Where control frames are too many, the connection
+    /// ends, and what was read is not used.
+    fn poll_count(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+        before: usize,
+    ) -> Poll<io::Result<()>> {
+        if self.allowance.received(&buf.filled()[before..]) {
+            return Poll::Ready(Ok(()));
+        }
+        buf.set_filled(before);
+        let shard = self.node.index();
+        self.node.floods_cut.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(shard, "a connection sent too many control frames and is cut");
+        let error = Error::new(
+            Kind::Capacity,
+            "too many control frames (PING, SETTINGS, WINDOW_UPDATE, ...) for so little data",
+        );
+        self.farewell = Some(Farewell::new(&error.shard(shard), self.allowance.is_between_frames()));
+        self.poll_farewell(cx)
+    }
+
+    fn poll_farewell(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(farewell) = &mut self.farewell {
+            ready!(farewell.poll(self.io.get_mut(), cx));
+        }
+        Poll::Ready(Err(io::Error::other("the connection sent too many control frames")))
+    }
+
+    /// So many of these bytes were written.
+    fn count_written(&mut self, bufs: &[io::IoSlice<'_>], mut written: usize) {
+        for buf in bufs {
+            let n = written.min(buf.len());
+            self.allowance.sent(&buf[..n]);
+            written -= n;
+        }
     }
 
     /// How many bytes may be read, once there is memory for them.
@@ -238,12 +282,12 @@ pub(crate) async fn accept(
         };
         match accepted {
             Ok((socket, from)) => {
-                if let Some(place) = openings.enter(from).await {
-                    let opening = Opening { socket, tls: tls.clone(), node: node.clone() };
-                    tokio::spawn(begin(opening, place, foreign.clone(), serving.clone()));
-                } else {
-                    node.connections_refused.fetch_add(1, Ordering::Relaxed);
-                }
+                let place = tokio::select! {
+                    _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => break,
+                    place = openings.enter(from) => place,
+                };
+                let opening = Opening { socket, tls: tls.clone(), node: node.clone() };
+                tokio::spawn(begin(opening, place, foreign.clone(), serving.clone()));
             }
             Err(error) => {
                 tracing::warn!(shard = node.index(), %error, "accepting a connection failed");
@@ -296,7 +340,9 @@ impl Opening {
         };
         node.connections.fetch_add(1, Ordering::Relaxed);
         let (io, opening, peer) = (io.take(0), Bytes::new(), Peer::new(room));
-        let mut connection = Connection { io, opening, peer, node, waiting: None, shared: None };
+        let allowance = Allowance::new(PREFACE.len());
+        let (waiting, shared, farewell) = (None, None, None);
+        let mut connection = Connection { io, opening, peer, node, waiting, shared, allowance, farewell };
         // Otherwise the peer has gone.
         let native = connection.is_native().await.ok()?;
         Some((connection, native))
@@ -359,31 +405,37 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.farewell.is_some() {
+            return self.poll_farewell(cx);
+        }
+        let before = buf.filled().len();
         if !self.opening.is_empty() {
             let n = self.opening.len().min(buf.remaining());
             buf.put_slice(&self.opening.split_to(n));
-            return Poll::Ready(Ok(()));
+            return self.poll_count(cx, buf, before);
         }
         let most = ready!(self.poll_admit(cx, buf.remaining()))?;
         self.io.set_limit(most as u64);
         if self.peer.room.waits_for_disk() {
             self.io.get_mut().never_spin();
         }
-        let before = buf.filled().len();
         ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
         self.peer.room.passed(buf.filled().len() - before);
-        Poll::Ready(Ok(()))
+        self.poll_count(cx, buf, before)
     }
 }
 
 // `is_write_vectored` must be forwarded, or h2 copies every payload behind its header.
 impl AsyncWrite for Connection {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(self.io.get_mut()).poll_write(cx, buf)
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[io::IoSlice::new(buf)])
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(self.io.get_mut()).poll_flush(cx)
+        match self.farewell {
+            None => Pin::new(self.io.get_mut()).poll_flush(cx),
+            Some(_) => Poll::Ready(Ok(())),
+        }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -395,7 +447,13 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(self.io.get_mut()).poll_write_vectored(cx, bufs)
+        if self.farewell.is_some() {
+            // Behind the GOAWAY nothing is sent any more.
+            return Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum()));
+        }
+        let written = ready!(Pin::new(self.io.get_mut()).poll_write_vectored(cx, bufs))?;
+        self.count_written(bufs, written);
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {

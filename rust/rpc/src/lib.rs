@@ -5,6 +5,7 @@
 //! `control` serves the unary calls; on shard 0 they reach `map` and `portions`. `settle` asks
 //! shard 0 about reservations that clients left behind. `durable` has what a shard keeps on disk, `bucket` copies of it elsewhere.
 
+mod allowance;
 mod answers;
 mod bucket;
 #[cfg(feature = "cli")]

@@ -1,5 +1,6 @@
 //! Connections that have not begun yet. Nothing is counted for them, so their number is limited, in all and per address. Where
-//! there are too many, the oldest one that has sent nothing gives way to a new one.
+//! there are too many, the oldest one that has sent nothing gives way to a new one. Until one may be asked to, the new one waits, so
+//! many honest clients that come at once are all served.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,12 +13,18 @@ const MOST: usize = 512;
 const SHARE: usize = 256;
 /// How long a connection may take to send its first byte.
 const FIRST_BYTE: Duration = Duration::from_secs(1);
-/// One that has sent something and takes longer than this may have to give way, too.
+/// A connection that has been silent for so long may have to give way: what it has sent would have been seen by now.
+const SILENT: Duration = Duration::from_millis(250);
+/// One that has sent something and takes longer than this may have to, too.
 const SLOW: Duration = Duration::from_secs(1);
 
 /// The connections of one shard that have not begun.
 #[derive(Debug, Default)]
-pub(crate) struct Openings(Mutex<Table>);
+pub(crate) struct Openings {
+    table: Mutex<Table>,
+    /// A connection has left.
+    left: Notify,
+}
 
 #[derive(Debug, Default)]
 struct Table {
@@ -45,25 +52,29 @@ pub(crate) struct Place {
 
 impl Openings {
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a connection from this address (`None`: from this machine, by a Unix socket); `None`: there is none.
-    pub(crate) async fn enter(self: &Arc<Self>, address: Option<IpAddr>) -> Option<Place> {
-        if let Some(place) = self.try_enter(address, false) {
-            return Some(place);
+    /// A place for a connection from this address (`None`: from this machine, by a Unix socket), as soon as there is one.
+    pub(crate) async fn enter(self: &Arc<Self>, address: Option<IpAddr>) -> Place {
+        let source = source(address);
+        loop {
+            match self.try_enter(source) {
+                Ok(place) => return place,
+                Err(until) => drop(tokio::time::timeout_at(until.into(), self.left.notified()).await),
+            }
         }
-        // Connections that were accepted with this one get their chance to show that they are not silent.
-        tokio::task::yield_now().await;
-        self.try_enter(address, true)
     }
 
-    fn try_enter(self: &Arc<Self>, address: Option<IpAddr>, push_out: bool) -> Option<Place> {
-        let (source, mut table) = (source(address), self.table());
+    /// A place, or when another connection will have to give way for it at the latest.
+    fn try_enter(self: &Arc<Self>, source: IpAddr) -> Result<Place, Instant> {
+        let mut table = self.table();
         let same = table.entries.iter().filter(|entry| entry.source == source).count();
         if same >= SHARE || table.entries.len() >= MOST {
-            let of = (same >= SHARE).then_some(source);
-            let victim = push_out.then(|| table.victim(of)).flatten()?;
+            let (victim, from) = table.next_to_leave((same >= SHARE).then_some(source));
+            if from > Instant::now() {
+                return Err(from);
+            }
             table.entries.remove(victim).leave.notify_one();
         }
         table.last += 1;
@@ -75,7 +86,7 @@ impl Openings {
             silent: true,
             leave: leave.clone(),
         });
-        Some(Place { openings: self.clone(), number, leave })
+        Ok(Place { openings: self.clone(), number, leave })
     }
 }
 
@@ -84,13 +95,16 @@ impl Table {
         self.entries.binary_search_by_key(&number, |entry| entry.number)
     }
 
-    /// Who gives way, among those from one source or among all: the oldest silent one, or else the oldest slow one.
-    fn victim(&self, source: Option<IpAddr>) -> Option<usize> {
-        let mut entries = self.entries.iter().enumerate();
+    /// Who gives way next, among those from one source or among all, and from when on: the oldest silent one, or else the oldest.
+    fn next_to_leave(&self, source: Option<IpAddr>) -> (usize, Instant) {
         let concerned = |entry: &Entry| source.is_none_or(|source| entry.source == source);
-        let silent = entries.clone().find(|(_, entry)| concerned(entry) && entry.silent);
-        let slow = || entries.find(|(_, entry)| concerned(entry) && entry.since.elapsed() >= SLOW);
-        silent.or_else(slow).map(|(index, _)| index)
+        let first = |silent: bool, after: Duration| {
+            let index = self.entries.iter().position(|entry| concerned(entry) && (entry.silent || !silent));
+            index.map(|index| (index, self.entries[index].since + after))
+        };
+        let (now, both) = (Instant::now(), [first(true, SILENT), first(false, SLOW)]);
+        let mut due = both.into_iter().flatten().filter(|(_, from)| *from <= now);
+        due.next().or_else(|| both.into_iter().flatten().min_by_key(|next| next.1)).unwrap_or((0, now))
     }
 }
 
@@ -123,6 +137,7 @@ impl Drop for Place {
         let mut table = self.openings.table();
         if let Ok(index) = table.find(self.number) {
             table.entries.remove(index);
+            self.openings.left.notify_one();
         }
     }
 }
@@ -142,19 +157,23 @@ mod tests {
     use std::net::Ipv4Addr;
 
     const ONE: Option<IpAddr> = Some(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)));
-    const OTHERS: [Option<IpAddr>; 3] =
-        [None, Some(IpAddr::V6(Ipv6Addr::LOCALHOST)), Some(IpAddr::V4(Ipv4Addr::LOCALHOST))];
+    const OTHER: Option<IpAddr> = Some(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)));
 
     async fn fill(openings: &Arc<Openings>, from: Option<IpAddr>, n: usize, silent: bool) -> Vec<Place> {
         let mut places = Vec::new();
         for _ in 0..n {
-            let place = openings.enter(from).await.unwrap();
+            let place = openings.enter(from).await;
             if !silent {
                 place.has_spoken();
             }
             places.push(place);
         }
         places
+    }
+
+    /// As if those from this one on had come earlier.
+    fn age(openings: &Openings, from: usize, by: Duration) {
+        openings.table().entries[from..].iter_mut().for_each(|entry| entry.since -= by);
     }
 
     async fn must_leave(place: &Place) -> bool {
@@ -166,7 +185,8 @@ mod tests {
         let openings = Arc::new(Openings::default());
         let spoken = fill(&openings, ONE, 3, false).await;
         let silent = fill(&openings, ONE, SHARE - 3, true).await;
-        let _new = openings.enter(ONE).await.unwrap();
+        age(&openings, 0, SILENT);
+        let _new = openings.enter(ONE).await;
         assert!(must_leave(&silent[0]).await && !must_leave(&silent[1]).await);
         for place in &spoken {
             assert!(!must_leave(place).await);
@@ -178,23 +198,37 @@ mod tests {
     #[tokio::test]
     async fn an_address_has_a_share_and_takes_nothing_from_the_others() {
         let openings = Arc::new(Openings::default());
-        let _one = fill(&openings, ONE, SHARE, false).await;
-        assert!(openings.enter(ONE).await.is_none(), "all of them are at work");
-        let other = fill(&openings, OTHERS[0], 1, true).await;
-        let _more = fill(&openings, OTHERS[1], SHARE - 1, true).await;
+        let one = fill(&openings, ONE, SHARE, true).await;
+        let others = fill(&openings, OTHER, SHARE, true).await;
+        // Its own are younger, and it waits for one of them although others are due.
+        age(&openings, SHARE, SILENT);
+        let _new = openings.enter(ONE).await;
+        assert!(must_leave(&one[0]).await && !must_leave(&others[0]).await);
         // All places are taken: the oldest silent one goes, whose ever it is.
-        let _new = openings.enter(OTHERS[2]).await.unwrap();
-        assert!(must_leave(&other[0]).await);
+        let _new = openings.enter(None).await;
+        assert!(must_leave(&one[1]).await && !must_leave(&others[0]).await);
     }
 
     #[tokio::test]
     async fn slow_ones_give_way_where_none_is_silent() {
         let openings = Arc::new(Openings::default());
         let slow = fill(&openings, None, SHARE, false).await;
-        openings.table().entries[1].since -= SLOW;
-        let _new = openings.enter(None).await.unwrap();
-        assert!(must_leave(&slow[1]).await && !must_leave(&slow[0]).await);
-        assert!(openings.enter(None).await.is_some(), "it is silent, and older");
+        age(&openings, 0, SLOW);
+        let _new = openings.enter(None).await;
+        assert!(must_leave(&slow[0]).await && !must_leave(&slow[1]).await);
+    }
+
+    #[tokio::test]
+    async fn a_new_one_waits_for_a_place_that_becomes_free() {
+        let openings = Arc::new(Openings::default());
+        let mut young = fill(&openings, ONE, SHARE, false).await;
+        let mut entering = Box::pin(openings.enter(ONE));
+        assert!(tokio::time::timeout(Duration::ZERO, &mut entering).await.is_err());
+        drop(young.pop());
+        let _new = entering.await;
+        for place in &young {
+            assert!(!must_leave(place).await);
+        }
     }
 
     #[test]

@@ -109,9 +109,8 @@ async fn answer(shard: Visited, tls: Option<ServerTls>) {
         loop {
             match listener.accept().await {
                 Ok((tcp, from)) => {
-                    if let Some(place) = openings.enter(Some(from.ip())).await {
-                        tokio::spawn(admit(tcp, place, room.clone(), tls.clone(), visitors.clone()));
-                    }
+                    let place = openings.enter(Some(from.ip())).await;
+                    tokio::spawn(admit(tcp, place, room.clone(), tls.clone(), visitors.clone()));
                 }
                 // Too many files, or a peer that is gone: waited out.
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,

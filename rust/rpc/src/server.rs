@@ -118,6 +118,7 @@ impl Server {
                 connections: AtomicU64::new(0),
                 connections_refused: AtomicU64::new(0),
                 handshakes_failed: AtomicU64::new(0),
+                floods_cut: AtomicU64::new(0),
                 streams_reset: AtomicU64::new(0),
                 values_lent: AtomicU64::new(0),
                 frames: AtomicU64::new(0),

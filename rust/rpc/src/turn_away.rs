@@ -1,10 +1,14 @@
-//! Connections that are not served, because there is no memory or because they speak the wrong language: told why in the
-//! first bytes, before anything is kept for them.
+//! Connections that are not served, because there is no memory or because they speak the wrong language, or no longer, because
+//! they send too many control frames: told why by a GOAWAY. Those that are turned away hear it in the first bytes, before anything
+//! is kept for them.
 
 use crate::wire::Socket;
 use fastps_core::error::{Error, Kind};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::time::{Sleep, sleep};
 
 /// How long the peer may take to read why.
 const LINGER: Duration = Duration::from_secs(1);
@@ -19,7 +23,9 @@ pub(crate) async fn turn_away(mut io: Socket, error: &Error) {
         Kind::Capacity => ENHANCE_YOUR_CALM,
         _ => INADEQUATE_SECURITY,
     };
-    let farewell = farewell(reason, &error.to_string());
+    // Empty SETTINGS, with which every server must begin. No stream was accepted.
+    let mut farewell = vec![0, 0, 0, 4, 0, 0, 0, 0, 0];
+    farewell.extend(goaway(0, reason, &error.to_string()));
     let work = async {
         // A peer that is gone or does not listen need not know.
         let _ = io.write_all(&farewell).await;
@@ -39,15 +45,64 @@ pub(crate) async fn linger(io: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     let _ = tokio::time::timeout(LINGER, work).await;
 }
 
-/// Empty SETTINGS, with which every server must begin, and GOAWAY with the reason as debug data (RFC 9113, 6.8).
-fn farewell(code: u32, reason: &str) -> Vec<u8> {
+/// The same for a connection that was served until now, by whoever polls it.
+#[derive(Debug)]
+pub(crate) struct Farewell {
+    goaway: Vec<u8>,
+    written: usize,
+    is_shut: bool,
+    late: Pin<Box<Sleep>>,
+}
+
+impl Farewell {
+    /// With a GOAWAY, if what was sent so far ends with a frame.
+    pub(crate) fn new(error: &Error, is_between_frames: bool) -> Self {
+        // Any stream may have been answered.
+        let last = i32::MAX as u32;
+        let goaway =
+            if is_between_frames { goaway(last, ENHANCE_YOUR_CALM, &error.to_string()) } else { Vec::new() };
+        Self { goaway, written: 0, is_shut: false, late: Box::pin(sleep(LINGER)) }
+    }
+
+    /// Ready when the peer has ended the connection, or took too long for it.
+    pub(crate) fn poll(&mut self, io: &mut Socket, cx: &mut Context<'_>) -> Poll<()> {
+        if self.late.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        // A peer that is gone need not know.
+        self.poll_end(io, cx).map(drop)
+    }
+
+    fn poll_end(&mut self, io: &mut Socket, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        let mut io = Pin::new(io);
+        while self.written < self.goaway.len() {
+            match ready!(io.as_mut().poll_write(cx, &self.goaway[self.written..]))? {
+                0 => return Poll::Ready(Ok(())),
+                written => self.written += written,
+            }
+        }
+        if !self.is_shut {
+            ready!(io.as_mut().poll_shutdown(cx))?;
+            self.is_shut = true;
+        }
+        loop {
+            let mut unread = [0; 1024];
+            let mut buffer = ReadBuf::new(&mut unread);
+            ready!(io.as_mut().poll_read(cx, &mut buffer))?;
+            if buffer.filled().is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+}
+
+/// A GOAWAY with the reason as debug data (RFC 9113, 6.8).
+fn goaway(last_stream: u32, code: u32, reason: &str) -> Vec<u8> {
     const GOAWAY: u8 = 7;
     let reason = &reason.as_bytes()[..reason.floor_char_boundary(512)];
-    let mut bytes = vec![0, 0, 0, 4, 0, 0, 0, 0, 0];
-    bytes.extend(&(8 + reason.len() as u32).to_be_bytes()[1..]);
+    let mut bytes = (8 + reason.len() as u32).to_be_bytes()[1..].to_vec();
     bytes.extend([GOAWAY, 0, 0, 0, 0, 0]);
-    // No stream was accepted.
-    bytes.extend(0_u32.to_be_bytes());
+    bytes.extend(last_stream.to_be_bytes());
     bytes.extend(code.to_be_bytes());
     bytes.extend(reason);
     bytes

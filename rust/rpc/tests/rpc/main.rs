@@ -17,6 +17,7 @@ mod correction;
 mod durable;
 mod encoding;
 mod exactly_once;
+mod floods;
 mod groups;
 mod kills;
 mod ledger;

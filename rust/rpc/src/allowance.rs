@@ -1,0 +1,223 @@
+//! How many control frames a connection may send. `h2` and hyper answer PING, SETTINGS, `WINDOW_UPDATE` and the like by themselves
+//! and hide them, so they are counted below both, from the nine bytes that begin each HTTP/2 frame (RFC 9113, 4.1).
+//!
+//! Data in either direction earns an allowance: a client sends window updates for what it received, and measures the round trip
+//! meanwhile. A client without data has a few frames a second, enough for keep-alive.
+
+use std::time::{Duration, Instant};
+
+const HEADER: usize = 9;
+/// Types of frames.
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+/// Flag of a DATA frame: the last one of its stream.
+const END_STREAM: u8 = 1;
+/// The most control frames that may come in a row, and how many there may be at first.
+const MOST: u32 = 768;
+/// What each DATA frame earns, and how many of its bytes earn one more.
+const PER_DATA: u32 = 4;
+const BYTES: u32 = 1 << 10;
+/// One more after each such time.
+const EVERY: Duration = Duration::from_millis(100);
+
+/// The allowance of one connection.
+#[derive(Debug)]
+pub(crate) struct Allowance {
+    incoming: Frames,
+    outgoing: Frames,
+    left: u32,
+    /// Time up to here has been earned from.
+    earned: Instant,
+}
+
+/// Finds the headers of frames in the bytes of one direction.
+#[derive(Debug, Default)]
+struct Frames {
+    header: [u8; HEADER],
+    /// Bytes of the header that came.
+    seen: usize,
+    /// Bytes before the next header.
+    before: usize,
+}
+
+impl Allowance {
+    /// For a connection whose client begins with so many bytes that are no frame.
+    pub(crate) fn new(preface: usize) -> Self {
+        let incoming = Frames { before: preface, ..Frames::default() };
+        Self { incoming, outgoing: Frames::default(), left: MOST, earned: Instant::now() }
+    }
+
+    /// These bytes came. False: too many of their frames are control frames.
+    pub(crate) fn received(&mut self, bytes: &[u8]) -> bool {
+        let (mut spent, mut earned) = (0_u32, 0_u32);
+        self.incoming.pass(bytes, |kind, flags, length| match kind {
+            DATA if length > 0 => earned = earned.saturating_add(PER_DATA + length / BYTES),
+            DATA if flags & END_STREAM != 0 => {}
+            HEADERS => {}
+            _ => spent += 1,
+        });
+        self.earn(earned);
+        if spent == 0 {
+            return true;
+        }
+        self.earn_from_time(Instant::now());
+        let enough = spent <= self.left;
+        self.left = self.left.saturating_sub(spent);
+        enough
+    }
+
+    /// These bytes were sent.
+    pub(crate) fn sent(&mut self, bytes: &[u8]) {
+        let mut earned = 0_u32;
+        self.outgoing.pass(bytes, |kind, _, length| match kind {
+            DATA if length > 0 => earned = earned.saturating_add(PER_DATA + length / BYTES),
+            // These are acknowledged.
+            SETTINGS | PING => earned += 1,
+            _ => {}
+        });
+        self.earn(earned);
+    }
+
+    /// Whether what was sent ends with a frame.
+    pub(crate) fn is_between_frames(&self) -> bool {
+        (self.outgoing.seen, self.outgoing.before) == (0, 0)
+    }
+
+    fn earn(&mut self, frames: u32) {
+        self.left = self.left.saturating_add(frames).min(MOST);
+    }
+
+    fn earn_from_time(&mut self, now: Instant) {
+        let times = now.saturating_duration_since(self.earned).as_nanos() / EVERY.as_nanos();
+        let times = times.min(u128::from(MOST)) as u32;
+        if times == MOST {
+            self.earned = now;
+        } else {
+            self.earned += times * EVERY;
+        }
+        self.earn(times);
+    }
+}
+
+impl Frames {
+    /// Calls `frame` with type, flags and length of each frame whose header ends in these bytes.
+    fn pass(&mut self, mut bytes: &[u8], mut frame: impl FnMut(u8, u8, u32)) {
+        while self.before < bytes.len() {
+            bytes = &bytes[self.before..];
+            self.before = 0;
+            let n = bytes.len().min(HEADER - self.seen);
+            self.header[self.seen..self.seen + n].copy_from_slice(&bytes[..n]);
+            self.seen += n;
+            bytes = &bytes[n..];
+            if self.seen == HEADER {
+                let [a, b, c, kind, flags, ..] = self.header;
+                let length = u32::from_be_bytes([0, a, b, c]);
+                (self.seen, self.before) = (0, length as usize);
+                frame(kind, flags, length);
+            }
+        }
+        self.before -= bytes.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WINDOW_UPDATE: u8 = 8;
+
+    fn frame(kind: u8, flags: u8, length: u32) -> Vec<u8> {
+        let mut bytes = length.to_be_bytes()[1..].to_vec();
+        bytes.extend([kind, flags, 0, 0, 0, 1]);
+        bytes.resize(HEADER + length as usize, 0xff);
+        bytes
+    }
+
+    /// How many of these frames come before there are too many.
+    fn admitted(allowance: &mut Allowance, kind: u8, length: u32) -> u32 {
+        let bytes = frame(kind, 0, length);
+        (0..10_000).find(|_| !allowance.received(&bytes)).unwrap()
+    }
+
+    #[test]
+    fn frames_are_found_however_the_bytes_are_cut() {
+        let kinds = [(SETTINGS, 0), (PING, 8), (DATA, 70_000), (0xfa, 3), (DATA, 0), (HEADERS, 100)];
+        let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        for (kind, length) in kinds {
+            bytes.extend(frame(kind, 7, length));
+        }
+        for most in [1, 2, 8, 9, 10, 1000, bytes.len()] {
+            let mut frames = Frames { before: 24, ..Frames::default() };
+            let mut found = Vec::new();
+            for part in bytes.chunks(most) {
+                frames.pass(part, |kind, flags, length| {
+                    assert_eq!(flags, 7);
+                    found.push((kind, length));
+                });
+            }
+            assert_eq!(found, kinds);
+            assert_eq!((frames.seen, frames.before), (0, 0));
+        }
+    }
+
+    #[test]
+    fn control_frames_alone_are_soon_too_many() {
+        for (kind, length) in
+            [(2, 5), (3, 4), (SETTINGS, 0), (PING, 8), (WINDOW_UPDATE, 4), (0xfa, 0), (DATA, 0)]
+        {
+            let admitted = admitted(&mut Allowance::new(0), kind, length);
+            assert!((MOST..1000).contains(&admitted), "{admitted} of type {kind}");
+        }
+    }
+
+    #[test]
+    fn data_earns_an_allowance_in_both_directions() {
+        let mut allowance = Allowance::new(0);
+        for _ in 0..10_000 {
+            // A receipt; its client gives back both windows, measures the round trip, and answers nothing else.
+            allowance.sent(&frame(DATA, 0, 60));
+            (0..3).for_each(|_| assert!(allowance.received(&frame(WINDOW_UPDATE, 0, 4))));
+        }
+        for _ in 0..100 {
+            // Values; their client gives back both windows for each 4 KiB.
+            allowance.sent(&frame(DATA, 0, 16 << 10));
+            (0..8).for_each(|_| assert!(allowance.received(&frame(WINDOW_UPDATE, 0, 4))));
+        }
+        for _ in 0..10_000 {
+            assert!(allowance.received(&frame(DATA, 0, 10)) && allowance.received(&frame(PING, 0, 8)));
+            assert!(
+                allowance.received(&frame(DATA, END_STREAM, 0)) && allowance.received(&frame(HEADERS, 0, 9))
+            );
+        }
+        assert!(admitted(&mut allowance, PING, 8) < 1000, "what was earned is bounded");
+    }
+
+    #[test]
+    fn time_earns_enough_for_keep_alive() {
+        let mut allowance = Allowance::new(0);
+        let begin = Instant::now();
+        for second in 1..100 {
+            assert!(allowance.received(&[frame(PING, 0, 8), frame(PING, 1, 8)].concat()));
+            allowance.left = allowance.left.min(2);
+            allowance.earn_from_time(begin + second * Duration::from_secs(1));
+        }
+        allowance.earn_from_time(begin + Duration::from_hours(1));
+        assert_eq!(allowance.left, MOST);
+        assert!(admitted(&mut allowance, PING, 8) < 1000);
+    }
+
+    #[test]
+    fn a_goaway_is_sent_between_frames_alone() {
+        let mut allowance = Allowance::new(24);
+        let bytes = frame(DATA, 0, 100);
+        assert!(allowance.is_between_frames());
+        for cut in [1, 9, 50] {
+            allowance.sent(&bytes[..cut]);
+            assert!(!allowance.is_between_frames());
+            allowance.sent(&bytes[cut..]);
+            assert!(allowance.is_between_frames());
+        }
+    }
+}

@@ -1,0 +1,21 @@
+"""Window updates of an honest client, and the pings by which gRPC measures a connection, are no flood."""
+
+from __future__ import annotations
+
+from foreign_client import ForeignClient
+
+import fastps
+
+
+def test_no_honest_client_is_cut(target: ForeignClient, native: fastps.ParameterServer) -> None:
+    def counters(name: str) -> list[int]:
+        return [shard["counters"][name] for shard in native.stats()["shards"]]
+
+    connections = counters("connections")
+    for _ in range(200):
+        target.pull("target")
+    for _ in range(1000):
+        target.pull("small")
+        target.call(0, "Stats", target.pb.StatsRequest())
+    assert counters("floods_cut") == [0, 0]
+    assert counters("connections") == connections
