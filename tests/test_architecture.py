@@ -214,6 +214,6 @@ def test_the_package_imports_nothing_of_the_demo() -> None:
 
 def test_the_extension_module_is_private() -> None:
     """Only the package itself names `fastps._fastps`; tests, examples and the demo use the public face."""
-    for folder in ("python/fastps/demo", "examples"):
+    for folder in ("python/fastps/demo", "python/fastps/torture", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
             assert "_fastps" not in path.read_text(), path.relative_to(ROOT)

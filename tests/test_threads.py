@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fastps
-from faults.proxy import Proxy
+from fastps.torture.proxy import Proxy
 
 
 def run(count, work):

@@ -1,4 +1,4 @@
-"""The command line: ``fastps demo | serve | status | checkpoint | doctor`` and ``fastps-server``.
+"""The command line: ``fastps demo | serve | status | checkpoint | doctor | torture`` and ``fastps-server``.
 
 Exit codes: 0 success; 1 failure, told in one line that names the fix; 2 wrong usage; 3 (``demo``) pushes
 and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 nobody reads the
@@ -58,6 +58,7 @@ def _run(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     from fastps import doctor
     from fastps.demo import command
+    from fastps.torture import command as torture
 
     parser = argparse.ArgumentParser(
         prog="fastps", description="A parameter server: sharded, asynchronous, fast."
@@ -99,6 +100,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_arguments(physician)
     physician.set_defaults(execute=doctor.execute)
+    torturer = commands.add_parser(
+        "torture",
+        help="own servers and clients under faults: is anything lost, counted twice, late or untold",
+        description="Start servers and clients on this machine, kill, stop, cut and flood them, and check\n"
+        "what every client was told against what the servers hold.",
+    )
+    torture.add_arguments(torturer)
+    torturer.set_defaults(execute=torture.execute)
     return parser
 
 

@@ -8,13 +8,14 @@ and what was refused or fenced is known to the last bit when the next push carri
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 import fastps
+from fastps.torture.check.ledger import Account
 
 SLICE = 63 * 4096
 BIG = 2 * SLICE + 5
@@ -50,7 +51,7 @@ class Ledger:
     """Registers the tensors, and knows what they must hold."""
 
     def __init__(self, ps: fastps.ParameterServer) -> None:
-        self.counted: Counter[Part] = Counter()
+        self.counted: defaultdict[Part, Account] = defaultdict(Account)
         # A slice of an Adam tensor is a tensor of its own here, so that it can be pushed alone.
         self.mirror = fastps.Store()
         for name, tensor in TENSORS.items():
@@ -63,7 +64,8 @@ class Ledger:
         """A push of `value` to this slice was applied."""
         name, k = part
         if TENSORS[name].owner is None:
-            self.counted[part] -= int(value)
+            self.counted[part].ask(-value)
+            self.counted[part].apply(-value)
         else:
             part_of = TENSORS[name].slices[k]
             self.mirror.push(f"{name}[{k}]", np.full(part_of.stop - part_of.start, value, np.float32))
@@ -73,7 +75,9 @@ class Ledger:
         for name, values in ps.pull(list(names)).items():
             for k, part in enumerate(TENSORS[name].slices):
                 if TENSORS[name].owner is None:
-                    assert (values[part] == self.counted[name, k]).all(), f"slice {k} of {name}"
+                    least, most = self.counted[name, k].bounds
+                    assert least == most
+                    assert (values[part] == least).all(), f"slice {k} of {name}"
                 else:
                     expected = self.mirror.pull(f"{name}[{k}]")
                     assert values[part].tobytes() == expected.tobytes(), f"slice {k} of {name}"

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import fastps
+from fastps.torture.proxy import Proxy
 from faults.ledger import CODECS, SLICE, TENSORS, Author, Ledger, whole
-from faults.proxy import Proxy
 from faults.shards import PATIENT, Shards, free_ports
 from soak import transports
 

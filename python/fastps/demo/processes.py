@@ -10,18 +10,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import socket
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fastps
 from fastps import _process
+from fastps._children import Child, python_module
 from fastps.demo import baseline
 from fastps.demo.config import Config
 from fastps.demo.errors import DemoError
@@ -35,87 +32,8 @@ STOP_TIMEOUT = 8.0
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
-_INHERITED = ("FASTPS_ISA", "FASTPS_LOG", "FASTPS_MUTANT", "FASTPS_TRACEBACK")
-"""All that children take over of the user's ``FASTPS_...``: the others are options of a server of the
-user's own, such as the folder of its data.
-"""
-
 SERVER_VARIABLE = "FASTPS_DEMO_SERVER"
 """Names another server program, run instead of ``fastps serve`` (``make acceptance`` runs a faulty one)."""
-
-
-def _python_module(*arguments: str) -> list[str]:
-    """The command that runs a module of this package in a fresh interpreter."""
-    # The working directory stays off the module path, unless fastps itself was found there.
-    found_here = Path(fastps.__file__).resolve().parent.parent == Path.cwd()
-    return [sys.executable, *([] if found_here else ["-P"]), "-m", *arguments]
-
-
-def _inherited() -> dict[str, str]:
-    """The part of the user's environment that children see."""
-    names = (name for name in os.environ if not name.startswith("FASTPS_") or name in _INHERITED)
-    return {name: os.environ[name] for name in names}
-
-
-class Child:
-    """A child process: its output is read line by line on a thread, its standard error goes to a log."""
-
-    def __init__(self, command: list[str], log: Path, env: dict[str, str]) -> None:
-        self.log = log
-        with log.open("wb") as stderr:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env={**_inherited(), "PYTHONUNBUFFERED": "1", **env},
-                start_new_session=True,
-            )
-        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, name="fastps-demo-reader", daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as output:
-            for line in output:
-                self.lines.put(line.decode(errors="replace").rstrip("\n"))
-
-    def tell(self, line: str) -> None:
-        """Write one line to its standard input; nothing if it is gone."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(line.encode() + b"\n")
-            self.process.stdin.flush()
-
-    def read_lines(self) -> Iterator[str]:
-        """The lines that have come since the last call."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                yield self.lines.get_nowait()
-
-    def drained(self) -> bool:
-        """Whether all that it wrote has been handed out by :meth:`read_lines`."""
-        return not self._reader.is_alive() and self.lines.empty()
-
-    def last_words(self) -> str:
-        """The last line of its log, for an error message."""
-        lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it left no message"
-
-    def kill(self) -> None:
-        """SIGKILL; then collect it. Nothing if it has ended."""
-        self.process.kill()
-        self.process.wait()
-
-    def close(self) -> None:
-        """Release the pipe and delete an empty log."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-        with contextlib.suppress(OSError):
-            if self.log.stat().st_size == 0:
-                self.log.unlink()
 
 
 class WorkerProcess(Child):
@@ -126,7 +44,7 @@ class WorkerProcess(Child):
         self.ledger_path = Path(orders.ledger)
         self.ledger = Ledger(self.ledger_path, create=True)
         super().__init__(
-            _python_module("fastps.demo.worker"),
+            python_module("fastps.demo.worker"),
             out / f"worker-{orders.name}.log",
             dict.fromkeys(_ONE_THREAD, "1"),
         )
@@ -148,7 +66,7 @@ class Baseline(Child):
     """The serial baseline's process."""
 
     def __init__(self, config: Config, updates: int, out: Path) -> None:
-        command = _python_module("fastps.demo.baseline")
+        command = python_module("fastps.demo.baseline")
         super().__init__(command, out / "baseline.log", dict.fromkeys(_ONE_THREAD, "1"))
         self.tell(baseline.orders(config, updates))
 
@@ -189,7 +107,7 @@ class Servers:
     def _start(self, addresses: list[str]) -> None:
         cluster = ",".join(addresses)
         own = os.environ.get(SERVER_VARIABLE)
-        server = [own] if own else _python_module("fastps", "serve")
+        server = [own] if own else python_module("fastps", "serve")
         for shard, address in enumerate(addresses):
             command = [*server, "--listen", address, "--cluster", cluster]
             log = self.out / f"shard-{shard}.log"

@@ -1,23 +1,30 @@
-"""A TCP proxy between a client and a server that can stall, cut and count what passes."""
+"""A TCP proxy between a client and a server that can stall, delay, cut, reset and count what passes."""
 
 from __future__ import annotations
 
 import contextlib
 import selectors
 import socket
+import struct
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
 PATIENT = 60.0
 """Longest stall, in seconds."""
 
+_RESET = struct.pack("ii", 1, 0)
+"""Linger for no time: closing sends RST."""
+
 
 class Proxy:
     """Forwards connections from `address` to `target` ("host:port").
 
-    `stall(True)` stops forwarding what the server sends; `cut()` closes all connections; `cut_after(n)`
-    closes them once n more bytes went to the server; `cuts` counts those.
+    Attributes:
+        address: Where it listens.
+        cuts: How many of `cut_after` came about.
+        delay: Seconds that everything is kept, in both directions.
     """
 
     def __init__(self, target: str) -> None:
@@ -25,41 +32,55 @@ class Proxy:
         self._target = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._stalled = threading.Event()
-        self._resume = threading.Event()
-        self._resume.set()
-        self._left: int | None = None
+        self._answers = threading.Event()
+        self._answers.set()
+        self._requests = threading.Event()
+        self._requests.set()
+        self._left: dict[bool, int | None] = {True: None, False: None}
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._closed = False
         self.cuts = 0
+        self.delay = 0.0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def stall(self, stalled: bool) -> None:
         """Whether answers wait in the proxy."""
-        self._resume.clear() if stalled else self._resume.set()
+        self._answers.clear() if stalled else self._answers.set()
 
-    def cut(self) -> None:
-        """Closes all connections; new ones are forwarded again."""
+    def freeze(self, frozen: bool) -> None:
+        """Whether nothing passes in either direction, while connections stay open."""
+        self._requests.clear() if frozen else self._requests.set()
+        self.stall(frozen)
+
+    def cut(self, reset: bool = False) -> None:
+        """Closes all connections, or resets them; new ones are forwarded again."""
         with self._lock:
             connections, self._open = self._open, set()
-            self._left = None
+            self._left = {True: None, False: None}
         for connection in connections:
             with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+                if reset:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                else:
+                    connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
-    def cut_after(self, count: int) -> None:
-        """Cuts once `count` more bytes went towards the server."""
+    def cut_after(self, count: int, to_server: bool = True) -> None:
+        """Cuts once `count` more bytes went towards the server, or came from it."""
         with self._lock:
-            self._left = count
+            self._left[to_server] = count
 
     def _accept(self) -> None:
         while not self._closed:
             try:
                 client, _ = self._listener.accept()
+            except OSError:
+                continue
+            try:
                 server = socket.create_connection(self._target)
             except OSError:
+                client.close()
                 continue
             with self._lock:
                 self._open |= {client, server}
@@ -69,22 +90,30 @@ class Proxy:
     def _forward(self, source: socket.socket, sink: socket.socket, to_server: bool) -> None:
         with contextlib.suppress(OSError, ValueError):
             while data := self._receive(source):
-                cut = False
-                if to_server:
-                    with self._lock:
-                        if self._left is not None:
-                            data, cut = data[: self._left], len(data) >= self._left
-                            self._left -= len(data)
-                            self.cuts += cut
-                else:
-                    self._resume.wait(PATIENT)
+                (self._requests if to_server else self._answers).wait(PATIENT)
+                if self.delay:
+                    time.sleep(self.delay)
+                data, cut = self._within(data, to_server)
                 sink.sendall(data)
                 if cut:
                     return self.cut()
         for connection in (source, sink):
             with contextlib.suppress(OSError):
                 connection.close()
+        with self._lock:
+            self._open -= {source, sink}
         return None
+
+    def _within(self, data: bytes, to_server: bool) -> tuple[bytes, bool]:
+        """What may pass, and whether that is all."""
+        with self._lock:
+            left = self._left[to_server]
+            if left is None:
+                return data, False
+            data, cut = data[:left], len(data) >= left
+            self._left[to_server] = left - len(data)
+            self.cuts += cut
+            return data, cut
 
     @staticmethod
     def _receive(source: socket.socket) -> bytes:
@@ -96,7 +125,7 @@ class Proxy:
     def close(self) -> None:
         """Stops."""
         self._closed = True
-        self._resume.set()
+        self.freeze(False)
         self._listener.close()
         self.cut()
 

@@ -1,0 +1,105 @@
+"""Child processes of a subcommand, each in a session of its own, so that Ctrl-C reaches the subcommand
+alone; each holds on to its parent by its standard input (see :mod:`fastps._process`) in case the parent
+itself is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import fastps
+
+__all__ = ["Child", "python_module"]
+
+_INHERITED = ("FASTPS_ISA", "FASTPS_LOG", "FASTPS_MUTANT", "FASTPS_TRACEBACK")
+"""All that children take over of the user's ``FASTPS_...``: the others are options of a server of the
+user's own, such as the folder of its data.
+"""
+
+
+def python_module(*arguments: str) -> list[str]:
+    """The command that runs a module of this package in a fresh interpreter."""
+    # The working directory stays off the module path, unless fastps itself was found there.
+    found_here = Path(fastps.__file__).resolve().parent.parent == Path.cwd()
+    return [sys.executable, *([] if found_here else ["-P"]), "-m", *arguments]
+
+
+def _inherited() -> dict[str, str]:
+    """The part of the user's environment that children see."""
+    names = (name for name in os.environ if not name.startswith("FASTPS_") or name in _INHERITED)
+    return {name: os.environ[name] for name in names}
+
+
+class Child:
+    """A child process: its output is read line by line on a thread, its standard error goes to a log."""
+
+    def __init__(self, command: list[str], log: Path, env: dict[str, str]) -> None:
+        self.log = log
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**_inherited(), "PYTHONUNBUFFERED": "1", **env},
+                start_new_session=True,
+            )
+        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name="fastps-child-reader", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as output:
+            for line in output:
+                self.lines.put(line.decode(errors="replace").rstrip("\n"))
+
+    def tell(self, line: str) -> None:
+        """Write one line to its standard input; nothing if it is gone."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.flush()
+
+    def read_lines(self) -> Iterator[str]:
+        """The lines that have come since the last call."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self.lines.get_nowait()
+
+    def read_line(self, timeout: float) -> str | None:
+        """The next line; None if none comes in `timeout` seconds."""
+        try:
+            return self.lines.get(timeout=max(0.0, timeout))
+        except queue.Empty:
+            return None
+
+    def drained(self) -> bool:
+        """Whether all that it wrote has been handed out by :meth:`read_lines`."""
+        return not self._reader.is_alive() and self.lines.empty()
+
+    def last_words(self) -> str:
+        """The last line of its log, for an error message."""
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it left no message"
+
+    def kill(self) -> None:
+        """SIGKILL; then collect it. Nothing if it has ended."""
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        """Release the pipe and delete an empty log."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        with contextlib.suppress(OSError):
+            if self.log.stat().st_size == 0:
+                self.log.unlink()

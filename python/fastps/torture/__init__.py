@@ -1,0 +1,8 @@
+"""``fastps torture``: own servers and clients of every surface under faults, and a checker of what they saw.
+
+The pieces: :mod:`.plan` (every action, from a seed and a step), :mod:`.source`, :mod:`.run` (executes them),
+:mod:`.servers`, :mod:`.proxy`, :mod:`.faults`, :mod:`.hostile` and :mod:`.http2` (what is done to servers),
+:mod:`.client_lane`, :mod:`.client` and :mod:`.verbs` (a client, its process, what it does), :mod:`.witness`
+and :mod:`.auditor` (those beside them), :mod:`.tensors`, :mod:`.history` (the record, JSON lines),
+:mod:`.check` (the checker, pure functions of a history), :mod:`.report` and :mod:`.command`.
+"""

@@ -1,0 +1,131 @@
+"""What must hold of every history: one function for each invariant, each a pure function of the events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from fastps.torture.check.values import doubt, ledger, monotone, told
+from fastps.torture.check.violation import Violation
+from fastps.torture.history import Event
+
+__all__ = ["GRACE", "INVARIANTS", "SLACK", "Violation", "check"]
+
+GRACE = 0.25
+"""Seconds by which a call may be late."""
+
+SLACK = 64 * 2**20
+"""Bytes that a server's process may have beyond its limit."""
+
+DESCRIPTORS = 8
+"""More files than at the start that a server may have open at the end: those of the log and of a snapshot."""
+
+_TYPED = {
+    "CapacityError", "ConfigError", "ConnectionLostError", "DeadlineError", "FencedError", "LeaseError",
+    "PartialPush", "PermissionDeniedError", "StalePush", "UnavailableError", "UnknownOutcomeError",
+    "UnknownTensorError", "VersionsLost",
+}  # fmt: skip
+"""Errors that an honest call under faults may end with."""
+
+
+def budget(events: Sequence[Event]) -> Iterator[Violation]:
+    """A server keeps its memory limit, and at the end has what it had at the start."""
+    limit = next((event["limit"] for event in events if event["ev"] == "begin"), None)
+    start: dict[int, dict[str, int]] = {}
+    end: dict[int, Event] = {}
+    for event in events:
+        if event["ev"] == "charged" and event["grown"] < event["least"]:
+            evidence = f"{event['least']} bytes of names were registered; {event['grown']} were counted"
+            yield Violation("budget", event.get("step"), evidence)
+        if event["ev"] != "sample":
+            continue
+        shard = event["shard"]
+        if limit is not None and event["rss"] > limit + SLACK:
+            evidence = (
+                f"shard {shard} takes {event['rss'] / 2**20:.0f} MiB; its limit is {limit / 2**20:.0f} MiB"
+            )
+            yield Violation("budget", event.get("step"), evidence)
+        if event["at"] == "start":
+            most = start.setdefault(shard, {})
+            for what in ("descriptors", "threads", "sessions"):
+                most[what] = max(most.get(what, 0), event[what] or 0)
+        elif event["at"] == "end":
+            end[shard] = event
+    for shard, event in end.items():
+        for what, spare in (("descriptors", DESCRIPTORS), ("threads", 0), ("sessions", 0)):
+            allowed = start.get(shard, {}).get(what)
+            if allowed is not None and event[what] is not None and event[what] > allowed + spare:
+                evidence = f"shard {shard} has {event[what]} {what} at the end, {allowed} at the start"
+                yield Violation("budget", event.get("step"), evidence)
+
+
+def liveness(events: Sequence[Event]) -> Iterator[Violation]:
+    """No call takes longer than its deadline, but for what the machine takes."""
+    for event in events:
+        if event["ev"] == "hung":
+            yield Violation("liveness", event.get("step"), f"{event['lane']}: {event['text']}")
+        if event["ev"] != "done" or event["limit"] is None:
+            continue
+        late = event["took"] - event["limit"] - event["lag"]
+        if late > GRACE:
+            who = f"{event['verb']} of client {event['life']}"
+            evidence = f"{who} took {event['took']:.2f} s; its deadline was {event['limit']:g} s"
+            yield Violation("liveness", event.get("step"), evidence)
+
+
+def one_owner(events: Sequence[Event]) -> Iterator[Violation]:
+    """Never two servers on one directory."""
+    for event in events:
+        if event["ev"] == "second" and event["started"]:
+            evidence = f"a second server came up on the directory of shard {event['shard']}"
+            yield Violation("one owner", event.get("step"), evidence)
+
+
+def catalogue(events: Sequence[Event]) -> Iterator[Violation]:
+    """What the map lists can be pulled, and what was registered stays."""
+    layout: set[str] = set()
+    for event in events:
+        if event["ev"] == "layout":
+            layout = set(event["tensors"])
+        if event["ev"] == "catalogue":
+            for name, error in sorted(event["failed"].items()):
+                yield Violation(
+                    "catalogue", event.get("step"), f"{name!r} is listed, and a pull says: {error}"
+                )
+            for name in sorted(layout - set(event["listed"])):
+                yield Violation("catalogue", event.get("step"), f"{name!r} was registered and is not listed")
+
+
+def no_internal(events: Sequence[Event]) -> Iterator[Violation]:
+    """No error tells of a bug, and no server ends by itself."""
+    for event in events:
+        step = event.get("step")
+        if event["ev"] == "internal":
+            yield Violation("no internal", step, event["text"])
+        if event["ev"] == "server" and event["what"] == "died":
+            yield Violation(
+                "no internal", step, f"shard {event['shard']} ended by itself: {event.get('text', '')}"
+            )
+        if event["ev"] == "done" and event["error"] is not None:
+            kinds = {event["error"], event["text"].partition(":")[0]}
+            if not kinds <= _TYPED:
+                yield Violation(
+                    "no internal", step, f"{event['verb']} of client {event['life']}: {event['text']}"
+                )
+
+
+INVARIANTS: dict[str, Callable[[Sequence[Event]], Iterator[Violation]]] = {
+    "ledger": ledger,
+    "told": told,
+    "monotone": monotone,
+    "doubt": doubt,
+    "budget": budget,
+    "liveness": liveness,
+    "one owner": one_owner,
+    "catalogue": catalogue,
+    "no internal": no_internal,
+}
+
+
+def check(events: Sequence[Event]) -> list[Violation]:
+    """All violations, invariant by invariant."""
+    return [violation for invariant in INVARIANTS.values() for violation in invariant(events)]

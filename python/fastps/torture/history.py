@@ -1,0 +1,91 @@
+"""The record of a run: events as JSON lines, in the order of their times.
+
+Every event has ``t`` (seconds since the run began), ``ev`` (its kind) and ``step`` (of the action that it
+belongs to; None for the run's own). Kinds:
+
+- ``begin``: ``seed``, ``profile``, ``ack``, ``limit`` (bytes of memory a shard), ``lease``, ``machine``,
+  ``version``
+- ``action``: ``lane``, ``kind``, ``args``; ``layout``: ``tensors``, names to the shard of each slice
+- ``server``: ``shard``, ``what`` (``started``, ``killed``, ``terminated``, ``stopped``, ``continued``,
+  ``died``), ``pid``
+- ``second``: ``shard``, ``started``: whether a second server came up on the first one's directory
+- ``life``: a client begins: ``life`` (its number), ``slot``; ``ended``: ``life``, ``how`` (``killed``,
+  ``closed``, ``gave up``)
+- ``ask``: ``life``, ``n``, ``verb``, ``parts`` ([[tensor, slice, units], ...] that it changes), ``limit``
+  (seconds)
+- ``done``: ``life``, ``n``, ``verb``, ``took``, ``limit``, ``lag`` (seconds that the machine kept the
+  process waiting), ``error`` (None or its class), ``text``, ``applied``, ``refused`` ([tensor, slice]
+  each), ``doubts`` ([[number, tensor, slice], ...]), ``lost`` ([[tensor, shard, own, seen, now], ...])
+- ``fate``: ``life``, ``doubt``, ``tensor``, ``slice``, ``fate``
+- ``seen``: ``life`` (None: the auditor), ``parts``: [[tensor, slice, version or None, {life: units}], ...]
+- ``assigned``: ``life``, ``tensor``, ``value``: what a pull found in a tensor that only this client assigns
+- ``told``: ``life``, ``own``: what ``stats()["client"]["pushes_lost"]`` says; ``settled``: ``life``,
+  nothing is under way
+- ``worker``: ``life``, ``steps``, ``carried`` (most gradients that one push may have had), ``uncertain``,
+  ``lost``
+- ``sample``: ``shard``, ``pid``, ``rss``, ``descriptors``, ``threads``, ``sessions`` (None: not asked),
+  ``at`` (``start``, ``run`` or ``end``)
+- ``catalogue``: ``listed``, ``failed`` ({name: error})
+- ``attack``: ``kind``, ``sent``, ``cut``; ``charged``: ``least``, ``grown``: bytes of names and what was
+  counted for them
+- ``hung``: ``lane``, ``text``: something did not end
+- ``internal``: ``text``, a line of a server's log that tells of a bug; ``end``
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Event", "History", "read"]
+
+Event = Mapping[str, Any]
+
+
+class History:
+    """Collects events from several threads."""
+
+    def __init__(self, began: float | None = None) -> None:
+        self.began = time.monotonic() if began is None else began
+        self._events: list[Event] = []
+        self._tally: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self.began
+
+    def add(self, ev: str, step: int | None = None, **fields: Any) -> None:
+        """Records an event that happens now."""
+        self.take({"t": round(self.now(), 6), "ev": ev, "step": step, **fields})
+
+    def take(self, event: Event) -> None:
+        """Records an event of another process."""
+        with self._lock:
+            self._events.append(event)
+            self._tally[event["ev"]] += 1
+
+    def tally(self) -> Counter[str]:
+        """How many events of each kind there are so far."""
+        with self._lock:
+            return self._tally.copy()
+
+    def events(self) -> list[Event]:
+        """All so far, by time."""
+        with self._lock:
+            return sorted(self._events, key=lambda event: float(event["t"]))
+
+    def write(self, path: Path) -> None:
+        """Writes them to a file, one JSON object a line."""
+        with path.open("w") as file:
+            file.writelines(json.dumps(event) + "\n" for event in self.events())
+
+
+def read(lines: Iterable[str]) -> list[Event]:
+    """The events of JSON lines."""
+    return [json.loads(line) for line in lines if line.strip()]

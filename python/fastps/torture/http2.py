@@ -1,0 +1,133 @@
+"""As much of HTTP/2, gRPC and protobuf as a hostile peer needs: it writes what no library would."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+
+__all__ = ["Peer", "call", "fixed64", "frame", "text", "varint"]
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 2, 3, 4, 6, 7, 8
+END_STREAM, END_HEADERS = 1, 4
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """One frame."""
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    """A header that no table has."""
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def request(path: str, stream: int) -> bytes:
+    """The headers of a gRPC call."""
+    fields = {
+        b":method": b"POST",
+        b":scheme": b"http",
+        b":path": path.encode(),
+        b":authority": b"localhost",
+        b"content-type": b"application/grpc",
+        b"te": b"trailers",
+        b"grpc-timeout": b"5S",
+    }
+    block = b"".join(_literal(name, value) for name, value in fields.items())
+    return frame(HEADERS, END_HEADERS, stream, block)
+
+
+def call(method: str, stream: int, message: bytes) -> bytes:
+    """A whole unary call of `fastps.v1.Control`."""
+    body = b"\0" + struct.pack(">I", len(message)) + message
+    return request(f"/fastps.v1.Control/{method}", stream) + frame(DATA, END_STREAM, stream, body)
+
+
+def varint(field: int, value: int) -> bytes:
+    """A protobuf field of an integer."""
+    return _varint(field << 3) + _varint(value)
+
+
+def fixed64(field: int, value: int) -> bytes:
+    """A protobuf field of 64 bits."""
+    return _varint(field << 3 | 1) + struct.pack("<Q", value)
+
+
+def text(field: int, value: bytes) -> bytes:
+    """A protobuf field of bytes, text or a message."""
+    return _varint(field << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+class Peer:
+    """A connection that has begun HTTP/2 and reads whatever comes."""
+
+    def __init__(self, address: str, patience: float = 5.0) -> None:
+        host, port = address.rsplit(":", 1)
+        self._socket = socket.create_connection((host, int(port)), patience)
+        self._socket.settimeout(patience)
+        self._received = b""
+        self._patience = patience
+        #: The server ended the connection, or said that it will.
+        self.cut = False
+        self.send(PREFACE + frame(SETTINGS, 0, 0))
+
+    def send(self, data: bytes) -> bool:
+        """Whether it was taken; reads meanwhile, so that the server is never kept waiting."""
+        late = time.monotonic() + self._patience
+        view = memoryview(data)
+        while view and not self.cut and time.monotonic() < late:
+            self.read(0.0)
+            try:
+                self._socket.settimeout(0.05)
+                view = view[self._socket.send(view) :]
+            except TimeoutError:
+                continue
+            except OSError:
+                self.cut = True
+        return not self.cut
+
+    def read(self, seconds: float) -> None:
+        """Takes what has come, for some time."""
+        late = time.monotonic() + seconds
+        while not self.cut:
+            try:
+                self._socket.settimeout(max(0.0, late - time.monotonic()))
+                data = self._socket.recv(65536)
+            except (TimeoutError, BlockingIOError):
+                return
+            except OSError:
+                data = b""
+            self._take(data)
+            if not data:
+                self.cut = True
+
+    def _take(self, data: bytes) -> None:
+        self._received += data
+        while len(self._received) >= 9:
+            size = int.from_bytes(self._received[:3], "big")
+            if len(self._received) < 9 + size:
+                return
+            self.cut |= self._received[3] == GOAWAY
+            self._received = self._received[9 + size :]
+
+    def close(self) -> None:
+        """Ends it."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+
+def incarnation() -> int:
+    """A client's number."""
+    return int.from_bytes(os.urandom(8), "little") | 1

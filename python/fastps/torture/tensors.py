@@ -1,0 +1,101 @@
+"""The tensors of a run, which count exactly: SGD with lr=1, and every push is -1 at its client's column of
+each slice.
+
+A column is one life of a client, so the value there is the number of its pushes (of their units, where what
+was refused goes with the next push), and a slice's version is 1 plus the sum of its columns where every
+push has one unit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import fastps
+
+__all__ = [
+    "BIG",
+    "BOUND",
+    "COLUMNS",
+    "COUNTED",
+    "DENSE",
+    "INT8",
+    "PROBES",
+    "SHAPES",
+    "SLICE",
+    "TABLES",
+    "WORKERS",
+    "columns",
+    "gradient",
+    "register",
+    "slices",
+]
+
+COLUMNS = 512
+SLICE = 63 * 4096
+"""Elements of a float32 slice."""
+
+DENSE = ("small0", "small1")
+TABLES = ("table0", "table1")
+BOUND = ("bound0", "bound1")
+INT8 = ("int80", "int81")
+WORKERS = ("worker0", "worker1")
+PROBES = ("probe0", "probe1")
+"""For the run's own questions; nobody counts them."""
+BIG = "big"
+
+SHAPES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys((*DENSE, *BOUND, *INT8, *WORKERS, *PROBES), (COLUMNS,)),
+    **dict.fromkeys(TABLES, (COLUMNS, 2)),
+    BIG: (SLICE + COLUMNS,),
+}
+
+COUNTED = (*DENSE, *BOUND, *TABLES, BIG)
+"""Tensors of which every push has one unit."""
+
+
+def slices(name: str) -> int:
+    """How many slices it has."""
+    return -(-int(np.prod(SHAPES[name])) // SLICE)
+
+
+def gradient(name: str, life: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """-1 at a client's column of each slice."""
+    grad = np.zeros(SHAPES[name], np.float32)
+    if name in TABLES:
+        grad[life] = -1.0
+    else:
+        grad[life::SLICE] = -1.0
+    return grad
+
+
+def columns(name: str, values: Any) -> list[dict[int, float]]:
+    """Of each slice, the columns that are not 0; -1 is what lies where no client pushes, if that is not 0."""
+    if name in TABLES:
+        torn = bool((values[:, 0] != values[:, 1]).any())
+        return [_found(values[:, 0], torn)]
+    parts = [values[k : k + SLICE] for k in range(0, values.size, SLICE)]
+    return [_found(part[:COLUMNS], bool(part[COLUMNS:].any())) for part in parts]
+
+
+def _found(part: Any, wrong: bool) -> dict[int, float]:
+    found = {int(k): float(part[k]) for k in np.flatnonzero(part)}
+    return found | ({-1: 1.0} if wrong else {})
+
+
+def register(ps: fastps.ParameterServer) -> dict[str, list[int]]:
+    """Registers all of them; the shard of each slice, as far as the servers' counters tell."""
+
+    def bytes_of() -> list[int]:
+        return [shard["counters"]["memory_slices"] for shard in ps.stats()["shards"]]
+
+    layout: dict[str, list[int]] = {}
+    for name, shape in SHAPES.items():
+        before = bytes_of()
+        ps.register(name, np.zeros(shape, np.float32), optimizer=fastps.SGD(lr=1.0))
+        grown = [now - then for now, then in zip(bytes_of(), before, strict=True)]
+        by_size = sorted((k for k, more in enumerate(grown) if more), key=lambda k: -grown[k])
+        # A slice is larger than the rest of its tensor; where both lie on one shard, both are there.
+        layout[name] = (by_size * 2)[: slices(name)]
+    return layout

@@ -1,0 +1,122 @@
+"""`fastps torture`: the checker on histories that are bad in one way each, the plan, and one short run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastps.torture.check import INVARIANTS, check
+from fastps.torture.check.ledger import Account
+from fastps.torture.history import History, read
+from fastps.torture.plan import PROFILES, Plan
+from fastps.torture.source import Planned, Recorded
+
+HISTORIES = Path(__file__).parent / "torture"
+BAD = sorted(path.stem for path in HISTORIES.glob("*.jsonl") if path.stem != "good")
+
+
+def history(name: str) -> list:
+    return read((HISTORIES / f"{name}.jsonl").read_text().splitlines())
+
+
+def invariant(name: str) -> str:
+    """The one that a file is named after: "no-internal-died" is of "no internal"."""
+    return next(known for known in INVARIANTS if name.startswith(known.replace(" ", "-")))
+
+
+def test_a_good_history_has_no_violations() -> None:
+    assert check(history("good")) == []
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_history_violates_its_invariant_and_no_other(name: str) -> None:
+    found = check(history(name))
+    assert {violation.invariant for violation in found} == {invariant(name)}
+    assert all(violation.evidence for violation in found)
+
+
+def test_every_invariant_has_a_bad_history() -> None:
+    assert {invariant(name) for name in BAD} == set(INVARIANTS)
+
+
+def test_a_violation_names_the_step() -> None:
+    assert [v.step for v in check(history("one-owner"))] == [5]
+    assert str(check(history("one-owner"))[0]).startswith("one owner (step 5): ")
+
+
+def test_an_account_has_bounds() -> None:
+    account = Account()
+    for _ in range(5):
+        account.ask(1.0)
+    account.apply(1.0)
+    account.refuse(1.0)
+    account.doubt(1.0)
+    account.doubt(1.0)
+    assert account.bounds == (1.0, 4.0)  # the fifth is under way
+    account.resolve(1.0, "applied")
+    account.resolve(1.0, "fenced")
+    assert account.bounds == (2.0, 3.0)
+    assert account.bounds_without_fates == (1.0, 4.0)
+    account.lose(1, 1)
+    assert account.bounds == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_an_action_depends_on_seed_and_step_alone(profile: str) -> None:
+    plan, again = Plan(7, profile), Plan(7, profile)
+    forwards = [plan.action(step) for step in range(400)]
+    assert [again.action(step) for step in reversed(range(400))] == forwards[::-1]
+    assert [Plan(8, profile).action(step) for step in range(400)] != forwards
+    for lane in plan.lanes:
+        own = [action for action in forwards if action.lane == lane]
+        assert [action.step for action in own] == [plan.step(lane, turn) for turn in range(len(own))]
+
+
+def test_a_deck_has_every_kind_before_one_comes_again() -> None:
+    plan = Plan(3, "all")
+    kinds = [plan.action(plan.step("shard 0", turn)).kind for turn in range(12)]
+    assert sorted(kinds[:6]) == sorted(kinds[6:])
+    assert len(set(kinds[:6])) == 6
+
+
+def test_a_recorded_history_is_the_source_of_the_same_actions() -> None:
+    planned, record = Planned(Plan(5, "all"), 1e9), History()
+    asked = []
+    for lane in planned.lanes:
+        for _ in range(3):
+            found = planned.next(lane, 0.0)
+            assert found is not None
+            action = found[0]
+            asked.append(action)
+            record.add("action", action.step, lane=lane, kind=action.kind, args=dict(action.args))
+    recorded = Recorded(json.loads(json.dumps(event)) for event in record.events())
+    got = [recorded.next(action.lane, 1e9) for action in asked]
+    assert got == [(action, 0.0) for action in asked]
+    assert all(recorded.next(lane, 1e9) is None for lane in recorded.lanes)
+
+
+def torture(*arguments: str, code: int = 0) -> dict:
+    command = [sys.executable, "-m", "fastps", "torture", "--json", *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=110.0)
+    assert run.returncode == code, run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_a_short_run_is_clean() -> None:
+    told = torture("--seconds", "8", "--seed", "2", "--profile", "net")
+    assert told["violations"] == {}
+    assert told["pushes"] > 20
+    assert told["checks"] > 20
+    assert len(told["faults"]) >= 3
+
+
+def test_what_is_no_history_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("{}\n")
+    command = [sys.executable, "-m", "fastps", "torture", "--replay", str(tmp_path / "x")]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert "no history of fastps torture" in run.stderr
