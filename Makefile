@@ -28,7 +28,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .PHONY: help demo test tests beside-tests beside-checkers lint lint-rust lint-python test-rust test-python checkers loom tsan miri neon bench bench-kernels \
-        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared acceptance mutants soak kills fuzz docs dev clean tools
+        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared acceptance mutants torture soak kills fuzz docs dev clean tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -118,6 +118,9 @@ acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check a
 
 mutants: .venv/.test-$(PROFILE) ## Seed one fault at a time and check that the tests notice it
 	$(BIN)/python tests/mutants.py $(ARGS)
+
+torture: .venv/.test-release ## Servers and clients under faults, 10 seeds of 5 minutes, and write docs/reliability.md; options: make torture SEEDS="1 2" SECONDS=60
+	$(BIN)/python tests/reliability.py --seeds $(or $(SEEDS),1 2 3 4 5 6 7 8 9 10) --seconds $(or $(SECONDS),300)
 
 soak: .venv/.test-$(PROFILE) ## A million random steps over every transport, with a watchdog; options: make soak ARGS="--steps 10000"
 	$(BIN)/python tests/soak.py $(ARGS)

@@ -17,6 +17,8 @@ import sys
 import time
 from pathlib import Path
 
+import tortured
+
 ROOT = Path(__file__).resolve().parent.parent
 
 MUTANTS = {
@@ -112,9 +114,14 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=300.0, help="longest run of one test program")
     parser.add_argument(
+        "--torture", action="store_true", help="only ask `fastps torture` about the faults that it must find"
+    )
+    parser.add_argument(
         "--known-green", action="store_true", help="do not run the suite without a fault first"
     )
     options = parser.parse_args()
+    if options.torture:
+        return tortured.main()
     tests = build()
     if not options.known_green and (healthy := first_failure(tests, "", options.seconds)):
         print(f"the suite is red without a fault: {healthy}")
@@ -129,6 +136,8 @@ def main() -> int:
         if seen is None:
             survivors.append(mutant)
     print(f"{len(options.mutants) - len(survivors)} caught, {len(survivors)} survived")
+    if set(options.mutants) == set(MUTANTS) and tortured.main():
+        return 1
     return 1 if survivors else 0
 
 

@@ -1,0 +1,89 @@
+"""The checker must bite: `fastps torture` on a build with one fault at a time (`make mutants` runs it)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+
+SECONDS = 60.0
+"""Within which a fault must be found, start and end included."""
+
+TORTURED = {
+    "identity_off": ("--profile", "net", "--ack", "logged"),
+    "fsync_skipped": ("--profile", "crash", "--ack", "logged"),
+    "lock_not_retaken": ("--profile", "crash", "--ack", "logged"),
+    "loss_swallowed": ("--profile", "crash", "--ack", "applied"),
+    "entry_not_charged": ("--profile", "hostile", "--ack", "logged"),
+    "lease_never_expires": ("--profile", "crash", "--ack", "logged"),
+}
+"""What the run is told for each fault; the fewest faults of its own that show it."""
+
+EXPECTED = {
+    "identity_off": {"ledger"},
+    "fsync_skipped": {"ledger"},
+    "lock_not_retaken": {"one owner"},
+    "loss_swallowed": {"told"},
+    "entry_not_charged": {"budget"},
+    "lease_never_expires": {"budget"},
+}
+"""Invariants of which one must be violated."""
+
+
+def build() -> Path:
+    """Builds the extension module with the faults in; the folder to import fastps from."""
+    command = ["cargo", "build", "--locked", "-p", "fastps-python", "--features", "mutants"]
+    subprocess.run(command, cwd=ROOT, check=True)
+    folder = TARGET / "mutants"
+    shutil.rmtree(folder, ignore_errors=True)
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(ROOT / "python/fastps", folder / "fastps", ignore=ignored)
+    shutil.copy(TARGET / "debug/lib_fastps.so", folder / "fastps/_fastps.abi3.so")
+    return folder
+
+
+def violations(folder: Path, mutant: str, arguments: tuple[str, ...], seed: int) -> set[str]:
+    """The invariants that a run finds violated."""
+    command = [sys.executable, "-P", "-m", "fastps", "torture", "--json", "--seed", str(seed)]
+    # A run waits up to 30 s at its end for what clients leave behind.
+    command += ["--seconds", "15", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(folder), "FASTPS_MUTANT": mutant}
+    run = subprocess.run(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, timeout=3 * SECONDS)
+    told = json.loads(run.stdout.splitlines()[-1])
+    if Path(told["history"]).exists():
+        shutil.rmtree(Path(told["history"]).parent)
+    return set(told["violations"])
+
+
+def survivor(folder: Path, mutant: str, seed: int) -> str | None:
+    """What is wrong with how the checker sees a fault; None if it is found."""
+    try:
+        found = violations(folder, mutant, TORTURED[mutant], seed)
+    except subprocess.TimeoutExpired:
+        return "the run does not end"
+    return None if found & EXPECTED[mutant] else f"violated: {sorted(found) or 'nothing'}"
+
+
+def main() -> int:
+    """Every fault, and a run without one; 1 if the checker misses something or sees what is not there."""
+    folder, failed = build(), 0
+    for seed, ack in enumerate(("logged", "applied")):
+        if found := violations(folder, "", ("--ack", ack), seed):
+            print(f"without a fault, {ack}: violated: {sorted(found)}", flush=True)
+            return 1
+    for seed, mutant in enumerate(TORTURED):
+        start = time.monotonic()
+        wrong = survivor(folder, mutant, seed)
+        took = time.monotonic() - start
+        if wrong is None and took > SECONDS:
+            wrong = f"it took longer than {SECONDS:g} s"
+        print(f"{mutant:24} {wrong or 'found by fastps torture'} ({took:.0f} s)", flush=True)
+        failed += wrong is not None
+    return int(failed > 0)
