@@ -34,8 +34,18 @@ def test_training_over_tls(ca, mutual, transport):
         fastps.connect(server.addresses, transport=transport, **client_files) as ps,
     ):
         train(ps)
-        way = "tcp with TLS: asked for" if transport else "shm: "
+        # With certificates of clients there is no way around them.
+        way = "tcp with TLS: " if transport or mutual else "shm: "
         assert all(text.startswith(way) for text in ps.transport.values())
+
+
+def test_processes_of_the_same_user_need_no_certificate_if_told_so(ca):
+    with (
+        fastps.serve(**ca.server, tls_ca=ca.file, local=True) as server,
+        fastps.connect(server.addresses, **ca.client) as ps,
+    ):
+        train(ps)
+        assert all(text.startswith("shm: ") for text in ps.transport.values())
 
 
 def test_paths_and_names(ca):

@@ -249,6 +249,7 @@ class Server:
         advertise: str | None,
         memory_limit: int | None,
         lease: float,
+        local: bool,
         insecure: bool,
         tls_cert: File | None,
         tls_key: File | None,

@@ -62,6 +62,7 @@ def serve(
     tls_cert: File | None = None,
     tls_key: File | None = None,
     tls_ca: File | None = None,
+    local: bool = False,
     insecure: bool = False,
     listen_unix: File | Sequence[File] = (),
     cluster: str | Sequence[str] = (),
@@ -86,6 +87,8 @@ def serve(
         tls_cert: Speak TLS, with this certificate (PEM), its issuers behind it.
         tls_key: Its private key (PEM).
         tls_ca: Ask clients for a certificate that a CA of this PEM file has signed.
+        local: With `tls_ca`: let processes of this user on this machine in without a certificate, by a Unix
+            socket and shared memory, as servers without `tls_ca` do.
         insecure: Needed to listen off loopback without TLS: nothing is encrypted and everybody is admin.
         listen_unix: Paths of Unix sockets beside the ports, one per shard, for clients of the same user on
             this machine that connect to ``"unix:///path"``. The files are removed when the server stops.
@@ -124,6 +127,7 @@ def serve(
         advertise,
         integer_or_none("memory_limit", memory_limit),
         lease,
+        local,
         insecure,
         tls_cert,
         tls_key,

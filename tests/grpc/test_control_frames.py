@@ -8,14 +8,9 @@ import fastps
 
 
 def test_no_honest_client_is_cut(target: ForeignClient, native: fastps.ParameterServer) -> None:
-    def counters(name: str) -> list[int]:
-        return [shard["counters"][name] for shard in native.stats()["shards"]]
-
-    connections = counters("connections")
     for _ in range(200):
         target.pull("target")
     for _ in range(1000):
         target.pull("small")
         target.call(0, "Stats", target.pb.StatsRequest())
-    assert counters("floods_cut") == [0, 0]
-    assert counters("connections") == connections
+    assert [shard["counters"]["floods_cut"] for shard in native.stats()["shards"]] == [0, 0]

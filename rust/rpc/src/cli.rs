@@ -62,6 +62,9 @@ struct Args {
     /// Ask clients for a certificate that one of these CAs has signed (PEM).
     #[arg(long, value_name = "FILE", env = "FASTPS_TLS_CA")]
     tls_ca: Option<PathBuf>,
+    /// Let processes of this user on this machine in without a certificate, by a Unix socket, although --tls-ca is given.
+    #[arg(long)]
+    local: bool,
     /// Keep snapshots and a log here, a folder for each shard, and start from them; left out, nothing outlives the process.
     #[arg(long, value_name = "DIR", env = "FASTPS_SERVER_DATA_DIR")]
     data_dir: Option<PathBuf>,
@@ -201,6 +204,7 @@ fn serve(args: Args) -> Result<()> {
             lease: Duration::from_millis(args.lease_ms),
             memory_limit: args.memory_limit,
             tls: TlsFiles { cert: args.tls_cert, key: args.tls_key, ca: args.tls_ca },
+            local: args.local,
             insecure: args.insecure,
             spin: Duration::from_micros(args.spin_us),
             data_dir: args.data_dir,

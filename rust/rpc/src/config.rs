@@ -37,6 +37,9 @@ pub struct ServerConfig {
     pub memory_limit: Option<u64>,
     /// TLS, if there are files; with `ca`, clients must show a certificate.
     pub tls: TlsFiles,
+    /// Offer this machine's clients the abstract Unix socket and shared memory although clients on the network must show a
+    /// certificate; without that demand it is offered in any case.
+    pub local: bool,
     /// Listen off loopback although nothing is encrypted and everybody is admin.
     pub insecure: bool,
     /// How long a thread looks for the next frame before it sleeps, where that paid of late; zero: never.
@@ -74,6 +77,7 @@ impl Default for ServerConfig {
             reservation_lease: Duration::from_secs(30),
             memory_limit: None,
             tls: TlsFiles::default(),
+            local: false,
             insecure: false,
             spin: SPIN,
             socket: PREFIX,
@@ -212,6 +216,12 @@ impl ServerConfig {
             .expected("--advertise HOST", actual));
         }
         Ok(actual.to_string())
+    }
+
+    /// What the name of each shard's abstract Unix socket begins with; `None`: there is none. Any process of this user in the same
+    /// network namespace gets in there, so who asks for certificates must ask for it, too.
+    pub(crate) fn local_socket(&self) -> Option<&'static str> {
+        (self.local || self.tls.ca.is_none()).then_some(self.socket)
     }
 
     /// Bytes that each of `shards` shards may take.

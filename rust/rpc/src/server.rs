@@ -125,7 +125,7 @@ impl Server {
                 frames_refused: AtomicU64::new(0),
             });
             nodes.push(node.clone());
-            threads.push(spawn(shard, node, tls.clone(), config.socket)?);
+            threads.push(spawn(shard, node, tls.clone(), config.local_socket())?);
         }
         let copies = bucket.map(|bucket| Copies::start(bucket, config, &nodes)).transpose()?.flatten();
         let copies = Mutex::new(copies);
@@ -241,7 +241,7 @@ fn spawn(
     bound: Bound,
     node: Arc<Node>,
     tls: Option<ServerTls>,
-    socket: &'static str,
+    socket: Option<&'static str>,
 ) -> Result<JoinHandle<()>> {
     let resting = node.clone();
     // A turn with a large slice takes a good part of a millisecond: after each, whoever has sent something is looked for.
@@ -257,7 +257,7 @@ fn spawn(
         .map_err(|error| internal("cannot start a thread", error))
 }
 
-fn run(runtime: Runtime, bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: &str) {
+fn run(runtime: Runtime, bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: Option<&str>) {
     let index = bound.index;
     let mut phase = node.phase.clone();
     let result = runtime.block_on(async {
@@ -276,7 +276,7 @@ fn run(runtime: Runtime, bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>,
     runtime.shutdown_background();
 }
 
-async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: &str) -> Result<()> {
+async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: Option<&str>) -> Result<()> {
     let listener = tokio::net::TcpListener::from_std(bound.listener)
         .map_err(|error| internal("cannot use the listener", error))?;
     let open = listener.local_addr().is_ok_and(|a| !a.ip().is_loopback());
@@ -308,11 +308,14 @@ async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: &
     });
     let mut stopping = node.phase.clone();
     let (foreign, connections) = tokio::sync::mpsc::channel(1);
-    let local = Local::open(socket, node.server)
-        .inspect_err(|error| tracing::info!(shard = node.index(), %error, "there is no Unix socket"));
+    let local = socket.and_then(|prefix| {
+        let failed =
+            |error: &std::io::Error| tracing::info!(shard = node.index(), %error, "there is no Unix socket");
+        Local::open(prefix, node.server).inspect_err(failed).ok()
+    });
     let named = bound.socket.map(Local::at).transpose();
     let named = named.map_err(|error| internal("cannot use the Unix socket", error))?;
-    let locals = local.ok().into_iter().chain(named).collect();
+    let locals = local.into_iter().chain(named).collect();
     let native = incoming::accept(listener, locals, tls, node.clone(), foreign);
     let index = node.index();
     let others = tonic::transport::Server::builder()

@@ -83,6 +83,7 @@ fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
 }
 
 fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>> {
+    warn_if_others_can_read(file);
     // Nothing that stands in the file may get into an error.
     PrivateKeyDer::from_pem_file(file).map_err(|error| {
         let what = match error {
@@ -91,6 +92,16 @@ fn private_key(file: &Path) -> Result<PrivateKeyDer<'static>> {
         };
         config(format!("cannot read the TLS private key {}: {what}", file.display()))
     })
+}
+
+/// A key that is not its owner's alone is no secret.
+fn warn_if_others_can_read(file: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::metadata(file).map_or(0, |file| file.permissions().mode());
+    if mode & 0o077 != 0 {
+        let (file, mode) = (file.display(), format_args!("{:03o}", mode & 0o777));
+        tracing::warn!(%file, %mode, "others than its owner can read or change the TLS private key: chmod 600");
+    }
 }
 
 fn roots(file: &Path) -> Result<RootCertStore> {

@@ -9,9 +9,12 @@ use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::verbs::{Gradient, ParameterServer, PushOptions};
 use fastps_rpc::client::{Client, ConnectOptions, Transport};
 use fastps_rpc::{Server, ServerConfig, TlsFiles};
-use std::io::{Read, Write};
+use std::fs::Permissions;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -156,6 +159,47 @@ fn clients_that_are_not_trusted_are_refused() {
     check(&client, "w");
     // Each try failed once on the server, and nothing is left of it.
     until(|| cluster.counter(0, "handshakes_failed") >= 3 && cluster.counter(0, "connections") == 2);
+}
+
+#[test]
+fn no_one_gets_in_without_a_certificate_by_a_unix_socket() {
+    let ca = Ca::new();
+    let of = |cluster: &Cluster, transport| {
+        Client::connect(&cluster.addresses(), ConnectOptions { transport, ..options(ca.client()) })
+    };
+    let closed = cluster(ca.mutual());
+    let client = of(&closed, Transport::Auto).unwrap();
+    check(&client, "w");
+    let ways = client.transport();
+    assert!(ways.iter().all(|(_, way)| way.starts_with("tcp with TLS: no Unix socket")), "{ways:?}");
+    let open = Cluster::of(1, |config| (config.tls, config.local) = (ca.mutual(), true));
+    let client = of(&open, Transport::Auto).unwrap();
+    check(&client, "w");
+    assert!(client.transport()[0].1.starts_with("shm: "), "{:?}", client.transport());
+}
+
+/// What a server says that starts with a key of this mode.
+fn said_of_a_key(ca: &Ca, mode: u32) -> String {
+    let files = ca.server();
+    let (cert, key) = (files.cert.unwrap(), files.key.unwrap());
+    std::fs::set_permissions(&key, Permissions::from_mode(mode)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fastps-server"));
+    command.args(["--listen", "127.0.0.1:0", "--tls-cert"]).arg(cert).arg("--tls-key").arg(key);
+    let mut server = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    server.kill().unwrap();
+    String::from_utf8(server.wait_with_output().unwrap().stderr).unwrap()
+}
+
+#[test]
+fn a_key_that_others_can_read_warns() {
+    let ca = Ca::new();
+    for mode in [0o644, 0o640, 0o620] {
+        let said = said_of_a_key(&ca, mode);
+        assert!(said.contains("WARN") && said.contains("server-key.pem"), "{said}");
+    }
+    assert_eq!(said_of_a_key(&ca, 0o600), "");
 }
 
 #[test]
