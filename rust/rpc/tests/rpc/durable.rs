@@ -8,7 +8,7 @@ use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use fastps_core::verbs::{Fate, InDoubt, ParameterServer, PushError, PushOptions};
-use fastps_durable::{Generation, Journal, Settings};
+use fastps_durable::{Catalog, Generation, Journal, Settings};
 use fastps_rpc::client::{Ack, Client, ConnectOptions};
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -251,16 +251,26 @@ fn logged_pushes_survive_kills_to_the_last_one() {
     }
 }
 
+/// The catalog that a start would find in a shard's files.
+pub(crate) fn catalog_on_disk(path: &Path) -> Catalog {
+    recovered(path).0.catalog()
+}
+
 /// What a shard's files say, read beside the server.
 fn value_on_disk(path: &Path) -> f32 {
+    let (journal, shard) = recovered(path);
+    let slice = journal.catalog().slices().next().unwrap().0;
+    let values = shard.pull(1, SliceId(slice)).unwrap();
+    f32::from_le_bytes(values.as_ref()[..4].try_into().unwrap())
+}
+
+fn recovered(path: &Path) -> (Arc<Journal>, Shard) {
     let (path, keep_for) = (path.to_owned(), Duration::ZERO);
     let settings = Settings { path, shard: 0, shards: 1, keep: 2, keep_for, accept_loss: false };
     let journal = Journal::open(settings).unwrap();
     let shard = Shard::new(ShardConfig::new(0, 1 << 30, Isa::get().unwrap()));
     journal.recover(&shard).unwrap();
-    let slice = journal.catalog().slices().next().unwrap().0;
-    let values = shard.pull(1, SliceId(slice)).unwrap();
-    f32::from_le_bytes(values.as_ref()[..4].try_into().unwrap())
+    (journal, shard)
 }
 
 #[test]

@@ -1,13 +1,18 @@
 //! A session is its client's alone: who knows the incarnation and not the secret is refused, on native and on plain connections,
 //! before and after the server was killed.
 
-use crate::durable::Served;
+use crate::durable::{self, Served};
+use crate::ledger::{PATIENT, gradient, until};
 use crate::peer::{Answers, EXCHANGE, call_as, connect, message};
+use crate::proxy::Proxies;
 use crate::stubs::{CLIENT, Shard, bytes, error, hello, push, start, timed};
 use bytes::Bytes;
+use fastps_core::dtype::{DType, View};
 use fastps_core::error::Kind;
-use fastps_core::tensor::SliceId;
+use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use fastps_core::verbs::ParameterServer;
 use fastps_proto::v1 as pb;
+use fastps_rpc::client::Ack;
 use fastps_rpc::convert::{self, Answer, Read, Route};
 use http::HeaderMap;
 use tonic::Request;
@@ -108,4 +113,40 @@ async fn neither_statistics_nor_debug_output_tell_an_incarnation() {
     let number = shard.control.hello(timed(hello(CLIENT))).await.unwrap().into_inner().session;
     assert_eq!(sessions.iter().map(|session| session.number).collect::<Vec<_>>(), [number]);
     drop(server);
+}
+
+/// A server that was started anew without what it knew lets others have any incarnation: its client takes another.
+#[test]
+fn a_client_whose_incarnation_was_taken_goes_on_under_another() {
+    // The stranger's session does not end by itself.
+    const LONG: [&str; 2] = ["--lease-ms", "3600000"];
+    let mut served = Served::new(1);
+    served.start_after("", &LONG);
+    let proxies = Proxies::start(&[served.address()], 1);
+    let client = durable::connect(&proxies.addresses()[0], Ack::Logged);
+    let register = || {
+        let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
+        let (name, shape, optimizer) = ("w".into(), vec![3], durable::sgd());
+        let spec = TensorSpec { name, shape, dtype, apply, group, optimizer };
+        client.register(spec, View::Float32(&[0.0; 3]), PATIENT)
+    };
+    register().unwrap();
+    proxies.set_down(true);
+    served.kill();
+    let taken = durable::catalog_on_disk(&served.folder.0.join("shard-0")).sessions;
+    assert_eq!(taken.len(), 1);
+    std::fs::remove_dir_all(&served.folder.0).unwrap();
+    served.start_after("", &LONG);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut stranger = Shard::over_without_hello(&served.address()).await;
+        for client in taken {
+            let taking = pb::HelloRequest { secret: Bytes::from_static(&OTHER), ..hello(client) };
+            stranger.control.hello(Request::new(taking)).await.unwrap();
+        }
+    });
+    proxies.set_down(false);
+    until("the client has a session again", || register().is_ok());
+    client.push(&[gradient("w", vec![-1.0; 3])], &durable::options(PATIENT)).unwrap();
+    assert_eq!(durable::pull(&client, "w"), [1.0; 3]);
 }
