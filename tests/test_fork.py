@@ -121,7 +121,7 @@ def test_pickle(server, store):
         late.names()
     with pytest.raises(TypeError, match="Store"):
         pickle.dumps(store)
-    for value in (fastps.Adam(), fastps.Int8(), fastps.Local(lr=1.0), fastps.Receipt(1, None, False, 1.0)):
+    for value in (fastps.Adam(), fastps.Int8(), fastps.Local(lr=1.0), fastps.Receipt(1, None, True, 1.0, 2)):
         assert pickle.loads(pickle.dumps(value)) == value
     error = pickle.loads(pickle.dumps(fastps.ShapeError("wrong", tensor="w", shard=1)))
     assert (str(error), error.tensor, error.shard) == ("wrong", "w", 1)

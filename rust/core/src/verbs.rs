@@ -193,8 +193,10 @@ pub struct Receipt {
     pub version: u64,
     /// Largest staleness of its slices; `None` when no base was known.
     pub staleness: Option<u64>,
-    /// All slices had been applied before.
+    /// Some slice had been applied before.
     pub duplicate: bool,
+    /// How many had.
+    pub duplicates: u64,
     /// Smallest factor that was put on the gradient.
     pub scale: f32,
     /// Bytes of all bodies as sent.
@@ -211,13 +213,14 @@ impl Receipt {
 
     /// To be filled by [`Receipt::add`].
     pub fn of_nothing(bytes: u64) -> Self {
-        Self { version: u64::MAX, staleness: None, duplicate: true, scale: f32::INFINITY, bytes }
+        let (version, scale) = (u64::MAX, f32::INFINITY);
+        Self { version, staleness: None, duplicate: false, duplicates: 0, scale, bytes }
     }
 
     /// With all slices added. A sparse gradient without rows changes none; its receipt says version 0.
     pub fn done(self) -> Self {
         if self.version == u64::MAX {
-            return Self { version: 0, duplicate: false, scale: 1.0, ..self };
+            return Self { version: 0, scale: 1.0, ..self };
         }
         self
     }
@@ -226,7 +229,8 @@ impl Receipt {
     pub fn add(&mut self, slice: &Applied) {
         self.version = self.version.min(slice.version);
         self.staleness = self.staleness.max(slice.staleness);
-        self.duplicate &= slice.duplicate;
+        self.duplicate |= slice.duplicate;
+        self.duplicates += u64::from(slice.duplicate);
         self.scale = self.scale.min(slice.scale);
     }
 }

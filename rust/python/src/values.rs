@@ -14,8 +14,9 @@ use std::sync::Arc;
 ///     version: Smallest version of the tensor's slices right after the push; versions count every change.
 ///     staleness: Changes by others between the version that the push was based on and the push (largest of the
 ///         slices); None if the base is unknown.
-///     duplicate: All slices had applied this push before; nothing was changed now.
+///     duplicate: Some slice had applied this push before, and was not changed again.
 ///     scale: Smallest factor that was put on the gradient.
+///     duplicates: How many slices had.
 #[pyclass(frozen, module = "fastps", name = "Receipt")]
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Receipt {
@@ -27,31 +28,37 @@ pub(crate) struct Receipt {
     duplicate: bool,
     #[pyo3(get)]
     scale: f32,
+    #[pyo3(get)]
+    duplicates: u64,
 }
 
 impl From<&verbs::Receipt> for Receipt {
     fn from(r: &verbs::Receipt) -> Self {
-        Self { version: r.version, staleness: r.staleness, duplicate: r.duplicate, scale: r.scale }
+        let &verbs::Receipt { version, staleness, duplicate, duplicates, scale, .. } = r;
+        Self { version, staleness, duplicate, scale, duplicates }
     }
 }
 
 #[pymethods]
 impl Receipt {
     #[classattr]
-    fn __match_args__() -> (&'static str, &'static str, &'static str, &'static str) {
-        ("version", "staleness", "duplicate", "scale")
+    fn __match_args__() -> (&'static str, &'static str, &'static str, &'static str, &'static str) {
+        ("version", "staleness", "duplicate", "scale", "duplicates")
     }
 
     #[new]
-    fn new(version: u64, staleness: Option<u64>, duplicate: bool, scale: f32) -> Self {
-        Self { version, staleness, duplicate, scale }
+    #[pyo3(signature = (version, staleness, duplicate, scale, duplicates=0))]
+    fn new(version: u64, staleness: Option<u64>, duplicate: bool, scale: f32, duplicates: u64) -> Self {
+        Self { version, staleness, duplicate, scale, duplicates }
     }
 
     fn __repr__(&self) -> String {
         let staleness = self.staleness.map_or_else(|| "None".to_owned(), |s| s.to_string());
         let duplicate = if self.duplicate { "True" } else { "False" };
-        let (version, scale) = (self.version, self.scale);
-        format!("Receipt(version={version}, staleness={staleness}, duplicate={duplicate}, scale={scale:?})")
+        let (version, scale, duplicates) = (self.version, self.scale, self.duplicates);
+        format!(
+            "Receipt(version={version}, staleness={staleness}, duplicate={duplicate}, scale={scale:?}, duplicates={duplicates})"
+        )
     }
 
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
@@ -63,9 +70,9 @@ impl Receipt {
     }
 
     #[allow(clippy::type_complexity)]
-    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyType>, (u64, Option<u64>, bool, f32)) {
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyType>, (u64, Option<u64>, bool, f32, u64)) {
         let r = slf.get();
-        (slf.get_type(), (r.version, r.staleness, r.duplicate, r.scale))
+        (slf.get_type(), (r.version, r.staleness, r.duplicate, r.scale, r.duplicates))
     }
 }
 

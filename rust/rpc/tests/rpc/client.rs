@@ -4,6 +4,7 @@
 use crate::authors::World;
 use crate::cluster::Cluster;
 use crate::ledger::{Ledger, SLICE, TENSORS, Tensor, floats, until};
+use crate::proxy::Proxies;
 use fastps_core::codec::{Codec, ErrorFeedback};
 use fastps_core::dtype::{Array, DType, View};
 use fastps_core::error::Kind;
@@ -599,6 +600,36 @@ fn a_doubt_settles_when_the_connection_is_back() {
     }
     world.ledger.check(&*world.truth);
     world.go_on();
+}
+
+/// One slice's answer got lost, and it was sent again; the other's did not.
+#[test]
+fn a_receipt_tells_how_many_slices_had_the_push_before() {
+    let cluster = Cluster::start(2);
+    let direct = connect(&cluster);
+    let [first, second] = [0, 1].map(|shard| cluster.addresses()[shard].clone());
+    let proxy = Proxies::start(&[second], 1);
+    let addresses = [vec![first], proxy.addresses()].concat();
+    let options_of = ConnectOptions { timeout: TIMEOUT, ..ConnectOptions::default() };
+    let client = Client::connect(&addresses, options_of).unwrap();
+    let n = 2 * SLICE as u64;
+    client.register(spec("w", &[n], sgd()), View::Float32(&numbers(n as usize, 1)), TIMEOUT).unwrap();
+    assert_eq!([0, 1].map(|shard| cluster.counter(shard, "slices")), [1, 1]);
+    let push =
+        || client.push_async(vec![gradient("w", &[n], numbers(n as usize, 2))], options(Codec::Float32));
+    let receipt = push().unwrap().wait(TIMEOUT).unwrap().unwrap().remove(0);
+    assert_eq!((receipt.duplicate, receipt.duplicates), (false, 0));
+    proxy.set_deaf(true);
+    let lost = push().unwrap();
+    until("both slices have it", || {
+        let versions = direct.versions(&["w".into()], TIMEOUT).unwrap();
+        versions.tensor("w").unwrap().iter().all(|slice| slice.version == receipt.version + 1)
+    });
+    proxy.set_down(true);
+    proxy.set_deaf(false);
+    proxy.set_down(false);
+    let receipt = lost.wait(TIMEOUT).unwrap().unwrap().remove(0);
+    assert_eq!((receipt.duplicate, receipt.duplicates), (true, 1));
 }
 
 #[test]
