@@ -142,3 +142,15 @@ def test_local_steps_by_optax(ps):
         states[turn % 2] = state
         fastps.jax.push(ps, jax.tree_util.tree_map(lambda a, b: a - b, start, local))
     assert loss(fastps.jax.pull(ps, params), *data(0)) < first / 4
+
+
+def test_values_that_were_assigned_are_pulled_again(store):
+    params = {"w": jnp.zeros(2)}
+    fastps.jax.register(store, params, fastps.SGD(lr=1.0))
+    with fastps.jax.Worker(store, params, mode=fastps.Async()) as worker:
+        before = worker.params
+        for name, array in fastps.jax.flatten({"w": jnp.ones(2)}).items():
+            store.assign(name, array)
+        worker.pull_model()
+        assert worker.params["w"].tolist() == [1.0] * 2
+        assert before["w"].tolist() == [0.0] * 2

@@ -377,6 +377,10 @@ class Pushes:
             "residuals": {} if self._feedback is None else self._feedback.state_dict(),
         }
 
+    def forget(self) -> None:
+        """Drops what waits for the next push, and what error feedback keeps."""
+        self.load_state_dict({"sum": {}, "residuals": {}, "summed": 0})
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state_dict` gave, which was found to be of these parameters."""
         self.sum.waiting.clear()

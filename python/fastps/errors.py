@@ -21,6 +21,7 @@ __all__ = [
     "DeadlineError",
     "FastpsError",
     "FencedError",
+    "ForeignWriteError",
     "ForkError",
     "FrameError",
     "LeaseError",
@@ -142,6 +143,14 @@ class ConnectionLostError(FastpsError, ConnectionError):
 
 class ForkError(FastpsError, RuntimeError):
     """The object was made before a fork and is used in the child; make a new one there, or use ``spawn``."""
+
+
+class ForeignWriteError(FastpsError, RuntimeError):
+    """Something else wrote to a parameter that a worker fills; nothing was sent or changed.
+
+    ``push_model()`` of the worker or optimizer gives what was written to the servers, ``pull_model()``
+    replaces it by their values.
+    """
 
 
 class InDoubts(tuple["InDoubt", ...]):

@@ -132,6 +132,15 @@ class Worker:
         finally:
             self.params = _unflatten(self._worker.params, self.params)
 
+    def pull_model(self) -> None:
+        """Fetches the servers' values into new `params` now: after `ParameterServer.assign`, for instance.
+
+        Raises:
+            FastpsError: The fetch failed.
+        """
+        self._worker.pull_model()
+        self.params = _unflatten(self._worker.params, self.params)
+
     def flush(self) -> None:
         """As `fastps.Worker.flush`."""
         self._worker.flush()

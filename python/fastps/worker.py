@@ -19,6 +19,7 @@ from fastps._parameter_server import ParameterServer
 from fastps._pushes import LISTS, Pushes, Refused
 from fastps._tally import Tally
 from fastps._types import Array, File, Rates
+from fastps._watched import Watched
 from fastps.codecs import Codec, Float32
 from fastps.errors import ConfigError, DeadlineError, LeaseError, Lost, PartialPush, ShapeError
 from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
@@ -62,6 +63,8 @@ class Worker:
             Sparse gradients travel as float32.
         copy: False: the memory of `params` is the worker's own from now on, and values are pulled straight
             into it. They are writable, C-contiguous and float32: arrays, buffers or torch tensors on the CPU.
+            What else is written there is lost with the next values. Writes to torch tensors are noticed
+            (`ForeignWriteError`), but for those through ``.data`` or a NumPy view; writes to arrays are not.
         on_step: Called with a `Step` at the end of each one.
         accumulate: So many steps make one push, of the mean of their gradients, and one fetch; 1 with
             `fastps.Local`, which has ``push_every``. What `flush` finds counts by 1 / accumulate each.
@@ -132,6 +135,7 @@ class Worker:
         codec = Float32() if codec is None else codec
         self._pushes = Pushes(self._native, self.params, codec, accumulate, self._tally)
         self._note_lost()  # from here on it is counted, and not raised
+        self._watched = Watched((), "worker")
         self._groups = Groups(self._native, rank, name)
         self._alone = False  # it is the one that trains in a warm start
         try:
@@ -172,6 +176,7 @@ class Worker:
             raise ConfigError(
                 f"the worker has tensor {twice[0]!r} already", tensor=twice[0], got="a second one"
             )
+        self._watched.check()
         self._pushes.finish()
         groups = self._groups.add(params)
         try:
@@ -191,6 +196,8 @@ class Worker:
         own = {n: np.empty(np.shape(a), np.float32) if copy else a for n, a in params.items()}
         versions = self._native.pull_list(list(own), own, None)[1]
         self.params.update({name: whole(array) for name, array in own.items()})
+        if not copy:
+            self._watched.add(params.items())
         self._names = list(self.params)
         if self._local is not None:
             self._local = _fastps.LocalSteps(self.params)
@@ -214,6 +221,8 @@ class Worker:
             NonFiniteError, ShapeError, DTypeError, ConfigError: The gradients are not such; nothing was
                 changed. Two that add up to what is not finite, and those that servers refuse as such because
                 they were not looked at before (``check_finite=False``), were taken and are dropped.
+            ForeignWriteError: Something else wrote to the worker's torch tensors (``copy=False``); nothing
+                was sent or changed.
             DeadlineError: The others did not come in time; says who is there, or who is behind.
             LeaseError: The worker was silent for longer than its lease, so others went on without it; its
                 gradients were dropped. It has its place again, and new values.
@@ -221,6 +230,7 @@ class Worker:
                 next push (with `fastps.Sync` it is dropped: the next gradient is of another version).
         """
         lr = _rates(lr, self.params)
+        self._watched.check()
         if self._step_at_once(grads, lr, loss):
             return
         if self._ps.closed:
@@ -276,6 +286,7 @@ class Worker:
                 got=repr(self.mode),
             )
         lr = _rates(lr, self.params)
+        self._watched.check()
         self._pushes.begin(grads, lr, self._installed)
 
     def flush(self) -> None:
@@ -284,6 +295,41 @@ class Worker:
         What error feedback keeps goes with the next step's push, also what was refused or fenced.
         """
         self._pushes.flush(self._lr, self._installed)
+
+    def push_model(self) -> None:
+        """Assigns `params`, as they are, to the servers' tensors: after something else wrote to them.
+
+        Gradients and residuals that wait are of the former values, and are dropped. The optimizers' state
+        stays. Other workers go on from these values when they fetch; so let one worker do it while the
+        others wait.
+
+        Raises:
+            NonFiniteError: A value is NaN or infinite; tensors before it may have been assigned.
+            FastpsError: An assignment or the fetch that follows failed.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
+        >>> worker = fastps.Worker(store, {"w": np.zeros(2, np.float32)}, mode=fastps.Async())
+        >>> worker.params["w"][...] = 5.0
+        >>> worker.push_model()
+        >>> store.pull("w")
+        array([5., 5.], dtype=float32)
+        """
+        self._pushes.rest()
+        self._pushes.forget()
+        for name, values in self.params.items():
+            self._native.assign(name, values, None)
+        self.pull_model()
+
+    def pull_model(self) -> None:
+        """Fetches the servers' values now, whatever something else wrote to `params`.
+
+        Raises:
+            FastpsError: The fetch failed.
+        """
+        self._fetches.clear()
+        self._fetch()
+        self._watched.note()
 
     # -- state -----------------------------------------------------------------------------------------------
 
@@ -310,6 +356,7 @@ class Worker:
             ConfigError, ShapeError: The state is of other parameters, or of another mode or codec whose state
                 this worker has no place for; nothing is changed.
         """
+        self._watched.check()
         params = state["params"]
         self._check_state(params, state["sum"], state.get("rows", {}), state["residuals"])
         self._pushes.rest()
@@ -446,6 +493,11 @@ class Worker:
             _check_shape(name, (self.params[name].size,), np.shape(array))
         for name, (indices, values) in rows.items():
             check(name, Sparse(indices, values), self.params[name], True)
+
+    def _present(self) -> dict[str, Array]:
+        """The servers' values, as copies."""
+        present: dict[str, Array] = self._native.pull_list(self._names, None, None)[0]
+        return present
 
     def _fetch(self) -> None:
         if not self._live:

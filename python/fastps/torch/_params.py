@@ -14,6 +14,7 @@ from fastps import optim
 from fastps._fastps import Sparse
 from fastps._parameter_server import ParameterServer
 from fastps._types import Array
+from fastps._watched import Watched
 from fastps.errors import ConfigError, DTypeError
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -114,9 +115,15 @@ class Entry:
 
 
 class Filled:
-    """Parameters that a worker has filled: where they are, or an array beside them."""
+    """Parameters that a worker has filled: where they are, or an array beside them.
+
+    Attributes:
+        watched: Knows when something else has written to one.
+    """
 
     def __init__(self, entries: list[Entry]) -> None:
+        self.watched = Watched(((entry.name, entry.param) for entry in entries), "optimizer")
+        self._entries = entries
         in_place = [entry for entry in entries if entry.address is not None]
         self._params = [entry.param for entry in in_place]
         self._addresses = [entry.address for entry in in_place]
@@ -138,13 +145,28 @@ class Filled:
     def show(self) -> None:
         """What the worker has installed are the parameters' values."""
         increment_version(self._params)
-        if not (self._beside or self._on_gpu):
-            return
-        with torch.no_grad():
-            for entry in self._beside:
-                entry.param.copy_(torch.from_numpy(entry.array))
-            for gpu, entries in self._on_gpu.items():
-                gpu.show(entries)
+        if self._beside or self._on_gpu:
+            with torch.no_grad():
+                for entry in self._beside:
+                    entry.param.copy_(torch.from_numpy(entry.array))
+                for gpu, entries in self._on_gpu.items():
+                    gpu.show(entries)
+        self.watched.note()
+
+    def take(self) -> None:
+        """The parameters' values are what the worker has."""
+        beside = [*self._beside, *(entry for entries in self._on_gpu.values() for entry in entries)]
+        for entry in beside:
+            torch.from_numpy(entry.array).copy_(entry.param.detach())
+
+    def equal(self, values: Mapping[str, Array]) -> bool:
+        """Whether the parameters have these values, but for the rounding to their type."""
+
+        def same(entry: Entry) -> bool:
+            wanted = torch.from_numpy(values[entry.name]).to(entry.param.dtype)
+            return torch.equal(entry.param.detach().cpu(), wanted.reshape(entry.param.shape))
+
+        return all(same(entry) for entry in self._entries)
 
 
 def float32(tensor: torch.Tensor) -> Array:

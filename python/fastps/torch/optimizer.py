@@ -69,8 +69,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     (BatchNorm's statistics) stay with each worker. A parameter without a gradient takes no step, but gets the
     others' values.
 
-    Values that something else writes into a parameter are replaced by the server's at the next step; to set
-    them, use ``ps.assign``.
+    Values that something else writes into a parameter (``model.load_state_dict``, an average that is swapped
+    in) would be replaced by the server's: the next step raises `ForeignWriteError` until `push_model` or
+    `pull_model` says which are meant. Writes through ``.data`` or a NumPy view are not noticed, and are lost.
 
     Raises:
         ConfigError: A setting is invalid, a parameter has no name, or the server has parameters of these
@@ -152,6 +153,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         for name, param in named.items():
             if name in taken and taken[name] is not param:
                 raise wrong(f"name {name!r}", "a name for each parameter", "two parameters of this name")
+        if self._worker is not None:
+            self._filled.watched.check()
         rule = rule_of_group(self._optimizer, {**self.defaults, **group})
         entries = [Entry.of(name, param, self._gpus) for name, param in named.items()]
         group["params"], group["param_names"] = list(named.values()), list(named)
@@ -190,6 +193,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             NonFiniteError: A gradient is NaN or infinite; nothing was sent or changed.
             ConfigError: A setting other than ``lr`` was changed, an ``lr`` is negative or not finite, or
                 gradients were changed after they had left; this step was not taken.
+            ForeignWriteError: Something else wrote to a parameter; this step was not taken.
             FastpsError: A push or fetch failed. What was refused goes with the next push.
         """
         if self._is_watched():
@@ -210,6 +214,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 loss = result = closure()
         worker = self._open()
         try:
+            self._filled.watched.check()
             rates = self._rates()
             told = None
             if self._told and loss is not None:
@@ -226,7 +231,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         finally:
             self._bucket.clear()
             self._ahead.clear()
-            self._filled.show()
+            if not self._filled.watched.written:
+                self._filled.show()
         return result
 
     _watched_step = torch.optim.Optimizer.profile_hook_step(_step)
@@ -247,6 +253,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         Raises:
             ConfigError: It is another optimizer's, or of other parameters, groups or settings; nothing is
                 changed.
+            ForeignWriteError: Something else has written to a parameter other values than it would get
+                now; nothing is changed.
         """
         if "fastps" not in state_dict:
             expected, got = "what state_dict() of this class gave", "the state of another optimizer"
@@ -261,9 +269,13 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             raise wrong("state", f"one of groups of {names}", others)
         for rule, group in zip(self._rules, state_dict["param_groups"], strict=True):
             _unchanged(rule, group)
-        worker, own = self._open(), state_dict["fastps"]
+        worker, own = self._open(), {key: _arrays(value) for key, value in state_dict["fastps"].items()}
         self._filled.wait()
-        worker.load_state_dict({key: _arrays(value) for key, value in own.items()})
+        # A checkpoint's model is loaded, too, and has mostly the values that the servers have.
+        written = self._filled.watched.written
+        if written and not self._filled.equal(own["params"] or worker._present()):
+            self._filled.watched.check()
+        worker.load_state_dict(own)
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         self._filled.show()
 
@@ -277,6 +289,31 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def stats(self) -> dict[str, Any]:
         """Counters, as `fastps.Worker.stats`."""
         return self._open().stats()
+
+    def push_model(self) -> None:
+        """Assigns the model's present values to the servers' tensors; see `fastps.Worker.push_model`.
+
+        >>> import torch, fastps.torch
+        >>> store, model = fastps.Store(), torch.nn.Linear(2, 1, bias=False)
+        >>> optimizer = fastps.torch.ParameterServerOptimizer(
+        ...     model.named_parameters(), store, fastps.Adam(lr=0.1)
+        ... )
+        >>> result = model.load_state_dict({"weight": torch.ones(1, 2)})
+        >>> optimizer.push_model()
+        >>> store.pull("weight")
+        array([[1., 1.]], dtype=float32)
+        """
+        worker = self._open()
+        self._filled.wait()
+        self._filled.take()
+        worker.push_model()
+        self._filled.show()
+
+    def pull_model(self) -> None:
+        """Fetches the servers' values into the model now, in the place of what something else wrote there."""
+        self._filled.wait()
+        self._open().pull_model()
+        self._filled.show()
 
     def flush(self) -> None:
         """Waits until everything that was pushed is acknowledged. The parameters stay as they are."""
@@ -374,6 +411,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 if sum(g.nbytes for g in self._bucket.values()) < _BUCKET:
                     return
                 leaving, self._bucket = self._bucket, {}
+                self._filled.watched.check()
                 self._filled.wait()
                 self._open().begin(leaving, lr=self._rates())
                 for name in leaving:

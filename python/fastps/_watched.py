@@ -1,0 +1,90 @@
+"""Writes to tensors that share their memory with a worker, by their version counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fastps.errors import ForeignWriteError
+
+__all__ = ["Watched"]
+
+
+class Watched:
+    """Tensors and the versions that they had when the worker was done with them.
+
+    torch counts the writes to a tensor in ``_version``, but for those through ``.data`` or a NumPy view, and
+    through the memory itself, as a worker's own are. Arrays that count nothing are not watched.
+
+    >>> class Counting:
+    ...     _version = 0
+    >>> tensor = Counting()
+    >>> watched = Watched([("w", tensor), ("array", np.zeros(2))], "worker")
+    >>> watched.check()
+    >>> tensor._version += 1
+    >>> watched.written
+    ['w']
+    >>> watched.note()
+    >>> watched.written
+    []
+    """
+
+    def __init__(self, tensors: Iterable[tuple[str, Any]], owner: str) -> None:
+        """
+        Args:
+            tensors: With their names.
+            owner: Whose `push_model` and `pull_model` an error names.
+        """
+        self._owner = owner
+        self._names: list[str] = []
+        self._tensors: list[Any] = []
+        self._seen: list[int] = []
+        self.add(tensors)
+
+    def __bool__(self) -> bool:
+        return bool(self._tensors)
+
+    def add(self, tensors: Iterable[tuple[str, Any]]) -> None:
+        """Watches more, from now on."""
+        for name, tensor in tensors:
+            version = _version(tensor)
+            if version is not None:
+                self._names.append(name)
+                self._tensors.append(tensor)
+                self._seen.append(version)
+
+    def note(self) -> None:
+        """All writes until now are known."""
+        self._seen = [tensor._version for tensor in self._tensors]
+
+    @property
+    def written(self) -> list[str]:
+        """Names of the tensors that something else has written to."""
+        now = [tensor._version for tensor in self._tensors]
+        if now == self._seen:
+            return []
+        each = zip(self._names, now, self._seen, strict=True)
+        return [name for name, version, seen in each if version != seen]
+
+    def check(self) -> None:
+        """Raises if something else has written to a tensor."""
+        if [tensor._version for tensor in self._tensors] == self._seen:
+            return
+        written = self.written
+        more = f" and {len(written) - 1} more" if len(written) > 1 else ""
+        raise ForeignWriteError(
+            f"tensor {written[0]!r}{more} was written to by something other than the {self._owner}; its next "
+            f"values from the servers would replace what was written. {self._owner}.push_model() gives the "
+            f"present values to the servers, {self._owner}.pull_model() takes theirs",
+            tensor=written[0],
+            expected=f"the values that the {self._owner} left there",
+            got="others",
+        )
+
+
+def _version(tensor: Any) -> int | None:
+    try:
+        version = tensor._version
+    except (AttributeError, RuntimeError):  # torch: one that was made in inference mode
+        return None
+    return version if isinstance(version, int) else None
