@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Self
 
 import encoders
 import numpy as np
+from grpc_status import rpc_status
 from numpy.typing import NDArray
 
 import grpc
@@ -60,9 +61,12 @@ class Refused(Exception):
 
 
 def trailing_refusal(stubs: Stubs, error: grpc.RpcError) -> Message:
-    """The refusal in the details of a call's status."""
-    trailers = dict(error.trailing_metadata() or ())
-    return stubs.pb.Refusal.FromString(trailers.get("grpc-status-details-bin", b""))
+    """The refusal in a status's details, which are read as any gRPC program does; empty without details."""
+    refusal = stubs.pb.Refusal()
+    status = rpc_status.from_call(error)
+    if status is not None:
+        assert any(detail.Unpack(refusal) for detail in status.details), status
+    return refusal
 
 
 def proof(secret: bytes | None) -> list[tuple[str, bytes]]:

@@ -34,11 +34,17 @@ LONG = "x" * 1024  # errors quote no more than that
 # what: (call, kind, tensor, expected, got)
 BAD_CALLS: dict[str, tuple[Control, str, str, str, str]] = {
     "unknown name": (calling("Unregister", name="nobody"), "unknown_tensor", "nobody", "", ""),
-    "another shape": (registering(**SMALL_SPEC | {"shape": (14,)}), "config", "small", "13", "14"),
-    "another rule": (registering(**SMALL_SPEC | ADAM), "config", "small", "sgd", "adam"),
-    "another setting": (registering(**SMALL_SPEC | MOMENTUM), "config", "small", "0", "0.9"),
-    "another apply": (registering(**SMALL_SPEC | {"apply": 2}), "config", "small", "Exact", "Hogwild"),
-    "another group": (registering(**SMALL_SPEC | {"group": "other"}), "config", "small", "default", "other"),
+    "another shape": (registering(**SMALL_SPEC | {"shape": (14,)}), "precondition", "small", "13", "14"),
+    "another rule": (registering(**SMALL_SPEC | ADAM), "precondition", "small", "sgd", "adam"),
+    "another setting": (registering(**SMALL_SPEC | MOMENTUM), "precondition", "small", "0", "0.9"),
+    "another apply": (registering(**SMALL_SPEC | {"apply": 2}), "precondition", "small", "Exact", "Hogwild"),
+    "another group": (
+        registering(**SMALL_SPEC | {"group": "other"}),
+        "precondition",
+        "small",
+        "default",
+        "other",
+    ),
     "2^60 elements": (registering(shape=(1 << 60,)), "shape", "bad", "2^57", str(1 << 60)),
     "2^80 elements": (registering(shape=(1 << 40, 1 << 40)), "shape", "bad", "2^57", str(1 << 40)),
     "33 dimensions": (registering(shape=(1,) * 33), "shape", "bad", "32", "33"),

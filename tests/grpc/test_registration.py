@@ -99,7 +99,7 @@ def test_an_unsealed_tensor_does_not_exist(
     for shard, method, request in [(0, "Seal", seal), (1, "Seal", seal), (0, "Commit", commit)]:
         with pytest.raises(Refused) as early:
             foreign.call(shard, method, request)
-        assert early.value.refusal.kind == "config"
+        assert early.value.refusal.kind == "precondition"
     for shard in (0, 1):
         frames = [foreign.assign_frame(entry, k, ones, first.reservation) for k in mine[shard]]
         for duplicate in (False, True):

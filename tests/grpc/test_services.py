@@ -30,7 +30,7 @@ def test_only_shard_0_has_the_map(foreign: ForeignClient) -> None:
     with pytest.raises(Refused) as refused:
         foreign.call(1, "GetMap", foreign.pb.GetMapRequest())
     refusal = refused.value.refusal
-    assert (refusal.kind, refusal.shard) == ("config", 1)
+    assert (refusal.kind, refusal.shard) == ("precondition", 1)
     assert "shard 0" in refusal.expected
     assert "shard 1" in refusal.got
 

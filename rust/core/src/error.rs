@@ -19,8 +19,10 @@ pub enum Kind {
     NonFinite,
     /// A frame is malformed: wrong length, checksum, codec, or a non-canonical body.
     Frame,
-    /// An option is invalid, or a second registration differs from the first.
+    /// An option, name or setting is invalid.
     Config,
+    /// The request is in order, but what is there forbids it: another spec, a step that came too early, a server without a log.
+    Precondition,
     /// The request does not fit the configured memory.
     Capacity,
     /// The frame was made for another epoch of the cluster map.

@@ -142,7 +142,7 @@ impl Table {
         }
         if seat.mode != self.mode {
             let error = Error::new(
-                Kind::Config,
+                Kind::Precondition,
                 format!("the group's workers keep together in another way: {}", self.who()),
             );
             return Err(error.expected(self.mode, seat.mode));
@@ -321,7 +321,7 @@ impl Groups {
         let tables = lock(&self.tables);
         let table = tables.get(&(slice.group(), Room::Main))?;
         let (quorum, needed) = table.needed()?;
-        let refuse = |why: &str| Some(Err(Error::new(Kind::Config, format!("{}: {why}", table.mode))));
+        let refuse = |why: &str| Some(Err(Error::new(Kind::Precondition, format!("{}: {why}", table.mode))));
         let Some(member) = table.members.get(&push.identity.client) else {
             return refuse("the group takes gradients of its own workers alone: join it first");
         };

@@ -289,7 +289,7 @@ impl Portions {
         let known = ask.run == table.run;
         if ask.epoch > table.epoch && ask.run != 0 {
             if known {
-                return Err(Error::new(Kind::Config, "portions of an epoch that has not begun")
+                return Err(Error::new(Kind::Precondition, "portions of an epoch that has not begun")
                     .expected(format!("at most epoch {}", table.epoch), ask.epoch));
             }
             // The worker knows a table that was lost, and somebody who does not was here first.
@@ -347,7 +347,7 @@ impl Portions {
             Some(table) if table.samples == ask.samples => Ok(table),
             Some(table) => {
                 let message = format!("portions {name:?} are of other samples");
-                Err(Error::new(Kind::Config, message).expected(&table.samples, &ask.samples))
+                Err(Error::new(Kind::Precondition, message).expected(&table.samples, &ask.samples))
             }
             None => Err(Error::new(Kind::Internal, "a table of portions that is not there")),
         }
@@ -606,7 +606,7 @@ mod tests {
             tables.ask(2, &ask, || Box::new(|_| ())).unwrap_err()
         };
         let other = refused(&mut tables, &|ask| ask.samples.seed = 7);
-        assert_eq!(other.kind, Kind::Config);
+        assert_eq!(other.kind, Kind::Precondition);
         assert_eq!(other.expected.as_deref(), Some("n=10, size=3, seed=0"));
         assert_eq!(other.got.as_deref(), Some("n=10, size=3, seed=7"));
         assert!(other.message.contains("\"train\""), "{other}");
@@ -615,11 +615,12 @@ mod tests {
             &|ask: &mut Ask| ask.samples.size = 0,
             &|ask: &mut Ask| ask.samples.name = "".into(),
             &|ask: &mut Ask| ask.samples.name = "ä".repeat(129).into(),
-            &|ask: &mut Ask| (ask.run, ask.epoch) = (1, 1),
-        ] as [&dyn Fn(&mut Ask); 5]
+        ] as [&dyn Fn(&mut Ask); 4]
         {
             assert_eq!(refused(&mut tables, change).kind, Kind::Config);
         }
+        let early = refused(&mut tables, &|ask| (ask.run, ask.epoch) = (1, 1));
+        assert_eq!(early.kind, Kind::Precondition);
         assert_eq!(tables.counts(), (1, 1, 1));
     }
 

@@ -125,7 +125,7 @@ impl Shard {
         let mut all = write(&self.slices);
         let exists = |(id, _): &&(SliceId, usize)| all.contains_key(id) && !fault("existence_not_checked");
         if let Some((id, _)) = slices.iter().find(exists) {
-            let error = Error::new(Kind::Config, format!("slice {} exists already", id.0));
+            let error = Error::new(Kind::Precondition, format!("slice {} exists already", id.0));
             return Err(error.tensor(spec.name.clone()).shard(self.index()));
         }
         for slice in made {

@@ -338,7 +338,7 @@ impl Slice {
             Admission::Hold => Some(self.meter.take(Purpose::Held, Held::memory_for(push))?),
             Admission::Refuse(error) => return Err(error),
             Admission::Share(_) => {
-                return Err(Error::new(Kind::Config, "a hogwild tensor has no whole versions"));
+                return Err(Error::new(Kind::Precondition, "a hogwild tensor has no whole versions"));
             }
         };
         if unmet {

@@ -15,7 +15,7 @@ fn class(kind: Kind) -> &'static str {
         Kind::DType => "DTypeError",
         Kind::NonFinite => "NonFiniteError",
         Kind::Frame => "FrameError",
-        Kind::Config => "ConfigError",
+        Kind::Config | Kind::Precondition => "ConfigError",
         Kind::Capacity => "CapacityError",
         Kind::StaleEpoch => "StaleEpochError",
         Kind::StalePush => "StalePush",

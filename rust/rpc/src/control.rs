@@ -254,7 +254,7 @@ impl Control for ControlService {
             node.sessions.touch(m.client, Instant::now())?;
             let own = map.pending_on(m.reservation, node.index());
             if own.iter().any(|slice| !node.reservations.is_sealed(*slice, m.reservation)) {
-                return Err(Error::new(Kind::Config, "the reservation is not sealed"));
+                return Err(Error::new(Kind::Precondition, "the reservation is not sealed"));
             }
             map.commit(m.reservation, m.client)?;
             Ok(pb::CommitResponse {})

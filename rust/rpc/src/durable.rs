@@ -168,7 +168,7 @@ impl Files {
     /// Writes a snapshot now: of a cut, if one is given, with what is to be called when it has begun.
     pub(crate) fn snapshot(&self, shard: &Shard, cut: Option<(Cut, &Begun<'_>)>) -> Result<Summary> {
         let Some(Kept { journal, snapshots, .. }) = self.0.as_deref() else {
-            return Err(Error::new(Kind::Config, "this server keeps no snapshots")
+            return Err(Error::new(Kind::Precondition, "this server keeps no snapshots")
                 .expected("a server with --data-dir", "one without"));
         };
         let begin = Instant::now();
@@ -230,7 +230,7 @@ impl Files {
     pub(crate) fn check(&self) -> Result<()> {
         match self.journal() {
             Some(journal) => journal.check(),
-            None => Err(Error::new(Kind::Config, "this server keeps no log")
+            None => Err(Error::new(Kind::Precondition, "this server keeps no log")
                 .expected("a server with --data-dir, or ack=\"applied\"", "ack=\"logged\"")),
         }
     }

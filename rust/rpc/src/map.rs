@@ -209,7 +209,7 @@ impl Map {
         let name = self.reservations.get(&reservation).cloned().ok_or_else(lost)?;
         match self.pending.get(&name) {
             Some(pending) if pending.client != client => {
-                Err(Error::new(Kind::Config, "the reservation is another client's").tensor(name))
+                Err(Error::new(Kind::Precondition, "the reservation is another client's").tensor(name))
             }
             Some(_) => {
                 if let Some(pending) = self.pending.remove(&name) {
@@ -336,7 +336,7 @@ impl Entry {
 fn same(registered: &TensorSpec, other: &TensorSpec, message: &str) -> Result<()> {
     match spec_difference(registered, other) {
         None => Ok(()),
-        Some((what, is, wanted)) => Err(Error::new(Kind::Config, format!("{message} {what}"))
+        Some((what, is, wanted)) => Err(Error::new(Kind::Precondition, format!("{message} {what}"))
             .tensor(other.name.clone())
             .expected(is, wanted)),
     }
@@ -394,7 +394,7 @@ mod tests {
         let (second, again) = reserved(map.register(&w, 2, later).unwrap());
         assert!(second != first && again.slices != placement.slices);
         assert_eq!(map.commit(first, 1).unwrap_err().kind, Kind::Lease);
-        assert_eq!(map.commit(second, 1).unwrap_err().kind, Kind::Config);
+        assert_eq!(map.commit(second, 1).unwrap_err().kind, Kind::Precondition);
         map.commit(second, 2).unwrap();
         map.commit(second, 2).unwrap();
         assert_eq!(map.register(&w, 3, later).unwrap(), Registered::Exists(again));
@@ -407,7 +407,11 @@ mod tests {
         let (reservation, _) = reserved(map.register(&spec("w", 10), 1, now).unwrap());
         for committed in [false, true] {
             let shape = map.register(&spec("w", 11), 2, now).unwrap_err();
-            assert_eq!((shape.kind, shape.expected.as_deref()), (Kind::Config, Some("[10]")), "{committed}");
+            assert_eq!(
+                (shape.kind, shape.expected.as_deref()),
+                (Kind::Precondition, Some("[10]")),
+                "{committed}"
+            );
             let rule = Optimizer::Adagrad(Adagrad::default());
             let error = map.register(&TensorSpec { optimizer: rule, ..spec("w", 10) }, 2, now).unwrap_err();
             assert!(error.message.contains("optimizer"), "{error}");

@@ -114,7 +114,7 @@ impl Node {
 
     fn not_first(&self, message: &str) -> Error {
         let first = self.cluster.first().map_or("", String::as_str);
-        Error::new(Kind::Config, message)
+        Error::new(Kind::Precondition, message)
             .expected(format!("shard 0 at {first}"), format!("shard {}", self.index()))
     }
 

@@ -125,7 +125,7 @@ impl Reservations {
         if let Some(open) = table.open.get_mut(&wish.reservation) {
             if open.slices != ids || open.client != wish.client {
                 return Err(Error::new(
-                    Kind::Config,
+                    Kind::Precondition,
                     "the reservation was made for other slices or another client",
                 ));
             }
@@ -137,7 +137,7 @@ impl Reservations {
             return Ok(false);
         }
         if table.held.contains_key(&wish.reservation) {
-            return Err(Error::new(Kind::Config, "the reservation is sealed: it takes no more slices")
+            return Err(Error::new(Kind::Precondition, "the reservation is sealed: it takes no more slices")
                 .tensor(wish.spec.name.clone()));
         }
         shard.create(&wish.spec, wish.group, &wish.slices)?;
@@ -161,8 +161,10 @@ impl Reservations {
                 open.deadline = now + self.lease;
                 Ok(())
             }
-            Some(_) => Err(Error::new(Kind::Config, "the reservation is another client's")),
-            None => Err(Error::new(Kind::Config, "the reservation is sealed: initial values came too late")),
+            Some(_) => Err(Error::new(Kind::Precondition, "the reservation is another client's")),
+            None => {
+                Err(Error::new(Kind::Precondition, "the reservation is sealed: initial values came too late"))
+            }
         }
     }
 
@@ -192,7 +194,7 @@ impl Reservations {
             }
             Some(open) => {
                 let (all, missing) = (open.slices.len(), open.missing.len());
-                Err(Error::new(Kind::Config, "initial values are missing")
+                Err(Error::new(Kind::Precondition, "initial values are missing")
                     .expected(format!("{all} slices"), format!("{} slices", all - missing)))
             }
             None if table.held.contains_key(&reservation) => Ok(()),

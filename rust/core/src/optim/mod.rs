@@ -201,7 +201,7 @@ impl Optimizer {
         match (why, rule) {
             (None, Some(rule)) => Ok(rule),
             (why, _) => Err(Error::new(
-                Kind::Config,
+                Kind::Precondition,
                 format!("the tensor's optimizer takes no sparse pushes: {}", why.unwrap_or_default()),
             )
             .expected(

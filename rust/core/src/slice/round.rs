@@ -210,7 +210,10 @@ impl ExactMemory {
         self.check_base(push)?;
         let client = push.identity.client;
         if self.round.as_ref().is_some_and(|round| round.has(client)) {
-            return Err(Error::new(Kind::Config, "the worker has a gradient in the coming version already"));
+            return Err(Error::new(
+                Kind::Precondition,
+                "the worker has a gradient in the coming version already",
+            ));
         }
         if self.round.as_ref().map_or(0, |round| round.parts.len()) as u64 + 1 >= u64::from(share.needed) {
             // Where readers leave no room for the version, only this gradient is refused, and may come again. What a cut pins, too.
@@ -242,7 +245,7 @@ impl ExactMemory {
     /// A gradient is for the version behind the one that it is based on.
     fn check_base(&self, push: &Push<'_>) -> Result<()> {
         let Some(base) = push.base else {
-            return Err(Error::new(Kind::Config, "a gradient of a version says what it is based on")
+            return Err(Error::new(Kind::Precondition, "a gradient of a version says what it is based on")
                 .expected("based_on=", "nothing"));
         };
         let now = self.changed();

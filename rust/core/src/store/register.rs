@@ -105,7 +105,7 @@ pub fn same_spec(first: &TensorSpec, second: &TensorSpec) -> Result<()> {
     if first == second {
         return Ok(());
     }
-    Err(Error::new(Kind::Config, "the tensor is registered with another spec")
+    Err(Error::new(Kind::Precondition, "the tensor is registered with another spec")
         .tensor(first.name.clone())
         .expected(first, second))
 }

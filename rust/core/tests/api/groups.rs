@@ -224,7 +224,7 @@ fn nothing_counts_before_its_version_is_made() {
     assert!(waits(&first) && world.version() == 0 && world.values() == vec![0.0; LEN]);
     // The same push once more waits with it; a second gradient of the worker does not count.
     let again = world.send(&push(1, 1, 0, bytemuck::cast_slice(&g), CodecId::Float32));
-    assert_eq!(kind(&world.plain(1, 0, &g)), Some(Kind::Config));
+    assert_eq!(kind(&world.plain(1, 0, &g)), Some(Kind::Precondition));
     assert!(waits(&first) && waits(&again));
     // What is asked of it is answered when it is known.
     let identity = Identity { client: 1, sequence: 1 };
@@ -358,7 +358,7 @@ fn a_worker_that_is_gone_is_not_waited_for() {
     assert!(waiting.iter().all(|answer| applied(answer).version == 1));
     assert_eq!(world.values(), model.values);
     // What it sends late is refused; it may come back.
-    assert_eq!(kind(&world.plain(3, 0, &a)), Some(Kind::Config));
+    assert_eq!(kind(&world.plain(3, 0, &a)), Some(Kind::Precondition));
     world.join(4, Mode::Sync(quorum(3, 0)), None).unwrap();
     let waiting = [world.plain(1, 1, &a), world.plain(2, 1, &b)];
     assert!(waiting.iter().all(waits));
@@ -393,8 +393,8 @@ fn other_changes_end_a_version_under_way() {
     let codec = CodecId::Float32;
     let body = bytemuck::cast_slice(&g);
     for (wrong, kind_of) in [
-        (push(9, 9, 1, body, codec), Kind::Config),
-        (Push { base: None, ..push(1, 9, 1, body, codec) }, Kind::Config),
+        (push(9, 9, 1, body, codec), Kind::Precondition),
+        (Push { base: None, ..push(1, 9, 1, body, codec) }, Kind::Precondition),
         (push(1, 9, 0, body, codec), Kind::StalePush),
         // Momentum moves every row.
         (
@@ -404,7 +404,7 @@ fn other_changes_end_a_version_under_way() {
                 body: &body[..4],
                 ..push(1, 9, 1, body, codec)
             },
-            Kind::Config,
+            Kind::Precondition,
         ),
     ] {
         assert_eq!(kind(&world.send(&wrong)), Some(kind_of));
@@ -632,7 +632,7 @@ fn a_group_is_bound_by_its_first_worker() {
     let bounded = Mode::Bounded { staleness: 2 };
     assert_eq!(world.join(1, bounded, None).unwrap(), ["\"w1\""]);
     let refused = world.join(2, Mode::Free, None).unwrap_err();
-    assert_eq!(refused.kind, Kind::Config);
+    assert_eq!(refused.kind, Kind::Precondition);
     assert_eq!(refused.expected.as_deref(), Some("Bounded(staleness=2)"));
     assert!(refused.message.contains("w1"), "{refused}");
     assert!(world.join(2, Mode::Bounded { staleness: 3 }, None).is_err());
@@ -758,5 +758,5 @@ fn hogwild_tensors_make_no_versions() {
     let told = answer.clone();
     let push = push(1, 1, 0, bytemuck::cast_slice(&values), CodecId::Float32);
     shard.push(&push, move |result| *told.lock().unwrap() = Some(result));
-    assert_eq!(kind(&answer), Some(Kind::Config));
+    assert_eq!(kind(&answer), Some(Kind::Precondition));
 }

@@ -167,7 +167,7 @@ fn a_bad_push_changes_nothing() {
         Kind::Config
     );
     let other = spec("a", 4, Apply::Hogwild, ledger());
-    assert_eq!(store.register(other, View::Float32(&[1.0; 4]), SECOND).unwrap_err().kind, Kind::Config);
+    assert_eq!(store.register(other, View::Float32(&[1.0; 4]), SECOND).unwrap_err().kind, Kind::Precondition);
     store.register(spec("a", 4, Apply::Exact, ledger()), View::Float32(&[9.0; 4]), SECOND).unwrap();
     assert_eq!(pull(&store, "a"), [1.0; 4]);
     assert_eq!(counter(&store, "versions"), 2);

@@ -6,9 +6,9 @@ use super::link::Link;
 use super::queue::{Pending, Queue, Told, Waiter};
 use super::runtime::lock;
 use super::stats;
-use crate::convert::{self, Route};
+use crate::convert::{self, Retry, Route, is_conclusive, retry};
 use bytes::Bytes;
-use fastps_core::error::{Kind, Result};
+use fastps_core::error::Result;
 use fastps_core::frame::Applied;
 use fastps_core::verbs::Fate;
 use fastps_proto::v1 as pb;
@@ -61,7 +61,7 @@ impl Link {
                     // Nothing can be said yet: the server is at it this moment, lacks memory, or is about to stop. The question
                     // waits for the time that it tells, or for the next connection.
                     convert::Answer::Refused(error)
-                        if error.kind == Kind::Unavailable || error.retry_after_ms.is_some() =>
+                        if matches!(retry(error.kind), Retry::Later | Retry::Room) =>
                     {
                         pending.attempts = 0;
                         queue.frames.insert(tag, pending);
@@ -114,7 +114,7 @@ impl Link {
             }
             // Of a reservation's frames, `lease` means the reservation's.
             (_, convert::Answer::Refused(error))
-                if error.kind == Kind::Lease && pending.header.reservation == 0 =>
+                if retry(error.kind) == Retry::Session && pending.header.reservation == 0 =>
             {
                 queue.lease_lost = true;
                 let fenced = pending.header.kind() == pb::Kind::Gradient && self.has_places();
@@ -212,12 +212,12 @@ impl Link {
     fn answer_what_is_left(&self, mut queue: MutexGuard<'_, Queue>, slice: u64, answer: &convert::Answer) {
         match answer {
             convert::Answer::Version { version, own } => queue.left(self.shard(), slice, *version, *own),
-            convert::Answer::Refused(error) if error.kind == Kind::Lease => {
+            convert::Answer::Refused(error) if retry(error.kind) == Retry::Session => {
                 queue.lease_lost = true;
                 self.check_drained(&queue);
             }
             // It is asked on the next connection: the server is about to stop.
-            convert::Answer::Refused(error) if error.kind == Kind::Unavailable => {}
+            convert::Answer::Refused(error) if retry(error.kind) == Retry::Later => {}
             // There is no such slice any more, which every other call will tell.
             _ => {
                 queue.slices.remove(&slice);
@@ -321,11 +321,6 @@ fn told(header: &pb::Header, answer: &convert::Answer) -> Option<Told> {
 
 fn tell(header: &pb::Header, version: u64, own: u64) -> Told {
     Told { route: Route { group: header.group, epoch: header.epoch, client: 0 }, version, own }
-}
-
-/// Whether a refusal of a repeat proves that the push was not applied earlier: only what depends on its bytes alone.
-fn is_conclusive(kind: Kind) -> bool {
-    matches!(kind, Kind::Shape | Kind::DType | Kind::NonFinite | Kind::Frame | Kind::Config | Kind::Fenced)
 }
 
 fn fate(answer: &convert::Answer) -> Fate {

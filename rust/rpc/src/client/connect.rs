@@ -10,6 +10,7 @@ use super::session::{drive, jitter};
 use super::stats::Counters;
 use super::way::{Transport, Way};
 use super::{Client, Shared, after, control};
+use crate::convert;
 use crate::secret::Secret;
 use crate::tls::{ClientTls, TlsFiles};
 use crate::wire::SPIN;
@@ -290,16 +291,15 @@ async fn meet(address: &str, caller: Caller) -> Result<Met> {
             Ok(Ok(hello)) => {
                 return Ok(Met { address: address.to_owned(), channel, client, hello });
             }
-            Ok(Err(error)) if error.kind != Kind::Connection && error.kind != Kind::Unavailable => {
-                return Err(error);
-            }
+            Ok(Err(error)) if !convert::passes(&error) => return Err(error),
             Ok(Err(error)) => last = Some(error),
             Err(_) => {
                 let silent = || Error::new(Kind::Connection, "no answer within the timeout");
                 return Err(last.unwrap_or_else(silent));
             }
         }
-        let pause_now = jitter(pause);
+        let told = last.as_ref().and_then(|error| error.retry_after_ms).unwrap_or(0);
+        let pause_now = jitter(pause).max(Duration::from_millis(told));
         if Instant::now() + pause_now >= deadline {
             return Err(last.unwrap_or_else(|| Error::new(Kind::Connection, "no answer within the timeout")));
         }

@@ -73,7 +73,7 @@ pub(super) async fn hello(channel: Channel, who: Who<'_>, renew: bool) -> Result
     let answer = answer.map_err(|status| convert::error_from_status(&status))?.into_inner();
     // An older server does not know the question.
     if ack == Ack::Logged && !answer.capabilities.iter().any(|can| can == CAN_LOG) {
-        return Err(Error::new(Kind::Config, "the server keeps no log")
+        return Err(Error::new(Kind::Precondition, "the server keeps no log")
             .shard(answer.shard)
             .expected("a server with --data-dir, or ack=\"applied\"", "ack=\"logged\""));
     }
@@ -105,15 +105,14 @@ where
                 return Err(late(link, before));
             }
         };
-        // What is not ready and says when to come again, as a server that recovers, is waited for, too.
-        let passes = error.kind == Kind::Connection
-            || error.kind == Kind::Unavailable && error.retry_after_ms.is_some();
-        let again = passes && Instant::now() + pause < deadline;
+        // What is not ready, as a server that recovers, is waited for, and not asked before the time that it tells.
+        let told = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
+        let again = convert::passes(&error) && Instant::now() + pause.max(told) < deadline;
         if !again {
             return Err(named(link, error));
         }
         before = Some(named(link, error));
-        tokio::time::sleep(jitter(pause)).await;
+        tokio::time::sleep(jitter(pause).max(told)).await;
         pause = (2 * pause).min(LONGEST_PAUSE);
     }
 }

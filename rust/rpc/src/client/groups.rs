@@ -4,7 +4,7 @@ use super::control::{Control, call, request};
 use super::link::Link;
 use super::runtime::lock;
 use super::{Client, Shared, after};
-use crate::convert::mode_to_wire;
+use crate::convert::{Retry, mode_to_wire, retry};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::{Clocks, Joined, Mode, Seat};
 use fastps_core::store::still_behind;
@@ -198,7 +198,7 @@ impl Client {
                     Ok(answer) if !late => behind = answer.behind,
                     Ok(answer) => return Err(still_behind(&answer.behind).shard(0)),
                     // The server was started anew, or the lease ran out: a place is taken anew, if nobody else has.
-                    Err(error) if error.kind == Kind::Lease && !late => {
+                    Err(error) if retry(error.kind) == Retry::Session && !late => {
                         tokio::time::sleep(MARGIN).await;
                         let joined = ask_for(&link, group, &place.seat, deadline).await?;
                         change(&link, &place, |known| {
@@ -255,7 +255,7 @@ async fn join_one(link: &Link, place: &Place, deadline: Instant) -> Result<Joine
     loop {
         let client = link.client();
         match ask_for(link, place.group, &place.seat, deadline).await {
-            Err(error) if error.kind == Kind::Lease && Instant::now() + MARGIN < deadline => {
+            Err(error) if retry(error.kind) == Retry::Session && Instant::now() + MARGIN < deadline => {
                 link.lease_is_lost(client);
                 tokio::time::sleep(MARGIN / 4).await;
             }

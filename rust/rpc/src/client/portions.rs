@@ -2,8 +2,8 @@
 
 use super::control::{call, request};
 use super::{Client, after};
-use crate::convert;
-use fastps_core::error::{Kind, Result};
+use crate::convert::{self, Retry, retry};
+use fastps_core::error::Result;
 use fastps_core::portions::{Answer, Ask};
 use fastps_proto::v1 as pb;
 use std::sync::atomic::Ordering;
@@ -30,7 +30,9 @@ impl Client {
                 });
                 match answer.await {
                     // The session ended while we were suspended; the link is about to open a new one.
-                    Err(error) if error.kind == Kind::Lease && Instant::now() + RENEWAL < deadline => {
+                    Err(error)
+                        if retry(error.kind) == Retry::Session && Instant::now() + RENEWAL < deadline =>
+                    {
                         tokio::time::sleep(RENEWAL).await;
                     }
                     answer => return answer.map(convert::given_from_wire),

@@ -6,7 +6,7 @@ use super::payload::Payload;
 use super::push::Draft;
 use super::runtime::lock;
 use super::{Client, Shared, stats};
-use crate::convert::{self, Read, Route};
+use crate::convert::{self, Read, Retry, Route, retry};
 use bytes::Bytes;
 use fastps_core::dtype::Array;
 use fastps_core::error::{Error, Kind, Result};
@@ -93,7 +93,7 @@ fn first_error(shared: &Shared, call: &Call) -> Result<()> {
         match outcome {
             Outcome::Answered(_) => {}
             Outcome::Failed(error) => {
-                if error.kind == Kind::UnknownTensor || error.kind == Kind::StaleEpoch {
+                if retry(error.kind) == Retry::Map {
                     shared.map_is_stale.store(true, Ordering::Release);
                 }
                 return Err(error);

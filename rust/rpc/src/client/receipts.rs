@@ -2,6 +2,7 @@
 
 use super::Shared;
 use super::call::{Call, Outcome, Part};
+use crate::convert::{Retry, retry};
 use fastps_core::error::{Error, Kind};
 use fastps_core::verbs::{InDoubt, PartialPush, PushError, Pushed, Receipt, Ticket};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ pub(super) fn pushed(client: &Shared, call: &Call, tensors: usize) -> Pushed {
         match outcome {
             Outcome::Answered(_) => continue,
             Outcome::Failed(error) => {
-                if error.kind == Kind::UnknownTensor || error.kind == Kind::StaleEpoch {
+                if retry(error.kind) == Retry::Map {
                     client.map_is_stale.store(true, Ordering::Release);
                 }
                 refused.push((part.name.clone(), part.elements.clone(), error.clone()));

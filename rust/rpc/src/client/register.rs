@@ -6,7 +6,7 @@ use super::payload::Payload;
 use super::push::{Common, next, push};
 use super::receipts::{plain, pushed};
 use super::{Client, after};
-use crate::convert;
+use crate::convert::{self, Retry, retry};
 use bytes::Bytes;
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::View;
@@ -55,14 +55,15 @@ impl Client {
                         self.map.insert(entry);
                         return Ok(());
                     }
-                    Err(error) if error.kind == Kind::Lease => failed = Some(named(error)),
+                    Err(error) if retry(error.kind) == Retry::Session => failed = Some(named(error)),
                     Err(error) => return Err(named(error)),
                 },
                 Err(error) => {
                     // Nothing was committed. What cannot be dropped now, because its shard is away, ends with the
                     // reservation's lease.
                     let _ = self.drop_slices(&entry, after(Duration::from_secs(1)).min(deadline));
-                    let expired = matches!(error.kind, Kind::Lease | Kind::UnknownTensor | Kind::Fenced);
+                    let expired = matches!(retry(error.kind), Retry::Session | Retry::Map)
+                        || error.kind == Kind::Fenced;
                     if !expired {
                         return Err(named(error));
                     }
@@ -120,7 +121,9 @@ impl Client {
                 .await;
                 let answer: pb::RegisterResponse = match answer {
                     // The session ended while we were suspended; the link is about to open a new one.
-                    Err(error) if error.kind == Kind::Lease && Instant::now() + RENEWAL < deadline => {
+                    Err(error)
+                        if retry(error.kind) == Retry::Session && Instant::now() + RENEWAL < deadline =>
+                    {
                         tokio::time::sleep(RENEWAL).await;
                         continue;
                     }

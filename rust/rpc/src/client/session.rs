@@ -5,7 +5,7 @@ use super::groups;
 use super::link::{Link, closed};
 use super::runtime::random;
 use super::stream::{Stream, broken};
-use crate::convert;
+use crate::convert::{self, Retry};
 use crate::wire::{Borrower, Messages, Outbox, keep_alive};
 use bytes::Bytes;
 use fastps_core::error::{Error, Kind, Result};
@@ -91,7 +91,7 @@ async fn open(link: &Arc<Link>) -> Result<(u64, Stream)> {
 /// Whether a server says that there is no session of this client: none at all, or another client's, who took the incarnation when
 /// the server had been started anew without what it knew.
 fn is_forgotten(error: &Error) -> bool {
-    error.kind == Kind::Lease || error.kind == Kind::Denied && error.shard.is_some()
+    convert::retry(error.kind) == Retry::Session || error.kind == Kind::Denied && error.shard.is_some()
 }
 
 async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {

@@ -1,45 +1,25 @@
-//! The error map: core [`Error`] <-> [`pb::Refusal`] <-> [`tonic::Status`].
+//! The error map: core [`Error`] <-> [`pb::Refusal`] <-> [`tonic::Status`], whose details hold a `google.rpc.Status`.
 
+use super::kinds::{self, kind_from_name, kind_name};
 use fastps_core::error::{Details, Error, Kind};
 use fastps_proto::{MAX_MESSAGE_BYTES, v1 as pb};
 use prost::Message;
+use prost_types::Any;
 use std::io;
+use std::time::Duration;
 use tonic::codegen::http;
 use tonic::{Code, Status, TimeoutExpired};
+use tonic_types::{ErrorInfo, RetryInfo, pb as rpc};
 
-/// Kind, its name on the wire, and the status code of a unary call that it ends. What clients find out alone is not here.
-const KINDS: [(Kind, &str, Code); 17] = [
-    (Kind::UnknownTensor, "unknown_tensor", Code::NotFound),
-    (Kind::Shape, "shape", Code::InvalidArgument),
-    (Kind::DType, "dtype", Code::InvalidArgument),
-    (Kind::NonFinite, "non_finite", Code::InvalidArgument),
-    (Kind::Frame, "frame", Code::InvalidArgument),
-    (Kind::Config, "config", Code::FailedPrecondition),
-    (Kind::Capacity, "capacity", Code::ResourceExhausted),
-    (Kind::StaleEpoch, "stale_epoch", Code::FailedPrecondition),
-    (Kind::StalePush, "stale_push", Code::Aborted),
-    (Kind::Lease, "lease", Code::FailedPrecondition),
-    (Kind::Fenced, "fenced", Code::Aborted),
-    (Kind::UnknownOutcome, "unknown_outcome", Code::DataLoss),
-    (Kind::Denied, "denied", Code::PermissionDenied),
-    (Kind::Unavailable, "unavailable", Code::Unavailable),
-    (Kind::Deadline, "deadline", Code::DeadlineExceeded),
-    (Kind::Connection, "connection", Code::Unavailable),
-    (Kind::Internal, "internal", Code::Internal),
-];
+/// Where reasons of `google.rpc.ErrorInfo` belong.
+const DOMAIN: &str = "fastps";
+/// A refusal among the details of a status.
+const REFUSAL_URL: &str = "type.googleapis.com/fastps.v1.Refusal";
+/// Bytes of a status's message. The header holds it with up to three characters a byte, and the details hold it again: all of
+/// it fits the 8 KiB of headers that any gRPC implementation accepts.
+const MAX_STATUS_MESSAGE: usize = 768;
 
-/// The name of a kind on the wire.
-pub fn kind_name(kind: Kind) -> &'static str {
-    KINDS.iter().find(|k| k.0 == kind).map_or("internal", |k| k.1)
-}
-
-/// The kind of a name; a name of a later minor version is [`Kind::Internal`].
-pub fn kind_from_name(name: &str) -> Kind {
-    KINDS.iter().find(|k| k.1 == name).map_or(Kind::Internal, |k| k.0)
-}
-
-/// What a client wrote may come back in an error: no more of it than fits, with everything else, the 8 KiB of headers
-/// that any gRPC implementation accepts.
+/// What a client wrote may come back in an error: no more of it than fits, with everything else, the 4 KiB that details may have.
 fn clipped(text: &str, bytes: usize) -> String {
     text[..text.floor_char_boundary(bytes)].to_owned()
 }
@@ -84,23 +64,59 @@ pub fn error_from_refusal(refusal: pb::Refusal) -> Error {
     })
 }
 
-/// The status that ends a unary call: the code for any gRPC client, every field of the error in the details.
+/// The status that ends a call: the code for any gRPC client, every field of the error in the details.
 pub fn status(error: &Error) -> Status {
-    let code = KINDS.iter().find(|k| k.0 == error.kind).map_or(Code::Internal, |k| k.2);
-    // The message names everything too: many tools show no details. Header values stay short and printable.
-    let message: String = error.to_string().chars().take(1024).collect();
-    Status::with_details(code, message, refusal(error).encode_to_vec().into())
+    status_with(kinds::code(error.kind), error)
 }
 
-/// The status with which gRPC itself ends a call whose message nobody could read, with what a refusal tells.
+fn status_with(code: Code, error: &Error) -> Status {
+    // The message names everything too: many tools show no details.
+    let message = clipped(&error.to_string(), MAX_STATUS_MESSAGE);
+    let reason = kind_name(error.kind).to_ascii_uppercase();
+    let info = rpc::ErrorInfo { reason, domain: DOMAIN.to_owned(), ..Default::default() };
+    let mut details = vec![any(REFUSAL_URL, &refusal(error)), any(ErrorInfo::TYPE_URL, &info)];
+    if let Some(ms) = error.retry_after_ms {
+        let delay = RetryInfo::new(Some(Duration::from_millis(ms)));
+        details.push(any(RetryInfo::TYPE_URL, &rpc::RetryInfo::from(delay)));
+    }
+    let told = rpc::Status { code: code.into(), message: message.clone(), details };
+    Status::with_details(code, message, told.encode_to_vec().into())
+}
+
+fn any(url: &str, message: &impl Message) -> Any {
+    Any { type_url: url.to_owned(), value: message.encode_to_vec() }
+}
+
+/// The refusal in a status's details.
+fn refusal_in(status: &Status) -> Option<pb::Refusal> {
+    let told = rpc::Status::decode(status.details()).ok()?;
+    let name = |url: &str| url.rsplit('/').next() == REFUSAL_URL.rsplit('/').next();
+    let any = told.details.iter().find(|any| name(&any.type_url))?;
+    pb::Refusal::decode(any.value.as_slice()).ok().filter(|refusal| !refusal.kind.is_empty())
+}
+
+/// The status with which gRPC itself ends a call whose message nobody could read, with what a refusal tells. Compression keeps
+/// the code that gRPC has for it, and the header that names what would be read.
 pub fn unreadable(status: Status, shard: u32) -> Status {
+    if !status.details().is_empty() {
+        return status;
+    }
+    let compressed = status.message().contains("compressed");
     let (message, expected) = match status.code() {
-        _ if !status.details().is_empty() => return status,
+        Code::Unimplemented | Code::Internal if compressed => {
+            ("a message is compressed", "no compression".to_owned())
+        }
         Code::OutOfRange => ("a message is too large", format!("at most {MAX_MESSAGE_BYTES} bytes")),
         Code::Internal => ("bytes came that are no message of fastps.v1", "protobuf".to_owned()),
         _ => return status,
     };
-    self::status(&Error::new(Kind::Frame, message).shard(shard).expected(expected, status.message()))
+    let error = Error::new(Kind::Frame, message).shard(shard).expected(expected, status.message());
+    if !compressed {
+        return self::status(&error);
+    }
+    let mut told = status_with(Code::Unimplemented, &error);
+    *told.metadata_mut() = status.metadata().clone();
+    told
 }
 
 /// The same for a response that is over before its handler has run.
@@ -113,9 +129,7 @@ pub fn unreadable_response<B: Default>(response: http::Response<B>, shard: u32) 
 
 /// The error of a status: from its details, or from its code where the peer is not fastps or the transport failed.
 pub fn error_from_status(status: &Status) -> Error {
-    if let Ok(refusal) = pb::Refusal::decode(status.details())
-        && !refusal.kind.is_empty()
-    {
+    if let Some(refusal) = refusal_in(status) {
         return error_from_refusal(refusal);
     }
     if let Some(reason) = denied_by_tls(status) {
@@ -129,7 +143,7 @@ pub fn error_from_status(status: &Status) -> Error {
         Code::DeadlineExceeded => Kind::Deadline,
         // Without details it was not our handler that said so: the connection or a proxy did.
         Code::Unavailable | Code::Cancelled | Code::Unknown | Code::Aborted => Kind::Connection,
-        Code::Unimplemented | Code::FailedPrecondition | Code::AlreadyExists => Kind::Config,
+        Code::Unimplemented | Code::FailedPrecondition | Code::AlreadyExists => Kind::Precondition,
         _ => Kind::Internal,
     };
     let mut message = format!("{}: {}", status.code().description(), status.message());
@@ -162,8 +176,8 @@ mod tests {
 
     #[test]
     fn every_kind_survives_both_ways() {
-        for (kind, name, code) in KINDS {
-            assert_eq!(kind_from_name(name), kind);
+        for kind in kinds::all() {
+            assert_eq!(kind_from_name(kind_name(kind)), kind);
             let full = Error::new(kind, "something is wrong")
                 .tensor("wäight")
                 .shard(0)
@@ -171,11 +185,43 @@ mod tests {
                 .retry_after_ms(7);
             for error in [full, Error::new(kind, "bare")] {
                 assert_eq!(error_from_refusal(refusal(&error)), error);
-                assert_eq!(status(&error).code(), code);
                 assert_eq!(error_from_status(&status(&error)), error);
             }
         }
         assert_eq!(kind_from_name("of the future"), Kind::Internal);
+    }
+
+    #[test]
+    fn the_longest_error_fits_the_headers() {
+        for letter in ["x", "ß", "\u{1}", "深", "🦀"] {
+            let long = || letter.repeat(4096);
+            let error = Error::new(Kind::UnknownOutcome, long())
+                .tensor(long())
+                .shard(u32::MAX)
+                .expected(long(), long())
+                .retry_after_ms(u64::MAX);
+            let status = status(&error);
+            assert!(status.details().len() < 4 << 10, "{letter:?}: {} bytes", status.details().len());
+            let mut headers = http::HeaderMap::new();
+            status.add_header(&mut headers).unwrap();
+            // As HTTP/2 counts them.
+            let size: usize =
+                headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum();
+            assert!(size < 8 << 10, "{letter:?}: {size} bytes");
+            let told = error_from_status(&status);
+            assert_eq!((told.kind, told.retry_after_ms), (error.kind, error.retry_after_ms));
+        }
+    }
+
+    #[test]
+    fn a_compressed_message_keeps_the_code_that_grpc_has_for_it() {
+        let mut theirs = Status::unimplemented("Content is compressed with `br` which isn't supported");
+        theirs.metadata_mut().insert("grpc-accept-encoding", "identity".parse().unwrap());
+        let status = unreadable(theirs, 2);
+        assert_eq!(status.code(), Code::Unimplemented);
+        assert_eq!(status.metadata().get("grpc-accept-encoding").unwrap(), "identity");
+        assert_eq!(error_from_status(&status).kind, Kind::Frame);
+        assert!(unreadable(Status::unimplemented(""), 2).details().is_empty());
     }
 
     #[test]

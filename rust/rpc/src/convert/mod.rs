@@ -3,6 +3,7 @@
 
 mod answer;
 mod error;
+mod kinds;
 mod mode;
 mod parts;
 mod portion;
@@ -12,9 +13,9 @@ mod spec;
 pub use answer::{Answer, answer_from_frame, fenced, receipt, refused, values, version};
 pub(crate) use answer::{keeping, lent, snapshot};
 pub use error::{
-    error_from_refusal, error_from_status, kind_from_name, kind_name, refusal, status, timed_out, unreadable,
-    unreadable_response,
+    error_from_refusal, error_from_status, refusal, status, timed_out, unreadable, unreadable_response,
 };
+pub use kinds::{Retry, is_conclusive, kind_from_name, kind_name, passes, retry};
 pub use mode::{mode_to_wire, seat_from_wire};
 pub use parts::{MAX_PARTS, Part, Parts, pull_parts_header, push_parts_header, receipts, rows_header};
 pub use portion::{ask_from_wire, ask_to_wire, given_from_wire, given_to_wire};

@@ -286,7 +286,7 @@ fn every_refusal_is_typed_and_changes_nothing() {
         (Kind::NonFinite, Some("w"), true)
     );
     let error = client.register(spec("w", &[6], sgd()), View::Float32(&[0.0; 6]), TIMEOUT).unwrap_err();
-    assert_eq!((error.kind, error.tensor.as_deref()), (Kind::Config, Some("w")));
+    assert_eq!((error.kind, error.tensor.as_deref()), (Kind::Precondition, Some("w")));
     let error = client.register(spec("v", &[6], sgd()), View::Float32(&[0.0; 5]), TIMEOUT).unwrap_err();
     assert_eq!(error.kind, Kind::Shape);
     assert_eq!(client.pull(&["no".into()], TIMEOUT, &mut Patient).unwrap_err().kind, Kind::UnknownTensor);

@@ -463,7 +463,7 @@ fn what_cannot_be_promised_is_refused() {
     let cluster = crate::cluster::Cluster::start(1);
     let options = ConnectOptions { timeout: PATIENT, ack: Ack::Logged, ..ConnectOptions::default() };
     let error = Client::connect(&cluster.addresses(), options).unwrap_err();
-    assert!(error.kind == Kind::Config && error.message.contains("log"), "{error}");
+    assert!(error.kind == Kind::Precondition && error.message.contains("log"), "{error}");
     let mut served = Served::new(1);
     served.start();
     let mut second = Command::new(env!("CARGO_BIN_EXE_fastps-server"));

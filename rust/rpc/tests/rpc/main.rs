@@ -32,5 +32,6 @@ mod secret;
 mod server;
 mod shared_memory;
 mod sparse;
+mod statuses;
 mod stubs;
 mod tls;

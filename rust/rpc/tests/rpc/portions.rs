@@ -75,7 +75,7 @@ async fn questions_that_make_no_sense_are_refused() {
     let (server, first, _stream) = start_with(&ServerConfig { shards: 2, ..config() }).await;
     let other = Shard::connect(&server.addresses()[1], CLIENT).await;
     let refused = ask(&other, question(CLIENT, 0)).await.unwrap_err();
-    assert_eq!((refused.kind, refused.shard), (Kind::Config, Some(1)));
+    assert_eq!((refused.kind, refused.shard), (Kind::Precondition, Some(1)));
     for (kind, wrong) in [
         (Kind::Lease, question(CLIENT + 1, 0)),
         (Kind::Config, pb::PortionRequest { worker: 0, ..question(CLIENT, 0) }),

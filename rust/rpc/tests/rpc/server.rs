@@ -51,7 +51,7 @@ async fn register_push_pull() {
     let other = shard.register(&spec("w", 4)).await.unwrap_err();
     assert_eq!(
         (other.kind, other.tensor.as_deref(), other.expected.as_deref()),
-        (Kind::Config, Some("w"), Some("[3]"))
+        (Kind::Precondition, Some("w"), Some("[3]"))
     );
 
     let ask = pb::UnregisterRequest { name: "w".into() };
@@ -266,16 +266,16 @@ async fn a_registration_is_waited_for_and_taken_over() {
         let share = on_shard(&place, shard).unwrap();
         first.shards[shard].reserve_part(&spec, &share).await.unwrap();
         first.shards[shard].reserve_part(&spec, &share).await.unwrap();
-        assert_eq!(first.shards[shard].seal(place.reservation).await.unwrap_err().kind, Kind::Config);
+        assert_eq!(first.shards[shard].seal(place.reservation).await.unwrap_err().kind, Kind::Precondition);
     }
-    assert_eq!(first.shards[0].commit(place.reservation).await.unwrap_err().kind, Kind::Config);
+    assert_eq!(first.shards[0].commit(place.reservation).await.unwrap_err().kind, Kind::Precondition);
     for piece in &pieces {
         let early = first.refusal(*piece, first.push(*piece, 1, -1.0)).await;
         assert_eq!((early.kind, early.tensor.as_deref()), (Kind::UnknownTensor, Some(LATE)));
     }
     assert!(second.shards[0].register(&spec).await.unwrap().under_way);
     let other = crate::stubs::spec(LATE, 4);
-    assert_eq!(second.shards[0].register(&other).await.unwrap_err().kind, Kind::Config);
+    assert_eq!(second.shards[0].register(&other).await.unwrap_err().kind, Kind::Precondition);
 
     tokio::time::sleep(2 * reservation_lease).await;
     assert_eq!(used(first).await, before);
@@ -301,11 +301,11 @@ async fn a_registration_is_waited_for_and_taken_over() {
         assert_eq!(second.shards[piece.shard].reserve_part(&spec, &share).await.unwrap(), 0);
         let values = vec![6.0; piece.elements];
         let frame = initial(second.route(*piece), piece.slice, again.reservation, &values);
-        assert_eq!(second.refusal(*piece, frame).await.kind, Kind::Config);
+        assert_eq!(second.refusal(*piece, frame).await.kind, Kind::Precondition);
         // Nor does what is sealed take more slices, which would close it to everybody.
         let more = Share { slices: vec![1 << 60], indices: vec![0], ..share };
         let refused = second.shards[piece.shard].reserve_part(&spec, &more).await.unwrap_err();
-        assert!(refused.kind == Kind::Config && refused.message.contains("sealed"), "{refused}");
+        assert!(refused.kind == Kind::Precondition && refused.message.contains("sealed"), "{refused}");
     }
     second.shards[0].commit(again.reservation).await.unwrap();
     second.shards[0].commit(again.reservation).await.unwrap();
@@ -357,7 +357,7 @@ async fn shards_share_a_tensor() {
     let place = first.register(&spec("w", 2 * SLICE)).await.unwrap().placement.unwrap();
     assert_eq!(place.shards, [0, 1]);
     let elsewhere = second.register(&spec("w", 2 * SLICE)).await.unwrap_err();
-    assert_eq!((elsewhere.kind, elsewhere.shard), (Kind::Config, Some(1)));
+    assert_eq!((elsewhere.kind, elsewhere.shard), (Kind::Precondition, Some(1)));
     let hello = pb::HelloRequest { renew: true, protocol_minor: 9, ..hello(CLIENT) };
     let hello = second.control.hello(timed(hello)).await.unwrap().into_inner();
     assert_eq!((hello.shard, hello.cluster.as_slice()), (1, server.addresses()));
