@@ -126,7 +126,7 @@ impl Server {
     }
 }
 
-/// Runs ``fastps serve`` with these arguments until SIGTERM or SIGINT; gives the exit status.
+/// Runs ``fastps serve`` with these arguments until SIGTERM, SIGINT or SIGHUP; gives the exit status.
 #[pyfunction]
 pub(crate) fn serve_cli(py: Python<'_>, args: Vec<OsString>) -> i32 {
     py.detach(|| cli::run(std::iter::once(OsString::from("fastps serve")).chain(args)))

@@ -2,6 +2,7 @@
 
 mod bucket;
 mod checkpoint;
+mod signals;
 
 use crate::config::ServerConfig;
 use crate::server::Server;
@@ -150,7 +151,7 @@ fn log_filter(wanted: &str) -> Result<Targets> {
     wanted.parse().map_err(|_| wrong())
 }
 
-/// Serves until SIGTERM or SIGINT. Takes the arguments with the program's name first; gives the exit status. With
+/// Serves until SIGTERM, SIGINT or SIGHUP. Takes the arguments with the program's name first; gives the exit status. With
 /// `checkpoint` as the first of them it looks at data directories instead.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<_> = args.into_iter().collect();
@@ -194,7 +195,7 @@ fn serve(args: Args) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io)?;
     runtime.block_on(async {
         // Before anybody learns that the server is there, so that no signal falls through.
-        let stop = signals().map_err(io)?;
+        let stop = signals::stop().map_err(io)?;
         let server = Server::start(&ServerConfig {
             listen: args.listen,
             listen_unix: args.listen_unix,
@@ -226,26 +227,6 @@ fn serve(args: Args) -> Result<()> {
         stop.await;
         tracing::info!("stopping");
         server.stop(STOP)
-    })
-}
-
-#[cfg(unix)]
-fn signals() -> std::io::Result<impl Future<Output = ()>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    })
-}
-
-#[cfg(not(unix))]
-fn signals() -> std::io::Result<impl Future<Output = ()>> {
-    Ok(async {
-        let _ = tokio::signal::ctrl_c().await;
     })
 }
 

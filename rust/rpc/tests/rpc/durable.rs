@@ -10,6 +10,7 @@ use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use fastps_core::verbs::{Fate, InDoubt, ParameterServer, PushError, PushOptions};
 use fastps_durable::{Catalog, Generation, Journal, Settings};
 use fastps_rpc::client::{Ack, Client, ConnectOptions};
+use rustix::process::Signal;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -111,10 +112,14 @@ impl Served {
 
     /// Gives its exit status.
     pub(crate) fn terminate(&mut self) -> Option<i32> {
+        self.signal(Signal::TERM);
+        self.wait()
+    }
+
+    fn signal(&self, signal: Signal) {
         let id = self.child.as_ref().unwrap().id() as i32;
         let pid = rustix::process::Pid::from_raw(id).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-        self.wait()
+        rustix::process::kill_process(pid, signal).unwrap();
     }
 
     pub(crate) fn wait(&mut self) -> Option<i32> {
@@ -334,6 +339,41 @@ fn what_a_stopped_server_had_is_there_again() {
     register(&client, "adam", n, Apply::Exact, Optimizer::Adam(Adam::default()), 0.0);
     register(&client, "gone", 7, Apply::Exact, sgd(), 2.0);
     assert_eq!(pull(&client, "gone"), [2.0; 7]);
+}
+
+/// The newest snapshot of a shard, if there is one.
+fn newest_snapshot(folder: &Folder) -> Option<u64> {
+    let listed = Journal::generations(&folder.0.join("shard-0")).unwrap();
+    listed.into_iter().flatten().next().map(|generation| generation.summary().generation)
+}
+
+#[test]
+fn a_closed_terminal_ends_a_server_as_sigterm_does() {
+    let mut served = Served::new(1);
+    served.start();
+    let client = served.connect(Ack::Applied);
+    register(&client, "w", 10, Apply::Exact, sgd(), 0.0);
+    for _ in 0..100 {
+        push_one(&client, "w", 10);
+    }
+    served.signal(Signal::HUP);
+    assert_eq!(served.wait(), Some(0));
+    assert_eq!(newest_snapshot(&served.folder), Some(1));
+    assert!(value_on_disk(&served.folder.0.join("shard-0")).eq(&100.0));
+}
+
+#[test]
+fn a_server_that_is_to_outlive_its_terminal_does() {
+    let mut served = Served::new(1);
+    served.start_after("trap '' HUP;", &[]);
+    let status = format!("/proc/{}/status", served.child.as_ref().unwrap().id());
+    if let Ok(status) = std::fs::read_to_string(status) {
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+        assert_eq!(u64::from_str_radix(ignored.trim(), 16).unwrap() & 1, 1, "{ignored}");
+        served.signal(Signal::HUP);
+    }
+    register(&served.connect(Ack::Logged), "w", 10, Apply::Exact, sgd(), 0.0);
+    assert_eq!(served.terminate(), Some(0));
 }
 
 #[test]
