@@ -50,7 +50,7 @@ class Server(Child):
     """A shard in a process of its own."""
 
     def __init__(self, folder: Path | None, **options: Any) -> None:
-        super().__init__(serve, {"data_dir": folder, "snapshot_every": 1e6, **options})
+        super().__init__(serve, {"data_dir": folder, "snapshot_every": 1e6, "snapshot_after": 0, **options})
         self.address: str = self.pipe.recv()
 
     def memory(self, what: str) -> int:
@@ -371,7 +371,7 @@ def read_once(folder: Path) -> float:
 def started(place: Path) -> float:
     """Seconds that a start from there takes."""
     began = time.monotonic()
-    with fastps.serve(data_dir=place, snapshot_every=1e6):
+    with fastps.serve(data_dir=place, snapshot_every=1e6, snapshot_after=0):
         return time.monotonic() - began
 
 

@@ -261,6 +261,7 @@ class Server:
         spin_us: int,
         data_dir: File | None,
         snapshot_every: float,
+        snapshot_after: int,
         keep: int,
         keep_for: float,
         copy_to: str | None,

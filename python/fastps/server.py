@@ -70,6 +70,7 @@ def serve(
     spin_us: int = 200,
     data_dir: File | None = None,
     snapshot_every: float = 300.0,
+    snapshot_after: int = 4,
     keep: int = 2,
     keep_for: float = 0.0,
     copy_to: str | None = None,
@@ -100,6 +101,8 @@ def serve(
         data_dir: Keep snapshots and a log here, a folder for each shard, and start from them; None: nothing
             outlives this process.
         snapshot_every: Seconds between two snapshots.
+        snapshot_after: A snapshot is taken, too, when the log behind the last one is longer than so many
+            times the state; 0: never for that.
         keep: How many snapshots are kept, at least 1, and the log from the oldest of them on.
         keep_for: Besides, every snapshot that is younger than this is kept, in seconds.
         copy_to: Copy each snapshot there, too: ``"s3://bucket/prefix"``, with the settings that the
@@ -135,6 +138,7 @@ def serve(
         spin_us,
         data_dir,
         snapshot_every,
+        integer("snapshot_after", snapshot_after, 0, 2**64 - 1),
         integer("keep", keep),
         keep_for,
         copy_to,

@@ -178,6 +178,15 @@ impl Catalog {
         }
     }
 
+    /// Bytes of their values and their optimizers' state.
+    pub fn bytes(&self) -> u64 {
+        let of = |(_, k, held): (u64, usize, &Reservation)| {
+            let arrays = 1 + held.spec.optimizer.slots().len();
+            (held.spec.dtype.size() * held.spec.slice_range(k).len() * arrays) as u64
+        };
+        self.slices().map(of).sum()
+    }
+
     /// All slices that are here: identifier, index in the tensor, and the reservation.
     pub fn slices(&self) -> impl Iterator<Item = (u64, usize, &Reservation)> {
         self.reservations.values().flat_map(|r| r.slices.iter().map(move |(id, k)| (*id, *k as usize, r)))

@@ -5,6 +5,7 @@ use crate::catalog::{Catalog, Event};
 use crate::directory::Directory;
 use crate::frame::{self, Author, Origin};
 use crate::generation::{Cut, Generation, Summary};
+use crate::growth::Growth;
 use crate::history::{Lineage, Name, Used};
 use crate::log::Log;
 use crate::recovery::{self, Kept, Report};
@@ -71,6 +72,7 @@ struct Files {
     segment: u64,
     generation: u64,
     kept: Kept,
+    growth: Growth,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -137,6 +139,7 @@ impl Journal {
             segment: found.segment + 1,
             generation: found.generation,
             kept: found.kept,
+            growth: found.growth,
             writer: Some(writer),
         });
         drop(files);
@@ -178,6 +181,13 @@ impl Journal {
     pub fn newest(&self) -> Option<Summary> {
         let (number, _) = *self.files().as_ref()?.kept.back()?;
         Generation::open(self.directory.path(), number).ok().map(|generation| generation.summary())
+    }
+
+    /// Whether the log behind the newest snapshot is longer than so many times the state (0: never), or has many segments: a
+    /// start would have to repeat it.
+    pub fn is_overgrown(&self, times: u64) -> bool {
+        let growth = self.files().as_ref().map(|files| files.growth);
+        growth.is_some_and(|growth| growth.is_much(self.log.position(), times, || self.log.catalog_bytes()))
     }
 
     /// The position behind all that was logged so far.
@@ -258,6 +268,7 @@ impl Journal {
         // A number is used once, whatever became of it.
         let (log, number) = (files.segment, files.generation);
         (files.segment, files.generation) = (log + 1, number + 1);
+        let from = self.log.position();
         // If the log breaks just now, the next one is told of it, and says so in its segment.
         let catalog = self.log.switch(segment?, after_hole)?;
         // Behind the switch, so that the log behind the snapshot has all that the cut has not.
@@ -276,6 +287,7 @@ impl Journal {
         reach("snapshot_complete");
         self.log.heal();
         files.kept.push_back((number, log));
+        files.growth = Growth::behind(from, generation.summary().bytes);
         while files.kept.len() > self.settings.keep.max(1) && !self.oldest_is_young(&files.kept) {
             files.kept.pop_front();
         }

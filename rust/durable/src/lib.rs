@@ -20,6 +20,7 @@ mod frame;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod generation;
+mod growth;
 mod history;
 mod journal;
 mod lock;

@@ -119,6 +119,11 @@ impl Log {
         self.queue().catalog.clone()
     }
 
+    /// Bytes of the slices in it.
+    pub(crate) fn catalog_bytes(&self) -> u64 {
+        self.queue().catalog.bytes()
+    }
+
     /// Queues what `write` appends. Without a file to write to it is left out, and leaves a hole.
     pub(crate) fn append(&self, write: impl FnOnce(&mut Vec<u8>) -> bool) {
         if self.queue().append(write) {

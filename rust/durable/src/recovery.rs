@@ -4,6 +4,7 @@ use crate::catalog::{Catalog, Event};
 use crate::directory::Directory;
 use crate::frame::{Content, Origin};
 use crate::generation::{Generation, Unusable};
+use crate::growth::Growth;
 use crate::history::{self, History, Name, Used};
 use crate::journal::{Progress, Settings};
 use crate::segment::{self, Beginning, End};
@@ -53,6 +54,8 @@ pub(crate) struct Found {
     pub(crate) segment: u64,
     /// The segment that the log so far ends in, and the length of it that is whole.
     pub(crate) last: Option<(u64, u64)>,
+    /// The log that was read.
+    pub(crate) growth: Growth,
     /// The next generation.
     pub(crate) generation: u64,
     pub(crate) kept: Kept,
@@ -91,14 +94,27 @@ pub(crate) fn recover(
     reach("recovery_replayed");
     recovery.settle();
     let others = recovery.note_others()?;
-    let Recovery { mut report, catalog, origin, last, renew, damaged, history, .. } = recovery;
+    let Recovery { mut report, catalog, origin, last, renew, damaged, history, growth, .. } = recovery;
     report.slices = catalog.slices().count() as u64;
     let origin = match origin {
         Some(origin) => origin,
         None => Origin { id: random()?, shard: settings.shard, shards: settings.shards },
     };
     let history = history.without(&others);
-    Ok(Found { report, catalog, origin, segment, last, generation, kept, damaged, others, history, renew })
+    Ok(Found {
+        report,
+        catalog,
+        origin,
+        segment,
+        last,
+        growth,
+        generation,
+        kept,
+        damaged,
+        others,
+        history,
+        renew,
+    })
 }
 
 /// Reads the log from a segment on, and uses nothing of it. What a start would say of it: the number of a segment, and what
@@ -185,6 +201,7 @@ struct Recovery<'a> {
     at: u64,
     progress: &'a Progress,
     last: Option<(u64, u64)>,
+    growth: Growth,
 }
 
 impl<'a> Recovery<'a> {
@@ -212,6 +229,7 @@ impl<'a> Recovery<'a> {
             at: 0,
             progress,
             last: None,
+            growth: Growth::default(),
         })
     }
 
@@ -311,6 +329,7 @@ impl<'a> Recovery<'a> {
             self.clients.clear();
             return Err(unusable);
         }
+        self.growth.state = Some(generation.summary().bytes);
         self.catalog = catalog.clone();
         self.gone.clone_from(&generation.manifest.gone);
         self.origin = Some(generation.manifest.origin());
@@ -425,6 +444,8 @@ impl<'a> Recovery<'a> {
                 _ => Unusable::Damaged(format!("{} does not fit at byte {at}: {error}", path.display())),
             })
         })?;
+        self.growth.replayed += self.at;
+        self.growth.segments += 1;
         self.check_origin(origin)?;
         self.origin = Some(origin);
         Ok(end)

@@ -72,6 +72,9 @@ struct Args {
     /// How often a snapshot is taken.
     #[arg(long, default_value = "300", value_name = "SECONDS", value_parser = seconds, env = "FASTPS_SNAPSHOT_EVERY")]
     snapshot_every: Duration,
+    /// A snapshot is taken, too, when the log behind the last one is longer than so many times the state; 0: never for that.
+    #[arg(long, default_value_t = 4, value_name = "TIMES", env = "FASTPS_SNAPSHOT_AFTER")]
+    snapshot_after: u64,
     /// How many snapshots are kept, and the log from the oldest of them on.
     #[arg(long, default_value_t = 2, value_name = "COUNT", env = "FASTPS_KEEP")]
     keep: usize,
@@ -210,6 +213,7 @@ fn serve(args: Args) -> Result<()> {
             spin: Duration::from_micros(args.spin_us),
             data_dir: args.data_dir,
             snapshot_every: args.snapshot_every,
+            snapshot_after: args.snapshot_after,
             keep: args.keep,
             keep_for: args.keep_for,
             copy_to: args.copy_to,

@@ -55,6 +55,8 @@ pub struct ServerConfig {
     pub data_dir: Option<PathBuf>,
     /// How often a snapshot is taken.
     pub snapshot_every: Duration,
+    /// A snapshot is taken, too, when the log behind the last one is longer than so many times the state; 0: never for that.
+    pub snapshot_after: u64,
     /// How many snapshots are kept, at least 1.
     pub keep: usize,
     /// Younger ones are kept besides.
@@ -85,6 +87,7 @@ impl Default for ServerConfig {
             sink: None,
             data_dir: None,
             snapshot_every: Duration::from_mins(5),
+            snapshot_after: 4,
             keep: 2,
             keep_for: Duration::ZERO,
             copy_to: None,

@@ -269,6 +269,15 @@ fn tell(told: oneshot::Sender<()>) {
     let _ = told.send(());
 }
 
+/// When snapshots are taken without being asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct When {
+    /// So much later than the last one.
+    pub(crate) every: Duration,
+    /// When the log behind it is longer than so many times the state; 0: never for that.
+    pub(crate) after: u64,
+}
+
 /// Takes snapshots from time to time.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
@@ -278,14 +287,14 @@ pub(crate) struct Snapshots {
 
 impl Snapshots {
     /// Begins, if there is anything to keep.
-    pub(crate) fn start(nodes: Vec<Arc<Node>>, every: Duration) -> Result<Option<Self>> {
+    pub(crate) fn start(nodes: Vec<Arc<Node>>, when: When) -> Result<Option<Self>> {
         if nodes.iter().all(|node| node.files.journal().is_none()) {
             return Ok(None);
         }
         let (stop, stopped) = channel();
         let thread = std::thread::Builder::new()
             .name("fastps-snapshots".to_owned())
-            .spawn(move || run(&nodes, every, &stopped))
+            .spawn(move || run(&nodes, when, &stopped))
             .map_err(|error| Error::new(Kind::Internal, format!("cannot start a thread: {error}")))?;
         Ok(Some(Self { stop, thread }))
     }
@@ -297,16 +306,20 @@ impl Snapshots {
     }
 }
 
-fn run(nodes: &[Arc<Node>], every: Duration, stopped: &Receiver<()>) {
+fn run(nodes: &[Arc<Node>], when: When, stopped: &Receiver<()>) {
+    let every = when.every;
     let mut due: Vec<_> = nodes.iter().map(|_| Instant::now() + every).collect();
-    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(AGAIN.min(every)) {
+    // What a start had to repeat is looked at right behind it: a server that lives for moments gets on, too.
+    let mut pause = Duration::ZERO;
+    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
+        pause = AGAIN.min(every);
         for (node, due) in nodes.iter().zip(&mut due) {
             let Some(journal) = node.files.journal() else { continue };
             let broken = journal.check();
             if let Err(error) = &broken {
                 tracing::error!(shard = node.index(), %error, "nothing is durable");
             }
-            if broken.is_ok() && Instant::now() < *due {
+            if broken.is_ok() && Instant::now() < *due && !journal.is_overgrown(when.after) {
                 continue;
             }
             *due = Instant::now() + if take(node) { every } else { AGAIN };

@@ -5,7 +5,7 @@ use crate::config::{Bound, ServerConfig};
 use crate::control::ControlService;
 use crate::convert;
 use crate::data::DataService;
-use crate::durable::{self, Files, Snapshots};
+use crate::durable::{self, Files, Snapshots, When};
 use crate::incoming;
 use crate::local::Local;
 use crate::map::Map;
@@ -129,7 +129,8 @@ impl Server {
         }
         let copies = bucket.map(|bucket| Copies::start(bucket, config, &nodes)).transpose()?.flatten();
         let copies = Mutex::new(copies);
-        let snapshots = Mutex::new(Snapshots::start(nodes.clone(), config.snapshot_every)?);
+        let when = When { every: config.snapshot_every, after: config.snapshot_after };
+        let snapshots = Mutex::new(Snapshots::start(nodes.clone(), when)?);
         Ok(Self { addresses, sockets, nodes, phase, threads: Mutex::new(threads), snapshots, copies })
     }
 

@@ -347,6 +347,69 @@ fn newest_snapshot(folder: &Folder) -> Option<u64> {
     listed.into_iter().flatten().next().map(|generation| generation.summary().generation)
 }
 
+/// Segments of a shard's log.
+fn segments(folder: &Folder) -> usize {
+    let names = std::fs::read_dir(folder.0.join("shard-0")).unwrap();
+    names.filter(|name| name.as_ref().unwrap().file_name().to_str().unwrap().starts_with("log-")).count()
+}
+
+#[test]
+fn a_server_that_always_dies_before_its_next_snapshot_does_not_collect_files() {
+    let mut served = Served::new(1);
+    for kills in 1..=40 {
+        served.start_after("", &["--keep", "1"]);
+        if kills == 1 {
+            register(&served.connect(Ack::Logged), "w", 10, Apply::Exact, sgd(), 0.0);
+        }
+        if kills % 20 == 0 {
+            until("a snapshot stands for the log", || segments(&served.folder) < 10);
+        }
+        served.kill();
+    }
+    assert!(newest_snapshot(&served.folder).is_some());
+    served.start();
+    assert_eq!(pull(&served.connect(Ack::Logged), "w"), [0.0; 10]);
+}
+
+#[test]
+fn a_log_that_outgrows_the_state_gets_a_snapshot() {
+    let n = 1 << 17;
+    for (times, snapshots) in [("4", true), ("0", false)] {
+        let mut served = Served::new(1);
+        served.start_after("", &["--snapshot-after", times]);
+        let client = served.connect(Ack::Logged);
+        register(&client, "w", n, Apply::Exact, sgd(), 0.0);
+        for _ in 0..9 {
+            push_one(&client, "w", n);
+        }
+        if snapshots {
+            until("the log is long enough", || newest_snapshot(&served.folder).is_some());
+        }
+        served.kill();
+        // What is behind a start counts, too.
+        served.start_after("", &["--snapshot-after", times]);
+        let newest = newest_snapshot(&served.folder);
+        assert_eq!(newest.is_some(), snapshots);
+        assert!(pull(&served.connect(Ack::Logged), "w").iter().all(|x| *x == 9.0));
+        served.kill();
+    }
+}
+
+#[test]
+fn a_start_that_repeated_much_is_followed_by_a_snapshot() {
+    let n = 1 << 17;
+    let mut served = Served::new(1);
+    served.start_after("", &["--snapshot-after", "0"]);
+    let client = served.connect(Ack::Logged);
+    register(&client, "w", n, Apply::Exact, sgd(), 0.0);
+    for _ in 0..9 {
+        push_one(&client, "w", n);
+    }
+    served.kill();
+    served.start();
+    until("the log was long", || newest_snapshot(&served.folder).is_some());
+}
+
 #[test]
 fn a_closed_terminal_ends_a_server_as_sigterm_does() {
     let mut served = Served::new(1);
