@@ -299,6 +299,7 @@ impl Fetched {
         manifest.id = random()?;
         let author = Author { incarnation: random()?, predecessor: 0 };
         (manifest.incarnation, manifest.predecessor) = (author.incarnation, author.predecessor);
+        manifest.durable = None;
         let path = shard_folder(&self.unfinished, manifest.shard);
         let directory = Directory::open(&path)?;
         let generation = directory.generation(manifest.generation);

@@ -65,6 +65,9 @@ pub(crate) struct Manifest {
     pub(crate) incarnation: u64,
     #[serde(default)]
     pub(crate) predecessor: u64,
+    /// How much of a segment behind it was durable when it was written: its number, and bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) durable: Option<(u64, u64)>,
     /// Seconds since 1970.
     pub(crate) written: u64,
     pub(crate) files: BTreeMap<String, Written>,

@@ -279,7 +279,9 @@ impl Journal {
         let slice = |id| shard.slice(id).ok();
         let logging = || self.log.pending() > 0;
         let (origin, author) = (files.origin, files.author);
-        let subject = Subject { slice: &slice, catalog, origin, author, log, cut, logging: &logging };
+        let synced = || self.log.synced();
+        let subject =
+            Subject { slice: &slice, catalog, origin, author, log, cut, synced: &synced, logging: &logging };
         let generation = snapshot::write(&self.directory, number, &subject, || {
             // Behind the images, so that the log reaches every version in them. One that is broken cannot.
             let _ = self.log.sync(self.log.position());

@@ -83,6 +83,8 @@ struct Queue {
     queued: Position,
     durable: Position,
     written: Position,
+    /// The segment that was synced last, and how much of it is durable.
+    synced: (u64, u64),
     syncs: u64,
     until_durable: VecDeque<(Position, Then)>,
     until_room: Vec<Then>,
@@ -219,6 +221,11 @@ impl Log {
         self.queue().syncs
     }
 
+    /// The segment that was synced last, and how much of it is durable.
+    pub(crate) fn synced(&self) -> (u64, u64) {
+        self.queue().synced
+    }
+
     /// Whether more should wait for [`Log::when_room`].
     pub(crate) fn is_full(&self) -> bool {
         self.queue().is_full()
@@ -289,6 +296,10 @@ impl Log {
             drop(queue);
             let end = group.end;
             let result = writer.write(group, |piece| self.written(piece));
+            if result.is_ok() && self.queue().waiting.bytes == 0 {
+                // Otherwise what comes next says it.
+                writer.segment.tell();
+            }
             self.note_written(&writer, end, result);
             self.make_room();
         }
@@ -306,6 +317,7 @@ impl Log {
             }
             Ok(()) if writer.unsynced == 0 && queue.broken.is_none() => {
                 queue.written = end;
+                queue.synced = (writer.segment.number, writer.segment.durable());
                 if !queue.hole {
                     self.tell(queue, end);
                 }

@@ -215,6 +215,7 @@ fn manifest() -> impl Strategy<Value = Manifest> {
             format: frame::FORMAT,
             incarnation,
             predecessor,
+            durable: (log % 2 == 0).then_some((log, written)),
             id,
             shard,
             shards,

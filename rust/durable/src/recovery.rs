@@ -3,7 +3,7 @@
 use crate::catalog::{Catalog, Event};
 use crate::directory::Directory;
 use crate::frame::{Content, Origin};
-use crate::generation::{Generation, Unusable};
+use crate::generation::{Generation, Manifest, Unusable};
 use crate::growth::Growth;
 use crate::history::{self, History, Name, Used};
 use crate::journal::{Progress, Settings};
@@ -14,7 +14,7 @@ use fastps_core::identity::Remembered;
 use fastps_core::record::Record;
 use fastps_core::shard::Shard;
 use fastps_core::tensor::SliceId;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -127,6 +127,8 @@ pub(crate) fn check_log(
     let (mut wrong, mut next) = (Vec::new(), first);
     let progress = Progress::default();
     let mut recovery = Recovery::new(directory, settings, None, &progress)?;
+    let listed = Generation::list(directory.path())?;
+    recovery.note_promises(listed.iter().flatten().map(|generation| &generation.manifest));
     while let Some(number) = next.take() {
         if let Err(unusable) = recovery.replay(Some(number)) {
             wrong.push((recovery.reached, Error::from(unusable).message.clone()));
@@ -196,9 +198,12 @@ struct Recovery<'a> {
     /// Which servers wrote what is here, and what of it is used.
     history: History,
     used: Used,
-    /// The segment that is being read, and the byte.
+    /// How much of each segment was durable, as snapshots tell.
+    promised: BTreeMap<u64, u64>,
+    /// The segment that is being read, the byte, and how much of it was durable as far as its frames tell.
     reached: u64,
     at: u64,
+    durable: u64,
     progress: &'a Progress,
     last: Option<(u64, u64)>,
     growth: Growth,
@@ -225,8 +230,10 @@ impl<'a> Recovery<'a> {
             renew: false,
             history: History::default(),
             used: Used::default(),
+            promised: BTreeMap::new(),
             reached: 0,
             at: 0,
+            durable: 0,
             progress,
             last: None,
             growth: Growth::default(),
@@ -268,7 +275,15 @@ impl<'a> Recovery<'a> {
         self.report.generation = kept.back().map(|(number, _)| *number);
         self.used.generation = self.report.generation;
         self.history = History::read(self.directory, manifests.iter())?;
+        self.note_promises(manifests.iter());
         Ok(kept)
+    }
+
+    fn note_promises<'m>(&mut self, manifests: impl Iterator<Item = &'m Manifest>) {
+        for (number, bytes) in manifests.filter_map(|manifest| manifest.durable) {
+            let promised = self.promised.entry(number).or_default();
+            *promised = bytes.max(*promised);
+        }
     }
 
     /// Files of two servers that wrote at once are not gone on from: either has what the other lacks.
@@ -363,11 +378,7 @@ impl<'a> Recovery<'a> {
                 Ok(End::Open { whole, torn }) => {
                     self.last = Some((number, whole));
                     if torn > 0 {
-                        let path = self.directory.segment(number);
-                        self.report.notes.push(format!(
-                            "{} ends in {torn} bytes that were never written in full: they are left out",
-                            path.display()
-                        ));
+                        self.note_torn(number, whole, torn);
                     }
                     self.look_behind(number)?;
                 }
@@ -382,6 +393,17 @@ impl<'a> Recovery<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Says what is known of the bytes behind the last whole frame.
+    fn note_torn(&mut self, number: u64, whole: u64, torn: u64) {
+        let (path, durable) = (self.directory.segment(number), self.durable);
+        self.report.notes.push(format!(
+            "{} ends in {torn} bytes that are no whole record, from byte {whole} on: they are left out. The last sync that the \
+             file tells of made its first {durable} bytes durable; whether a later one was complete before the server ended, \
+             nothing tells",
+            path.display()
+        ));
     }
 
     /// Pushes behind the place where reading a segment has stopped.
@@ -434,9 +456,13 @@ impl<'a> Recovery<'a> {
         }
         let known = self.origin;
         let mut before = 0;
-        (self.at, _) = (0, self.used.segments.insert(number));
+        self.used.segments.insert(number);
+        (self.at, self.durable) = (0, 0);
         let (origin, end) = segment::read(&path, number, known, |at, content| {
             self.at = at;
+            if let Content::Durable(offset) = content {
+                self.durable = self.durable.max(offset);
+            }
             self.progress.done.fetch_add(at - before, Ordering::Relaxed);
             before = at;
             self.repeat(content).map_err(|error| match error.kind {
@@ -444,6 +470,17 @@ impl<'a> Recovery<'a> {
                 _ => Unusable::Damaged(format!("{} does not fit at byte {at}: {error}", path.display())),
             })
         })?;
+        let promised = self.promised.get(&number).copied().unwrap_or(0);
+        if let End::Open { whole, .. } = end
+            && whole < promised
+        {
+            let why = format!(
+                "{} is damaged at byte {whole}: its first {promised} bytes were durable, as a snapshot tells",
+                path.display()
+            );
+            return Err(Unusable::Damaged(why));
+        }
+        self.durable = self.durable.max(promised);
         self.growth.replayed += self.at;
         self.growth.segments += 1;
         self.check_origin(origin)?;

@@ -122,6 +122,7 @@ fn write(source: &Source, folder: &Path, shards: u32) -> Result<Restored> {
             author,
             log: FIRST,
             cut: None,
+            synced: &|| (0, 0),
             logging: &|| false,
         };
         let summary = snapshot::write(&directory, FIRST, &subject, || {})?.summary();

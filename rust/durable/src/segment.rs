@@ -97,15 +97,12 @@ impl Segment {
         Self { path, number, file, lock, blocks, length, durable: 0, told: 0, filled: 0, short: 0, forgotten }
     }
 
-    /// Appends frames, which it seals, and before them which part is durable, where that is news.
+    /// Appends frames, which it seals, and before them which part is durable, where the file does not say that yet.
     pub(crate) fn append(&mut self, frames: &mut [u8]) -> Result<()> {
         // Another server may be using the file by now.
         self.lock.check().map_err(|error| failed("write", &self.path, &error))?;
-        let mut told = Vec::new();
-        if self.durable > self.told {
-            self.told = self.durable;
-            frame::durable(&mut told, self.durable);
-        }
+        let mut told = self.news();
+        self.told = self.durable;
         if let Some(blocks) = self.blocks.as_mut().filter(|_| frames.len() > SHORT) {
             frame::seal(&mut told);
             frame::seal(frames);
@@ -124,6 +121,34 @@ impl Segment {
             self.write(&mut told)?;
         }
         self.write(frames)
+    }
+
+    /// A frame that tells which part is durable, where that is news.
+    fn news(&self) -> Vec<u8> {
+        let mut told = Vec::new();
+        if self.durable > self.told {
+            frame::durable(&mut told, self.durable);
+        }
+        told
+    }
+
+    /// Says in the file which part is durable, without waiting for more frames: where one of them is damaged, a start then
+    /// knows that it was durable. This frame itself becomes durable with those that follow.
+    pub(crate) fn tell(&mut self) {
+        let mut told = self.news();
+        frame::seal(&mut told);
+        // What fails here fails with the next frames again, and they are not lost silently.
+        if !told.is_empty() && self.file.write_all_at(&told, self.length).is_ok() {
+            if let Some(blocks) = &mut self.blocks {
+                blocks.passed(&told);
+            }
+            (self.length, self.told) = (self.length + told.len() as u64, self.durable);
+        }
+    }
+
+    /// How much of it is durable.
+    pub(crate) fn durable(&self) -> u64 {
+        self.durable
     }
 
     fn write(&mut self, frames: &mut [u8]) -> Result<()> {
@@ -250,7 +275,7 @@ pub(crate) enum End {
     Open {
         /// Bytes of whole frames.
         whole: u64,
-        /// Bytes behind them, of frames that were never written in full.
+        /// Bytes behind them that are no whole frame.
         torn: u64,
     },
 }
@@ -313,7 +338,6 @@ impl Reading<'_> {
                     self.next = Some(next);
                     return Ok(ControlFlow::Break(()));
                 }
-                (Content::Durable(_), Some(_)) => {}
                 (said, Some(_)) => each(at, said)?,
             }
             self.at += (frames.len() - rest.len()) as u64;
@@ -548,8 +572,8 @@ mod tests {
                 segment.sync().unwrap();
             }
             let mut read_back = 0;
-            let end = read(&path, 1, Some(ORIGIN), |_, _| {
-                read_back += 1;
+            let end = read(&path, 1, Some(ORIGIN), |_, content| {
+                read_back += usize::from(!matches!(content, Content::Durable(_)));
                 Ok(())
             });
             assert_eq!(end.unwrap().1, End::Open { whole: segment.length, torn: 0 });

@@ -96,6 +96,8 @@ pub(crate) struct Subject<'a> {
     pub(crate) log: u64,
     /// The cut that the shard has begun.
     pub(crate) cut: Option<Cut>,
+    /// The segment of the log that was synced last, and how much of it is durable.
+    pub(crate) synced: &'a dyn Fn() -> (u64, u64),
     /// Whether the log is written meanwhile.
     pub(crate) logging: &'a dyn Fn() -> bool,
 }
@@ -169,7 +171,7 @@ pub(crate) fn write(
 }
 
 fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl FnOnce()) -> Result<()> {
-    let Subject { slice, catalog, origin, author, log, cut, logging } = subject;
+    let Subject { slice, catalog, origin, author, log, cut, synced, logging } = subject;
     let slices = in_order(catalog);
     let unwritable = |error: serde_json::Error| Error::new(Kind::Internal, error.to_string());
     let headers = layout(&slices);
@@ -225,6 +227,7 @@ fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl Fn
         log: *log,
         incarnation: author.incarnation,
         predecessor: author.predecessor,
+        durable: Some(synced()).filter(|(number, _)| number >= log),
         written: now.map_or(0, |since| since.as_secs()),
         files: written,
         gone,
