@@ -16,7 +16,7 @@ from fastps.torture.plan import PROFILES, Plan
 from fastps.torture.source import Planned, Recorded
 
 HISTORIES = Path(__file__).parent / "torture"
-BAD = sorted(path.stem for path in HISTORIES.glob("*.jsonl") if path.stem != "good")
+BAD = sorted(path.stem for path in HISTORIES.glob("*.jsonl") if path.stem not in ("good", "replay"))
 
 
 def history(name: str) -> list:
@@ -106,12 +106,21 @@ def torture(*arguments: str, code: int = 0) -> dict:
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def test_a_short_run_is_clean() -> None:
-    told = torture("--seconds", "8", "--seed", "2", "--profile", "net")
+def test_a_replay_does_what_was_recorded_and_no_more() -> None:
+    told = torture("--replay", str(HISTORIES / "replay.jsonl"))
+    assert told["violations"] == {}
+    assert told["faults"] == {"kill": 1, "reset": 1}
+    assert told["restarts"] == 1
+    assert told["pushes"] == 20 + 20 + 3
+
+
+def test_a_short_run_of_everything_is_clean() -> None:
+    told = torture("--seconds", "8", "--seed", "1")
     assert told["violations"] == {}
     assert told["pushes"] > 20
     assert told["checks"] > 20
-    assert len(told["faults"]) >= 3
+    assert len(told["faults"]) >= 5
+    assert told["restarts"] > 0
 
 
 def test_what_is_no_history_is_refused(tmp_path: Path) -> None:

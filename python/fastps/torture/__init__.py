@@ -2,7 +2,7 @@
 
 The pieces: :mod:`.plan` (every action, from a seed and a step), :mod:`.source`, :mod:`.run` (executes them),
 :mod:`.servers`, :mod:`.proxy`, :mod:`.faults`, :mod:`.hostile` and :mod:`.http2` (what is done to servers),
-:mod:`.client_lane`, :mod:`.client` and :mod:`.verbs` (a client, its process, what it does), :mod:`.witness`
-and :mod:`.auditor` (those beside them), :mod:`.tensors`, :mod:`.history` (the record, JSON lines),
+:mod:`.client_lane` and :mod:`.client` (a client, and its process), :mod:`.witness` and :mod:`.auditor` (those
+beside them), :mod:`.tensors`, :mod:`.history` (the record, JSON lines),
 :mod:`.check` (the checker, pure functions of a history), :mod:`.report` and :mod:`.command`.
 """

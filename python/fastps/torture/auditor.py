@@ -42,6 +42,7 @@ class Auditor:
         try:
             if self._ps is None:
                 self._ps = fastps.connect(self._addresses, timeout=TIMEOUT)
+                self._history.add("life", step, life=None, slot=None)
                 began, lag = time.monotonic(), self._lag.seconds()
             result = call(self._ps)
         except Exception as caught:

@@ -9,8 +9,8 @@ belongs to; None for the run's own). Kinds:
 - ``server``: ``shard``, ``what`` (``started``, ``killed``, ``terminated``, ``stopped``, ``continued``,
   ``died``), ``pid``
 - ``second``: ``shard``, ``started``: whether a second server came up on the first one's directory
-- ``life``: a client begins: ``life`` (its number), ``slot``; ``ended``: ``life``, ``how`` (``killed``,
-  ``closed``, ``gave up``)
+- ``life``: a client begins: ``life`` (its number; None: the auditor's), ``slot``; ``ended``: ``life``,
+  ``how`` (``killed``, ``closed``, ``gave up``)
 - ``ask``: ``life``, ``n``, ``verb``, ``parts`` ([[tensor, slice, units], ...] that it changes), ``limit``
   (seconds)
 - ``done``: ``life``, ``n``, ``verb``, ``took``, ``limit``, ``lag`` (seconds that the machine kept the

@@ -80,26 +80,30 @@ def _empty_data(k: int) -> bytes:
 
 def _hello(k: int) -> bytes:
     """A session of yet another client."""
-    message = http2.fixed64(2, http2.incarnation()) + http2.text(3, b"torture")
-    return http2.call("Hello", 2 * k + 1, message)
+    return http2.Stranger().hello(2 * k + 1)
 
 
 def _registrations(address: str, args: Args) -> dict[str, Any]:
     """Registrations that are begun and never finished, of tensors far beyond what the servers have."""
-    client = http2.incarnation()
-    hello = http2.call("Hello", 1, http2.fixed64(2, client))
+    client = http2.Stranger()
     optimizer = http2.text(1, b"sgd")
 
     def register(k: int) -> bytes:
         elements = args["slices"] * 63 * 4096
         shape = http2.text(2, http2.varint(0, elements)[1:])
-        spec = http2.text(1, b"hostile/%d/%d" % (client, k)) + shape + http2.varint(3, 1) + http2.varint(4, 1)
+        spec = (
+            http2.text(1, b"hostile/%d/%d" % (client.number, k))
+            + shape
+            + http2.varint(3, 1)
+            + http2.varint(4, 1)
+        )
         spec += http2.text(5, b"default") + http2.text(6, optimizer)
-        return http2.call("Register", 2 * k + 3, http2.text(1, spec) + http2.fixed64(2, client))
+        message = http2.text(1, spec) + http2.fixed64(2, client.number)
+        return http2.call("Register", 2 * k + 3, message, client.secret)
 
     sent = 0
     with contextlib.suppress(OSError), contextlib.closing(Peer(address, patience=10.0)) as peer:
-        peer.send(hello)
+        peer.send(client.hello(1))
         peer.read(0.2)
         for sent in range(args["count"]):
             if not peer.send(register(sent)):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import socket
 import struct
 import time
 
-__all__ = ["Peer", "call", "fixed64", "frame", "text", "varint"]
+__all__ = ["Peer", "Stranger", "call", "fixed64", "frame", "text", "varint"]
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -26,8 +27,8 @@ def _literal(name: bytes, value: bytes) -> bytes:
     return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
-def request(path: str, stream: int) -> bytes:
-    """The headers of a gRPC call."""
+def request(path: str, stream: int, secret: bytes = b"") -> bytes:
+    """The headers of a gRPC call, in the name of the client with this secret."""
     fields = {
         b":method": b"POST",
         b":scheme": b"http",
@@ -37,14 +38,16 @@ def request(path: str, stream: int) -> bytes:
         b"te": b"trailers",
         b"grpc-timeout": b"5S",
     }
+    if secret:
+        fields[b"fastps-secret-bin"] = base64.b64encode(secret)
     block = b"".join(_literal(name, value) for name, value in fields.items())
     return frame(HEADERS, END_HEADERS, stream, block)
 
 
-def call(method: str, stream: int, message: bytes) -> bytes:
+def call(method: str, stream: int, message: bytes, secret: bytes = b"") -> bytes:
     """A whole unary call of `fastps.v1.Control`."""
     body = b"\0" + struct.pack(">I", len(message)) + message
-    return request(f"/fastps.v1.Control/{method}", stream) + frame(DATA, END_STREAM, stream, body)
+    return request(f"/fastps.v1.Control/{method}", stream, secret) + frame(DATA, END_STREAM, stream, body)
 
 
 def varint(field: int, value: int) -> bytes:
@@ -128,6 +131,14 @@ class Peer:
             self._socket.close()
 
 
-def incarnation() -> int:
-    """A client's number."""
-    return int.from_bytes(os.urandom(8), "little") | 1
+class Stranger:
+    """A client's number and secret, and its `Hello`."""
+
+    def __init__(self) -> None:
+        self.number = int.from_bytes(os.urandom(8), "little") | 1
+        self.secret = os.urandom(16)
+
+    def hello(self, stream: int) -> bytes:
+        """The call that opens a session."""
+        message = varint(1, 1) + fixed64(2, self.number) + text(3, b"torture") + text(6, self.secret)
+        return call("Hello", stream, message)

@@ -35,7 +35,7 @@ def counts(events: Sequence[Event], violations: Sequence[Violation]) -> dict[str
         "refused": sum(event["error"] is not None for event in done),
         "doubts": sum(len(event["doubts"]) for event in done),
         "losses_told": sum(lost[2] or 0 for event in done for lost in event["lost"]),
-        "clients": sum(event["ev"] == "life" for event in events),
+        "clients": sum(event["ev"] == "life" and event["life"] is not None for event in events),
         "restarts": sum(event["ev"] == "server" and event["what"] == "started" for event in events),
         "faults": dict(sorted(faults.items())),
         "checks": sum(event["ev"] in _CHECKS for event in events),

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import fastps
+from fastps.torture.client.life import Life
 from fastps.torture.history import History
 from fastps.torture.lag import Lag
 from fastps.torture.plan import CLIENTS, SLOTS
 from fastps.torture.tensors import DENSE
-from fastps.torture.verbs import Life
 
 __all__ = ["Witness"]
 

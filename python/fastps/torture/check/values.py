@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from fastps.torture.check.ledger import Books, Key
 from fastps.torture.check.violation import Violation
@@ -13,6 +12,9 @@ from fastps.torture.tensors import COUNTED, WORKERS
 __all__ = ["doubt", "ledger", "monotone", "told"]
 
 _ENDS = ("killed", "terminated", "died")
+
+_SILENT = ("stats", "worker", "step", "flush", "close_worker", "close")
+"""Calls that raise no loss, or are another client's."""
 
 
 def _books(events: Sequence[Event]) -> Iterator[tuple[Event, Books]]:
@@ -117,50 +119,69 @@ def _workers(event: Event, books: Books, told: bool) -> Iterator[Violation]:
                 yield Violation("ledger" if told or value > high else "told", event.get("step"), evidence)
 
 
+class _Untold:
+    """What a call saw of a restart that it met; the next call of the same client must tell it."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int | None, list[tuple[str, Violation]]] = {}
+
+    def add(self, life: int | None, tensor: str, violation: Violation) -> None:
+        self._waiting.setdefault(life, []).append((tensor, violation))
+
+    def take(self, event: Event) -> Iterator[Violation]:
+        if event["ev"] == "life":
+            self._waiting.pop(event["life"], None)
+        if event["ev"] == "done" and event["verb"] not in _SILENT:
+            told = {lost[0] for lost in event["lost"]}
+            yield from (v for tensor, v in self._waiting.pop(event["life"], []) if tensor not in told)
+
+
 def told(events: Sequence[Event]) -> Iterator[Violation]:
-    """Every loss is told, once, by the first call after it."""
+    """Every loss is told, once: by the first call after the restart, or the next if the first met it."""
     logged = _ack(events) == "logged"
     crashed = False
+    untold = _Untold()
     for event, books in _books(events):
+        step = event.get("step")
         crashed |= event["ev"] == "server" and event["what"] in _ENDS
         if logged or not crashed:
             continue
+        yield from untold.take(event)
         for key, value in _own(event):
             low, _ = books.accounts[key].bounds_without_fates
             if value < low:
-                yield Violation(
-                    "told", event.get("step"), f"{_what(key)}: {value:g} of {low:g}, and no loss was told"
-                )
+                evidence = f"{_what(key)}: {value:g} of {low:g}, and no loss was told"
+                untold.add(key[0], key[1], Violation("told", step, evidence))
         for key, value in _all(event, books):
             low, _ = books.accounts[key].bounds_without_fates
             if event.get("final", False) and key[0] in books.settled and value < low:
-                yield Violation(
-                    "told", event.get("step"), f"{_what(key)}: {value:g} of {low:g}, and no loss was told"
-                )
+                yield Violation("told", step, f"{_what(key)}: {value:g} of {low:g}, and no loss was told")
         if event["ev"] == "told":
             own = books.told[event["life"]]
             if own is not None and own != event["own"]:
-                evidence = (
-                    f"client {event['life']} was told of {own} lost pushes; its counter says {event['own']}"
+                who = f"client {event['life']}"
+                yield Violation(
+                    "told", step, f"{who} was told of {own} lost pushes, and counts {event['own']}"
                 )
-                yield Violation("told", event.get("step"), evidence)
 
 
 def monotone(events: Sequence[Event]) -> Iterator[Violation]:
-    """What a client has seen it does not see undone, unless a loss was told."""
+    """What a client has seen it does not see undone, unless a loss is told as `told` says."""
     layout: dict[str, list[int]] = {}
-    newest: dict[tuple[Any, str, int], int] = {}
+    newest: dict[tuple[int | None, str, int], int] = {}
     values: dict[Key, float] = {}
+    untold = _Untold()
     for event in events:
+        yield from untold.take(event)
         if event["ev"] == "layout":
             layout = dict(event["tensors"])
+        if event["ev"] == "life" and event["life"] is None:
+            newest = {key: version for key, version in newest.items() if key[0] is not None}
         if event["ev"] == "done":
-            for tensor, shard, own, _, now in event["lost"]:
-                for k, where in enumerate(layout.get(tensor, [])):
-                    if where == shard:
-                        newest[event["life"], tensor, k] = now
-                        if own != 0:
-                            values.pop((event["life"], tensor, k), None)
+            for tensor, shard, _, _, now in event["lost"]:
+                for k in (k for k, where in enumerate(layout.get(tensor, [])) if where == shard):
+                    newest[event["life"], tensor, k] = now
+                    values.pop((event["life"], tensor, k), None)
         if event["ev"] != "seen":
             continue
         for tensor, k, version, _ in event["parts"]:
@@ -168,12 +189,12 @@ def monotone(events: Sequence[Event]) -> Iterator[Violation]:
             if version is not None and version < seen:
                 who = "the auditor" if event["life"] is None else f"client {event['life']}"
                 evidence = f"slice {k} of {tensor!r}: {who} saw version {seen}, then {version}"
-                yield Violation("monotone", event.get("step"), evidence)
+                untold.add(event["life"], tensor, Violation("monotone", event.get("step"), evidence))
             newest[event["life"], tensor, k] = seen if version is None else version
         for key, value in _own(event):
             if value < values.get(key, 0.0):
                 evidence = f"{_what(key)}: it saw {values[key]:g} of its own, then {value:g}"
-                yield Violation("monotone", event.get("step"), evidence)
+                untold.add(key[0], key[1], Violation("monotone", event.get("step"), evidence))
             values[key] = value
 
 
@@ -182,9 +203,11 @@ def doubt(events: Sequence[Event]) -> Iterator[Violation]:
     logged = _ack(events) == "logged"
     began: dict[tuple[int, int], Event] = {}
     fates: dict[tuple[int, int], str] = {}
+    crashed = False
     gave_up = {event["life"] for event in events if event["ev"] == "ended" and event["how"] == "gave up"}
     for event, books in _books(events):
         step = event.get("step")
+        crashed |= event["ev"] == "server" and event["what"] in _ENDS
         if event["ev"] == "done":
             began |= {(event["life"], number): event for number, _, _ in event["doubts"]}
         if event["ev"] == "fate":
@@ -207,6 +230,8 @@ def doubt(events: Sequence[Event]) -> Iterator[Violation]:
             account = books.accounts[key_of_value]
             low, high = account.bounds
             loose = account.bounds_without_fates
+            # With "applied" one that was told to be applied may be lost, and that is told later.
+            low = low if logged or not crashed else loose[0]
             if loose[0] <= value <= loose[1] and not low <= value <= high:
                 evidence = (
                     f"{_what(key_of_value)}: {value:g}; by what was told of its doubts {low:g} to {high:g}"

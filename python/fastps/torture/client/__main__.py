@@ -18,9 +18,9 @@ from typing import Any
 
 import fastps
 from fastps import _process
+from fastps.torture.client.life import Life
 from fastps.torture.lag import Lag
 from fastps.torture.plan import SLOTS
-from fastps.torture.verbs import Life
 
 PATIENCE = 60.0
 """Seconds in which servers must come back."""
