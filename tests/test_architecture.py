@@ -49,6 +49,7 @@ UNSAFE_FILES = {
     "rust/python/src/buffer/dlpack.rs",
     "rust/python/src/live.rs",
     "rust/python/src/openmp.rs",
+    "rust/rpc/src/trim.rs",
     "rust/rpc/src/wire/shm/memory.rs",
 }
 

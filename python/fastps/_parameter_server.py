@@ -664,6 +664,7 @@ def connect(
         ConnectionLostError, DeadlineError: No server there; says where it tried.
         PermissionDeniedError: A server's certificate is not trusted, it does not accept ours, or one
             end speaks TLS and the other does not; a Unix socket is another user's.
+        CapacityError: This process may open no more files, or a server has no memory for another client.
         ConfigError: An address or option is invalid, a TLS file cannot be read, or a server keeps no log for
             ``ack="logged"``.
     """

@@ -5,6 +5,7 @@ mod checkpoint;
 mod signals;
 
 use crate::config::ServerConfig;
+use crate::open_files;
 use crate::server::Server;
 use crate::tls::TlsFiles;
 use clap::Parser;
@@ -22,9 +23,6 @@ const STOP: Duration = Duration::from_secs(4);
 
 /// What `--copy-to` is for: rustdoc would take the URLs for links.
 const COPY_TO: &str = "Copy each snapshot there, too: s3://BUCKET/PREFIX, with the AWS_... settings of the environment, or file:///FOLDER";
-
-/// Open files that a server asks for, if it may have so many.
-const OPEN_FILES: u64 = 1 << 16;
 
 /// Serves shards of a fastps parameter server. `checkpoint` in place of options looks at data directories: see `checkpoint --help`.
 #[derive(Debug, Parser)]
@@ -123,18 +121,6 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.ok_or_else(|| format!("{text:?} is no number of seconds"))
 }
 
-/// Every connection is an open file, and the usual limit of 1,024 is meant for programs that cannot deal with more.
-fn raise_open_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let most = limit.maximum.map_or(OPEN_FILES, |maximum| maximum.min(OPEN_FILES));
-    if limit.current.is_some_and(|current| current < most)
-        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(most), ..limit })
-    {
-        tracing::warn!(%error, "the limit of open files stays as it is");
-    }
-}
-
 /// What is logged: a level, or levels of modules (`info,h2=debug`). A level that is misspelt would be taken for a module, and
 /// nothing be logged at all.
 fn log_filter(wanted: &str) -> Result<Targets> {
@@ -178,7 +164,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     // A second call in one process keeps the first one's subscriber.
     let _ = tracing_subscriber::registry().with(lines).with(filter).try_init();
-    raise_open_files();
+    open_files::raise();
     match serve(args) {
         Ok(()) => 0,
         Err(error) => {

@@ -11,6 +11,7 @@ use crate::node::{Node, Phase, Principal};
 use crate::openings::{Openings, Place};
 use crate::room::{AT_REST, Room};
 use crate::tls::{self, ServerTls};
+use crate::trim;
 use crate::turn_away::{Farewell, linger, turn_away};
 use crate::wire::{ASK, LOANS, Lender, MAX_FRAME, NATIVE, SHARED_BYTES, Socket};
 use bytes::{Bytes, BytesMut};
@@ -103,6 +104,7 @@ pub(crate) struct Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         self.node.connections.fetch_sub(1, Ordering::Relaxed);
+        trim::closed();
     }
 }
 

@@ -22,6 +22,7 @@ mod local;
 mod map;
 mod native;
 mod node;
+mod open_files;
 mod openings;
 mod portions;
 mod recovering;
@@ -33,6 +34,7 @@ mod session;
 mod settle;
 mod socket_file;
 mod tls;
+mod trim;
 mod turn_away;
 mod wire;
 

@@ -15,6 +15,7 @@ use crate::reservation::Reservations;
 use crate::session::Sessions;
 use crate::settle::settle;
 use crate::tls::ServerTls;
+use crate::trim;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
 use fastps_core::portions::Portions;
@@ -372,7 +373,7 @@ fn restore_places(shard: &Shard, catalog: &Catalog) {
     catalog.complete.iter().for_each(|group| shard.groups().note_complete(*group));
 }
 
-/// Ends leases that ran out, and reminds of an open door.
+/// Ends leases that ran out, gives memory back, and reminds of an open door.
 async fn sweep(node: Arc<Node>, danger: Option<&'static str>) {
     let shortest = node.sessions.lease().min(node.reservations.lease());
     let period = (shortest / 4).clamp(Duration::from_millis(5), Duration::from_secs(1));
@@ -382,6 +383,7 @@ async fn sweep(node: Arc<Node>, danger: Option<&'static str>) {
     loop {
         ticks.tick().await;
         node.sweep(period);
+        trim::give_back();
         if let Some(danger) = danger
             && warned.is_none_or(|at| at.elapsed() >= Duration::from_mins(1))
         {

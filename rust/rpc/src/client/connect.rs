@@ -14,9 +14,10 @@ use crate::convert;
 use crate::secret::Secret;
 use crate::tls::{ClientTls, TlsFiles};
 use crate::wire::SPIN;
-use crate::{local, socket_file};
+use crate::{local, open_files, socket_file};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_proto::v1 as pb;
+use futures_util::future::try_join_all;
 use http::uri::Authority;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -141,6 +142,7 @@ impl Client {
         }
         addresses.iter().try_for_each(|address| check_local(address, options.transport))?;
         let tls = ClientTls::load(&options.tls, options.tls_server_name.as_deref())?;
+        open_files::raise();
         let driver = Driver::start(options.spin)?;
         let (secret, name) = (Secret::draw()?, options.name.clone());
         let caller = Caller { name, secret: secret.clone(), tls: tls.clone(), ack: options.ack, deadline };
@@ -190,6 +192,7 @@ impl Client {
         driver.spawn(Deadlines::run(client.deadlines.clone(), client.closed.subscribe()));
         let (map, link, shards) = (client.map.clone(), client.links[0].clone(), client.links.len());
         client.block(map::refresh(&map, &link, shards, Vec::new(), deadline))?;
+        client.block(async { try_join_all(client.links.iter().map(|link| link.begun(deadline))).await })?;
         Ok(Arc::new(client))
     }
 

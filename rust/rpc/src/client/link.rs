@@ -26,7 +26,8 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
-use tokio::sync::Notify;
+use std::time::Instant;
+use tokio::sync::{Notify, watch};
 use tonic::transport::Channel;
 
 /// What became of an abandoned frame.
@@ -56,6 +57,8 @@ pub(super) struct Link {
     pub(super) queue: Mutex<Queue>,
     /// Tells the driver that the link was closed or that its lease is lost.
     pub(super) changed: Notify,
+    /// What became of the first attempt to connect.
+    first: watch::Sender<Option<Result<()>>>,
 }
 
 impl Link {
@@ -81,7 +84,31 @@ impl Link {
             shared,
             queue: Mutex::new(queue),
             changed: Notify::new(),
+            first: watch::Sender::new(None),
         })
+    }
+
+    /// An attempt to connect is over.
+    pub(super) fn note_attempt(&self, error: Option<&Error>) {
+        self.first.send_if_modified(|first| {
+            let is_first = first.is_none();
+            first.get_or_insert_with(|| error.cloned().map_or(Ok(()), Err));
+            is_first
+        });
+    }
+
+    /// Waits for the first attempt to connect. Fails if it has met a limit, which others would meet, too; what else went wrong
+    /// is tried again.
+    pub(super) async fn begun(&self, deadline: Instant) -> Result<()> {
+        let mut first = self.first.subscribe();
+        let tried = tokio::time::timeout_at(deadline.into(), first.wait_for(Option::is_some)).await;
+        match tried.ok().and_then(|first| first.ok()?.clone()) {
+            Some(Err(mut error)) if error.kind == Kind::Capacity => {
+                error.message = format!("cannot connect to {}: {}", self.address, error.message);
+                Err(error.shard(self.shard))
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn shard(&self) -> u32 {

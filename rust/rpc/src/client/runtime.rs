@@ -1,5 +1,6 @@
 //! What runs a client's tasks: started by connect, never at import.
 
+use crate::open_files;
 use crate::wire::Spin;
 use fastps_core::error::{Error, Kind, Result};
 use std::pin::pin;
@@ -56,7 +57,10 @@ pub(super) struct Driver {
 impl Driver {
     pub(super) fn start(spin: Duration) -> Result<Arc<Self>> {
         Spin::check(spin)?;
-        let fail = |e| Error::new(Kind::Internal, format!("the client's runtime cannot start: {e}"));
+        let fail = |e| {
+            let failed = || Error::new(Kind::Internal, format!("the client's runtime cannot start: {e}"));
+            open_files::exhausted(&e).unwrap_or_else(failed)
+        };
         // A caller takes each slice before the next is read: the interval after which it is asked again is 1.
         let driver = Arc::new(Self {
             runtime: Builder::new_current_thread().event_interval(1).enable_all().build().map_err(fail)?,

@@ -26,7 +26,9 @@ const ATTEMPT: Duration = Duration::from_secs(5);
 pub(super) async fn drive(link: Arc<Link>) {
     let mut pause = FIRST_PAUSE;
     while !link.is_closed() {
-        let error = match attempt(open(&link)).await {
+        let attempted = attempt(open(&link)).await;
+        link.note_attempt(attempted.as_ref().err());
+        let error = match attempted {
             Ok((session, stream)) => {
                 link.opened();
                 pause = FIRST_PAUSE;

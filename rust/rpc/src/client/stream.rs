@@ -85,6 +85,11 @@ fn check(headers: &HeaderMap, server: u64) -> Result<()> {
 pub(super) fn broken(result: Result<(), h2::Error>) -> Error {
     match result {
         Ok(()) => Error::new(Kind::Connection, "the server closed the connection"),
-        Err(error) => Error::new(Kind::Connection, status(&error).message()),
+        Err(error) => {
+            // It says why in words.
+            let full = error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM);
+            let kind = if full { Kind::Capacity } else { Kind::Connection };
+            Error::new(kind, status(&error).message())
+        }
     }
 }

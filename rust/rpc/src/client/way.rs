@@ -3,6 +3,7 @@
 
 use super::runtime::lock;
 use crate::local;
+use crate::open_files;
 use crate::tls::{self, ClientTls};
 use crate::wire::{LocalStream, Socket};
 use fastps_core::error::{Error, Kind, Result};
@@ -104,9 +105,13 @@ async fn shared(socket: &Path, spin: Duration) -> io::Result<std::result::Result
 }
 
 fn failed(error: io::Error) -> Error {
-    Error::new(Kind::Connection, format!("cannot connect: {error}"))
+    let failed = || Error::new(Kind::Connection, format!("cannot connect: {error}"));
+    open_files::exhausted(&error).unwrap_or_else(failed)
 }
 
 fn absent(error: io::Error, address: &str) -> Error {
-    failed(error).expected("the server's Unix socket, of this user on this machine", address)
+    match failed(error) {
+        error if error.kind == Kind::Capacity => error,
+        error => error.expected("the server's Unix socket, of this user on this machine", address),
+    }
 }

@@ -1,6 +1,7 @@
 //! The error map: core [`Error`] <-> [`pb::Refusal`] <-> [`tonic::Status`], whose details hold a `google.rpc.Status`.
 
 use super::kinds::{self, kind_from_name, kind_name};
+use crate::open_files;
 use fastps_core::error::{Details, Error, Kind};
 use fastps_proto::{MAX_MESSAGE_BYTES, v1 as pb};
 use prost::Message;
@@ -132,8 +133,14 @@ pub fn error_from_status(status: &Status) -> Error {
     if let Some(refusal) = refusal_in(status) {
         return error_from_refusal(refusal);
     }
-    if let Some(reason) = denied_by_tls(status) {
+    if let Some(reason) =
+        of_the_system(status, |io| (io.kind() == io::ErrorKind::PermissionDenied).then(|| io.to_string()))
+    {
+        // Why TLS refused the server, or the server this client: trying again changes nothing.
         return Error::new(Kind::Denied, reason);
+    }
+    if let Some(error) = of_the_system(status, open_files::exhausted) {
+        return error;
     }
     let kind = match status.code() {
         Code::NotFound => Kind::UnknownTensor,
@@ -160,13 +167,12 @@ pub fn timed_out(status: &Status) -> bool {
     status.code() == Code::Cancelled && status.message() == TimeoutExpired(()).to_string()
 }
 
-/// Why TLS refused the server, or the server this client: trying again changes nothing.
-fn denied_by_tls(status: &Status) -> Option<String> {
+/// What one of the system's errors behind a status tells.
+fn of_the_system<T>(status: &Status, tell: impl Fn(&io::Error) -> Option<T>) -> Option<T> {
     let mut causes = std::iter::successors(std::error::Error::source(status), |error| error.source());
     causes.find_map(|error| {
         let io = error.downcast_ref::<io::Error>();
-        let io = io.or_else(|| error.downcast_ref::<h2::Error>()?.get_io())?;
-        (io.kind() == io::ErrorKind::PermissionDenied).then(|| io.to_string())
+        tell(io.or_else(|| error.downcast_ref::<h2::Error>()?.get_io())?)
     })
 }
 

@@ -11,7 +11,8 @@ use fastps_core::verbs::{ParameterServer, PushOptions};
 use fastps_rpc::client::{Client, ConnectOptions};
 use fastps_rpc::convert::{self, Answer, Read};
 use fastps_rpc::{Server, ServerConfig};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read as _, Write};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -125,6 +126,33 @@ async fn clients_at_rest_take_little_and_disturb_nobody() {
     header(&mut frame).client = CLIENT + 1;
     sending.send_data(message(&frame), false).unwrap();
     assert_eq!(answers.next().await.0, 7);
+}
+
+#[test]
+fn the_memory_of_closed_connections_is_given_back() {
+    let server = Process::start(1 << 30);
+    // It raises this process's limit of open files, too.
+    let options = ConnectOptions { timeout: PATIENT, ..ConnectOptions::default() };
+    let client = Client::connect(std::slice::from_ref(&server.address), options).unwrap();
+    let before = server.resident();
+    let open = |_| {
+        let mut socket = TcpStream::connect(&server.address).unwrap();
+        socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
+        // The server has begun with it.
+        socket.read_exact(&mut [0; 9]).unwrap();
+        socket
+    };
+    let open: Vec<_> = (0..1200).map(open).collect();
+    let taken = server.resident() - before;
+    println!("{taken} bytes of memory for {} connections", open.len());
+    assert!(taken > 8 << 20, "nothing to give back");
+    drop(open);
+    let begin = Instant::now();
+    while server.resident() > before + taken / 4 {
+        assert!(begin.elapsed() < PATIENT, "{} of {taken} bytes stay", server.resident() - before);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    client.stats(PATIENT).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

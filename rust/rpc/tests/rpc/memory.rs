@@ -415,6 +415,16 @@ async fn connections_and_streams_for_which_there_is_no_room_are_told_so() {
     let error = error.unwrap_err();
     assert_eq!(error.kind, Kind::Capacity, "{error}");
     assert!(error.to_string().contains("memory is full") && begin.elapsed() < PATIENT / 2, "{error}");
+    // One for which its first connection fits, and no stream of frames, does so, too.
+    drop(peers.pop());
+    until("room for one connection", || counter(&server, "connections") == peers.len() as u64).await;
+    let addresses = server.addresses().to_vec();
+    let options = ConnectOptions { timeout: PATIENT, ..ConnectOptions::default() };
+    let begin = Instant::now();
+    let error = tokio::task::spawn_blocking(move || Client::connect(&addresses, options)).await.unwrap();
+    let error = error.unwrap_err();
+    assert_eq!(error.kind, Kind::Capacity, "{error}");
+    assert!(error.to_string().contains("memory is full") && begin.elapsed() < PATIENT / 2, "{error}");
     // The connections that are there go on, and a stream that does not fit is refused like any call.
     let status = peers[0].exchange().await.err().unwrap();
     assert_full(&convert::error_from_status(&status));
