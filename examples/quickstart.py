@@ -6,7 +6,7 @@ x = np.random.default_rng(0).standard_normal((256, 10), np.float32)
 y = x @ np.arange(10, dtype=np.float32)
 params = {"w": np.zeros(10, np.float32)}
 
-with fastps.serve(shards=2) as server, fastps.connect(server.addresses) as ps:
+with fastps.serve(shards=2) as server, fastps.connect(server.address_list) as ps:
     ps.register("w", params["w"], optimizer=fastps.Adagrad(lr=1.0))
     worker = fastps.Worker(ps, params, mode=fastps.Local(push_every=1, pull_every=1, lr=0.05))
     for _ in range(200):

@@ -58,3 +58,12 @@ def test_interpreter_exit_does_not_hang(work):
         f"s.register('w', np.zeros(3, np.float32), fastps.SGD()); {work}; print('end')"
     )
     assert run(code) == "end"
+
+
+def test_parts_with_packages_of_their_own_are_imported_when_they_are_named():
+    pytest.importorskip("sklearn")
+    code = (
+        "import sys, fastps; before = 'fastps.hogwild' in sys.modules; "
+        "print(before, fastps.hogwild.__name__, fastps.torch.__name__)"
+    )
+    assert run(code) == "False fastps.hogwild fastps.torch"

@@ -113,7 +113,7 @@ __all__ = [
 ]
 
 #: Parts that not everybody needs, most of them with packages of their own; imported when they are named.
-_EXTRAS = ("checkpoint", "data", "jax", "torch")
+_EXTRAS = ("checkpoint", "data", "hogwild", "jax", "torch")
 
 
 def __getattr__(name: str) -> _ModuleType:

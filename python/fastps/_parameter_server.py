@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, SupportsIndex, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 
 from fastps import _fastps
+from fastps._checks import integer, invalid
 from fastps._fastps import ErrorFeedback, Receipt, Versions
 from fastps._handles import Bound, PushHandle, PushPulled, Receipts
 from fastps._lost import warn_of
@@ -19,6 +20,7 @@ from fastps._types import Array, File
 from fastps.codecs import Codec
 from fastps.errors import ConfigError, Lost
 from fastps.optim import SGD, Optimizer
+from fastps.server import Server
 
 __all__ = ["ParameterServer", "PushOptions", "TensorSpec", "connect"]
 
@@ -618,8 +620,33 @@ def _check_gradient(name: Any, grad: Any) -> None:
     )
 
 
+def _addresses(given: Any) -> str:
+    """Addresses as one text; `given` as for `connect`."""
+    if isinstance(given, Server):
+        return given.addresses
+    if isinstance(given, str):
+        listed = given.split(",")
+    elif isinstance(given, Iterable) and not isinstance(given, bytes):
+        listed = [_address(one) for one in given]
+    else:
+        return _address(given)
+    if len(listed) > 1 and all(len(one) <= 1 for one in listed):
+        expected = "server.addresses as it is, a str, or the list server.address_list"
+        got = f"the characters of a str, {listed[0]!r}, {listed[1]!r}, ..."
+        raise ConfigError(f"invalid addresses: expected {expected}; got {got}", expected=expected, got=got)
+    return ",".join(listed)
+
+
+def _address(one: Any) -> str:
+    if isinstance(one, str):
+        return one
+    if isinstance(one, SupportsIndex) and not isinstance(one, bool):
+        return f"127.0.0.1:{integer('port', one, 1, 65535)}"
+    raise invalid("addresses", "a Server, a port, 'host:port' or a list of these", one)
+
+
 def connect(
-    addresses: str | Sequence[str],
+    addresses: str | int | Server | Iterable[str | int],
     timeout: float = 30.0,
     check_finite: bool = True,
     transport: Literal["tcp", "unix", "shm"] | None = None,
@@ -633,11 +660,15 @@ def connect(
 ) -> ParameterServer:
     """Connects to the shards of a parameter server.
 
+    A client that waits for a server for a second says so, once for each wait, as a warning of the logger
+    ``"fastps"``; a slow answer of a server that is there is an ``INFO`` record.
+
     Args:
         addresses: ``"host:port,host:port"`` or a list of ``"host:port"``, in any order; one is enough to find
-            the others. ``"unix:///path"`` is a server on this machine that was given this path
-            (``--listen-unix``): calls and tensors reach it there alone, without TLS. Shards that are not
-            named are reached over TCP, so name the sockets of all.
+            the others. Or what `fastps.serve` returned, or a port of this machine, such as 7070.
+            ``"unix:///path"`` is a server on this machine that was given this path (``--listen-unix``): calls
+            and tensors reach it there alone, without TLS. Shards that are not named are reached over TCP, so
+            name the sockets of all.
         timeout: Seconds after which a call gives up; each verb can override it.
         check_finite: Scan gradients for NaN and infinity before anything is sent. False saves that scan:
             the servers refuse slices with such values in any case, and what is encoded is looked at slice
@@ -668,7 +699,7 @@ def connect(
         ConfigError: An address or option is invalid, a TLS file cannot be read, or a server keeps no log for
             ``ack="logged"``.
     """
-    text = addresses if isinstance(addresses, str) else ",".join(addresses)
+    text = _addresses(addresses)
     options: dict[str, Any] = {
         "timeout": timeout,
         "check_finite": check_finite,

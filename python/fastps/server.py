@@ -18,8 +18,9 @@ class Server:
     """Shard servers in this process, from `serve`.
 
     Attributes:
-        addresses: ``"host:port,host:port"`` of the shards, as `fastps.connect` takes it.
-        address_list: The same as a list.
+        address_list: ``"host:port"`` of each shard, in the order of their indices.
+        addresses: The same as one ``str``, ``"host:port,host:port"``. `fastps.connect` takes either, and the
+            server itself.
     """
 
     __slots__ = ("_native", "address_list", "addresses")
@@ -116,7 +117,7 @@ def serve(
         ConfigError: A port or the path of a Unix socket is in use, an address is off loopback without TLS or
             `insecure`, an option is invalid, or a TLS file cannot be read.
 
-    >>> with fastps.serve(shards=2) as server, fastps.connect(server.addresses) as ps:
+    >>> with fastps.serve(shards=2) as server, fastps.connect(server.address_list) as ps:
     ...     ps.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=0.5))
     ...     receipt = ps.push("w", np.ones(3, np.float32))
     ...     ps.pull("w")

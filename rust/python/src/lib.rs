@@ -19,6 +19,7 @@ mod server;
 mod sparse;
 mod steps;
 mod values;
+mod waits;
 
 use pyo3::prelude::*;
 
@@ -49,6 +50,15 @@ mod _fastps {
     use super::steps::LocalSteps;
     #[pymodule_export]
     use super::values::{Receipt, Receipts, Versions};
+    use pyo3::prelude::*;
+
+    /// What the module does when it is imported.
+    #[pymodule_init]
+    #[allow(clippy::unnecessary_wraps)] // its type is PyO3's
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::waits::listen();
+        Ok(())
+    }
 
     #[pymodule_export]
     #[allow(non_upper_case_globals)]

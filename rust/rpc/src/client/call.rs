@@ -4,6 +4,7 @@ use super::doubt::{Doubt, Residue};
 use super::link::{Abandoned, Link};
 use super::payload::Memory;
 use super::runtime::{Process, lock};
+use super::waiting;
 use crate::wire::{Pace, Spin};
 use bytes::Bytes;
 use fastps_core::error::{Error, Kind, Result};
@@ -12,7 +13,7 @@ use fastps_core::verbs::Caller;
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
@@ -57,6 +58,9 @@ pub(super) enum Outcome {
 /// A call under way.
 pub(super) struct Call {
     process: Process,
+    begun: Instant,
+    /// For what it waits was said.
+    told: AtomicBool,
     pub(super) deadline: Instant,
     /// A push or assignment: sent and unanswered means in doubt.
     pub(super) identified: bool,
@@ -114,8 +118,17 @@ impl Call {
             callbacks: Vec::new(),
         };
         let state = Mutex::new(state);
-        let call =
-            Arc::new(Self { process, deadline, identified, parts, memories, state, changed: Notify::new() });
+        let call = Arc::new(Self {
+            process,
+            begun: Instant::now(),
+            told: AtomicBool::new(false),
+            deadline,
+            identified,
+            parts,
+            memories,
+            state,
+            changed: Notify::new(),
+        });
         call.memories.iter().for_each(|memory| memory.belongs_to(Arc::downgrade(&call)));
         call
     }
@@ -265,6 +278,10 @@ impl Call {
                 }
             }
             let now = Instant::now();
+            let tell_at = (!self.told.load(Ordering::Relaxed)).then(|| self.begun + waiting::AFTER);
+            if tell_at.is_some_and(|at| now >= at) {
+                self.say_for_what_it_waits();
+            }
             if let Some(caller) = &mut caller
                 && now >= asked + ASKED
             {
@@ -287,8 +304,21 @@ impl Call {
             } else {
                 until
             };
+            let next = tell_at.filter(|at| *at > now).map_or(next, |at| next.min(at));
             // Too late is found out above.
             let _ = tokio::time::timeout_at(next.into(), spin.wait(changed, &pace)).await;
+        }
+    }
+
+    /// Once for each call, of the first part that is not answered.
+    fn say_for_what_it_waits(&self) {
+        if self.told.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let open = (0..self.parts.len()).find(|part| lock(&self.state).is_open(*part));
+        if let Some(part) = open {
+            let (what, text) = self.parts[part].link.waits_for();
+            waiting::say(what, &text);
         }
     }
 
@@ -321,7 +351,11 @@ impl Part {
         self.tag() == next.tag() && Arc::ptr_eq(&self.link, &next.link)
     }
 
-    pub(super) fn refused(&self, error: Error) -> Error {
+    pub(super) fn refused(&self, mut error: Error) -> Error {
+        // A slice's number says nothing to a user. What is still being registered says when to come again.
+        if error.kind == Kind::UnknownTensor && error.retry_after_ms.is_none() {
+            error.message = self.link.gone(&self.name);
+        }
         error.tensor(self.name.clone()).shard(self.link.shard())
     }
 

@@ -8,6 +8,7 @@ use super::map;
 use super::runtime::{Driver, Process, random};
 use super::session::{drive, jitter};
 use super::stats::Counters;
+use super::waiting::{self, Wait};
 use super::way::{Transport, Way};
 use super::{Client, Shared, after, control};
 use crate::convert;
@@ -283,14 +284,17 @@ async fn meet_all(addresses: Vec<String>, caller: &Caller) -> Result<Vec<Met>> {
 async fn meet(address: &str, caller: Caller) -> Result<Met> {
     let Caller { name, secret, tls, ack, deadline } = caller;
     let mut pause = Duration::from_millis(20);
-    let mut last = None;
+    let mut last: Option<Error> = None;
+    let mut wait = Wait::begin();
     let tls = tls.as_ref().filter(|_| local::path(address).is_none());
     let channel = control::channel(address, tls)?;
     loop {
         let client = random()?;
         let who = Who { client, secret: &secret, name: &name, ack };
         let hello = control::hello(channel.clone(), who, false);
-        match tokio::time::timeout_at(deadline.into(), hello).await {
+        let attempt = tokio::time::timeout_at(deadline.into(), hello);
+        let what = || waiting::server(address, last.as_ref().map(|error| &*error.message));
+        match wait.on(attempt, what).await {
             Ok(Ok(hello)) => {
                 return Ok(Met { address: address.to_owned(), channel, client, hello });
             }

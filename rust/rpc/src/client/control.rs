@@ -3,6 +3,7 @@
 use super::connect::Ack;
 use super::link::Link;
 use super::session::jitter;
+use super::waiting::{self, Wait};
 use crate::control::CAN_LOG;
 use crate::convert;
 use crate::local;
@@ -72,12 +73,17 @@ pub(super) async fn hello(channel: Channel, who: Who<'_>, renew: bool) -> Result
     let answer = ControlClient::new(channel).hello(request).await;
     let answer = answer.map_err(|status| convert::error_from_status(&status))?.into_inner();
     // An older server does not know the question.
-    if ack == Ack::Logged && !answer.capabilities.iter().any(|can| can == CAN_LOG) {
+    if ack == Ack::Logged && !keeps_data(&answer) {
         return Err(Error::new(Kind::Precondition, "the server keeps no log")
             .shard(answer.shard)
             .expected("a server with --data-dir, or ack=\"applied\"", "ack=\"logged\""));
     }
     Ok(answer)
+}
+
+/// Whether a server has a data directory.
+pub(super) fn keeps_data(hello: &pb::HelloResponse) -> bool {
+    hello.capabilities.iter().any(|can| can == CAN_LOG)
 }
 
 /// Makes a call, again while the connection fails, until the deadline. Errors name the shard, and where the last attempt was
@@ -91,13 +97,19 @@ where
     F: Future<Output = Result<Response<T>, Status>>,
 {
     let mut pause = FIRST_PAUSE;
-    let mut before = None;
+    let mut before: Option<Error> = None;
+    let mut wait = Wait::begin();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let client = ControlClient::with_interceptor(link.channel()?, link.shared.secret.clone())
             .max_decoding_message_size(fastps_proto::MAX_MESSAGE_BYTES)
             .max_encoding_message_size(fastps_proto::MAX_MESSAGE_BYTES);
-        let error = match tokio::time::timeout(left, send(client, left)).await {
+        let attempt = tokio::time::timeout(left, send(client, left));
+        let what = || match &before {
+            Some(error) => waiting::server(&link.address, Some(&error.message)),
+            None => link.waits_for(),
+        };
+        let error = match wait.on(attempt, what).await {
             Ok(Ok(answer)) => return Ok(answer.into_inner()),
             Ok(Err(status)) if !convert::timed_out(&status) => convert::error_from_status(&status),
             // The channel counts the time, too.

@@ -12,8 +12,9 @@ use super::payload::Payload;
 use super::push::Frame;
 use super::queue::{Known, MOST_UNANSWERED, Pending, Queue, Waiter};
 use super::runtime::{Driver, lock, random};
+use super::waiting::{self, WaitsFor};
 use super::way::Way;
-use super::{Shared, stats};
+use super::{Shared, control, stats};
 use crate::convert::{self, Route};
 use bytes::Bytes;
 use fastps_core::error::{Error, Kind, Result};
@@ -23,7 +24,7 @@ use fastps_proto::v1 as pb;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
 use std::time::Instant;
@@ -51,6 +52,10 @@ pub(super) struct Link {
     /// For control calls; a closed link has none, so that the connection ends.
     channel: Mutex<Option<Channel>>,
     pub(super) lease: std::time::Duration,
+    /// The server is another one than the client met first.
+    restarted: AtomicBool,
+    /// The server has a data directory.
+    keeps_data: AtomicBool,
     pub(super) driver: Weak<Driver>,
     pub(super) way: Way,
     pub(super) shared: Arc<Shared>,
@@ -79,6 +84,8 @@ impl Link {
             address,
             channel: Mutex::new(Some(channel)),
             lease: std::time::Duration::from_millis(u64::from(hello.lease_ms.max(300))),
+            restarted: AtomicBool::new(false),
+            keeps_data: AtomicBool::new(control::keeps_data(hello)),
             driver: Arc::downgrade(driver),
             way,
             shared,
@@ -319,6 +326,29 @@ impl Link {
         lock(&self.queue).is_drained()
     }
 
+    /// Why a tensor that was here is not here any more, as far as that is known.
+    pub(super) fn gone(&self, name: &str) -> String {
+        match (self.restarted.load(Ordering::Relaxed), self.keeps_data.load(Ordering::Relaxed)) {
+            (true, false) => {
+                format!(
+                    "the server restarted without data: tensor {name:?} is gone; start it with --data-dir"
+                )
+            }
+            (true, true) => format!("the server restarted, and its data directory has no tensor {name:?}"),
+            (false, _) => format!("tensor {name:?} is not registered any more"),
+        }
+    }
+
+    /// For what an unanswered frame waits.
+    pub(super) fn waits_for(&self) -> (WaitsFor, String) {
+        let queue = lock(&self.queue);
+        if queue.session == 0 {
+            return waiting::server(&self.address, queue.last_error.as_ref().map(|error| &*error.message));
+        }
+        let text = format!("waiting for an answer of shard {} at {}", self.shard, self.address);
+        (WaitsFor::Answer, text)
+    }
+
     /// Starts a session: everything unanswered will be sent, in its order.
     pub(super) fn begin(&self) -> u64 {
         let mut queue = lock(&self.queue);
@@ -352,9 +382,11 @@ impl Link {
     /// The server's incarnation as a hello told it. Another one than before has a map of its own. It may have recovered what
     /// the former one knew of this client: then it has renewed the client's session, and what was sent is sent again, under its
     /// identity.
-    pub(super) fn met(&self, server: u64) {
+    pub(super) fn met(&self, hello: &pb::HelloResponse) {
         let mut queue = lock(&self.queue);
-        if std::mem::replace(&mut queue.server, server) != server {
+        self.keeps_data.store(control::keeps_data(hello), Ordering::Relaxed);
+        if std::mem::replace(&mut queue.server, hello.server) != hello.server {
+            self.restarted.store(true, Ordering::Relaxed);
             queue.ask_what_is_left();
             let lost = std::mem::take(&mut queue.lost);
             drop(queue);

@@ -7,7 +7,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
 use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_proto::v1 as pb;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
@@ -59,6 +59,8 @@ pub(super) struct Map {
 struct State {
     epoch: u64,
     entries: BTreeMap<Arc<str>, Arc<Entry>>,
+    /// Names that shard 0 listed once, and does not list any more.
+    gone: BTreeSet<Arc<str>>,
 }
 
 impl Map {
@@ -93,6 +95,7 @@ impl Map {
 
     pub(super) fn insert(&self, entry: Arc<Entry>) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        state.gone.remove(&entry.spec.name);
         state.entries.insert(entry.spec.name.clone(), entry);
     }
 
@@ -104,13 +107,24 @@ impl Map {
     fn update(&self, epoch: u64, asked: &[String], entries: Vec<Arc<Entry>>) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         if asked.is_empty() || epoch != state.epoch {
-            state.entries.clear();
+            let before = std::mem::take(&mut state.entries);
+            state.gone.extend(before.into_keys());
         }
         state.epoch = epoch;
         for name in asked {
-            state.entries.remove(name.as_str());
+            if let Some((name, _)) = state.entries.remove_entry(name.as_str()) {
+                state.gone.insert(name);
+            }
         }
-        state.entries.extend(entries.into_iter().map(|entry| (entry.spec.name.clone(), entry)));
+        for entry in entries {
+            state.gone.remove(&entry.spec.name);
+            state.entries.insert(entry.spec.name.clone(), entry);
+        }
+    }
+
+    /// Whether a name was listed once and is not any more.
+    pub(super) fn is_gone(&self, name: &str) -> bool {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).gone.contains(name)
     }
 }
 

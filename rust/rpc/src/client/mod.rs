@@ -28,11 +28,13 @@ mod sparse;
 mod stats;
 mod stream;
 mod verbs;
+mod waiting;
 mod way;
 
 pub use checkpoint::Snapshot;
 pub use connect::{Ack, ConnectOptions};
 pub(crate) use control::channel;
+pub use waiting::{WaitsFor, on_wait};
 pub use way::Transport;
 
 use crate::secret::Secret;
@@ -166,13 +168,21 @@ impl Client {
                 return Ok((epoch, found.into_iter().flatten().collect()));
             };
             if asked {
-                let message =
-                    format!("no tensor of this name is registered at {}", self.addresses().join(", "));
-                return Err(Error::new(Kind::UnknownTensor, message).tensor(first));
+                return Err(self.unknown(first));
             }
             self.refresh(missing, deadline).map_err(|error| error.tensor(first))?;
         }
         Err(Error::new(Kind::Internal, "the map was asked and did not answer"))
+    }
+
+    /// The error of a name that shard 0 does not list.
+    fn unknown(&self, name: String) -> Error {
+        let message = if self.map.is_gone(&name) {
+            self.links[0].gone(&name)
+        } else {
+            format!("no tensor of this name is registered at {}", self.addresses().join(", "))
+        };
+        Error::new(Kind::UnknownTensor, message).tensor(name)
     }
 
     /// Brings the map up to date with shard 0, for some tensors or for all.

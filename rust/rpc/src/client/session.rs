@@ -108,7 +108,7 @@ async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
         let why = "the cluster has another number of shards now: connect anew";
         return Err(Error::new(Kind::Connection, why).expected(link.shards, answer.cluster.len()));
     }
-    link.met(answer.server);
+    link.met(&answer);
     Ok(())
 }
 

@@ -1,0 +1,183 @@
+"""Where `fastps.connect` goes, for what a client says that it waits, and what a restart without data is."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import fastps
+
+ONES = np.ones(3, np.float32)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+# -- addresses -----------------------------------------------------------------------------------------------
+
+
+def test_a_server_a_port_and_lists_are_addresses() -> None:
+    with fastps.serve(shards=2) as server:
+        port = int(server.address_list[0].rpartition(":")[2])
+        for addresses in (
+            server,
+            server.addresses,
+            server.address_list,
+            tuple(server.address_list),
+            port,
+            np.int64(port),
+            [port],
+            [server.address_list[0]],
+            iter(server.address_list),
+        ):
+            with fastps.connect(addresses) as ps:
+                assert sorted(ps.transport) == sorted(server.address_list)
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, 3.5, True, 0, 65536, [None], [["127.0.0.1:1"]], b"host-a:7070"], ids=repr
+)
+def test_what_is_no_address_is_refused(wrong: object) -> None:
+    with pytest.raises(fastps.ConfigError, match="invalid"):
+        fastps.connect(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong", [list("127.0.0.1:7070"), ",".join("127.0.0.1:7070,127.0.0.1:7071")], ids=["list", "str"]
+)
+def test_the_characters_of_addresses_are_no_addresses(wrong: str | list[str]) -> None:
+    with pytest.raises(
+        fastps.ConfigError, match=r"server\.address_list; got the characters of a str, '1', '2'"
+    ):
+        fastps.connect(wrong)
+
+
+# -- waiting -------------------------------------------------------------------------------------------------
+
+
+def told(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == "fastps" and r.levelno == level]
+
+
+def test_connect_says_for_which_server_it_waits(caplog: pytest.LogCaptureFixture) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with pytest.raises(fastps.ConnectionLostError):
+        fastps.connect(address, timeout=1.5)
+    (text,) = told(caplog)
+    assert text.startswith(f"waiting for the server at {address}: ")
+
+
+CALLS: dict[str, Callable[[fastps.ParameterServer], object]] = {
+    "pull": lambda ps: ps.pull("w", timeout=1.5),
+    "push": lambda ps: ps.push("w", ONES, timeout=1.5),
+    "push_async": lambda ps: ps.push_async("w", ONES, timeout=1.5).result(),
+    "names": lambda ps: ps.names(timeout=1.5),
+}
+
+
+@pytest.fixture(scope="module")
+def deserted() -> fastps.ParameterServer:
+    """A client whose server is gone."""
+    with fastps.serve() as server:
+        ps = fastps.connect(server)
+        ps.register("w", ONES, optimizer=fastps.SGD(lr=1.0))
+    return ps
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_says_once_for_which_server_it_waits(
+    deserted: fastps.ParameterServer, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    with pytest.raises((fastps.ConnectionLostError, fastps.DeadlineError, fastps.PartialPush)):
+        CALLS[call](deserted)
+    (text,) = told(caplog)
+    (address,) = deserted.transport
+    assert text.startswith(f"waiting for the server at {address}: ")
+
+
+def test_a_slow_answer_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fastps")
+    mode = fastps.Sync(workers=2)
+    with fastps.serve() as server, fastps.connect(server) as ps:
+        ps.register("w", ONES, optimizer=fastps.SGD(lr=1.0))
+        one, two = (fastps.Worker(ps, {"w": ONES}, mode=mode) for _ in range(2))
+        step = threading.Thread(target=one.step, args=[{"w": ONES}])
+        step.start()
+        end = time.monotonic() + 60
+        while not told(caplog, logging.INFO):
+            assert time.monotonic() < end, "nothing is said"
+            time.sleep(0.02)
+        two.step({"w": ONES})
+        step.join()
+        one.close()
+        two.close()
+    assert told(caplog, logging.INFO)[0] == f"waiting for an answer of shard 0 at {server.addresses}"
+    assert told(caplog) == []
+
+
+# -- a restart without data ----------------------------------------------------------------------------------
+
+
+def until_it_raises(call: Callable[[], object]) -> fastps.FastpsError:
+    """What a call raises once the client has met the server again."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            call()
+        except (fastps.UnknownTensorError, fastps.PartialPush) as error:
+            return error
+    raise AssertionError("it does not raise")
+
+
+GONE = 'the server restarted without data: tensor "w" is gone; start it with --data-dir'
+
+
+@pytest.mark.parametrize("call", ["pull", "push", "versions", "state"])
+def test_a_server_that_came_back_without_its_data_says_so(call: str) -> None:
+    with fastps.serve() as server:
+        ps = fastps.connect(server)
+        ps.register("w", ONES, optimizer=fastps.SGD(lr=1.0))
+        ps.push("w", ONES)
+    with fastps.serve(listen=server.addresses) as again:
+        args = ("w", ONES) if call == "push" else ("w",)
+        error = until_it_raises(lambda: getattr(ps, call)(*args))
+        assert GONE in str(error)
+        assert error.tensor == "w"
+        with pytest.raises(fastps.UnknownTensorError, match="no tensor of this name is registered"):
+            ps.pull("never")
+        with fastps.connect(again) as other:
+            other.register("w", 2 * ONES, optimizer=fastps.SGD(lr=1.0))
+        np.testing.assert_array_equal(ps.pull("w"), 2 * ONES)
+        ps.close()
+
+
+def test_one_shard_of_two_that_came_back_without_its_data() -> None:
+    cluster = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    large = np.zeros(600_000, np.float32)
+    with fastps.serve(listen=cluster[0], cluster=cluster):
+        with fastps.serve(listen=cluster[1], cluster=cluster):
+            ps = fastps.connect(cluster)
+            ps.register("w", large, optimizer=fastps.SGD(lr=1.0))
+        with fastps.serve(listen=cluster[1], cluster=cluster):
+            error = until_it_raises(lambda: ps.pull("w"))
+            assert GONE in str(error)
+            assert error.shard == 1
+            ps.close()
+
+
+def test_a_tensor_that_another_client_has_removed_is_not_the_server_s_loss() -> None:
+    with fastps.serve() as server, fastps.connect(server) as ps, fastps.connect(server) as other:
+        ps.register("w", ONES, optimizer=fastps.SGD(lr=1.0))
+        other.unregister("w")
+        for _ in range(2):
+            with pytest.raises(fastps.UnknownTensorError, match='"w" is not registered any more'):
+                ps.pull("w")
