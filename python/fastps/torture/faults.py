@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,7 +42,7 @@ def _kill_twice(shard: Shard, witness: Witness, args: Args, step: int) -> None:
 
 def _terminate(shard: Shard, witness: Witness, args: Args, step: int) -> None:
     witness.push(args, step)
-    shard.terminate(step)
+    shard.terminate(signal.Signals[args["signal"]], step)
     shard.start(step)
     witness.call(args, step)
 

@@ -136,12 +136,10 @@ NAMES, NAME = 30, 1000
 
 
 def names_are_charged(addresses: list[str], history: History, step: int | None) -> None:
-    """Registers tensors with long names, and records by how much shard 0's counted memory grew."""
+    """Registers tensors with long names, and records by how much shard 0's count of its map grew."""
 
     def used(ps: fastps.ParameterServer) -> int:
-        counters = ps.stats()["shards"][0]["counters"]
-        # Connections come and go meanwhile.
-        return int(counters["memory_used"] - counters["memory_connections"] - counters["memory_answers"])
+        return int(ps.stats()["shards"][0]["counters"].get("memory_map", 0))
 
     def names() -> Iterator[str]:
         return (f"charged/{step}/{k}/".ljust(NAME, "x") for k in range(NAMES))

@@ -86,6 +86,10 @@ def _kill(chance: _Chance) -> dict[str, Any]:
     return {**_pause(chance), "pushes": chance.choice([0, 1, 20, 20, 20]), "first": first}
 
 
+def _terminate(chance: _Chance) -> dict[str, Any]:
+    return {**_kill(chance), "signal": chance.choice(["SIGTERM", "SIGHUP"])}
+
+
 def _for_a_while(chance: _Chance) -> dict[str, Any]:
     return {**_pause(chance), "seconds": _between(0.1, 1.5, chance)}
 
@@ -148,7 +152,7 @@ _DEATHS: _Deck = {"killed": _killed, "stopped": _stopped}
 _CRASHES: _Deck = {
     "kill": _kill,
     "kill_twice": _kill,
-    "terminate": _kill,
+    "terminate": _terminate,
     "stop": _for_a_while,
     "second": _pause,
     "remove_folder": _for_a_while,

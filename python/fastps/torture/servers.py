@@ -113,14 +113,14 @@ class Shard:
         self._tell("killed", step)
         self.child.kill()
 
-    def terminate(self, step: int | None) -> None:
-        """SIGTERM; SIGKILL if it does not end in time, which is a fault of its own."""
+    def terminate(self, number: signal.Signals, step: int | None) -> None:
+        """Asks it to end by a signal; SIGKILL if it does not in time, which is a fault of its own."""
         self._tell("terminated", step)
-        self.child.process.terminate()
+        self.child.process.send_signal(number)
         try:
             self.child.process.wait(END)
         except subprocess.TimeoutExpired:
-            self.hung(step, f"the server does not end within {END:g} s of SIGTERM")
+            self.hung(step, f"the server does not end within {END:g} s of {number.name}")
             self.child.kill()
 
     def hung(self, step: int | None, text: str) -> None:

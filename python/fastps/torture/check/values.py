@@ -11,7 +11,8 @@ from fastps.torture.tensors import COUNTED, WORKERS
 
 __all__ = ["doubt", "ledger", "monotone", "told"]
 
-_ENDS = ("killed", "terminated", "died")
+_ENDS = ("killed", "died")
+"""Whatever else ends a server, it loses nothing."""
 
 _SILENT = ("stats", "worker", "step", "flush", "close_worker", "close")
 """Calls that raise no loss, or are another client's."""
