@@ -14,6 +14,8 @@ const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 /// Flag of a DATA frame: the last one of its stream.
 const END_STREAM: u8 = 1;
+/// Flag of SETTINGS and PING.
+const ACK: u8 = 1;
 /// The most control frames that may come in a row, and how many there may be at first.
 const MOST: u32 = 768;
 /// What each DATA frame earns, and how many of its bytes earn one more.
@@ -71,10 +73,10 @@ impl Allowance {
     /// These bytes were sent.
     pub(crate) fn sent(&mut self, bytes: &[u8]) {
         let mut earned = 0_u32;
-        self.outgoing.pass(bytes, |kind, _, length| match kind {
+        self.outgoing.pass(bytes, |kind, flags, length| match kind {
             DATA if length > 0 => earned = earned.saturating_add(PER_DATA + length / BYTES),
-            // These are acknowledged.
-            SETTINGS | PING => earned += 1,
+            // These are acknowledged. Acknowledgements of the client's own earn it nothing.
+            SETTINGS | PING if flags & ACK == 0 => earned += 1,
             _ => {}
         });
         self.earn(earned);
@@ -169,6 +171,24 @@ mod tests {
         {
             let admitted = admitted(&mut Allowance::new(0), kind, length);
             assert!((MOST..1000).contains(&admitted), "{admitted} of type {kind}");
+        }
+    }
+
+    #[test]
+    fn an_acknowledgement_earns_no_further_frame() {
+        for (kind, length) in [(SETTINGS, 0), (PING, 8)] {
+            let mut allowance = Allowance::new(0);
+            let admitted = (0..10_000).find(|_| {
+                allowance.sent(&frame(kind, ACK, length));
+                !allowance.received(&frame(kind, 0, length))
+            });
+            assert!(admitted.is_some_and(|admitted| admitted < 1000), "{admitted:?} of type {kind}");
+            // Those that the server asks for are free.
+            let mut allowance = Allowance::new(0);
+            for _ in 0..10_000 {
+                allowance.sent(&frame(kind, 0, length));
+                assert!(allowance.received(&frame(kind, ACK, length)));
+            }
         }
     }
 
