@@ -55,7 +55,8 @@ def _flood(address: str, count: int, parts: Callable[[int], bytes]) -> dict[str,
         cut = False
         while sent < count and peer.send(b"".join(parts(k) for k in range(sent, sent + BATCH))):
             sent += BATCH
-        peer.read(0.2)
+        # Longer than a server is stopped.
+        peer.read(3.0 if sent >= 2000 else 0.2)
         cut = peer.cut
     return {"sent": sent, "cut": cut}
 

@@ -19,6 +19,10 @@ SLACK = 64 * 2**20
 DESCRIPTORS = 8
 """More files than at the start that a server may have open at the end: those of the log and of a snapshot."""
 
+CUT = ("ping", "settings", "window_update", "priority", "unknown_frame")
+FLOOD = 2000
+"""Frames of these kinds after which a connection must have been cut."""
+
 _TYPED = {
     "CapacityError", "ConfigError", "ConnectionLostError", "DeadlineError", "FencedError", "LeaseError",
     "PartialPush", "PermissionDeniedError", "StalePush", "UnavailableError", "UnknownOutcomeError",
@@ -33,6 +37,9 @@ def budget(events: Sequence[Event]) -> Iterator[Violation]:
     start: dict[int, dict[str, int]] = {}
     end: dict[int, Event] = {}
     for event in events:
+        if event["ev"] == "attack" and event["kind"] in CUT and event["sent"] >= FLOOD and not event["cut"]:
+            evidence = f"{event['sent']} {event['kind']} frames, and the connection goes on"
+            yield Violation("budget", event.get("step"), evidence)
         if event["ev"] == "charged" and event["grown"] < event["least"]:
             evidence = f"{event['least']} bytes of names were registered; {event['grown']} were counted"
             yield Violation("budget", event.get("step"), evidence)
