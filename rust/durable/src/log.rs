@@ -296,13 +296,14 @@ impl Log {
             drop(queue);
             let end = group.end;
             let result = writer.write(group, |piece| self.written(piece));
-            if result.is_ok() && self.queue().waiting.bytes == 0 {
-                // Otherwise what comes next says it.
+            if result.is_ok() && !writer.segment.tells_slowly() && self.queue().waiting.bytes == 0 {
+                // Otherwise what comes next says it, or this thread when nothing comes.
                 writer.segment.tell();
             }
             self.note_written(&writer, end, result);
             self.make_room();
         }
+        writer.segment.tell();
         writer.segment.trim();
     }
 
@@ -368,6 +369,12 @@ impl Log {
             let left = LAZY.saturating_sub(since);
             if left.is_zero() {
                 return Some(queue);
+            }
+            if lingers.is_zero() && writer.segment.has_news() {
+                drop(queue);
+                writer.segment.tell();
+                queue = self.queue();
+                continue;
             }
             queue.asleep = lingers.is_zero();
             let pause = if queue.asleep { left } else { left.min(lingers) };

@@ -40,6 +40,8 @@ pub(crate) struct Segment {
     lock: Arc<Lock>,
     /// The same file, where long appends can go past the system's cache.
     blocks: Option<Blocks>,
+    /// The last append went there.
+    direct: bool,
     /// Its length, of which the first part is durable.
     length: u64,
     durable: u64,
@@ -94,7 +96,20 @@ impl Segment {
 
     fn new(path: PathBuf, number: u64, file: File, length: u64, lock: Arc<Lock>) -> Self {
         let (blocks, forgotten) = (None, length);
-        Self { path, number, file, lock, blocks, length, durable: 0, told: 0, filled: 0, short: 0, forgotten }
+        Self {
+            path,
+            number,
+            file,
+            lock,
+            blocks,
+            direct: false,
+            length,
+            durable: 0,
+            told: 0,
+            filled: 0,
+            short: 0,
+            forgotten,
+        }
     }
 
     /// Appends frames, which it seals, and before them which part is durable, where the file does not say that yet.
@@ -108,6 +123,7 @@ impl Segment {
             frame::seal(frames);
             match fail("log_write").and_then(|()| blocks.append(&[&told, frames])) {
                 Ok(end) => {
+                    self.direct = true;
                     self.filled = self.filled.max(end);
                     self.has_grown(told.len() + frames.len());
                     return Ok(());
@@ -117,6 +133,7 @@ impl Segment {
                 Err(error) => return Err(failed("write", &self.path, &error)),
             }
         }
+        self.direct = false;
         if !told.is_empty() {
             self.write(&mut told)?;
         }
@@ -126,10 +143,21 @@ impl Segment {
     /// A frame that tells which part is durable, where that is news.
     fn news(&self) -> Vec<u8> {
         let mut told = Vec::new();
-        if self.durable > self.told {
+        if self.has_news() {
             frame::durable(&mut told, self.durable);
         }
         told
+    }
+
+    /// Whether the file does not say yet which part is durable.
+    pub(crate) fn has_news(&self) -> bool {
+        self.durable > self.told
+    }
+
+    /// Whether [`Segment::tell`] makes the next append wait for the disk once more: the system writes what its cache has of a
+    /// block before it writes the block past the cache.
+    pub(crate) fn tells_slowly(&self) -> bool {
+        self.direct
     }
 
     /// Says in the file which part is durable, without waiting for more frames: where one of them is damaged, a start then
@@ -137,12 +165,14 @@ impl Segment {
     pub(crate) fn tell(&mut self) {
         let mut told = self.news();
         frame::seal(&mut told);
+        self.told = self.durable;
         // What fails here fails with the next frames again, and they are not lost silently.
-        if !told.is_empty() && self.file.write_all_at(&told, self.length).is_ok() {
+        let is_own = || self.lock.check().is_ok();
+        if !told.is_empty() && is_own() && self.file.write_all_at(&told, self.length).is_ok() {
             if let Some(blocks) = &mut self.blocks {
                 blocks.passed(&told);
             }
-            (self.length, self.told) = (self.length + told.len() as u64, self.durable);
+            self.length += told.len() as u64;
         }
     }
 
@@ -189,7 +219,7 @@ impl Segment {
 
     /// Ends the file where its last frame ends. Zeros that stay do no harm.
     pub(crate) fn trim(&self) {
-        if self.filled > self.length {
+        if self.filled > self.length && self.lock.check().is_ok() {
             let _ = self.file.set_len(self.length);
         }
     }

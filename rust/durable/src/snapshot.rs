@@ -157,7 +157,9 @@ pub(crate) fn write(
     reach("snapshot_create");
     let written = write_into(&folder, number, subject, behind).and_then(|()| {
         let name = directory.generation(number);
-        let renamed = fail("snapshot_rename").and_then(|()| std::fs::rename(&folder, &name));
+        // Another server may have the directory by now.
+        let renamed = fail("snapshot_rename").and_then(|()| directory.lock().check());
+        let renamed = renamed.and_then(|()| std::fs::rename(&folder, &name));
         renamed.map_err(|error| failed("rename", &folder, &error))?;
         reach("snapshot_renamed");
         sync_directory(directory.path())

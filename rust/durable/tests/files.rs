@@ -436,6 +436,32 @@ fn damage_of_the_last_batch_is_no_torn_end() {
 }
 
 #[test]
+fn a_log_that_rests_tells_of_a_long_batch_too() {
+    let folder = Folder::new();
+    let world = World::open(&folder.0).unwrap();
+    world.session(1);
+    world.register(1, "w", SLICE, Apply::Exact, sgd());
+    world.push(1, 1, 1, 1.0, None);
+    world.sync();
+    let path = folder.0.join("log-00000001");
+    // What tells of it comes within moments: the log's thread waits for more first.
+    let end = |bytes: &[u8]| pushes_in(bytes).pop().unwrap().end;
+    let is_told = |bytes: &[u8]| bytes[end(bytes)..].starts_with(b"fpsR");
+    let late = std::time::Instant::now() + Duration::from_mins(1);
+    while !is_told(&std::fs::read(&path).unwrap()) {
+        assert!(std::time::Instant::now() < late, "nothing tells of it");
+        std::thread::yield_now();
+    }
+    let mut bytes = std::fs::read(&path).unwrap();
+    let last = pushes_in(&bytes).pop().unwrap();
+    bytes[last.end - 1] ^= 1;
+    drop(world);
+    std::fs::write(&path, &bytes).unwrap();
+    let error = World::open(&folder.0).err().unwrap();
+    assert!(error.message.contains("is damaged at byte"), "{error}");
+}
+
+#[test]
 fn a_snapshot_tells_how_much_of_the_log_was_durable() {
     let folder = Folder::new();
     let world = World::open(&folder.0).unwrap();
