@@ -143,9 +143,10 @@ impl ControlService {
 impl Control for ControlService {
     async fn hello(&self, request: Request<pb::HelloRequest>) -> Result<Response<pb::HelloResponse>, Status> {
         // Whose pushes wait for the disk must be known again after a restart.
-        let logged = request.get_ref().ack() == pb::Ack::Logged;
-        let access = if logged { Access::Lasting } else { Access::Change };
+        let logged = convert::wants_log(request.get_ref().ack);
+        let access = if matches!(logged, Ok(true)) { Access::Lasting } else { Access::Change };
         self.call(request, pb::Role::Reader, access, |node, peer, m| {
+            let logged = logged?;
             if logged && node.files.journal().is_none() {
                 node.files.check()?;
             }
@@ -375,7 +376,7 @@ impl Control for ControlService {
         request: Request<pb::CheckpointRequest>,
     ) -> Result<Response<pb::CheckpointResponse>, Status> {
         let asked = self.call(request, pb::Role::Admin, Access::Change, |_, _, asked| {
-            check_group(&asked.group)?;
+            check_cut(&asked)?;
             Ok(asked)
         });
         let asked = asked.await?;
@@ -417,7 +418,11 @@ fn held_too_long() -> Error {
     Error::new(Kind::Deadline, why)
 }
 
-fn check_group(group: &str) -> Result<()> {
+fn check_cut(asked: &pb::CheckpointRequest) -> Result<()> {
+    let pb::CheckpointRequest { group, cut } = asked;
+    if group.is_empty() && *cut != 0 {
+        return Err(Error::new(Kind::Config, "a cut is over a group").expected("a group, or no cut", cut));
+    }
     if group.len() <= MAX_NAME {
         return Ok(());
     }

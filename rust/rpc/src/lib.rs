@@ -15,6 +15,7 @@ pub mod config;
 mod control;
 pub mod convert;
 mod data;
+mod deadline;
 mod durable;
 mod gate;
 mod incoming;

@@ -5,6 +5,7 @@ use crate::config::{Bound, ServerConfig};
 use crate::control::ControlService;
 use crate::convert;
 use crate::data::DataService;
+use crate::deadline::Timely;
 use crate::durable::{self, Files, Snapshots, When};
 use crate::incoming;
 use crate::local::Local;
@@ -325,6 +326,7 @@ async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: O
     let others = tonic::transport::Server::builder()
         .layer(MapRequestLayer::new(incoming::Peer::keep_busy))
         .layer(MapResponseLayer::new(move |response| convert::unreadable_response(response, index)))
+        .layer(tower::layer::layer_fn(move |inner| Timely::new(inner, index)))
         .max_frame_size(1 << 20)
         .initial_stream_window_size(incoming::STREAM_WINDOW)
         .initial_connection_window_size(incoming::CONNECTION_WINDOW)

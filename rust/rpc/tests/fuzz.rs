@@ -174,7 +174,7 @@ fn parts() -> impl Strategy<Value = (pb::Header, Vec<u8>)> {
     (header(), prop::collection::vec(part, 0..4), table, 0..9_u8).prop_map(|(header, parts, table, odd)| {
         let mut header = pb::Header { slice: 0, count: 0, ..header };
         header.kind = if odd & 1 == 0 { pb::Kind::Gradient } else { pb::Kind::Pull }.into();
-        (header.codec, header.base_version) = (pb::Codec::Float32.into(), None);
+        (header.codec, header.base_version) = (pb::PayloadCodec::CodecFloat32.into(), None);
         let mut payload = Vec::new();
         for (slice, mut rows, elements) in parts {
             if odd < 7 {
@@ -295,7 +295,7 @@ fn gradient() -> pb::Header {
         kind: pb::Kind::Gradient.into(),
         slice: 1,
         count: ELEMENTS as u64,
-        codec: pb::Codec::Float32.into(),
+        codec: pb::PayloadCodec::CodecFloat32.into(),
         dtype: pb::DType::DtypeFloat32.into(),
         client: 9,
         sequence: 1,

@@ -51,7 +51,7 @@ impl CodecId {
         Self::ALL
             .into_iter()
             .find(|c| *c as u32 == id)
-            .ok_or_else(|| Error::new(Kind::Frame, "unknown codec").expected("1, 2, 3 or 4", id))
+            .ok_or_else(|| Error::new(Kind::Frame, "unknown value of codec").expected("1, 2, 3 or 4", id))
     }
 
     /// Whether the `n` values of a body were finite, as far as it tells.

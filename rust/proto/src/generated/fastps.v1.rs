@@ -25,7 +25,7 @@ pub struct Header {
     #[prost(fixed64, tag = "4")]
     pub count: u64,
     /// The codec of the payload.
-    #[prost(enumeration = "Codec", tag = "5")]
+    #[prost(enumeration = "PayloadCodec", tag = "5")]
     pub codec: i32,
     /// The element type of the tensor.
     #[prost(enumeration = "DType", tag = "6")]
@@ -852,40 +852,40 @@ impl Apply {
 /// How a body says the values of a slice; the bytes are in protos/README.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
-pub enum Codec {
+pub enum PayloadCodec {
     /// Only on frames without a body.
-    Unspecified = 0,
+    CodecUnspecified = 0,
     /// float32, little-endian.
-    Float32 = 1,
+    CodecFloat32 = 1,
     /// bfloat16, little-endian.
-    Bfloat16 = 2,
+    CodecBfloat16 = 2,
     /// One scale byte per 64 elements, then one signed byte per element.
-    Int8 = 3,
+    CodecInt8 = 3,
     /// Two float32 means per 1024 elements, then one bit per element.
-    Onebit = 4,
+    CodecOnebit = 4,
 }
-impl Codec {
+impl PayloadCodec {
     /// String value of the enum field names used in the ProtoBuf definition.
     ///
     /// The values are not transformed in any way and thus are considered stable
     /// (if the ProtoBuf definition does not change) and safe for programmatic use.
     pub fn as_str_name(&self) -> &'static str {
         match self {
-            Self::Unspecified => "CODEC_UNSPECIFIED",
-            Self::Float32 => "CODEC_FLOAT32",
-            Self::Bfloat16 => "CODEC_BFLOAT16",
-            Self::Int8 => "CODEC_INT8",
-            Self::Onebit => "CODEC_ONEBIT",
+            Self::CodecUnspecified => "CODEC_UNSPECIFIED",
+            Self::CodecFloat32 => "CODEC_FLOAT32",
+            Self::CodecBfloat16 => "CODEC_BFLOAT16",
+            Self::CodecInt8 => "CODEC_INT8",
+            Self::CodecOnebit => "CODEC_ONEBIT",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
     pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
         match value {
-            "CODEC_UNSPECIFIED" => Some(Self::Unspecified),
-            "CODEC_FLOAT32" => Some(Self::Float32),
-            "CODEC_BFLOAT16" => Some(Self::Bfloat16),
-            "CODEC_INT8" => Some(Self::Int8),
-            "CODEC_ONEBIT" => Some(Self::Onebit),
+            "CODEC_UNSPECIFIED" => Some(Self::CodecUnspecified),
+            "CODEC_FLOAT32" => Some(Self::CodecFloat32),
+            "CODEC_BFLOAT16" => Some(Self::CodecBfloat16),
+            "CODEC_INT8" => Some(Self::CodecInt8),
+            "CODEC_ONEBIT" => Some(Self::CodecOnebit),
             _ => None,
         }
     }
@@ -1062,7 +1062,7 @@ pub mod control_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// Control calls: small, rare, unary. Every call needs a deadline. A call whose request names a `client` carries that client's
+    /// Control calls: small, rare, unary. A call without a deadline has one of 60 s. A call whose request names a `client` carries that client's
     /// secret as metadata, `fastps-secret-bin`, and is refused with `denied` without it; Hello has it in its request.
     ///
     /// Roles: each call says who may make it. A principal with a higher role may do all that a lower one may:
@@ -1597,7 +1597,7 @@ pub mod control_server {
             request: tonic::Request<super::HoldRequest>,
         ) -> std::result::Result<tonic::Response<super::HoldResponse>, tonic::Status>;
     }
-    /// Control calls: small, rare, unary. Every call needs a deadline. A call whose request names a `client` carries that client's
+    /// Control calls: small, rare, unary. A call without a deadline has one of 60 s. A call whose request names a `client` carries that client's
     /// secret as metadata, `fastps-secret-bin`, and is refused with `denied` without it; Hello has it in its request.
     ///
     /// Roles: each call says who may make it. A principal with a higher role may do all that a lower one may:

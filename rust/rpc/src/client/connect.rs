@@ -290,7 +290,9 @@ async fn meet(address: &str, caller: Caller) -> Result<Met> {
     let channel = control::channel(address, tls)?;
     loop {
         let client = random()?;
-        let who = Who { client, secret: &secret, name: &name, ack };
+        // This end finds out first, and says more.
+        let within = deadline.saturating_duration_since(Instant::now()) + Duration::from_secs(1);
+        let who = Who { client, secret: &secret, name: &name, ack, within };
         let hello = control::hello(channel.clone(), who, false);
         let attempt = tokio::time::timeout_at(deadline.into(), hello);
         let what = || waiting::server(address, last.as_ref().map(|error| &*error.message));

@@ -57,12 +57,14 @@ pub(super) struct Who<'a> {
     pub(super) secret: &'a Secret,
     pub(super) name: &'a str,
     pub(super) ack: Ack,
+    /// How long the server may take.
+    pub(super) within: Duration,
 }
 
 /// One hello, tried once.
 pub(super) async fn hello(channel: Channel, who: Who<'_>, renew: bool) -> Result<pb::HelloResponse> {
-    let Who { client, secret, name, ack } = who;
-    let request = pb::HelloRequest {
+    let Who { client, secret, name, ack, within } = who;
+    let hello = pb::HelloRequest {
         protocol_minor: fastps_proto::PROTOCOL_MINOR,
         client,
         name: name.to_owned(),
@@ -70,7 +72,7 @@ pub(super) async fn hello(channel: Channel, who: Who<'_>, renew: bool) -> Result
         ack: if ack == Ack::Logged { pb::Ack::Logged } else { pb::Ack::Applied }.into(),
         secret: secret.bytes().into(),
     };
-    let answer = ControlClient::new(channel).hello(request).await;
+    let answer = ControlClient::new(channel).hello(request(hello, within)).await;
     let answer = answer.map_err(|status| convert::error_from_status(&status))?.into_inner();
     // An older server does not know the question.
     if ack == Ack::Logged && !keeps_data(&answer) {

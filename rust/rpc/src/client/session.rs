@@ -98,7 +98,14 @@ fn is_forgotten(error: &Error) -> bool {
 
 async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
     let shared = &link.shared;
-    let who = Who { client: link.client(), secret: &shared.secret, name: &shared.name, ack: shared.ack };
+    let who = Who {
+        client: link.client(),
+        secret: &shared.secret,
+        name: &shared.name,
+        ack: shared.ack,
+        // Whoever asks waits for less.
+        within: link.lease.max(ATTEMPT),
+    };
     let answer = control::hello(link.channel()?, who, renew).await?;
     if answer.shard != link.shard() {
         return Err(Error::new(Kind::Connection, format!("{} serves another shard now", link.address))

@@ -1,6 +1,7 @@
 //! Wire <-> core types, both ways, in one place: what comes from outside is checked here once, and nowhere else is a
 //! number of the wire given a meaning.
 
+mod ack;
 mod answer;
 mod error;
 mod kinds;
@@ -10,6 +11,7 @@ mod portion;
 mod request;
 mod spec;
 
+pub use ack::wants_log;
 pub use answer::{Answer, answer_from_frame, fenced, receipt, refused, values, version};
 pub(crate) use answer::{keeping, lent, snapshot};
 pub use error::{

@@ -1,5 +1,6 @@
 //! What binds a group, on the wire.
 
+use super::request::unknown;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::{Mode, Quorum, Seat};
 use fastps_proto::v1 as pb;
@@ -22,7 +23,9 @@ pub fn mode_to_wire(mode: Mode) -> pb::Mode {
 /// The seat that a request asks for. A setting that its mode does not have is refused.
 pub fn seat_from_wire(mode: Option<pb::Mode>, rank: Option<u32>, name: String) -> Result<Seat> {
     let wire = mode.unwrap_or_default();
-    let mode = match wire.kind() {
+    let kind = pb::ModeKind::try_from(wire.kind)
+        .map_err(|_| unknown("mode.kind", "free, bounded, sync or warm start", wire.kind))?;
+    let mode = match kind {
         pb::ModeKind::ModeFree => Mode::Free,
         pb::ModeKind::ModeBounded => Mode::Bounded { staleness: wire.staleness },
         pb::ModeKind::ModeWarmStart => Mode::WarmStart { steps: wire.steps },
@@ -58,8 +61,9 @@ mod tests {
             assert_eq!(seat, Seat { mode, rank: Some(2), name: "a".to_owned() });
         }
         let both = pb::Mode { workers: 2, ..mode_to_wire(Mode::Bounded { staleness: 3 }) };
-        for bad in [None, Some(both), Some(pb::Mode { kind: 99, ..pb::Mode::default() })] {
-            assert_eq!(seat_from_wire(bad, None, String::new()).unwrap_err().kind, Kind::Config);
+        let later = pb::Mode { kind: 99, ..pb::Mode::default() };
+        for (bad, why) in [(None, Kind::Config), (Some(both), Kind::Config), (Some(later), Kind::Frame)] {
+            assert_eq!(seat_from_wire(bad, None, String::new()).unwrap_err().kind, why);
         }
     }
 }

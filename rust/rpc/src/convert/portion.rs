@@ -1,5 +1,6 @@
 //! Questions for portions of samples, and their answers.
 
+use super::request::unknown;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::portions::{Answer, Ask, Given, Samples, Then};
 use fastps_proto::v1 as pb;
@@ -14,9 +15,7 @@ pub fn ask_from_wire(request: pb::PortionRequest) -> Result<Ask> {
         Ok(pb::PortionThen::Unspecified | pb::PortionThen::Take) => Then::Take,
         Ok(pb::PortionThen::Rest) => Then::Rest,
         Ok(pb::PortionThen::Leave) => Then::Leave,
-        Err(_) => {
-            return Err(Error::new(Kind::Frame, "unknown PortionThen").expected("1 to 3", request.then));
-        }
+        Err(_) => return Err(unknown("then", "1 to 3", request.then)),
     };
     let pb::PortionRequest { name, n, size, seed, worker, run, epoch, finished, .. } = request;
     Ok(Ask { samples: Samples { name: name.into(), n, size, seed }, worker, run, epoch, finished, then })

@@ -11,6 +11,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::{Action, Base, Identity, Push};
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
+use std::fmt;
 
 /// What a frame says about where it goes, common to all requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,17 +81,22 @@ pub fn crc32c(payload: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, payload) as u32
 }
 
-pub(super) fn codec_to_wire(codec: CodecId) -> pb::Codec {
+pub(super) fn codec_to_wire(codec: CodecId) -> pb::PayloadCodec {
     match codec {
-        CodecId::Float32 => pb::Codec::Float32,
-        CodecId::BFloat16 => pb::Codec::Bfloat16,
-        CodecId::Int8 => pb::Codec::Int8,
-        CodecId::OneBit => pb::Codec::Onebit,
+        CodecId::Float32 => pb::PayloadCodec::CodecFloat32,
+        CodecId::BFloat16 => pb::PayloadCodec::CodecBfloat16,
+        CodecId::Int8 => pb::PayloadCodec::CodecInt8,
+        CodecId::OneBit => pb::PayloadCodec::CodecOnebit,
     }
 }
 
 pub(super) fn malformed(message: impl Into<String>) -> Error {
     Error::new(Kind::Frame, message)
+}
+
+/// An enum's value that this version does not know.
+pub(super) fn unknown(field: &str, expected: &str, value: i32) -> Error {
+    malformed(format!("unknown value of {field}")).expected(expected, value)
 }
 
 fn correction_from_wire(correction: &pb::Correction) -> Correction {
@@ -103,20 +109,37 @@ pub(super) fn correction_to_wire(correction: Correction) -> pb::Correction {
     pb::Correction { delay_adaptive, max_staleness, reject, momentum_matching }
 }
 
-fn unset(used: bool, field: &str, kind: pb::Kind, is_set: bool) -> Result<()> {
-    if used || !is_set {
-        return Ok(());
+/// The value of a field that is set, for the error if its kind does not use it.
+type Set<'a> = Option<&'a dyn fmt::Display>;
+
+fn unset(used: bool, field: &str, kind: pb::Kind, set: Set<'_>) -> Result<()> {
+    match set {
+        Some(value) if !used => Err(malformed(format!("{} does not use {field}", kind.as_str_name()))
+            .expected("the field unset", value)),
+        _ => Ok(()),
     }
-    Err(malformed(format!("{} does not use {field}", kind.as_str_name()))
-        .expected("the field unset", "a value"))
+}
+
+/// A number or flag that is set if it is not the default.
+fn plain<T: fmt::Display + Default + PartialEq>(value: &T) -> Set<'_> {
+    (*value != T::default()).then_some(value)
+}
+
+/// One that may be set to the default, too.
+fn given<T: fmt::Display>(value: Option<&T>) -> Set<'_> {
+    value.map(|value| value as &dyn fmt::Display)
+}
+
+/// A message, which is not written out.
+fn message<T>(value: Option<&T>) -> Set<'_> {
+    value.map(|_| &"a message" as &dyn fmt::Display)
 }
 
 /// Reads a request. The error names the field; the caller answers it with the tag of the header, if there is one.
 pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     let h = frame.header.as_ref().ok_or_else(|| malformed("the frame has no header"))?;
-    let kind = pb::Kind::try_from(h.kind).map_err(|_| {
-        malformed("unknown kind of frame").expected("a request of this protocol version", h.kind)
-    })?;
+    let kind = pb::Kind::try_from(h.kind)
+        .map_err(|_| unknown("kind", "a request of this protocol version", h.kind))?;
     let (gradient, assign, state) =
         (kind == pb::Kind::Gradient, kind == pb::Kind::Assign, kind == pb::Kind::AssignState);
     let pushes = gradient || assign || state;
@@ -130,35 +153,36 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     }
     let sparse = !h.parts.is_empty() && (gradient || kind == pb::Kind::Pull);
     let whole = gradient && !sparse;
-    for (used, field, is_set) in [
-        (!sparse, "slice beside parts", h.slice != 0),
-        (pushes && !sparse, "count", h.count != 0),
-        (pushes, "codec", h.codec != 0),
-        (pushes, "dtype", h.dtype != 0),
-        (pushes || resolve, "sequence", h.sequence != 0),
-        (whole, "base_version", h.base_version.is_some()),
-        (whole, "base_own", h.base_own.is_some()),
-        (gradient, "lr", h.lr.is_some()),
-        (gradient, "scale", h.scale.is_some()),
-        (gradient, "correction", h.correction.is_some()),
-        (pushes || sparse, "crc32c", h.crc32c.is_some()),
-        (whole, "want_values", h.want_values),
-        (state, "step", h.step.is_some()),
-        (false, "version", h.version.is_some()),
-        (false, "own", h.own.is_some()),
-        (false, "staleness", h.staleness.is_some()),
-        (false, "duplicate", h.duplicate),
-        (false, "refusal", h.refusal.is_some()),
-        (assign, "reservation", h.reservation != 0),
-        (false, "weight", h.weight.is_some()),
-        (false, "have_version", h.have_version.is_some()),
-        (false, "min_version", h.min_version.is_some()),
-        (false, "lent", h.lent.is_some()),
-        (sparse, "parts", !h.parts.is_empty()),
-        (sparse && gradient, "table", h.table.is_some()),
-        (pushes || sparse, "payload", !frame.payload.is_empty()),
+    let (parts, bytes) = (h.parts.len(), frame.payload.len());
+    for (used, field, set) in [
+        (!sparse, "slice beside parts", plain(&h.slice)),
+        (pushes && !sparse, "count", plain(&h.count)),
+        (pushes, "codec", plain(&h.codec)),
+        (pushes, "dtype", plain(&h.dtype)),
+        (pushes || resolve, "sequence", plain(&h.sequence)),
+        (whole, "base_version", given(h.base_version.as_ref())),
+        (whole, "base_own", given(h.base_own.as_ref())),
+        (gradient, "lr", given(h.lr.as_ref())),
+        (gradient, "scale", given(h.scale.as_ref())),
+        (gradient, "correction", message(h.correction.as_ref())),
+        (pushes || sparse, "crc32c", given(h.crc32c.as_ref())),
+        (whole, "want_values", plain(&h.want_values)),
+        (state, "step", given(h.step.as_ref())),
+        (false, "version", given(h.version.as_ref())),
+        (false, "own", given(h.own.as_ref())),
+        (false, "staleness", given(h.staleness.as_ref())),
+        (false, "duplicate", plain(&h.duplicate)),
+        (false, "refusal", message(h.refusal.as_ref())),
+        (assign, "reservation", plain(&h.reservation)),
+        (false, "weight", given(h.weight.as_ref())),
+        (false, "have_version", given(h.have_version.as_ref())),
+        (false, "min_version", given(h.min_version.as_ref())),
+        (false, "lent", message(h.lent.as_ref())),
+        (sparse, "parts", plain(&parts)),
+        (sparse && gradient, "table", message(h.table.as_ref())),
+        (pushes || sparse, "payload", plain(&bytes)),
     ] {
-        unset(used, field, kind, is_set)?;
+        unset(used, field, kind, set)?;
     }
     if h.client == 0 {
         return Err(malformed("the frame names no client"));

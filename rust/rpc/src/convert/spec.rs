@@ -1,5 +1,6 @@
 //! Tensor specs and optimizer settings on the wire.
 
+use super::request::unknown;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, EpsMode, Ftrl, Optimizer, Rmsprop, Sgd};
@@ -177,7 +178,7 @@ pub(super) fn dtype_from_wire(dtype: i32) -> Result<DType> {
         Ok(other) => {
             Err(Error::new(Kind::DType, "unsupported dtype").expected("DTYPE_FLOAT32", other.as_str_name()))
         }
-        Err(_) => Err(Error::new(Kind::DType, "unknown dtype").expected("DTYPE_FLOAT32", dtype)),
+        Err(_) => Err(Error::new(Kind::DType, "unknown value of dtype").expected("DTYPE_FLOAT32", dtype)),
     }
 }
 
@@ -212,9 +213,10 @@ pub fn spec_from_wire(wire: Option<&pb::TensorSpec>) -> Result<TensorSpec> {
     let apply = match pb::Apply::try_from(wire.apply) {
         Ok(pb::Apply::Exact) => Apply::Exact,
         Ok(pb::Apply::Hogwild) => Apply::Hogwild,
-        _ => {
+        Ok(pb::Apply::Unspecified) => {
             return Err(named(Error::new(Kind::Config, "invalid apply").expected("1 or 2", wire.apply)));
         }
+        Err(_) => return Err(named(unknown("apply", "1 or 2", wire.apply))),
     };
     let spec = TensorSpec {
         name: wire.name.as_str().into(),
@@ -329,13 +331,14 @@ mod tests {
             optimizer: Some(pb::Optimizer { name: "sgd".into(), ..Default::default() }),
         };
         assert!(spec_from_wire(Some(&good)).is_ok());
-        let bad: [(Kind, Spoil); 8] = [
+        let bad: [(Kind, Spoil); 9] = [
             (Kind::Config, |s| s.name.clear()),
             (Kind::Config, |s| s.name = "x".repeat(1025)),
             (Kind::Shape, |s| s.shape = vec![1 << 60]),
             (Kind::DType, |s| s.dtype = 2),
             (Kind::DType, |s| s.dtype = 77),
             (Kind::Config, |s| s.apply = 0),
+            (Kind::Frame, |s| s.apply = 77),
             (Kind::Config, |s| s.group.clear()),
             (Kind::Config, |s| s.optimizer = None),
         ];

@@ -16,10 +16,15 @@ const NATIVE: u32 = 0x6670_7331;
 
 /// A native connection with this window for each stream and for all.
 pub(crate) async fn connect(address: &str, window: u32) -> SendRequest<Bytes> {
+    connect_marked(address, window, NATIVE).await
+}
+
+/// A connection with this mark; only [`NATIVE`] makes a native one of it.
+pub(crate) async fn connect_marked(address: &str, window: u32, mark: u32) -> SendRequest<Bytes> {
     let socket = within(TcpStream::connect(address)).await.unwrap();
     socket.set_nodelay(true).unwrap();
     let mut builder = Builder::new();
-    builder.max_header_list_size(NATIVE).initial_window_size(window).enable_push(false);
+    builder.max_header_list_size(mark).initial_window_size(window).enable_push(false);
     let (requests, connection) = within(builder.handshake(socket)).await.unwrap();
     tokio::spawn(connection);
     requests
@@ -72,7 +77,7 @@ impl Answers {
     }
 }
 
-pub(crate) fn message(frame: &pb::Frame) -> Bytes {
+pub(crate) fn message(frame: &impl Message) -> Bytes {
     let mut bytes = BytesMut::new();
     bytes.put_u8(0);
     bytes.put_u32(frame.encoded_len() as u32);

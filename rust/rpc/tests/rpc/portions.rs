@@ -1,6 +1,7 @@
 //! Portions of samples through the generated client.
 
-use crate::stubs::{CLIENT, Shard, config, error, start, start_with, timed, within};
+use crate::peer::{call_as, connect_marked, message};
+use crate::stubs::{CLIENT, Shard, config, error, signed, start, start_with, timed, within};
 use fastps_core::error::{Error, Kind};
 use fastps_proto::v1 as pb;
 use fastps_rpc::ServerConfig;
@@ -68,6 +69,25 @@ async fn a_server_that_stops_lets_nobody_wait() {
     let nothing = within(waits).await.unwrap().unwrap();
     assert_eq!((nothing.portion, nothing.over), (None, false));
     within(stopped).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_call_ends_at_its_deadline_with_a_refusal() {
+    let (server, first, _stream) = start().await;
+    let _second = Shard::connect(&server.addresses()[0], CLIENT + 1).await;
+    ask(&first, question(CLIENT, 0)).await.unwrap();
+    // Through h2 itself: a generated client would end the call before the server does.
+    let mut requests = connect_marked(&server.addresses()[0], 1 << 20, 16 << 10).await;
+    let mut headers = signed(()).into_parts().0.into_headers();
+    headers.insert("grpc-timeout", "100m".parse().unwrap());
+    headers.insert("te", "trailers".parse().unwrap());
+    let (answer, mut body) = call_as(&mut requests, "/fastps.v1.Control/Portion", headers);
+    body.send_data(message(&question(CLIENT + 1, 60_000)), true).unwrap();
+    let answer = within(answer).await.unwrap();
+    let status = tonic::Status::from_header_map(answer.headers()).unwrap();
+    assert_eq!(status.code(), tonic::Code::DeadlineExceeded, "{status}");
+    let refused = error(status);
+    assert_eq!((refused.kind, refused.shard), (Kind::Deadline, Some(0)), "{refused}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -122,7 +122,7 @@ async fn every_bad_frame_is_refused_and_changes_nothing() {
         (Kind::Frame, "codec", |f| header(f).codec = 9),
         (Kind::Frame, "codec", |f| header(f).codec = 0),
         (Kind::Frame, "length", |f| {
-            header(f).codec = pb::Codec::Onebit.into();
+            header(f).codec = pb::PayloadCodec::CodecOnebit.into();
         }),
         (Kind::DType, "dtype", |f| {
             header(f).dtype = pb::DType::DtypeFloat64.into();
