@@ -2,7 +2,7 @@
 //! slice; of `hogwild` slices assignments alone.
 
 use crate::catalog::{Catalog, Event};
-use crate::directory::Directory;
+use crate::directory::{Directory, failed};
 use crate::frame::{self, Author, Origin};
 use crate::generation::{Cut, Generation, Summary};
 use crate::growth::Growth;
@@ -301,6 +301,11 @@ impl Journal {
     /// is not, nothing counts as durable any more, until it is.
     fn hold(&self, files: &Files) -> Result<()> {
         let lock = self.directory.lock();
+        if let Err(lost) = lock.check() {
+            // An idle log has not missed it. Once the lock is taken again, it would take the files of the old folder for those
+            // of the new one.
+            self.log.give_up(&failed("write", self.directory.path(), &lost));
+        }
         let held = lock.retake(|| files.lineage.check(&self.directory));
         if let Err(error) = &held
             && (lock.check().is_err() || error.kind == Kind::Config)

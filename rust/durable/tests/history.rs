@@ -10,7 +10,7 @@ use fastps_core::isa::Isa;
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
-use fastps_durable::{Event, Journal, Report, Reservation, Settings, Stage, checkpoint, shard_folder};
+use fastps_durable::{Cut, Event, Journal, Report, Reservation, Settings, Stage, checkpoint, shard_folder};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -167,6 +167,30 @@ fn a_folder_that_is_moved_away_has_what_was_durable_and_nothing_later() {
     world.push().unwrap();
     drop(world);
     assert_eq!(World::open(&folder.shard()).unwrap().value(), 3.0);
+}
+
+#[test]
+fn in_a_folder_that_is_made_again_nothing_is_durable_before_the_snapshot() {
+    let folder = Folder::new();
+    let moved = folder.0.join("moved");
+    let world = World::open(&folder.shard()).unwrap();
+    world.push().unwrap();
+    // The log is idle: no write and no sync finds that the folder is another one.
+    std::fs::rename(folder.shard(), &moved).unwrap();
+    std::fs::create_dir(folder.shard()).unwrap();
+    let begun = || {
+        // The log is in its new segment by now, and the snapshot is not there yet.
+        let error = world.journal.sync(world.journal.position()).unwrap_err();
+        assert!(error.message.contains("hole"), "{error}");
+        Ok(())
+    };
+    let cut = Cut { id: 1, group: "default".into() };
+    world.journal.snapshot_of_cut(&world.shard, cut, &begun).unwrap();
+    world.push().unwrap();
+    drop(world);
+    let again = World::open(&folder.shard()).unwrap();
+    assert_eq!((again.value(), again.report.notes), (2.0, Vec::new()));
+    assert_eq!(World::open(&moved).unwrap().value(), 1.0);
 }
 
 #[test]
