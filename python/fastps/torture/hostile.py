@@ -139,8 +139,9 @@ NAMES, NAME = 30, 1000
 def names_are_charged(addresses: list[str], history: History, step: int | None) -> None:
     """Registers tensors with long names, and records by how much shard 0's count of its map grew."""
 
-    def used(ps: fastps.ParameterServer) -> int:
-        return int(ps.stats()["shards"][0]["counters"].get("memory_map", 0))
+    def used(ps: fastps.ParameterServer) -> int | None:
+        counters: dict[str, int] = ps.stats()["shards"][0]["counters"]
+        return counters.get("memory_map")
 
     def names() -> Iterator[str]:
         return (f"charged/{step}/{k}/".ljust(NAME, "x") for k in range(NAMES))
@@ -149,6 +150,7 @@ def names_are_charged(addresses: list[str], history: History, step: int | None) 
         before = used(ps)
         for name in names():
             ps.register(name, np.zeros(0, np.float32), optimizer=fastps.SGD(lr=1.0))
-        history.add("charged", step, least=NAMES * NAME, grown=used(ps) - before)
+        if before is not None and (after := used(ps)) is not None:
+            history.add("charged", step, least=NAMES * NAME, grown=after - before)
         for name in names():
             ps.unregister(name)

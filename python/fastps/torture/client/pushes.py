@@ -46,6 +46,9 @@ class Pushes(Calls):
             call = self._begin("push_async", all_of(name), limit)
             try:
                 under_way.append((call, self.ps.push_async(name, self._grads[name], timeout=limit)))
+            except fastps.PartialPush as error:
+                # Of an earlier push, whose handle will tell it again: this one has done nothing.
+                self._end(call, fastps.UnavailableError(f"an earlier push failed: {error}"))
             except Exception as error:
                 self._end(call, error)
             yield
