@@ -207,6 +207,21 @@ def test_a_worker_does_not_watch_what_is_not_its_own(store):
         assert worker.params["w"].tolist() == [-1] * 3
 
 
+def test_a_model_that_is_not_finite_drops_no_gradient(store):
+    for name in "ab":
+        store.register(name, np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
+    params = {name: np.zeros(2, np.float32) for name in "ab"}
+    mode = fastps.Local(push_every=2, pull_every=2, lr=0.1)
+    with fastps.Worker(store, params, mode=mode) as worker:
+        worker.step(dict.fromkeys("ab", np.ones(2, np.float32)))
+        worker.params["b"][1] = np.nan
+        with pytest.raises(fastps.NonFiniteError, match="'b'"):
+            worker.push_model()
+        assert store.pull("a").tolist() == [0, 0]
+        worker.flush()
+        assert store.pull("a").tolist() == [-1, -1]
+
+
 def test_values_that_are_not_finite_stay_here(store):
     model = model_of()
     with wrap(model, store) as optimizer:

@@ -11,18 +11,19 @@ __all__ = ["warn_of"]
 
 
 def warn_of(lost: Iterable[Lost], whose: str, stacklevel: int) -> None:
-    """Gives a `RuntimeWarning` for each loss.
+    """Gives one `RuntimeWarning` that lists all losses.
 
     Args:
         lost: What is gone.
         whose: Whose pushes they were, ``"client"`` or ``"worker"``.
         stacklevel: As for `warnings.warn`, seen from the caller.
     """
+    texts = []
     for tensor, shard, own, seen, now in lost:
         pushes = "an unknown number of" if own is None else own
-        warnings.warn(
+        texts.append(
             f"shard {shard} was restarted: {tensor!r} is at version {now} after {seen}, without {pushes} "
-            f"pushes of this {whose}",
-            RuntimeWarning,
-            stacklevel=stacklevel + 1,
+            f"pushes of this {whose}"
         )
+    if texts:
+        warnings.warn("; ".join(texts), RuntimeWarning, stacklevel=stacklevel + 1)

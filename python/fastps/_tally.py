@@ -17,18 +17,17 @@ class Tally:
     """Counters about pushes, as `Worker.stats` gives them.
 
     Attributes:
-        lost: Acknowledged pushes that a restart of a server lost, by name.
         rejected: Pushes of which something was too stale or not finite, and was dropped.
         bytes_saved: What float32 would have needed beyond the encoded gradients.
         told: Staleness and bytes of what was acknowledged in this step, as `Step` has them.
     """
 
     def __init__(self) -> None:
-        self.lost: Counter[str] = Counter()
         self.rejected = 0
         self.bytes_saved = 0
         self.told: tuple[int | None, int] = (None, 0)
         self._acknowledged: Counter[tuple[str, ...]] = Counter()
+        self._lost: Counter[tuple[str, int]] = Counter()
         self._staleness: Counter[int] = Counter()
         self._scaled = 0
         self._bytes_pushed = 0
@@ -50,14 +49,17 @@ class Tally:
             self._acknowledged[(name,)] += 1
 
     def lose(self, lost: Iterable[Lost]) -> None:
-        """Counts what restarts lost: of a tensor on several shards, what the one lacks that lost most."""
-        by_shard: Counter[tuple[str, int]] = Counter()
+        """Counts what restarts lost, by tensor and shard."""
         for one in lost:
-            by_shard[one.tensor, one.shard] += one.own or 0
-        most: Counter[str] = Counter()
-        for (tensor, _), pushes in by_shard.items():
-            most[tensor] = max(most[tensor], pushes)
-        self.lost += most
+            self._lost[one.tensor, one.shard] += one.own or 0
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """Acknowledged pushes that restarts lost, by name, on the shard that lost most."""
+        most: dict[str, int] = {}
+        for (tensor, _), pushes in self._lost.items():
+            most[tensor] = max(most.get(tensor, 0), pushes)
+        return most
 
     def stats(self, names: Iterable[str]) -> dict[str, Any]:
         """All counters; `names`: the worker's tensors."""
@@ -67,7 +69,7 @@ class Tally:
                 acknowledged[name] += pushes
         return {
             "acknowledged": acknowledged,
-            "lost": dict(self.lost),
+            "lost": self.lost,
             "bytes_pushed": self._bytes_pushed,
             "bytes_saved": self.bytes_saved,
             "rejected": self.rejected,

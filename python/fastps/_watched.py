@@ -78,7 +78,7 @@ class Watched:
             f"present values to the servers, {self._owner}.pull_model() takes theirs",
             tensor=written[0],
             expected=f"the values that the {self._owner} left there",
-            got="others",
+            got="other values",
         )
 
 

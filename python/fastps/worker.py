@@ -11,7 +11,7 @@ import numpy as np
 from fastps import _fastps
 from fastps._checks import as_rate, at_least, invalid
 from fastps._fastps import Sparse, Versions
-from fastps._gradients import check, whole
+from fastps._gradients import check, finite, whole
 from fastps._groups import Groups
 from fastps._handles import Receipts
 from fastps._lost import warn_of
@@ -21,7 +21,15 @@ from fastps._tally import Tally
 from fastps._types import Array, File, Rates
 from fastps._watched import Watched
 from fastps.codecs import Codec, Float32
-from fastps.errors import ConfigError, DeadlineError, LeaseError, Lost, PartialPush, ShapeError
+from fastps.errors import (
+    ConfigError,
+    DeadlineError,
+    LeaseError,
+    Lost,
+    NonFiniteError,
+    PartialPush,
+    ShapeError,
+)
 from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
 from fastps.store import Store
 
@@ -304,8 +312,8 @@ class Worker:
         others wait.
 
         Raises:
-            NonFiniteError: A value is NaN or infinite; tensors before it may have been assigned.
-            FastpsError: An assignment or the fetch that follows failed.
+            NonFiniteError: A value is NaN or infinite; nothing is dropped or assigned.
+            FastpsError: An assignment or the fetch that follows failed; some tensors may be assigned.
 
         >>> store = fastps.Store()
         >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
@@ -315,6 +323,14 @@ class Worker:
         >>> store.pull("w")
         array([5., 5.], dtype=float32)
         """
+        for name, values in self.params.items():
+            if not finite(values):
+                raise NonFiniteError(
+                    f"tensor {name!r}: a value is not finite; nothing was dropped or assigned",
+                    tensor=name,
+                    expected="finite values",
+                    got="NaN or infinity",
+                )
         self._pushes.rest()
         self._pushes.forget()
         for name, values in self.params.items():
@@ -412,7 +428,7 @@ class Worker:
 
         Returns:
             ``steps``; ``acknowledged``: pushes acknowledged of each tensor, by name; ``lost``: how many of
-            those are gone since a server was started anew, by name (a worker counts what others raise as
+            those are gone since a server restarted, by name (a worker counts what others raise as
             `VersionsLost`, and gives a `RuntimeWarning`); ``bytes_pushed``: bytes of encoded gradients;
             ``bytes_saved``: what float32 would have needed beyond that; ``rejected``: pushes of which
             something was too stale or not finite, and was dropped; ``scaled``: pushes of which something
@@ -460,7 +476,7 @@ class Worker:
             error.add_note(f"closing the worker also failed: {late}")
 
     def _note_lost(self) -> None:
-        """Counts what servers that were started anew lack: training goes on, as if it had not been pushed."""
+        """Counts what restarted servers lack: training goes on, as if it had not been pushed."""
         lost = [Lost._make(fields) for fields in self._native.lost()]
         self._tally.lose(lost)
         warn_of(lost, "worker", stacklevel=3)

@@ -91,7 +91,7 @@ impl Client {
 }
 
 fn error(lost: Vec<Lost>) -> Error {
-    let mut message = "a server was started anew without changes that it had told: ".to_owned();
+    let mut message = "a server restarted without changes that it had acknowledged: ".to_owned();
     let named: Vec<_> = lost.iter().take(NAMED).map(ToString::to_string).collect();
     message.push_str(&named.join("; "));
     if lost.len() > NAMED {

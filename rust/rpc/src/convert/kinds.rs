@@ -11,7 +11,7 @@ pub enum Retry {
     No,
     /// Once what forbids it has changed, which only the caller can know.
     Changed,
-    /// After `retry_after_ms`; a pause where there is none.
+    /// After `retry_after_ms`; without one only the caller can know when.
     Later,
     /// When there is room, not before `retry_after_ms`; it may take long, so callers decide.
     Room,
