@@ -2,7 +2,7 @@
 //! servers that wrote there at once, or files that were mixed, make two.
 
 use crate::directory::Directory;
-use crate::frame::Author;
+use crate::frame::{Author, Origin};
 use crate::generation::{Generation, Manifest};
 use crate::segment::{self, Beginning};
 use fastps_core::error::{Error, Kind, Result};
@@ -18,8 +18,7 @@ pub(crate) enum Name {
 /// What a file says of where it comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mark {
-    /// The directory's identifier.
-    id: u64,
+    origin: Origin,
     author: Author,
 }
 
@@ -27,6 +26,8 @@ struct Mark {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct History {
     segments: BTreeMap<u64, Mark>,
+    /// Segments that do not tell: a start that needs them finds the damage.
+    unreadable: BTreeSet<u64>,
     /// With the first segment that each needs.
     generations: BTreeMap<u64, (u64, Mark)>,
 }
@@ -55,12 +56,18 @@ impl History {
     ) -> Result<Self> {
         let mut history = Self::default();
         for number in directory.segments()? {
-            if let Some(mark) = mark_of(directory, number)? {
-                history.segments.insert(number, mark);
+            match mark_of(directory, number)? {
+                Some(mark) => {
+                    history.segments.insert(number, mark);
+                }
+                None if directory.segment(number).exists() => {
+                    history.unreadable.insert(number);
+                }
+                None => {}
             }
         }
         for manifest in generations {
-            let mark = Mark { id: manifest.id, author: manifest.author() };
+            let mark = Mark { origin: manifest.origin(), author: manifest.author() };
             history.generations.insert(manifest.generation, (manifest.log, mark));
         }
         Ok(history)
@@ -84,7 +91,10 @@ impl History {
         let follow = segments.clone().skip(1);
         for ((a, before), (b, after)) in segments.by_ref().zip(follow) {
             let known = [after.author.incarnation, after.author.predecessor];
-            if before.id != after.id || !known.contains(&before.author.incarnation) {
+            // The server that links them may have written what cannot be read.
+            let is_linked =
+                self.unreadable.range(a..b).next().is_some() || known.contains(&before.author.incarnation);
+            if before.origin != after.origin || !is_linked {
                 return Some((Name::Segment(*a), Name::Segment(*b)));
             }
         }
@@ -93,7 +103,11 @@ impl History {
         let lineage = self.lineage(&all);
         for (number, (log, mark)) in &self.generations {
             let own = self.segments.get(log);
-            let fits = own.map_or_else(|| lineage.has(*mark), |own| own == mark);
+            let fits = match own {
+                Some(own) => own == mark,
+                None if self.unreadable.contains(log) => mark.origin.id == lineage.id,
+                None => lineage.has(*mark),
+            };
             if !fits {
                 let segment = if own.is_some() { log } else { first };
                 return Some((Name::Generation(*number), Name::Segment(*segment)));
@@ -123,6 +137,11 @@ impl History {
         self
     }
 
+    /// What the files say of the directory, as far as they agree.
+    pub(crate) fn origin(&self) -> Option<Origin> {
+        self.marks().next().map(|(_, mark)| mark.origin)
+    }
+
     /// The server that wrote the newest file.
     pub(crate) fn newest(&self) -> u64 {
         let segment = self.segments.last_key_value().map(|(_, mark)| mark);
@@ -138,7 +157,8 @@ impl History {
         };
         let all = used.generation.is_none() && used.segments.is_empty();
         let used: Vec<_> = self.marks().filter(|(name, _)| all || is_used(*name)).collect();
-        let mut lineage = Lineage { id: used.first().map_or(0, |(_, mark)| mark.id), ..Lineage::default() };
+        let mut lineage =
+            Lineage { id: used.first().map_or(0, |(_, mark)| mark.origin.id), ..Lineage::default() };
         for (_, mark) in &used {
             lineage.add(mark.author);
         }
@@ -159,7 +179,7 @@ impl Lineage {
     }
 
     fn has(&self, mark: Mark) -> bool {
-        mark.id == self.id && self.incarnations.contains(&mark.author.incarnation)
+        mark.origin.id == self.id && self.incarnations.contains(&mark.author.incarnation)
     }
 
     /// With a server that goes on from there, in a directory of this identifier.
@@ -196,7 +216,7 @@ fn mark_of(directory: &Directory, number: u64) -> Result<Option<Mark>> {
         begun => begun?,
     };
     let begun = begun.filter(|begun| begun.number == number);
-    Ok(begun.map(|Beginning { origin, author, .. }| Mark { id: origin.id, author }))
+    Ok(begun.map(|Beginning { origin, author, .. }| Mark { origin, author }))
 }
 
 /// A file as people look for it.
@@ -213,15 +233,19 @@ pub(crate) fn shown(directory: &Directory, name: Name) -> String {
 mod tests {
     use super::*;
 
+    const ORIGIN: Origin = Origin { id: 1, shard: 0, shards: 1 };
+
     /// Segments `number: (incarnation, predecessor)`, and generations with the segment that each begins with.
     fn history(segments: &[(u64, u64, u64)], generations: &[(u64, u64, u64)]) -> History {
-        let mark = |incarnation, predecessor| Mark { id: 1, author: Author { incarnation, predecessor } };
+        let mark =
+            |incarnation, predecessor| Mark { origin: ORIGIN, author: Author { incarnation, predecessor } };
         let segments = segments.iter().map(|(number, by, after)| (*number, mark(*by, *after)));
         let mut history = History { segments: segments.collect(), ..History::default() };
         for (number, log, by) in generations.iter().copied() {
             let author = history.segments.get(&log).map(|mark| mark.author);
             let author = author.filter(|author| author.incarnation == by);
-            let mark = Mark { id: 1, author: author.unwrap_or(Author { incarnation: by, predecessor: 0 }) };
+            let author = author.unwrap_or(Author { incarnation: by, predecessor: 0 });
+            let mark = Mark { origin: ORIGIN, author };
             history.generations.insert(number, (log, mark));
         }
         history
@@ -268,7 +292,29 @@ mod tests {
     #[test]
     fn another_directory_is_another_history() {
         let mut mixed = history(&[(1, 7, 0), (2, 7, 0)], &[]);
-        mixed.segments.get_mut(&1).unwrap().id = 2;
+        mixed.segments.get_mut(&1).unwrap().origin.id = 2;
         assert!(mixed.fork().is_some());
+        mixed = history(&[(1, 7, 0), (3, 7, 0)], &[]);
+        mixed.segments.get_mut(&1).unwrap().origin.id = 2;
+        mixed.unreadable.insert(2);
+        assert!(mixed.fork().is_some(), "what lies between cannot link them");
+    }
+
+    #[test]
+    fn a_segment_that_cannot_be_read_may_have_linked_its_neighbours() {
+        for (segments, generations, unreadable) in [
+            (&[(1, 7, 0), (3, 9, 8)][..], &[][..], 2),
+            // A snapshot is of the server that wrote its segment.
+            (&[(3, 7, 0), (4, 7, 0)], &[(2, 5, 8)], 5),
+        ] {
+            let mut history = history(segments, generations);
+            assert!(history.fork().is_some());
+            history.unreadable.insert(unreadable);
+            assert_eq!(history.fork(), None);
+        }
+        // It says nothing of segments that follow one another elsewhere.
+        let mut forked = history(&[(1, 7, 0), (2, 9, 8)], &[]);
+        forked.unreadable.insert(3);
+        assert!(forked.fork().is_some());
     }
 }

@@ -94,13 +94,14 @@ pub(crate) fn recover(
     reach("recovery_replayed");
     recovery.settle();
     let others = recovery.note_others()?;
+    recovery.history = std::mem::take(&mut recovery.history).without(&others);
+    recovery.find_origin()?;
     let Recovery { mut report, catalog, origin, last, renew, damaged, history, growth, .. } = recovery;
     report.slices = catalog.slices().count() as u64;
     let origin = match origin {
         Some(origin) => origin,
         None => Origin { id: random()?, shard: settings.shard, shards: settings.shards },
     };
-    let history = history.without(&others);
     Ok(Found {
         report,
         catalog,
@@ -323,6 +324,17 @@ impl<'a> Recovery<'a> {
         }
         self.renew |= !others.is_empty();
         Ok(others)
+    }
+
+    /// Where nothing was read to its end, the files still tell which directory this is.
+    fn find_origin(&mut self) -> Result<()> {
+        if self.origin.is_none()
+            && let Some(origin) = self.history.origin()
+        {
+            self.check_origin(origin)?;
+            self.origin = Some(origin);
+        }
+        Ok(())
     }
 
     fn take(&mut self, generation: &Generation) -> Result<(), Unusable> {

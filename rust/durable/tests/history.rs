@@ -303,3 +303,34 @@ fn servers_that_came_one_after_the_other_are_one_history() {
     }
     assert_eq!(checkpoint::verify(&folder.0).unwrap().remove(0).damages, [""; 0]);
 }
+
+/// What three servers wrote one after the other, a segment with one push each; the first frame of one is damaged.
+fn with_damaged_beginning(segment: &str) -> Folder {
+    let folder = Folder::new();
+    for _ in 0..3 {
+        World::open(&folder.shard()).unwrap().push().unwrap();
+    }
+    let path = folder.shard().join(segment);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[20] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    folder
+}
+
+#[test]
+fn a_segment_whose_first_frame_is_damaged_is_not_a_second_history() {
+    for (left, segment) in ["log-00000001", "log-00000002", "log-00000003"].into_iter().enumerate() {
+        let folder = with_damaged_beginning(segment);
+        let is_told = |why: &str| why.contains(&format!("{segment} is damaged: it does not begin"));
+        let error = World::open(&folder.shard()).err().unwrap();
+        assert!(is_told(&error.message) && !error.message.contains("two histories"), "{error}");
+        let damages = checkpoint::verify(&folder.0).unwrap().remove(0).damages;
+        assert!(damages.len() == 1 && is_told(&damages[0]), "{damages:?}");
+        let world = World::with(&folder.shard(), true).unwrap();
+        let (lost, pushes) = (&world.report.lost, format!("and {} pushes of it", 3 - left));
+        assert!(lost.len() == 1 && is_told(&lost[0]) && lost[0].contains(&pushes), "{lost:?}");
+        drop(world);
+        let again = World::open(&folder.shard()).unwrap();
+        assert_eq!((again.value(), again.report.lost.len()), (left as f32, 0));
+    }
+}
