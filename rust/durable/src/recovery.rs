@@ -201,9 +201,11 @@ struct Recovery<'a> {
     used: Used,
     /// How much of each segment was durable, as snapshots tell.
     promised: BTreeMap<u64, u64>,
-    /// The segment that is being read, the byte, and how much of it was durable as far as its frames tell.
+    /// The segment that is being read, the byte, a byte between the last frame that was repeated and those that were not, and
+    /// how much of it was durable as far as its frames tell.
     reached: u64,
     at: u64,
+    rest: u64,
     durable: u64,
     progress: &'a Progress,
     last: Option<(u64, u64)>,
@@ -234,6 +236,7 @@ impl<'a> Recovery<'a> {
             promised: BTreeMap::new(),
             reached: 0,
             at: 0,
+            rest: 0,
             durable: 0,
             progress,
             last: None,
@@ -423,7 +426,7 @@ impl<'a> Recovery<'a> {
         let path = |number: &u64| self.directory.segment(*number);
         let mut pushes = 0;
         if self.segments.contains(&number) {
-            pushes += segment::count_pushes(&path(&number), self.at + 1)?;
+            pushes += segment::count_pushes(&path(&number), self.rest)?;
         }
         // Those of another server are told by themselves.
         let one = self.history.fork().is_none();
@@ -469,7 +472,7 @@ impl<'a> Recovery<'a> {
         let known = self.origin;
         let mut before = 0;
         self.used.segments.insert(number);
-        (self.at, self.durable) = (0, 0);
+        (self.at, self.rest, self.durable) = (0, 0, 0);
         let (origin, end) = segment::read(&path, number, known, |at, content| {
             self.at = at;
             if let Content::Durable(offset) = content {
@@ -480,7 +483,9 @@ impl<'a> Recovery<'a> {
             self.repeat(content).map_err(|error| match error.kind {
                 Kind::Capacity => Unusable::Failed(error),
                 _ => Unusable::Damaged(format!("{} does not fit at byte {at}: {error}", path.display())),
-            })
+            })?;
+            self.rest = at + 1;
+            Ok(())
         })?;
         let promised = self.promised.get(&number).copied().unwrap_or(0);
         if let End::Open { whole, .. } = end

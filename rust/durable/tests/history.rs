@@ -334,3 +334,21 @@ fn a_segment_whose_first_frame_is_damaged_is_not_a_second_history() {
         assert_eq!((again.value(), again.report.lost.len()), (left as f32, 0));
     }
 }
+
+#[test]
+fn a_push_that_does_not_fit_is_counted_with_those_behind_it() {
+    let folder = Folder::new();
+    let world = World::open(&folder.shard()).unwrap();
+    world.push().unwrap();
+    // The log says that the slice is gone, and has pushes to it all the same.
+    world.journal.note(&Event::Dropped(vec![ID.0]));
+    for _ in 0..3 {
+        world.push().unwrap();
+    }
+    drop(world);
+    let error = World::open(&folder.shard()).err().unwrap();
+    assert!(error.kind == Kind::Config && error.message.contains("does not fit"), "{error}");
+    let lost = World::with(&folder.shard(), true).unwrap().report.lost;
+    assert!(lost.len() == 1 && lost[0].contains("does not fit"), "{lost:?}");
+    assert!(lost[0].contains("and 3 pushes of it"), "{lost:?}");
+}
