@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from foreign_client import ForeignClient, Message, Refused, Stubs
+from leaks import tells_bytes, tells_number
 from samples import STATUS
 
 import fastps
@@ -134,7 +138,28 @@ def test_a_secret_outlives_a_restart(stubs: Stubs, durable: Path, end: str) -> N
     secret = victim.secret
     assert secret is not None
     files = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
-    assert not any(secret in data or secret.hex().encode() in data for data in files)
+    assert not any(tells_bytes(data, secret) for data in files)
+    kept = hashlib.sha256(secret).digest()
+    assert any(tells_bytes(data, kept) for data in files), "the search finds what is there"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        bytes,
+        lambda secret: secret.hex().encode(),
+        lambda secret: json.dumps({"secret": list(secret)}).encode(),
+        lambda secret: json.dumps({"secret": list(secret)}, separators=(",", ":")).encode(),
+        lambda secret: json.dumps({"secret": list(secret)}, indent=2).encode(),
+        base64.b64encode,
+        lambda secret: base64.urlsafe_b64encode(secret).rstrip(b"="),
+    ],
+)
+def test_the_search_for_a_secret_finds_every_encoding(write: Callable[[bytes], bytes]) -> None:
+    secret = bytes(range(240, 256))
+    data = b"before " + write(secret) + b" after"
+    assert tells_bytes(data, secret)
+    assert not tells_bytes(data, secret[::-1])
 
 
 def test_statistics_do_not_tell_an_incarnation(victim: ForeignClient) -> None:
@@ -144,7 +169,13 @@ def test_statistics_do_not_tell_an_incarnation(victim: ForeignClient) -> None:
     numbers = [session.number for session in answer.sessions]
     assert len(set(numbers)) == len(numbers)
     assert 0 not in numbers
-    assert victim.client.to_bytes(8, "little") not in answer.SerializeToString()
+    assert not tells_number(answer.SerializeToString(), victim.client)
+    # In a varint the search would have found it, and in a string.
+    answer.sessions[0].number = victim.client
+    assert tells_number(answer.SerializeToString(), victim.client)
+    answer.sessions[0].number = 1
+    answer.sessions[0].name = f"worker {victim.client:016x}"
+    assert tells_number(answer.SerializeToString(), victim.client)
 
 
 def test_a_stream_carries_the_frames_of_its_own_client_alone(
