@@ -19,7 +19,7 @@ CORE_LEVELS = [
     {"isa", "lock", "barrier", "rows", "correction", "cut", "failpoint", "mode"},
     {"params", "codec", "optim", "finite", "passes"},
     {"tensor", "apply", "litmus", "linear", "factorize", "portions"},
-    {"frame", "directory", "sparse", "placement"},
+    {"frame", "directory", "sparse", "placement", "clients"},
     {"record", "identity", "verbs"},
     {"slice+policy", "outgoing", "outcome"},
     {"group"},

@@ -268,19 +268,42 @@ impl Groups {
 
     /// A worker leaves a group, or the warm start of one. Those who waited for it go on. False: it had no place there.
     pub fn leave(&self, group: u32, client: u64, warm: bool) -> bool {
-        self.leave_where(client, |key| key == (group, if warm { Room::Warm } else { Room::Main }))
+        !self.leave_where(client, |key| key == (group, if warm { Room::Warm } else { Room::Main })).is_empty()
     }
 
-    /// Whether it had any of these places.
-    fn leave_where(&self, client: u64, which: impl Fn((u32, Room)) -> bool) -> bool {
-        let (mut told, mut left) = (Vec::new(), false);
+    /// A worker that is gone leaves all its groups; which these are.
+    pub fn leave_all(&self, client: u64) -> Vec<u32> {
+        self.leave_where(client, |_| true)
+    }
+
+    /// Whether a client has a place anywhere.
+    pub fn has(&self, client: u64) -> bool {
+        lock(&self.tables).values().any(|table| table.members.contains_key(&client))
+    }
+
+    /// Whether a client has a place in this group, or its warm start.
+    pub fn has_place(&self, group: u32, client: u64) -> bool {
+        let tables = lock(&self.tables);
+        let has = |room| tables.get(&(group, room)).is_some_and(|table| table.members.contains_key(&client));
+        has(Room::Main) || has(Room::Warm)
+    }
+
+    /// Whether anyone has a place in this group.
+    pub fn is_joined(&self, group: u32) -> bool {
+        let tables = lock(&self.tables);
+        tables.contains_key(&(group, Room::Main)) || tables.contains_key(&(group, Room::Warm))
+    }
+
+    /// The groups in which it had any of these places.
+    fn leave_where(&self, client: u64, which: impl Fn((u32, Room)) -> bool) -> Vec<u32> {
+        let (mut told, mut left) = (Vec::new(), Vec::new());
         {
             let mut tables = lock(&self.tables);
-            for (_, table) in tables.iter_mut().filter(|(key, _)| which(**key)) {
+            for (key, table) in tables.iter_mut().filter(|(key, _)| which(**key)) {
                 if table.members.remove(&client).is_none() {
                     continue;
                 }
-                left = true;
+                left.push(key.0);
                 let gone = table.waiting.extract_if(.., |one| one.client == client);
                 told.extend(gone.map(|one| (one.done, Err(not_there()))));
                 if !fault("leaver_waited_for") {
@@ -358,7 +381,7 @@ impl Policy for Groups {
     }
 
     fn forget(&self, client: u64) {
-        self.leave_where(client, |_| true);
+        self.leave_all(client);
     }
 }
 

@@ -2,11 +2,13 @@
 //!
 //! Per client a window of the last [`WINDOW`] outcomes, forgotten as a whole when the client's lease ends.
 
+use crate::clients::{Clients, MET_BYTES, Met};
 use crate::error::Result;
 use crate::frame::{Applied, Identity};
 use crate::isa::prefetch;
 use crate::params::{Charge, Meter, Purpose};
 use crate::sync::Arc;
+use crate::tensor::SliceId;
 use std::collections::VecDeque;
 
 /// How many outcomes per client and slice are remembered.
@@ -43,7 +45,8 @@ pub(crate) enum Seen<'a> {
 
 /// What the entry of one client takes when its window is full: taken whole when the client is met, so that no push
 /// has to count.
-const ENTRY_BYTES: u64 = ((WINDOW + 1) * size_of::<(u64, Outcome)>() + 2 * size_of::<(u64, Client)>()) as u64;
+const ENTRY_BYTES: u64 =
+    ((WINDOW + 1) * size_of::<(u64, Outcome)>() + 2 * size_of::<(u64, Client)>()) as u64 + MET_BYTES;
 
 struct Client {
     /// Changes of the slice that were this client's.
@@ -56,6 +59,14 @@ struct Client {
     newest: u64,
     window: VecDeque<(u64, Outcome)>,
     _charge: Charge,
+    _met: Met,
+}
+
+/// Whose table it is, and who counts its memory and its clients.
+pub(crate) struct Home<'a> {
+    pub(crate) meter: &'a Arc<Meter>,
+    pub(crate) clients: &'a Arc<Clients>,
+    pub(crate) slice: SliceId,
 }
 
 /// What a slice remembers of one client, as a value.
@@ -119,13 +130,20 @@ impl Identities {
     }
 
     /// Makes the entry of a client that has none.
-    pub(crate) fn meet(&mut self, client: u64, meter: &Arc<Meter>) -> Result<()> {
-        let charge = meter.take(Purpose::Identities, ENTRY_BYTES)?;
-        let entry =
-            Client { own: 0, assigned: 0, forgotten: 0, newest: 0, window: VecDeque::new(), _charge: charge };
-        match self.place(client) {
-            Ok(at) => self.clients[at].1 = entry,
-            Err(at) => self.clients.insert(at, (client, entry)),
+    pub(crate) fn meet(&mut self, client: u64, home: &Home<'_>) -> Result<()> {
+        let charge = home.meter.take(Purpose::Identities, ENTRY_BYTES)?;
+        self.forget(client);
+        let entry = Client {
+            own: 0,
+            assigned: 0,
+            forgotten: 0,
+            newest: 0,
+            window: VecDeque::new(),
+            _charge: charge,
+            _met: home.clients.meet(client, home.slice),
+        };
+        if let Err(at) = self.place(client) {
+            self.clients.insert(at, (client, entry));
         }
         Ok(())
     }
@@ -271,10 +289,10 @@ impl Identities {
     }
 
     /// The table of an image.
-    pub(crate) fn restored(clients: &[Remembered], meter: &Arc<Meter>) -> Result<Self> {
+    pub(crate) fn restored(clients: &[Remembered], home: &Home<'_>) -> Result<Self> {
         let mut table = Self::default();
         for Remembered { client, own, assigned, forgotten, outcomes } in clients {
-            table.meet(*client, meter)?;
+            table.meet(*client, home)?;
             if let Some(entry) = table.get_mut(*client) {
                 (entry.own, entry.assigned, entry.forgotten) = (*own, *assigned, *forgotten);
             }
@@ -313,11 +331,12 @@ mod tests {
 
     #[test]
     fn remembers_a_window_per_client() {
-        let meter = Meter::new(ENTRY_BYTES);
+        let (meter, clients) = (Meter::new(ENTRY_BYTES), Arc::default());
+        let home = |meter| Home { meter, clients: &clients, slice: SliceId(1) };
         let mut table = Identities::default();
         assert!(matches!(table.look_up(Identity { client: 7, sequence: 1 }), Seen::Unmet));
-        table.meet(7, &meter).unwrap();
-        assert!(table.meet(8, &meter).is_err());
+        table.meet(7, &home(&meter)).unwrap();
+        assert!(table.meet(8, &home(&meter)).is_err());
         for sequence in 1..=100 {
             let identity = Identity { client: 7, sequence };
             assert!(matches!(table.look_up(identity), Seen::New));
@@ -344,7 +363,7 @@ mod tests {
         let entry = table.get(7).unwrap();
         let taken = entry.window.capacity() * size_of::<(u64, Outcome)>() + size_of::<(u64, Client)>();
         assert!(taken as u64 <= ENTRY_BYTES, "{taken}");
-        table.meet(8, &Meter::new(ENTRY_BYTES)).unwrap();
+        table.meet(8, &home(&Meter::new(ENTRY_BYTES))).unwrap();
         assert!(table.turn_to(7) && table.turn_to(8) && !table.turn_to(9));
         assert_eq!((table.count_own(7), table.count_own(7), table.count_own(8), table.own(7)), (1, 2, 1, 2));
         assert_eq!((table.count_own(7), table.own(8)), (3, 1));

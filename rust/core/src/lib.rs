@@ -9,6 +9,7 @@
 mod apply;
 pub mod barrier;
 pub mod block;
+mod clients;
 pub mod codec;
 pub mod correction;
 mod cut;

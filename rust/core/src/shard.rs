@@ -1,5 +1,6 @@
 //! A shard: the slices that one server holds, their memory, and the one way in for pushes.
 
+use crate::clients::Clients;
 use crate::cut::Cuts;
 use crate::directory::SharedTensor;
 use crate::error::{Error, Kind, Result};
@@ -14,7 +15,7 @@ use crate::slice::{Counters, Place, Resolved, Slice, Snapshot, Why};
 use crate::sync::{Arc, AtomicU64, Ordering, RwLock, read, write};
 use crate::tensor::{SliceId, TensorSpec};
 use foldhash::fast::RandomState;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 pub use crate::params::{Charge, Exposed, Meter, Purpose};
 
@@ -48,10 +49,45 @@ pub struct Shard {
     config: ShardConfig,
     groups: Arc<Groups>,
     policy: Arc<dyn Policy>,
-    slices: RwLock<HashMap<SliceId, Arc<Slice>, RandomState>>,
+    slices: RwLock<Table>,
+    clients: Arc<Clients>,
+    /// Slices that calls other than pushes and pulls have looked at, one by one.
+    touched: AtomicU64,
     meter: Arc<Meter>,
     counters: Arc<Counters>,
     cuts: Arc<Cuts>,
+}
+
+/// What the slices of a tensor take together.
+pub fn memory_for(spec: &TensorSpec) -> u64 {
+    let last = spec.slice_count() - 1;
+    let memory = |index| Slice::memory_for(spec, spec.slice_range(index).len());
+    memory(0).saturating_mul(last as u64).saturating_add(memory(last))
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    slices: HashMap<SliceId, Arc<Slice>, RandomState>,
+    /// Those of each group.
+    groups: HashMap<u32, HashSet<SliceId, RandomState>>,
+}
+
+impl Table {
+    fn insert(&mut self, slice: Arc<Slice>) {
+        self.groups.entry(slice.group()).or_default().insert(slice.id());
+        self.slices.insert(slice.id(), slice);
+    }
+
+    fn remove(&mut self, id: SliceId) -> Option<Arc<Slice>> {
+        let slice = self.slices.remove(&id)?;
+        if let Some(group) = self.groups.get_mut(&slice.group()) {
+            group.remove(&id);
+            if group.is_empty() {
+                self.groups.remove(&slice.group());
+            }
+        }
+        Some(slice)
+    }
 }
 
 impl Shard {
@@ -60,8 +96,9 @@ impl Shard {
         let meter = Meter::new(config.memory_limit);
         let groups = Arc::new(Groups::default());
         let policy = config.policy.clone().unwrap_or_else(|| groups.clone());
-        let (slices, counters, cuts) = (RwLock::default(), Arc::default(), Arc::default());
-        Self { config, groups, policy, slices, meter, counters, cuts }
+        let (counters, cuts) = (Arc::default(), Arc::default());
+        let (slices, clients, touched) = (RwLock::default(), Arc::default(), AtomicU64::new(0));
+        Self { config, groups, policy, slices, clients, touched, meter, counters, cuts }
     }
 
     /// Its index in the cluster.
@@ -116,6 +153,7 @@ impl Shard {
                     counters: self.counters.clone(),
                     cuts: self.cuts.clone(),
                     meter: self.meter.clone(),
+                    clients: self.clients.clone(),
                     charge: charge.split(Slice::memory_for(spec, spec.slice_range(*index).len())),
                     shared: shared.cloned(),
                 };
@@ -123,7 +161,8 @@ impl Shard {
             })
             .collect();
         let mut all = write(&self.slices);
-        let exists = |(id, _): &&(SliceId, usize)| all.contains_key(id) && !fault("existence_not_checked");
+        let exists =
+            |(id, _): &&(SliceId, usize)| all.slices.contains_key(id) && !fault("existence_not_checked");
         if let Some((id, _)) = slices.iter().find(exists) {
             let error = Error::new(Kind::Precondition, format!("slice {} exists already", id.0));
             return Err(error.tensor(spec.name.clone()).shard(self.index()));
@@ -133,7 +172,7 @@ impl Shard {
                 drop(all);
                 all = write(&self.slices);
             }
-            all.insert(slice.id(), slice);
+            all.insert(slice);
         }
         Ok(())
     }
@@ -154,8 +193,9 @@ impl Shard {
     pub fn remove(&self, slices: &[SliceId]) {
         let mut all = write(&self.slices);
         let removed: Vec<_> =
-            slices.iter().filter(|_| !fault("slice_kept")).filter_map(|id| all.remove(id)).collect();
+            slices.iter().filter(|_| !fault("slice_kept")).filter_map(|id| all.remove(*id)).collect();
         drop(all);
+        self.touch(slices.len());
         for slice in removed {
             slice.end_waiting(Why::Removed);
         }
@@ -163,7 +203,7 @@ impl Shard {
 
     /// A slice by its identifier.
     pub fn slice(&self, id: SliceId) -> Result<Arc<Slice>> {
-        read(&self.slices).get(&id).cloned().ok_or_else(|| self.no_slice(id))
+        read(&self.slices).slices.get(&id).cloned().ok_or_else(|| self.no_slice(id))
     }
 
     /// Slices by their identifiers, in the order given.
@@ -171,7 +211,7 @@ impl Shard {
         let all = read(&self.slices);
         // They lie far apart: all are asked for before the first is touched.
         let find = |id| {
-            let found = all.get(&id);
+            let found = all.slices.get(&id);
             if let Some(slice) = found {
                 slice.prefetch();
             }
@@ -255,21 +295,32 @@ impl Shard {
 
     /// Drops all that is known of a client whose lease ended.
     pub fn forget_client(&self, client: u64) {
+        let left = self.groups.leave_all(client);
         self.policy.forget(client);
-        // Another policy knows nothing of the places.
-        self.groups.forget(client);
-        let slices = self.all();
-        for slice in &slices {
+        let met = self.clients.take(client);
+        for slice in self.known(&met) {
             slice.forget_client(client);
         }
-        self.wait_for_nobody_gone(&slices);
+        for group in left {
+            self.end_rounds(group);
+        }
+    }
+
+    /// Whether a session that ends would take anything along: what slices remember of the client, or its place in a group.
+    pub fn remembers(&self, client: u64) -> bool {
+        self.clients.knows(client) || self.groups.has(client)
+    }
+
+    /// Whether a slice of this group is here.
+    pub fn has_group(&self, group: u32) -> bool {
+        read(&self.slices).groups.contains_key(&group)
     }
 
     /// A worker leaves a group, or the warm start of one. False: it had no place there.
     pub fn leave(&self, group: u32, client: u64, warm: bool) -> bool {
         let left = self.groups.leave(group, client, warm);
         if left {
-            self.wait_for_nobody_gone(&self.all());
+            self.end_rounds(group);
         }
         left
     }
@@ -282,10 +333,23 @@ impl Shard {
     }
 
     /// Makes the versions that waited for a worker that has gone.
-    fn wait_for_nobody_gone(&self, slices: &[Arc<Slice>]) {
-        for slice in slices {
-            slice.end_round(self.policy.needed(slice.group()));
+    fn end_rounds(&self, group: u32) {
+        let slices = read(&self.slices).groups.get(&group).map(|ids| ids.iter().copied().collect());
+        let slices: Vec<SliceId> = slices.unwrap_or_default();
+        for slice in self.known(&slices) {
+            slice.end_round(self.policy.needed(group));
         }
+    }
+
+    /// Those of these slices that are here.
+    fn known(&self, ids: &[SliceId]) -> Vec<Arc<Slice>> {
+        self.touch(ids.len());
+        let all = read(&self.slices);
+        ids.iter().filter_map(|id| all.slices.get(id).cloned()).collect()
+    }
+
+    fn touch(&self, slices: usize) {
+        self.touched.fetch_add(slices as u64, Ordering::Relaxed);
     }
 
     /// Begins a cut over a group: this is its moment, and [`Slice::image_in_cut`] tells what each of its slices was then. Until
@@ -312,7 +376,7 @@ impl Shard {
     }
 
     fn all(&self) -> Vec<Arc<Slice>> {
-        read(&self.slices).values().cloned().collect()
+        read(&self.slices).slices.values().cloned().collect()
     }
 
     /// Counters since the start.
@@ -330,6 +394,7 @@ impl Shard {
         let (probed, lost) = probed.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         vec![
             ("slices", slices.len() as u64),
+            ("slices_touched", count(&self.touched)),
             ("versions", slices.iter().map(|slice| slice.version(0).0).sum()),
             ("identity_entries", slices.iter().map(|slice| slice.known_clients() as u64).sum()),
             ("memory_used", self.meter.used()),
@@ -340,6 +405,7 @@ impl Shard {
             ("memory_held", self.meter.used_for(Purpose::Held)),
             ("memory_identities", self.meter.used_for(Purpose::Identities)),
             ("memory_connections", self.meter.used_for(Purpose::Connections)),
+            ("memory_map", self.meter.used_for(Purpose::Map)),
             ("pushes", pushes),
             ("assigns", assigns),
             ("duplicates", count(&self.counters.duplicates)),

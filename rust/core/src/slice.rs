@@ -15,6 +15,7 @@ pub(crate) use round::Why;
 pub use snapshot::Snapshot;
 
 use crate::apply::Touch;
+use crate::clients::Clients;
 use crate::correction::Correction;
 use crate::cut::Cuts;
 use crate::directory::SharedTensor;
@@ -22,7 +23,7 @@ use crate::error::{Error, Kind, Result};
 use crate::failpoint::reach;
 use crate::fault::fault;
 use crate::frame::{Applied, Base, Identity, Push, Target};
-use crate::identity::{Completion, Identities, Outcome, Seen};
+use crate::identity::{Completion, Home, Identities, Outcome, Seen};
 use crate::isa::Isa;
 use crate::lock::SliceLock;
 use crate::mode::Quorum;
@@ -54,6 +55,7 @@ pub struct Slice {
     counters: Arc<Counters>,
     cuts: Arc<Cuts>,
     meter: Arc<Meter>,
+    clients: Arc<Clients>,
     /// The slice's own memory, as counted.
     charge: Charge,
     memory: Memory,
@@ -91,6 +93,7 @@ pub(crate) struct Place {
     pub(crate) counters: Arc<Counters>,
     pub(crate) cuts: Arc<Cuts>,
     pub(crate) meter: Arc<Meter>,
+    pub(crate) clients: Arc<Clients>,
     /// For [`Slice::memory_for`] bytes.
     pub(crate) charge: Charge,
     /// Whose memory it is part of, if it is shared.
@@ -115,7 +118,7 @@ impl Slice {
         place: Place,
         pieces: &mut Pieces,
     ) -> Self {
-        let Place { isa, sink, counters, cuts, meter, charge, shared } = place;
+        let Place { isa, sink, counters, cuts, meter, clients, charge, shared } = place;
         let range = spec.slice_range(index);
         let (first, len) = (range.start, range.len());
         let slots = spec.optimizer.slots().len();
@@ -143,9 +146,14 @@ impl Slice {
             counters,
             cuts,
             meter,
+            clients,
             charge,
             memory,
         }
+    }
+
+    fn home(&self) -> Home<'_> {
+        Home { meter: &self.meter, clients: &self.clients, slice: self.id }
     }
 
     /// Its identifier.
@@ -342,7 +350,7 @@ impl Slice {
             }
         };
         if unmet {
-            identities.meet(push.identity.client, &self.meter)?;
+            identities.meet(push.identity.client, &self.home())?;
         }
         if charge.is_some() {
             identities.note(push.identity, Outcome::Held(Vec::new()));

@@ -18,9 +18,11 @@ pub enum Purpose {
     Identities,
     /// Windows and buffers of connections.
     Connections,
+    /// Which tensors and groups there are, and where; registrations under way.
+    Map,
 }
 
-const PURPOSES: usize = 6;
+const PURPOSES: usize = 7;
 
 /// Bytes in use, and the most there may be.
 #[derive(Debug)]
@@ -98,6 +100,11 @@ impl Charge {
         if bytes < self.bytes {
             drop(self.split(self.bytes - bytes));
         }
+    }
+
+    /// Gives back so many.
+    pub fn give_back(&mut self, bytes: u64) {
+        drop(self.split(bytes));
     }
 
     /// Cuts a part off.

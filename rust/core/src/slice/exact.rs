@@ -208,7 +208,7 @@ impl ExactMemory {
         values: &[u8],
         state: &[u8],
     ) -> Result<()> {
-        let identities = Identities::restored(&standing.clients, &slice.meter)?;
+        let identities = Identities::restored(&standing.clients, &slice.home())?;
         unpinned(slice, &mut self.params, &mut self.spare)?.values_mut().copy_from_slice(values);
         for (k, slot) in self.state.iter_mut().enumerate() {
             slot.values_mut().copy_from_slice(&state[k * slice.bytes()..][..slice.bytes()]);

@@ -188,7 +188,7 @@ impl HogwildMemory {
         }
         let mut identities = lock(&self.identities);
         if matches!(identities.look_up(push.identity), Seen::Unmet) {
-            identities.meet(push.identity.client, &slice.meter)?;
+            identities.meet(push.identity.client, &slice.home())?;
         }
         self.assign(slice, push);
         self.counts.version().store(version, Ordering::Release);
@@ -228,7 +228,7 @@ impl HogwildMemory {
         values: &[u8],
         state: &[u8],
     ) -> Result<()> {
-        *lock(&self.identities) = Identities::restored(&standing.clients, &slice.meter)?;
+        *lock(&self.identities) = Identities::restored(&standing.clients, &slice.home())?;
         store_bytes(slice, &self.params, values);
         for (k, slot) in self.state.iter().enumerate() {
             store_bytes(slice, slot, &state[k * slice.bytes()..][..slice.bytes()]);

@@ -148,7 +148,7 @@ impl Slice {
         }
         for identity in shared_by.iter().chain([push.identity]) {
             if !memory.identities.knows(identity.client) {
-                memory.identities.meet(identity.client, &self.meter)?;
+                memory.identities.meet(identity.client, &self.home())?;
             }
         }
         if shared_by.is_empty() {
@@ -166,7 +166,7 @@ impl Slice {
         let mut memory = memory.lock();
         match memory.identities.look_up(identity) {
             Seen::Unmet => {
-                let met = memory.identities.meet(identity.client, &self.meter);
+                let met = memory.identities.meet(identity.client, &self.home());
                 met.map_err(|error| self.name(error))?;
             }
             Seen::New => {}

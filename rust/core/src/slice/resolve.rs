@@ -64,7 +64,7 @@ impl Slice {
                 Ok((Resolved::Fenced, Vec::new()))
             }
             Seen::Unmet => {
-                table.meet(identity.client, &self.meter).map_err(|error| self.name(error))?;
+                table.meet(identity.client, &self.home()).map_err(|error| self.name(error))?;
                 Ok((Resolved::Fenced, self.fence(table, identity)))
             }
             Seen::Before(Outcome::Held(_)) | Seen::New => Ok((Resolved::Fenced, self.fence(table, identity))),

@@ -222,7 +222,7 @@ impl ExactMemory {
         }
         let kept = share.rank.map(|rank| Kept::of(slice, push, rank)).transpose()?;
         if !self.identities.knows(client) {
-            self.identities.meet(client, &slice.meter)?;
+            self.identities.meet(client, &slice.home())?;
         }
         let names_rows = self.round.as_ref().is_some_and(|round| round.rows.is_some());
         let rows = (push.indices.is_some() && !names_rows).then(|| Rows::of(slice)).transpose()?;

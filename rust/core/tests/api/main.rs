@@ -7,6 +7,7 @@
     reason = "tests fail by panicking, helpers too"
 )]
 
+mod clients;
 mod codec;
 mod codec_properties;
 mod correction;

@@ -49,7 +49,7 @@ fn counter(shard: &Shard, name: &str) -> u64 {
 
 /// The counters of all purposes together are what is in use, and that is within the limit.
 fn check_sum(shard: &Shard) {
-    let purposes = ["slices", "copies", "answers", "held", "identities", "connections"];
+    let purposes = ["slices", "copies", "answers", "held", "identities", "connections", "map"];
     let sum: u64 = purposes.iter().map(|purpose| counter(shard, &format!("memory_{purpose}"))).sum();
     assert_eq!(sum, counter(shard, "memory_used"));
     assert!(sum <= counter(shard, "memory_limit"));
