@@ -1,10 +1,12 @@
 //! What a shard is beside its slices: its sessions, which slices it holds and why, and on shard 0 the map. An [`Event`]
 //! changes it; the log keeps the events, a snapshot the catalog.
 
+use crate::index::Index;
 use crate::secret::SecretHash;
 use fastps_core::mode::{Mode, Seat};
 use fastps_core::tensor::TensorSpec;
 use serde::{Deserialize, Serialize};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -114,6 +116,8 @@ pub struct Catalog {
     /// Groups in which as many as needed have been there: whoever is gone is not waited for.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub complete: BTreeSet<u32>,
+    #[serde(skip)]
+    pub(crate) index: Index,
 }
 
 impl Catalog {
@@ -131,21 +135,35 @@ impl Catalog {
                 self.leave(|member| member.client == *client);
             }
             Event::Reserved(id, reservation) => {
-                self.reservations.entry(*id).or_insert_with(|| reservation.clone());
+                if !self.reservations.contains_key(id) {
+                    self.index.reserved(*id, reservation);
+                    self.reservations.insert(*id, reservation.clone());
+                }
             }
             Event::Sealed(id) => self.reach(*id, Stage::Sealed),
             Event::Committed(id) => self.reach(*id, Stage::Committed),
             Event::Dropped(slices) => {
                 let gone: BTreeSet<_> = slices.iter().collect();
-                self.reservations.retain(|_, reservation| {
-                    reservation.slices.retain(|(id, _)| !gone.contains(id));
-                    !reservation.slices.is_empty()
-                });
+                for id in self.index.dropped(slices, &self.reservations) {
+                    if let Entry::Occupied(mut reservation) = self.reservations.entry(id) {
+                        reservation.get_mut().slices.retain(|(slice, _)| !gone.contains(slice));
+                        if reservation.get().slices.is_empty() {
+                            reservation.remove();
+                        }
+                    }
+                }
             }
             Event::Entered(id, holding) => {
-                self.map.entry(*id).or_insert_with(|| holding.clone());
+                if !self.map.contains_key(id) {
+                    self.index.entered(*id, holding);
+                    self.map.insert(*id, holding.clone());
+                }
             }
-            Event::Removed(name) => self.map.retain(|_, holding| holding.spec.name != *name),
+            Event::Removed(name) => {
+                if let Some(id) = self.index.removed(name, &self.map) {
+                    self.map.remove(&id);
+                }
+            }
             Event::Joined(Member { client, group, seat }, complete) => {
                 let member = Member { client: *client, group: *group, seat: seat.clone() };
                 let key = (*client, *group, member.is_warm());
@@ -190,5 +208,58 @@ impl Catalog {
     /// All slices that are here: identifier, index in the tensor, and the reservation.
     pub fn slices(&self) -> impl Iterator<Item = (u64, usize, &Reservation)> {
         self.reservations.values().flat_map(|r| r.slices.iter().map(move |(id, k)| (*id, *k as usize, r)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fastps_core::dtype::DType;
+    use fastps_core::optim::{Optimizer, Sgd};
+    use fastps_core::tensor::Apply;
+
+    fn spec(name: &str) -> TensorSpec {
+        TensorSpec {
+            name: name.into(),
+            shape: vec![1],
+            dtype: DType::Float32,
+            apply: Apply::Exact,
+            group: "default".into(),
+            optimizer: Optimizer::Sgd(Sgd::default()),
+        }
+    }
+
+    fn reserved(id: u64, slices: &[u64]) -> Event {
+        let slices = slices.iter().map(|slice| (*slice, 0)).collect();
+        let reservation = Reservation { spec: spec("w"), group: 1, slices, stage: Stage::Open };
+        Event::Reserved(id, reservation)
+    }
+
+    fn entered(id: u64, name: &str) -> Event {
+        Event::Entered(id, Holding { spec: spec(name), group: 1, slices: vec![id], shards: vec![0] })
+    }
+
+    #[test]
+    fn what_comes_and_goes_is_found_whenever_it_came() {
+        let mut catalog = Catalog::default();
+        let apply = |catalog: &mut Catalog, events: &[Event]| events.iter().for_each(|e| catalog.apply(e));
+        let left = |catalog: &Catalog| {
+            let slices: Vec<_> = catalog.slices().map(|(id, ..)| id).collect();
+            (slices, catalog.map.keys().copied().collect::<Vec<_>>())
+        };
+        apply(&mut catalog, &[reserved(1, &[10, 11]), reserved(2, &[20]), entered(1, "a"), entered(2, "b")]);
+        apply(&mut catalog, &[Event::Dropped(vec![11, 4711]), Event::Removed("a".into())]);
+        assert_eq!(left(&catalog), (vec![10, 20], vec![2]));
+        // After the first look-up, and in a copy.
+        apply(&mut catalog, &[reserved(3, &[30, 31]), reserved(3, &[32]), entered(3, "a")]);
+        let mut copy = catalog.clone();
+        for catalog in [&mut catalog, &mut copy] {
+            apply(catalog, &[Event::Dropped(vec![31, 10, 20]), Event::Removed("b".into())]);
+            apply(catalog, &[Event::Removed("none".into()), Event::Dropped(vec![31])]);
+            assert_eq!(left(catalog), (vec![30], vec![3]));
+            apply(catalog, &[Event::Dropped(vec![30]), Event::Removed("a".into())]);
+            assert_eq!(left(catalog), (vec![], vec![]));
+            assert!(catalog.reservations.is_empty());
+        }
     }
 }

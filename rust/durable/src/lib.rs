@@ -22,6 +22,7 @@ pub mod fuzzing;
 mod generation;
 mod growth;
 mod history;
+mod index;
 mod journal;
 mod lock;
 mod log;
