@@ -32,6 +32,7 @@ MUTANTS = {
     "check_after_apply": "a bad frame is refused after it was applied",
     "epoch_accepted": "a frame for another epoch is accepted",
     "secret_ignored": "who names a client's session need not show its secret",
+    "entry_not_charged": "a tensor in the cluster map takes no memory that is counted",
     "lease_never_expires": "a silent client keeps its session for ever",
     "copy_on_write_skipped": "a pull copies instead of pinning, and the push never notices",
     "frame_length_trusted": "the length of a body is not checked",

@@ -136,6 +136,23 @@ def test_unregister(foreign: ForeignClient, native: fastps.ParameterServer, fres
     )
 
 
+def test_nobody_frees_slices_of_a_registered_tensor(
+    foreign: ForeignClient, native: fastps.ParameterServer, fresh_name: FreshName
+) -> None:
+    name, values = fresh_name("kept"), normal((BIG,), 4)
+    native.register(name, values, optimizer=fastps.SGD(lr=0.1))
+    placement = foreign.entry(name).placement
+    for shard in (0, 1):
+        slices = [s for s, at in zip(placement.slices, placement.shards, strict=True) if at == shard]
+        with pytest.raises(Refused) as refused:
+            foreign.call(shard, "Drop", foreign.pb.DropRequest(slices=slices))
+        refusal = refused.value.refusal
+        assert (refusal.kind, refusal.tensor, refusal.shard) == ("precondition", name, shard)
+    assert native.pull(name).tobytes() == values.tobytes()
+    native.unregister(name)
+    assert name not in foreign.names()
+
+
 def counters(client: ForeignClient, name: str) -> list[int]:
     return [client.call(shard, "Stats", client.pb.StatsRequest()).counters[name] for shard in (0, 1)]
 
@@ -145,10 +162,13 @@ def test_a_registration_that_does_not_fit_leaves_nothing(stubs: Stubs) -> None:
         fastps.serve(shards=2, memory_limit=64 << 20) as server,
         ForeignClient(stubs, server.address_list) as client,
     ):
-        client.register(client.spec("fits", (SMALL,)), np.zeros(SMALL, np.float32))
+        for name in ("fits", "fits too"):
+            client.register(client.spec(name, (SMALL,)), np.zeros(SMALL, np.float32))
         used = counters(client, "memory_slices")
+        # Both shards could hold 31 slices, but the first would have 16, each of them of more than 2 MiB.
+        size = 31 * encoders.SLICE_LEN
         with pytest.raises(Refused) as refused:
-            client.register(client.spec("large", (8 << 20,)), np.zeros(8 << 20, np.float32))
+            client.register(client.spec("large", (size,)), np.zeros(size, np.float32))
         refusal = refused.value.refusal
         assert (refusal.kind, refused.value.code) == ("capacity", STATUS["capacity"])
         assert refusal.tensor == "large"
@@ -156,7 +176,13 @@ def test_a_registration_that_does_not_fit_leaves_nothing(stubs: Stubs) -> None:
         assert refusal.retry_after_ms > 0
         assert "bytes" in refusal.expected
         assert "bytes" in refusal.got
-        assert client.names() == ["fits"]
+        # What could not be held by empty shards is refused before anything is reserved.
+        absurd = client.pb.RegisterRequest(spec=client.spec("absurd", (1 << 40,)), client=client.client)
+        with pytest.raises(Refused) as never:
+            client.call(0, "Register", absurd)
+        assert (never.value.refusal.kind, never.value.code) == ("capacity", STATUS["capacity"])
+        assert not never.value.refusal.HasField("retry_after_ms")
+        assert client.names() == ["fits", "fits too"]
         assert counters(client, "memory_slices") == used
         client.push("fits", np.ones(SMALL, np.float32))
 

@@ -1,7 +1,7 @@
 //! The control service: sessions, the map, and the steps of a registration.
 
+use crate::checkpoint;
 use crate::convert;
-use crate::durable::Begun;
 use crate::incoming::Peer;
 use crate::map::Registered;
 use crate::node::{EPOCH, Node};
@@ -9,6 +9,7 @@ use crate::portions;
 use crate::reservation::Reserve;
 use crate::secret;
 use crate::session::Greeting;
+use crate::settle::MOST_ASKED;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::{Clocks, Joined};
 use fastps_core::tensor::{MAX_NAME, SliceId};
@@ -130,6 +131,24 @@ impl ControlService {
         answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }
 
+    /// Asks shard 0 what must be known before a call is made, if the caller may make it.
+    async fn ask_first<Q: SpeaksFor>(
+        &self,
+        request: &Request<Q>,
+        question: Option<pb::SettleRequest>,
+    ) -> Result<Option<pb::SettleResponse>> {
+        let Some(question) = question else { return Ok(None) };
+        let peer = Peer::of(request).map_err(|status| convert::error_from_status(&status))?;
+        let client = request.get_ref().client();
+        peer.principal.authorize(pb::Role::Worker, client)?;
+        self.node.check_serving()?;
+        if client != 0 {
+            let shown = secret::of_headers(request.metadata());
+            self.node.sessions.admit(client, shown.as_ref(), Instant::now())?;
+        }
+        self.node.ask_first_for(question).await.map(Some)
+    }
+
     /// An answer that tells of tensors, which lie before this position of the log: none that a restart would not know.
     async fn told<A>(&self, answer: Response<(A, u64)>) -> Result<Response<A>, Status> {
         let (answer, position) = answer.into_inner();
@@ -149,6 +168,10 @@ impl Control for ControlService {
             let logged = logged?;
             if logged && node.files.journal().is_none() {
                 node.files.check()?;
+            }
+            if !m.renew && !node.sessions.is_live(m.client) {
+                peer.check_hello()?;
+                node.make_room_for_session(m.client);
             }
             let secret = secret::of_hello(&m.secret)?;
             let greeting = Greeting { client: m.client, secret, name: &m.name, renew: m.renew, logged };
@@ -177,7 +200,7 @@ impl Control for ControlService {
         request: Request<pb::GetMapRequest>,
     ) -> Result<Response<pb::GetMapResponse>, Status> {
         let page = self.call(request, pb::Role::Reader, Access::Look, |node, _, m| {
-            let map = node.map()?;
+            let mut map = node.map()?;
             let (entries, next) = map.page(&m.names, &m.after, m.page_size as usize);
             Ok((pb::GetMapResponse { epoch: EPOCH, entries, next }, map.noted()))
         });
@@ -214,6 +237,10 @@ impl Control for ControlService {
         &self,
         request: Request<pb::ReserveRequest>,
     ) -> Result<Response<pb::ReserveResponse>, Status> {
+        let m = request.get_ref();
+        let is_new = !self.node.reservations.knows(m.reservation);
+        let describe = is_new.then(|| pb::SettleRequest { describe: m.reservation, ..Default::default() });
+        let told = self.ask_first(&request, describe).await;
         self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
             let spec = Arc::new(convert::spec_from_wire(m.spec.as_ref())?);
             if m.slices.len() != m.indices.len() {
@@ -231,6 +258,10 @@ impl Control for ControlService {
                 group: m.group,
                 slices: pairs.map(|(id, index)| (SliceId(*id), *index as usize)).collect(),
             };
+            if !node.reservations.knows(m.reservation) {
+                let registration = told?.and_then(|told| told.registration);
+                wish.check_registered(registration, node.index())?;
+            }
             let open = node.reservations.reserve(&node.shard, &wish, now)?;
             let lease_ms = if open { node.reservations.lease().as_millis() as u32 } else { 0 };
             Ok(pb::ReserveResponse { lease_ms })
@@ -267,10 +298,7 @@ impl Control for ControlService {
         &self,
         request: Request<pb::SettleRequest>,
     ) -> Result<Response<pb::SettleResponse>, Status> {
-        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
-            Ok(node.map()?.settle(&m.reservations, Instant::now()))
-        })
-        .await
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| node.answer_settle(&m)).await
     }
 
     async fn unregister(
@@ -285,8 +313,16 @@ impl Control for ControlService {
     }
 
     async fn drop(&self, request: Request<pb::DropRequest>) -> Result<Response<pb::DropResponse>, Status> {
+        let sealed = self.node.reservations.sealed_of(&request.get_ref().slices);
+        let question = (!sealed.is_empty() && sealed.len() <= MOST_ASKED).then(|| pb::SettleRequest {
+            reservations: sealed.iter().copied().collect(),
+            abandon: true,
+            ..Default::default()
+        });
+        let told = self.ask_first(&request, question).await;
         // Nobody relies on it, and it gives memory back: it needs no whole log.
         self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
+            node.check_dropped(&m.slices, told)?;
             if let Ok(mut map) = node.map() {
                 map.abandon(&m.slices);
             }
@@ -298,9 +334,20 @@ impl Control for ControlService {
     }
 
     async fn join(&self, request: Request<pb::JoinRequest>) -> Result<Response<pb::JoinResponse>, Status> {
+        let &pb::JoinRequest { client, group, .. } = request.get_ref();
+        let node = &self.node;
+        let is_new = !node.has_group(group) && !node.shard.groups().has_place(group, client);
+        // Others than shard 0 may have no slices of it yet.
+        let question = (is_new && node.map.is_none())
+            .then(|| pb::SettleRequest { groups: vec![group], ..Default::default() });
+        let told = self.ask_first(&request, question).await;
         self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
             let seat = convert::seat_from_wire(m.mode, m.rank, m.name)?;
             node.sessions.touch(m.client, Instant::now())?;
+            if !node.has_group(m.group) && !node.shard.groups().has_place(m.group, m.client) {
+                let told = told?.is_some_and(|told| told.groups.contains(&m.group));
+                told.then_some(()).ok_or_else(|| no_group(m.group))?;
+            }
             let joined = node.shard.groups().join(m.group, m.client, seat.clone(), node.shard.meter())?;
             let Joined { clock, present, workers } = joined;
             let member = Member { client: m.client, group: m.group, seat };
@@ -381,16 +428,8 @@ impl Control for ControlService {
         });
         let asked = asked.await?;
         let pb::CheckpointRequest { group, cut: id } = asked.into_inner();
-        // It takes as long as the disk does, on a thread of its own: one at a time, whoever asks.
-        let (node, turn) = (self.node.clone(), self.node.checkpoint.clone().lock_owned().await);
-        let taken = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
-            let begun = || if node.gate.open(id) { Ok(()) } else { Err(held_too_long()) };
-            let cut = (!group.is_empty()).then_some((Cut { id, group }, &begun as &Begun<'_>));
-            node.files.snapshot(&node.shard, cut)
-        });
-        let taken = taken.await;
-        let taken = taken.unwrap_or_else(|error| Err(Error::new(Kind::Internal, error.to_string())));
+        let cut = (!group.is_empty()).then_some(Cut { id, group });
+        let taken = checkpoint::take(&self.node, cut).await;
         let answer = taken.map(|summary| pb::CheckpointResponse {
             snapshot: summary.generation,
             path: summary.path.display().to_string(),
@@ -413,9 +452,9 @@ impl Control for ControlService {
     }
 }
 
-fn held_too_long() -> Error {
-    let why = "the cut is void: no writes were held for it any more when the snapshot began";
-    Error::new(Kind::Deadline, why)
+fn no_group(group: u32) -> Error {
+    let error = Error::new(Kind::UnknownTensor, "the group has no tensors");
+    error.expected("the number of a group in the map", group)
 }
 
 fn check_cut(asked: &pb::CheckpointRequest) -> Result<()> {

@@ -1,12 +1,14 @@
 //! Holds the writes of a shard for a moment, so that all shards of a cluster can begin one cut: none of them takes anything
 //! that was sent on the strength of what another one's part of the cut has not.
 //!
+//! They are held at most half of the time, whatever is asked for: after each hold they pass for as long as they were held.
+//!
 //! A stream with a write to a held shard waits, with all that is behind it, so its order stays. Pulls that come first are answered.
 
 use fastps_core::error::{Error, Kind, Result};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// Longest time that writes are held.
@@ -22,6 +24,15 @@ pub(crate) struct Gate {
     /// The cut that it is closed for.
     cut: AtomicU64,
     opened: Notify,
+    times: Mutex<Times>,
+}
+
+#[derive(Debug, Default)]
+struct Times {
+    /// When it was closed last.
+    closed: Option<Instant>,
+    /// Until when it stays open.
+    rest: Option<Instant>,
 }
 
 impl Gate {
@@ -30,14 +41,25 @@ impl Gate {
         if cut == OPEN {
             return Err(Error::new(Kind::Config, "invalid cut").expected("any number but 0", cut));
         }
+        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let (now, present) = (Instant::now(), self.cut.load(Ordering::Acquire));
+        if let Some(left) = times.rest.and_then(|rest| rest.checked_duration_since(now))
+            && present != cut
+            && !left.is_zero()
+        {
+            let why = "writes were held a moment ago, and pass for as long as they were held";
+            let left = left.as_millis() as u64 + 1;
+            return Err(Error::new(Kind::Unavailable, why).retry_after_ms(left));
+        }
         match self.cut.compare_exchange(OPEN, cut, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => {}
+            Ok(_) => times.closed = Some(now),
             Err(present) if present == cut => return Ok(()),
             Err(_) => {
                 let error = Error::new(Kind::Unavailable, "another cut is about to begin");
                 return Err(error.retry_after_ms(RETRY_MS));
             }
         }
+        drop(times);
         let gate = self.clone();
         tokio::spawn(async move {
             tokio::time::sleep(hold.min(LONGEST)).await;
@@ -51,9 +73,18 @@ impl Gate {
         let opened = self.cut.compare_exchange(cut, OPEN, Ordering::AcqRel, Ordering::Acquire);
         let was_closed = cut != OPEN && opened.is_ok();
         if was_closed {
+            let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+            let (now, closed) = (Instant::now(), times.closed.take());
+            times.rest = closed.map(|closed| now + now.duration_since(closed));
+            drop(times);
             self.opened.notify_waiters();
         }
         was_closed
+    }
+
+    /// Whether writes are held for this cut.
+    pub(crate) fn holds(&self, cut: u64) -> bool {
+        cut != OPEN && self.cut.load(Ordering::Acquire) == cut
     }
 
     fn is_open(&self) -> bool {
@@ -92,8 +123,33 @@ mod tests {
         assert!(!waiting.is_finished() && !gate.open(2) && !gate.open(0));
         assert!(gate.open(1) && !gate.open(1) && !gate.open(0));
         waiting.await.unwrap();
-        gate.close(3, Duration::from_millis(1)).unwrap();
+        close(&gate, 3, Duration::from_millis(1)).await;
         gate.pass().await;
         assert!(!gate.open(3));
+    }
+
+    /// Closes it as soon as it may be.
+    async fn close(gate: &Arc<Gate>, cut: u64, hold: Duration) -> Duration {
+        let mut waited = Duration::ZERO;
+        while let Err(error) = gate.close(cut, hold) {
+            assert_eq!(error.kind, Kind::Unavailable);
+            let pause = Duration::from_millis(error.retry_after_ms.unwrap());
+            waited += pause;
+            tokio::time::sleep(pause).await;
+        }
+        waited
+    }
+
+    #[tokio::test]
+    async fn writes_pass_for_as_long_as_they_were_held() {
+        const HOLD: Duration = Duration::from_millis(200);
+        let gate = Arc::new(Gate::default());
+        for cut in 1..4 {
+            let begin = Instant::now();
+            let waited = close(&gate, cut, HOLD).await;
+            assert!(cut == 1 || waited >= HOLD / 2, "cut {cut} waited {waited:?}");
+            gate.pass().await;
+            assert!(begin.elapsed() >= HOLD);
+        }
     }
 }

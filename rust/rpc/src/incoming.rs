@@ -9,6 +9,7 @@ use crate::local::Local;
 use crate::native;
 use crate::node::{Node, Phase, Principal};
 use crate::openings::{Openings, Place};
+use crate::rate::Rate;
 use crate::room::{AT_REST, Room};
 use crate::tls::{self, ServerTls};
 use crate::trim;
@@ -44,6 +45,9 @@ const CONNECTION_BYTES: u64 = CONNECTION_WINDOW as u64 + (256 << 10);
 const STREAM_BYTES: u64 = 8 << 20;
 /// Slices that one connection may keep pinned: answers that are not encoded yet. One that lends may have as many as it can lend.
 const PINS: usize = 2;
+/// Sessions that one connection may begin at once, and then a second.
+const HELLOS: u32 = 256;
+const HELLOS_A_SECOND: u32 = 64;
 /// How long a connection that was at rest waits for memory to work.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(5);
@@ -58,11 +62,23 @@ pub(crate) struct Peer {
     pub(crate) principal: Principal,
     pub(crate) pins: Arc<Semaphore>,
     pub(crate) room: Arc<Room>,
+    /// For sessions that it begins.
+    pub(crate) hellos: Arc<Rate>,
 }
 
 impl Peer {
     pub(crate) fn new(room: Arc<Room>) -> Self {
-        Self { principal: Principal::ANYBODY, pins: Arc::new(Semaphore::new(PINS)), room }
+        let (pins, hellos) = (Arc::new(Semaphore::new(PINS)), Arc::new(Rate::new(HELLOS, HELLOS_A_SECOND)));
+        Self { principal: Principal::ANYBODY, pins, room, hellos }
+    }
+
+    /// Fails where the connection has begun as many sessions as it may.
+    pub(crate) fn check_hello(&self) -> Result<()> {
+        self.hellos.take(Instant::now()).map_err(|wait| {
+            Error::new(Kind::Capacity, "the connection begins too many sessions")
+                .expected(self.hellos.bounds(), "one more")
+                .retry_after_ms(wait.as_millis() as u64 + 1)
+        })
     }
 
     /// The peer of a request.

@@ -3,11 +3,12 @@
 //! A frame's way through the server: `incoming` (a connection, its principal and its pins) -> `native` (our own clients)
 //! or tonic (all others) -> `data` (one task per stream; `convert` validates once) -> `node` (session, epoch, reservation) -> `fastps_core::shard` -> `answers`.
 //! `control` serves the unary calls; on shard 0 they reach `map` and `portions`. `settle` asks
-//! shard 0 about reservations that clients left behind. `durable` has what a shard keeps on disk, `bucket` copies of it elsewhere.
+//! shard 0 (`first`) about reservations that clients left behind. `durable` has what a shard keeps on disk, `bucket` copies of it elsewhere.
 
 mod allowance;
 mod answers;
 mod bucket;
+mod checkpoint;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod client;
@@ -17,6 +18,7 @@ pub mod convert;
 mod data;
 mod deadline;
 mod durable;
+mod first;
 mod gate;
 mod incoming;
 mod local;
@@ -26,6 +28,7 @@ mod node;
 mod open_files;
 mod openings;
 mod portions;
+mod rate;
 mod recovering;
 mod reservation;
 mod room;

@@ -1,15 +1,20 @@
 //! The cluster map, on shard 0 alone: which tensors exist, where their slices lie, and which registrations are under
 //! way.
 
+mod groups;
+
 use crate::convert::{spec_difference, spec_to_wire};
 use crate::durable::Files;
 use fastps_core::error::{Error, Kind, Result};
+use fastps_core::fault::fault;
 use fastps_core::placement::Load;
+use fastps_core::shard::{Charge, Meter, Purpose, memory_for};
 use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_durable::{Event, Holding};
 use fastps_proto::v1 as pb;
+use groups::Groups;
 use prost::Message;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,8 +23,17 @@ use std::time::{Duration, Instant};
 pub(crate) const MAX_SLICES: usize = 1 << 18;
 /// Most tensors, registered and under way.
 const MAX_TENSORS: usize = 1 << 20;
-/// Most groups since the start; their numbers are not reused.
-const MAX_GROUPS: usize = 1 << 16;
+/// Most registrations of one client that are under way.
+const MAX_OPEN: usize = 64;
+/// When a client that has so many may try again.
+const RETRY_OPEN_MS: u64 = 1000;
+/// What an entry takes beside its names, its shape and its places: the spec, once as a value and once as it is sent, also in the
+/// catalog of the shard's files.
+const ENTRY_BYTES: u64 = 1024;
+/// The same of each slice: identifier and shard, in the map and in the catalog.
+const PLACE_BYTES: u64 = 24;
+/// What finding a slice's registration takes while it is under way.
+const PENDING_BYTES: u64 = 40;
 /// Entries of a page, unless the caller wants fewer.
 const PAGE: usize = 1000;
 /// A page ends behind the entry that passes this many bytes.
@@ -32,6 +46,7 @@ struct Entry {
     spec: Arc<TensorSpec>,
     wire: pb::MapEntry,
     reservation: u64,
+    memory: Charge,
 }
 
 #[derive(Debug)]
@@ -48,11 +63,16 @@ pub(crate) struct Map {
     pending: HashMap<Arc<str>, Pending>,
     /// The tensor of each reservation, under way or committed.
     reservations: HashMap<u64, Arc<str>>,
-    groups: HashMap<Arc<str>, u32>,
+    /// The reservation of each slice of what is under way.
+    slices: HashMap<u64, u64>,
+    /// How many registrations of each client are under way.
+    open: HashMap<u64, usize>,
+    groups: Groups,
     /// Bytes placed on each shard.
     load: Load,
-    /// The next slice or reservation identifier.
-    next: u64,
+    meter: Arc<Meter>,
+    /// Entries that calls have looked at.
+    touched: u64,
     lease: Duration,
     files: Files,
     /// The log's position behind the last tensor that came or went.
@@ -68,16 +88,18 @@ pub(crate) enum Registered {
 }
 
 impl Map {
-    /// An empty map over `shards` shards. Identifiers count up from `first`: drawn at random by each server, so that a
-    /// client with the map of an earlier one never meets its identifiers again.
-    pub(crate) fn new(shards: usize, first: u64, lease: Duration) -> Self {
+    /// An empty map over `shards` shards, whose memory is counted by that of shard 0.
+    pub(crate) fn new(shards: usize, meter: Arc<Meter>, lease: Duration) -> Self {
         Self {
             entries: BTreeMap::new(),
             pending: HashMap::new(),
             reservations: HashMap::new(),
-            groups: HashMap::new(),
+            slices: HashMap::new(),
+            open: HashMap::new(),
+            groups: Groups::new(meter.clone()),
             load: Load::new(shards),
-            next: first.max(1),
+            meter,
+            touched: 0,
             lease,
             files: Files::default(),
             noted: 0,
@@ -101,11 +123,12 @@ impl Map {
                     return Err(error.tensor(spec.name).expected(shards, format!("shard {shard}")));
                 }
             }
-            self.groups.insert(spec.group.clone(), group);
+            self.groups.restore(&spec.group, group)?;
+            let memory = self.take(&spec, 0)?;
             self.reservations.insert(reservation, spec.name.clone());
             let placement = pb::Placement { group, slices, shards };
             let wire = pb::MapEntry { spec: Some(spec_to_wire(&spec)), placement: Some(placement) };
-            self.entries.insert(spec.name.clone(), Entry { spec: Arc::new(spec), wire, reservation });
+            self.entries.insert(spec.name.clone(), Entry { spec: Arc::new(spec), wire, reservation, memory });
         }
         self.files = files;
         Ok(self)
@@ -129,23 +152,44 @@ impl Map {
             // The owner thinks better of it: the place is given up.
         }
         // What ran out is taken over, with new slices: a late frame or Drop of the former owner finds none of them.
-        if let Some(abandoned) = self.pending.remove(&spec.name) {
-            self.release(&abandoned.entry);
-        }
-        let reservation = self.identifier();
-        let entry = self.place(spec, reservation)?;
-        let reserved = entry.reserved();
+        self.end(&spec.name);
+        self.check(spec, client)?;
+        let entry = self.place(spec).map_err(|error| error.tensor(spec.name.clone()))?;
+        let (reserved, reservation) = (entry.reserved(), entry.reservation);
         self.reservations.insert(reservation, spec.name.clone());
+        self.slices.extend(entry.slices().iter().map(|slice| (*slice, reservation)));
+        *self.open.entry(client).or_default() += 1;
         self.pending.insert(spec.name.clone(), Pending { entry, client, deadline: now + self.lease });
         Ok(reserved)
     }
 
-    fn identifier(&mut self) -> u64 {
-        self.next += 1;
-        self.next - 1
+    /// Identifiers that nobody can guess, so nobody can be there first; nor does a client with the map of an earlier server
+    /// meet them again.
+    fn identifiers(&self, count: usize) -> Result<Vec<u64>> {
+        let failed = |error| Error::new(Kind::Internal, format!("no random numbers: {error}"));
+        let mut bytes = vec![0; 8 * count];
+        loop {
+            getrandom::fill(&mut bytes).map_err(failed)?;
+            let drawn: Vec<_> = bytes.as_chunks().0.iter().map(|eight| u64::from_ne_bytes(*eight)).collect();
+            let taken =
+                |id: &u64| *id == 0 || self.slices.contains_key(id) || self.reservations.contains_key(id);
+            if !drawn.iter().any(taken) {
+                return Ok(drawn);
+            }
+        }
     }
 
-    fn place(&mut self, spec: &TensorSpec, reservation: u64) -> Result<Entry> {
+    /// Counts the memory of an entry, and so many bytes of each of its slices beside it.
+    fn take(&self, spec: &TensorSpec, beside: u64) -> Result<Charge> {
+        let names = 4 * (spec.name.len() + spec.group.len()) + 24 * spec.shape.len();
+        let places = spec.slice_count() as u64 * (PLACE_BYTES + beside);
+        let bytes = ENTRY_BYTES + names as u64 + places;
+        let bytes = if fault("entry_not_charged") { 0 } else { bytes };
+        self.meter.take(Purpose::Map, bytes).map_err(|error| error.tensor(spec.name.clone()))
+    }
+
+    /// What does not depend on what is free.
+    fn check(&self, spec: &TensorSpec, client: u64) -> Result<()> {
         let refuse = |error: Error| Err(error.tensor(spec.name.clone()));
         if spec.slice_count() > MAX_SLICES {
             return refuse(
@@ -159,43 +203,92 @@ impl Map {
                     .expected(format!("at most {MAX_TENSORS}"), "one more"),
             );
         }
-        let group = match self.groups.get(&spec.group) {
-            Some(group) => *group,
-            None if self.groups.len() >= MAX_GROUPS => {
-                return refuse(
-                    Error::new(Kind::Capacity, "too many groups")
-                        .expected(format!("at most {MAX_GROUPS}"), "one more"),
-                );
-            }
-            None => {
-                let group = self.groups.values().max().map_or(1, |last| last + 1);
-                self.groups.insert(spec.group.clone(), group);
-                group
-            }
-        };
-        let mut placement = pb::Placement { group, ..Default::default() };
-        for slice in 0..spec.slice_count() {
-            placement.shards.push(self.load.place(spec, slice));
-            placement.slices.push(self.identifier());
+        // Slices are spread evenly, so no shard can take more than shard 0, whatever its own limit is.
+        let (limit, shards) = (self.meter.limit(), self.load.shards());
+        let (most, needed) = (limit.saturating_mul(shards as u64), memory_for(spec));
+        if needed > most {
+            return refuse(
+                Error::new(Kind::Capacity, "the shards together could never hold the tensor").expected(
+                    format!("at most {most} bytes: {shards} times {limit}"),
+                    format!("{needed} bytes"),
+                ),
+            );
         }
+        if self.open.get(&client).is_some_and(|open| *open >= MAX_OPEN) {
+            return refuse(
+                Error::new(Kind::Capacity, "the client has too many registrations under way")
+                    .expected(format!("at most {MAX_OPEN}"), "one more")
+                    .retry_after_ms(RETRY_OPEN_MS),
+            );
+        }
+        Ok(())
+    }
+
+    fn place(&mut self, spec: &TensorSpec) -> Result<Entry> {
+        let memory = self.take(spec, PENDING_BYTES)?;
+        let mut ids = self.identifiers(1 + spec.slice_count())?;
+        let reservation = ids.swap_remove(0);
+        let group = self.groups.enter(&spec.group)?;
+        let shards = (0..ids.len()).map(|slice| self.load.place(spec, slice)).collect();
+        let placement = pb::Placement { group, slices: ids, shards };
         let wire = pb::MapEntry { spec: Some(spec_to_wire(spec)), placement: Some(placement) };
-        Ok(Entry { spec: Arc::new(spec.clone()), wire, reservation })
+        Ok(Entry { spec: Arc::new(spec.clone()), wire, reservation, memory })
     }
 
     /// Forgets where an entry lies.
     fn release(&mut self, entry: &Entry) {
         self.reservations.remove(&entry.reservation);
-        for (slice, shard) in entry.placement().shards.into_iter().enumerate() {
-            self.load.remove(shard, &entry.spec, slice);
+        for (slice, shard) in entry.shards().iter().enumerate() {
+            self.load.remove(*shard, &entry.spec, slice);
         }
+        self.groups.leave(&entry.spec.group);
+    }
+
+    /// Takes a registration out that is under way no more.
+    fn take_pending(&mut self, name: &str) -> Option<Entry> {
+        let Pending { mut entry, client, .. } = self.pending.remove(name)?;
+        for slice in entry.slices() {
+            self.slices.remove(slice);
+        }
+        entry.memory.give_back(PENDING_BYTES * entry.slices().len() as u64);
+        if let Some(open) = self.open.get_mut(&client) {
+            *open -= 1;
+            if *open == 0 {
+                self.open.remove(&client);
+            }
+        }
+        Some(entry)
+    }
+
+    /// Ends a registration that is under way, if there is one.
+    fn end(&mut self, name: &str) {
+        if let Some(entry) = self.take_pending(name) {
+            self.release(&entry);
+        }
+    }
+
+    /// Whether registrations of this client are under way.
+    pub(crate) fn registers(&self, client: u64) -> bool {
+        self.open.contains_key(&client)
+    }
+
+    /// Whether tensors of this group exist.
+    pub(crate) fn has_group(&self, group: u32) -> bool {
+        self.groups.has(group)
+    }
+
+    /// A registration under way, for a shard that is to take its slices.
+    pub(crate) fn registration(&self, reservation: u64) -> Option<pb::Registration> {
+        let pending = self.pending.get(self.reservations.get(&reservation)?)?;
+        Some(pb::Registration { entry: Some(pending.entry.wire.clone()) })
     }
 
     /// The slices of a reservation that lie on `shard`, while it is not committed.
     pub(crate) fn pending_on(&self, reservation: u64, shard: u32) -> Vec<SliceId> {
         let pending = self.reservations.get(&reservation).and_then(|name| self.pending.get(name));
-        let placement = pending.map(|p| p.entry.placement()).unwrap_or_default();
-        let pairs = placement.slices.into_iter().zip(placement.shards);
-        pairs.filter(|(_, s)| *s == shard).map(|(id, _)| SliceId(id)).collect()
+        let Some(entry) = pending.map(|pending| &pending.entry) else { return Vec::new() };
+        let pairs = entry.slices().iter().zip(entry.shards());
+        pairs.filter(|(_, s)| **s == shard).map(|(id, _)| SliceId(*id)).collect()
     }
 
     /// Last step of a registration: the tensor exists. Repeats change nothing.
@@ -212,9 +305,10 @@ impl Map {
                 Err(Error::new(Kind::Precondition, "the reservation is another client's").tensor(name))
             }
             Some(_) => {
-                if let Some(pending) = self.pending.remove(&name) {
-                    self.noted = self.files.step(|| Event::Entered(reservation, pending.entry.holding()));
-                    self.entries.insert(name, pending.entry);
+                if let Some(entry) = self.take_pending(&name) {
+                    self.noted = self.files.step(|| Event::Entered(reservation, entry.holding()));
+                    self.groups.commit(&entry.spec.group);
+                    self.entries.insert(name, entry);
                 }
                 Ok(())
             }
@@ -222,52 +316,57 @@ impl Map {
         }
     }
 
-    /// What became of these reservations. One that is under way and whose lease has run out ends here and now.
-    pub(crate) fn settle(&mut self, reservations: &[u64], now: Instant) -> pb::SettleResponse {
+    /// What became of these reservations. One that is under way ends here and now where its lease has run out, or where its
+    /// client gives it up, unless one of the others is committed.
+    pub(crate) fn settle(&mut self, reservations: &[u64], abandon: bool, now: Instant) -> pb::SettleResponse {
         let mut settled = pb::SettleResponse::default();
+        let committed = |id: &&u64| self.reservations.get(id).is_some_and(|n| !self.pending.contains_key(n));
+        settled.committed = reservations.iter().filter(committed).copied().collect();
+        let abandon = abandon && settled.committed.is_empty();
         for reservation in reservations {
-            let name = self.reservations.get(reservation);
-            match (name, name.and_then(|name| self.pending.get(name))) {
-                (Some(_), None) => settled.committed.push(*reservation),
-                (Some(_), Some(pending)) if pending.deadline >= now => {}
-                (Some(name), Some(_)) => {
-                    let name = name.clone();
-                    if let Some(pending) = self.pending.remove(&name) {
-                        self.release(&pending.entry);
-                    }
-                    settled.ended.push(*reservation);
-                }
-                (None, _) => settled.ended.push(*reservation),
+            let Some(name) = self.reservations.get(reservation) else {
+                settled.ended.push(*reservation);
+                continue;
+            };
+            if self.pending.get(name).is_some_and(|pending| abandon || pending.deadline < now) {
+                let name = name.clone();
+                self.end(&name);
+                settled.ended.push(*reservation);
             }
         }
         settled
     }
 
-    /// Ends the registrations that nobody goes on with, and that nobody will ask about if no shard has sealed them.
-    pub(crate) fn sweep(&mut self, now: Instant) {
-        let over: Vec<_> =
-            self.pending.extract_if(|_, pending| pending.deadline + self.lease < now).collect();
-        for (_, pending) in over {
-            self.release(&pending.entry);
+    /// Ends the registrations that nobody goes on with, and that nobody will ask about if no shard has sealed them; and the
+    /// groups that have neither tensors nor workers.
+    pub(crate) fn sweep(&mut self, now: Instant, is_joined: impl Fn(u32) -> bool) {
+        let over = self.pending.iter().filter(|(_, pending)| pending.deadline + self.lease < now);
+        let over: Vec<_> = over.map(|(name, _)| name.clone()).collect();
+        for name in over {
+            self.end(&name);
         }
+        self.groups.sweep(is_joined);
     }
 
     /// Ends the registrations under way that own one of these slices.
     pub(crate) fn abandon(&mut self, slices: &[u64]) {
-        let gone: HashSet<_> = slices.iter().collect();
-        let owns = |entry: &Entry| entry.placement().slices.iter().any(|id| gone.contains(id));
-        let over: Vec<_> = self.pending.extract_if(|_, pending| owns(&pending.entry)).collect();
-        for (_, pending) in over {
-            self.release(&pending.entry);
+        self.touched += slices.len() as u64;
+        for slice in slices {
+            let name = self.slices.get(slice).and_then(|reservation| self.reservations.get(reservation));
+            if let Some(name) = name.cloned() {
+                self.end(&name);
+            }
         }
     }
 
     /// Removes a tensor, or a registration that ran out; says where slices may still lie.
     pub(crate) fn unregister(&mut self, name: &str, now: Instant) -> Result<pb::Placement> {
         let abandoned = self.pending.get(name).is_some_and(|p| p.deadline < now);
-        let pending = if abandoned { self.pending.remove(name).map(|p| p.entry) } else { None };
+        let pending = if abandoned { self.take_pending(name) } else { None };
         let entered = self.entries.remove(name);
+        self.touched += 1;
         if let Some(entry) = &entered {
+            self.groups.uncommit(&entry.spec.group);
             self.noted = self.files.step(|| Event::Removed(entry.spec.name.clone()));
         }
         let entry = entered.or(pending).ok_or_else(|| {
@@ -278,33 +377,23 @@ impl Map {
         Ok(entry.placement())
     }
 
-    /// One page in the order of names, and the name to continue after, if there is more.
+    /// One page in the order of names, and the name to continue after, if there is more. Looks at no entry but those that
+    /// are asked for.
     pub(crate) fn page(
-        &self,
+        &mut self,
         names: &[String],
         after: &str,
         page_size: usize,
     ) -> (Vec<pb::MapEntry>, String) {
-        let wanted: HashSet<&str> = names.iter().map(String::as_str).collect();
         let limit = if page_size == 0 { PAGE } else { page_size.min(PAGE) };
-        let mut page = Vec::new();
-        let (mut bytes, mut last) = (0, None);
-        let from = if after.is_empty() { Bound::Unbounded } else { Bound::Excluded(after) };
-        let all = self.entries.range::<str, _>((from, Bound::Unbounded));
-        for (name, entry) in all.filter(|(name, _)| wanted.is_empty() || wanted.contains(&***name)) {
-            if page.len() >= limit || bytes >= PAGE_BYTES {
-                return (page, last.unwrap_or_default());
-            }
-            // One entry can have a placement of 3 MiB: it gets a page of its own.
-            let size = entry.wire.encoded_len();
-            if !page.is_empty() && bytes + size > 2 * PAGE_BYTES {
-                return (page, last.unwrap_or_default());
-            }
-            bytes += size;
-            page.push(entry.wire.clone());
-            last = Some(name.to_string());
+        if names.is_empty() {
+            let from = if after.is_empty() { Bound::Unbounded } else { Bound::Excluded(after) };
+            let all = self.entries.range::<str, _>((from, Bound::Unbounded));
+            return fill(all.map(|(name, entry)| (&**name, Some(entry))), limit, &mut self.touched);
         }
-        (page, String::new())
+        let wanted: BTreeSet<&str> = names.iter().map(String::as_str).filter(|name| *name > after).collect();
+        let found = wanted.into_iter().map(|name| (name, self.entries.get(name)));
+        fill(found, limit, &mut self.touched)
     }
 
     /// What is durable before others are told what the map has.
@@ -312,13 +401,46 @@ impl Map {
         self.noted
     }
 
-    /// Tensors, registrations under way, and bytes placed.
-    pub(crate) fn counts(&self) -> (u64, u64, u64) {
-        (self.entries.len() as u64, self.pending.len() as u64, self.load.total())
+    /// Tensors, registrations under way, bytes placed, and entries that calls have looked at.
+    pub(crate) fn counts(&self) -> [u64; 4] {
+        [self.entries.len() as u64, self.pending.len() as u64, self.load.total(), self.touched]
     }
 }
 
+/// Takes entries until the page is full.
+fn fill<'a>(
+    entries: impl Iterator<Item = (&'a str, Option<&'a Entry>)>,
+    limit: usize,
+    touched: &mut u64,
+) -> (Vec<pb::MapEntry>, String) {
+    let (mut page, mut bytes, mut last) = (Vec::new(), 0, "");
+    for (name, entry) in entries {
+        *touched += 1;
+        let Some(entry) = entry else { continue };
+        if page.len() >= limit || bytes >= PAGE_BYTES {
+            return (page, last.to_owned());
+        }
+        // One entry can have a placement of 3 MiB: it gets a page of its own.
+        let size = entry.wire.encoded_len();
+        if !page.is_empty() && bytes + size > 2 * PAGE_BYTES {
+            return (page, last.to_owned());
+        }
+        bytes += size;
+        page.push(entry.wire.clone());
+        last = name;
+    }
+    (page, String::new())
+}
+
 impl Entry {
+    fn slices(&self) -> &[u64] {
+        self.wire.placement.as_ref().map_or(&[], |placement| &placement.slices)
+    }
+
+    fn shards(&self) -> &[u32] {
+        self.wire.placement.as_ref().map_or(&[], |placement| &placement.shards)
+    }
+
     fn placement(&self) -> pb::Placement {
         self.wire.placement.clone().unwrap_or_default()
     }
@@ -343,158 +465,4 @@ fn same(registered: &TensorSpec, other: &TensorSpec, message: &str) -> Result<()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use fastps_core::dtype::DType;
-    use fastps_core::optim::{Adagrad, Optimizer, Sgd};
-    use fastps_core::tensor::Apply;
-
-    const LEASE: Duration = Duration::from_secs(30);
-
-    fn spec(name: &str, elements: u64) -> TensorSpec {
-        TensorSpec {
-            name: name.into(),
-            shape: vec![elements],
-            dtype: DType::Float32,
-            apply: Apply::Exact,
-            group: "default".into(),
-            optimizer: Optimizer::Sgd(Sgd::default()),
-        }
-    }
-
-    fn reserved(outcome: Registered) -> (u64, pb::Placement) {
-        match outcome {
-            Registered::Reserved { reservation, placement } => (reservation, placement),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn slices_go_where_the_load_is_least() {
-        let (mut map, now) = (Map::new(3, 1, LEASE), Instant::now());
-        let (_, placement) = reserved(map.register(&spec("big", 3 * 258_048), 1, now).unwrap());
-        assert_eq!(placement.shards, [0, 1, 2]);
-        let (_, small) = reserved(map.register(&spec("a", 10), 1, now).unwrap());
-        let (_, other) = reserved(map.register(&spec("b", 10), 1, now).unwrap());
-        assert_eq!((small.shards, other.shards), (vec![0], vec![1]));
-        let all: HashSet<_> =
-            [&placement.slices, &small.slices, &other.slices].into_iter().flatten().collect();
-        assert_eq!(all.len(), 5);
-    }
-
-    #[test]
-    fn a_registration_is_owned_waited_for_and_taken_over() {
-        let (mut map, now) = (Map::new(2, 1, LEASE), Instant::now());
-        let w = spec("w", 10);
-        let (first, placement) = reserved(map.register(&w, 1, now).unwrap());
-        assert_eq!(reserved(map.register(&w, 1, now).unwrap()), (first, placement.clone()));
-        assert!(matches!(map.register(&w, 2, now).unwrap(), Registered::UnderWay { .. }));
-        assert!(map.page(&[], "", 0).0.is_empty());
-        let later = now + LEASE + Duration::from_secs(1);
-        let (second, again) = reserved(map.register(&w, 2, later).unwrap());
-        assert!(second != first && again.slices != placement.slices);
-        assert_eq!(map.commit(first, 1).unwrap_err().kind, Kind::Lease);
-        assert_eq!(map.commit(second, 1).unwrap_err().kind, Kind::Precondition);
-        map.commit(second, 2).unwrap();
-        map.commit(second, 2).unwrap();
-        assert_eq!(map.register(&w, 3, later).unwrap(), Registered::Exists(again));
-        assert_eq!(map.counts().0, 1);
-    }
-
-    #[test]
-    fn another_spec_is_refused_and_says_what_differs() {
-        let (mut map, now) = (Map::new(1, 1, LEASE), Instant::now());
-        let (reservation, _) = reserved(map.register(&spec("w", 10), 1, now).unwrap());
-        for committed in [false, true] {
-            let shape = map.register(&spec("w", 11), 2, now).unwrap_err();
-            assert_eq!(
-                (shape.kind, shape.expected.as_deref()),
-                (Kind::Precondition, Some("[10]")),
-                "{committed}"
-            );
-            let rule = Optimizer::Adagrad(Adagrad::default());
-            let error = map.register(&TensorSpec { optimizer: rule, ..spec("w", 10) }, 2, now).unwrap_err();
-            assert!(error.message.contains("optimizer"), "{error}");
-            map.commit(reservation, 1).unwrap();
-        }
-    }
-
-    #[test]
-    fn what_was_not_committed_in_time_ends_when_asked() {
-        let (mut map, now) = (Map::new(1, 1, LEASE), Instant::now());
-        let (kept, _) = reserved(map.register(&spec("kept", 10), 1, now).unwrap());
-        let (left, _) = reserved(map.register(&spec("left", 10), 1, now).unwrap());
-        let all = [kept, left, 4711];
-        map.commit(kept, 1).unwrap();
-        let early = pb::SettleResponse { committed: vec![kept], ended: vec![4711] };
-        assert_eq!(map.settle(&all, now + LEASE), early);
-        let late = pb::SettleResponse { committed: vec![kept], ended: vec![left, 4711] };
-        for _ in 0..2 {
-            assert_eq!(map.settle(&all, now + 2 * LEASE), late);
-        }
-        assert_eq!(map.commit(left, 1).unwrap_err().kind, Kind::Lease);
-        assert_eq!((map.counts().0, map.counts().1), (1, 0));
-    }
-
-    #[test]
-    fn what_nobody_goes_on_with_is_forgotten() {
-        let (mut map, now) = (Map::new(1, 1, LEASE), Instant::now());
-        let (kept, _) = reserved(map.register(&spec("kept", 10), 1, now).unwrap());
-        let (left, _) = reserved(map.register(&spec("left", 10), 1, now).unwrap());
-        map.commit(kept, 1).unwrap();
-        map.sweep(now + 2 * LEASE);
-        assert_eq!((map.counts().0, map.counts().1), (1, 1));
-        map.sweep(now + 3 * LEASE);
-        assert_eq!((map.counts().0, map.counts().1), (1, 0));
-        assert_eq!(map.commit(left, 1).unwrap_err().kind, Kind::Lease);
-        map.unregister("kept", now).unwrap();
-        assert_eq!(map.counts(), (0, 0, 0));
-    }
-
-    #[test]
-    fn an_owner_may_give_up() {
-        let (mut map, now) = (Map::new(1, 1, LEASE), Instant::now());
-        let (first, placement) = reserved(map.register(&spec("w", 10), 1, now).unwrap());
-        let (second, other) = reserved(map.register(&spec("w", 11), 1, now).unwrap());
-        assert!(first != second && placement != other);
-        map.abandon(&placement.slices);
-        assert_eq!(map.counts().1, 1);
-        map.abandon(&other.slices);
-        assert_eq!(map.counts(), (0, 0, 0));
-        reserved(map.register(&spec("w", 12), 2, now).unwrap());
-    }
-
-    #[test]
-    fn identifiers_never_recur_and_load_is_given_back() {
-        let (mut map, now) = (Map::new(1, 1, LEASE), Instant::now());
-        let mut seen = HashSet::new();
-        for _ in 0..3 {
-            let (reservation, placement) = reserved(map.register(&spec("w", 10), 1, now).unwrap());
-            assert!(seen.insert(reservation) && seen.insert(placement.slices[0]));
-            assert_eq!(map.unregister("w", now).unwrap_err().kind, Kind::UnknownTensor);
-            map.commit(reservation, 1).unwrap();
-            assert_eq!(map.unregister("w", now).unwrap(), placement);
-            assert_eq!(map.counts(), (0, 0, 0));
-        }
-    }
-
-    #[test]
-    fn pages_follow_each_other() {
-        let (mut map, now) = (Map::new(1, 1, LEASE), Instant::now());
-        for k in 0..25 {
-            let (reservation, _) = reserved(map.register(&spec(&format!("w{k:02}"), 1), 1, now).unwrap());
-            map.commit(reservation, 1).unwrap();
-        }
-        let (mut after, mut names) = (String::new(), Vec::new());
-        loop {
-            let (page, next) = map.page(&[], &after, 10);
-            names.extend(page.into_iter().filter_map(|e| e.spec).map(|s| s.name));
-            if next.is_empty() {
-                break;
-            }
-            after = next;
-        }
-        assert_eq!(names, (0..25).map(|k| format!("w{k:02}")).collect::<Vec<_>>());
-        assert_eq!(map.page(&["w07".into(), "none".into()], "", 0).0.len(), 1);
-    }
-}
+mod tests;

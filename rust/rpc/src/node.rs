@@ -1,14 +1,18 @@
 //! What all calls to one shard share, and who may make them.
 
 use crate::answers::Pins;
+use crate::checkpoint::Checkpoints;
 use crate::durable::Files;
+use crate::first::First;
 use crate::gate::Gate;
 use crate::map::Map;
 use crate::reservation::Reservations;
 use crate::session::Sessions;
+use crate::settle::MOST_ASKED;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::portions::Portions;
 use fastps_core::shard::Shard;
+use fastps_core::tensor::SliceId;
 use fastps_durable::Event;
 use fastps_proto::v1 as pb;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +22,9 @@ use tokio::sync::watch;
 
 /// The epoch of the cluster map; it will change when shards join or leave.
 pub(crate) const EPOCH: u64 = 1;
+
+/// When to try again what another call has come before.
+const RETRY_MS: u64 = 100;
 
 /// How far a server is on its way to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,6 +45,7 @@ pub(crate) struct Node {
     /// Drawn at the start.
     pub(crate) server: u64,
     pub(crate) cluster: Arc<[String]>,
+    pub(crate) first: First,
     pub(crate) sessions: Sessions,
     /// How long a stream looks for its next frame before it sleeps.
     pub(crate) spin: Duration,
@@ -46,8 +54,8 @@ pub(crate) struct Node {
     pub(crate) files: Files,
     /// Where writes wait for the beginning of a cut.
     pub(crate) gate: Arc<Gate>,
-    /// Whose turn it is to have a snapshot written.
-    pub(crate) checkpoint: Arc<tokio::sync::Mutex<()>>,
+    /// Snapshots that were asked for.
+    pub(crate) checkpoints: Checkpoints,
     /// Shard 0 only.
     pub(crate) map: Option<Mutex<Map>>,
     /// Used on shard 0 only.
@@ -153,19 +161,85 @@ impl Node {
         reset
     }
 
+    /// Where there are as many sessions as there may be, ends one for this client's: an idle one that owns nothing here.
+    pub(crate) fn make_room_for_session(&self, client: u64) {
+        if self.sessions.is_live(client) {
+            return;
+        }
+        let idle = self.sessions.idle(Instant::now());
+        let bare = idle.into_iter().find(|client| !self.owns(*client));
+        if let Some((client, (session, name))) = bare.and_then(|c| Some((c, self.sessions.give_way(c)?))) {
+            tracing::info!(shard = self.index(), session, name, "an idle session gives way to a new one");
+            self.end_client(client);
+        }
+    }
+
+    /// Whether tensors of this group are known here.
+    pub(crate) fn has_group(&self, group: u32) -> bool {
+        match self.map() {
+            Ok(map) => map.has_group(group),
+            Err(_) => self.shard.has_group(group),
+        }
+    }
+
+    /// Fails unless shard 0 says that nothing is lost with these slices: those that are sealed must not be, or never become, a
+    /// registered tensor's.
+    pub(crate) fn check_dropped(
+        &self,
+        slices: &[u64],
+        told: Result<Option<pb::SettleResponse>>,
+    ) -> Result<()> {
+        let sealed = self.reservations.sealed_of(slices);
+        if sealed.len() > MOST_ASKED {
+            return Err(Error::new(Kind::Config, "one call frees slices of too many tensors")
+                .expected(format!("at most {MOST_ASKED}"), sealed.len()));
+        }
+        if sealed.is_empty() {
+            return Ok(());
+        }
+        let told = told?.unwrap_or_default();
+        if !told.committed.is_empty() {
+            let live = |slice: &&u64| self.reservations.is_of(SliceId(**slice), &told.committed);
+            let slice = slices.iter().find(live).copied().unwrap_or_default();
+            let error = Error::new(
+                Kind::Precondition,
+                "slices of a registered tensor are not freed: unregister it first",
+            );
+            let name = self.shard.slice(SliceId(slice)).ok().map(|slice| slice.spec().name.clone());
+            let error = error.expected("slices that no tensor of the map has", format!("slice {slice}"));
+            return Err(name.into_iter().fold(error, Error::tensor));
+        }
+        if sealed.iter().all(|reservation| told.ended.contains(reservation)) {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Unavailable, "a registration went on meanwhile").retry_after_ms(RETRY_MS))
+    }
+
+    /// Whether anything here belongs to the client: an identity on a slice, a place in a group, a registration.
+    fn owns(&self, client: u64) -> bool {
+        self.shard.remembers(client)
+            || self.reservations.has_open_of(client)
+            || self.map().is_ok_and(|map| map.registers(client))
+    }
+
+    /// The client's session is over.
+    fn end_client(&self, client: u64) {
+        self.shard.forget_client(client);
+        if let Ok(mut portions) = self.portions() {
+            portions.forget_client(client);
+        }
+        self.files.note(|| Event::SessionEnded(client));
+    }
+
     /// Ends what ran out.
     pub(crate) fn sweep(&self, period: Duration) {
         let now = Instant::now();
         for (client, session, name) in self.sessions.sweep(now, period) {
             tracing::info!(shard = self.index(), session, name, "the client's lease ran out");
-            self.shard.forget_client(client);
-            if let Ok(mut portions) = self.portions() {
-                portions.forget_client(client);
-            }
-            self.files.note(|| Event::SessionEnded(client));
+            self.end_client(client);
         }
         if let Ok(mut map) = self.map() {
-            map.sweep(now);
+            map.sweep(now, |group| self.shard.groups().is_joined(group));
         }
         for reservation in self.reservations.sweep(&self.shard, now) {
             tracing::info!(shard = self.index(), reservation, "the reservation ran out");
@@ -175,11 +249,12 @@ impl Node {
     /// All counters.
     pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut counters = self.shard.counters();
-        let (sessions, sessions_expired) = self.sessions.counts();
+        let [sessions, sessions_expired, sessions_gave_way] = self.sessions.counts();
         let (reservations, reservations_expired) = self.reservations.counts();
         counters.extend([
             ("sessions", sessions),
             ("sessions_expired", sessions_expired),
+            ("sessions_gave_way", sessions_gave_way),
             ("reservations", reservations),
             ("reservations_expired", reservations_expired),
             ("connections", self.connections.load(Ordering::Relaxed)),
@@ -193,11 +268,12 @@ impl Node {
         ]);
         counters.extend(self.files.counters());
         if let Ok(map) = self.map() {
-            let (tensors, registrations, placed) = map.counts();
+            let [tensors, registrations, placed, touched] = map.counts();
             counters.extend([
                 ("tensors", tensors),
                 ("registrations", registrations),
                 ("bytes_placed", placed),
+                ("tensors_touched", touched),
             ]);
         }
         if let Ok(portions) = self.portions() {

@@ -2,6 +2,7 @@
 //! sealed its slices take nothing but their initial values. Once sealed it stays until shard 0 tells that it was not
 //! committed (`settle` asks).
 
+use crate::convert;
 use crate::durable::Files;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
@@ -10,22 +11,24 @@ use fastps_durable::{Event, Reservation, Stage};
 use fastps_proto::v1 as pb;
 use foldhash::fast::RandomState;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+type Slices = HashSet<SliceId, RandomState>;
 
 #[derive(Debug)]
 struct Open {
     client: u64,
-    slices: Vec<SliceId>,
-    missing: HashSet<SliceId>,
+    slices: Slices,
+    missing: Slices,
     deadline: Instant,
 }
 
 /// All values are here; whether the tensor exists, shard 0 knows.
 #[derive(Debug)]
 struct Sealed {
-    slices: Vec<SliceId>,
+    slices: Slices,
     /// When to ask.
     deadline: Instant,
 }
@@ -38,6 +41,8 @@ struct Table {
     held: HashMap<u64, usize>,
     /// Those that are not sealed.
     open: HashMap<u64, Open>,
+    /// How many of those each client has.
+    open_by_client: HashMap<u64, usize>,
     /// Those that are sealed and not known to be committed.
     sealed: HashMap<u64, Sealed>,
     expired: u64,
@@ -69,6 +74,37 @@ pub(crate) struct Reserve {
 }
 
 impl Reserve {
+    /// Fails unless shard 0 knows the registration, and these are its slices that lie on this shard.
+    pub(crate) fn check_registered(&self, registration: Option<pb::Registration>, shard: u32) -> Result<()> {
+        let entry = registration.and_then(|registration| registration.entry);
+        let entry = entry.ok_or_else(|| lost(self.reservation))?;
+        let differs = |what: &str, is: String, got: String| {
+            let error = Error::new(Kind::Precondition, format!("the registration is of {what}"));
+            Err(error.tensor(self.spec.name.clone()).expected(is, got))
+        };
+        let spec = convert::spec_from_wire(entry.spec.as_ref())?;
+        if spec.name != self.spec.name {
+            return differs("another tensor", spec.name.to_string(), self.spec.name.to_string());
+        }
+        if let Some((what, is, got)) = convert::spec_difference(&spec, &self.spec) {
+            return differs(&format!("another {what}"), is, got);
+        }
+        let placement = entry.placement.unwrap_or_default();
+        if placement.group != self.group {
+            return differs("another group", placement.group.to_string(), self.group.to_string());
+        }
+        let placed = |index: usize| Some((*placement.slices.get(index)?, *placement.shards.get(index)?));
+        let strange = |(id, index): &&(SliceId, usize)| placed(*index) != Some((id.0, shard));
+        match self.slices.iter().find(strange) {
+            Some((id, index)) => {
+                let is =
+                    placed(*index).map_or_else(String::new, |(id, at)| format!("slice {id} on shard {at}"));
+                differs("other slices", is, format!("slice {} on shard {shard} at index {index}", id.0))
+            }
+            None => Ok(()),
+        }
+    }
+
     fn as_kept(&self) -> Reservation {
         let slices = self.slices.iter().map(|(id, index)| (id.0, *index as u64)).collect();
         Reservation { spec: TensorSpec::clone(&self.spec), group: self.group, slices, stage: Stage::Open }
@@ -97,7 +133,7 @@ impl Reservations {
     pub(crate) fn restore(&self, shard: &Shard, all: &BTreeMap<u64, Reservation>, now: Instant) {
         let mut table = self.table();
         for (id, Reservation { slices, stage, .. }) in all {
-            let slices: Vec<_> = slices.iter().map(|(id, _)| SliceId(*id)).collect();
+            let slices: Slices = slices.iter().map(|(id, _)| SliceId(*id)).collect();
             if *stage == Stage::Open {
                 table.forget(shard, &slices, &self.files);
                 continue;
@@ -117,10 +153,27 @@ impl Reservations {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the shard holds, or has held, slices for this reservation.
+    pub(crate) fn knows(&self, reservation: u64) -> bool {
+        self.table().held.contains_key(&reservation)
+    }
+
+    /// Whether a client has reservations here that are not sealed.
+    pub(crate) fn has_open_of(&self, client: u64) -> bool {
+        self.table().open_by_client.contains_key(&client)
+    }
+
+    /// The reservations of these slices that are sealed: what may become of them, shard 0 knows.
+    pub(crate) fn sealed_of(&self, slices: &[u64]) -> BTreeSet<u64> {
+        let table = self.table();
+        let own = slices.iter().filter_map(|slice| table.slices.get(&SliceId(*slice)));
+        own.filter(|own| !table.open.contains_key(own)).copied().collect()
+    }
+
     /// Takes the memory. Repeats change nothing. False: the reservation is sealed already.
     pub(crate) fn reserve(&self, shard: &Shard, wish: &Reserve, now: Instant) -> Result<bool> {
         check(wish)?;
-        let ids: Vec<_> = wish.slices.iter().map(|(id, _)| *id).collect();
+        let ids: Slices = wish.slices.iter().map(|(id, _)| *id).collect();
         let mut table = self.table();
         if let Some(open) = table.open.get_mut(&wish.reservation) {
             if open.slices != ids || open.client != wish.client {
@@ -143,9 +196,10 @@ impl Reservations {
         shard.create(&wish.spec, wish.group, &wish.slices)?;
         self.files.step(|| Event::Reserved(wish.reservation, wish.as_kept()));
         table.hold(wish.reservation, &ids);
-        let missing = ids.iter().copied().collect();
+        let missing = ids.clone();
         let open = Open { client: wish.client, slices: ids, missing, deadline: now + self.lease };
         table.open.insert(wish.reservation, open);
+        *table.open_by_client.entry(wish.client).or_default() += 1;
         Ok(true)
     }
 
@@ -186,7 +240,7 @@ impl Reservations {
         let mut table = self.table();
         match table.open.get(&reservation) {
             Some(open) if open.missing.is_empty() => {
-                if let Some(Open { slices, .. }) = table.open.remove(&reservation) {
+                if let Some(Open { slices, .. }) = table.close(reservation) {
                     self.files.step(|| Event::Sealed(reservation));
                     table.sealed.insert(reservation, Sealed { slices, deadline: now + self.lease });
                 }
@@ -208,21 +262,24 @@ impl Reservations {
         table.slices.get(&slice) == Some(&reservation) && !table.open.contains_key(&reservation)
     }
 
+    /// Whether a slice is here for one of these reservations.
+    pub(crate) fn is_of(&self, slice: SliceId, reservations: &[u64]) -> bool {
+        self.table().slices.get(&slice).is_some_and(|own| reservations.contains(own))
+    }
+
     /// Frees slices.
     pub(crate) fn drop_slices(&self, shard: &Shard, slices: &[SliceId]) {
         let mut table = self.table();
-        let gone: HashSet<_> = slices.iter().copied().collect();
-        let of: HashSet<_> = slices.iter().filter_map(|id| table.slices.get(id).copied()).collect();
-        for reservation in of {
+        for slice in slices {
+            let Some(reservation) = table.slices.get(slice).copied() else { continue };
             if let Some(open) = table.open.get_mut(&reservation) {
-                open.slices.retain(|id| !gone.contains(id));
-                open.missing.retain(|id| !gone.contains(id));
+                open.slices.remove(slice);
+                open.missing.remove(slice);
                 if open.slices.is_empty() {
-                    table.open.remove(&reservation);
+                    table.close(reservation);
                 }
-            }
-            if let Some(sealed) = table.sealed.get_mut(&reservation) {
-                sealed.slices.retain(|id| !gone.contains(id));
+            } else if let Some(sealed) = table.sealed.get_mut(&reservation) {
+                sealed.slices.remove(slice);
                 if sealed.slices.is_empty() {
                     table.sealed.remove(&reservation);
                 }
@@ -234,12 +291,15 @@ impl Reservations {
     /// Frees the reservations whose lease ran out.
     pub(crate) fn sweep(&self, shard: &Shard, now: Instant) -> Vec<u64> {
         let mut table = self.table();
-        let over: Vec<_> = table.open.extract_if(|_, open| open.deadline < now).collect();
-        for (_, open) in &over {
-            table.forget(shard, &open.slices, &self.files);
-            table.expired += 1;
+        let over = table.open.iter().filter(|(_, open)| open.deadline < now);
+        let over: Vec<_> = over.map(|(reservation, _)| *reservation).collect();
+        for reservation in &over {
+            if let Some(open) = table.close(*reservation) {
+                table.forget(shard, &open.slices, &self.files);
+                table.expired += 1;
+            }
         }
-        over.into_iter().map(|(reservation, _)| reservation).collect()
+        over
     }
 
     /// Reservations that were sealed a lease ago and are not known to be committed, at most `limit`.
@@ -279,13 +339,29 @@ impl Reservations {
 }
 
 impl Table {
-    fn hold(&mut self, reservation: u64, slices: &[SliceId]) {
+    /// Takes a reservation out that is not open any more.
+    fn close(&mut self, reservation: u64) -> Option<Open> {
+        let open = self.open.remove(&reservation)?;
+        if let Some(count) = self.open_by_client.get_mut(&open.client) {
+            *count -= 1;
+            if *count == 0 {
+                self.open_by_client.remove(&open.client);
+            }
+        }
+        Some(open)
+    }
+
+    fn hold(&mut self, reservation: u64, slices: &Slices) {
         self.slices.extend(slices.iter().map(|id| (*id, reservation)));
         *self.held.entry(reservation).or_default() += slices.len();
     }
 
-    fn forget(&mut self, shard: &Shard, slices: &[SliceId], files: &Files) {
-        shard.remove(slices);
+    fn forget<'a>(&mut self, shard: &Shard, slices: impl IntoIterator<Item = &'a SliceId>, files: &Files) {
+        let slices: Vec<_> = slices.into_iter().copied().filter(|id| self.slices.contains_key(id)).collect();
+        if slices.is_empty() {
+            return;
+        }
+        shard.remove(&slices);
         files.step(|| Event::Dropped(slices.iter().map(|id| id.0).collect()));
         for reservation in slices.iter().filter_map(|id| self.slices.remove(id)) {
             if let Entry::Occupied(mut held) = self.held.entry(reservation) {

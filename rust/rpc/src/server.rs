@@ -1,12 +1,14 @@
 //! A server: every shard on a thread of its own with a single-threaded runtime of its own.
 
 use crate::bucket::Copies;
+use crate::checkpoint::Checkpoints;
 use crate::config::{Bound, ServerConfig};
 use crate::control::ControlService;
 use crate::convert;
 use crate::data::DataService;
 use crate::deadline::Timely;
 use crate::durable::{self, Files, Snapshots, When};
+use crate::first::First;
 use crate::incoming;
 use crate::local::Local;
 use crate::map::Map;
@@ -95,9 +97,7 @@ impl Server {
             let reservations = Reservations::new(config.reservation_lease, files.clone());
             reservations.restore(&core, &catalog.reservations, Instant::now());
             let map = if shard.index == 0 {
-                // The upper half is random: see `Map::new`.
-                let first = random()? >> 33 << 32;
-                let map = Map::new(cluster.len(), first, config.reservation_lease);
+                let map = Map::new(cluster.len(), core.meter().clone(), config.reservation_lease);
                 Some(Mutex::new(map.restore(catalog.map, files.clone())?))
             } else {
                 None
@@ -107,12 +107,13 @@ impl Server {
                 shard: core,
                 server: files.incarnation().map_or_else(random, Ok)?,
                 cluster: cluster.clone(),
+                first: First::new(&nodes, &cluster, tls.as_ref().map(|tls| tls.others.clone())),
                 sessions,
                 spin: config.spin,
                 reservations,
                 files,
                 gate: Arc::default(),
-                checkpoint: Arc::default(),
+                checkpoints: Checkpoints::default(),
                 map,
                 portions,
                 phase: watching.clone(),
@@ -303,7 +304,7 @@ async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: O
         DataServer::new(DataService { node: node.clone() }).max_decoding_message_size(MAX_MESSAGE_BYTES);
 
     let sweeper = tokio::spawn(sweep(node.clone(), danger(tls.as_ref()).filter(|_| open)));
-    let settler = tokio::spawn(settle(node.clone(), tls.as_ref().map(|tls| tls.others.clone())));
+    let settler = tokio::spawn(settle(node.clone()));
     let mut draining = node.phase.clone();
     let drain = tokio::spawn(async move {
         let _ = draining.wait_for(|phase| *phase >= Phase::Draining).await;

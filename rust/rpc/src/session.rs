@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 const MAX_SESSIONS: usize = 1 << 16;
 /// How many ended incarnations are remembered; a client that comes back later than that is a bug of the client.
 const MAX_ENDED: usize = 1 << 17;
+/// Sessions that are looked at for one that gives way.
+const LOOKED_AT: usize = 8;
 /// Longest client name, in bytes.
 const MAX_NAME: usize = 256;
 
@@ -60,9 +62,12 @@ struct Table {
     live: HashMap<u64, Session>,
     ended: HashSet<u64>,
     ended_order: VecDeque<u64>,
+    /// Clients, the one whose session began first in front, to find one that gives way.
+    order: VecDeque<u64>,
     expired: u64,
     /// The number of the newest session.
     newest: u64,
+    gave_way: u64,
     last_sweep: Option<Instant>,
 }
 
@@ -88,13 +93,14 @@ impl Session {
 #[derive(Debug)]
 pub(crate) struct Sessions {
     lease: Duration,
+    most: usize,
     meter: Arc<Meter>,
     table: Mutex<Table>,
 }
 
 impl Sessions {
     pub(crate) fn new(lease: Duration, meter: Arc<Meter>) -> Self {
-        Self { lease, meter, table: Mutex::default() }
+        Self { lease, most: MAX_SESSIONS, meter, table: Mutex::default() }
     }
 
     pub(crate) fn lease(&self) -> Duration {
@@ -129,13 +135,44 @@ impl Sessions {
         if renew || table.ended.contains(&client) {
             return Err(no_session());
         }
-        if table.live.len() >= MAX_SESSIONS {
+        if table.live.len() >= self.most {
             return Err(Error::new(Kind::Capacity, "the shard has too many sessions")
-                .expected(format!("at most {MAX_SESSIONS}"), "one more")
+                .expected(format!("at most {}", self.most), "one more")
                 .retry_after_ms(self.lease.as_millis() as u64));
         }
         let number = self.begin(&mut table, client, Some(secret), name, logged, now)?;
         Ok(Greeted { number, changed: true })
+    }
+
+    /// Whether the client has a session.
+    pub(crate) fn is_live(&self, client: u64) -> bool {
+        self.table().live.contains_key(&client)
+    }
+
+    /// Where the table is full, some clients that have been silent for half of their lease, which one that renews its
+    /// session never is. Each call looks at others.
+    pub(crate) fn idle(&self, now: Instant) -> Vec<u64> {
+        let mut table = self.table();
+        let (mut idle, mut tries) = (Vec::new(), LOOKED_AT);
+        while table.live.len() >= self.most && tries > 0 {
+            let Some(client) = table.order.pop_front() else { break };
+            let Some(session) = table.live.get(&client) else { continue };
+            if now.saturating_duration_since(session.last_seen) > self.lease / 2 {
+                idle.push(client);
+            }
+            table.order.push_back(client);
+            tries -= 1;
+        }
+        idle
+    }
+
+    /// Ends the session of a client that owns nothing, for a new one. It may begin another under the same number, since
+    /// no slice has anything to forget. Gives its number and name.
+    pub(crate) fn give_way(&self, client: u64) -> Option<(u64, String)> {
+        let mut table = self.table();
+        let session = table.live.remove(&client)?;
+        table.gave_way += 1;
+        Some((session.number, session.name))
     }
 
     fn begin(
@@ -152,6 +189,7 @@ impl Sessions {
         let (number, name) = (table.newest, name.to_owned());
         let session = Session { number, secret, name, last_seen: now, applied: 0, logged, _memory: memory };
         table.live.insert(client, session);
+        table.order.push_back(client);
         Ok(number)
     }
 
@@ -220,6 +258,10 @@ impl Sessions {
             table.ended_order.push_back(*client);
             table.expired += 1;
         }
+        if table.order.len() > 2 * table.live.len() + LOOKED_AT {
+            let Table { order, live, .. } = &mut *table;
+            order.retain(|client| live.contains_key(client));
+        }
         while table.ended_order.len() > MAX_ENDED {
             if let Some(client) = table.ended_order.pop_front() {
                 table.ended.remove(&client);
@@ -228,10 +270,10 @@ impl Sessions {
         ended.into_iter().map(|(client, session)| (client, session.number, session.name)).collect()
     }
 
-    /// Live sessions, and how many have ended.
-    pub(crate) fn counts(&self) -> (u64, u64) {
+    /// Live sessions, how many have ended, and how many gave way to others.
+    pub(crate) fn counts(&self) -> [u64; 3] {
         let table = self.table();
-        (table.live.len() as u64, table.expired)
+        [table.live.len() as u64, table.expired, table.gave_way]
     }
 
     /// The live sessions, at most `limit`.
@@ -282,7 +324,7 @@ mod tests {
         }
         assert_eq!(ended, [(1, 1, "a".to_owned())]);
         assert_eq!(sessions.touch(1, start).unwrap_err().kind, Kind::Lease);
-        assert_eq!(sessions.counts(), (0, 1));
+        assert_eq!(sessions.counts(), [0, 1, 0]);
     }
 
     #[test]
@@ -305,6 +347,43 @@ mod tests {
         sessions.sweep(start, PERIOD);
         hello(&sessions, 1, "", false, start).unwrap();
         assert!(sessions.sweep(start + Duration::from_secs(1000), PERIOD).is_empty());
+    }
+
+    #[test]
+    fn an_idle_session_gives_way_where_the_table_is_full() {
+        let start = Instant::now();
+        let sessions = Sessions { most: 3, ..Sessions::new(LEASE, Meter::new(9 * SESSION_BYTES)) };
+        let hello = |client, renew, now| hello(&sessions, client, "", renew, now);
+        (1..=3).for_each(|client| assert!(hello(client, false, start).unwrap().changed));
+        let later = start + LEASE / 2 + PERIOD;
+        assert!(sessions.idle(start + PERIOD).is_empty());
+        sessions.touch(2, later).unwrap();
+        assert_eq!(hello(4, false, later).unwrap_err().kind, Kind::Capacity);
+        let mut idle = sessions.idle(later);
+        idle.sort_unstable();
+        idle.dedup();
+        assert_eq!(idle, [1, 3]);
+        assert_eq!(sessions.give_way(3), Some((3, String::new())));
+        assert!(sessions.idle(later).is_empty(), "there is room");
+        hello(4, false, later).unwrap();
+        assert_eq!(hello(3, true, later).unwrap_err().kind, Kind::Lease);
+        assert_eq!((sessions.counts(), sessions.give_way(3)), ([3, 0, 1], None));
+        sessions.give_way(1).unwrap();
+        hello(3, false, later).unwrap();
+    }
+
+    #[test]
+    fn the_order_of_sessions_does_not_grow_without_them() {
+        let sessions = Sessions::new(LEASE, Meter::new(9 * SESSION_BYTES));
+        let mut now = Instant::now();
+        for client in 1..100 {
+            hello(&sessions, client, "", false, now).unwrap();
+            (0..12).for_each(|_| {
+                now += PERIOD;
+                sessions.sweep(now, PERIOD);
+            });
+        }
+        assert!(sessions.table().order.len() <= LOOKED_AT + 2);
     }
 
     #[test]
@@ -344,7 +423,9 @@ mod tests {
         let (sessions, start) = (Sessions::new(LEASE, Meter::new(2 * SESSION_BYTES)), Instant::now());
         let (own, other) = (SecretHash::of(b"its own"), SecretHash::of(b"another"));
         // The second was begun by a server that knew of no secrets.
-        let catalog = Catalog { sessions: [1, 2].into(), secrets: [(1, own)].into(), ..Catalog::default() };
+        let mut catalog = Catalog::default();
+        catalog.sessions.extend([1, 2]);
+        catalog.secrets.insert(1, own);
         sessions.restore(&catalog, start).unwrap();
         assert_eq!(sessions.check(2, None).unwrap_err().kind, Kind::Denied);
         assert_eq!(sessions.check(2, Some(&own)).unwrap_err().kind, Kind::Unavailable);

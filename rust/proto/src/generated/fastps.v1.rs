@@ -432,15 +432,24 @@ pub struct CommitRequest {
 /// The tensor exists.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CommitResponse {}
-/// Asks what became of reservations.
+/// Asks what became of reservations, and what shard 0 knows of registrations and groups.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SettleRequest {
     /// Which.
     #[prost(fixed64, repeated, tag = "1")]
     pub reservations: ::prost::alloc::vec::Vec<u64>,
+    /// Their clients give them up: those that are under way end now, unless one of them is committed. Unset: they go on.
+    #[prost(bool, tag = "2")]
+    pub abandon: bool,
+    /// The reservation whose registration is to be told. Unset: none.
+    #[prost(fixed64, tag = "3")]
+    pub describe: u64,
+    /// Groups that may have tensors.
+    #[prost(uint32, repeated, tag = "4")]
+    pub groups: ::prost::alloc::vec::Vec<u32>,
 }
 /// What became of them. Those in neither list are under way.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SettleResponse {
     /// Committed.
     #[prost(fixed64, repeated, tag = "1")]
@@ -448,6 +457,19 @@ pub struct SettleResponse {
     /// Not committed, and never will be.
     #[prost(fixed64, repeated, tag = "2")]
     pub ended: ::prost::alloc::vec::Vec<u64>,
+    /// What `describe` asked for. Unset: it is not under way.
+    #[prost(message, optional, tag = "3")]
+    pub registration: ::core::option::Option<Registration>,
+    /// Of the groups that were asked about, those that have tensors.
+    #[prost(uint32, repeated, tag = "4")]
+    pub groups: ::prost::alloc::vec::Vec<u32>,
+}
+/// A registration that is under way.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Registration {
+    /// The tensor, and where its slices go.
+    #[prost(message, optional, tag = "1")]
+    pub entry: ::core::option::Option<MapEntry>,
 }
 /// Removes a tensor.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1274,8 +1296,8 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Commit"));
             self.inner.unary(req, path, codec).await
         }
-        /// What became of reservations, at shard 0: a shard asks about those that are sealed there and whose lease has run out.
-        /// Role: worker.
+        /// What became of reservations, at shard 0: a shard asks about those that are sealed there and whose lease has run out, before
+        /// it takes the slices of one that it does not know, and before it frees slices of one that is sealed. Role: worker.
         pub async fn settle(
             &mut self,
             request: impl tonic::IntoRequest<super::SettleRequest>,
@@ -1538,8 +1560,8 @@ pub mod control_server {
             &self,
             request: tonic::Request<super::CommitRequest>,
         ) -> std::result::Result<tonic::Response<super::CommitResponse>, tonic::Status>;
-        /// What became of reservations, at shard 0: a shard asks about those that are sealed there and whose lease has run out.
-        /// Role: worker.
+        /// What became of reservations, at shard 0: a shard asks about those that are sealed there and whose lease has run out, before
+        /// it takes the slices of one that it does not know, and before it frees slices of one that is sealed. Role: worker.
         async fn settle(
             &self,
             request: tonic::Request<super::SettleRequest>,

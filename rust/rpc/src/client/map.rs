@@ -61,6 +61,40 @@ struct State {
     entries: BTreeMap<Arc<str>, Arc<Entry>>,
     /// Names that shard 0 listed once, and does not list any more.
     gone: BTreeSet<Arc<str>>,
+    /// The number of each group, and how many of the entries are its.
+    groups: HashMap<Arc<str>, (u32, usize)>,
+}
+
+impl State {
+    fn insert(&mut self, entry: Arc<Entry>) {
+        let group = self.groups.entry(entry.spec.group.clone()).or_default();
+        *group = (entry.group, group.1 + 1);
+        if let Some(former) = self.entries.insert(entry.spec.name.clone(), entry) {
+            self.leave(&former.spec.group);
+        }
+    }
+
+    fn remove(&mut self, name: &str) -> Option<Arc<Entry>> {
+        let entry = self.entries.remove(name)?;
+        self.leave(&entry.spec.group);
+        Some(entry)
+    }
+
+    /// One of a group's entries is gone.
+    fn leave(&mut self, group: &str) {
+        if let Some((_, entries)) = self.groups.get_mut(group) {
+            *entries -= 1;
+            if *entries == 0 {
+                self.groups.remove(group);
+            }
+        }
+    }
+
+    /// Takes all entries out.
+    fn clear(&mut self) -> BTreeMap<Arc<str>, Arc<Entry>> {
+        self.groups.clear();
+        std::mem::take(&mut self.entries)
+    }
 }
 
 impl Map {
@@ -76,7 +110,7 @@ impl Map {
     /// The number of a group that a known tensor belongs to.
     pub(super) fn group(&self, name: &str) -> Option<u32> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
-        state.entries.values().find(|entry| &*entry.spec.group == name).map(|entry| entry.group)
+        state.groups.get(name).map(|(group, _)| *group)
     }
 
     pub(super) fn names(&self) -> Vec<Arc<str>> {
@@ -96,29 +130,29 @@ impl Map {
     pub(super) fn insert(&self, entry: Arc<Entry>) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         state.gone.remove(&entry.spec.name);
-        state.entries.insert(entry.spec.name.clone(), entry);
+        state.insert(entry);
     }
 
     pub(super) fn remove(&self, name: &str) -> Option<Arc<Entry>> {
-        self.state.write().unwrap_or_else(PoisonError::into_inner).entries.remove(name)
+        self.state.write().unwrap_or_else(PoisonError::into_inner).remove(name)
     }
 
     /// Takes what shard 0 said about these tensors (of all tensors, if none is named).
     fn update(&self, epoch: u64, asked: &[String], entries: Vec<Arc<Entry>>) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         if asked.is_empty() || epoch != state.epoch {
-            let before = std::mem::take(&mut state.entries);
+            let before = state.clear();
             state.gone.extend(before.into_keys());
         }
         state.epoch = epoch;
         for name in asked {
-            if let Some((name, _)) = state.entries.remove_entry(name.as_str()) {
-                state.gone.insert(name);
+            if let Some(entry) = state.remove(name) {
+                state.gone.insert(entry.spec.name.clone());
             }
         }
         for entry in entries {
             state.gone.remove(&entry.spec.name);
-            state.entries.insert(entry.spec.name.clone(), entry);
+            state.insert(entry);
         }
     }
 

@@ -21,6 +21,7 @@ mod floods;
 mod groups;
 mod kills;
 mod ledger;
+mod limits;
 mod memory;
 mod native;
 mod openings;

@@ -1,0 +1,312 @@
+use super::*;
+use fastps_core::dtype::DType;
+use fastps_core::optim::{Adagrad, Optimizer, Sgd};
+use fastps_core::tensor::Apply;
+use std::collections::HashSet;
+
+const LEASE: Duration = Duration::from_secs(30);
+
+fn spec(name: &str, elements: u64) -> TensorSpec {
+    TensorSpec {
+        name: name.into(),
+        shape: vec![elements],
+        dtype: DType::Float32,
+        apply: Apply::Exact,
+        group: "default".into(),
+        optimizer: Optimizer::Sgd(Sgd::default()),
+    }
+}
+
+/// A map over so many shards of 1 GiB each.
+fn map(shards: usize) -> Map {
+    Map::new(shards, Meter::new(1 << 30), LEASE)
+}
+
+fn reserved(outcome: Registered) -> (u64, pb::Placement) {
+    match outcome {
+        Registered::Reserved { reservation, placement } => (reservation, placement),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn slices_go_where_the_load_is_least() {
+    let (mut map, now) = (map(3), Instant::now());
+    let (_, placement) = reserved(map.register(&spec("big", 3 * 258_048), 1, now).unwrap());
+    assert_eq!(placement.shards, [0, 1, 2]);
+    let (_, small) = reserved(map.register(&spec("a", 10), 1, now).unwrap());
+    let (_, other) = reserved(map.register(&spec("b", 10), 1, now).unwrap());
+    assert_eq!((small.shards, other.shards), (vec![0], vec![1]));
+    let all: HashSet<_> = [&placement.slices, &small.slices, &other.slices].into_iter().flatten().collect();
+    assert_eq!(all.len(), 5);
+}
+
+#[test]
+fn a_registration_is_owned_waited_for_and_taken_over() {
+    let (mut map, now) = (map(2), Instant::now());
+    let w = spec("w", 10);
+    let (first, placement) = reserved(map.register(&w, 1, now).unwrap());
+    assert_eq!(reserved(map.register(&w, 1, now).unwrap()), (first, placement.clone()));
+    assert!(matches!(map.register(&w, 2, now).unwrap(), Registered::UnderWay { .. }));
+    assert!(map.page(&[], "", 0).0.is_empty());
+    let later = now + LEASE + Duration::from_secs(1);
+    let (second, again) = reserved(map.register(&w, 2, later).unwrap());
+    assert!(second != first && again.slices != placement.slices);
+    assert_eq!(map.commit(first, 1).unwrap_err().kind, Kind::Lease);
+    assert_eq!(map.commit(second, 1).unwrap_err().kind, Kind::Precondition);
+    map.commit(second, 2).unwrap();
+    map.commit(second, 2).unwrap();
+    assert_eq!(map.register(&w, 3, later).unwrap(), Registered::Exists(again));
+    assert_eq!(map.counts()[0], 1);
+}
+
+#[test]
+fn another_spec_is_refused_and_says_what_differs() {
+    let (mut map, now) = (map(1), Instant::now());
+    let (reservation, _) = reserved(map.register(&spec("w", 10), 1, now).unwrap());
+    for committed in [false, true] {
+        let shape = map.register(&spec("w", 11), 2, now).unwrap_err();
+        assert_eq!(
+            (shape.kind, shape.expected.as_deref()),
+            (Kind::Precondition, Some("[10]")),
+            "{committed}"
+        );
+        let rule = Optimizer::Adagrad(Adagrad::default());
+        let error = map.register(&TensorSpec { optimizer: rule, ..spec("w", 10) }, 2, now).unwrap_err();
+        assert!(error.message.contains("optimizer"), "{error}");
+        map.commit(reservation, 1).unwrap();
+    }
+}
+
+#[test]
+fn what_was_not_committed_in_time_ends_when_asked() {
+    let (mut map, now) = (map(1), Instant::now());
+    let (kept, _) = reserved(map.register(&spec("kept", 10), 1, now).unwrap());
+    let (left, _) = reserved(map.register(&spec("left", 10), 1, now).unwrap());
+    let all = [kept, left, 4711];
+    map.commit(kept, 1).unwrap();
+    let early = pb::SettleResponse { committed: vec![kept], ended: vec![4711], ..Default::default() };
+    assert_eq!(map.settle(&all, false, now + LEASE), early);
+    let late = pb::SettleResponse { committed: vec![kept], ended: vec![left, 4711], ..Default::default() };
+    for _ in 0..2 {
+        assert_eq!(map.settle(&all, false, now + 2 * LEASE), late);
+    }
+    assert_eq!(map.commit(left, 1).unwrap_err().kind, Kind::Lease);
+    assert_eq!(map.counts()[..2], [1, 0]);
+}
+
+#[test]
+fn what_nobody_goes_on_with_is_forgotten() {
+    let (mut map, now) = (map(1), Instant::now());
+    let (kept, _) = reserved(map.register(&spec("kept", 10), 1, now).unwrap());
+    let (left, _) = reserved(map.register(&spec("left", 10), 1, now).unwrap());
+    map.commit(kept, 1).unwrap();
+    map.sweep(now + 2 * LEASE, |_| false);
+    assert_eq!(map.counts()[..2], [1, 1]);
+    map.sweep(now + 3 * LEASE, |_| false);
+    assert_eq!(map.counts()[..2], [1, 0]);
+    assert_eq!(map.commit(left, 1).unwrap_err().kind, Kind::Lease);
+    map.unregister("kept", now).unwrap();
+    assert_eq!(map.counts()[..3], [0, 0, 0]);
+}
+
+#[test]
+fn an_owner_may_give_up() {
+    let (mut map, now) = (map(1), Instant::now());
+    let (first, placement) = reserved(map.register(&spec("w", 10), 1, now).unwrap());
+    let (second, other) = reserved(map.register(&spec("w", 11), 1, now).unwrap());
+    assert!(first != second && placement != other);
+    map.abandon(&placement.slices);
+    assert_eq!(map.counts()[1], 1);
+    map.abandon(&other.slices);
+    assert_eq!(map.counts()[..3], [0, 0, 0]);
+    reserved(map.register(&spec("w", 12), 2, now).unwrap());
+}
+
+#[test]
+fn identifiers_never_recur_and_load_is_given_back() {
+    let (mut map, now) = (map(1), Instant::now());
+    let mut seen = HashSet::new();
+    for _ in 0..3 {
+        let (reservation, placement) = reserved(map.register(&spec("w", 10), 1, now).unwrap());
+        assert!(seen.insert(reservation) && seen.insert(placement.slices[0]));
+        assert_eq!(map.unregister("w", now).unwrap_err().kind, Kind::UnknownTensor);
+        map.commit(reservation, 1).unwrap();
+        assert_eq!(map.unregister("w", now).unwrap(), placement);
+        assert_eq!(map.counts()[..3], [0, 0, 0]);
+    }
+}
+
+#[test]
+fn pages_follow_each_other() {
+    let (mut map, now) = (map(1), Instant::now());
+    for k in 0..25 {
+        let (reservation, _) = reserved(map.register(&spec(&format!("w{k:02}"), 1), 1, now).unwrap());
+        map.commit(reservation, 1).unwrap();
+    }
+    let (mut after, mut names) = (String::new(), Vec::new());
+    loop {
+        let (page, next) = map.page(&[], &after, 10);
+        names.extend(page.into_iter().filter_map(|e| e.spec).map(|s| s.name));
+        if next.is_empty() {
+            break;
+        }
+        after = next;
+    }
+    assert_eq!(names, (0..25).map(|k| format!("w{k:02}")).collect::<Vec<_>>());
+    assert_eq!(map.page(&["w07".into(), "none".into()], "", 0).0.len(), 1);
+}
+
+#[test]
+fn a_look_up_touches_what_it_asks_for() {
+    let touched = |tensors: usize| {
+        let (mut map, now) = (map(1), Instant::now());
+        for k in 0..tensors {
+            let (reservation, _) = reserved(map.register(&spec(&format!("w{k:06}"), 1), 1, now).unwrap());
+            map.commit(reservation, 1).unwrap();
+        }
+        let mut counts = Vec::new();
+        let mut count = |map: &mut Map, work: &mut dyn FnMut(&mut Map)| {
+            let before = map.counts()[3];
+            work(map);
+            counts.push(map.counts()[3] - before);
+        };
+        count(&mut map, &mut |map| assert!(map.page(&["none".into()], "", 0).0.is_empty()));
+        count(&mut map, &mut |map| {
+            let names = ["w000007".into(), "none".into(), "w000003".into()];
+            assert_eq!(map.page(&names, "", 0).0.len(), 2);
+        });
+        count(&mut map, &mut |map| {
+            assert_eq!(map.unregister("none", now).unwrap_err().kind, Kind::UnknownTensor);
+        });
+        count(&mut map, &mut |map| drop(map.unregister("w000007", now).unwrap()));
+        count(&mut map, &mut |map| map.abandon(&[1, 2]));
+        counts
+    };
+    let few = touched(100);
+    assert_eq!(few, [1, 3, 1, 1, 2]);
+    assert_eq!(touched(20_000), few);
+}
+
+#[test]
+fn names_that_are_asked_for_come_page_by_page() {
+    let (mut map, now) = (map(1), Instant::now());
+    for name in ["a", "b", "c"] {
+        let (reservation, _) = reserved(map.register(&spec(name, 1), 1, now).unwrap());
+        map.commit(reservation, 1).unwrap();
+    }
+    let names = ["c", "none", "a", "b", "a"].map(String::from);
+    let (mut after, mut found) = (String::new(), Vec::new());
+    loop {
+        let (page, next) = map.page(&names, &after, 1);
+        found.extend(page.into_iter().filter_map(|entry| entry.spec).map(|spec| spec.name));
+        if next.is_empty() {
+            break;
+        }
+        after = next;
+    }
+    assert_eq!(found, ["a", "b", "c"]);
+}
+
+#[test]
+fn what_the_map_has_is_charged() {
+    let meter = Meter::new(64 << 20);
+    let (mut map, now) = (Map::new(1 << 10, meter.clone(), LEASE), Instant::now());
+    let mut refused = None;
+    // 2^14 slices each.
+    for client in 1..1000 {
+        match map.register(&spec(&format!("w{client}"), 258_048 << 14), client, now) {
+            Ok(_) => {}
+            Err(error) => {
+                refused = Some((client, error));
+                break;
+            }
+        }
+    }
+    let (clients, error) = refused.unwrap();
+    assert_eq!((error.kind, error.tensor.as_deref().is_some()), (Kind::Capacity, true));
+    assert!(error.retry_after_ms.is_some() && clients > 16, "{clients}: {error}");
+    assert!(meter.used_for(Purpose::Map) >= (clients - 1) * (12 << 14), "{clients}");
+    map.sweep(now + 3 * LEASE, |_| false);
+    assert_eq!(meter.used(), 0);
+    // What exists takes less than what is under way.
+    let (reservation, _) = reserved(map.register(&spec("w", 258_048 << 10), 1, now).unwrap());
+    let pending = meter.used();
+    map.commit(reservation, 1).unwrap();
+    assert!(meter.used() < pending && meter.used() > 12 << 10);
+    map.unregister("w", now).unwrap();
+    map.sweep(now, |_| false);
+    assert_eq!(meter.used(), 0);
+}
+
+#[test]
+fn what_could_never_be_held_is_refused_at_once() {
+    let meter = Meter::new(64 << 20);
+    let (mut map, now) = (Map::new(2, meter.clone(), LEASE), Instant::now());
+    // Its values and its spare.
+    reserved(map.register(&spec("fits", 15 << 20), 1, now).unwrap());
+    let error = map.register(&spec("large", 17 << 20), 1, now).unwrap_err();
+    assert_eq!((error.kind, error.tensor.as_deref()), (Kind::Capacity, Some("large")));
+    assert!(error.retry_after_ms.is_none() && error.expected.is_some(), "{error}");
+    assert_eq!(map.counts()[1], 1);
+}
+
+#[test]
+fn a_client_has_so_many_registrations_under_way() {
+    let (mut map, now) = (map(1), Instant::now());
+    let all: Vec<_> =
+        (0..MAX_OPEN).map(|k| reserved(map.register(&spec(&format!("w{k}"), 1), 1, now).unwrap())).collect();
+    let error = map.register(&spec("more", 1), 1, now).unwrap_err();
+    assert!(error.kind == Kind::Capacity && error.retry_after_ms.is_some(), "{error}");
+    // A repeat is no further one, and others have theirs.
+    reserved(map.register(&spec("w0", 1), 1, now).unwrap());
+    reserved(map.register(&spec("more", 1), 2, now).unwrap());
+    map.commit(all[0].0, 1).unwrap();
+    reserved(map.register(&spec("more 1", 1), 1, now).unwrap());
+    assert!(map.register(&spec("more 2", 1), 1, now).is_err());
+    map.abandon(&all[1].1.slices);
+    reserved(map.register(&spec("more 2", 1), 1, now).unwrap());
+    assert!(map.registers(1) && map.registers(2) && !map.registers(3));
+}
+
+#[test]
+fn identifiers_are_not_guessed_from_each_other() {
+    let (mut map, now) = (map(1), Instant::now());
+    let (reservation, placement) = reserved(map.register(&spec("w", 258_048 * 100), 1, now).unwrap());
+    let mut all = [vec![reservation], placement.slices].concat();
+    all.sort_unstable();
+    assert!(all.windows(2).all(|pair| pair[1] - pair[0] > 1 << 20));
+}
+
+#[test]
+fn what_its_client_gives_up_ends_unless_it_is_committed() {
+    let (mut map, now) = (map(1), Instant::now());
+    let (kept, _) = reserved(map.register(&spec("kept", 10), 1, now).unwrap());
+    let (left, _) = reserved(map.register(&spec("left", 10), 1, now).unwrap());
+    map.commit(kept, 1).unwrap();
+    let both = map.settle(&[left, kept], true, now);
+    assert_eq!((both.committed, both.ended), (vec![kept], vec![]));
+    let one = map.settle(&[left], true, now);
+    assert_eq!((one.committed, one.ended), (vec![], vec![left]));
+    assert_eq!(map.commit(left, 1).unwrap_err().kind, Kind::Lease);
+}
+
+#[test]
+fn a_group_goes_with_its_last_tensor_and_its_last_worker() {
+    let (mut map, now) = (map(1), Instant::now());
+    let of = |group: &str| TensorSpec { group: group.into(), ..spec("w", 10) };
+    let (reservation, first) = reserved(map.register(&of("a"), 1, now).unwrap());
+    assert!(!map.has_group(first.group), "it is not committed");
+    map.commit(reservation, 1).unwrap();
+    map.sweep(now, |_| false);
+    assert!(map.has_group(first.group));
+    map.unregister("w", now).unwrap();
+    assert!(!map.has_group(first.group));
+    map.sweep(now, |group| group == first.group);
+    let (_, again) = reserved(map.register(&of("a"), 1, now).unwrap());
+    assert_eq!(again.group, first.group, "a worker had a place in it");
+    map.abandon(&again.slices);
+    map.sweep(now, |_| false);
+    let (_, anew) = reserved(map.register(&of("a"), 1, now).unwrap());
+    assert!(anew.group > first.group);
+}
