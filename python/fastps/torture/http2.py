@@ -87,7 +87,7 @@ class Peer:
         self.send(PREFACE + frame(SETTINGS, 0, 0))
 
     def send(self, data: bytes) -> bool:
-        """Whether it was taken; reads meanwhile, so that the server is never kept waiting."""
+        """Whether all of it was taken; reads meanwhile, so that the server is never kept waiting."""
         late = time.monotonic() + self._patience
         view = memoryview(data)
         while view and not self.cut and time.monotonic() < late:
@@ -99,10 +99,10 @@ class Peer:
                 continue
             except OSError:
                 self.cut = True
-        return not self.cut
+        return not self.cut and not view
 
     def read(self, seconds: float) -> None:
-        """Takes what has come, for some time."""
+        """Takes what comes, for some time or until the connection is cut."""
         late = time.monotonic() + seconds
         while not self.cut:
             try:
