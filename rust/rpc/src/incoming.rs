@@ -8,7 +8,7 @@ use crate::allowance::Allowance;
 use crate::local::Local;
 use crate::native;
 use crate::node::{Node, Phase, Principal};
-use crate::openings::{Openings, Place};
+use crate::openings::{Entrance, Openings, Place};
 use crate::rate::Rate;
 use crate::room::{AT_REST, Room};
 use crate::tls::{self, ServerTls};
@@ -21,6 +21,7 @@ use fastps_core::shard::{Charge, Purpose};
 use http_body_util::BodyExt;
 use std::future::poll_fn;
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -289,32 +290,57 @@ pub(crate) async fn accept(
     node: Arc<Node>,
     foreign: mpsc::Sender<io::Result<Connection>>,
 ) {
-    let openings = Arc::new(Openings::default());
     let (serving, mut served) = mpsc::channel::<()>(1);
     let mut phase = node.phase.clone();
-    loop {
-        let accepted = tokio::select! {
-            _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => break,
-            accepted = listener.accept() => accepted.map(|(io, from)| (Socket::from(io), Some(from.ip()))),
-            accepted = poll_fn(|cx| poll_local(&locals, cx)) => accepted.map(|io| (io, None)),
-        };
-        match accepted {
-            Ok((socket, from)) => {
-                let place = tokio::select! {
-                    _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => break,
-                    place = openings.enter(from) => place,
-                };
-                let opening = Opening { socket, tls: tls.clone(), node: node.clone() };
-                tokio::spawn(begin(opening, place, foreign.clone(), serving.clone()));
-            }
+    let door = Door { openings: Arc::default(), tls, node, foreign, serving };
+    let remote = async {
+        loop {
+            door.admit(listener.accept().await.map(|(io, from)| (io.into(), Some(from.ip())))).await;
+        }
+    };
+    // Beside it, so that these do not wait where there are too many others.
+    let local = async {
+        loop {
+            door.admit(poll_fn(|cx| poll_local(&locals, cx)).await.map(|io| (io, None))).await;
+        }
+    };
+    tokio::select! {
+        _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => {}
+        () = remote => {}
+        () = local => {}
+    }
+    drop((listener, locals, door));
+    served.recv().await;
+}
+
+/// Where connections come in.
+struct Door {
+    openings: Arc<Openings>,
+    tls: Option<ServerTls>,
+    node: Arc<Node>,
+    foreign: mpsc::Sender<io::Result<Connection>>,
+    serving: mpsc::Sender<()>,
+}
+
+impl Door {
+    /// Begins with a connection from this address, or waits out that there is none.
+    async fn admit(&self, accepted: io::Result<(Socket, Option<IpAddr>)>) {
+        let (socket, from) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(shard = node.index(), %error, "accepting a connection failed");
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                tracing::warn!(shard = self.node.index(), %error, "accepting a connection failed");
+                return tokio::time::sleep(Duration::from_millis(50)).await;
             }
+        };
+        let entrance = self.openings.enter(from).await;
+        let opening = Opening { socket, tls: self.tls.clone(), node: self.node.clone() };
+        match entrance {
+            Some(entrance) => {
+                tokio::spawn(begin(opening, entrance, self.foreign.clone(), self.serving.clone()));
+            }
+            None => opening.refuse(),
         }
     }
-    drop((listener, locals, foreign, serving));
-    served.recv().await;
 }
 
 /// The next connection to any of the Unix sockets.
@@ -331,6 +357,11 @@ struct Opening {
 }
 
 impl Opening {
+    /// Closes the connection for want of a place.
+    fn refuse(self) {
+        self.node.connections_refused.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// The connection, and whether it is native; `None`: it is not served.
     async fn open(self, place: &Place) -> Option<(Connection, bool)> {
         let Self { socket, tls, node } = self;
@@ -389,18 +420,24 @@ async fn secure(tcp: TcpStream, first: u8, tls: &ServerTls, node: &Node) -> Opti
     }
 }
 
-/// Finds out who serves a connection, which keeps its place until then. `serving` lives as long as it is served here.
+/// Finds out who serves a connection, once it has a place, which it keeps until then. `serving` lives as long as it is served here.
 async fn begin(
     opening: Opening,
-    place: Place,
+    entrance: Entrance,
     foreign: mpsc::Sender<io::Result<Connection>>,
     serving: mpsc::Sender<()>,
 ) {
     let node = opening.node.clone();
     let mut phase = node.phase.clone();
+    let place = tokio::select! {
+        _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => return,
+        place = entrance.place() => place,
+    };
+    let Some(place) = place else { return opening.refuse() };
+    let opening = tokio::time::timeout(OPENING, place.watch(opening.open(&place)));
     let opened = tokio::select! {
         _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => return,
-        opened = tokio::time::timeout(OPENING, opening.open(&place)) => opened.ok().flatten(),
+        opened = opening => opened.ok().flatten(),
         () = place.gives_way() => {
             node.connections_refused.fetch_add(1, Ordering::Relaxed);
             None

@@ -1,22 +1,30 @@
 //! Connections that have not begun yet. Nothing is counted for them, so their number is limited, in all and per address. Where
-//! there are too many, the oldest one that has sent nothing gives way to a new one. Until one may be asked to, the new one waits, so
-//! many honest clients that come at once are all served.
+//! there are too many, the oldest one that has sent nothing gives way to a new one, or else the one that has been idle longest.
+//! Until one may be asked to, the new one waits, so many honest clients that come at once are all served: in a queue of its
+//! address where that one has too many, so that no other address notices.
 
+use std::future::{Future, poll_fn};
 use std::net::{IpAddr, Ipv6Addr};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-/// Most connections that have not begun, and most of them from one address.
+/// Most connections that have not begun, and most of them from one address. As many more may wait for a place.
 const MOST: usize = 512;
 const SHARE: usize = 256;
 /// How long a connection may take to send its first byte.
 const FIRST_BYTE: Duration = Duration::from_secs(1);
 /// A connection that has been silent for so long may have to give way: what it has sent would have been seen by now.
 const SILENT: Duration = Duration::from_millis(250);
-/// One that has sent something and takes longer than this may have to, too.
-const SLOW: Duration = Duration::from_secs(1);
+/// One that has sent something may have to once it has sent nothing more for so long.
+const IDLE: Duration = Duration::from_secs(1);
+/// How long a connection may wait for a place of its address's share, and how often it looks for one.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(20);
+/// Unix sockets are one address together, and have their share beside the others.
+const LOCAL: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
 /// The connections of one shard that have not begun.
 #[derive(Debug, Default)]
@@ -31,15 +39,44 @@ struct Table {
     last: u64,
     /// In the order of their arrival.
     entries: Vec<Entry>,
+    /// The addresses of those that wait for a place of their address's share.
+    queued: Vec<IpAddr>,
+    /// One of an address that has a share left waits: the next place is its.
+    first_waits: bool,
 }
 
 #[derive(Debug)]
 struct Entry {
     number: u64,
     source: IpAddr,
+    /// When it came, or sent something.
     since: Instant,
     silent: bool,
     leave: Arc<Notify>,
+}
+
+/// Why there is no place just now.
+enum Full {
+    /// The address has its share.
+    Share,
+    /// There are too many. One of them will have to give way then at the latest.
+    All(Instant),
+}
+
+/// What a new connection gets.
+#[derive(Debug)]
+pub(crate) enum Entrance {
+    /// A place.
+    Open(Place),
+    /// A place as soon as its address has one.
+    Queue(Queued),
+}
+
+/// One that waits for a place of its address's share.
+#[derive(Debug)]
+pub(crate) struct Queued {
+    openings: Arc<Openings>,
+    source: IpAddr,
 }
 
 /// The place of one connection until it has begun.
@@ -55,27 +92,49 @@ impl Openings {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a connection from this address (`None`: from this machine, by a Unix socket), as soon as there is one.
-    pub(crate) async fn enter(self: &Arc<Self>, address: Option<IpAddr>) -> Place {
+    /// For a connection from this address (`None`: from this machine, by a Unix socket). Waits only where all addresses together
+    /// have too many. `None`: too many of this address wait already.
+    pub(crate) async fn enter(self: &Arc<Self>, address: Option<IpAddr>) -> Option<Entrance> {
         let source = source(address);
         loop {
-            match self.try_enter(source) {
-                Ok(place) => return place,
-                Err(until) => drop(tokio::time::timeout_at(until.into(), self.left.notified()).await),
-            }
+            let until = match self.look(source) {
+                Ok(entrance) => return entrance,
+                Err(until) => until,
+            };
+            drop(tokio::time::timeout_at(until.into(), self.left.notified()).await);
         }
     }
 
-    /// A place, or when another connection will have to give way for it at the latest.
-    fn try_enter(self: &Arc<Self>, source: IpAddr) -> Result<Place, Instant> {
+    /// What one from this source gets now, or when it will get something at the latest.
+    fn look(self: &Arc<Self>, source: IpAddr) -> Result<Option<Entrance>, Instant> {
         let mut table = self.table();
+        let entered = self.try_enter(&mut table, source);
+        if source != LOCAL {
+            table.first_waits = matches!(entered, Err(Full::All(_)));
+        }
+        match entered {
+            Ok(place) => Ok(Some(Entrance::Open(place))),
+            Err(Full::Share) => Ok(self.queue(&mut table, source)),
+            Err(Full::All(until)) => Err(until),
+        }
+    }
+
+    fn queue(self: &Arc<Self>, table: &mut Table, source: IpAddr) -> Option<Entrance> {
+        let same = table.queued.iter().filter(|queued| **queued == source).count();
+        if same >= SHARE || table.queued.len() >= MOST {
+            return None;
+        }
+        table.queued.push(source);
+        Some(Entrance::Queue(Queued { openings: self.clone(), source }))
+    }
+
+    fn try_enter(self: &Arc<Self>, table: &mut Table, source: IpAddr) -> Result<Place, Full> {
         let same = table.entries.iter().filter(|entry| entry.source == source).count();
-        if same >= SHARE || table.entries.len() >= MOST {
-            let (victim, from) = table.next_to_leave((same >= SHARE).then_some(source));
-            if from > Instant::now() {
-                return Err(from);
-            }
-            table.entries.remove(victim).leave.notify_one();
+        let remote = table.entries.iter().filter(|entry| entry.source != LOCAL).count();
+        if same >= SHARE {
+            table.make_way(|entry| entry.source == source).map_err(|_| Full::Share)?;
+        } else if source != LOCAL && remote >= MOST {
+            table.make_way(|entry| entry.source != LOCAL).map_err(Full::All)?;
         }
         table.last += 1;
         let (number, leave) = (table.last, Arc::new(Notify::new()));
@@ -95,16 +154,64 @@ impl Table {
         self.entries.binary_search_by_key(&number, |entry| entry.number)
     }
 
-    /// Who gives way next, among those from one source or among all, and from when on: the oldest silent one, or else the oldest.
-    fn next_to_leave(&self, source: Option<IpAddr>) -> (usize, Instant) {
-        let concerned = |entry: &Entry| source.is_none_or(|source| entry.source == source);
+    /// One of these gives way, or will have to then at the latest.
+    fn make_way(&mut self, concerned: impl Fn(&Entry) -> bool) -> Result<(), Instant> {
+        let (victim, from) = self.next_to_leave(concerned);
+        if from > Instant::now() {
+            return Err(from);
+        }
+        self.entries.remove(victim).leave.notify_one();
+        Ok(())
+    }
+
+    /// Who of these gives way next, and from when on: the oldest silent one, or else the one that has been idle longest.
+    fn next_to_leave(&self, concerned: impl Fn(&Entry) -> bool) -> (usize, Instant) {
         let first = |silent: bool, after: Duration| {
-            let index = self.entries.iter().position(|entry| concerned(entry) && (entry.silent || !silent));
-            index.map(|index| (index, self.entries[index].since + after))
+            let these = self.entries.iter().enumerate();
+            let these = these.filter(|(_, entry)| concerned(entry) && (entry.silent || !silent));
+            these.map(|(index, entry)| (index, entry.since + after)).min_by_key(|next| next.1)
         };
-        let (now, both) = (Instant::now(), [first(true, SILENT), first(false, SLOW)]);
+        let (now, both) = (Instant::now(), [first(true, SILENT), first(false, IDLE)]);
         let mut due = both.into_iter().flatten().filter(|(_, from)| *from <= now);
         due.next().or_else(|| both.into_iter().flatten().min_by_key(|next| next.1)).unwrap_or((0, now))
+    }
+}
+
+impl Entrance {
+    /// The place; `None`: there was none for too long.
+    pub(crate) async fn place(self) -> Option<Place> {
+        match self {
+            Self::Open(place) => Some(place),
+            Self::Queue(queued) => tokio::time::timeout(PATIENCE, queued.place()).await.ok(),
+        }
+    }
+}
+
+impl Queued {
+    async fn place(self) -> Place {
+        loop {
+            if let Some(place) = self.try_place() {
+                return place;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    fn try_place(&self) -> Option<Place> {
+        let mut table = self.openings.table();
+        if table.first_waits {
+            return None;
+        }
+        self.openings.try_enter(&mut table, self.source).ok()
+    }
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        let mut table = self.openings.table();
+        if let Some(index) = table.queued.iter().position(|queued| *queued == self.source) {
+            table.queued.swap_remove(index);
+        }
     }
 }
 
@@ -120,9 +227,27 @@ impl Place {
 
     /// The connection is not silent.
     pub(crate) fn has_spoken(&self) {
+        self.update(|entry| (entry.since, entry.silent) = (Instant::now(), false));
+    }
+
+    /// Runs what the connection begins with. Each time that this is woken, the peer has sent something.
+    pub(crate) async fn watch<T>(&self, opening: impl Future<Output = T>) -> T {
+        let mut opening = pin!(opening);
+        poll_fn(|cx| {
+            self.update(|entry| {
+                if !entry.silent {
+                    entry.since = Instant::now();
+                }
+            });
+            opening.as_mut().poll(cx)
+        })
+        .await
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Entry)) {
         let mut table = self.openings.table();
         if let Ok(index) = table.find(self.number) {
-            table.entries[index].silent = false;
+            change(&mut table.entries[index]);
         }
     }
 
@@ -142,27 +267,34 @@ impl Drop for Place {
     }
 }
 
-/// What counts as one address: a host commonly has a whole IPv6 network of 64 bits. Unix sockets are one together.
+/// What counts as one address: a host commonly has a whole IPv6 network of 64 bits.
 fn source(address: Option<IpAddr>) -> IpAddr {
     match address.map(|address| address.to_canonical()) {
         Some(IpAddr::V6(address)) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
         Some(address @ IpAddr::V4(_)) => address,
-        None => Ipv6Addr::UNSPECIFIED.into(),
+        None => LOCAL,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::FutureExt;
     use std::net::Ipv4Addr;
 
     const ONE: Option<IpAddr> = Some(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)));
     const OTHER: Option<IpAddr> = Some(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)));
 
+    const THIRD: Option<IpAddr> = Some(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)));
+
+    async fn enter(openings: &Arc<Openings>, from: Option<IpAddr>) -> Place {
+        openings.enter(from).await.unwrap().place().await.unwrap()
+    }
+
     async fn fill(openings: &Arc<Openings>, from: Option<IpAddr>, n: usize, silent: bool) -> Vec<Place> {
         let mut places = Vec::new();
         for _ in 0..n {
-            let place = openings.enter(from).await;
+            let place = enter(openings, from).await;
             if !silent {
                 place.has_spoken();
             }
@@ -186,7 +318,7 @@ mod tests {
         let spoken = fill(&openings, ONE, 3, false).await;
         let silent = fill(&openings, ONE, SHARE - 3, true).await;
         age(&openings, 0, SILENT);
-        let _new = openings.enter(ONE).await;
+        let _new = enter(&openings, ONE).await;
         assert!(must_leave(&silent[0]).await && !must_leave(&silent[1]).await);
         for place in &spoken {
             assert!(!must_leave(place).await);
@@ -202,33 +334,83 @@ mod tests {
         let others = fill(&openings, OTHER, SHARE, true).await;
         // Its own are younger, and it waits for one of them although others are due.
         age(&openings, SHARE, SILENT);
-        let _new = openings.enter(ONE).await;
+        let _new = enter(&openings, ONE).await;
         assert!(must_leave(&one[0]).await && !must_leave(&others[0]).await);
         // All places are taken: the oldest silent one goes, whose ever it is.
-        let _new = openings.enter(None).await;
-        assert!(must_leave(&one[1]).await && !must_leave(&others[0]).await);
+        let _new = enter(&openings, THIRD).await;
+        assert!(must_leave(&others[0]).await && !must_leave(&one[1]).await);
     }
 
     #[tokio::test]
-    async fn slow_ones_give_way_where_none_is_silent() {
+    async fn the_one_that_has_been_idle_longest_gives_way_where_none_is_silent() {
         let openings = Arc::new(Openings::default());
-        let slow = fill(&openings, None, SHARE, false).await;
-        age(&openings, 0, SLOW);
-        let _new = openings.enter(None).await;
-        assert!(must_leave(&slow[0]).await && !must_leave(&slow[1]).await);
+        let spoken = fill(&openings, ONE, SHARE, false).await;
+        age(&openings, 0, 2 * IDLE);
+        spoken[1..].iter().for_each(Place::has_spoken);
+        let _new = enter(&openings, ONE).await;
+        assert!(must_leave(&spoken[0]).await && !must_leave(&spoken[1]).await);
+        // The others are old as well, and have just sent something.
+        assert!(matches!(openings.enter(ONE).await, Some(Entrance::Queue(_))));
+    }
+
+    #[tokio::test]
+    async fn what_comes_while_a_connection_begins_is_noticed() {
+        let openings = Arc::new(Openings::default());
+        let places = fill(&openings, ONE, 2, false).await;
+        let mut begins = Box::pin(places[0].watch(std::future::pending::<()>()));
+        age(&openings, 0, IDLE);
+        assert!(tokio::time::timeout(Duration::ZERO, &mut begins).await.is_err());
+        let table = openings.table();
+        assert!(table.entries[0].since.elapsed() < IDLE && table.entries[1].since.elapsed() >= IDLE);
+    }
+
+    #[tokio::test]
+    async fn an_address_that_has_its_share_keeps_no_other_one_waiting() {
+        let openings = Arc::new(Openings::default());
+        for from in [ONE, None] {
+            let _young = fill(&openings, from, SHARE, false).await;
+            let mut queued = Vec::new();
+            for _ in 0..SHARE {
+                let entrance = openings.enter(from).now_or_never().unwrap();
+                assert!(matches!(entrance, Some(Entrance::Queue(_))));
+                queued.push(entrance);
+            }
+            assert!(openings.enter(from).now_or_never().unwrap().is_none(), "too many wait");
+            let other = openings.enter(OTHER).now_or_never().unwrap();
+            assert!(matches!(other, Some(Entrance::Open(_))));
+        }
+        assert!(openings.table().queued.is_empty());
     }
 
     #[tokio::test]
     async fn a_new_one_waits_for_a_place_that_becomes_free() {
         let openings = Arc::new(Openings::default());
         let mut young = fill(&openings, ONE, SHARE, false).await;
-        let mut entering = Box::pin(openings.enter(ONE));
-        assert!(tokio::time::timeout(Duration::ZERO, &mut entering).await.is_err());
+        let mut entering = Box::pin(openings.enter(ONE).await.unwrap().place());
+        assert!((&mut entering).now_or_never().is_none());
         drop(young.pop());
-        let _new = entering.await;
+        let _new = entering.await.unwrap();
         for place in &young {
             assert!(!must_leave(place).await);
         }
+    }
+
+    #[tokio::test]
+    async fn where_all_are_too_many_an_address_with_a_share_left_is_first() {
+        let openings = Arc::new(Openings::default());
+        let mut one = fill(&openings, ONE, SHARE, false).await;
+        let _others = fill(&openings, OTHER, SHARE, false).await;
+        let mut queued = Box::pin(openings.enter(ONE).await.unwrap().place());
+        assert!((&mut queued).now_or_never().is_none());
+        let mut first = Box::pin(openings.enter(THIRD));
+        assert!((&mut first).now_or_never().is_none());
+        // Unix sockets have places of their own.
+        let _local = enter(&openings, None).await;
+        drop(one.pop());
+        assert!(tokio::time::timeout(2 * PAUSE, &mut queued).await.is_err());
+        assert!(matches!(first.await, Some(Entrance::Open(_))));
+        drop(one.pop());
+        assert!(queued.await.is_some());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::control::ControlService;
 use crate::convert;
 use crate::data::DataService;
 use crate::durable::Files;
-use crate::openings::{Openings, Place};
+use crate::openings::{Entrance, Openings};
 use crate::tls::ServerTls;
 use crate::wire::Socket;
 use fastps_core::error::{Error, Kind, Result};
@@ -109,8 +109,9 @@ async fn answer(shard: Visited, tls: Option<ServerTls>) {
         loop {
             match listener.accept().await {
                 Ok((tcp, from)) => {
-                    let place = openings.enter(Some(from.ip())).await;
-                    tokio::spawn(admit(tcp, place, room.clone(), tls.clone(), visitors.clone()));
+                    if let Some(entrance) = openings.enter(Some(from.ip())).await {
+                        tokio::spawn(admit(tcp, entrance, room.clone(), tls.clone(), visitors.clone()));
+                    }
                 }
                 // Too many files, or a peer that is gone: waited out.
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
@@ -129,18 +130,19 @@ async fn answer(shard: Visited, tls: Option<ServerTls>) {
 /// A connection becomes a visitor, or gives way to another one before.
 async fn admit(
     tcp: TcpStream,
-    place: Place,
+    entrance: Entrance,
     room: Arc<Semaphore>,
     tls: Option<ServerTls>,
     visitors: mpsc::Sender<io::Result<Visitor>>,
 ) {
-    let opening = async {
+    let Some(place) = entrance.place().await else { return };
+    let opening = place.watch(async {
         place.first_byte(&tcp).await?;
         match tls {
             None => Some(Socket::from(tcp)),
             Some(tls) => tokio::time::timeout(HANDSHAKE, tls.accept(tcp)).await.ok()?.ok(),
         }
-    };
+    });
     let io = tokio::select! {
         io = opening => io,
         () = place.gives_way() => None,

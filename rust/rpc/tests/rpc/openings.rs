@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const PATIENT: Duration = Duration::from_mins(1);
 /// Well before the 10 seconds that a handshake may take.
-const SOON: Duration = Duration::from_secs(6);
+const SOON: Duration = Duration::from_secs(9);
 /// More than may be there from one address.
 const MANY: usize = 300;
 
