@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fastps
-from fastps.torture.proxy import Proxy
+from fastps.torture.faults.proxy import Proxy
 
 
 def run(count, work):

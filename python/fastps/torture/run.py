@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import fastps
-from fastps.torture import faults, hostile
 from fastps.torture.auditor import Auditor
 from fastps.torture.client_lane import ClientLane
+from fastps.torture.faults import hostile, shards
+from fastps.torture.faults.proxy import Proxy
 from fastps.torture.history import Event, History
 from fastps.torture.lag import Lag
 from fastps.torture.plan import CLIENTS, SHARDS, Action
-from fastps.torture.proxy import Proxy
 from fastps.torture.servers import LEASE, LIMIT, Shard, free_ports
 from fastps.torture.source import Source
 from fastps.torture.witness import Witness
@@ -151,9 +151,9 @@ class Run:
             shard = self.shards[int(number)]
             if shard.died():
                 shard.revive(action.step)
-            faults.SHARD[action.kind](shard, self._witnesses[int(number)], action.args, action.step)
+            shards.SHARD[action.kind](shard, self._witnesses[int(number)], action.args, action.step)
         elif kind == "net":
-            faults.NET[action.kind](self.proxies[int(number)], action.args)
+            shards.NET[action.kind](self.proxies[int(number)], action.args)
         elif kind == "hostile":
             told = hostile.HOSTILE[action.kind](self.shards[action.args["shard"]].address, action.args)
             self.history.add("attack", action.step, kind=action.kind, **told)

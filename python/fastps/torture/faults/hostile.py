@@ -15,8 +15,8 @@ import numpy as np
 
 import fastps
 from fastps.torture import http2
+from fastps.torture.faults.http2 import Peer, frame
 from fastps.torture.history import History
-from fastps.torture.http2 import Peer, frame
 
 __all__ = ["HOSTILE"]
 

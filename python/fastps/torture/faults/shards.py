@@ -12,7 +12,7 @@ import numpy as np
 
 import fastps
 from fastps.torture import tensors
-from fastps.torture.proxy import Proxy
+from fastps.torture.faults.proxy import Proxy
 from fastps.torture.servers import Shard
 from fastps.torture.witness import Witness
 

@@ -1,0 +1,1 @@
+"""What is done to servers and to the way to them."""
