@@ -113,6 +113,7 @@ class Ca:
         }
         issued.cert_chain_pems[0].write_to_path(files["tls_cert"])
         issued.private_key_pem.write_to_path(files["tls_key"])
+        Path(files["tls_key"]).chmod(0o600)
         return files
 
     @property

@@ -114,6 +114,17 @@ def test_files_that_cannot_be_used_are_named(ca, tmp_path):
         fastps.serve(tls_cert=ca.server["tls_cert"])
 
 
+def test_a_key_that_others_can_read_warns(ca):
+    files = ca.issue("open", "127.0.0.1")
+    Path(files["tls_key"]).chmod(0o640)
+    with (
+        pytest.warns(RuntimeWarning, match=r"open-key\.pem \(mode 640\)") as told,
+        fastps.serve(**files) as server,
+    ):
+        fastps.connect(server.addresses, **ca.trust, **files).close()
+    assert [warning.filename for warning in told] == [__file__] * 2
+
+
 def test_status_over_tls(ca, capfd):
     client = ca.client
     options = [part for name, file in client.items() for part in (f"--{name.replace('_', '-')}", file)]

@@ -1,9 +1,10 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and files that only their owner may read."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,3 +24,20 @@ def replaced(path: File) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise
+
+
+def warn_if_shared(key: File | None, stacklevel: int) -> None:
+    """Gives a `RuntimeWarning` if others than its owner can read or change a TLS key.
+
+    Args:
+        key: Its path; one that cannot be looked at is reported by what reads it.
+        stacklevel: As for `warnings.warn`, seen from the caller.
+    """
+    with contextlib.suppress(OSError):
+        mode = 0 if key is None else os.stat(key).st_mode & 0o777
+        if mode & 0o077:
+            warnings.warn(
+                f"others than its owner can read or change the TLS key {key} (mode {mode:03o}): chmod 600",
+                RuntimeWarning,
+                stacklevel=stacklevel + 1,
+            )

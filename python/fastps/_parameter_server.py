@@ -14,6 +14,7 @@ import numpy as np
 from fastps import _fastps
 from fastps._checks import integer, invalid
 from fastps._fastps import ErrorFeedback, Receipt, Versions
+from fastps._files import warn_if_shared
 from fastps._handles import Bound, PushHandle, PushPulled, Receipts
 from fastps._lost import warn_of
 from fastps._types import Array, File
@@ -684,7 +685,7 @@ def connect(
             machine; a push then waits for the disk. Of a `hogwild` tensor only snapshots outlive the process.
         tls_ca: Speak TLS, to servers whose certificate was signed by a CA of this PEM file.
         tls_cert: This client's own certificate (PEM), its issuers behind it, for servers that ask for one.
-        tls_key: Its private key (PEM).
+        tls_key: Its private key (PEM); a `RuntimeWarning` if others than its owner can read it.
         tls_server_name: The name in the servers' certificates, where that is not the host of their address.
 
     Returns:
@@ -700,6 +701,7 @@ def connect(
             ``ack="logged"``.
     """
     text = _addresses(addresses)
+    warn_if_shared(tls_key, stacklevel=2)
     options: dict[str, Any] = {
         "timeout": timeout,
         "check_finite": check_finite,

@@ -9,6 +9,7 @@ from typing import Self
 
 from fastps import _fastps
 from fastps._checks import integer, integer_or_none
+from fastps._files import warn_if_shared
 from fastps._types import File
 
 __all__ = ["Server", "serve"]
@@ -87,7 +88,7 @@ def serve(
             the memory that the machine or container has.
         lease: Seconds that a client may be silent before it is forgotten.
         tls_cert: Speak TLS, with this certificate (PEM), its issuers behind it.
-        tls_key: Its private key (PEM).
+        tls_key: Its private key (PEM); a `RuntimeWarning` if others than its owner can read it.
         tls_ca: Ask clients for a certificate that a CA of this PEM file has signed.
         local: With `tls_ca`: let processes of this user on this machine in without a certificate, by a Unix
             socket and shared memory, as servers without `tls_ca` do.
@@ -123,6 +124,7 @@ def serve(
     ...     ps.pull("w")
     array([-0.5, -0.5, -0.5], dtype=float32)
     """
+    warn_if_shared(tls_key, stacklevel=2)
     native = _fastps.Server(
         integer("shards", shards, 0, 2**32 - 1),
         _addresses(listen),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import fastps
-from fastps.torture import http2
+from fastps.torture.faults import http2
 from fastps.torture.faults.http2 import Peer, frame
 from fastps.torture.history import History
 
