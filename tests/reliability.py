@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ COLUMNS = {
 }
 
 
-def counts(runs: list[dict[str, Any]], seconds: float) -> str:
+def counts(runs: list[dict[str, Any]], seconds: float, jobs: int) -> str:
     """The tables."""
 
     def cell(told: dict[str, Any], name: str) -> str:
@@ -72,7 +73,7 @@ def counts(runs: list[dict[str, Any]], seconds: float) -> str:
     machine = (
         f"{cpu()}; {runs[0]['machine']}; Python {platform.python_version()}, fastps {runs[0]['version']}"
     )
-    command = f'make torture SEEDS="{seeds}" SECONDS={seconds:g}'
+    command = f'make torture SEEDS="{seeds}" SECONDS={seconds:g} JOBS={jobs}'
     return "\n".join([*lines, "", f"Machine: {machine}.", "", f"Command: `{command}`.", ""])
 
 
@@ -80,12 +81,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(1, 11)), help="which (1 to 10)")
     parser.add_argument("--seconds", type=float, default=300.0, help="of each run (300)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
     options = parser.parse_args()
-    runs = [run(seed, options.seconds) for seed in options.seeds]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        runs = list(pool.map(lambda seed: run(seed, options.seconds), options.seeds))
     page = PAGE.read_text()
     before, _, rest = page.partition(BEGIN)
     after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{counts(runs, options.seconds)}\n{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{counts(runs, options.seconds, options.jobs)}\n{END}{after}")
     return 1 if any(told["violations"] for told in runs) else 0
 
 

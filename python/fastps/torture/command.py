@@ -166,12 +166,18 @@ def _live_line(run: Any, stream: Any) -> Iterator[None]:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the command as Ctrl-C does, so that its children are ended first."""
+    """SIGTERM and SIGHUP end the command as Ctrl-C does, so that its children are ended first.
+
+    SIGHUP stays ignored where it was, as under ``nohup``.
+    """
 
     def interrupt(number: int, _: FrameType | None) -> None:
         raise Interrupted(number)
 
-    kept = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    numbers = [
+        number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN
+    ]
+    kept = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:

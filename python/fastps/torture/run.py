@@ -14,12 +14,14 @@ from typing import Any
 
 import fastps
 from fastps.torture.auditor import Auditor
+from fastps.torture.check import kept, starts
 from fastps.torture.client_lane import ClientLane
 from fastps.torture.faults import hostile, shards
 from fastps.torture.faults.proxy import Proxy
 from fastps.torture.history import Event, History
 from fastps.torture.lag import Lag
 from fastps.torture.plan import CLIENTS, SHARDS, Action
+from fastps.torture.resources import resources
 from fastps.torture.servers import LEASE, LIMIT, Shard, free_ports
 from fastps.torture.source import Source
 from fastps.torture.witness import Witness
@@ -181,14 +183,21 @@ class Run:
             if auditor.look(None, {"catalogue": True}, final=True):
                 break
         late = time.monotonic() + BACK
-        start = [e for e in self.history.events() if e["ev"] == "sample" and e["at"] == "start"]
-        least = {sample["shard"]: sample["sessions"] for sample in start}
-        while time.monotonic() < late:
-            now = auditor.sessions()
-            if now is not None and all(count <= (least.get(k) or 0) for k, count in enumerate(now)):
-                break
+        start = starts(self.history.events())
+        while time.monotonic() < late and not self._has_given_back(start, auditor):
             time.sleep(0.5)
         auditor.sample_all("end")
+
+    def _has_given_back(self, start: dict[int, dict[str, int]], auditor: Auditor) -> bool:
+        """Whether no server has more than at the start."""
+        sessions = auditor.sessions()
+        if sessions is None:
+            return False
+        for shard, count in zip(self.shards, sessions, strict=True):
+            now = {**(resources(shard.pid) or {}), "sessions": count}
+            if any(kept(start.get(shard.index, {}), now)):
+                return False
+        return True
 
     def _read_logs(self) -> None:
         for path in sorted(self.folder.glob("*.log")):

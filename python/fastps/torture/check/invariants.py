@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from fastps.torture.check.values import doubt, ledger, monotone, told
 from fastps.torture.check.violation import Violation
 from fastps.torture.history import Event
 
-__all__ = ["GRACE", "INVARIANTS", "SLACK", "Violation", "check"]
+__all__ = ["GRACE", "INVARIANTS", "SLACK", "SPARE", "Violation", "check", "kept", "starts"]
 
 GRACE = 0.25
 """Seconds by which a call may be late."""
@@ -16,12 +17,15 @@ GRACE = 0.25
 SLACK = 64 * 2**20
 """Bytes that a server's process may have beyond its limit."""
 
-DESCRIPTORS = 8
-"""More files than at the start that a server may have open at the end: those of the log and of a snapshot."""
+SPARE = {"descriptors": 8, "threads": 0, "sessions": 0}
+"""What a server may have at the end beyond what it had at the start: files of the log and of a snapshot."""
 
 CUT = ("ping", "settings", "window_update", "priority", "unknown_frame")
 FLOOD = 2000
 """Frames of these kinds after which a connection must have been cut."""
+
+OWNED = "another server"
+"""What a server says that is refused because its directory has one."""
 
 _TYPED = {
     "CapacityError", "ConfigError", "ConnectionLostError", "DeadlineError", "FencedError", "LeaseError",
@@ -34,7 +38,7 @@ _TYPED = {
 def budget(events: Sequence[Event]) -> Iterator[Violation]:
     """A server keeps its memory limit, and at the end has what it had at the start."""
     limit = next((event["limit"] for event in events if event["ev"] == "begin"), None)
-    start: dict[int, dict[str, int]] = {}
+    start = starts(events)
     end: dict[int, Event] = {}
     for event in events:
         if event["ev"] == "attack" and event["kind"] in CUT and event["sent"] >= FLOOD and not event["cut"]:
@@ -51,18 +55,30 @@ def budget(events: Sequence[Event]) -> Iterator[Violation]:
                 f"shard {shard} takes {event['rss'] / 2**20:.0f} MiB; its limit is {limit / 2**20:.0f} MiB"
             )
             yield Violation("budget", event.get("step"), evidence)
-        if event["at"] == "start":
-            most = start.setdefault(shard, {})
-            for what in ("descriptors", "threads", "sessions"):
-                most[what] = max(most.get(what, 0), event[what] or 0)
-        elif event["at"] == "end":
+        if event["at"] == "end":
             end[shard] = event
     for shard, event in end.items():
-        for what, spare in (("descriptors", DESCRIPTORS), ("threads", 0), ("sessions", 0)):
-            allowed = start.get(shard, {}).get(what)
-            if allowed is not None and event[what] is not None and event[what] > allowed + spare:
-                evidence = f"shard {shard} has {event[what]} {what} at the end, {allowed} at the start"
-                yield Violation("budget", event.get("step"), evidence)
+        for what, more in kept(start.get(shard, {}), event):
+            yield Violation("budget", event.get("step"), f"shard {shard} has {more}, {what} at the start")
+
+
+def starts(events: Sequence[Event]) -> dict[int, dict[str, int]]:
+    """The most that each shard's server had when it was started."""
+    most: dict[int, dict[str, int]] = {}
+    for event in events:
+        if event["ev"] == "sample" and event["at"] == "start":
+            own = most.setdefault(event["shard"], {})
+            for what in SPARE:
+                own[what] = max(own.get(what, 0), event[what] or 0)
+    return most
+
+
+def kept(start: Mapping[str, int], sample: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    """What a server has more of than at the start: how many there were, and what there is now."""
+    for what, spare in SPARE.items():
+        allowed, now = start.get(what), sample.get(what)
+        if allowed is not None and now is not None and now > allowed + spare:
+            yield allowed, f"{now} {what} at the end"
 
 
 def liveness(events: Sequence[Event]) -> Iterator[Violation]:
@@ -112,6 +128,9 @@ def no_internal(events: Sequence[Event]) -> Iterator[Violation]:
             yield Violation(
                 "no internal", step, f"shard {event['shard']} ended by itself: {event.get('text', '')}"
             )
+        if event["ev"] == "second" and not event["started"] and OWNED not in event["text"]:
+            evidence = f"a second server on the directory of shard {event['shard']} ended for another reason"
+            yield Violation("no internal", step, f"{evidence}: {event['text']}")
         if event["ev"] == "done" and event["error"] is not None:
             kinds = {event["error"], event["text"].partition(":")[0]}
             if not kinds <= _TYPED:
