@@ -413,7 +413,9 @@ fn a_start_that_repeated_much_is_followed_by_a_snapshot() {
 #[test]
 fn a_closed_terminal_ends_a_server_as_sigterm_does() {
     let mut served = Served::new(1);
-    served.start();
+    // The tests themselves may run under `nohup`, where a child ignores SIGHUP; not every system's `env` can undo that.
+    let default = "env --default-signal=HUP";
+    served.start_after(&format!("{default} true 2>/dev/null && exec {default} \"$0\" \"$@\";"), &[]);
     let client = served.connect(Ack::Applied);
     register(&client, "w", 10, Apply::Exact, sgd(), 0.0);
     for _ in 0..100 {
