@@ -62,6 +62,15 @@ pub(crate) struct Progress {
 }
 
 /// Held by whoever makes files.
+/// Why a snapshot is written.
+#[derive(Clone, Copy, Debug)]
+enum Why {
+    /// It is time, or somebody wants it.
+    Asked,
+    /// The log is long.
+    Overgrown,
+}
+
 #[derive(Debug)]
 struct Files {
     origin: Origin,
@@ -73,6 +82,8 @@ struct Files {
     generation: u64,
     kept: Kept,
     growth: Growth,
+    /// The newest snapshot of [`Journal::shorten`] by this process.
+    overgrown: Option<u64>,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -140,6 +151,7 @@ impl Journal {
             generation: found.generation,
             kept: found.kept,
             growth: found.growth,
+            overgrown: None,
             writer: Some(writer),
         });
         drop(files);
@@ -228,7 +240,12 @@ impl Journal {
 
     /// Writes a snapshot while pushes go on, and removes what is older than those to be kept.
     pub fn snapshot(&self, shard: &Shard) -> Result<Summary> {
-        self.write(shard, None, &|| Ok(()))
+        self.write(shard, Why::Asked, None, &|| Ok(()))
+    }
+
+    /// The same, only because the log is long: the snapshot takes the place of the last one of this kind, and of no other.
+    pub fn shorten(&self, shard: &Shard) -> Result<Summary> {
+        self.write(shard, Why::Overgrown, None, &|| Ok(()))
     }
 
     /// The same, in which the `exact` tensors of a group are as they were at one moment. `begun` is called right behind that
@@ -239,16 +256,22 @@ impl Journal {
         cut: Cut,
         begun: &dyn Fn() -> Result<()>,
     ) -> Result<Summary> {
-        self.write(shard, Some(cut), begun)
+        self.write(shard, Why::Asked, Some(cut), begun)
     }
 
-    fn write(&self, shard: &Shard, cut: Option<Cut>, begun: &dyn Fn() -> Result<()>) -> Result<Summary> {
+    fn write(
+        &self,
+        shard: &Shard,
+        why: Why,
+        cut: Option<Cut>,
+        begun: &dyn Fn() -> Result<()>,
+    ) -> Result<Summary> {
         let mut guard = self.files();
         let Some(files) = guard.as_mut() else {
             return Err(Error::new(Kind::Internal, "the shard was not recovered yet"));
         };
         let of_cut = cut.is_some();
-        let written = self.write_into(files, shard, cut, begun);
+        let written = self.write_into(files, shard, why, cut, begun);
         if of_cut {
             shard.end_cut();
         }
@@ -259,6 +282,7 @@ impl Journal {
         &self,
         files: &mut Files,
         shard: &Shard,
+        why: Why,
         cut: Option<Cut>,
         begun: &dyn Fn() -> Result<()>,
     ) -> Result<Summary> {
@@ -288,10 +312,19 @@ impl Journal {
         })?;
         reach("snapshot_complete");
         self.log.heal();
+        let replaced = match why {
+            Why::Asked => None,
+            Why::Overgrown => files.overgrown.replace(number),
+        };
+        let replaced = replaced.filter(|number| files.kept.iter().any(|(kept, _)| kept == number));
+        files.kept.retain(|(kept, _)| Some(*kept) != replaced);
         files.kept.push_back((number, log));
         files.growth = Growth::behind(from, generation.summary().bytes);
         while files.kept.len() > self.settings.keep.max(1) && !self.oldest_is_young(&files.kept) {
             files.kept.pop_front();
+        }
+        if let Some(replaced) = replaced {
+            self.directory.discard(replaced)?;
         }
         self.prune(files)?;
         Ok(generation.summary())

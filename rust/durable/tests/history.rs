@@ -352,3 +352,29 @@ fn a_push_that_does_not_fit_is_counted_with_those_behind_it() {
     assert!(lost.len() == 1 && lost[0].contains("does not fit"), "{lost:?}");
     assert!(lost[0].contains("and 3 pushes of it"), "{lost:?}");
 }
+
+#[test]
+fn snapshots_in_the_place_of_a_long_log_remove_no_other() {
+    let folder = Folder::new();
+    let numbers = |world: &World| -> Vec<u64> {
+        let listed = Journal::generations(&folder.shard()).unwrap().into_iter();
+        assert!(world.journal.check().is_ok());
+        listed.map(|generation| generation.unwrap().summary().generation).collect()
+    };
+    let world = World::open(&folder.shard()).unwrap();
+    world.snapshot().unwrap();
+    for newest in 2..=5 {
+        world.push().unwrap();
+        world.journal.shorten(&world.shard).unwrap();
+        assert_eq!(numbers(&world), [newest, 1]);
+    }
+    // Two others push the last one out; the next one has none to replace.
+    world.snapshot().unwrap();
+    world.snapshot().unwrap();
+    assert_eq!(numbers(&world), [7, 6]);
+    world.push().unwrap();
+    world.journal.shorten(&world.shard).unwrap();
+    assert_eq!(numbers(&world), [8, 7]);
+    drop(world);
+    assert_eq!(World::open(&folder.shard()).unwrap().value(), 5.0);
+}

@@ -169,11 +169,11 @@ impl Control for ControlService {
             if logged && node.files.journal().is_none() {
                 node.files.check()?;
             }
+            let secret = secret::of_hello(&m.secret)?;
             if !m.renew && !node.sessions.is_live(m.client) {
                 peer.check_hello()?;
                 node.make_room_for_session(m.client);
             }
-            let secret = secret::of_hello(&m.secret)?;
             let greeting = Greeting { client: m.client, secret, name: &m.name, renew: m.renew, logged };
             let session = node.sessions.hello(&greeting, Instant::now())?;
             if session.changed {

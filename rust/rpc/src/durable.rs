@@ -17,6 +17,8 @@ use tokio::sync::oneshot;
 const SOONEST: Duration = Duration::from_millis(100);
 /// How soon a snapshot is tried again after it failed, or to close a hole in the log.
 const AGAIN: Duration = Duration::from_secs(1);
+/// The least time between two snapshots that only the length of the log asks for.
+const APART: Duration = Duration::from_secs(30);
 
 /// How often whoever waits for the log looks whether it is broken.
 const LOOK: Duration = Duration::from_millis(50);
@@ -167,15 +169,29 @@ impl Files {
 
     /// Writes a snapshot now: of a cut, if one is given, with what is to be called when it has begun.
     pub(crate) fn snapshot(&self, shard: &Shard, cut: Option<(Cut, &Begun<'_>)>) -> Result<Summary> {
+        self.write(shard, |journal| match cut {
+            None => journal.snapshot(shard),
+            Some((cut, begun)) => journal.snapshot_of_cut(shard, cut, begun),
+        })
+    }
+
+    /// Writes a snapshot now.
+    pub(crate) fn snapshot_now(&self, shard: &Shard) -> Result<Summary> {
+        self.snapshot(shard, None)
+    }
+
+    /// Writes a snapshot in the place of a long log.
+    pub(crate) fn shorten(&self, shard: &Shard) -> Result<Summary> {
+        self.write(shard, |journal| journal.shorten(shard))
+    }
+
+    fn write(&self, shard: &Shard, write: impl FnOnce(&Journal) -> Result<Summary>) -> Result<Summary> {
         let Some(Kept { journal, snapshots, .. }) = self.0.as_deref() else {
             return Err(Error::new(Kind::Precondition, "this server keeps no snapshots")
                 .expected("a server with --data-dir", "one without"));
         };
         let begin = Instant::now();
-        let made = match cut {
-            None => journal.snapshot(shard),
-            Some((cut, begun)) => journal.snapshot_of_cut(shard, cut, begun),
-        };
+        let made = write(journal);
         snapshots.count(made.as_ref().ok().map(|made| (made.generation, made.written)));
         let summary = made?;
         let shard = shard.index();
@@ -308,28 +324,32 @@ impl Snapshots {
 
 fn run(nodes: &[Arc<Node>], when: When, stopped: &Receiver<()>) {
     let every = when.every;
-    let mut due: Vec<_> = nodes.iter().map(|_| Instant::now() + every).collect();
+    let mut due: Vec<_> = nodes.iter().map(|_| (Instant::now() + every, Instant::now())).collect();
     // What a start had to repeat is looked at right behind it: a server that lives for moments gets on, too.
     let mut pause = Duration::ZERO;
     while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
         pause = AGAIN.min(every);
-        for (node, due) in nodes.iter().zip(&mut due) {
+        for (node, (due, may_shorten)) in nodes.iter().zip(&mut due) {
             let Some(journal) = node.files.journal() else { continue };
             let broken = journal.check();
             if let Err(error) = &broken {
                 tracing::error!(shard = node.index(), %error, "nothing is durable");
             }
-            if broken.is_ok() && Instant::now() < *due && !journal.is_overgrown(when.after) {
-                continue;
+            let now = Instant::now();
+            if broken.is_err() || now >= *due {
+                let taken = take(node, Files::snapshot_now);
+                *due = Instant::now() + if taken { every } else { AGAIN };
+            } else if now >= *may_shorten && journal.is_overgrown(when.after) {
+                take(node, Files::shorten);
+                *may_shorten = Instant::now() + APART;
             }
-            *due = Instant::now() + if take(node) { every } else { AGAIN };
         }
     }
 }
 
 /// Takes a snapshot; tells whether there is one.
-pub(crate) fn take(node: &Node) -> bool {
-    let taken = node.files.snapshot(&node.shard, None);
+pub(crate) fn take(node: &Node, how: impl FnOnce(&Files, &Shard) -> Result<Summary>) -> bool {
+    let taken = how(&node.files, &node.shard);
     if let Err(error) = &taken {
         tracing::error!(shard = node.index(), %error, "no snapshot");
     }

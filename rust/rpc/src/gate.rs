@@ -70,10 +70,11 @@ impl Gate {
 
     /// Lets everybody go on. False: they have gone on already, and the cut is void.
     pub(crate) fn open(&self, cut: u64) -> bool {
+        // Locked before the exchange, so that the next hold sees the new rest.
+        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
         let opened = self.cut.compare_exchange(cut, OPEN, Ordering::AcqRel, Ordering::Acquire);
         let was_closed = cut != OPEN && opened.is_ok();
         if was_closed {
-            let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
             let (now, closed) = (Instant::now(), times.closed.take());
             times.rest = closed.map(|closed| now + now.duration_since(closed));
             drop(times);

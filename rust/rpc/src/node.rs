@@ -166,9 +166,11 @@ impl Node {
         if self.sessions.is_live(client) {
             return;
         }
-        let idle = self.sessions.idle(Instant::now());
+        let now = Instant::now();
+        let idle = self.sessions.idle(now);
         let bare = idle.into_iter().find(|client| !self.owns(*client));
-        if let Some((client, (session, name))) = bare.and_then(|c| Some((c, self.sessions.give_way(c)?))) {
+        if let Some((client, (session, name))) = bare.and_then(|c| Some((c, self.sessions.give_way(c, now)?)))
+        {
             tracing::info!(shard = self.index(), session, name, "an idle session gives way to a new one");
             self.end_client(client);
         }

@@ -199,7 +199,7 @@ impl Queued {
 
     fn try_place(&self) -> Option<Place> {
         let mut table = self.openings.table();
-        if table.first_waits {
+        if table.first_waits && self.source != LOCAL {
             return None;
         }
         self.openings.try_enter(&mut table, self.source).ok()

@@ -197,7 +197,7 @@ impl Server {
         for node in &self.nodes {
             node.shard.end_waiting();
             let Some(journal) = node.files.journal() else { continue };
-            let taken = durable::take(node);
+            let taken = durable::take(node, durable::Files::snapshot_now);
             journal.close();
             if let (false, Err(error)) = (taken, journal.check()) {
                 let lost = format!("what this server holds is not on its disk: {}", error.message);

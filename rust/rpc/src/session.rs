@@ -71,7 +71,25 @@ struct Table {
     last_sweep: Option<Instant>,
 }
 
+impl Table {
+    /// Remembers that a client's session has ended.
+    fn end(&mut self, client: u64) {
+        self.ended.insert(client);
+        self.ended_order.push_back(client);
+        while self.ended_order.len() > MAX_ENDED {
+            if let Some(client) = self.ended_order.pop_front() {
+                self.ended.remove(&client);
+            }
+        }
+    }
+}
+
 impl Session {
+    /// Whether its client has been silent for half of its lease, which one that renews it never is.
+    fn is_idle(&self, lease: Duration, now: Instant) -> bool {
+        now.saturating_duration_since(self.last_seen) > lease / 2
+    }
+
     /// Fails unless the caller has shown the secret.
     fn check(&self, shown: Option<&SecretHash>) -> Result<()> {
         let why = "the call does not show the secret of the session that it names";
@@ -157,7 +175,7 @@ impl Sessions {
         while table.live.len() >= self.most && tries > 0 {
             let Some(client) = table.order.pop_front() else { break };
             let Some(session) = table.live.get(&client) else { continue };
-            if now.saturating_duration_since(session.last_seen) > self.lease / 2 {
+            if session.is_idle(self.lease, now) {
                 idle.push(client);
             }
             table.order.push_back(client);
@@ -166,11 +184,13 @@ impl Sessions {
         idle
     }
 
-    /// Ends the session of a client that owns nothing, for a new one. It may begin another under the same number, since
-    /// no slice has anything to forget. Gives its number and name.
-    pub(crate) fn give_way(&self, client: u64) -> Option<(u64, String)> {
+    /// Ends the session of a client that owns nothing, for a new one, unless the client has just shown a sign of life. As after
+    /// a lease, its incarnation never comes back. Gives its number and name.
+    pub(crate) fn give_way(&self, client: u64, now: Instant) -> Option<(u64, String)> {
         let mut table = self.table();
+        table.live.get(&client).filter(|session| session.is_idle(self.lease, now))?;
         let session = table.live.remove(&client)?;
+        table.end(client);
         table.gave_way += 1;
         Some((session.number, session.name))
     }
@@ -254,18 +274,12 @@ impl Sessions {
         };
         let ended: Vec<_> = table.live.extract_if(|_, session| over(session)).collect();
         for (client, _) in &ended {
-            table.ended.insert(*client);
-            table.ended_order.push_back(*client);
+            table.end(*client);
             table.expired += 1;
         }
         if table.order.len() > 2 * table.live.len() + LOOKED_AT {
             let Table { order, live, .. } = &mut *table;
             order.retain(|client| live.contains_key(client));
-        }
-        while table.ended_order.len() > MAX_ENDED {
-            if let Some(client) = table.ended_order.pop_front() {
-                table.ended.remove(&client);
-            }
         }
         ended.into_iter().map(|(client, session)| (client, session.number, session.name)).collect()
     }
@@ -363,13 +377,16 @@ mod tests {
         idle.sort_unstable();
         idle.dedup();
         assert_eq!(idle, [1, 3]);
-        assert_eq!(sessions.give_way(3), Some((3, String::new())));
+        assert_eq!(sessions.give_way(2, later), None, "it has shown a sign of life");
+        assert_eq!(sessions.give_way(3, later), Some((3, String::new())));
         assert!(sessions.idle(later).is_empty(), "there is room");
         hello(4, false, later).unwrap();
         assert_eq!(hello(3, true, later).unwrap_err().kind, Kind::Lease);
-        assert_eq!((sessions.counts(), sessions.give_way(3)), ([3, 0, 1], None));
-        sessions.give_way(1).unwrap();
-        hello(3, false, later).unwrap();
+        assert_eq!((sessions.counts(), sessions.give_way(3, later)), ([3, 0, 1], None));
+        sessions.give_way(1, later).unwrap();
+        // What a slice may have forgotten of it cannot be applied again.
+        assert_eq!(hello(3, false, later).unwrap_err().kind, Kind::Lease);
+        hello(5, false, later).unwrap();
     }
 
     #[test]
