@@ -250,7 +250,7 @@ class VersionsLost(FastpsError):  # noqa: N818
     If there is no next call, ``close`` gives a `RuntimeWarning`.
 
     Attributes:
-        lost: A `Lost` for each restart, tensor and shard. All ``own`` that a client is told of add up to
+        lost: A `Lost` for each restart, tensor and shard. The ``own`` of all that a client receives add up to
             ``stats()["client"]["pushes_lost"]``.
 
     >>> fastps.VersionsLost("", lost=[("w", 0, 3, 12, 9)]).lost

@@ -2,7 +2,7 @@
 
 Steps are dealt to lanes in turn: one for each client, for each shard's process and proxy, for hostile peers
 and for the auditor. A lane takes its own steps one after the other and waits for no other lane. What it
-does comes from a deck that has every kind of action and is shuffled anew when it is used up, so even a
+does comes from a deck that has every kind of action and is shuffled again when it is used up, so even a
 short run has them all.
 """
 

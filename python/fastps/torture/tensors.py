@@ -42,7 +42,7 @@ BOUND = ("bound0", "bound1")
 INT8 = ("int80", "int81")
 WORKERS = ("worker0", "worker1")
 PROBES = ("probe0", "probe1")
-"""For the run's own questions; nobody counts them."""
+"""For the run's own questions; their pushes are not counted."""
 BIG = "big"
 
 SHAPES: dict[str, tuple[int, ...]] = {

@@ -55,7 +55,7 @@ pub(crate) struct Origin {
 pub(crate) struct Author {
     /// Drawn at its start; 0: unknown.
     pub(crate) incarnation: u64,
-    /// Whose files it went on from; 0: nobody's that is known.
+    /// The server whose files it went on from; 0: unknown.
     pub(crate) predecessor: u64,
 }
 

@@ -182,7 +182,7 @@ mod tests {
         let second = Lock::take(&path).unwrap();
         let error = first.retake(|| Ok(())).unwrap_err();
         assert!(error.kind == Kind::Config && error.message.contains("another server"), "{error}");
-        // Whoever leaves takes nothing with it that is another's.
+        // A server that leaves removes nothing that belongs to another.
         first.release(|| panic!("the lock there is another's"));
         second.check().unwrap();
         drop(second);

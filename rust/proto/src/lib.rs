@@ -10,7 +10,7 @@ pub mod v1 {
     include!("generated/fastps.v1.rs");
 }
 
-/// All but what nobody else may know: the incarnation and the secret.
+/// Leaves out the incarnation and the secret, which only the client may know.
 impl std::fmt::Debug for v1::HelloRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { protocol_minor, client: _, name, renew, ack, secret: _ } = self;

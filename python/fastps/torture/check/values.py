@@ -72,7 +72,7 @@ def ledger(events: Sequence[Event]) -> Iterator[Violation]:
             least = {key: account.bounds_without_fates[0] for key, account in books.accounts.items()}
         for key, value in _own(event):
             low, high = books.accounts[key].bounds_without_fates
-            # With "applied" a loss that nobody told is the matter of another invariant.
+            # With "applied", another invariant checks for losses that no call reported.
             if value > high or (value < low and (logged or not crashed)):
                 yield Violation("ledger", step, f"{_what(key)}: {value:g}, not within {low:g} and {high:g}")
         for key, value in _all(event, books):

@@ -117,7 +117,7 @@ class Calls:
         return result
 
     def resolve(self, timeout: float) -> None:
-        """Asks what became of everything in doubt; keeps what nobody has told yet."""
+        """Asks what became of everything in doubt; keeps what is not known yet."""
         asked, self._open = self._open, []
         for number, doubt, part in asked:
             # The second question gets the same answer.

@@ -56,7 +56,7 @@ def _second(shard: Shard, witness: Witness, args: Args, step: int) -> None:
 
 
 def _remove_folder(shard: Shard, witness: Witness, args: Args, step: int) -> None:
-    """Removes the data directory under a server and makes it again; then nobody else may have it, either."""
+    """Removes the data directory under a server and makes it again; no other server may take it."""
     shutil.rmtree(shard.directory, ignore_errors=True)
     time.sleep(args["seconds"])
     shard.directory.mkdir(exist_ok=True)
