@@ -119,7 +119,7 @@ acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check a
 mutants: .venv/.test-$(PROFILE) ## Seed one fault at a time and check that the tests notice it
 	$(BIN)/python tests/mutants.py $(ARGS)
 
-torture: .venv/.test-release ## Servers and clients under faults, 10 seeds of 5 minutes, and write docs/reliability.md; options: make torture SEEDS="1 2" SECONDS=60
+torture: .venv/.test-release ## Servers and clients under faults, 10 seeds of 5 minutes, and write docs/internals/reliability.md; options: make torture SEEDS="1 2" SECONDS=60
 	$(BIN)/python tests/reliability.py --seeds $(or $(SEEDS),1 2 3 4 5 6 7 8 9 10) --seconds $(or $(SECONDS),300) --jobs $(or $(JOBS),1)
 
 soak: .venv/.test-$(PROFILE) ## A million random steps over every transport, with a watchdog; options: make soak ARGS="--steps 10000"

@@ -1,4 +1,4 @@
-"""Runs `fastps torture` on several seeds and writes its counts into docs/reliability.md (`make torture`)."""
+"""Runs `fastps torture` on several seeds; writes the counts to docs/internals/reliability.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parent.parent / "docs/reliability.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs/internals/reliability.md"
 BEGIN, END = "<!-- counts: written by make torture -->", "<!-- end of counts -->"
 
 

@@ -1,4 +1,4 @@
-"""The import rules of docs/architecture.md ("Who may import whom"), checked on the source as it is."""
+"""The import rules of docs/internals/architecture.md ("Who may import whom"), checked on the source."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def core_imports(path: Path) -> set[str]:
 
 def test_crates_depend_in_one_direction() -> None:
     crates = manifests()
-    assert set(crates) == set(CRATES), "a new crate needs a line in CRATES and in docs/architecture.md"
+    assert set(crates) == set(CRATES), "a new crate needs a line in CRATES and in the architecture page"
     for name, manifest in crates.items():
         own = dependencies(manifest) & set(CRATES)
         assert own <= CRATES[name], f"{name} must not depend on {sorted(own - CRATES[name])}"
@@ -125,7 +125,7 @@ def test_pyo3_is_in_the_python_crate_alone() -> None:
 def test_every_core_module_has_a_level() -> None:
     listed = set().union(*CORE_LEVELS)
     found = {core_module(p) for p in rust_files(CORE)} - {"lib"}
-    assert found == listed, "a new module needs a level here and in docs/architecture.md"
+    assert found == listed, "a new module needs a level here and in the architecture page"
 
 
 MODULES = [p for p in rust_files(CORE) if p.name != "lib.rs"]

@@ -25,7 +25,7 @@ import pytest
 import fastps
 
 ROOT = Path(__file__).resolve().parent.parent
-EXECUTED = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXECUTED = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [*EXECUTED, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "protos/README.md"]
 
 SET_UP = {"make demo", "make test"}
@@ -264,7 +264,7 @@ def test_make_targets_exist(page: Path) -> None:
     assert {first or second for first, second in commands} <= targets
 
 
-# docs/architecture.md names Rust's types as well.
+# docs/internals/architecture.md names Rust's types as well.
 @pytest.mark.parametrize("page", [p for p in EXECUTED if p.stem != "architecture"], ids=name)
 def test_named_exceptions_exist(page: Path) -> None:
     for exception in set(re.findall(r"\b[A-Z]\w+Error\b|\bPartialPush\b", page.read_text())):
@@ -273,7 +273,8 @@ def test_named_exceptions_exist(page: Path) -> None:
 
 def section(title: str) -> str:
     """Of the page for operators."""
-    return (ROOT / "docs/operations.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    page = (ROOT / "docs/how-to/operations.md").read_text()
+    return page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def test_documented_alarms_are_said() -> None:

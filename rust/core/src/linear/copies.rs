@@ -42,7 +42,7 @@ pub(super) struct Curvature {
 impl Curvature {
     /// From a sample of the examples. The squares of a feature alone leave out that features come together, so that a step
     /// for one is a step for the others, too; its products with the row's sum are right where all are learned in the same
-    /// direction. What is between them, nearer to the squares, was found by trial (docs/hogwild.md).
+    /// direction. What is between them, nearer to the squares, was found by trial (docs/how-to/hogwild.md).
     pub(super) fn of<R: Row>(
         examples: &Examples<'_>,
         columns: usize,
