@@ -132,7 +132,7 @@ fuzz: ## Feed each reader of files with random bytes; options: make fuzz SECONDS
 	CARGO_TARGET_DIR=$(TARGET)/fuzz .ci/fuzz $(or $(SECONDS),600)
 
 docs: .venv/.docs ## Build the documentation into target/site and the Rust reference into target/doc
-	$(BIN)/mkdocs build --quiet --strict --site-dir $(CARGO_TARGET_DIR)/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(CARGO_TARGET_DIR)/site
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --workspace --quiet
 
 dev: .venv/.made | tools ## Build and install in place (editable), with all that tests need
@@ -176,6 +176,7 @@ endef
 	$(MAKE) --no-print-directory $(TARGET)/wheel/$*/.built; wait $$extras
 	$(call install-wheel,test,$*)
 
-.venv/.docs: .venv/.made
-	$(PIP) install 'mkdocs>=1.6,<2'
+.venv/.docs: pyproject.toml .venv/.made
+	$(BIN)/python .ci/extras.py docs > .venv/docs.txt
+	$(PIP) install --requirement .venv/docs.txt
 	@touch $@

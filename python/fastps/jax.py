@@ -88,7 +88,11 @@ class Worker:
     Args:
         ps: `fastps.Store` or what `fastps.connect` returns.
         params: A pytree, for its structure and types; the values are pulled.
-        mode, codec, on_step, accumulate, rank: As for `fastps.Worker`.
+        mode: As for `fastps.Worker`.
+        codec: As for `fastps.Worker`.
+        on_step: As for `fastps.Worker`.
+        accumulate: As for `fastps.Worker`.
+        rank: As for `fastps.Worker`.
         prefix: Put before every name.
 
     Attributes:

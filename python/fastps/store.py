@@ -68,7 +68,9 @@ class Store(ParameterServer):
 
         Args:
             address: What `Store.address` gives in a process that has it open, and still lives.
-            threads, check_finite, memory_limit: As for `Store`; each process has its own.
+            threads: As for `Store`; each process has its own.
+            check_finite: As for `Store`; each process has its own.
+            memory_limit: As for `Store`; each process has its own.
 
         Raises:
             UnavailableError: That process is gone, is another user's, or has closed the store.

@@ -42,7 +42,10 @@ def save_distributed(
     no step yet is there with a state of 0 steps. Let nobody push meanwhile.
 
     Args:
-        ps, model, optimizer, prefix: As for `from_store`.
+        ps: As for `from_store`.
+        model: As for `from_store`.
+        optimizer: As for `from_store`.
+        prefix: As for `from_store`.
         path: Directory of the checkpoint.
         keys: Under which names the checkpoint has the model's and the optimizer's state.
 
@@ -82,7 +85,10 @@ def load_distributed(
     whose state the checkpoint has nothing was not trained yet.
 
     Args:
-        ps, model, optimizer, prefix: As for `to_store`.
+        ps: As for `to_store`.
+        model: As for `to_store`.
+        optimizer: As for `to_store`.
+        prefix: As for `to_store`.
         path: Directory of the checkpoint; whoever wrote it may have had any number of processes.
         keys: As for `save_distributed`.
 

@@ -66,7 +66,10 @@ def from_store(
     Where a tensor's slices have taken different numbers of steps, torch is told the largest.
 
     Args:
-        ps, model, optimizer, prefix: As for `to_store`.
+        ps: As for `to_store`.
+        model: As for `to_store`.
+        optimizer: As for `to_store`.
+        prefix: As for `to_store`.
 
     Raises:
         UnknownTensorError: A parameter is not in the store.
