@@ -4,13 +4,13 @@
 //! Each takes bytes as they are, and once more with their checksums made right, so that what lies behind these is
 //! reached, too. They panic where a reader does, or where it accepts what it should not.
 
-use crate::checksum::crc32c;
-use crate::copy::{self, Described, Fetched, Latest};
-use crate::directory::Directory;
+use crate::files::checksum::crc32c;
+use crate::files::directory::Directory;
 use crate::frame::{self, Content, HEADER, MARK};
-use crate::generation::{Generation, MANIFEST, Manifest, SLICES, STATE, VALUES, Written};
 use crate::journal::{Progress, Settings};
 use crate::recovery;
+use crate::snapshot::generation::{Generation, MANIFEST, Manifest, SLICES, STATE, VALUES, Written};
+use crate::tools::copy::{self, Described, Fetched, Latest};
 use fastps_core::isa::Isa;
 use fastps_core::shard::{Shard, ShardConfig};
 use std::path::{Path, PathBuf};

@@ -8,41 +8,27 @@
 //! of it (`source`) and write it anew, for another number of shards or for others. `copy`: snapshots that go to another place, and
 //! come back.
 
-mod ahead;
-mod blocks;
 mod catalog;
-pub mod checkpoint;
-mod checksum;
-pub mod copy;
-mod directory;
-mod export;
+mod files;
 mod frame;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-mod generation;
-mod growth;
-mod history;
-mod index;
 mod journal;
-mod lock;
 mod log;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod properties;
 mod recovery;
-mod reshape;
-mod safetensors;
-mod secret;
-mod segment;
 mod snapshot;
-mod source;
+mod tools;
 
+pub use catalog::secret::SecretHash;
 pub use catalog::{Catalog, Event, Holding, Member, Reservation, Stage};
-pub use directory::shard_folder;
-pub use export::{Exported, export};
-pub use generation::{Cut, Generation, Summary};
+pub use files::directory::shard_folder;
 pub use journal::{Journal, Settings};
 pub use recovery::Report;
-pub use reshape::{Restored, restore};
-pub use secret::SecretHash;
-pub use source::Reading;
+pub use snapshot::generation::{Cut, Generation, Summary};
+pub use tools::export::{Exported, export};
+pub use tools::reshape::{Restored, restore};
+pub use tools::source::Reading;
+pub use tools::{checkpoint, copy};

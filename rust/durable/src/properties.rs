@@ -1,12 +1,12 @@
 //! For any content: what is written is read again as it was, and bytes that are not as they were written are found, or
 //! change nothing.
 
+use crate::catalog::secret::SecretHash;
 use crate::catalog::{Catalog, Event, Member, Reservation, Stage};
 use crate::frame::{self, Author, Content, Origin, Piece, Place};
-use crate::generation::{Cut, Manifest, Written};
-use crate::safetensors::Layout;
-use crate::secret::SecretHash;
-use crate::segment::{self, End};
+use crate::log::segment::{self, End};
+use crate::snapshot::generation::{Cut, Manifest, Written};
+use crate::snapshot::safetensors::Layout;
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::frame::{Action, Applied, Base, Identity};

@@ -1,8 +1,8 @@
 //! A generation: one snapshot on disk. What it says is believed after every byte that is used was checked.
 
 use crate::catalog::Catalog;
-use crate::checksum::crc32c;
-use crate::directory::{failed, generation_in, generations_in};
+use crate::files::checksum::crc32c;
+use crate::files::directory::{failed, generation_in, generations_in};
 use crate::frame::{self, Author, Content, Origin, Piece, Place};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::Shard;
@@ -226,7 +226,7 @@ impl Generation {
         for (name, written) in &self.manifest.files {
             let path = self.path.join(name);
             let mut file = File::open(&path).map_err(|error| failed("read", &path, &error))?;
-            let mut summed = crate::checksum::Summed::new(std::io::sink());
+            let mut summed = crate::files::checksum::Summed::new(std::io::sink());
             let mut chunk = vec![0; CHUNK];
             loop {
                 let fail = |error| failed("read", &path, &error);

@@ -1,11 +1,11 @@
 //! All shards of a data directory in memory, as a start would make them. Nothing in the directory is changed.
 
+use crate::catalog::secret::SecretHash;
 use crate::catalog::{Catalog, Holding, Member, Stage};
-use crate::directory::{Directory, failed, shard_folder, shards_in};
-use crate::generation::Generation;
+use crate::files::directory::{Directory, failed, shard_folder, shards_in};
 use crate::journal::{Progress, Settings};
 use crate::recovery;
-use crate::secret::SecretHash;
+use crate::snapshot::generation::Generation;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;
 use fastps_core::mode::Mode;

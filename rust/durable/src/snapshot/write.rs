@@ -1,11 +1,11 @@
 //! Writing a snapshot: every slice at one version of its own, while pushes go on. It is there whole, or not at all.
 
 use crate::catalog::{Catalog, Reservation};
-use crate::checksum::{Summed, crc32c};
-use crate::directory::{Directory, failed, remove, sync_directory};
+use crate::files::checksum::{Summed, crc32c};
+use crate::files::directory::{Directory, failed, remove, sync_directory};
 use crate::frame::{self, Author, FORMAT, Origin, Piece, Place};
-use crate::generation::{Cut, Generation, MANIFEST, Manifest, SLICES, STATE, VALUES, Written};
-use crate::safetensors::Layout;
+use crate::snapshot::generation::{Cut, Generation, MANIFEST, Manifest, SLICES, STATE, VALUES, Written};
+use crate::snapshot::safetensors::Layout;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::{fail, reach};
 use fastps_core::slice::Slice;

@@ -2,14 +2,14 @@
 //! slice; of `hogwild` slices assignments alone.
 
 use crate::catalog::{Catalog, Event};
-use crate::directory::{Directory, failed};
+use crate::files::directory::{Directory, failed};
 use crate::frame::{self, Author, Origin};
-use crate::generation::{Cut, Generation, Summary};
-use crate::growth::Growth;
-use crate::history::{Lineage, Name, Used};
 use crate::log::Log;
+use crate::log::segment::Segment;
+use crate::recovery::growth::Growth;
+use crate::recovery::history::{Lineage, Name, Used};
 use crate::recovery::{self, Kept, Report};
-use crate::segment::Segment;
+use crate::snapshot::generation::{Cut, Generation, Summary};
 use crate::snapshot::{self, Subject};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::reach;

@@ -1,6 +1,6 @@
 //! The directory of one shard: the names in it, and what is removed whole or not at all.
 
-use crate::lock::{LOCK, Lock};
+use crate::files::lock::{LOCK, Lock};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::{fail, reach};
 use rustix::fs::FlockOperation;

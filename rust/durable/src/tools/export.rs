@@ -1,10 +1,10 @@
 //! One safetensors file of all that a data directory holds, for others to read: each tensor as a whole, under its name.
 
-use crate::directory::{UNFINISHED, failed, remove, sync_directory};
-use crate::reshape::parent;
-use crate::safetensors::Layout;
-use crate::snapshot::Output;
-use crate::source::{Reading, Source, Tensor};
+use crate::files::directory::{UNFINISHED, failed, remove, sync_directory};
+use crate::snapshot::safetensors::Layout;
+use crate::snapshot::write::Output;
+use crate::tools::reshape::parent;
+use crate::tools::source::{Reading, Source, Tensor};
 use fastps_core::error::{Error, Kind, Result};
 use std::path::Path;
 

@@ -4,9 +4,13 @@
 //! When a write or a sync fails, the file is given up for good. The log then has a hole, which a snapshot
 //! closes: until then nothing counts as durable.
 
+mod direct_io;
+mod read_ahead;
+pub(crate) mod segment;
+
 use crate::catalog::{Catalog, Event};
 use crate::frame;
-use crate::segment::{SHORT, Segment};
+use crate::log::segment::{SHORT, Segment};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
 use std::collections::VecDeque;
@@ -578,7 +582,7 @@ impl fmt::Debug for Log {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::directory::Directory;
+    use crate::files::directory::Directory;
     use crate::frame::{Author, Origin};
     use std::sync::mpsc::{Receiver, channel};
 

@@ -1,8 +1,11 @@
 //! What a shard is beside its slices: its sessions, which slices it holds and why, and on shard 0 the map. An [`Event`]
 //! changes it; the log keeps the events, a snapshot the catalog.
 
-use crate::index::Index;
-use crate::secret::SecretHash;
+mod index;
+pub(crate) mod secret;
+
+use crate::catalog::index::Index;
+use crate::catalog::secret::SecretHash;
 use fastps_core::mode::{Mode, Seat};
 use fastps_core::tensor::TensorSpec;
 use serde::{Deserialize, Serialize};

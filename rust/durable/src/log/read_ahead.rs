@@ -1,8 +1,8 @@
 //! Reading a segment of the log: a thread reads the next ones and compares their checksums, while those before are used.
 
-use crate::directory::{failed, open_segment};
+use crate::files::directory::{failed, open_segment};
 use crate::frame::{self, HEADER, Header};
-use crate::generation::Unusable;
+use crate::snapshot::generation::Unusable;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::ops::ControlFlow;
@@ -122,7 +122,7 @@ mod tests {
 
     /// What is read of a file with these bytes, until so many frames were seen.
     fn read_back(name: &str, bytes: &[u8], enough: usize) -> Vec<u8> {
-        let path = std::env::temp_dir().join(format!("fastps-ahead-{}-{name}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("fastps-read-ahead-{}-{name}", std::process::id()));
         std::fs::write(&path, bytes).unwrap();
         let (mut read, mut seen) = (Vec::new(), 0);
         let done = super::read(&path, |batch| {

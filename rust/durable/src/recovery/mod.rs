@@ -1,13 +1,16 @@
 //! A start: the newest whole generation, and the records behind it.
 
+pub(crate) mod growth;
+pub(crate) mod history;
+
 use crate::catalog::{Catalog, Event};
-use crate::directory::Directory;
+use crate::files::directory::Directory;
 use crate::frame::{Content, Origin};
-use crate::generation::{Generation, Manifest, Unusable};
-use crate::growth::Growth;
-use crate::history::{self, History, Name, Used};
 use crate::journal::{Progress, Settings};
-use crate::segment::{self, Beginning, End};
+use crate::log::segment::{self, Beginning, End};
+use crate::recovery::growth::Growth;
+use crate::recovery::history::{History, Name, Used};
+use crate::snapshot::generation::{Generation, Manifest, Unusable};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::reach;
 use fastps_core::identity::Remembered;

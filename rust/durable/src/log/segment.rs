@@ -1,12 +1,12 @@
 //! A segment of the log: one file of frames. Its last frames may be torn, where the machine or the process ended while
 //! they were written; anything else that is not as it was written is damage.
 
-use crate::ahead;
-use crate::blocks::Blocks;
-use crate::directory::{Directory, failed, sync_directory};
+use crate::files::directory::{Directory, failed, sync_directory};
+use crate::files::lock::Lock;
 use crate::frame::{self, Author, Content, Origin};
-use crate::generation::Unusable;
-use crate::lock::Lock;
+use crate::log::direct_io::Blocks;
+use crate::log::read_ahead;
+use crate::snapshot::generation::Unusable;
 use fastps_core::error::Result;
 use fastps_core::failpoint::{self, cut, fail, reach};
 use std::fs::{File, OpenOptions};
@@ -319,7 +319,7 @@ pub(crate) fn read(
 ) -> Result<(Origin, End), Unusable> {
     let fail = |error: std::io::Error| Unusable::Failed(failed("read", path, &error));
     let mut reading = Reading { path, number, origin, begun: None, at: 0, next: None };
-    ahead::read(path, |frames| reading.take(frames, &mut each))?;
+    read_ahead::read(path, |frames| reading.take(frames, &mut each))?;
     let Reading { begun, at, next, .. } = reading;
     // The first frame was durable before anything else was done.
     let Some(origin) = begun else { return reading.damaged("is damaged: it does not begin as a segment") };

@@ -1,16 +1,16 @@
 //! What a copy of snapshots in another place needs of a shard's directory, and a data directory made of such a copy. How
 //! bytes get there is not known here.
 
-use crate::checksum::crc32c;
-use crate::directory::{
+use crate::files::checksum::crc32c;
+use crate::files::directory::{
     Directory, failed, generation_in, generations_in, remove, shard_folder, sync_directory,
 };
 use crate::frame::{Author, check_format};
-use crate::generation::{Cut, FILES, Generation, MANIFEST, Manifest};
+use crate::log::segment::Segment;
 use crate::recovery::random;
-use crate::reshape::{begin, parent};
-use crate::segment::Segment;
-use crate::snapshot::Output;
+use crate::snapshot::generation::{Cut, FILES, Generation, MANIFEST, Manifest};
+use crate::snapshot::write::Output;
+use crate::tools::reshape::{begin, parent};
 use fastps_core::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -235,7 +235,7 @@ impl Drop for Locked {
 
 /// The shards that a data directory has.
 pub fn shards(data_dir: &Path) -> Result<Vec<u32>> {
-    crate::directory::shards_in(data_dir)
+    crate::files::directory::shards_in(data_dir)
 }
 
 /// The folders that were made elsewhere of a directory's snapshots, or that it was made of.

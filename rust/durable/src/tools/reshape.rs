@@ -1,12 +1,12 @@
 //! A data directory made anew, for any number of shards: every slice goes to a shard by load, and stays what it was.
 
 use crate::catalog::{Catalog, Holding, Reservation, Stage};
-use crate::directory::{Directory, UNFINISHED, failed, remove, shard_folder, sync_directory};
+use crate::files::directory::{Directory, UNFINISHED, failed, remove, shard_folder, sync_directory};
 use crate::frame::{Author, Origin};
+use crate::log::segment::Segment;
 use crate::recovery::random;
-use crate::segment::Segment;
 use crate::snapshot::{self, Subject};
-use crate::source::{Reading, Source};
+use crate::tools::source::{Reading, Source};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::placement::Load;
 use fastps_core::slice::Slice;

@@ -1,11 +1,11 @@
 //! What lies in a data directory, and whether it is whole. Takes no lock and changes nothing: a server may be at work
 //! there.
 
-use crate::directory::{DAMAGED, Directory, failed, shard_folder, shards_in};
-use crate::generation::{Cut, Generation};
-use crate::history::History;
+use crate::files::directory::{DAMAGED, Directory, failed, shard_folder, shards_in};
 use crate::journal::Settings;
 use crate::recovery;
+use crate::recovery::history::History;
+use crate::snapshot::generation::{Cut, Generation};
 use fastps_core::error::{Error, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};

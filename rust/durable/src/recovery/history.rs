@@ -1,10 +1,10 @@
 //! Which servers wrote the files of a directory. Each names the one whose files it went on from, so one history is a chain; two
 //! servers that wrote there at once, or files that were mixed, make two.
 
-use crate::directory::Directory;
+use crate::files::directory::Directory;
 use crate::frame::{Author, Origin};
-use crate::generation::{Generation, Manifest};
-use crate::segment::{self, Beginning};
+use crate::log::segment::{self, Beginning};
+use crate::snapshot::generation::{Generation, Manifest};
 use fastps_core::error::{Error, Kind, Result};
 use std::collections::{BTreeMap, BTreeSet};
 

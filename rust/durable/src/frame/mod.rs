@@ -1,7 +1,7 @@
 //! Frames: how one thing lies in a log or in a list of slices. A mark, a length, a checksum, and what they are about.
 
 use crate::catalog::Event;
-use crate::checksum::crc32c;
+use crate::files::checksum::crc32c;
 use fastps_core::codec::CodecId;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::{Action, Applied, Base, Identity};
