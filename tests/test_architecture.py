@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import tomllib
 from collections.abc import Iterator
@@ -218,3 +219,21 @@ def test_the_extension_module_is_private() -> None:
     for folder in ("python/fastps/demo", "python/fastps/torture", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
             assert "_fastps" not in path.read_text(), path.relative_to(ROOT)
+
+
+def test_folders_of_the_durable_crate_form_no_circle() -> None:
+    root = ROOT / "rust/durable/src"
+    folders = {path.name for path in root.iterdir() if path.is_dir()}
+    imports: dict[str, set[str]] = {folder: set() for folder in folders}
+    for path in rust_files(root):
+        folder = path.relative_to(root).parts[0]
+        if folder in folders:
+            source = without_comments_and_strings(path.read_text())
+            imports[folder] |= set(re.findall(r"\bcrate::(\w+)", source)) & folders - {folder}
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"folders import each other: {error.args[1]}")
+    for folder in folders:
+        files = [path for path in (root / folder).iterdir() if path.is_file()]
+        assert len(files) <= 15, f"{folder} has {len(files)} files"

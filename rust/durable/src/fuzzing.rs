@@ -6,10 +6,11 @@
 
 use crate::files::checksum::crc32c;
 use crate::files::directory::Directory;
+use crate::files::output::Written;
 use crate::frame::{self, Content, HEADER, MARK};
-use crate::journal::{Progress, Settings};
-use crate::recovery;
-use crate::snapshot::generation::{Generation, MANIFEST, Manifest, SLICES, STATE, VALUES, Written};
+use crate::recovery::{self, Progress, Settings};
+use crate::snapshot::generation::Generation;
+use crate::snapshot::manifest::{MANIFEST, Manifest, SLICES, STATE, VALUES};
 use crate::tools::copy::{self, Described, Fetched, Latest};
 use fastps_core::isa::Isa;
 use fastps_core::shard::{Shard, ShardConfig};

@@ -1,12 +1,16 @@
-//! What a shard keeps on disk, and how it becomes itself again: snapshots of its slices, and a log of every change since.
+//! Durable storage of one shard: snapshots of its slices, and a log of every change since. `README.md` describes the bytes.
 //!
-//! One push: `fastps_core::record` -> [`Journal`] (a sink) -> `log` (a queue and a thread that writes it, many records
-//! at a time) -> `segment` (a file). A start: `recovery` loads the newest whole `generation` and repeats the
-//! records behind it. The bytes are described in `README.md`.
+//! A push: `fastps_core::record` -> [`Journal`] (a sink) -> `log::queue` -> `log::writer` (a thread that writes many records at a
+//! time) -> `log::segment` (a file). A start: `recovery` loads the newest whole snapshot and replays the log behind it.
 //!
-//! Without a server: `checkpoint` tells what a data directory has, and whether it is whole; `reshape` and `export` read all
-//! of it (`source`) and write it anew, for another number of shards or for others. `copy`: snapshots that go to another place, and
-//! come back.
+//! - `files`: the directory of a shard: names, lock, checksummed output
+//! - `catalog`: what a shard knows beside its slices
+//! - `frame`: how records, events and slices are encoded
+//! - `log`: writing and reading segments
+//! - `snapshot`: writing and reading snapshots
+//! - `recovery`: from files to a shard
+//! - `journal`: the files of a running shard
+//! - `tools`: data directories without a server
 
 mod catalog;
 mod files;
@@ -24,10 +28,11 @@ mod tools;
 
 pub use catalog::secret::SecretHash;
 pub use catalog::{Catalog, Event, Holding, Member, Reservation, Stage};
-pub use files::directory::shard_folder;
-pub use journal::{Journal, Settings};
-pub use recovery::Report;
-pub use snapshot::generation::{Cut, Generation, Summary};
+pub use files::names::shard_folder;
+pub use journal::Journal;
+pub use recovery::{Report, Settings};
+pub use snapshot::generation::{Generation, Summary};
+pub use snapshot::manifest::Cut;
 pub use tools::export::{Exported, export};
 pub use tools::reshape::{Restored, restore};
 pub use tools::source::Reading;

@@ -3,9 +3,10 @@
 
 use crate::catalog::secret::SecretHash;
 use crate::catalog::{Catalog, Event, Member, Reservation, Stage};
-use crate::frame::{self, Author, Content, Origin, Piece, Place};
-use crate::log::segment::{self, End};
-use crate::snapshot::generation::{Cut, Manifest, Written};
+use crate::files::output::{Place, Written};
+use crate::frame::{self, Author, Content, Origin, Piece};
+use crate::log::read::{self, End};
+use crate::snapshot::manifest::{Cut, Manifest};
 use crate::snapshot::safetensors::Layout;
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
@@ -292,7 +293,7 @@ fn read_back(bytes: &[u8]) -> (Vec<String>, Result<End, String>) {
     ));
     std::fs::write(&path, bytes).unwrap();
     let mut said = Vec::new();
-    let end = segment::read(&path, 4, Some(ORIGIN), |_, content| {
+    let end = read::read(&path, 4, Some(ORIGIN), |_, content| {
         said.push(format!("{content:?}"));
         Ok(())
     });

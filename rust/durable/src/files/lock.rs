@@ -1,7 +1,7 @@
 //! The lock of a shard's folder. It lies on a file in the folder: once the folder is removed and made again, the lock holds
 //! nothing, and must be taken again before anything is written there.
 
-use crate::files::directory::failed;
+use crate::files::io::failed;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
 use rustix::fs::FlockOperation;

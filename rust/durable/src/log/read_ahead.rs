@@ -1,8 +1,9 @@
 //! Reading a segment of the log: a thread reads the next ones and compares their checksums, while those before are used.
 
-use crate::files::directory::{failed, open_segment};
+use crate::files::damage::Unusable;
+use crate::files::io::failed;
+use crate::files::removal::open_segment;
 use crate::frame::{self, HEADER, Header};
-use crate::snapshot::generation::Unusable;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::ops::ControlFlow;

@@ -3,8 +3,9 @@
 
 use crate::files::directory::Directory;
 use crate::frame::{Author, Origin};
-use crate::log::segment::{self, Beginning};
-use crate::snapshot::generation::{Generation, Manifest};
+use crate::log::read::{Beginning, beginning};
+use crate::snapshot::generation::Generation;
+use crate::snapshot::manifest::Manifest;
 use fastps_core::error::{Error, Kind, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -210,7 +211,7 @@ impl Lineage {
 /// What a segment says; `None`: nothing that can be believed.
 fn mark_of(directory: &Directory, number: u64) -> Result<Option<Mark>> {
     let path = directory.segment(number);
-    let begun = match segment::beginning(&path) {
+    let begun = match beginning(&path) {
         // A server removes it.
         Err(_) if !path.exists() => return Ok(None),
         begun => begun?,

@@ -1,11 +1,13 @@
 //! What lies in a data directory, and whether it is whole. Takes no lock and changes nothing: a server may be at work
 //! there.
 
-use crate::files::directory::{DAMAGED, Directory, failed, shard_folder, shards_in};
-use crate::journal::Settings;
-use crate::recovery;
+use crate::files::directory::Directory;
+use crate::files::io::failed;
+use crate::files::names::{DAMAGED, shard_folder, shards_in};
 use crate::recovery::history::History;
-use crate::snapshot::generation::{Cut, Generation};
+use crate::recovery::{self, Settings};
+use crate::snapshot::generation::{self, Generation};
+use crate::snapshot::manifest::Cut;
 use fastps_core::error::{Error, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -92,7 +94,7 @@ fn glance(path: &Path, number: u64) -> Snapshot {
     let whole = Generation::open(path, number).and_then(|generation| {
         let (versions, steps) = generation.changes()?;
         let summary = generation.summary();
-        let crate::Summary { written, bytes, slices, .. } = summary;
+        let generation::Summary { written, bytes, slices, .. } = summary;
         let cut = generation.manifest.cut.clone();
         Ok(Snapshot { number, problem: None, written, bytes, slices, versions, steps, cut })
     });

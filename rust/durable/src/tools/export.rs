@@ -1,10 +1,12 @@
 //! One safetensors file of all that a data directory holds, for others to read: each tensor as a whole, under its name.
 
-use crate::files::directory::{UNFINISHED, failed, remove, sync_directory};
+use crate::files::io::{failed, sync_directory};
+use crate::files::names::UNFINISHED;
+use crate::files::output::Output;
+use crate::files::removal::remove;
 use crate::snapshot::safetensors::Layout;
-use crate::snapshot::write::Output;
-use crate::tools::reshape::parent;
 use crate::tools::source::{Reading, Source, Tensor};
+use crate::tools::target::parent;
 use fastps_core::error::{Error, Kind, Result};
 use std::path::Path;
 

@@ -5,3 +5,4 @@ pub mod copy;
 pub(crate) mod export;
 pub(crate) mod reshape;
 pub(crate) mod source;
+mod target;

@@ -1,12 +1,15 @@
 //! A data directory made anew, for any number of shards: every slice goes to a shard by load, and stays what it was.
 
 use crate::catalog::{Catalog, Holding, Reservation, Stage};
-use crate::files::directory::{Directory, UNFINISHED, failed, remove, shard_folder, sync_directory};
-use crate::frame::{Author, Origin};
+use crate::files::directory::Directory;
+use crate::files::io::{failed, sync_directory};
+use crate::files::names::shard_folder;
+use crate::files::removal::remove;
+use crate::frame::{Author, Origin, random};
 use crate::log::segment::Segment;
-use crate::recovery::random;
 use crate::snapshot::{self, Subject};
 use crate::tools::source::{Reading, Source};
+use crate::tools::target::{begin, parent};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::placement::Load;
 use fastps_core::slice::Slice;
@@ -14,7 +17,7 @@ use fastps_core::tensor::SliceId;
 use std::collections::HashMap;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Most shards of a cluster.
@@ -55,33 +58,6 @@ pub fn restore(source: &Path, target: &Path, shards: u32, reading: Reading) -> R
         let _ = remove(&unfinished);
     }
     written
-}
-
-/// Where the target is written before it has its name. The target must be new, or an empty folder.
-pub(crate) fn begin(target: &Path) -> Result<PathBuf> {
-    let taken = |path: &Path, what: &str| {
-        Err(Error::new(Kind::Config, format!("{} {what}", path.display()))
-            .expected("a new directory", path.display()))
-    };
-    match std::fs::read_dir(target).map(Iterator::count) {
-        Ok(0) => {}
-        Ok(_) => return taken(target, "is not empty"),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        Err(error) => return Err(failed("read", target, &error)),
-    }
-    let Some(name) = target.file_name() else { return taken(target, "is no name for a directory") };
-    let mut name = name.to_owned();
-    name.push(UNFINISHED);
-    let unfinished = target.with_file_name(name);
-    if unfinished.exists() {
-        return taken(&unfinished, "is there, perhaps of a restore that was ended: remove it");
-    }
-    Ok(unfinished)
-}
-
-/// The folder that a path lies in.
-pub(crate) fn parent(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 fn write(source: &Source, folder: &Path, shards: u32) -> Result<Restored> {

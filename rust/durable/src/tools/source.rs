@@ -2,9 +2,10 @@
 
 use crate::catalog::secret::SecretHash;
 use crate::catalog::{Catalog, Holding, Member, Stage};
-use crate::files::directory::{Directory, failed, shard_folder, shards_in};
-use crate::journal::{Progress, Settings};
-use crate::recovery;
+use crate::files::directory::Directory;
+use crate::files::io::failed;
+use crate::files::names::{shard_folder, shards_in};
+use crate::recovery::{self, Progress, Settings};
 use crate::snapshot::generation::Generation;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::isa::Isa;

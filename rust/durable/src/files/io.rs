@@ -1,0 +1,26 @@
+//! Errors of files that say what was to be done, and names that are made durable.
+
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::failpoint::fail;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::path::Path;
+
+/// An error about a file, with what was to be done.
+pub(crate) fn failed(what: &str, path: &Path, error: &std::io::Error) -> Error {
+    let kind = match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Kind::Unavailable,
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem | ErrorKind::NotADirectory => {
+            Kind::Config
+        }
+        _ => Kind::Internal,
+    };
+    Error::new(kind, format!("cannot {what} {}: {error}", path.display()))
+}
+
+/// Makes the names in a directory durable.
+pub(crate) fn sync_directory(path: &Path) -> Result<()> {
+    let opened = fail("directory_sync").and_then(|()| File::open(path));
+    let synced = opened.and_then(|directory| directory.sync_all());
+    synced.map_err(|error| failed("sync", path, &error))
+}

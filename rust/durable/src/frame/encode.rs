@@ -1,0 +1,119 @@
+//! Appending frames.
+
+use crate::catalog::Event;
+use crate::frame::content::{
+    DURABLE, END, EVENT, FENCE, HAS_BASE, HAS_OWN, HAS_ROWS, HOGWILD, ONCE, PUSH, Piece, SEGMENT, SHARED,
+    SLICE, UNKNOWN,
+};
+use crate::frame::origin::{Author, Origin};
+use crate::frame::{FORMAT, frame};
+use fastps_core::frame::{Action, Base, Identity};
+use fastps_core::identity::Remembered;
+use fastps_core::record::Record;
+use fastps_core::rows::Indices;
+use fastps_core::tensor::{Apply, SliceId};
+
+fn put(to: &mut Vec<u8>, numbers: &[u64]) {
+    for number in numbers {
+        to.extend_from_slice(&number.to_le_bytes());
+    }
+}
+
+pub(crate) fn segment(to: &mut Vec<u8>, number: u64, after_hole: bool, origin: Origin, author: Author) {
+    frame(to, |to| {
+        to.push(SEGMENT);
+        to.extend_from_slice(&FORMAT.to_le_bytes());
+        put(to, &[number, origin.id, u64::from(origin.shard), u64::from(origin.shards)]);
+        to.push(u8::from(after_hole));
+        put(to, &[author.incarnation, author.predecessor]);
+    });
+}
+
+pub(crate) fn push(to: &mut Vec<u8>, record: &Record<'_>) -> bool {
+    let (action, step) = match record.action {
+        Action::Gradient => (0, 0),
+        Action::Assign => (1, 0),
+        Action::AssignState { step } => (2, step),
+    };
+    let base = record.base.unwrap_or(Base { version: 0, own: None });
+    let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+    let flags = flag(record.indices.is_some(), HAS_ROWS)
+        | flag(record.base.is_some(), HAS_BASE)
+        | flag(base.own.is_some(), HAS_OWN)
+        | flag(record.once, ONCE)
+        | flag(record.apply == Apply::Hogwild, HOGWILD)
+        | flag(!record.shared_by.is_empty(), SHARED);
+    let rows = record.indices.map_or(&[][..], Indices::bytes);
+    frame(to, |to| {
+        to.extend_from_slice(&[PUSH, action, record.codec as u8, flags]);
+        let Identity { client, sequence } = record.identity;
+        let own = base.own.unwrap_or(0);
+        put(to, &[record.slice.0, record.version, client, sequence, step, base.version, own]);
+        put(to, &[record.lr.to_bits(), record.momentum.to_bits()]);
+        to.extend_from_slice(&record.scale.to_bits().to_le_bytes());
+        to.extend_from_slice(&(rows.len() as u32).to_le_bytes());
+        to.extend_from_slice(rows);
+        if !record.shared_by.is_empty() {
+            let identities = record.shared_by.bytes();
+            to.extend_from_slice(&(identities.len() as u32).to_le_bytes());
+            to.extend_from_slice(identities);
+        }
+        to.extend_from_slice(record.body);
+    })
+}
+
+pub(crate) fn fence(to: &mut Vec<u8>, slice: SliceId, identity: Identity) {
+    frame(to, |to| {
+        to.push(FENCE);
+        put(to, &[slice.0, identity.client, identity.sequence]);
+    });
+}
+
+pub(crate) fn event(to: &mut Vec<u8>, event: &Event) -> bool {
+    let Ok(json) = serde_json::to_vec(event) else { return false };
+    frame(to, |to| {
+        to.push(EVENT);
+        to.extend_from_slice(&json);
+    })
+}
+
+pub(crate) fn durable(to: &mut Vec<u8>, offset: u64) {
+    frame(to, |to| {
+        to.push(DURABLE);
+        put(to, &[offset]);
+    });
+}
+
+pub(crate) fn end(to: &mut Vec<u8>, next: u64) {
+    frame(to, |to| {
+        to.push(END);
+        put(to, &[next]);
+    });
+}
+
+pub(crate) fn slice(to: &mut Vec<u8>, piece: &Piece) -> bool {
+    let Piece { slice, values, state, standing } = piece;
+    frame(to, |to| {
+        to.push(SLICE);
+        put(to, &[*slice, standing.version, standing.step, standing.assigns]);
+        for place in [values, state] {
+            put(to, &[place.offset, place.bytes, u64::from(place.crc32c)]);
+        }
+        put(to, &[standing.clients.len() as u64]);
+        for Remembered { client, own, assigned: _, forgotten, outcomes } in &standing.clients {
+            put(to, &[*client, *own, *forgotten, outcomes.len() as u64]);
+            for (sequence, applied) in outcomes {
+                to.push(u8::from(applied.is_some()));
+                put(to, &[*sequence]);
+                if let Some(applied) = applied {
+                    put(to, &[applied.version, applied.own, applied.staleness.unwrap_or(UNKNOWN)]);
+                    to.extend_from_slice(&applied.scale.to_bits().to_le_bytes());
+                }
+            }
+        }
+        let assigned = || standing.clients.iter().map(|remembered| remembered.assigned);
+        if assigned().any(|count| count > 0) {
+            assigned().for_each(|count| put(to, &[count]));
+        }
+    })
+}

@@ -1,0 +1,102 @@
+//! Looking for whole frames among bytes of any kind: what is torn, and what lies behind damage.
+
+use crate::files::io::failed;
+use crate::frame::{self, Content};
+use crate::log::segment::AHEAD;
+use fastps_core::error::Result;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::Path;
+
+/// What is read at a time, in bytes.
+const BUFFER: usize = 64 << 10;
+
+/// The next whole frame's content; its size. `left`: bytes that the file still has.
+pub(super) fn next(file: &mut impl Read, left: u64, content: &mut Vec<u8>) -> std::io::Result<Option<u64>> {
+    if left < frame::HEADER as u64 {
+        return Ok(None);
+    }
+    let mut header = [0; frame::HEADER];
+    file.read_exact(&mut header)?;
+    let fits = |header: &frame::Header| header.length as u64 <= left - frame::HEADER as u64;
+    let Some(header) = frame::Header::read(&header).filter(fits) else { return Ok(None) };
+    content.resize(header.length, 0);
+    file.read_exact(content)?;
+    Ok(header.fits(content).then_some((frame::HEADER + header.length) as u64))
+}
+
+/// How many bytes from `at` on are no whole frame. Those are not that a server writes meanwhile, or wrote ahead: zeros.
+pub(super) fn torn_bytes(path: &Path, at: u64) -> std::io::Result<u64> {
+    let mut file = File::open(path)?;
+    let behind = file.metadata()?.len().saturating_sub(at);
+    file.seek(SeekFrom::Start(at))?;
+    if next(&mut file, behind, &mut Vec::new())?.is_some() {
+        return Ok(0);
+    }
+    file.seek(SeekFrom::Start(at))?;
+    let mut file = BufReader::with_capacity(BUFFER, file.take(behind));
+    let (mut read, mut written) = (0, 0);
+    loop {
+        let part = file.fill_buf()?;
+        if part.is_empty() {
+            return Ok(if written == 0 && behind > AHEAD { behind } else { written });
+        }
+        if let Some(last) = part.iter().rposition(|byte| *byte != 0) {
+            written = read + last as u64 + 1;
+        }
+        let n = part.len();
+        read += n as u64;
+        file.consume(n);
+    }
+}
+
+/// Whether bytes from `at` on were durable: a whole frame behind them says so, or ends the segment.
+pub(super) fn was_durable(path: &Path, at: u64) -> std::io::Result<bool> {
+    let file = File::open(path)?;
+    let (mut from, end, mut content) = (at, file.metadata()?.len(), Vec::new());
+    let mut file = BufReader::new(file);
+    while let Some(mark) = next_mark(&mut file, from, end)? {
+        file.seek(SeekFrom::Start(mark))?;
+        let Some(size) = next(&mut file, end - mark, &mut content)? else {
+            from = mark + 1;
+            continue;
+        };
+        match frame::read(&content) {
+            Some(Content::Durable(offset)) if offset > at => return Ok(true),
+            Some(Content::End(_)) => return Ok(true),
+            _ => from = mark + size,
+        }
+    }
+    Ok(false)
+}
+
+/// How many pushes can be read from a byte on, whatever lies between them.
+pub(crate) fn count_pushes(path: &Path, at: u64) -> Result<u64> {
+    let count = || {
+        let file = File::open(path)?;
+        let (mut from, end, mut content, mut pushes) = (at, file.metadata()?.len(), Vec::new(), 0);
+        let mut file = BufReader::new(file);
+        while let Some(mark) = next_mark(&mut file, from, end)? {
+            file.seek(SeekFrom::Start(mark))?;
+            let size = next(&mut file, end - mark, &mut content)?;
+            pushes += u64::from(size.is_some() && matches!(frame::read(&content), Some(Content::Push(_))));
+            from = mark + size.unwrap_or(1);
+        }
+        Ok(pushes)
+    };
+    count().map_err(|error: std::io::Error| failed("read", path, &error))
+}
+
+/// Where the next mark of a frame lies.
+pub(super) fn next_mark(file: &mut BufReader<File>, from: u64, end: u64) -> std::io::Result<Option<u64>> {
+    file.seek(SeekFrom::Start(from))?;
+    let mut four = [0; frame::MARK.len()];
+    for (at, byte) in (from..end).zip(file.bytes()) {
+        four.rotate_left(1);
+        four[3] = byte?;
+        if four == frame::MARK {
+            return Ok(Some(at + 1 - frame::MARK.len() as u64));
+        }
+    }
+    Ok(None)
+}

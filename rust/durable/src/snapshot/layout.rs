@@ -1,0 +1,45 @@
+//! Where each slice lies in the files of a snapshot.
+
+use crate::catalog::{Catalog, Reservation};
+use crate::snapshot::safetensors::Layout;
+
+/// The slices in the order in which they are written: tensor by tensor, each in its own order.
+pub(super) fn in_order(catalog: &Catalog) -> Vec<(u64, usize, &Reservation)> {
+    let mut slices: Vec<_> = catalog.slices().collect();
+    slices.sort_by(|a, b| (&a.2.spec.name, a.1, a.0).cmp(&(&b.2.spec.name, b.1, b.0)));
+    slices
+}
+
+/// Lays out both files: a tensor that is here as a whole under its name and in its shape; of others each run of slices
+/// by itself, flat, as `name[first:end]`. State has the name of its slot behind that of its tensor.
+pub(super) fn layout(slices: &[(u64, usize, &Reservation)]) -> (Layout, Layout) {
+    let (mut values, mut state) = (Layout::default(), Layout::default());
+    for run in slices.chunk_by(|a, b| std::ptr::eq(a.2, b.2) && a.1 + 1 == b.1) {
+        let (Some((_, first, reservation)), Some((_, last, _))) = (run.first(), run.last()) else { continue };
+        let spec = &reservation.spec;
+        let elements = spec.slice_range(*first).start..spec.slice_range(*last).end;
+        let (name, shape) = if run.len() == spec.slice_count() {
+            (spec.name.to_string(), spec.shape.clone())
+        } else {
+            let name = format!("{}[{}:{}]", spec.name, elements.start, elements.end);
+            (name, vec![elements.len() as u64])
+        };
+        let bytes = (spec.dtype.size() * elements.len()) as u64;
+        values.add(name.clone(), shape, bytes);
+        // The slots of a slice lie one after the other, so those of several slices are interleaved.
+        for (_, k, _) in run {
+            let slice = spec.slice_range(*k);
+            for slot in spec.optimizer.slots() {
+                let whole = run.len() == 1 && spec.slice_count() == 1;
+                let (name, shape) = if whole {
+                    (format!("{}.{slot}", spec.name), spec.shape.clone())
+                } else {
+                    let name = format!("{}.{slot}[{}:{}]", spec.name, slice.start, slice.end);
+                    (name, vec![slice.len() as u64])
+                };
+                state.add(name, shape, (spec.dtype.size() * slice.len()) as u64);
+            }
+        }
+    }
+    (values, state)
+}
