@@ -14,7 +14,7 @@ CARGO := env -u MAKEFLAGS cargo
 PIP := env -u MAKEFLAGS $(BIN)/python -m pip --quiet --disable-pip-version-check
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 # What a wheel is made of: when nothing of it changed, nothing is built again.
-SOURCES := $(wildcard Cargo.toml Cargo.lock pyproject.toml README.md) \
+SOURCES := $(wildcard Cargo.toml Cargo.lock pyproject.toml) \
            $(shell find rust python protos -type f -not -path '*/__pycache__/*' -not -name '*.so')
 # The extension module is linked by Python alone; its tests are those in tests/.
 RUST_TESTED := --workspace --exclude fastps-python
@@ -27,7 +27,7 @@ ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 
-.PHONY: help demo test tests beside-tests beside-checkers lint lint-rust lint-python test-rust test-python checkers loom tsan miri neon bench bench-kernels \
+.PHONY: help demo test tests beside-tests beside-checkers lint lint-rust lint-python lint-ci test-rust test-python checkers loom tsan miri neon bench bench-kernels \
         bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared acceptance mutants torture soak kills fuzz docs dev clean tools
 
 help: ## List the targets
@@ -60,11 +60,21 @@ lint: .venv/.test-$(PROFILE) ## Check formatting, lints, types and the stub
 lint-rust: .venv/.made
 	cargo fmt --all --check -- --files-with-diff
 	$(CARGO) clippy --locked --workspace --all-targets --quiet -- -D warnings
+	@if command -v cargo-deny >/dev/null; then cargo deny --log-level error check licenses bans sources; \
+	else echo "cargo-deny is not installed: licences and sources of dependencies are not checked"; fi
 
 lint-python:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+lint-ci: $(TARGET)/go/bin/actionlint ## Check the workflows of .github; needs go
+	$< -color
+
+$(TARGET)/go/bin/actionlint:
+	@command -v go >/dev/null || { echo "fastps: actionlint needs go, which was not found" >&2; exit 1; }
+	GOBIN=$(@D) GOMODCACHE=$(TARGET)/go/mod GOCACHE=$(TARGET)/go/cache GOFLAGS=-modcacherw CGO_ENABLED=0 \
+	  go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
 test-rust: # more threads than cores: many tests wait for each other's ends of a socket
 	@mkdir -p $(TARGET)

@@ -25,8 +25,11 @@ import pytest
 import fastps
 
 ROOT = Path(__file__).resolve().parent.parent
-EXECUTED = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES = [*EXECUTED, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "protos/README.md"]
+EXECUTED = [ROOT / "README.md", ROOT / "python/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *EXECUTED,
+    *(ROOT / page for page in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "protos/README.md")),
+]
 
 SET_UP = {"make demo", "make test"}
 """The two set-up commands of the README: without them nothing here can run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -34,6 +35,16 @@ def test_size_and_content() -> None:
         assert needed in names
     assert any("licenses/LICENSE" in name for name in names)
     assert not [name for name in names if name.startswith("tests/") or "__pycache__" in name]
+
+
+def test_links_of_its_description_lead_somewhere() -> None:
+    """The description is shown where the repository is not, so a relative link leads nowhere."""
+    with zipfile.ZipFile(WHEEL) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        description = archive.read(metadata).decode().partition("\n\n")[2]
+    assert description.startswith("# fastps\n")
+    links = re.findall(r"\]\(([^)]*)\)", description)
+    assert [link for link in links if not link.startswith("https://")] == []
 
 
 def test_nobody_can_kill_it_by_name() -> None:

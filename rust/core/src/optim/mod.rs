@@ -34,9 +34,9 @@ pub enum EpsMode {
     /// `sqrt(s) + eps`: the papers' and torch's form.
     #[default]
     Outside,
-    /// `sqrt(s + eps)`: the seed's (neon's) Adagrad.
+    /// `sqrt(s + eps)`: neon's Adagrad.
     Inside,
-    /// `sqrt(s + eps) + eps`: the seed's (neon's) `RMSProp`.
+    /// `sqrt(s + eps) + eps`: neon's `RMSProp`.
     Both,
 }
 
