@@ -306,7 +306,17 @@ def test_documented_counters_exist(tmp_path: Path) -> None:
 def test_one_version_everywhere() -> None:
     version = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == version
-    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    newest = re.search(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest
     assert newest[1] == version
     assert fastps.__version__ == version
+
+
+def test_the_changelog_keeps_to_its_form() -> None:
+    """That of Keep a Changelog: versions with a date, and under them changes by kind."""
+    for line in (ROOT / "CHANGELOG.md").read_text().splitlines():
+        assert len(line) <= 130, line
+        if line.startswith("## "):
+            assert re.fullmatch(r"## \[\d+\.\d+\.\d+\] - (\d{4}-\d\d-\d\d|Unreleased)", line), line
+        elif line.startswith("### "):
+            assert line[4:] in ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"), line
