@@ -65,6 +65,40 @@ def test_an_account_has_bounds() -> None:
     assert account.bounds == (1.0, 2.0)
 
 
+def assignment(n: int, value: float, lost: list | None = None) -> list:
+    """An assignment of client 0, and how it ended."""
+    part = ["assign/0", 0]
+    ask = {"ev": "ask", "life": 0, "n": n, "verb": "assign", "parts": [[*part, value]], "limit": 2.0}
+    done = {
+        "ev": "done", "life": 0, "n": n, "verb": "assign", "took": 0.0, "limit": 2.0, "lag": 0.0,
+        "doubts": [],
+        "error": "VersionsLost" if lost else None, "text": "VersionsLost: " if lost else "",
+        "applied": [] if lost else [part], "refused": [part] if lost else [], "lost": lost or [],
+    }  # fmt: skip
+    return [ask, done]
+
+
+@pytest.mark.parametrize(
+    ("ack", "crash", "told", "violated"),
+    [
+        ("applied", True, True, set()),
+        ("applied", True, False, {"told"}),
+        ("applied", False, False, {"ledger"}),
+        ("logged", True, False, {"ledger"}),
+    ],
+)
+def test_an_assigned_value_may_be_lost_in_a_crash_if_the_next_call_tells_it(
+    ack: str, crash: bool, told: bool, violated: set
+) -> None:
+    begin = {"ev": "begin", "ack": ack, "limit": 2**28, "lease": 10.0}
+    life = {"ev": "life", "life": 0, "slot": 0}
+    crashed = [{"ev": "server", "shard": 0, "what": "killed", "pid": 1}] if crash else []
+    old = {"ev": "assigned", "life": 0, "tensor": "assign/0", "value": 1.0}
+    after = assignment(3, 3.0, [["assign/0", 0, 1, 3, 2]] if told else None)
+    events = [begin, life, *assignment(1, 1.0), *assignment(2, 2.0), *crashed, old, *after]
+    assert {v.invariant for v in check([{"step": None, **event} for event in events])} == violated
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_an_action_depends_on_seed_and_step_alone(profile: str) -> None:
     plan, again = Plan(7, profile), Plan(7, profile)
@@ -100,7 +134,8 @@ def test_a_recorded_history_is_the_source_of_the_same_actions() -> None:
 
 
 def torture(*arguments: str, code: int = 0) -> dict:
-    command = [sys.executable, "-m", "fastps", "torture", "--json", *arguments]
+    # As under nohup: its servers must end at SIGHUP all the same.
+    command = ["nohup", sys.executable, "-m", "fastps", "torture", "--json", *arguments]
     run = subprocess.run(command, capture_output=True, text=True, timeout=110.0)
     assert run.returncode == code, run.stderr
     return json.loads(run.stdout.splitlines()[-1])
@@ -121,6 +156,13 @@ def test_a_short_run_of_everything_is_clean() -> None:
     assert told["pushes"] > 0
     assert told["checks"] > 0
     assert told["faults"]
+
+
+def test_a_run_has_a_column_for_each_client() -> None:
+    command = [sys.executable, "-m", "fastps", "torture", "--seconds", "1801"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 2
+    assert "at most 1800" in run.stderr
 
 
 def test_what_is_no_history_is_refused(tmp_path: Path) -> None:

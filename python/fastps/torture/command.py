@@ -25,6 +25,10 @@ all held; 1 one did not, the last line names it; 2 wrong usage; 130 stopped by C
 The history of a run that failed stays in the temporary folder that is named, for --replay."""
 
 
+MAX_SECONDS = 1800.0
+"""Longest run: each life of a client needs a column of its own in every tensor."""
+
+
 class ViolationError(CommandError):
     """An invariant does not hold."""
 
@@ -33,7 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``fastps torture``."""
     parser.epilog = EPILOG
     parser.add_argument(
-        "--seconds", type=_positive, default=60.0, metavar="N", help="how long faults last (60)"
+        "--seconds",
+        type=_seconds,
+        default=60.0,
+        metavar="N",
+        help=f"how long faults last (60; at most {MAX_SECONDS:g})",
     )
     parser.add_argument(
         "--seed", type=int, metavar="S", help="of every action (drawn at random, and printed)"
@@ -50,13 +58,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replay", metavar="FILE", help="the actions of this history again, and no others")
 
 
-def _positive(text: str) -> float:
+def _seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    if not 0.0 < value <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"expected a number above 0 and at most {MAX_SECONDS:g}, got {text!r}"
+        )
     return value
 
 
@@ -168,16 +178,19 @@ def _live_line(run: Any, stream: Any) -> Iterator[None]:
 def _signals_raise() -> Iterator[None]:
     """SIGTERM and SIGHUP end the command as Ctrl-C does, so that its children are ended first.
 
-    SIGHUP stays ignored where it was, as under ``nohup``.
+    Where SIGHUP was ignored, as under ``nohup``, it does nothing here, but the servers get its default back:
+    a child process inherits a signal that is ignored, and not one that is handled.
     """
 
     def interrupt(number: int, _: FrameType | None) -> None:
         raise Interrupted(number)
 
-    numbers = [
-        number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN
-    ]
-    kept = {number: signal.signal(number, interrupt) for number in numbers}
+    def ignore(_number: int, _frame: FrameType | None) -> None:
+        pass
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    ignored = {number for number in numbers if signal.getsignal(number) == signal.SIG_IGN}
+    kept = {number: signal.signal(number, ignore if number in ignored else interrupt) for number in numbers}
     try:
         yield
     finally:

@@ -121,7 +121,7 @@ class Shard:
             self.child.process.wait(END)
         except subprocess.TimeoutExpired:
             self.hung(step, f"the server does not end within {END:g} s of {number.name}")
-            self.child.kill()
+            self.kill(step)
 
     def hung(self, step: int | None, text: str) -> None:
         """Records that something did not end."""

@@ -32,7 +32,8 @@ __all__ = [
     "slices",
 ]
 
-COLUMNS = 512
+COLUMNS = 4096
+"""Lives of clients that a run can have: some 500 in 300 seconds."""
 SLICE = 63 * 4096
 """Elements of a float32 slice."""
 

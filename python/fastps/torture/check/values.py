@@ -84,8 +84,11 @@ def ledger(events: Sequence[Event]) -> Iterator[Violation]:
         yield from _whole(event)
         yield from _workers(event, books, logged or not crashed)
         if event["ev"] == "assigned":
-            allowed = books.registers[event["tensor"]].allowed
-            if event["value"] not in allowed:
+            register = books.registers[event["tensor"]]
+            allowed = register.allowed
+            # With "applied" a crash takes the last values; `told` checks that a call says so.
+            older = register.applied if crashed and not logged else []
+            if event["value"] not in allowed and event["value"] not in older:
                 evidence = f"{event['tensor']!r} has {event['value']:g}, not one of {sorted(allowed)}"
                 yield Violation("ledger", step, evidence)
 
@@ -153,6 +156,12 @@ def told(events: Sequence[Event]) -> Iterator[Violation]:
             if value < low:
                 evidence = f"{_what(key)}: {value:g} of {low:g}, and no loss was told"
                 untold.add(key[0], key[1], Violation("told", step, evidence))
+        if event["ev"] == "assigned":
+            tensor, value = event["tensor"], event["value"]
+            register = books.registers[tensor]
+            if value in register.applied and value not in register.allowed:
+                evidence = f"{tensor!r} has {value:g}, not {register.applied[-1]:g}, and no loss was told"
+                untold.add(event["life"], tensor, Violation("told", step, evidence))
         for key, value in _all(event, books):
             low, _ = books.accounts[key].bounds_without_fates
             if event.get("final", False) and key[0] in books.settled and value < low:
