@@ -1,0 +1,107 @@
+"""Prose reads as plain English, and comments fit the screen.
+
+Each check compares a count with a recorded number that may only fall. The goal is 0: when you bring a count
+down, lower its number.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Most occurrences of stilted words, and most comment lines above 110 columns.
+STILTED = 443
+TOO_WIDE = 740
+
+COLUMNS = 110
+WORDS = re.compile(r"\b(?:anew|whoever|in\s+vain|is\s+told|nobody)\b", re.IGNORECASE)
+
+# A comment, or a string literal, plain or raw; characters are matched so that '"' opens no string.
+RUST = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|b?r(?P<hashes>\#*)".*?"(?P=hashes)|b?"(?:\\.|[^"\\])*"|'(?:\\[^\n]|[^'\\\n])'""",
+    re.DOTALL,
+)
+
+
+def sources(folder: str, ending: str) -> list[Path]:
+    found = sorted((ROOT / folder).rglob(f"*{ending}"))
+    return [path for path in found if not {"generated", "target", "__pycache__"} & set(path.parts)]
+
+
+def rust_prose(source: str) -> str:
+    """Comments and strings, one after the other; the lines of one comment are joined."""
+    parts = [match[0] for match in RUST.finditer(source)]
+    return "\n".join(re.sub(r"^(?://[/!]?|/\*)\s?", "", part) for part in parts)
+
+
+def python_prose(source: str) -> str:
+    # From Python 3.12 on, an f-string is several tokens.
+    kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    parts = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in kinds:
+            text = token.string.lstrip("# ")
+            parts.append(re.sub(r"\{[^{}]*\}", "", text) if text.lower().startswith(("f", "rf")) else text)
+    return "\n".join(parts)
+
+
+def proto_prose(source: str) -> str:
+    return "\n".join(re.findall(r"//\s?(.*)", source))
+
+
+def prose() -> Iterator[tuple[Path, str]]:
+    """Every file that is read for its words, and these."""
+    for path in sources("rust", ".rs"):
+        yield path, rust_prose(path.read_text())
+    for ending in (".py", ".pyi"):
+        for path in sources("python", ending):
+            yield path, python_prose(path.read_text())
+    for path in sources("protos", ".proto"):
+        yield path, proto_prose(path.read_text())
+    pages = [path for folder in ("rust", "python", "protos", "docs") for path in sources(folder, ".md")]
+    for path in [ROOT / "README.md", *pages]:
+        yield path, path.read_text()
+
+
+def wide_comments() -> Iterator[str]:
+    """Lines of comments and of docstrings that are too wide."""
+    for path in sources("rust", ".rs"):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if line.lstrip().startswith("//") and len(line) > COLUMNS:
+                yield f"{path.relative_to(ROOT)}:{number}"
+    for path in [*sources("python", ".py"), *sources("python", ".pyi")]:
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+            if token.type in (tokenize.COMMENT, tokenize.STRING):
+                for k, line in enumerate(token.line.splitlines()):
+                    if len(line) > COLUMNS:
+                        yield f"{path.relative_to(ROOT)}:{token.start[0] + k}"
+
+
+def report(found: list[str], recorded: int) -> str:
+    return f"{len(found)} where at most {recorded} are allowed:\n" + "\n".join(found)
+
+
+def test_prose_has_no_stilted_words() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {' '.join(text[max(match.start() - 40, 0) : match.end() + 40].split())}"
+        for path, text in prose()
+        for match in WORDS.finditer(text)
+    ]
+    assert len(found) <= STILTED, report(found, STILTED)
+
+
+def test_comments_have_at_most_110_columns() -> None:
+    found = list(wide_comments())
+    assert len(found) <= TOO_WIDE, report(found, TOO_WIDE)
+
+
+def test_the_counters_see_comments_and_strings_and_no_code() -> None:
+    rust = """let nobody = 1; // nobody\n/// is\n/// told\nf("anew", '"', whoever, r#"in vain"#);"""
+    assert WORDS.findall(rust_prose(rust)) == ["nobody", "is\ntold", "anew", "in vain"]
+    python = 'nobody = 1  # is\n# told\nx = f"whoever {nobody} anew"\n'
+    assert sorted(WORDS.findall(python_prose(python))) == ["anew", "is\ntold", "whoever"]
