@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import graphlib
 import re
 import tomllib
@@ -237,3 +238,77 @@ def test_folders_of_the_durable_crate_form_no_circle() -> None:
     for folder in folders:
         files = [path for path in (root / folder).iterdir() if path.is_file()]
         assert len(files) <= 15, f"{folder} has {len(files)} files"
+
+
+MOST_FILES = 15
+# Folders above the limit and how many source files they hold: a number may only fall, and a folder within the
+# limit leaves the list.
+LARGER_FOLDERS = {
+    "rust/core/src": 38,
+    "rust/python/src": 17,
+    "rust/rpc/src": 33,
+    "rust/rpc/src/client": 27,
+}
+
+
+def source_files_by_folder() -> dict[str, int]:
+    """Folders of source code, and how many source files lie directly in each."""
+    python = (ROOT / "python/fastps").rglob("*.py")
+    rust = (path for src in ROOT.glob("rust/*/src") for path in rust_files(src))
+    return collections.Counter(str(path.parent.relative_to(ROOT)) for path in (*python, *rust))
+
+
+def test_a_folder_holds_few_files() -> None:
+    found = {folder: count for folder, count in source_files_by_folder().items() if count > MOST_FILES}
+    assert found.keys() <= LARGER_FOLDERS.keys(), f"more than {MOST_FILES} source files in one folder"
+    for folder, recorded in LARGER_FOLDERS.items():
+        count = found.get(folder, 0)
+        assert count, f"{folder} is within the limit: remove it from LARGER_FOLDERS"
+        assert count <= recorded, f"{folder} has grown to {count} source files"
+
+
+def imported_paths(path: Path) -> Iterator[Path]:
+    """Files of the package that a file imports, anywhere in it; the compiled module has none."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            yield from found_module(name)
+
+
+def found_module(name: str) -> Iterator[Path]:
+    """The file of a dotted name, or of the module that defines it."""
+    parts = name.split(".")
+    while parts and parts[0] == "fastps":
+        place = ROOT / "python" / Path(*parts)
+        for file in (place.with_suffix(".py"), place / "__init__.py"):
+            if file.exists():
+                yield file
+                return
+        if place.with_suffix(".pyi").exists():
+            return
+        parts.pop()
+
+
+def packages() -> list[Path]:
+    return sorted(path.parent for path in (ROOT / "python/fastps").rglob("__init__.py"))
+
+
+@pytest.mark.parametrize("package", packages(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_python_packages_have_no_circles(package: Path) -> None:
+    """Among the files and folders of a package, imports lead in one direction."""
+
+    def child(path: Path) -> str:
+        return path.relative_to(package).parts[0]
+
+    graph: dict[str, set[str]] = collections.defaultdict(set)
+    for path in package.rglob("*.py"):
+        inside = (other for other in imported_paths(path) if package in other.parents)
+        graph[child(path)] |= {child(other) for other in inside} - {child(path)}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"{package.relative_to(ROOT)}: {' <- '.join(error.args[1])}")

@@ -23,7 +23,7 @@ from fastps.demo.config import CODECS, from_arguments
 from fastps.demo.data import load
 from fastps.demo.errors import EXIT_MISMATCH, LedgerError
 from fastps.demo.ledger import COUNTER, Account, Ledger, reconcile
-from fastps.demo.view import PlainView
+from fastps.demo.output.view import PlainView
 
 KEYS = {
     "test_accuracy",

@@ -19,9 +19,10 @@ MODULES = [
     "server",
     "store",
     "torch",
-    "worker",
+    "worker.watched",
+    "worker.worker",
     "_fastps",
-    "_parameter_server",
+    "connection",
 ]
 
 

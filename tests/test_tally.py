@@ -1,7 +1,7 @@
 """What a worker counts about its pushes."""
 
-from fastps._tally import Tally
 from fastps.errors import Lost
+from fastps.worker.tally import Tally
 
 
 def test_a_push_lost_on_two_shards_counts_once_whenever_it_is_noticed():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fastps
-from fastps._stats import percentile
+from fastps._shared.stats import percentile
 
 SHAPES = {"w": (3, 5), "b": (4,), "s": ()}
 

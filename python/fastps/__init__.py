@@ -17,9 +17,9 @@ import os as _os
 from types import ModuleType as _ModuleType
 
 from fastps._fastps import ErrorFeedback, InDoubt, Receipt, Sparse, Versions, __version__
-from fastps._handles import Bound, PushHandle, PushPulled, Receipts
-from fastps._parameter_server import ParameterServer, TensorSpec, connect
+from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
 from fastps.codecs import BFloat16, Codec, Float32, Int8, OneBit
+from fastps.connection import ParameterServer, TensorSpec, connect
 from fastps.errors import (
     CapacityError,
     ConfigError,

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, final
 
-from fastps._types import Array, File
+from fastps._shared.types import Array, File
 from fastps.codecs import Codec
 from fastps.errors import FastpsError
 from fastps.optim import Optimizer

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from fastps import optim
-from fastps._files import replaced
-from fastps._parameter_server import ParameterServer, TensorSpec
-from fastps._types import File
+from fastps._shared.files import replaced
+from fastps._shared.types import File
+from fastps.connection import ParameterServer, TensorSpec
 from fastps.errors import ConfigError, DTypeError, NonFiniteError
 from fastps.store import Store
 

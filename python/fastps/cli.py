@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastps._process import (
+from fastps._shared.process import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_OK,

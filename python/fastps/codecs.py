@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fastps import _fastps
-from fastps._checks import integer
 from fastps._fastps import ErrorFeedback
-from fastps._types import Array
+from fastps._shared.checks import integer
+from fastps._shared.types import Array
 
 __all__ = ["BFloat16", "Codec", "ErrorFeedback", "Float32", "Int8", "OneBit"]
 

@@ -15,8 +15,8 @@ from typing import Literal, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fastps._checks import integer, invalid
-from fastps._parameter_server import ParameterServer
+from fastps._shared.checks import integer, invalid
+from fastps.connection import ParameterServer
 from fastps.errors import DeadlineError
 
 __all__ = ["Indices", "Portions", "Sampler"]

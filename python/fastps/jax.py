@@ -26,10 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fastps import optim
-from fastps._handles import Receipts
-from fastps._parameter_server import ParameterServer, PushOptions
-from fastps._types import Array
+from fastps._shared.handles import Receipts
+from fastps._shared.types import Array
 from fastps.codecs import Codec
+from fastps.connection import ParameterServer, PushOptions
 from fastps.errors import ConfigError, DTypeError
 from fastps.modes import Mode
 from fastps.worker import Step

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Self
 
 from fastps import _fastps
-from fastps._checks import integer, integer_or_none
-from fastps._files import warn_if_shared
-from fastps._types import File
+from fastps._shared.checks import integer, integer_or_none
+from fastps._shared.files import warn_if_shared
+from fastps._shared.types import File
 
 __all__ = ["Server", "serve"]
 

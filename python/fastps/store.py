@@ -8,9 +8,9 @@ from typing import Any, Self
 import numpy as np
 
 from fastps import _fastps
-from fastps._checks import integer_or_none
-from fastps._parameter_server import ParameterServer, attach, forked
-from fastps._types import Array
+from fastps._shared.checks import integer_or_none
+from fastps._shared.types import Array
+from fastps.connection import ParameterServer, attach, forked
 
 __all__ = ["Store"]
 

@@ -12,7 +12,7 @@ import threading
 
 import numpy as np
 
-from fastps import _process
+from fastps._shared import process
 from fastps.demo import data
 from fastps.demo.config import ADAGRAD_START, LEARNING_RATES, Config
 from fastps.demo.data import Dataset
@@ -63,10 +63,10 @@ def main() -> int:
         lines.append(line)
         arrived.set()
 
-    _process.watch_stdin(on_line, lambda: os._exit(1))
+    process.watch_stdin(on_line, lambda: os._exit(1))
     arrived.wait()
     told = json.loads(lines[0])
-    _process.hold_on_to(told["parent"])
+    process.hold_on_to(told["parent"])
     config = Config.from_mapping(told["config"])
     dataset = data.load(config.data, config.data_dir)
     print(json.dumps({"accuracy": serial_accuracy(config, dataset, told["updates"])}), flush=True)

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from fastps._process import EXIT_OK
+from fastps._shared.process import EXIT_OK
 from fastps.demo.config import CODECS, LEARNING_RATES, TASKS, Config, from_arguments
 from fastps.demo.errors import DemoError
 
@@ -116,9 +116,9 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _execute(config: Config, as_json: bool) -> int:
-    from fastps.demo import plot, report
+    from fastps.demo.output import plot, report
+    from fastps.demo.output.view import EXTRA, make_view
     from fastps.demo.run import train
-    from fastps.demo.view import EXTRA, make_view
 
     out = Path(config.out)
     try:

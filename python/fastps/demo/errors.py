@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastps._process import CommandError
+from fastps._shared.process import CommandError
 
 EXIT_MISMATCH = 3
 

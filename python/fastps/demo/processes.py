@@ -1,7 +1,7 @@
 """The demo's child processes: shard servers and workers. Whatever happens, none of them outlives the demo.
 
 Each child runs in a session of its own, so that Ctrl-C reaches the demo alone, which then ends its children
-in order; and each holds on to the demo by its standard input (see :mod:`fastps._process`) in case the
+in order; and each holds on to the demo by its standard input (see :mod:`fastps._shared.process`) in case the
 demo itself is killed.
 """
 
@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fastps import _process
-from fastps._children import Child, python_module
+from fastps._shared import process
+from fastps._shared.children import Child, python_module
 from fastps.demo import baseline
 from fastps.demo.config import Config
 from fastps.demo.errors import DemoError
@@ -111,7 +111,7 @@ class Servers:
         for shard, address in enumerate(addresses):
             command = [*server, "--listen", address, "--cluster", cluster]
             log = self.out / f"shard-{shard}.log"
-            self.children.append(Child(command, log, {_process.LIFELINE: "stdin"}))
+            self.children.append(Child(command, log, {process.LIFELINE: "stdin"}))
         deadline = time.monotonic() + START_TIMEOUT
         for shard, child in enumerate(self.children):
             while not any("listening on" in line for line in child.read_lines()):

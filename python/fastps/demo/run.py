@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 import fastps
-from fastps._process import Interrupted
+from fastps._shared.process import Interrupted
 from fastps.demo import cluster, data
 from fastps.demo.config import Config
 from fastps.demo.errors import DemoError
 from fastps.demo.ledger import CARRY_AT, COUNTER, Account, Balance, reconcile
 from fastps.demo.model import NAMES, Array, evaluate
+from fastps.demo.output.view import View
 from fastps.demo.processes import START_TIMEOUT, STOP_TIMEOUT, Baseline, Servers, WorkerProcess
 from fastps.demo.state import Moment, Point, Run, WorkerState
-from fastps.demo.view import View
 from fastps.demo.worker import Orders
 
 TICK = 0.05

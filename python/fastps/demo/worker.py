@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import fastps
-from fastps import _process
+from fastps._shared import process
 from fastps.demo import data
 from fastps.demo.cluster import codec, tensor_names
 from fastps.demo.config import Config
@@ -146,10 +146,10 @@ def main() -> int:
         if line in ("go", "stop"):
             go.set()
 
-    _process.watch_stdin(on_line, lambda: os._exit(1))
+    process.watch_stdin(on_line, lambda: os._exit(1))
     arrived.wait()
     orders = Orders.from_json(first[0])
-    _process.hold_on_to(orders.parent)
+    process.hold_on_to(orders.parent)
     try:
         train(orders, go, stop)
     except Exception as error:

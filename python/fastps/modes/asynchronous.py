@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fastps._checks import at_least, flag, given, invalid
+from fastps._shared.checks import at_least, flag, given, invalid
 from fastps.modes._mode import Mode
 
 __all__ = ["Async"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fastps._checks import at_least, given
+from fastps._shared.checks import at_least, given
 from fastps.modes._mode import Binding, Mode
 
 __all__ = ["Bounded"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fastps._checks import as_rate, at_least, given
+from fastps._shared.checks import as_rate, at_least, given
 from fastps.modes._mode import Mode
 
 __all__ = ["Local"]

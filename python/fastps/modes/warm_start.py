@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastps._checks import as_seconds, at_least, given, invalid
+from fastps._shared.checks import as_seconds, at_least, given, invalid
 from fastps.modes._mode import Binding, Mode
 
 __all__ = ["WarmStart"]

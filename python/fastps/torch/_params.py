@@ -12,10 +12,10 @@ from torch.autograd.graph import increment_version
 
 from fastps import optim
 from fastps._fastps import Sparse
-from fastps._parameter_server import ParameterServer
-from fastps._types import Array
-from fastps._watched import Watched
+from fastps._shared.types import Array
+from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DTypeError
+from fastps.worker.watched import Watched
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

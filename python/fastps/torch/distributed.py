@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from fastps import optim
-from fastps._parameter_server import ParameterServer
-from fastps._types import File
+from fastps._shared.types import File
 from fastps.checkpoint import new_state
+from fastps.connection import ParameterServer
 from fastps.errors import ConfigError
 from fastps.torch.state import State, Theirs, as_stored, missing, put, take, theirs
 

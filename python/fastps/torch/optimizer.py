@@ -17,8 +17,8 @@ from torch.optim import optimizer as base
 
 from fastps import optim
 from fastps._fastps import Sparse
-from fastps._parameter_server import ParameterServer
 from fastps.codecs import Codec
+from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Async, Local, Mode, WarmStart
 from fastps.torch._params import Entry, Filled, Gpus, absent, by_name, rule_of_group, wrong

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from fastps import optim
-from fastps._parameter_server import ParameterServer
 from fastps.checkpoint import new_state
+from fastps.connection import ParameterServer
 from fastps.torch._params import Entry, Gpus, absent, by_name, float32, rule_of_group, wrong
 
 #: Of one tensor, as `fastps.ParameterServer.state`, with one number of steps.

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastps._children import Child, python_module
+from fastps._shared.children import Child, python_module
 from fastps.torture.history import History
 from fastps.torture.plan import SLOTS, Action
 

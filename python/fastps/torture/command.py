@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fastps._process import EXIT_OK, CommandError, Interrupted
+from fastps._shared.process import EXIT_OK, CommandError, Interrupted
 from fastps.torture.history import Event, read
 from fastps.torture.plan import PROFILES, Action, Plan
 

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastps import _process
-from fastps._children import Child, python_module
+from fastps._shared import process
+from fastps._shared.children import Child, python_module
 from fastps.torture.history import History
 
 __all__ = ["LEASE", "LIMIT", "Shard", "free_ports"]
@@ -86,7 +86,7 @@ class Shard:
     def _launch(self, addresses: list[str]) -> Child:
         self._starts += 1
         log = self.folder / f"shard-{self.index}-{self._starts}.log"
-        env = {_process.LIFELINE: "stdin", "NO_COLOR": "1"}
+        env = {process.LIFELINE: "stdin", "NO_COLOR": "1"}
         return Child(self._command(addresses), log, env)
 
     def _start(self, addresses: list[str]) -> Child:

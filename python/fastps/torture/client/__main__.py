@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import fastps
-from fastps import _process
+from fastps._shared import process
 from fastps.torture.client.life import Life
 from fastps.torture.lag import Lag
 from fastps.torture.plan import SLOTS
@@ -88,9 +88,9 @@ class Client:
 def main() -> int:
     """Entry point of the process."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    _process.watch_stdin(lines.put, lambda: os._exit(1))
+    process.watch_stdin(lines.put, lambda: os._exit(1))
     orders = json.loads(lines.get())
-    _process.hold_on_to(orders["parent"])
+    process.hold_on_to(orders["parent"])
     client = Client(orders)
     while True:
         order = json.loads(lines.get())

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
 from fastps import _fastps
-from fastps._checks import as_rate, at_least, invalid
 from fastps._fastps import Sparse, Versions
-from fastps._gradients import check, finite, whole
-from fastps._groups import Groups
-from fastps._handles import Receipts
-from fastps._lost import warn_of
-from fastps._parameter_server import ParameterServer
-from fastps._pushes import LISTS, Pushes, Refused
-from fastps._tally import Tally
-from fastps._types import Array, File, Rates
-from fastps._watched import Watched
+from fastps._shared.checks import as_rate, at_least, invalid
+from fastps._shared.handles import Receipts
+from fastps._shared.lost import warn_of
+from fastps._shared.types import Array, File, Rates
 from fastps.codecs import Codec, Float32
+from fastps.connection import ParameterServer
 from fastps.errors import (
     ConfigError,
     DeadlineError,
@@ -32,24 +27,14 @@ from fastps.errors import (
 )
 from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
 from fastps.store import Store
+from fastps.worker.gradients import check, finite, whole
+from fastps.worker.groups import Groups
+from fastps.worker.pushes import LISTS, Pushes, Refused
+from fastps.worker.step import Step
+from fastps.worker.tally import Tally
+from fastps.worker.watched import Watched
 
-__all__ = ["Step", "Worker"]
-
-
-class Step(NamedTuple):
-    """What a worker's step did, as `Worker`'s ``on_step`` is told it.
-
-    Attributes:
-        step: Steps so far, this one included.
-        loss: As given to ``step``.
-        staleness: Largest staleness of the pushes that were acknowledged in this step; None without one.
-        bytes: Their encoded gradients.
-    """
-
-    step: int
-    loss: float | None
-    staleness: int | None
-    bytes: int
+__all__ = ["Worker"]
 
 
 class Worker:
@@ -406,9 +391,9 @@ class Worker:
         >>> other.params["w"]
         array([-1., -1.], dtype=float32)
         """
-        from fastps import _worker_file  # takes longer to import than all the rest
+        from fastps.worker import file  # takes longer to import than all the rest
 
-        _worker_file.write(path, self.state_dict())
+        file.write(path, self.state_dict())
 
     def load(self, path: File) -> None:
         """Goes on from a file of `save`: of this worker before it was started anew, or of another.
@@ -419,9 +404,9 @@ class Worker:
             ConfigError, ShapeError: The file is damaged, or as for `load_state_dict`; nothing is changed.
             OSError: The file cannot be read.
         """
-        from fastps import _worker_file
+        from fastps.worker import file
 
-        self.load_state_dict(_worker_file.read(path))
+        self.load_state_dict(file.read(path))
 
     def stats(self) -> dict[str, Any]:
         """Counters of this worker.

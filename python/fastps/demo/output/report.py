@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fastps._stats import percentile
+from fastps._shared.stats import percentile
 from fastps.demo.cluster import initial_params, payload_bytes
 from fastps.demo.config import CODECS
+from fastps.demo.output.view import COLUMNS, human_bytes, worker_cells
 from fastps.demo.state import Run
-from fastps.demo.view import COLUMNS, human_bytes, worker_cells
 
 
 def result(run: Run) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from fastps._handles import Receipts
-from fastps._stats import percentile
+from fastps._shared.handles import Receipts
+from fastps._shared.stats import percentile
 from fastps.errors import Lost
 
 __all__ = ["Tally"]

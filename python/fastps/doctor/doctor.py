@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fastps import _fastps, _machine, _measure
-from fastps._advice import about_litmus, about_machine, about_speed, size_text
-from fastps._machine import Machine
-from fastps._measure import GIB, MIB, Measured, Trial
-from fastps._process import EXIT_FAILED, EXIT_OK
+from fastps import _fastps
+from fastps._shared.process import EXIT_FAILED, EXIT_OK
+from fastps.doctor import _machine, _measure
+from fastps.doctor._advice import about_litmus, about_machine, about_speed, size_text
+from fastps.doctor._machine import Machine
+from fastps.doctor._measure import GIB, MIB, Measured, Trial
 from fastps.errors import ConfigError
 
 

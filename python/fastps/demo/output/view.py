@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
-from fastps._stats import percentile
+from fastps._shared.stats import percentile
 from fastps.demo.state import Run, WorkerState
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from fastps._types import File
+from fastps._shared.types import File
 
 
 @contextlib.contextmanager

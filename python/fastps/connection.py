@@ -12,12 +12,12 @@ from typing import Any, Literal, Self, SupportsIndex, TypedDict, TypeVar, Unpack
 import numpy as np
 
 from fastps import _fastps
-from fastps._checks import integer, invalid
 from fastps._fastps import ErrorFeedback, Receipt, Versions
-from fastps._files import warn_if_shared
-from fastps._handles import Bound, PushHandle, PushPulled, Receipts
-from fastps._lost import warn_of
-from fastps._types import Array, File
+from fastps._shared.checks import integer, invalid
+from fastps._shared.files import warn_if_shared
+from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
+from fastps._shared.lost import warn_of
+from fastps._shared.types import Array, File
 from fastps.codecs import Codec
 from fastps.errors import ConfigError, Lost
 from fastps.optim import SGD, Optimizer

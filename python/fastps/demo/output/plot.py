@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from fastps._stats import percentile
+from fastps._shared.stats import percentile
 from fastps.demo.state import Run
 
 LOSS, ACCURACY, EVENT = "#b2182b", "#2166ac", "#555555"

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from fastps._fastps import Sparse, Versions
-from fastps._types import Array
+from fastps._shared.types import Array
 from fastps.errors import DTypeError, NonFiniteError, ShapeError
 
 __all__ = ["Gradient", "Gradients", "check", "finite", "part"]

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fastps._files import replaced
-from fastps._types import File
+from fastps._shared.files import replaced
+from fastps._shared.types import File
 from fastps.errors import ConfigError
 
 _FORMAT = 1

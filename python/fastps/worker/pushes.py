@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 
 from fastps import _fastps
-from fastps._doubts import Doubts
 from fastps._fastps import ErrorFeedback, Sparse, Versions
-from fastps._gradients import Gradient, Gradients, check, finite, part
-from fastps._handles import Receipts
-from fastps._tally import Tally
-from fastps._types import Array, Rates
+from fastps._shared.handles import Receipts
+from fastps._shared.types import Array, Rates
 from fastps.codecs import Codec, Float32
 from fastps.errors import (
     ConfigError,
@@ -28,6 +25,9 @@ from fastps.errors import (
     StalePush,
 )
 from fastps.modes import Mode, Sync
+from fastps.worker.doubts import Doubts
+from fastps.worker.gradients import Gradient, Gradients, check, finite, part
+from fastps.worker.tally import Tally
 
 __all__ = ["LISTS", "Pushes", "Refused"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fastps._fastps import InDoubt
-from fastps._gradients import Gradient, Gradients
 from fastps.errors import FastpsError, UnknownOutcomeError
+from fastps.worker.gradients import Gradient, Gradients
 
 __all__ = ["Doubts"]
 

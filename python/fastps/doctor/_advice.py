@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from fastps._machine import Machine
-from fastps._measure import GIB, MIB, Measured, Trial
+from fastps.doctor._machine import Machine
+from fastps.doctor._measure import GIB, MIB, Measured, Trial
 
 CLOCKS = {"tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page"}
 """Clock sources that are read without a system call; the last two are the TSC of a virtual machine."""

@@ -1,6 +1,6 @@
-"""Child processes of a subcommand, each in a session of its own, so that Ctrl-C reaches the subcommand
-alone; each holds on to its parent by its standard input (see :mod:`fastps._process`) in case the parent
-itself is killed.
+"""Child processes of a subcommand, each in its own session, so that Ctrl-C reaches only the subcommand.
+
+Each child watches its standard input (see `fastps._shared.process`) and ends when the parent is killed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import fastps
-
 __all__ = ["Child", "python_module"]
 
 _INHERITED = ("FASTPS_ISA", "FASTPS_LOG", "FASTPS_MUTANT", "FASTPS_TRACEBACK")
@@ -27,7 +25,7 @@ user's own, such as the folder of its data.
 def python_module(*arguments: str) -> list[str]:
     """The command that runs a module of this package in a fresh interpreter."""
     # The working directory stays off the module path, unless fastps itself was found there.
-    found_here = Path(fastps.__file__).resolve().parent.parent == Path.cwd()
+    found_here = Path(__file__).resolve().parents[2] == Path.cwd()
     return [sys.executable, *([] if found_here else ["-P"]), "-m", *arguments]
 
 
