@@ -136,7 +136,7 @@ soak: .venv/.test-$(PROFILE) ## A million random steps over every transport, wit
 	$(BIN)/python tests/soak.py $(ARGS)
 
 kills: ## Kill a server and its clients 200 times, all at once; options: make kills KILLS=1000
-	FASTPS_KILLS=$(or $(KILLS),200) $(CARGO) test --locked -p fastps-rpc --test rpc everything_is_killed -- --nocapture
+	FASTPS_KILLS=$(or $(KILLS),200) $(CARGO) test --locked -p fastps-cli --test rpc everything_is_killed -- --nocapture
 
 fuzz: ## Feed each reader of files with random bytes; options: make fuzz SECONDS=60
 	CARGO_TARGET_DIR=$(TARGET)/fuzz .ci/fuzz $(or $(SECONDS),600)

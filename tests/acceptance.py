@@ -101,8 +101,8 @@ def faulty_server() -> Path | None:
     if shutil.which("cargo") is None:
         return None
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "mutants"
-    command = ["cargo", "build", "--locked", "--quiet", "--package", "fastps-rpc", "--bin", "fastps-server"]
-    command += ["--features", "fastps-core/mutants,fastps-rpc/mutants", "--target-dir", str(target)]
+    command = ["cargo", "build", "--locked", "--quiet", "--package", "fastps-cli", "--bin", "fastps-server"]
+    command += ["--features", "fastps-core/mutants", "--target-dir", str(target)]
     subprocess.run(command, cwd=ROOT, check=True)
     return target / "debug" / "fastps-server"
 

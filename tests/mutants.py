@@ -59,7 +59,7 @@ def build() -> list[tuple[str, Path]]:
         "--no-run",
         "--message-format=json",
     ]
-    command += ["--features", "fastps-core/mutants,fastps-rpc/mutants"]
+    command += ["--features", "fastps-core/mutants"]
     output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     tests = []
     for line in output.splitlines():
@@ -70,8 +70,14 @@ def build() -> list[tuple[str, Path]]:
             and message["profile"]["test"]
         ):
             tests.append((str(Path(message["manifest_path"]).parent), Path(message["executable"])))
-    # The core's quick ones come first, and of a crate the unit tests.
-    return sorted(tests, key=lambda test: (test[0], not test[1].name.startswith("fastps_"), test[1].name))
+    # The core's quick ones come first, those with servers last, and of a crate the unit tests.
+    slow = ["core", "durable", "proto", "transport", "client", "server", "cli"]
+
+    def order(test: tuple[str, Path]) -> tuple[int, bool, str]:
+        name = test[1].name
+        return slow.index(Path(test[0]).name), not name.startswith("fastps_"), name
+
+    return sorted(tests, key=order)
 
 
 def first_failure(tests: list[tuple[str, Path]], mutant: str, seconds: float) -> str | None:

@@ -284,7 +284,7 @@ def test_documented_alarms_are_said() -> None:
     rows = [row.split("|")[1] for row in section("Alarms").splitlines()[2:] if row.startswith("| ")]
     said = [words for row in rows for words in re.findall(r"`([^`]+ [^`]+)`", row)]
     assert len(said) > 12
-    crates = (ROOT / "rust/rpc/src", ROOT / "rust/durable/src")
+    crates = (ROOT / "rust/server/src", ROOT / "rust/transport/src", ROOT / "rust/durable/src")
     source = "".join(path.read_text() for crate in crates for path in crate.rglob("*.rs"))
     assert [words for words in said if words not in source] == []
 

@@ -1,4 +1,4 @@
-"""Servers with a data directory, from Python. The faults are tried in rust/durable and rust/rpc."""
+"""Servers with a data directory, from Python. The faults are tried in rust/durable and rust/cli."""
 
 from __future__ import annotations
 

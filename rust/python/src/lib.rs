@@ -1,5 +1,5 @@
-//! The compiled half of the Python package: a table of contents. Numerics and network live in `fastps-core` and
-//! `fastps-rpc`; here Python's objects become theirs and back. The face that users see is `python/fastps`.
+//! The compiled half of the Python package: a table of contents. Numerics live in `fastps-core`, the network in
+//! `fastps-client` and `fastps-server`; here Python's objects become theirs and back. The face that users see is `python/fastps`.
 
 // Docstrings here are read by Python users.
 #![allow(clippy::doc_markdown)]

@@ -3,8 +3,8 @@
 use crate::call::{self, Here};
 use crate::client::Client;
 use crate::errors::{self, OrRaise};
-use fastps_rpc::client::{Ack, ConnectOptions, Transport};
-use fastps_rpc::{ServerConfig, TlsFiles, cli};
+use fastps_client::{Ack, ConnectOptions, TlsFiles, Transport};
+use fastps_server::ServerConfig;
 use pyo3::prelude::*;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -50,7 +50,7 @@ pub(crate) fn connect(
     let spin = spin(py, spin_us)?;
     let options =
         ConnectOptions { timeout, transport, spin, tls, tls_server_name, ack, ..ConnectOptions::default() };
-    let connected = call::run(py, true, move || fastps_rpc::Client::connect(&addresses, options))?;
+    let connected = call::run(py, true, move || fastps_client::Client::connect(&addresses, options))?;
     Ok(Client::remote(connected.or_raise(py)?, check_finite, timeout))
 }
 
@@ -62,7 +62,7 @@ fn spin(py: Python<'_>, us: i64) -> PyResult<Duration> {
 /// Shard servers in this process; see `fastps.serve`.
 #[pyclass(frozen, module = "fastps._fastps", name = "Server")]
 #[derive(Debug)]
-pub(crate) struct Server(Here<Arc<fastps_rpc::Server>>);
+pub(crate) struct Server(Here<Arc<fastps_server::Server>>);
 
 #[pymethods]
 impl Server {
@@ -113,7 +113,7 @@ impl Server {
             tls: TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca },
             ..ServerConfig::default()
         };
-        let server = py.detach(|| fastps_rpc::Server::start(&config)).or_raise(py)?;
+        let server = py.detach(|| fastps_server::Server::start(&config)).or_raise(py)?;
         Ok(Self(Here::new("server", Arc::new(server))))
     }
 
@@ -131,13 +131,13 @@ impl Server {
 /// Runs ``fastps serve`` with these arguments until SIGTERM, SIGINT or SIGHUP; gives the exit status.
 #[pyfunction]
 pub(crate) fn serve_cli(py: Python<'_>, args: Vec<OsString>) -> i32 {
-    py.detach(|| cli::run(std::iter::once(OsString::from("fastps serve")).chain(args)))
+    py.detach(|| fastps_cli::run(std::iter::once(OsString::from("fastps serve")).chain(args)))
 }
 
 /// Runs ``fastps checkpoint`` with these arguments; gives the exit status.
 #[pyfunction]
 pub(crate) fn checkpoint_cli(py: Python<'_>, args: Vec<OsString>) -> PyResult<i32> {
     call::run(py, true, || {
-        cli::run_checkpoint(std::iter::once(OsString::from("fastps checkpoint")).chain(args))
+        fastps_cli::run_checkpoint(std::iter::once(OsString::from("fastps checkpoint")).chain(args))
     })
 }

@@ -1,6 +1,6 @@
 //! For what clients wait, as records of the logger "fastps" of Python's `logging`.
 
-use fastps_rpc::client::{WaitsFor, on_wait};
+use fastps_client::{WaitsFor, on_wait};
 use pyo3::prelude::*;
 
 /// Has clients say for what they wait.

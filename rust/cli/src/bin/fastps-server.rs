@@ -1,0 +1,5 @@
+//! The standalone server; everything is in the library.
+
+fn main() {
+    std::process::exit(fastps_cli::run(std::env::args_os()));
+}

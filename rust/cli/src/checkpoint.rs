@@ -1,0 +1,305 @@
+//! `fastps checkpoint`, and `fastps-server checkpoint`: data directories without a server, and snapshots by running ones.
+
+use clap::{Parser, Subcommand};
+use fastps_client::{self as client, Client, ConnectOptions, TlsFiles};
+use fastps_core::error::{Error, Kind, Result};
+use fastps_durable::Reading;
+use fastps_durable::checkpoint::{self, Listed, Snapshot, Verified};
+use fastps_server::human::{now, size};
+use serde::Serialize;
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Looks at a server's data directory, and makes other files of it; has servers write there. DIR is what the server is told
+/// by --data-dir.
+#[derive(Debug, Parser)]
+#[command(name = "fastps checkpoint")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Has every shard of a running cluster write a snapshot now, and waits until all are durable.
+    Save {
+        /// Addresses of some or all shards: host:port, or unix:// and a path.
+        #[arg(required = true, value_delimiter = ',')]
+        addresses: Vec<String>,
+        /// One cut over all shards: the tensors of this group are as they are at one moment. Pushes wait for some milliseconds
+        /// when it begins, and take up to one more copy of the group's optimizer state until it is written.
+        #[arg(long, value_name = "GROUP", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
+        cut: Option<String>,
+        /// How long to wait.
+        #[arg(long, default_value = "600", value_name = "SECONDS", value_parser = crate::seconds)]
+        timeout: Duration,
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
+        /// The CA that has signed the servers' certificates (PEM).
+        #[arg(long, value_name = "FILE")]
+        tls_ca: Option<PathBuf>,
+        /// A certificate for servers that ask for one (PEM).
+        #[arg(long, value_name = "FILE")]
+        tls_cert: Option<PathBuf>,
+        /// Its private key (PEM).
+        #[arg(long, value_name = "FILE")]
+        tls_key: Option<PathBuf>,
+    },
+    /// Tells which snapshots each shard has; a server may be using them.
+    List {
+        /// The data directory, or the URL that snapshots are copied to.
+        dir: PathBuf,
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Reads every byte and compares all checksums; exit code 1 if anything is damaged. A server may be using them.
+    Verify {
+        /// The data directory, or the URL that snapshots are copied to.
+        dir: PathBuf,
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Writes a new data directory for another number of shards. No server may use the old one; it is not changed. Takes as
+    /// much memory as all tensors and their optimizer state.
+    Restore {
+        /// The data directory that is read.
+        source: PathBuf,
+        /// The one that is written; it must be new.
+        target: PathBuf,
+        /// For how many shards.
+        #[arg(long)]
+        shards: u32,
+        /// Use what can be read, although something that was durable cannot.
+        #[arg(long)]
+        accept_loss: bool,
+        /// The newest cut over all shards, without what came later; a server may be using the directory.
+        #[arg(long, conflicts_with = "accept_loss")]
+        cut: bool,
+    },
+    /// Makes a new data directory of the newest copy of each shard. What came after these snapshots is not in it.
+    Fetch {
+        /// What servers were told by --copy-to.
+        url: String,
+        /// The directory that is written; it must be new.
+        dir: PathBuf,
+        /// The newest cut over all shards, in place of each shard's newest copy.
+        #[arg(long)]
+        cut: bool,
+    },
+    /// Copies the newest snapshot of each shard, as a server does with --copy-to. No server may use the directory.
+    Upload {
+        /// The data directory.
+        dir: PathBuf,
+        /// Where to, as for --copy-to.
+        url: String,
+        /// How many copies are kept there.
+        #[arg(long, default_value_t = 2, value_name = "COUNT")]
+        keep: usize,
+    },
+    /// Writes one safetensors file with every tensor under its name. No server may use the directory. Takes as much memory as
+    /// all tensors and their optimizer state.
+    Export {
+        /// The data directory.
+        dir: PathBuf,
+        /// The file that is written; it must be new.
+        file: PathBuf,
+        /// Optimizer state, too, as NAME.SLOT.
+        #[arg(long)]
+        state: bool,
+        /// Use what can be read, although something that was durable cannot.
+        #[arg(long)]
+        accept_loss: bool,
+        /// The newest cut over all shards, without what came later; a server may be using the directory.
+        #[arg(long, conflicts_with = "accept_loss")]
+        cut: bool,
+    },
+}
+
+fn reading(accept_loss: bool, cut: bool) -> Reading {
+    match (accept_loss, cut) {
+        (_, true) => Reading::Cut,
+        (true, _) => Reading::WhatIsLeft,
+        _ => Reading::All,
+    }
+}
+
+/// Runs one of them; the exit status.
+pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
+    let args = match Args::try_parse_from(args) {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            return error.exit_code();
+        }
+    };
+    match execute(args.command) {
+        Ok(true) => 0,
+        Ok(false) => 1,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "fastps: error: {error}");
+            1
+        }
+    }
+}
+
+/// False: something is damaged.
+fn execute(command: Command) -> Result<bool> {
+    match command {
+        Command::Save { addresses, cut, timeout, json, tls_ca, tls_cert, tls_key } => {
+            let tls = TlsFiles { cert: tls_cert, key: tls_key, ca: tls_ca };
+            let client =
+                Client::connect(&addresses, ConnectOptions { timeout, tls, ..ConnectOptions::default() })?;
+            let snapshots = match cut {
+                None => client.checkpoint(timeout)?,
+                Some(group) => client.checkpoint_of_cut(&group, timeout)?,
+            };
+            if json {
+                let shards: Vec<_> = snapshots.iter().enumerate().map(saved_in_json).collect();
+                say(&[in_json(&serde_json::json!({ "shards": shards }))?])?;
+            } else {
+                say(&snapshots.iter().enumerate().map(saved).collect::<Vec<_>>())?;
+            }
+            Ok(true)
+        }
+        Command::List { dir, json } if crate::bucket::is_url(&dir) => crate::bucket::list(&dir, json),
+        Command::Verify { dir, json } if crate::bucket::is_url(&dir) => crate::bucket::verify(&dir, json),
+        Command::Fetch { url, dir, cut } => crate::bucket::fetch(&url, &dir, cut),
+        Command::Upload { dir, url, keep } => crate::bucket::upload(&dir, &url, keep),
+        Command::List { dir, json } => {
+            let shards = checkpoint::list(&dir)?;
+            if json {
+                say(&[in_json(&serde_json::json!({ "shards": shards }))?])?;
+            } else {
+                say(&shards.iter().flat_map(listed).collect::<Vec<_>>())?;
+            }
+            Ok(true)
+        }
+        Command::Verify { dir, json } => {
+            let shards = checkpoint::verify(&dir)?;
+            let ok = shards.iter().all(|shard| shard.damages.is_empty());
+            if json {
+                say(&[in_json(&serde_json::json!({ "ok": ok, "shards": shards }))?])?;
+            } else {
+                let lines = shards.iter().flat_map(|v: &Verified| verified(v.shard, &v.whole, &v.damages));
+                say(&lines.collect::<Vec<_>>())?;
+            }
+            Ok(ok)
+        }
+        Command::Restore { source, target, shards, accept_loss, cut } => {
+            let done = fastps_durable::restore(&source, &target, shards, reading(accept_loss, cut))?;
+            note(&done.notes);
+            let (tensors, slices, bytes) = (done.tensors, done.slices, size(done.bytes));
+            let target = target.display();
+            say(&[format!("{target}: {tensors} tensors, {slices} slices, {bytes}, for {shards} shards")])?;
+            Ok(true)
+        }
+        Command::Export { dir, file, state, accept_loss, cut } => {
+            let done = fastps_durable::export(&dir, &file, state, reading(accept_loss, cut))?;
+            note(&done.notes);
+            say(&[format!("{}: {} tensors, {}", file.display(), done.tensors, size(done.bytes))])?;
+            Ok(true)
+        }
+    }
+}
+
+pub(crate) fn in_json(value: &impl Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(|error| Error::new(Kind::Internal, error.to_string()))
+}
+
+/// To standard output.
+pub(crate) fn say(lines: &[String]) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    let mut written = lines.iter().try_for_each(|line| writeln!(out, "{line}"));
+    written = written.and_then(|()| out.flush());
+    match written {
+        // Whoever reads has enough.
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::new(Kind::Internal, format!("cannot print: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// To standard error.
+pub(crate) fn note(notes: &[String]) {
+    for note in notes {
+        let _ = writeln!(std::io::stderr(), "fastps: {note}");
+    }
+}
+
+fn saved((shard, snapshot): (usize, &client::Snapshot)) -> String {
+    let client::Snapshot { address, number, path, bytes, slices } = snapshot;
+    let bytes = size(*bytes);
+    format!("shard {shard} ({address}): snapshot {number}, {slices} slices, {bytes}: {path}")
+}
+
+fn saved_in_json((shard, snapshot): (usize, &client::Snapshot)) -> serde_json::Value {
+    let client::Snapshot { address, number, path, bytes, slices } = snapshot;
+    serde_json::json!({
+        "shard": shard, "address": address, "number": number, "path": path, "bytes": bytes, "slices": slices,
+    })
+}
+
+fn listed(shard: &Listed) -> Vec<String> {
+    let of = shard.shards.map_or(String::new(), |shards| format!(" of {shards}"));
+    let mut lines = vec![format!("shard {}{of}: {}", shard.shard, shard.path.display())];
+    lines.extend(shard.snapshots.iter().map(snapshot));
+    lines.push(format!("  log: {} files, {}", shard.log_segments, size(shard.log_bytes)));
+    lines.extend(shard.put_aside.iter().map(|name| format!("  put aside: {name}")));
+    lines
+}
+
+fn snapshot(snapshot: &Snapshot) -> String {
+    let Snapshot { number, problem, written, bytes, slices, versions, steps, cut } = snapshot;
+    if let Some(problem) = problem {
+        return format!("  snapshot {number}: {problem}");
+    }
+    let (age, bytes) = (age(now().saturating_sub(*written)), size(*bytes));
+    let cut = cut.as_ref().map_or(String::new(), |cut| format!(", a cut over group {:?}", cut.group));
+    format!(
+        "  snapshot {number}: {age} ago, {slices} slices, {versions} versions, {steps} steps, {bytes}{cut}"
+    )
+}
+
+/// What was found of a shard's snapshots, wherever they lie.
+pub(crate) fn verified(shard: u32, whole: &[u64], damages: &[String]) -> Vec<String> {
+    let whole: Vec<_> = whole.iter().map(u64::to_string).collect();
+    let whole = if whole.is_empty() { "none".to_owned() } else { whole.join(", ") };
+    let state = if damages.is_empty() { "whole" } else { "DAMAGED" };
+    let mut lines = vec![format!("shard {shard}: {state}; whole snapshots: {whole}")];
+    lines.extend(damages.iter().map(|damage| format!("  {damage}")));
+    lines
+}
+
+pub(crate) fn age(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Args::command().debug_assert();
+        assert_eq!(run(["x", "restore", "a", "b"].map(OsString::from)), 2);
+        assert_eq!(run(["x", "list", "/no/such/directory"].map(OsString::from)), 1);
+    }
+
+    #[test]
+    fn sizes_and_ages_are_for_people() {
+        assert_eq!([size(17), size(1536), size(5 << 40)], ["17 B", "1.5 KiB", "5.0 TiB"]);
+        assert_eq!([age(5), age(600), age(7200), age(864_000)], ["5 s", "10 min", "2 h", "10 days"]);
+    }
+}

@@ -1,0 +1,509 @@
+//! Servers that are killed at named places (`fastps_core::failpoint`), and everything at once at random moments: what a
+//! receipt promised is there, and nothing counts twice.
+
+use crate::durable::{Served, connect, options, pull, push_on, register, sgd};
+use crate::ledger::{AtTheEnd, PATIENT, gradient, until};
+use fastps_client::{Ack, Client};
+use fastps_core::isa::Isa;
+use fastps_core::shard::{Shard, ShardConfig};
+use fastps_core::tensor::{Apply, SliceId};
+use fastps_core::verbs::{Gradient, ParameterServer, PushError, SparseValues};
+use fastps_durable::{Journal, Settings};
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+const SLICE: usize = 258_048;
+const BIG: usize = 2 * SLICE + 5;
+const KILL: i32 = 9;
+
+/// Places on the way of a push, in its order, and how often they are passed until the server ends there.
+const PUSH: [&str; 15] = [
+    "header_read:30",
+    "half_frame:10",
+    "decoded:30",
+    "validated:30",
+    "identity_checked:30",
+    "applied:30",
+    "log_write:40",
+    "log_blocks:1",
+    "log_blocks:45",
+    "log_written:40",
+    "log_cut:40",
+    "log_sync:30",
+    "log_synced:30",
+    "before_ack:30",
+    "after_ack:30",
+];
+
+/// Places on the way of a snapshot.
+const SNAPSHOT: [&str; 17] = [
+    "segment_create:3",
+    "segment_created:3",
+    "segment_renamed:3",
+    "segment_begun:3",
+    "snapshot_create:1",
+    "snapshot_write:1",
+    "snapshot_write:6",
+    "segment_end:3",
+    "snapshot_sync:1",
+    "snapshot_sync:3",
+    "snapshot_manifest:1",
+    "snapshot_sync:4",
+    "snapshot_rename:1",
+    "snapshot_renamed:1",
+    "snapshot_complete:1",
+    "snapshot_delete:2",
+    "segment_delete:3",
+];
+
+/// Places on the way of a start.
+const START: [&str; 10] = [
+    "recovery_loaded:1",
+    "recovery_replayed:1",
+    "segment_create:1",
+    "segment_created:1",
+    "log_cut:1",
+    "log_sync:1",
+    "segment_renamed:1",
+    "segment_begun:1",
+    "segment_end:1",
+    "recovery_loaded:2",
+];
+
+const SNAPSHOTS: [&str; 2] = ["--snapshot-every", "0.1"];
+
+impl Served {
+    /// Starts it, and waits until it has ended at a place.
+    fn dies_at(&mut self, place: &str) {
+        let (shell, begin) = (format!("export FASTPS_FAILPOINT={place};"), Instant::now());
+        loop {
+            self.child = Some(self.command(&shell, &SNAPSHOTS).spawn().unwrap());
+            let child = self.child.as_mut().unwrap();
+            let status = loop {
+                if let Some(status) = child.try_wait().unwrap() {
+                    break status;
+                }
+                assert!(begin.elapsed() < PATIENT, "{place} is never reached");
+                std::thread::sleep(Duration::from_millis(1));
+            };
+            self.child = None;
+            if status.signal() == Some(KILL) {
+                return;
+            }
+            // Some other test may have had the port for a moment.
+            assert!(begin.elapsed() < PATIENT, "{place}: {status}");
+        }
+    }
+}
+
+/// Clients whose pushes are answered when they are durable, each with a tensor of its own.
+struct Load {
+    clients: Vec<Arc<Client>>,
+    /// Per tensor and slice, what must be there.
+    counts: Vec<Vec<u64>>,
+}
+
+const SIZES: [usize; 3] = [BIG, 1000, 10];
+
+fn name(k: usize) -> String {
+    format!("w{k}")
+}
+
+impl Load {
+    fn new(served: &Served) -> Self {
+        let clients: Vec<_> = SIZES.iter().map(|_| served.connect(Ack::Logged)).collect();
+        for (k, (client, size)) in clients.iter().zip(SIZES).enumerate() {
+            register(client, &name(k), size, Apply::Exact, sgd(), 0.0);
+        }
+        Self { clients, counts: SIZES.iter().map(|size| vec![0; size.div_ceil(SLICE)]).collect() }
+    }
+
+    /// Pushes until `during` is done.
+    fn run(&mut self, during: impl FnOnce()) {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let stop = &stop;
+            let pushers: Vec<_> = self
+                .clients
+                .iter()
+                .enumerate()
+                .map(|(k, client)| scope.spawn(move || push_on(client, &name(k), SIZES[k], PATIENT, stop)))
+                .collect();
+            let end = AtTheEnd(stop);
+            during();
+            drop(end);
+            for (counts, pusher) in self.counts.iter_mut().zip(pushers) {
+                for (count, more) in counts.iter_mut().zip(pusher.join().unwrap()) {
+                    *count += more;
+                }
+            }
+        });
+    }
+
+    /// Neither more nor less than what was applied is there.
+    fn check(&self, what: &str) {
+        for (k, (client, counts)) in self.clients.iter().zip(&self.counts).enumerate() {
+            for (values, count) in pull(client, &name(k)).chunks(SLICE).zip(counts) {
+                let wrong = values.iter().find(|x| **x != *count as f32);
+                assert_eq!(wrong, None, "{what}: {}, not {count}", name(k));
+            }
+        }
+    }
+}
+
+/// How long a server that was started again gets pushes.
+const A_WHILE: Duration = Duration::from_millis(30);
+
+/// Kills a server at one place after the other, under load, and starts it again.
+fn kill_at(places: &[&str]) {
+    let (mut served, mut load) = loaded();
+    for place in places {
+        load.run(|| {
+            served.dies_at(place);
+            served.start_after("", &SNAPSHOTS);
+            std::thread::sleep(A_WHILE);
+        });
+        load.check(place);
+        served.kill();
+    }
+    assert!(load.counts.iter().flatten().all(|count| *count > 0), "{:?}", load.counts);
+}
+
+/// A server that is not running, and those who push to it.
+fn loaded() -> (Served, Load) {
+    let mut served = Served::new(2);
+    served.start();
+    let load = Load::new(&served);
+    served.kill();
+    (served, load)
+}
+
+#[test]
+fn logged_pushes_survive_a_kill_at_every_step_of_a_push() {
+    kill_at(&PUSH);
+}
+
+#[test]
+fn logged_pushes_survive_a_kill_at_every_step_of_a_snapshot() {
+    kill_at(&SNAPSHOT);
+}
+
+#[test]
+fn logged_pushes_survive_a_kill_while_the_log_has_a_hole() {
+    kill_at(&[
+        "log_sync:12:EIO,snapshot_create:1",
+        "log_write:14:ENOSPC,segment_renamed:3",
+        "log_sync:12:EIO,snapshot_rename:1",
+        "log_write:14:EIO,snapshot_renamed:1",
+        "log_blocks:45:ENOSPC,snapshot_rename:1",
+        "log_sync:12:EIO,snapshot_complete:1",
+    ]);
+}
+
+#[test]
+fn kills_during_recovery_cost_nothing() {
+    let (mut served, mut load) = loaded();
+    for place in START {
+        load.run(|| {
+            served.dies_at("log_cut:20");
+            // Twice in a row.
+            served.dies_at(place);
+            served.dies_at(place);
+            served.start_after("", &SNAPSHOTS);
+            std::thread::sleep(A_WHILE);
+        });
+        load.check(place);
+        served.kill();
+    }
+}
+
+/// What the log lacks then, the next snapshot has.
+#[test]
+fn a_call_of_the_system_that_fails_once_is_told_and_survived() {
+    let (mut served, mut load) = loaded();
+    let errors = [
+        "log_write:12:ENOSPC",
+        "log_blocks:1:EIO",
+        "log_blocks:45:ENOSPC",
+        "log_sync:12:EIO",
+        "segment_create:3:ENOSPC",
+        "snapshot_write:2:ENOSPC",
+        "snapshot_sync:2:EIO",
+        "snapshot_rename:1:EIO",
+        "directory_sync:4:EIO",
+    ];
+    for error in errors {
+        let told = served.folder.0.join("errors");
+        let shell = format!("export FASTPS_FAILPOINT={error} FASTPS_LOG=error; exec 2>{};", told.display());
+        load.run(|| {
+            served.start_after(&shell, &SNAPSHOTS);
+            let says = || std::fs::read_to_string(&told).unwrap().contains("os error");
+            until(error, says);
+            // From here on it is as before: this waits for the disk.
+            let client = served.connect(Ack::Logged);
+            let one = || client.push(&[gradient("w1", vec![0.0; SIZES[1]])], &options(PATIENT)).is_ok();
+            until("pushes work again", one);
+        });
+        load.check(error);
+        served.kill();
+        served.start();
+        load.check(error);
+        served.kill();
+    }
+}
+
+/// Tensors of this many rows, each pushed once or twice, tell a push that counted twice from one that did not come.
+const ROWS: usize = 1 << 16;
+
+/// A push of -1 to one row, by itself or beside others.
+fn push_row(client: &Client, name: &str, row: usize, more: Option<Gradient>) -> Result<u64, PushError> {
+    let values = SparseValues { indices: vec![row as i64], values: vec![-1.0_f32] };
+    let row = Gradient { name: name.into(), shape: vec![1], values: Arc::new(values) };
+    let all: Vec<_> = std::iter::once(row).chain(more).collect();
+    client.push(&all, &options(PATIENT)).map(|receipts| receipts[0].version)
+}
+
+/// What a client that pushed one row after the other knows: the version after each, and whether it was told before the end.
+type Told = Vec<(u64, bool)>;
+
+/// Pushes one row after the other; stops at the first push that fails, which may have been applied or not.
+fn push_rows(address: &str, ack: Ack, first: usize, stop: &AtomicBool) -> Told {
+    let (client, mut told) = (connect(address, ack), Vec::new());
+    while !stop.load(Ordering::SeqCst) && told.len() < ROWS / 2 {
+        let Ok(version) = push_row(&client, "rows", first + told.len(), None) else { break };
+        told.push((version, !stop.load(Ordering::SeqCst)));
+    }
+    told
+}
+
+#[test]
+fn applied_pushes_come_back_as_far_as_a_sync_had_covered() {
+    let places = ["applied:300", "log_written:60", "log_cut:60", "log_synced:60", "snapshot_renamed:2"];
+    let mut kept = 0;
+    for place in places {
+        let mut served = Served::new(1);
+        served.start();
+        register(&served.connect(Ack::Applied), "rows", ROWS, Apply::Exact, sgd(), 0.0);
+        served.kill();
+        let (stop, address) = (AtomicBool::new(false), served.address());
+        let (applied, logged) = std::thread::scope(|scope| {
+            let (stop, address) = (&stop, &*address);
+            let applied = scope.spawn(move || push_rows(address, Ack::Applied, 0, stop));
+            let logged = scope.spawn(move || push_rows(address, Ack::Logged, ROWS / 2, stop));
+            let end = AtTheEnd(stop);
+            served.dies_at(place);
+            drop(end);
+            served.start();
+            (applied.join().unwrap(), logged.join().unwrap())
+        });
+        let rows = pull(&served.connect(Ack::Applied), "rows");
+        assert!(rows.iter().all(|x| *x == 0.0 || *x == 1.0), "{place}: something counts twice");
+        let there = |rows: &[f32], told: &Told| {
+            let told = told.iter().take_while(|(_, before)| *before).count();
+            let there = rows.iter().take_while(|x| **x == 1.0).count();
+            // Behind the first that is lost nothing is there but the one that was under way.
+            assert!(there >= told || rows[there..told].iter().all(|x| *x == 0.0), "{place}");
+            (told, there)
+        };
+        let (told, there_logged) = there(&rows[ROWS / 2..], &logged);
+        assert!(there_logged >= told, "{place}: {there_logged} of {told}");
+        let synced = logged[..told].last().map_or(0, |(version, _)| *version);
+        let (told, there_applied) = there(&rows, &applied);
+        let covered = applied[..told].iter().filter(|(version, _)| *version <= synced).count();
+        assert!(there_applied >= covered, "{place}: {there_applied}, not {covered}");
+        kept += covered;
+    }
+    assert!(kept > 0);
+}
+
+/// A client in a process of its own, for the next test: says which row it is about to push, and which was acknowledged.
+#[test]
+fn a_client_that_will_be_killed() {
+    let Ok(told) = std::env::var("FASTPS_KILLED_CLIENT") else { return };
+    let [address, k, first] = *told.split(' ').collect::<Vec<_>>() else { panic!("{told}") };
+    let (k, first): (usize, usize) = (k.parse().unwrap(), first.parse().unwrap());
+    let client = connect(address, if k == 2 { Ack::Applied } else { Ack::Logged });
+    for i in first.. {
+        println!("\nsent {i}");
+        let more = (k == 0).then(|| gradient("shared", vec![-1.0; SHARED]));
+        push_row(&client, &name(k), i % ROWS, more).unwrap();
+        println!("\ndone {i}");
+    }
+}
+
+const SHARED: usize = SLICE + 5;
+
+/// What must be there at least, and may be there at most.
+type Bounds = (f32, f32);
+
+/// A server with two shards, three clients, and their books over any number of kills.
+struct Everything {
+    served: Served,
+    rows: Vec<Vec<Bounds>>,
+    shared: [Bounds; 2],
+    /// The next row of each client.
+    next: [usize; 3],
+}
+
+/// All processes of a round; ended with it.
+struct Group(i32);
+
+impl Group {
+    fn kill(&self) {
+        let group = rustix::process::Pid::from_raw(self.0).unwrap();
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Everything {
+    fn new() -> Self {
+        let mut served = Served::new(2);
+        served.start();
+        let client = served.connect(Ack::Applied);
+        for k in 0..3 {
+            register(&client, &name(k), ROWS, Apply::Exact, sgd(), 0.0);
+        }
+        register(&client, "shared", SHARED, Apply::Exact, sgd(), 0.0);
+        served.kill();
+        let rows = vec![vec![(0.0, 0.0); ROWS]; 3];
+        Self { served, rows, shared: [(0.0, 0.0); 2], next: [0; 3] }
+    }
+
+    /// Starts all, and kills all after a time.
+    fn round(&mut self, time: Duration) {
+        let mut server = self.served.command("", &SNAPSHOTS).process_group(0).spawn().unwrap();
+        let group = Group(server.id() as i32);
+        let this = std::env::current_exe().unwrap();
+        let mut clients: Vec<_> = (0..3)
+            .map(|k| {
+                let mut client = Command::new(&this);
+                client.args(["kills::a_client_that_will_be_killed", "--exact", "--nocapture"]);
+                client.env("FASTPS_KILLED_CLIENT", format!("{} {k} {}", self.served.address(), self.next[k]));
+                client.stdout(Stdio::piped()).stderr(Stdio::null()).process_group(group.0).spawn().unwrap()
+            })
+            .collect();
+        std::thread::sleep(time);
+        group.kill();
+        server.wait().unwrap();
+        for (k, client) in clients.iter_mut().enumerate() {
+            let mut said = String::new();
+            client.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+            client.wait().unwrap();
+            for line in said.lines() {
+                if let Some(row) = line.strip_prefix("sent ") {
+                    let row: usize = row.parse().unwrap();
+                    self.next[k] = row + 1;
+                    self.sent(k, row % ROWS);
+                } else if let Some(row) = line.strip_prefix("done ") {
+                    self.done(k, row.parse::<usize>().unwrap() % ROWS);
+                }
+            }
+        }
+    }
+
+    fn sent(&mut self, k: usize, row: usize) {
+        self.rows[k][row].1 += 1.0;
+        if k == 0 {
+            self.shared.iter_mut().for_each(|(_, most)| *most += 1.0);
+        }
+    }
+
+    fn done(&mut self, k: usize, row: usize) {
+        if k < 2 {
+            self.rows[k][row].0 += 1.0;
+        }
+        if k == 0 {
+            self.shared.iter_mut().for_each(|(least, _)| *least += 1.0);
+        }
+    }
+
+    /// What lies on disk is whole, at once, and within the books; from here on it is what must be there.
+    fn check(&mut self) {
+        for shard in 0..2 {
+            let path = self.served.folder.0.join(format!("shard-{shard}"));
+            let (path, keep_for) = (path.clone(), Duration::ZERO);
+            let settings =
+                Settings { path: path.clone(), shard, shards: 2, keep: 2, keep_for, accept_loss: false };
+            // Nobody has it any more.
+            let journal = Journal::open(settings).unwrap();
+            let held = Shard::new(ShardConfig::new(shard, 1 << 30, Isa::get().unwrap()));
+            let report = journal.recover(&held).unwrap();
+            let torn = |note: &String| note.contains("are no whole record");
+            assert!(report.notes.iter().all(torn), "{report:?}");
+            let names = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name());
+            let odd = |name: &str| name.starts_with("damaged-") || name.contains(".tmp");
+            let odd: Vec<_> = names.filter(|name| odd(name.to_str().unwrap())).collect();
+            assert!(odd.is_empty(), "{odd:?}");
+            for (id, index, reservation) in journal.catalog().slices() {
+                let values = held.pull(1, SliceId(id)).unwrap();
+                let (values, _) = values.as_ref().as_chunks::<4>();
+                let values = values.iter().map(|x| f32::from_le_bytes(*x));
+                let name = &*reservation.spec.name;
+                if name == "shared" {
+                    let bounds = &mut self.shared[index];
+                    values.for_each(|x| enter(bounds, x, name, index));
+                } else {
+                    let k: usize = name[1..].parse().unwrap();
+                    let rows = self.rows[k].iter_mut().enumerate().zip(values);
+                    rows.for_each(|((row, bounds), x)| enter(bounds, x, name, row));
+                }
+            }
+        }
+    }
+}
+
+/// A value is within its bounds, and narrows them to itself.
+fn enter(bounds: &mut Bounds, x: f32, name: &str, row: usize) {
+    assert!(bounds.0 <= x && x <= bounds.1, "{name}, row {row}: {x}, not {bounds:?}");
+    *bounds = (x, x);
+}
+
+#[test]
+fn everything_is_killed_at_once_at_random_moments() {
+    let kills: u64 = std::env::var("FASTPS_KILLS").map_or(12, |kills| kills.parse().unwrap());
+    let seed = std::env::var("FASTPS_SEED").map_or_else(
+        |_| SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64,
+        |seed| seed.parse().unwrap(),
+    );
+    println!("FASTPS_SEED={seed}");
+    let mut random = seed | 1;
+    let mut everything = Everything::new();
+    let mut round = 0;
+    // Where the machine is so slow that a client did not get to push anything, there are more rounds, and longer ones.
+    while round < kills || everything.next.contains(&0) {
+        assert!(round < 4 * kills, "{round} kills, {:?} pushes", everything.next);
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        // While it starts, or while it works.
+        let most = if random.is_multiple_of(4) { 60 } else { 500 << (round / kills) };
+        everything.round(Duration::from_millis((random >> 8) % most));
+        everything.check();
+        round += 1;
+    }
+    println!("{round} kills, {:?} pushes", everything.next);
+    everything.served.start();
+    let client = everything.served.connect(Ack::Applied);
+    for k in 0..3 {
+        let expected: Vec<_> = everything.rows[k].iter().map(|(least, _)| *least).collect();
+        assert!(pull(&client, &name(k)) == expected);
+    }
+}
+
+/// The servers of these tests can be killed by name; `tests/test_wheel.py` looks for the same word in what users get.
+#[test]
+fn the_server_of_these_tests_has_failpoints() {
+    let program = std::fs::read(env!("CARGO_BIN_EXE_fastps-server")).unwrap();
+    let word = b"FASTPS_FAILPOINT";
+    assert!(program.windows(word.len()).any(|bytes| bytes == word));
+}

@@ -1,0 +1,659 @@
+//! The server through the generated client alone: what any gRPC client in any language can do.
+
+use crate::certificates::{Ca, channel};
+use crate::ledger::{PATIENT, Tensor, until};
+use crate::stubs::{
+    CLIENT, Peer, Piece, SLICE, Shard, Share, World, bytes, config, error, frame, header, hello, initial,
+    on_shard, pieces_of, push, spec, spec_of, start, start_with, timed, within,
+};
+use bytes::Bytes;
+use fastps_core::codec::CodecId;
+use fastps_core::dtype::DType;
+use fastps_core::error::Kind;
+use fastps_core::frame::{Action, Base, Identity, Push};
+use fastps_core::policy::{Admission, Held, Policy};
+use fastps_core::slice::Slice;
+use fastps_core::tensor::SliceId;
+use fastps_proto::v1 as pb;
+use fastps_server::{Server, ServerConfig};
+use fastps_transport::convert::{self, Answer, Read, Route};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn register_push_pull() {
+    let (server, mut shard, mut stream) = start().await;
+    let (route, slice) = shard.create(&mut stream, "w", &[1.0, 2.0, 3.0]).await;
+    let receipt = stream.ask(push(route, slice, 1, &[0.5, 0.5, 1.0])).await;
+    let Answer::Receipt(applied) = receipt else { panic!("{receipt:?}") };
+    assert_eq!((applied.version, applied.own, applied.duplicate), (2, 2, false));
+    assert_eq!(stream.pull(route, slice).await, (2, bytes(&[0.5, 1.5, 2.0])));
+    for (asker, own) in [(shard.client, 2), (77, 0)] {
+        Shard::connect(&server.addresses()[0], asker).await;
+        let version = convert::read_frame(9, Route { client: asker, ..route }, SliceId(slice), Read::Version);
+        assert_eq!(stream.ask(version).await, Answer::Version { version: 2, own });
+    }
+
+    let mut wants = push(route, slice, 2, &[1.0; 3]);
+    header(&mut wants).want_values = true;
+    header(&mut wants).base_version = Some(2);
+    header(&mut wants).base_own = Some(2);
+    let values = stream.ask(wants).await;
+    let Answer::Values { version: 3, step: 2, applied: Some(applied), payload, .. } = values else {
+        panic!("{values:?}")
+    };
+    assert_eq!((applied.staleness, payload), (Some(0), bytes(&[-0.5, 0.5, 1.0])));
+
+    let map = shard.control.get_map(timed(pb::GetMapRequest::default())).await.unwrap().into_inner();
+    assert_eq!((map.epoch, map.entries.len(), map.next.as_str()), (1, 1, ""));
+    assert_eq!(map.entries[0].placement.as_ref().unwrap().slices, [slice]);
+    assert!(shard.register(&spec("w", 3)).await.unwrap().exists);
+    let other = shard.register(&spec("w", 4)).await.unwrap_err();
+    assert_eq!(
+        (other.kind, other.tensor.as_deref(), other.expected.as_deref()),
+        (Kind::Precondition, Some("w"), Some("[3]"))
+    );
+
+    let ask = pb::UnregisterRequest { name: "w".into() };
+    let placement =
+        shard.control.unregister(timed(ask.clone())).await.unwrap().into_inner().placement.unwrap();
+    shard.control.drop(timed(pb::DropRequest { slices: placement.slices })).await.unwrap();
+    assert_eq!(stream.refusal(push(route, slice, 3, &[1.0; 3])).await.kind, Kind::UnknownTensor);
+    assert_eq!(error(shard.control.unregister(timed(ask)).await.unwrap_err()).kind, Kind::UnknownTensor);
+    assert_eq!(shard.counter("memory_slices").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_repeat_is_not_applied_again_and_resolve_fences() {
+    const LAST: u64 = fastps_core::identity::WINDOW as u64 + 10;
+    let mut world = World::start(config()).await;
+    for peer in 0..2 {
+        for piece in world.pieces_of(peer) {
+            let version = world.push_to(peer, piece, 1).await;
+            let client = &mut world.peers[peer];
+            for _ in 0..2 {
+                let again = client.push(piece, 1, -1.0);
+                let Answer::Receipt(applied) = client.ask(piece, again).await else { panic!() };
+                assert_eq!((applied.version, applied.duplicate), (version, true));
+            }
+            let answer = client.ask(piece, client.resolve(piece, 1)).await;
+            assert!(matches!(answer, Answer::Receipt(a) if a.version == version && a.duplicate));
+            assert_eq!(client.ask(piece, client.resolve(piece, 2)).await, Answer::Fenced);
+            let fenced = client.refusal(piece, client.push(piece, 2, -1.0)).await;
+            assert_eq!((fenced.kind, fenced.tensor.as_deref()), (Kind::Fenced, Some(piece.name())));
+            assert_eq!(client.ask(piece, client.resolve(piece, 2)).await, Answer::Fenced);
+        }
+        world.check();
+    }
+    // Beyond its window a slice does not remember, and says so.
+    for peer in 0..2 {
+        for piece in world.pieces_of(peer).into_iter().filter(|piece| piece.part.0 < 3) {
+            let client = &mut world.peers[peer];
+            for sequence in 3..LAST {
+                let answer = client.ask(piece, client.push(piece, sequence, 0.0)).await;
+                assert!(matches!(answer, Answer::Receipt(_)), "{answer:?}");
+            }
+            let error = client.refusal(piece, client.resolve(piece, 1)).await;
+            assert_eq!(error.kind, Kind::UnknownOutcome);
+        }
+    }
+    world.check();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn every_bad_frame_is_refused_and_changes_nothing() {
+    type Spoil = fn(&mut pb::Frame);
+    let (_server, mut shard, mut stream) = start().await;
+    let (route, slice) = shard.create(&mut stream, "w", &[1.0, 2.0, 3.0]).await;
+    let spoils: [(Kind, &str, Spoil); 21] = [
+        (Kind::StaleEpoch, "epoch 1", |f| header(f).epoch = 2),
+        (Kind::UnknownTensor, "no slice", |f| header(f).slice = 999),
+        (Kind::Frame, "group", |f| header(f).group = 7),
+        (Kind::Lease, "session", |f| header(f).client = 4711),
+        (Kind::Frame, "client", |f| header(f).client = 0),
+        (Kind::Frame, "sequence", |f| header(f).sequence = 0),
+        (Kind::Frame, "checksum", |f| header(f).crc32c = Some(1)),
+        (Kind::Shape, "elements", |f| header(f).count = 1 << 60),
+        (Kind::Shape, "elements", |f| header(f).count = 4),
+        (Kind::Frame, "length", |f| f.payload = f.payload.slice(..11)),
+        (Kind::Frame, "length", |f| {
+            f.payload = Bytes::from(vec![0; 1 << 20]);
+        }),
+        (Kind::Frame, "codec", |f| header(f).codec = 9),
+        (Kind::Frame, "codec", |f| header(f).codec = 0),
+        (Kind::Frame, "length", |f| {
+            header(f).codec = pb::PayloadCodec::CodecOnebit.into();
+        }),
+        (Kind::DType, "dtype", |f| {
+            header(f).dtype = pb::DType::DtypeFloat64.into();
+        }),
+        (Kind::DType, "dtype", |f| header(f).dtype = 0),
+        (Kind::Frame, "weight", |f| header(f).weight = Some(1.0)),
+        (Kind::Frame, "reservation", |f| header(f).reservation = 1),
+        (Kind::Frame, "kind", |f| header(f).kind = 99),
+        (Kind::NonFinite, "element 1", |f| {
+            f.payload = bytes(&[0.0, f32::NAN, 0.0]);
+        }),
+        (Kind::Config, "lr", |f| header(f).lr = Some(f64::INFINITY)),
+    ];
+    for (n, (kind, word, spoil)) in spoils.into_iter().enumerate() {
+        let mut bad = push(route, slice, 1, &[1.0; 3]);
+        spoil(&mut bad);
+        let error = stream.refusal(bad).await;
+        assert_eq!(error.kind, kind, "{n}: {error}");
+        assert!(error.to_string().contains(word), "{n}: {error}");
+    }
+    stream.send(pb::Frame::default()).await;
+    assert!(matches!(stream.answer().await, (0, Answer::Refused(error)) if error.kind == Kind::Frame));
+    let late = stream.refusal(initial(route, slice, 1, &[9.0; 3])).await;
+    assert_eq!(late.kind, Kind::Lease);
+    assert_eq!(stream.pull(route, slice).await, (1, bytes(&[1.0, 2.0, 3.0])));
+    assert!(matches!(stream.ask(push(route, slice, 1, &[1.0; 3])).await, Answer::Receipt(a) if !a.duplicate));
+    assert_eq!(shard.counter("frames_refused").await, 23);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn an_oversize_message_ends_its_stream_alone() {
+    let mut world = World::start(config()).await;
+    for peer in 0..2 {
+        for piece in world.pieces_of(peer).into_iter().filter(Piece::is_of_big) {
+            let client = &world.peers[peer];
+            let mut doomed = client.shards[piece.shard].exchange().await;
+            let mut big = client.push(piece, 1, -1.0);
+            big.payload = Bytes::from(vec![0; 5 << 20]);
+            doomed.send(big).await;
+            let ended = doomed.message().await.unwrap_err();
+            assert_eq!(error(ended).kind, Kind::Frame);
+        }
+    }
+    for peer in 0..2 {
+        world.push(peer, 1).await;
+    }
+    world.check();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn state_travels_both_ways() {
+    let (_server, mut shard, mut stream) = start().await;
+    let mut adam = spec("a", 3);
+    adam.optimizer = Some(pb::Optimizer { name: "adam".into(), ..Default::default() });
+    let place = shard.register(&adam).await.unwrap();
+    let slice = place.placement.as_ref().unwrap().slices[0];
+    let route = Route { group: 1, epoch: 1, client: CLIENT };
+    shard.reserve(&adam, &place).await.unwrap();
+    stream.ask(initial(route, slice, place.reservation, &[1.0; 3])).await;
+    shard.seal(place.reservation).await.unwrap();
+    shard.commit(place.reservation).await.unwrap();
+    let mut assign = frame(route, slice, Action::AssignState { step: 7 }, 1, &[0.25; 6]);
+    header(&mut assign).count = 3;
+    assert!(matches!(stream.ask(assign).await, Answer::Receipt(_)));
+    let answer = stream.ask(convert::read_frame(5, route, SliceId(slice), Read::State)).await;
+    assert!(matches!(answer, Answer::Values { step: 7, payload, .. } if payload == bytes(&[0.25; 6])));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_silent_client_loses_its_session() {
+    let lease = Duration::from_secs(8);
+    let mut world = World::start(ServerConfig { lease, ..config() }).await;
+    world.push(0, 1).await;
+    world.push(1, 1).await;
+    // One slice on each shard: a pull is a sign of life.
+    let pieces: Vec<_> = world.pieces.iter().copied().filter(Piece::is_of_big).collect();
+    let mut of_shards: Vec<_> = pieces.iter().map(|piece| piece.shard).collect();
+    of_shards.sort_unstable();
+    assert_eq!(of_shards, [0, 1, 2]);
+    for third in 0..15 {
+        tokio::time::sleep(lease / 3).await;
+        for peer in if third < 6 { 0..2 } else { 1..2 } {
+            for piece in &pieces {
+                world.peers[peer].pull(*piece).await;
+            }
+        }
+    }
+    // The first is forgotten on every shard; the second is not, nor what it pushed.
+    for piece in world.pieces_of(0) {
+        let first = &mut world.peers[0];
+        assert_eq!(first.refusal(piece, first.push(piece, 1, -1.0)).await.kind, Kind::Lease);
+    }
+    for piece in world.pieces_of(1) {
+        let second = &mut world.peers[1];
+        let answer = second.ask(piece, second.push(piece, 1, -1.0)).await;
+        assert!(matches!(answer, Answer::Receipt(applied) if applied.duplicate), "{answer:?}");
+    }
+    for shard in &mut world.peers[0].shards {
+        for renew in [true, false] {
+            let hello = pb::HelloRequest { renew, ..hello(CLIENT) };
+            assert_eq!(error(shard.control.hello(timed(hello)).await.unwrap_err()).kind, Kind::Lease);
+        }
+        assert_eq!(shard.counter("sessions_expired").await, 1);
+    }
+    tokio::time::sleep(3 * lease).await;
+    for shard in &mut world.peers[1].shards {
+        assert_eq!(
+            (shard.counter("sessions_expired").await, shard.counter("identity_entries").await),
+            (2, 0)
+        );
+    }
+    // New incarnations go on where the old ones ended.
+    for peer in 0..2 {
+        world.peers[peer] = Peer::connect(&world.server, 77 + peer as u64, peer).await;
+        world.push(peer, 1).await;
+    }
+    world.check();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_registration_is_waited_for_and_taken_over() {
+    const LATE: &str = "adam 1 big";
+    let reservation_lease = Duration::from_secs(5);
+    let config = ServerConfig { reservation_lease, ..config() };
+    let mut world = World::start_without(config, Some(LATE)).await;
+    let late = Tensor::named(LATE);
+    let spec = spec_of(late);
+    let used = async |peer: &mut Peer| {
+        let mut used = Vec::new();
+        for shard in &mut peer.shards {
+            used.push(shard.counter("memory_slices").await);
+        }
+        used
+    };
+    let [first, second] = &mut world.peers[..] else { panic!() };
+    let before = used(first).await;
+    let place = first.shards[0].register(&spec).await.unwrap();
+    let pieces = pieces_of(late, &place);
+    assert_eq!(pieces.len(), 3);
+    for shard in 0..3 {
+        let share = on_shard(&place, shard).unwrap();
+        first.shards[shard].reserve_part(&spec, &share).await.unwrap();
+        first.shards[shard].reserve_part(&spec, &share).await.unwrap();
+        assert_eq!(first.shards[shard].seal(place.reservation).await.unwrap_err().kind, Kind::Precondition);
+    }
+    assert_eq!(first.shards[0].commit(place.reservation).await.unwrap_err().kind, Kind::Precondition);
+    for piece in &pieces {
+        let early = first.refusal(*piece, first.push(*piece, 1, -1.0)).await;
+        assert_eq!((early.kind, early.tensor.as_deref()), (Kind::UnknownTensor, Some(LATE)));
+    }
+    assert!(second.shards[0].register(&spec).await.unwrap().under_way);
+    let other = crate::stubs::spec(LATE, 4);
+    assert_eq!(second.shards[0].register(&other).await.unwrap_err().kind, Kind::Precondition);
+
+    tokio::time::sleep(2 * reservation_lease).await;
+    assert_eq!(used(first).await, before);
+    for shard in &mut first.shards {
+        assert_eq!(shard.counter("reservations_expired").await, 1);
+    }
+    let again = second.shards[0].register(&spec).await.unwrap();
+    assert!(!again.under_way && again.reservation != place.reservation);
+    for piece in &pieces {
+        let values = vec![7.0; piece.elements];
+        let frame = initial(first.route(*piece), piece.slice, place.reservation, &values);
+        assert_eq!(first.refusal(*piece, frame).await.kind, Kind::UnknownTensor);
+    }
+    for shard in &mut first.shards {
+        assert_eq!(shard.seal(place.reservation).await.unwrap_err().kind, Kind::Lease);
+    }
+    assert_eq!(first.shards[0].commit(place.reservation).await.unwrap_err().kind, Kind::Lease);
+
+    second.fill(&spec, &again, 0.0).await;
+    let pieces = pieces_of(late, &again);
+    for piece in &pieces {
+        let share = on_shard(&again, piece.shard).unwrap();
+        assert_eq!(second.shards[piece.shard].reserve_part(&spec, &share).await.unwrap(), 0);
+        let values = vec![6.0; piece.elements];
+        let frame = initial(second.route(*piece), piece.slice, again.reservation, &values);
+        assert_eq!(second.refusal(*piece, frame).await.kind, Kind::Precondition);
+        // Nor does what is sealed take more slices, which would close it to everybody.
+        let more = Share { slices: vec![1 << 60], indices: vec![0], ..share };
+        let refused = second.shards[piece.shard].reserve_part(&spec, &more).await.unwrap_err();
+        assert!(refused.kind == Kind::Precondition && refused.message.contains("sealed"), "{refused}");
+    }
+    second.shards[0].commit(again.reservation).await.unwrap();
+    second.shards[0].commit(again.reservation).await.unwrap();
+    assert!(first.shards[0].register(&spec).await.unwrap().exists);
+    world.pieces.extend(pieces);
+    for peer in 0..2 {
+        world.push(peer, 1).await;
+    }
+    world.check();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_push_that_waited_for_longer_than_its_session_lasts_is_refused() {
+    let lease = Duration::from_secs(4);
+    let (server, mut shard, mut stream) = start_with(&ServerConfig { lease, ..config() }).await;
+    let (route, slice) = shard.create(&mut stream, "w", &[1.0; 4]).await;
+    let hold = pb::HoldRequest { cut: 7, hold_ms: 10_000 };
+    shard.control.hold(timed(hold)).await.unwrap();
+    let refused = stream.refusal(push(route, slice, 1, &[-1.0; 4])).await;
+    assert_eq!(refused.kind, Kind::Lease, "{refused}");
+    // Nothing is left of the client, for nobody would ever remove it.
+    assert_eq!(shard.counter("identity_entries").await, 0);
+    let other = Shard::connect(&server.addresses()[0], 77).await;
+    let values = other.exchange().await.pull(Route { client: 77, ..route }, slice).await.1;
+    assert_eq!(values, bytes(&[1.0; 4]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn what_does_not_fit_is_refused() {
+    let (_server, mut shard, mut stream) =
+        start_with(&ServerConfig { memory_limit: Some(12 << 20), ..config() }).await;
+    shard.create(&mut stream, "first", &vec![1.0; SLICE as usize]).await;
+    let used = shard.counter("memory_slices").await;
+    let big = spec("big", 5 * SLICE);
+    let place = shard.register(&big).await.unwrap();
+    let refused = shard.reserve(&big, &place).await.unwrap_err();
+    assert_eq!((refused.kind, refused.tensor.as_deref()), (Kind::Capacity, Some("big")));
+    let slices = place.placement.unwrap().slices;
+    shard.control.drop(timed(pb::DropRequest { slices })).await.unwrap();
+    assert_eq!(shard.counter("registrations").await, 0);
+    assert_eq!(shard.counter("memory_slices").await, used);
+    assert_eq!(shard.register(&spec("huge", 1 << 56)).await.unwrap_err().kind, Kind::Capacity);
+    assert_eq!(shard.register(&spec("absurd", 1 << 60)).await.unwrap_err().kind, Kind::Shape);
+    shard.create(&mut stream, "small", &[1.0; 3]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn shards_share_a_tensor() {
+    let (server, mut first, _stream) = start_with(&ServerConfig { shards: 2, ..config() }).await;
+    let mut second = Shard::connect(&server.addresses()[1], CLIENT).await;
+    let place = first.register(&spec("w", 2 * SLICE)).await.unwrap().placement.unwrap();
+    assert_eq!(place.shards, [0, 1]);
+    let elsewhere = second.register(&spec("w", 2 * SLICE)).await.unwrap_err();
+    assert_eq!((elsewhere.kind, elsewhere.shard), (Kind::Precondition, Some(1)));
+    let hello = pb::HelloRequest { renew: true, protocol_minor: 9, ..hello(CLIENT) };
+    let hello = second.control.hello(timed(hello)).await.unwrap().into_inner();
+    assert_eq!((hello.shard, hello.cluster.as_slice()), (1, server.addresses()));
+    assert_eq!((hello.protocol_minor, hello.role()), (1, pb::Role::Admin));
+}
+
+/// Reserves the slices of a tensor that lies on two shards, fills and seals them.
+async fn seal_both(shards: &mut [Shard; 2], spec: &pb::TensorSpec) -> pb::RegisterResponse {
+    let place = shards[0].register(spec).await.unwrap();
+    let placement = place.placement.clone().unwrap();
+    assert_eq!(placement.shards, [0, 1]);
+    for (k, shard) in shards.iter_mut().enumerate() {
+        let ask = pb::ReserveRequest {
+            reservation: place.reservation,
+            spec: Some(spec.clone()),
+            indices: vec![k as u64],
+            slices: vec![placement.slices[k]],
+            group: placement.group,
+            client: CLIENT,
+        };
+        shard.control.reserve(timed(ask)).await.unwrap();
+        let route = Route { group: placement.group, epoch: 1, client: CLIENT };
+        let values = vec![1.0; SLICE as usize];
+        let frame = initial(route, placement.slices[k], place.reservation, &values);
+        let receipt = shard.exchange().await.ask(frame).await;
+        assert!(matches!(receipt, Answer::Receipt(_)), "{receipt:?}");
+        shard.seal(place.reservation).await.unwrap();
+    }
+    place
+}
+
+/// A lease that runs out within the test, but not while a busy machine renews it.
+const SHORT: Duration = Duration::from_secs(5);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn what_is_sealed_and_never_committed_is_freed_and_what_is_committed_stays() {
+    let (server, first, _stream) =
+        start_with(&ServerConfig { shards: 2, reservation_lease: SHORT, ..config() }).await;
+    let second = Shard::connect(&server.addresses()[1], CLIENT).await;
+    reservations_are_settled([first, second]).await;
+}
+
+/// Shard 1 asks shard 0, with TLS as with plain text.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn servers_settle_over_tls() {
+    let ca = Ca::new();
+    for tls in [ca.mutual(), ca.chained()] {
+        let server =
+            Server::start(&ServerConfig { shards: 2, reservation_lease: SHORT, tls, ..config() }).unwrap();
+        let [first, second] = [0, 1].map(|shard| server.addresses()[shard].clone());
+        let first = Shard::over(channel(&first, &ca.client()).await, CLIENT).await;
+        let second = Shard::over(channel(&second, &ca.client()).await, CLIENT).await;
+        reservations_are_settled([first, second]).await;
+    }
+}
+
+async fn reservations_are_settled(mut shards: [Shard; 2]) {
+    let reservation_lease = SHORT;
+    let w = spec("w", 2 * SLICE);
+    let place = seal_both(&mut shards, &w).await;
+    // An owner that is slow, but alive, keeps its place.
+    for _ in 0..8 {
+        tokio::time::sleep(reservation_lease / 4).await;
+        assert_eq!(shards[0].register(&w).await.unwrap().reservation, place.reservation);
+    }
+    for shard in &mut shards {
+        assert!(shard.counter("memory_slices").await > 4 * SLICE);
+    }
+    // One that has died loses it, on every shard.
+    let late = Instant::now() + Duration::from_secs(20);
+    for shard in &mut shards {
+        while shard.counter("memory_slices").await > 0 {
+            assert!(Instant::now() < late, "the memory stays taken");
+            tokio::time::sleep(reservation_lease / 4).await;
+        }
+        assert_eq!(shard.counter("reservations_expired").await, 1);
+    }
+    assert_eq!(shards[0].counter("registrations").await, 0);
+    assert_eq!(shards[0].commit(place.reservation).await.unwrap_err().kind, Kind::Lease);
+
+    let again = seal_both(&mut shards, &w).await;
+    shards[0].commit(again.reservation).await.unwrap();
+    tokio::time::sleep(2 * reservation_lease).await;
+    let placement = again.placement.unwrap();
+    let route = Route { group: placement.group, epoch: 1, client: CLIENT };
+    for (shard, slice) in shards.iter().zip(placement.slices) {
+        assert_eq!(shard.exchange().await.pull(route, slice).await.1, bytes(&vec![1.0; SLICE as usize]));
+    }
+}
+
+/// Holds every gradient until told.
+#[derive(Debug, Default)]
+struct Holding(Mutex<Vec<Held>>);
+
+impl Policy for Holding {
+    fn admit(&self, _slice: &Slice, push: &Push<'_>) -> Admission {
+        if push.action == Action::Gradient { Admission::Hold } else { Admission::Apply }
+    }
+    fn hold(&self, held: Held) {
+        self.0.lock().unwrap().push(held);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn held_pushes_are_answered_later_in_any_order() {
+    const PUSHES: u64 = 4;
+    let holding = Arc::new(Holding::default());
+    let mut world = World::start(ServerConfig { policy: Some(holding.clone()), ..config() }).await;
+    let (mut owed, mut pushed) = ([[0; 3]; 2], 0);
+    for (peer, owed) in owed.iter_mut().enumerate() {
+        for piece in world.pieces_of(peer) {
+            let client = &mut world.peers[peer];
+            for sequence in 1..=PUSHES {
+                let mut frame = client.push(piece, sequence, -1.0);
+                header(&mut frame).want_values = sequence > PUSHES / 2;
+                client.streams[piece.shard].send(frame).await;
+                world.ledger.enter(piece.part, -1.0);
+                owed[piece.shard] += 1;
+                pushed += 1;
+            }
+            // What is asked later is answered at once.
+            assert_eq!(client.pull(piece).await, (1, bytes(&vec![0.0; piece.elements])));
+        }
+    }
+    let mut held = std::mem::take(&mut *holding.0.lock().unwrap());
+    assert_eq!(held.len(), pushed);
+    held.reverse();
+    let release = tokio::task::spawn_blocking(|| held.into_iter().for_each(Held::release));
+    for (peer, owed) in owed.into_iter().enumerate() {
+        for (shard, owed) in owed.into_iter().enumerate() {
+            let mut counts = [0; PUSHES as usize];
+            for _ in 0..owed {
+                let (tag, answer) = world.peers[peer].streams[shard].answer().await;
+                let sequence = tag - 1000;
+                assert_eq!(matches!(answer, Answer::Values { .. }), sequence > PUSHES / 2, "{answer:?}");
+                counts[sequence as usize - 1] += 1;
+            }
+            assert_eq!(counts, [owed / PUSHES as usize; PUSHES as usize]);
+        }
+    }
+    within(release).await.unwrap();
+    world.check();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_reader_that_stalls_delays_nobody_and_pins_two_slices() {
+    const READS: usize = 40;
+    let mut world = World::start(config()).await;
+    let bigs: Vec<_> = world.pieces.iter().copied().filter(Piece::is_of_big).collect();
+    let mut stalled = Peer::connect(&world.server, 3, 0).await;
+    for piece in &bigs {
+        for _ in 0..READS {
+            let read = convert::read_frame(5, stalled.route(*piece), SliceId(piece.slice), Read::Values);
+            stalled.streams[piece.shard].send(read).await;
+        }
+    }
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let started = Instant::now();
+    for sequence in 1..=20 {
+        for peer in 0..2 {
+            for piece in &bigs {
+                world.push_to(peer, *piece, sequence).await;
+            }
+        }
+    }
+    assert!(started.elapsed() < Duration::from_secs(30));
+    // The slices of a few elements fit the connection's window; of the others two are pinned.
+    for piece in bigs.iter().filter(|piece| piece.elements as u64 == SLICE) {
+        assert!(world.peers[0].shards[piece.shard].counter("pulls").await < READS as u64);
+    }
+    for piece in &bigs {
+        for _ in 0..READS {
+            let (_, answer) = stalled.streams[piece.shard].answer().await;
+            let Answer::Values { version, payload, .. } = answer else { panic!("{answer:?}") };
+            let expected = version as f32 - 1.0;
+            assert!(payload == bytes(&vec![expected; piece.elements]), "version {version} is not whole");
+        }
+    }
+    for peer in 0..2 {
+        world.push(peer, 21).await;
+    }
+    world.check();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn stopping_takes_no_longer_than_told_whatever_clients_do() {
+    // A server refuses only for a moment before it ends, which who is late for does not see.
+    for _ in 0..10 {
+        if stop_with_clients().await > 0 {
+            return;
+        }
+    }
+    panic!("nothing was ever refused");
+}
+
+/// Stops servers that have clients; how many of the clients' streams were refused something before they ended.
+async fn stop_with_clients() -> usize {
+    let mut world = World::start(config()).await;
+    for peer in 0..2 {
+        world.push(peer, 1).await;
+    }
+    world.check();
+    let World { mut peers, pieces, truth: _idle, server, .. } = world;
+    let addresses = server.addresses().to_vec();
+    // Connections that speak no HTTP/2 at all, and those of a client that is idle.
+    let _mute: Vec<_> = addresses.iter().map(|a| std::net::TcpStream::connect(a).unwrap()).collect();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let started = Instant::now();
+        server.stop(Duration::from_secs(5)).unwrap();
+        server.stop(Duration::from_secs(5)).unwrap();
+        tell.send(started.elapsed()).unwrap();
+    });
+    let started = Instant::now();
+    let mut refusals = 0;
+    for peer in &mut peers {
+        for shard in 0..addresses.len() {
+            let is_small = |piece: &&Piece| piece.shard == shard && piece.elements == 10;
+            let piece = *pieces.iter().find(is_small).unwrap();
+            loop {
+                assert!(started.elapsed() < PATIENT);
+                let frame = peer.push(piece, 1, -1.0);
+                match peer.streams[shard].ask_while_it_lasts(frame).await {
+                    Some(Answer::Refused(draining)) => {
+                        assert_eq!(draining.kind, Kind::Unavailable);
+                        assert!(draining.retry_after_ms.is_some());
+                        refusals += 1;
+                        break;
+                    }
+                    Some(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+                    None => break,
+                }
+            }
+        }
+    }
+    // The streams end by themselves.
+    for stream in peers.iter_mut().flat_map(|peer| &mut peer.streams) {
+        assert!(matches!(stream.message().await, Ok(None)));
+    }
+    let took = told.recv_timeout(PATIENT).unwrap();
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    for address in addresses {
+        // Some other test may have the port for a moment.
+        until("the port is free", || std::net::TcpListener::bind(&address).is_ok());
+    }
+    refusals
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn health_and_reflection_answer() {
+    use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+    use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+    use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+    use tonic_reflection::pb::v1::{ServerReflectionRequest, server_reflection_response::MessageResponse};
+    let (_server, shard, _stream) = start().await;
+    for service in ["", "fastps.v1.Control", "fastps.v1.Data"] {
+        let ask = HealthCheckRequest { service: service.into() };
+        let answer = within(HealthClient::new(shard.channel.clone()).check(ask)).await.unwrap().into_inner();
+        assert_eq!(answer.status, 1, "{service}");
+    }
+    let ask = ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(MessageRequest::ListServices(String::new())),
+    };
+    let mut client = ServerReflectionClient::new(shard.channel.clone());
+    let mut answers =
+        within(client.server_reflection_info(tokio_stream::once(ask))).await.unwrap().into_inner();
+    let answer = within(answers.message()).await.unwrap().unwrap().message_response.unwrap();
+    let MessageResponse::ListServicesResponse(list) = answer else { panic!("{answer:?}") };
+    let names: Vec<_> = list.service.iter().map(|s| s.name.as_str()).collect();
+    assert!(names.contains(&"fastps.v1.Data") && names.contains(&"fastps.v1.Control"), "{names:?}");
+}
+
+#[test]
+fn staleness_needs_a_base() {
+    // The header keeps an unknown base apart from base 0.
+    let route = Route { group: 1, epoch: 1, client: 1 };
+    let body = bytes(&[1.0]);
+    let push = Push {
+        slice: SliceId(1),
+        action: Action::Gradient,
+        identity: Identity { client: 1, sequence: 1 },
+        base: Some(Base { version: 0, own: None }),
+        lr: None,
+        scale: None,
+        momentum: None,
+        correction: None,
+        count: 1,
+        codec: CodecId::Float32,
+        body: &body,
+        trusted: false,
+        indices: None,
+        once: false,
+    };
+    let frame = convert::push_frame(1, route, &push, DType::Float32, false, body.clone());
+    assert_eq!(frame.header.unwrap().base_version, Some(0));
+}

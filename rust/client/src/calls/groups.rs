@@ -1,0 +1,198 @@
+//! A client's places in groups of workers: taken at shard 0 first, kept over connections and incarnations.
+
+use crate::client::Client;
+use crate::link::places::{AGAIN, ask_for, change};
+use crate::link::state::Link;
+use crate::link::unary::{Control, call, request};
+use crate::state::places::{Place, is_warm};
+use crate::state::runtime::lock;
+use crate::state::time::after;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::mode::{Clocks, Joined, Seat};
+use fastps_core::store::still_behind;
+use fastps_proto::v1 as pb;
+use fastps_transport::convert::{Retry, retry};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// What an answer needs to come back in time.
+const MARGIN: Duration = Duration::from_millis(100);
+/// How long a server is told that a worker leaves.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+impl Client {
+    pub(crate) fn join_group(&self, group: &str, seat: &Seat, timeout: Duration) -> Result<Joined> {
+        seat.check()?;
+        let deadline = after(timeout);
+        let (name, group) = (group.into(), self.group(group, deadline)?);
+        let place = Place { group, name, seat: seat.clone(), clock: 0, told: 0, lost: false };
+        let links: Vec<_> = self.links.iter().filter(|link| place.concerns(link.shard())).cloned().collect();
+        let shared = self.shared.clone();
+        self.block(async move {
+            loop {
+                let incarnations = shared.incarnations.load(Ordering::Acquire);
+                let joined = join_all(&links, &place, deadline).await?;
+                let mut places = lock(&shared.places);
+                // A lease that was lost meanwhile has ended a place that was just taken.
+                if shared.incarnations.load(Ordering::Acquire) == incarnations {
+                    places.retain(|known| !known.is(group, is_warm(place.seat.mode)));
+                    places.push(Place { clock: joined.clock, told: joined.clock, ..place });
+                    shared.note_lost_places(&places);
+                    return Ok(joined);
+                }
+            }
+        })
+    }
+
+    pub(crate) fn leave_group(&self, group: &str, warm: bool, timeout: Duration) -> Result<()> {
+        let deadline = after(timeout);
+        let group = self.group(group, deadline)?;
+        let mut places = lock(&self.shared.places);
+        let left: Vec<_> = places.extract_if(.., |place| place.is(group, warm)).collect();
+        self.shared.note_lost_places(&places);
+        drop(places);
+        let links = self.links.clone();
+        self.block(async move {
+            // All at once: one that does not answer takes no time from the others.
+            let concerned = links.iter().filter(|link| left.iter().any(|place| place.concerns(link.shard())));
+            futures_util::future::join_all(concerned.map(|link| give_back(link, group, warm, deadline)))
+                .await;
+            Ok(())
+        })
+    }
+
+    pub(crate) fn advance_in(
+        &self,
+        group: &str,
+        warm: bool,
+        steps: u64,
+        timeout: Duration,
+    ) -> Result<Clocks> {
+        // Who does not want to wait is told all the same whether it must.
+        let deadline = after(timeout.max(MARGIN));
+        let group = self.group(group, deadline)?;
+        let (link, places) = (self.links[0].clone(), self.shared.clone());
+        let place = move |steps: u64| {
+            let mut places = lock(&places.places);
+            let place = places.iter_mut().find(|place| place.is(group, warm))?;
+            // A server may have said any number.
+            place.clock = place.clock.saturating_add(steps);
+            Some(place.clone())
+        };
+        self.block(async move {
+            let mut behind = Vec::new();
+            // They are taken, even if the next may not be yet.
+            let mut taken = steps;
+            loop {
+                let Some(place) = place(std::mem::take(&mut taken)) else {
+                    return Err(Error::new(
+                        Kind::Config,
+                        "the worker has no place in the group: join it first",
+                    ));
+                };
+                let told = tell(&link, &place, behind.is_empty(), deadline).await;
+                let late = Instant::now() + MARGIN >= deadline;
+                if told.is_ok() {
+                    change(&link, &place, |known| known.told = known.clock);
+                }
+                match told {
+                    Ok(answer) if answer.ready => {
+                        return Ok(Clocks { slowest: answer.slowest, leads: answer.leads });
+                    }
+                    Ok(answer) if !late => behind = answer.behind,
+                    Ok(answer) => return Err(still_behind(&answer.behind).shard(0)),
+                    // The server was started anew, or the lease ran out: a place is taken anew, if nobody else has.
+                    Err(error) if retry(error.kind) == Retry::Session && !late => {
+                        tokio::time::sleep(MARGIN).await;
+                        let joined = ask_for(&link, group, &place.seat, deadline).await?;
+                        change(&link, &place, |known| {
+                            (known.clock, known.told) = (joined.clock, joined.clock);
+                        });
+                        taken = steps;
+                    }
+                    Err(error) if error.kind == Kind::Deadline && !behind.is_empty() => {
+                        return Err(still_behind(&behind).shard(0));
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        })
+    }
+
+    /// The number of a group, which the map tells.
+    pub(crate) fn group(&self, name: &str, deadline: Instant) -> Result<u32> {
+        self.alive()?;
+        let taken =
+            || lock(&self.shared.places).iter().find(|place| *place.name == *name).map(|place| place.group);
+        if let Some(group) = self.map.group(name).or_else(taken) {
+            return Ok(group);
+        }
+        self.refresh(Vec::new(), deadline)?;
+        self.map.group(name).ok_or_else(|| {
+            let message =
+                format!("no tensor of group {name:?} is registered at {}", self.addresses().join(", "));
+            Error::new(Kind::UnknownTensor, message)
+        })
+    }
+}
+
+/// Takes a place at all of them, or at none.
+async fn join_all(links: &[Arc<Link>], place: &Place, deadline: Instant) -> Result<Joined> {
+    let mut first = None;
+    for link in links {
+        match join_one(link, place, deadline).await {
+            Ok(joined) => first = first.or(Some(joined)),
+            Err(error) => {
+                // Nobody shall wait for one that is not everywhere.
+                for link in links.iter().take_while(|other| !Arc::ptr_eq(other, link)) {
+                    give_back(link, place.group, is_warm(place.seat.mode), deadline).await;
+                }
+                return Err(error);
+            }
+        }
+    }
+    first.ok_or_else(|| Error::new(Kind::Internal, "a cluster without shards"))
+}
+
+/// The same at one. Where the client's lease is lost, it is renewed first.
+async fn join_one(link: &Link, place: &Place, deadline: Instant) -> Result<Joined> {
+    loop {
+        let client = link.client();
+        match ask_for(link, place.group, &place.seat, deadline).await {
+            Err(error) if retry(error.kind) == Retry::Session && Instant::now() + MARGIN < deadline => {
+                link.lease_is_lost(client);
+                tokio::time::sleep(MARGIN / 4).await;
+            }
+            joined => return joined,
+        }
+    }
+}
+
+async fn give_back(link: &Link, group: u32, warm: bool, deadline: Instant) {
+    let ask = |mut control: Control, left| {
+        let leave = pb::LeaveRequest { client: link.client(), group, warm };
+        async move { control.leave(request(leave, left)).await }
+    };
+    // A server that cannot be told finds out when the lease ends.
+    let longest = if link.is_connected() { FAREWELL } else { AGAIN };
+    if let Err(error) = call(link, deadline.min(after(longest)), ask).await {
+        tracing::debug!(shard = link.shard(), %error, "leaving a group was not told");
+    }
+}
+
+/// Says what the clock is, and waits. The first answer comes at half time: who is behind is known then, however late the
+/// last one is.
+async fn tell(link: &Link, place: &Place, first: bool, deadline: Instant) -> Result<pb::AdvanceResponse> {
+    let ask = |mut control: Control, left: Duration| {
+        let wait = left.saturating_sub(MARGIN).min(if first { left / 2 } else { left });
+        let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
+        let (client, group, warm) = (link.client(), place.group, is_warm(place.seat.mode));
+        // Said again to a server that was started anew, it is what that counts from.
+        let mut clock = place.clock;
+        change(link, place, |known| clock = known.clock);
+        let advance = pb::AdvanceRequest { client, group, warm, clock, wait_ms };
+        async move { control.advance(request(advance, left)).await }
+    };
+    call(link, deadline, ask).await
+}

@@ -1,0 +1,61 @@
+//! Portions of samples: questions to shard 0.
+
+use crate::client::Client;
+use crate::link::unary::{call, request};
+use crate::state::time::after;
+use fastps_core::error::Result;
+use fastps_core::portions::{Answer, Ask};
+use fastps_proto::v1 as pb;
+use fastps_transport::convert::{self, Retry, retry};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long to wait for a link's new session.
+const RENEWAL: Duration = Duration::from_millis(100);
+/// What a client that is closed spends on telling that it goes.
+const FAREWELL: Duration = Duration::from_secs(5);
+/// The same where it has no connection.
+const BRIEF_FAREWELL: Duration = Duration::from_millis(500);
+
+impl Client {
+    /// Asks; the server may keep the answer for as long as `wait`, and half of the time that is left.
+    pub(crate) fn ask_for_portion(&self, ask: &Ask, wait: Duration, timeout: Duration) -> Result<Answer> {
+        self.alive()?;
+        self.has_portions.store(true, Ordering::Relaxed);
+        let (link, ask, deadline) = (self.links[0].clone(), ask.clone(), after(timeout));
+        self.block(async move {
+            loop {
+                let answer = call(&link, deadline, |mut client, left| {
+                    let ask = convert::ask_to_wire(&ask, link.client(), wait.min(left / 2));
+                    async move { client.portion(request(ask, left)).await }
+                });
+                match answer.await {
+                    // The session ended while we were suspended; the link is about to open a new one.
+                    Err(error)
+                        if retry(error.kind) == Retry::Session && Instant::now() + RENEWAL < deadline =>
+                    {
+                        tokio::time::sleep(RENEWAL).await;
+                    }
+                    answer => return answer.map(convert::given_from_wire),
+                }
+            }
+        })
+    }
+
+    /// What this client's workers hold goes to others at once; where the server is away, when the lease runs out.
+    pub(crate) fn leave_portions(&self) {
+        if self.alive().is_err() || !self.has_portions.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        let link = self.links[0].clone();
+        let deadline = after(if link.is_connected() { FAREWELL } else { BRIEF_FAREWELL });
+        let _ = self.block(async move {
+            call(&link, deadline, |mut client, left| {
+                let then = pb::PortionThen::Leave.into();
+                let leave = pb::PortionRequest { client: link.client(), then, ..Default::default() };
+                async move { client.portion(request(leave, left)).await }
+            })
+            .await
+        });
+    }
+}

@@ -1,0 +1,170 @@
+//! Pulls of values, of optimizer state and of versions.
+
+use crate::calls::push::Draft;
+use crate::client::Client;
+use crate::link::call::{Call, Outcome, Part};
+use crate::link::payload::Payload;
+use crate::state::map::Entry;
+use crate::state::runtime::lock;
+use crate::state::shared::Shared;
+use crate::state::stats;
+use bytes::Bytes;
+use fastps_core::dtype::Array;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::tensor::SliceId;
+use fastps_core::verbs::{Caller, Pulled, SliceVersion, State, Ticket, Versions};
+use fastps_transport::convert::{self, Read, Retry, Route, retry};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+impl Client {
+    /// Queues pulls of these tensors.
+    pub(crate) fn start_pull(
+        &self,
+        entries: &[Arc<Entry>],
+        epoch: u64,
+        what: Read,
+        deadline: Instant,
+    ) -> Arc<Call> {
+        if what != Read::Version {
+            stats::count(&self.shared.counters.pulls, 1);
+        }
+        let mut drafts = Vec::new();
+        for (tensor, entry) in entries.iter().enumerate() {
+            let runs = match what {
+                Read::Values => Some(1),
+                Read::State => Some(entry.spec.optimizer.slots().len()),
+                Read::Version => None,
+            };
+            for (elements, (slice, shard)) in entry.spec.slices().zip(&entry.slices) {
+                let route = Route { group: entry.group, epoch, client: 0 };
+                let header = convert::read_frame(0, route, *slice, what).header.unwrap_or_default();
+                let part = Part {
+                    tensor,
+                    name: entry.spec.name.clone(),
+                    link: self.links[*shard].clone(),
+                    slice: slice.0,
+                    answer_bytes: runs.map(|runs| entry.spec.dtype.size() * runs * elements.len()),
+                    elements,
+                    sent_bytes: 0,
+                    residue: Mutex::new(None),
+                    tag: AtomicU64::new(0),
+                };
+                let payload = Payload::Owned(Bytes::new());
+                drafts.push(Draft { part, more: Vec::new(), header, payload });
+            }
+        }
+        let _turn = self.turn();
+        self.submit(drafts, Vec::new(), deadline, false)
+    }
+
+    /// Waits for a pull and hands its values on.
+    pub(crate) fn finish_pull(&self, call: &Arc<Call>, caller: &mut dyn Caller) -> Result<()> {
+        self.finish(call, caller)?;
+        first_error(&self.shared, call)
+    }
+
+    /// Pulls a tensor's state.
+    pub(crate) fn pull_state(&self, entry: &Arc<Entry>, epoch: u64, deadline: Instant) -> Result<State> {
+        let (elements, slots) = (entry.spec.elements(), entry.spec.optimizer.slots());
+        let mut state = State {
+            steps: vec![0; entry.spec.slice_count()],
+            slots: slots.into_iter().map(|slot| (slot, Array::zeros(entry.spec.dtype, elements))).collect(),
+        };
+        let call = self.start_pull(std::slice::from_ref(entry), epoch, Read::State, deadline);
+        let mut take = |_: usize, first: usize, values: &[u8]| {
+            let run = values.len() / state.slots.len().max(1);
+            for (k, (_, slot)) in state.slots.iter_mut().enumerate() {
+                slot.write(first, &values[k * run..(k + 1) * run]);
+            }
+        };
+        call.wait(Duration::MAX, Some(&mut take))?;
+        first_error(&self.shared, &call)?;
+        for (step, (_, outcome)) in state.steps.iter_mut().zip(call.outcomes()) {
+            if let Outcome::Answered(answer) = outcome {
+                *step = answer.step;
+            }
+        }
+        Ok(state)
+    }
+}
+
+fn first_error(shared: &Shared, call: &Call) -> Result<()> {
+    for (part, outcome) in call.outcomes() {
+        match outcome {
+            Outcome::Answered(_) => {}
+            Outcome::Failed(error) => {
+                if retry(error.kind) == Retry::Map {
+                    shared.map_is_stale.store(true, Ordering::Release);
+                }
+                return Err(error);
+            }
+            Outcome::Open | Outcome::InDoubt(_) => {
+                return Err(part.refused(Error::new(Kind::Internal, "a slice was lost")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The versions that the answers of a call told, tensor by tensor.
+pub(crate) fn versions(call: &Call, client: u64) -> Versions {
+    let outcomes = call.outcomes();
+    let tensors = outcomes.chunk_by(|(a, _), (b, _)| a.tensor == b.tensor).map(|slices| {
+        let version = |(part, outcome): &(&Part, Outcome)| match outcome {
+            Outcome::Answered(answer) => {
+                let (version, own) = (answer.applied.version, answer.applied.own);
+                Some(SliceVersion { slice: SliceId(part.slice), version, own })
+            }
+            _ => None,
+        };
+        (slices[0].0.name.clone(), slices.iter().filter_map(version).collect())
+    });
+    Versions { client, tensors: tensors.collect() }
+}
+
+/// A pull under way that keeps what comes until it is asked for.
+#[derive(Debug)]
+pub(crate) struct PullTicket {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) call: Arc<Call>,
+    pub(crate) client: u64,
+    /// What was asked for.
+    pub(crate) entries: Vec<Arc<Entry>>,
+    /// The values were taken.
+    pub(crate) taken: Mutex<bool>,
+}
+
+impl PullTicket {
+    fn collect(&self) -> Result<Pulled> {
+        first_error(&self.shared, &self.call)?;
+        if std::mem::replace(&mut *lock(&self.taken), true) {
+            return Err(Error::new(Kind::Config, "the values of this pull were taken before"));
+        }
+        let zeros = |entry: &Arc<Entry>| Array::zeros(entry.spec.dtype, entry.spec.elements());
+        let mut values: Vec<_> = self.entries.iter().map(zeros).collect();
+        for (part, bytes) in self.call.take_arrived() {
+            values[part.tensor].write(part.elements.start, &bytes);
+        }
+        Ok(Pulled { values, versions: versions(&self.call, self.client) })
+    }
+}
+
+impl Ticket<Result<Pulled>> for PullTicket {
+    fn is_done(&self) -> bool {
+        self.call.is_done()
+    }
+
+    fn wait(&self, timeout: Duration) -> Option<Result<Pulled>> {
+        match self.call.wait(timeout, None) {
+            Ok(true) => Some(self.collect()),
+            Ok(false) => None,
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    fn on_done(&self, callback: Box<dyn FnOnce() + Send>) {
+        self.call.on_done(callback);
+    }
+}

@@ -1,0 +1,270 @@
+//! Registering a tensor: a place from shard 0, memory and values on the shards, then the entry in the map.
+
+use crate::calls::push::{Common, next, push};
+use crate::calls::receipts::{plain, pushed};
+use crate::client::Client;
+use crate::link::payload::Payload;
+use crate::link::unary::{call, request};
+use crate::state::map::Entry;
+use crate::state::time::after;
+use bytes::Bytes;
+use fastps_core::codec::CodecId;
+use fastps_core::dtype::View;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::frame::{Action, Push};
+use fastps_core::isa::Isa;
+use fastps_core::outgoing;
+use fastps_core::tensor::{SliceId, TensorSpec};
+use fastps_proto::v1 as pb;
+use fastps_transport::convert::{self, Retry, retry};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Slices of initial values that are under way at a time: each is a copy.
+const WINDOW: usize = 16;
+/// How long to wait for a link's new session.
+const RENEWAL: Duration = Duration::from_millis(100);
+/// How often the reservation of a long upload is renewed.
+const RENEW: Duration = Duration::from_secs(5);
+/// How often a registration that came to nothing on the way is begun anew.
+const ATTEMPTS: usize = 5;
+
+impl Client {
+    pub(crate) fn register_tensor(
+        &self,
+        spec: TensorSpec,
+        values: View<'_>,
+        timeout: Duration,
+    ) -> Result<()> {
+        self.alive()?;
+        self.shared.lost.raise()?;
+        let deadline = after(timeout);
+        let spec = Arc::new(spec);
+        let named = |error: Error| error.tensor(spec.name.clone());
+        spec.validate()?;
+        outgoing::check_values(Isa::get()?, values, &spec)?;
+        // A client owns its reservations as a whole, so its threads take turns.
+        let _turn = self.registration_turn(deadline).map_err(named)?;
+        let mut failed = None;
+        for _ in 0..ATTEMPTS {
+            let Some((reservation, entry)) = self.reserve_place(&spec, deadline).map_err(named)? else {
+                return Ok(());
+            };
+            match self.fill(&entry, reservation, values, deadline) {
+                Ok(()) => match self.commit(&entry, reservation, deadline) {
+                    Ok(()) => {
+                        self.map.insert(entry);
+                        return Ok(());
+                    }
+                    Err(error) if retry(error.kind) == Retry::Session => failed = Some(named(error)),
+                    Err(error) => return Err(named(error)),
+                },
+                Err(error) => {
+                    // Nothing was committed. What cannot be dropped now, because its shard is away, ends with the
+                    // reservation's lease.
+                    let _ = self.drop_slices(&entry, after(Duration::from_secs(1)).min(deadline));
+                    let expired = matches!(retry(error.kind), Retry::Session | Retry::Map)
+                        || error.kind == Kind::Fenced;
+                    if !expired {
+                        return Err(named(error));
+                    }
+                    failed = Some(named(error));
+                }
+            }
+        }
+        Err(failed.unwrap_or_else(|| Error::new(Kind::Internal, "a registration without an outcome")))
+    }
+
+    fn registration_turn(&self, deadline: Instant) -> Result<tokio::sync::OwnedMutexGuard<()>> {
+        let registering = self.registering.clone();
+        self.block(async move {
+            let late = |_| {
+                Error::new(Kind::Deadline, "another thread of this client was still registering a tensor")
+            };
+            tokio::time::timeout_at(deadline.into(), registering.lock_owned()).await.map_err(late)
+        })
+    }
+
+    /// Makes the tensor exist. An answer that got lost may have been a yes, so slices are dropped only when shard 0
+    /// shows by another reservation that this one has ended.
+    fn commit(&self, entry: &Arc<Entry>, reservation: u64, deadline: Instant) -> Result<()> {
+        let link = self.links[0].clone();
+        let committed = self.block(async move {
+            let ask = pb::CommitRequest { reservation, client: link.client() };
+            call(&link, deadline, |mut client, left| async move { client.commit(request(ask, left)).await })
+                .await
+        });
+        match committed {
+            Ok(pb::CommitResponse {}) => Ok(()),
+            Err(mut error) => match self.reserve_place(&entry.spec, deadline) {
+                Ok(None) => Ok(()),
+                Ok(Some((other, _))) if other != reservation => {
+                    let _ = self.drop_slices(entry, deadline);
+                    error.kind = Kind::Lease;
+                    Err(error)
+                }
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Asks shard 0 for a place; `None` when the tensor exists already. Waits while somebody else registers it.
+    fn reserve_place(&self, spec: &Arc<TensorSpec>, deadline: Instant) -> Result<Option<(u64, Arc<Entry>)>> {
+        let (link, spec, shards) = (self.links[0].clone(), spec.clone(), self.links.len());
+        self.block(async move {
+            loop {
+                let ask =
+                    pb::RegisterRequest { spec: Some(convert::spec_to_wire(&spec)), client: link.client() };
+                let answer = call(&link, deadline, |mut client, left| {
+                    let ask = ask.clone();
+                    async move { client.register(request(ask, left)).await }
+                })
+                .await;
+                let answer: pb::RegisterResponse = match answer {
+                    // The session ended while we were suspended; the link is about to open a new one.
+                    Err(error)
+                        if retry(error.kind) == Retry::Session && Instant::now() + RENEWAL < deadline =>
+                    {
+                        tokio::time::sleep(RENEWAL).await;
+                        continue;
+                    }
+                    answer => answer?,
+                };
+                if answer.exists {
+                    return Ok(None);
+                }
+                if !answer.under_way {
+                    let entry = Entry::new(spec.clone(), answer.placement.as_ref(), shards)?;
+                    return Ok(Some((answer.reservation, entry)));
+                }
+                let pause = Duration::from_millis(u64::from(answer.retry_after_ms.max(1)));
+                if Instant::now() + pause >= deadline {
+                    return Err(Error::new(
+                        Kind::Deadline,
+                        "another client was still registering the tensor",
+                    ));
+                }
+                tokio::time::sleep(pause).await;
+            }
+        })
+    }
+
+    /// Takes the memory on the shards and fills it.
+    fn fill(&self, entry: &Arc<Entry>, reservation: u64, values: View<'_>, deadline: Instant) -> Result<()> {
+        for (shard, link) in self.links.iter().enumerate() {
+            let here = |(_, (_, place)): &(usize, &(_, usize))| *place == shard;
+            let (indices, slices): (Vec<_>, Vec<_>) = entry
+                .slices
+                .iter()
+                .enumerate()
+                .filter(here)
+                .map(|(k, (slice, _))| (k as u64, slice.0))
+                .unzip();
+            if slices.is_empty() {
+                continue;
+            }
+            let (link, client) = (link.clone(), link.client());
+            let spec = Some(convert::spec_to_wire(&entry.spec));
+            let ask = pb::ReserveRequest { reservation, spec, slices, indices, group: entry.group, client };
+            self.block(async move {
+                call(&link, deadline, |mut client, left| {
+                    let ask = ask.clone();
+                    async move { client.reserve(request(ask, left)).await }
+                })
+                .await
+            })?;
+        }
+        let sequence = next(&mut self.turn());
+        let (epoch, _) = self.map.look_up(std::iter::empty());
+        let common = Common { epoch, sequence, reservation };
+        let all: Vec<_> = entry.spec.slices().enumerate().collect();
+        let mut renewed = Instant::now();
+        for window in all.chunks(WINDOW) {
+            // Shard 0 sees none of this: its owner repeats the first step to keep the reservation.
+            if renewed.elapsed() > RENEW {
+                match self.reserve_place(&entry.spec, deadline)? {
+                    Some((same, _)) if same == reservation => renewed = Instant::now(),
+                    _ => return Err(Error::new(Kind::Lease, "the reservation was taken over")),
+                }
+            }
+            let draft = |(k, range): &(usize, std::ops::Range<usize>)| {
+                let body = Bytes::copy_from_slice(values.get(range.clone()).bytes());
+                let push =
+                    Push { action: Action::Assign, ..push(entry, *k, CodecId::plain(entry.spec.dtype)) };
+                self.draft(0, entry, *k, &push, &common, false, Payload::Owned(body))
+            };
+            let call = self.submit(window.iter().map(draft).collect(), Vec::new(), deadline, true);
+            call.wait(Duration::MAX, None)?;
+            pushed(&self.shared, &call, 1).map_err(plain)?;
+        }
+        for (shard, link) in self.links.iter().enumerate() {
+            if !entry.slices.iter().any(|(_, place)| *place == shard) {
+                continue;
+            }
+            let link = link.clone();
+            self.block(async move {
+                call(&link, deadline, |mut client, left| async move {
+                    client.seal(request(pb::SealRequest { reservation }, left)).await
+                })
+                .await
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Frees the slices of a tensor that is not in the map; shard 0 is told of all, so that it ends a registration
+    /// that they belong to.
+    fn drop_slices(&self, entry: &Entry, deadline: Instant) -> Result<()> {
+        let mut result = Ok(());
+        for (shard, link) in self.links.iter().enumerate() {
+            let told = |(_, place): &&(_, usize)| shard == 0 || *place == shard;
+            let slices: Vec<_> = entry.slices.iter().filter(told).map(|(slice, _)| slice.0).collect();
+            if slices.is_empty() {
+                continue;
+            }
+            for slice in &slices {
+                link.forget(SliceId(*slice));
+            }
+            let link = link.clone();
+            let dropped = self.block(async move {
+                call(&link, deadline, |mut client, left| {
+                    let ask = pb::DropRequest { slices: slices.clone() };
+                    async move { client.drop(request(ask, left)).await }
+                })
+                .await
+            });
+            result = result.and(dropped.map(drop));
+        }
+        result
+    }
+
+    pub(crate) fn unregister_tensor(&self, name: &str, timeout: Duration) -> Result<()> {
+        let deadline = after(timeout);
+        let name: Arc<str> = name.into();
+        let (_, entries) = self.look_up(std::iter::once(&name), deadline)?;
+        let link = self.links[0].clone();
+        let asked = name.to_string();
+        let answer: Result<pb::UnregisterResponse> = self.block(async move {
+            call(&link, deadline, |mut client, left| {
+                let ask = pb::UnregisterRequest { name: asked.clone() };
+                async move { client.unregister(request(ask, left)).await }
+            })
+            .await
+            .map_err(|error| error.tensor(asked.clone()))
+        });
+        if answer.as_ref().is_err_and(|error| error.kind != Kind::UnknownTensor) {
+            return answer.map(drop);
+        }
+        let Some(known) = entries.first() else {
+            return answer.map(drop);
+        };
+        // Gone already, perhaps by an attempt of this very call whose answer got lost: its slices must go all the same.
+        let placed = answer.as_ref().ok().and_then(|answer| {
+            Entry::new(known.spec.clone(), answer.placement.as_ref(), self.links.len()).ok()
+        });
+        self.drop_slices(placed.as_ref().unwrap_or(known), deadline)?;
+        // Known until then, so that a call that failed may be made again.
+        self.map.remove(&name);
+        answer.map(drop)
+    }
+}

@@ -1,0 +1,186 @@
+//! Sparse pushes and pulls of rows: messages of many parts, one per slice of a shard.
+
+use crate::calls::push::{Draft, with_options};
+use crate::client::Client;
+use crate::link::call::{Call, Part};
+use crate::link::payload::Payload;
+use crate::state::map::Entry;
+use crate::state::stats;
+use bytes::Bytes;
+use fastps_core::codec::{Codec, Position};
+use fastps_core::frame::{Identity, Push};
+use fastps_core::isa::Isa;
+use fastps_core::sparse::{Gathered, Plan, RowPart};
+use fastps_core::verbs::{Caller, PushOptions, Rows, Versions};
+use fastps_proto::v1 as pb;
+use fastps_transport::convert::{self, MAX_PARTS, Route};
+use std::ops::Range;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// Bytes of a message and of its answer: each is one HTTP/2 frame.
+const MESSAGE: usize = fastps_transport::wire::MAX_FRAME as usize - 4096;
+/// Bytes that each part takes of a header; at most.
+const PART: usize = 64;
+
+/// A message that is being filled: parts by their number in the plan.
+#[derive(Default)]
+struct Message {
+    parts: Vec<usize>,
+    bytes: usize,
+}
+
+impl Client {
+    /// The messages of one sparse gradient.
+    pub(crate) fn sparse_push(
+        &self,
+        isa: Isa,
+        (tensor, entry): (usize, &Entry),
+        Gathered { plan, values }: &Gathered,
+        options: &PushOptions,
+        (epoch, sequence): (u64, u64),
+    ) -> Vec<Draft> {
+        let codec = options.codec;
+        let bytes =
+            |part: &RowPart| plan.indices(part).bytes().len() + codec.id().body_len(part.elements.len());
+        let identity = Identity { client: 0, sequence };
+        let common = Push { identity, ..with_options(entry, 0, options) };
+        let route = Route { group: entry.group, epoch, client: 0 };
+        let draft = |message: Message| {
+            let mut payload = Vec::with_capacity(message.bytes);
+            let (mut parts, mut on_wire, mut bases) = (Vec::new(), Vec::new(), Vec::new());
+            for j in message.parts {
+                let (part, before) = (&plan.parts()[j], payload.len());
+                let elements = entry.spec.slice_range(part.slice);
+                let position = Position { first_element: elements.start as u64, sequence };
+                payload.extend_from_slice(plan.indices(part).bytes());
+                append(isa, codec, &values[part.elements.clone()], position, &mut payload);
+                bases.push(self.base(options, entry, (part.slice, j)));
+                on_wire.push(on_the_wire(entry, plan, part, part.elements.len()));
+                parts.push(self.row_part(tensor, entry, part, elements, payload.len() - before, None));
+            }
+            let header = convert::push_parts_header(route, &common, entry.spec.dtype, on_wire, &bases);
+            drafted(parts, header, payload)
+        };
+        messages(entry, plan, bytes).into_iter().filter_map(draft).collect()
+    }
+
+    /// Queues pulls of rows.
+    pub(crate) fn start_pull_rows(
+        &self,
+        entries: &[Arc<Entry>],
+        plans: &[Plan],
+        epoch: u64,
+        deadline: Instant,
+    ) -> Arc<Call> {
+        stats::count(&self.shared.counters.pulls, 1);
+        let mut drafts = Vec::new();
+        for (tensor, (entry, plan)) in entries.iter().zip(plans).enumerate() {
+            let size = entry.spec.dtype.size();
+            let bytes = |part: &RowPart| (size * part.elements.len()).max(plan.indices(part).bytes().len());
+            let route = Route { group: entry.group, epoch, client: 0 };
+            let draft = |message: Message| {
+                let (mut payload, mut parts, mut on_wire) = (Vec::new(), Vec::new(), Vec::new());
+                for part in message.parts.iter().map(|j| &plan.parts()[*j]) {
+                    payload.extend_from_slice(plan.indices(part).bytes());
+                    on_wire.push(on_the_wire(entry, plan, part, 0));
+                    let answer = Some(size * part.elements.len());
+                    parts.push(self.row_part(tensor, entry, part, part.elements.clone(), 0, answer));
+                }
+                drafted(parts, convert::pull_parts_header(route, on_wire), payload)
+            };
+            drafts.extend(messages(entry, plan, bytes).into_iter().filter_map(draft));
+        }
+        let _turn = self.turn();
+        self.submit(drafts, Vec::new(), deadline, false)
+    }
+
+    fn row_part(
+        &self,
+        tensor: usize,
+        entry: &Entry,
+        part: &RowPart,
+        elements: Range<usize>,
+        sent_bytes: usize,
+        answer_bytes: Option<usize>,
+    ) -> Part {
+        let (slice, shard) = entry.slices[part.slice];
+        Part {
+            tensor,
+            name: entry.spec.name.clone(),
+            link: self.links[shard].clone(),
+            slice: slice.0,
+            elements,
+            sent_bytes,
+            answer_bytes,
+            residue: Mutex::new(None),
+            tag: AtomicU64::new(0),
+        }
+    }
+}
+
+/// Deals the parts of a plan out to messages, none of them for two shards; `bytes`: of a part, as sent or as answered.
+fn messages(entry: &Entry, plan: &Plan, bytes: impl Fn(&RowPart) -> usize) -> Vec<Message> {
+    let mut full = Vec::new();
+    let shards = entry.slices.iter().map(|(_, shard)| shard + 1).max().unwrap_or(0);
+    let mut open: Vec<_> = (0..shards).map(|_| Message::default()).collect();
+    for (j, part) in plan.parts().iter().enumerate() {
+        let message = &mut open[entry.slices[part.slice].1];
+        let bytes = PART + bytes(part);
+        // A part that is larger than that goes alone.
+        let fits = message.bytes + bytes <= MESSAGE && message.parts.len() < MAX_PARTS;
+        if !fits && !message.parts.is_empty() {
+            full.push(std::mem::take(message));
+        }
+        message.parts.push(j);
+        message.bytes += bytes;
+    }
+    full.extend(open.into_iter().filter(|message| !message.parts.is_empty()));
+    full
+}
+
+fn on_the_wire(entry: &Entry, plan: &Plan, part: &RowPart, elements: usize) -> pb::Part {
+    let (slice, _) = entry.slices[part.slice];
+    pb::Part { slice: slice.0, count: plan.indices(part).len() as u64, elements: elements as u32 }
+}
+
+/// Appends a part's values to the payload.
+fn append(isa: Isa, codec: Codec, values: &[f32], position: Position, payload: &mut Vec<u8>) {
+    if codec == Codec::Float32 && cfg!(target_endian = "little") {
+        payload.extend_from_slice(fastps_core::dtype::View::Float32(values).bytes());
+    } else {
+        codec.encode(isa, values, None, position, payload);
+    }
+}
+
+fn drafted(mut parts: Vec<Part>, header: pb::Header, payload: Vec<u8>) -> Option<Draft> {
+    let more = parts.split_off(1.min(parts.len()));
+    Some(Draft { part: parts.pop()?, more, header, payload: Payload::Owned(Bytes::from(payload)) })
+}
+
+/// The versions of a pull of rows: one list per tensor, also where no slice was asked, and each in slice order.
+pub(crate) fn in_order(versions: Versions, rows: &[Rows]) -> Versions {
+    let of = |rows: &Rows| {
+        let mut slices = versions.tensor(&rows.name).unwrap_or_default().to_vec();
+        slices.sort_unstable_by_key(|version| version.slice);
+        (rows.name.clone(), slices)
+    };
+    Versions { client: versions.client, tensors: rows.iter().map(of).collect() }
+}
+
+/// Hands rows on to where the caller wants them.
+pub(crate) struct Scatter<'a> {
+    pub(crate) plans: &'a [Plan],
+    pub(crate) caller: &'a mut dyn Caller,
+}
+
+impl Caller for Scatter<'_> {
+    fn take(&mut self, tensor: usize, first_element: usize, values: &[u8]) {
+        self.plans[tensor].scatter(first_element, values, |at, values| self.caller.take(tensor, at, values));
+    }
+
+    fn leaves(&mut self) -> Option<Box<dyn FnOnce() + Send>> {
+        self.caller.leaves()
+    }
+}

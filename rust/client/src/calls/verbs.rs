@@ -1,0 +1,231 @@
+//! The verbs, each in a few lines over the other files.
+
+use crate::calls::pull::{PullTicket, versions};
+use crate::calls::receipts::{PushTicket, pushed};
+use crate::calls::sparse::{Scatter, in_order};
+use crate::client::Client;
+use crate::link::call::Call;
+use crate::link::payload::{Memory, Payload};
+use crate::link::unary::{call, request};
+use crate::state::map::Entry;
+use crate::state::time::after;
+use fastps_core::dtype::View;
+use fastps_core::error::{Error, Kind, Lost, Result};
+use fastps_core::frame::Action;
+use fastps_core::isa::Isa;
+use fastps_core::mode::{Clocks, Joined, Seat};
+use fastps_core::outgoing;
+use fastps_core::portions::{Answer, Ask};
+use fastps_core::sparse::Plan;
+use fastps_core::tensor::TensorSpec;
+use fastps_core::verbs::{
+    Caller, Gradient, ParameterServer, Patient, Pulled, PushError, PushOptions, Pushed, Receipt, Rows, State,
+    Stats, Ticket, Versions,
+};
+use fastps_proto::v1 as pb;
+use fastps_transport::convert::Read;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+impl Client {
+    /// Waits for a call. Where its caller leaves, it goes on by itself.
+    pub(crate) fn finish(&self, call: &Arc<Call>, caller: &mut dyn Caller) -> Result<()> {
+        if call.wait(Duration::MAX, Some(caller))? {
+            return Ok(());
+        }
+        self.leave_alone(call);
+        Err(Error::new(Kind::Internal, "the caller waits no longer"))
+    }
+
+    /// Lets a call go on for which nobody waits.
+    fn leave_alone(&self, call: &Arc<Call>) {
+        self.deadlines.watch(call);
+        self.driver.nudge();
+    }
+
+    fn one(receipts: Pushed) -> Result<Receipt, PushError> {
+        receipts?.pop().ok_or_else(|| Error::new(Kind::Internal, "an assignment without a receipt").into())
+    }
+}
+
+impl ParameterServer for Client {
+    fn client(&self) -> u64 {
+        self.shared.client
+    }
+
+    fn another(&self) -> Result<Arc<dyn ParameterServer>> {
+        Ok(self.again()?)
+    }
+
+    fn register(&self, spec: TensorSpec, values: View<'_>, timeout: Duration) -> Result<()> {
+        self.register_tensor(spec, values, timeout)
+    }
+
+    fn unregister(&self, name: &str, timeout: Duration) -> Result<()> {
+        self.unregister_tensor(name, timeout)
+    }
+
+    fn spec(&self, name: &str, timeout: Duration) -> Result<Arc<TensorSpec>> {
+        let name: Arc<str> = name.into();
+        let (_, entries) = self.look_up(std::iter::once(&name), after(timeout))?;
+        let entry = entries.first().ok_or_else(|| Error::new(Kind::Internal, "a tensor without an entry"))?;
+        Ok(entry.spec.clone())
+    }
+
+    fn names(&self, timeout: Duration) -> Result<Vec<Arc<str>>> {
+        self.alive()?;
+        self.shared.lost.raise()?;
+        self.refresh(Vec::new(), after(timeout))?;
+        Ok(self.map.names())
+    }
+
+    fn push_for(&self, caller: &mut dyn Caller, gradients: &[Gradient], options: &PushOptions) -> Pushed {
+        let call = self.start_push(gradients, options, None)?;
+        self.finish(&call, caller)?;
+        pushed(&self.shared, &call, gradients.len())
+    }
+
+    fn push_async(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>> {
+        let call = self.start_push(&gradients, &options, None)?;
+        self.leave_alone(&call);
+        Ok(Arc::new(PushTicket { shared: self.shared.clone(), call, tensors: gradients.len() }))
+    }
+
+    fn push_pull(
+        &self,
+        gradients: &[Gradient],
+        options: &PushOptions,
+        caller: &mut dyn Caller,
+    ) -> Result<(Vec<Receipt>, Versions), PushError> {
+        let id = self.versions_id();
+        let call = self.start_push(gradients, options, Some(caller))?;
+        self.finish(&call, caller)?;
+        Ok((pushed(&self.shared, &call, gradients.len())?, versions(&call, id)))
+    }
+
+    fn pull(&self, names: &[Arc<str>], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
+        let deadline = after(timeout);
+        let (epoch, entries) = self.look_up(names.iter(), deadline)?;
+        let id = self.versions_id();
+        let call = self.start_pull(&entries, epoch, Read::Values, deadline);
+        self.finish_pull(&call, caller)?;
+        Ok(versions(&call, id))
+    }
+
+    fn pull_rows(&self, rows: &[Rows], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
+        let deadline = after(timeout);
+        let (epoch, entries) = self.look_up(rows.iter().map(|rows| &rows.name), deadline)?;
+        let plan = |(entry, rows): (&Arc<Entry>, &Rows)| Plan::new(&entry.spec, &rows.indices);
+        let plans = entries.iter().zip(rows).map(plan).collect::<Result<Vec<_>>>()?;
+        let id = self.versions_id();
+        let call = self.start_pull_rows(&entries, &plans, epoch, deadline);
+        self.finish_pull(&call, &mut Scatter { plans: &plans, caller })?;
+        Ok(in_order(versions(&call, id), rows))
+    }
+
+    fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {
+        let deadline = after(timeout);
+        let (epoch, entries) = self.look_up(names.iter(), deadline)?;
+        let client = self.versions_id();
+        let call = self.start_pull(&entries, epoch, Read::Values, deadline);
+        self.leave_alone(&call);
+        Ok(Arc::new(PullTicket {
+            shared: self.shared.clone(),
+            call,
+            client,
+            entries,
+            taken: Mutex::new(false),
+        }))
+    }
+
+    fn assign(&self, gradient: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
+        let (epoch, entries) = self.look_up(std::iter::once(&gradient.name), after(timeout))?;
+        let entry = &entries[0];
+        outgoing::check_shape(gradient.borrow(), &entry.spec)?;
+        outgoing::check_values(Isa::get()?, gradient.values.view(), &entry.spec)?;
+        let memory = Memory::new(gradient.values.clone());
+        let body = |range| (Action::Assign, Payload::Lent(memory.clone(), range));
+        let bodies = entry.spec.slices().map(body).collect();
+        let call = self.start_assign(entry, bodies, vec![memory.clone()], epoch, timeout);
+        call.wait(Duration::MAX, None)?;
+        Self::one(pushed(&self.shared, &call, 1))
+    }
+
+    fn state(&self, name: &str, timeout: Duration) -> Result<State> {
+        let deadline = after(timeout);
+        let name: Arc<str> = name.into();
+        let (epoch, entries) = self.look_up(std::iter::once(&name), deadline)?;
+        self.pull_state(&entries[0], epoch, deadline)
+    }
+
+    fn load_state(&self, name: &str, state: &State, timeout: Duration) -> Result<Receipt, PushError> {
+        let name: Arc<str> = name.into();
+        let (epoch, entries) = self.look_up(std::iter::once(&name), after(timeout))?;
+        let entry = &entries[0];
+        let bodies = outgoing::state_bodies(&entry.spec, state)?;
+        let assign = |(body, step): (Vec<u8>, &u64)| {
+            (Action::AssignState { step: *step }, Payload::Owned(body.into()))
+        };
+        let bodies = bodies.into_iter().zip(&state.steps).map(assign).collect();
+        let call = self.start_assign(entry, bodies, Vec::new(), epoch, timeout);
+        call.wait(Duration::MAX, None)?;
+        Self::one(pushed(&self.shared, &call, 1))
+    }
+
+    fn versions(&self, names: &[Arc<str>], timeout: Duration) -> Result<Versions> {
+        let deadline = after(timeout);
+        let (epoch, entries) = self.look_up(names.iter(), deadline)?;
+        let id = self.versions_id();
+        let call = self.start_pull(&entries, epoch, Read::Version, deadline);
+        self.finish_pull(&call, &mut Patient)?;
+        Ok(versions(&call, id))
+    }
+
+    fn join(&self, group: &str, seat: &Seat, timeout: Duration) -> Result<Joined> {
+        self.join_group(group, seat, timeout)
+    }
+
+    fn leave(&self, group: &str, warm: bool, timeout: Duration) -> Result<()> {
+        self.leave_group(group, warm, timeout)
+    }
+
+    fn advance(&self, group: &str, warm: bool, steps: u64, timeout: Duration) -> Result<Clocks> {
+        self.advance_in(group, warm, steps, timeout)
+    }
+
+    fn portion(&self, ask: &Ask, wait: Duration, timeout: Duration) -> Result<Answer> {
+        self.ask_for_portion(ask, wait, timeout)
+    }
+
+    fn stats(&self, timeout: Duration) -> Result<Stats> {
+        self.alive()?;
+        let deadline = after(timeout);
+        let mut shards = Vec::with_capacity(self.links.len());
+        for link in self.links.iter().cloned() {
+            let address = link.address.clone();
+            let answer: pb::StatsResponse = self.block(async move {
+                let ask = |mut client: pb::control_client::ControlClient<_>, left| async move {
+                    client.stats(request(pb::StatsRequest {}, left)).await
+                };
+                call(&link, deadline, ask).await
+            })?;
+            let mut counters: Vec<_> = answer.counters.into_iter().collect();
+            counters.sort();
+            shards.push((address, counters));
+        }
+        Ok(Stats { shards, client: self.shared.counters.list() })
+    }
+
+    fn lost(&self) -> Vec<Lost> {
+        self.shared.lost.ask()
+    }
+
+    fn transport(&self) -> Vec<(String, String)> {
+        self.links.iter().map(|link| (link.address.clone(), link.way.present())).collect()
+    }
+
+    fn close(&self) {
+        self.leave_portions();
+        self.shut();
+    }
+}

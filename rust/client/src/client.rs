@@ -1,0 +1,149 @@
+//! A client of a cluster, and what all its calls need: the map, the turn, the thread that drives its connections.
+
+use crate::link::deadlines::Deadlines;
+use crate::link::refresh::refresh;
+use crate::link::state::{Link, closed};
+use crate::options::ConnectOptions;
+use crate::state::map::{Entry, Map};
+use crate::state::runtime::{Driver, lock};
+use crate::state::shared::Shared;
+use crate::state::time::after;
+use fastps_core::codec::ErrorFeedback;
+use fastps_core::error::{Error, Kind, Result};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// How long a call waits for a newer map before it makes do with the one at hand.
+const REFRESH: Duration = Duration::from_millis(500);
+
+/// A client of a cluster: its own identity, its own connection to each shard. Dropping it closes it.
+pub struct Client {
+    pub(crate) addresses: Vec<String>,
+    pub(crate) options: ConnectOptions,
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) links: Vec<Arc<Link>>,
+    pub(crate) map: Arc<Map>,
+    pub(crate) deadlines: Arc<Deadlines>,
+    /// The last sequence number; held while a push is queued, so that all links see pushes in one order.
+    pub(crate) turn: Mutex<u64>,
+    pub(crate) registering: Arc<tokio::sync::Mutex<()>>,
+    /// Workers of this client may hold portions of samples.
+    pub(crate) has_portions: AtomicBool,
+    pub(crate) closed: watch::Sender<bool>,
+}
+
+impl Client {
+    /// Waits until nothing that belongs to this residual is in doubt any more: before it is saved, or used by somebody
+    /// else.
+    pub fn settle(&self, feedback: &Arc<Mutex<ErrorFeedback>>, timeout: Duration) -> Result<()> {
+        self.alive()?;
+        self.shared.settle_doubts(feedback, after(timeout))
+    }
+
+    /// The shards' addresses, in the order of their indices.
+    pub fn addresses(&self) -> Vec<String> {
+        self.links.iter().map(|link| link.address.clone()).collect()
+    }
+
+    pub(crate) fn alive(&self) -> Result<()> {
+        self.shared.process.check()?;
+        if *self.closed.borrow() { Err(closed()) } else { Ok(()) }
+    }
+
+    pub(crate) fn turn(&self) -> MutexGuard<'_, u64> {
+        lock(&self.turn)
+    }
+
+    /// Identifies this client in [`fastps_core::verbs::Versions`]: `own` counts end with a link's incarnation.
+    pub(crate) fn versions_id(&self) -> u64 {
+        self.shared.client.wrapping_add(self.shared.incarnations.load(Ordering::Acquire))
+    }
+
+    /// The entries of these tensors; shard 0 is asked for those that are not known.
+    pub(crate) fn look_up<'a>(
+        &self,
+        names: impl Iterator<Item = &'a Arc<str>> + Clone,
+        deadline: Instant,
+    ) -> Result<(u64, Vec<Arc<Entry>>)> {
+        self.alive()?;
+        self.shared.lost.raise()?;
+        if self.shared.map_is_stale.swap(false, Ordering::AcqRel)
+            && self.refresh(Vec::new(), deadline.min(after(REFRESH))).is_err()
+        {
+            // The map that we have must do, until shard 0 is back.
+            self.shared.map_is_stale.store(true, Ordering::Release);
+        }
+        for asked in [false, true] {
+            let (epoch, found) = self.map.look_up(names.clone());
+            let missing: Vec<_> = names
+                .clone()
+                .zip(&found)
+                .filter(|(_, entry)| entry.is_none())
+                .map(|(name, _)| name.to_string())
+                .collect();
+            let Some(first) = missing.first().cloned() else {
+                return Ok((epoch, found.into_iter().flatten().collect()));
+            };
+            if asked {
+                return Err(self.unknown(first));
+            }
+            self.refresh(missing, deadline).map_err(|error| error.tensor(first))?;
+        }
+        Err(Error::new(Kind::Internal, "the map was asked and did not answer"))
+    }
+
+    /// The error of a name that shard 0 does not list.
+    fn unknown(&self, name: String) -> Error {
+        let message = if self.map.is_gone(&name) {
+            self.links[0].gone(&name)
+        } else {
+            format!("no tensor of this name is registered at {}", self.addresses().join(", "))
+        };
+        Error::new(Kind::UnknownTensor, message).tensor(name)
+    }
+
+    /// Brings the map up to date with shard 0, for some tensors or for all.
+    pub(crate) fn refresh(&self, names: Vec<String>, deadline: Instant) -> Result<()> {
+        let (map, link, shards) = (self.map.clone(), self.links[0].clone(), self.links.len());
+        self.block(async move { refresh(&map, &link, shards, names, deadline).await })
+    }
+
+    /// Waits for work; closing the client ends it.
+    pub(crate) fn block<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let mut ended = self.closed.subscribe();
+        self.driver.drive(async |_| {
+            tokio::select! {
+                result = work => result,
+                _ = ended.wait_for(|closed| *closed) => Err(closed()),
+            }
+        })
+    }
+
+    pub(crate) fn shut(&self) {
+        if self.shared.process.check().is_err() || self.closed.send_replace(true) {
+            return;
+        }
+        self.links.iter().for_each(|link| link.close());
+        self.driver.end();
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.shut();
+        if self.shared.process.check().is_err() {
+            // In a forked child nobody may touch what the parent's runtime might have held locked.
+            std::mem::forget((std::mem::take(&mut self.links), self.driver.clone()));
+        }
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("addresses", &self.addresses()).finish_non_exhaustive()
+    }
+}

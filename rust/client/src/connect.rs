@@ -1,0 +1,235 @@
+//! Connecting: hello to every address, the order of the shards, the map.
+
+use crate::address::{check_local, is_same};
+use crate::client::Client;
+use crate::link::deadlines::Deadlines;
+use crate::link::refresh::refresh;
+use crate::link::route::Way;
+use crate::link::session::drive;
+use crate::link::state::Link;
+use crate::link::unary;
+use crate::link::unary::Who;
+use crate::options::{Ack, ConnectOptions};
+use crate::state::lost::Losses;
+use crate::state::runtime::{Driver, Process, random};
+use crate::state::shared::Shared;
+use crate::state::stats::Counters;
+use crate::state::time::after;
+use crate::state::time::jitter;
+use crate::state::waiting::{self, Wait};
+use fastps_core::error::{Error, Kind, Result};
+use fastps_proto::v1 as pb;
+use fastps_transport::convert;
+use fastps_transport::secret::Secret;
+use fastps_transport::tls::ClientTls;
+use fastps_transport::{channel, open_files, unix};
+use futures_util::future::try_join_all;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tonic::transport::Channel;
+
+/// Who says hello, how, and until when.
+#[derive(Clone)]
+struct Caller {
+    name: String,
+    secret: Secret,
+    tls: Option<ClientTls>,
+    ack: Ack,
+    deadline: Instant,
+}
+
+/// A server that said hello.
+struct Met {
+    address: String,
+    channel: Channel,
+    client: u64,
+    hello: pb::HelloResponse,
+}
+
+impl Client {
+    /// Connects to a cluster by the addresses (`host:port` or `unix:///path`) of some or all of its shards, in any order.
+    pub fn connect(addresses: &[String], options: ConnectOptions) -> Result<Arc<Self>> {
+        let deadline = after(options.timeout);
+        if addresses.is_empty() {
+            return Err(Error::new(Kind::Config, "no address to connect to")
+                .expected("host:port or unix:///path", "nothing"));
+        }
+        addresses.iter().try_for_each(|address| check_local(address, options.transport))?;
+        let tls = ClientTls::load(&options.tls, options.tls_server_name.as_deref())?;
+        open_files::raise();
+        let driver = Driver::start(options.spin)?;
+        let (secret, name) = (Secret::draw()?, options.name.clone());
+        let caller = Caller { name, secret: secret.clone(), tls: tls.clone(), ack: options.ack, deadline };
+        let asked = addresses.to_vec();
+        let met = driver.drive(async |_| meet_cluster(asked, caller).await);
+        let met = met.inspect_err(|_| driver.end())?;
+        let shared = Arc::new(Shared {
+            process: Process::current(),
+            client: random()?,
+            secret,
+            name: options.name.clone(),
+            map: Arc::default(),
+            ack: options.ack,
+            checksums: options.checksums,
+            counters: Counters::default(),
+            incarnations: AtomicU64::new(0),
+            map_is_stale: AtomicBool::new(false),
+            lost: Losses::default(),
+            places: Mutex::default(),
+            some_place_is_lost: AtomicBool::new(false),
+            doubts: Mutex::default(),
+        });
+        let link = |met: Met| {
+            let own = met.hello.cluster.get(met.hello.shard as usize);
+            let direct = own.is_some_and(|own| is_same(own, &met.address));
+            let tls = tls.clone().filter(|_| unix::path(&met.address).is_none());
+            let way = Way::new(options.transport, direct, tls, options.spin);
+            Link::new(shared.clone(), met.address, met.channel, met.client, &met.hello, &driver, way)
+        };
+        let links: Vec<_> = met.into_iter().map(link).collect();
+        let client = Self {
+            addresses: addresses.to_vec(),
+            options,
+            driver: driver.clone(),
+            map: shared.map.clone(),
+            shared,
+            links,
+            deadlines: Arc::default(),
+            turn: Mutex::new(0),
+            registering: Arc::default(),
+            has_portions: AtomicBool::new(false),
+            closed: watch::Sender::new(false),
+        };
+        for link in &client.links {
+            driver.spawn(drive(link.clone()));
+        }
+        driver.spawn(Deadlines::run(client.deadlines.clone(), client.closed.subscribe()));
+        let (map, link, shards) = (client.map.clone(), client.links[0].clone(), client.links.len());
+        client.block(refresh(&map, &link, shards, Vec::new(), deadline))?;
+        client.block(async { try_join_all(client.links.iter().map(|link| link.begun(deadline))).await })?;
+        Ok(Arc::new(client))
+    }
+
+    /// Another client of the same cluster.
+    pub(crate) fn again(&self) -> Result<Arc<Self>> {
+        self.alive()?;
+        Self::connect(&self.addresses, self.options.clone())
+    }
+}
+
+/// Says hello to all addresses, and then to the shards that they tell of; sorted by shard.
+async fn meet_cluster(addresses: Vec<String>, caller: Caller) -> Result<Vec<Met>> {
+    let mut shards: BTreeMap<u32, Met> = BTreeMap::new();
+    let mut waiting = addresses;
+    loop {
+        let known = shards.len();
+        for met in meet_all(std::mem::take(&mut waiting), &caller).await? {
+            match shards.get(&met.hello.shard) {
+                Some(other) if other.hello.server != met.hello.server => {
+                    return Err(Error::new(
+                        Kind::Config,
+                        "two addresses serve the same shard of different clusters",
+                    )
+                    .shard(met.hello.shard)
+                    .expected(&other.address, &met.address));
+                }
+                Some(_) => {}
+                None => drop(shards.insert(met.hello.shard, met)),
+            }
+        }
+        let cluster = shards
+            .values()
+            .map(|met| &met.hello.cluster)
+            .max_by_key(|c| c.len())
+            .cloned()
+            .unwrap_or_default();
+        let size = cluster.len().max(1) as u32;
+        if let Some(met) =
+            shards.values().find(|m| m.hello.shard >= size || m.hello.cluster.len().max(1) as u32 != size)
+        {
+            return Err(Error::new(
+                Kind::Config,
+                format!("{} does not belong to the same cluster", met.address),
+            )
+            .expected(
+                format!("one of {size} shards"),
+                format!("shard {} of {}", met.hello.shard, met.hello.cluster.len()),
+            ));
+        }
+        waiting =
+            (0..size).filter(|k| !shards.contains_key(k)).map(|k| cluster[k as usize].clone()).collect();
+        if waiting.is_empty() {
+            return Ok(shards.into_values().collect());
+        }
+        if shards.len() == known {
+            let message = "an address of the cluster answers as another shard than it should";
+            return Err(Error::new(Kind::Config, message).expected(
+                format!("{size} shards"),
+                format!("{} behind {}", shards.len(), cluster.join(", ")),
+            ));
+        }
+    }
+}
+
+async fn meet_all(addresses: Vec<String>, caller: &Caller) -> Result<Vec<Met>> {
+    let mut tries = JoinSet::new();
+    for address in addresses {
+        let caller = caller.clone();
+        tries.spawn(async move { meet(&address, caller).await.map_err(|error| (address, error)) });
+    }
+    let (mut met, mut failed) = (Vec::new(), Vec::new());
+    while let Some(result) = tries.join_next().await {
+        match result {
+            Ok(Ok(one)) => met.push(one),
+            Ok(Err(error)) => failed.push(error),
+            Err(e) => return Err(Error::new(Kind::Internal, format!("connecting failed: {e}"))),
+        }
+    }
+    failed.sort_by(|a, b| a.0.cmp(&b.0));
+    let Some((_, first)) = failed.first() else {
+        return Ok(met);
+    };
+    let reasons: Vec<_> = failed.iter().map(|(address, error)| format!("{address} ({error})")).collect();
+    Err(Error::new(first.kind, format!("cannot connect to {}", reasons.join(", "))))
+}
+
+/// Says hello to one address, again until the deadline while nobody is there.
+async fn meet(address: &str, caller: Caller) -> Result<Met> {
+    let Caller { name, secret, tls, ack, deadline } = caller;
+    let mut pause = Duration::from_millis(20);
+    let mut last: Option<Error> = None;
+    let mut wait = Wait::begin();
+    let tls = tls.as_ref().filter(|_| unix::path(address).is_none());
+    let channel = channel(address, tls)?;
+    loop {
+        let client = random()?;
+        // This end finds out first, and says more.
+        let within = deadline.saturating_duration_since(Instant::now()) + Duration::from_secs(1);
+        let who = Who { client, secret: &secret, name: &name, ack, within };
+        let hello = unary::hello(channel.clone(), who, false);
+        let attempt = tokio::time::timeout_at(deadline.into(), hello);
+        let what = || waiting::server(address, last.as_ref().map(|error| &*error.message));
+        match wait.on(attempt, what).await {
+            Ok(Ok(hello)) => {
+                return Ok(Met { address: address.to_owned(), channel, client, hello });
+            }
+            Ok(Err(error)) if !convert::passes(&error) => return Err(error),
+            Ok(Err(error)) => last = Some(error),
+            Err(_) => {
+                let silent = || Error::new(Kind::Connection, "no answer within the timeout");
+                return Err(last.unwrap_or_else(silent));
+            }
+        }
+        let told = last.as_ref().and_then(|error| error.retry_after_ms).unwrap_or(0);
+        let pause_now = jitter(pause).max(Duration::from_millis(told));
+        if Instant::now() + pause_now >= deadline {
+            return Err(last.unwrap_or_else(|| Error::new(Kind::Connection, "no answer within the timeout")));
+        }
+        tokio::time::sleep(pause_now).await;
+        pause = (2 * pause).min(Duration::from_millis(500));
+    }
+}

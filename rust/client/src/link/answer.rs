@@ -1,0 +1,335 @@
+//! Answers: from the stream to the call, or to the doubt, that waits for each.
+
+use crate::link::call::{Answer, Call, Outcome, Part, Values};
+use crate::link::queue::{Pending, Queue, Told, Waiter};
+use crate::link::state::Link;
+use crate::options::Ack;
+use crate::state::runtime::lock;
+use crate::state::stats;
+use bytes::Bytes;
+use fastps_core::error::Result;
+use fastps_core::frame::Applied;
+use fastps_core::verbs::Fate;
+use fastps_proto::v1 as pb;
+use fastps_transport::convert::{self, Retry, Route, is_conclusive, retry};
+use std::ops::Range;
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+impl Link {
+    /// Takes an answer, whose values may be lent, to where it is waited for. An error means that the server does not speak
+    /// the protocol.
+    pub(crate) fn answer(self: &Arc<Self>, frame: pb::Frame, lent: bool) -> Result<()> {
+        let (tag, answer) = convert::answer_from_frame(frame)?;
+        let mut queue = lock(&self.queue);
+        if let Some(doubts) = queue.late.remove(&tag) {
+            for (_, slice) in &doubts {
+                queue.answered(*slice, None);
+            }
+            drop(queue);
+            match answer {
+                convert::Answer::Receipt(Applied { version, .. })
+                | convert::Answer::Values { version, .. } => {
+                    for (doubt, _) in &doubts {
+                        doubt.settle(Fate::Applied { version });
+                    }
+                }
+                convert::Answer::Parts { outcomes, .. } => {
+                    for ((doubt, _), applied) in doubts.iter().zip(outcomes) {
+                        if let Ok(Applied { version, .. }) = applied {
+                            doubt.settle(Fate::Applied { version });
+                        }
+                    }
+                }
+                // The question that follows tells for sure.
+                convert::Answer::Refused(_) | convert::Answer::Fenced | convert::Answer::Version { .. } => {}
+            }
+            return Ok(());
+        }
+        if let Some(slice) = queue.asked.remove(&tag) {
+            self.answer_what_is_left(queue, slice, &answer);
+            return Ok(());
+        }
+        // Else of a pull that nobody waits for any more.
+        let Some(mut pending) = queue.frames.remove(&tag) else {
+            return Ok(());
+        };
+        let (call, parts) = match pending.waiter.clone() {
+            Waiter::Parts(call, parts) => (call, parts),
+            Waiter::Doubt(doubt) => {
+                match answer {
+                    // Nothing can be said yet: the server is at it this moment, lacks memory, or is about to stop. The question
+                    // waits for the time that it tells, or for the next connection.
+                    convert::Answer::Refused(error)
+                        if matches!(retry(error.kind), Retry::Later | Retry::Room) =>
+                    {
+                        pending.attempts = 0;
+                        queue.frames.insert(tag, pending);
+                        if let Some(pause) = error.retry_after_ms {
+                            self.ask_again(tag, Duration::from_millis(pause));
+                        }
+                    }
+                    answer => {
+                        if let Some(told) = told(&pending.header, &answer) {
+                            queue.told(pending.header.slice, told);
+                        }
+                        self.check_drained(&queue);
+                        drop(queue);
+                        doubt.settle(fate(&answer));
+                        return Ok(());
+                    }
+                }
+                self.check_drained(&queue);
+                return Ok(());
+            }
+        };
+        self.note(&mut queue, &pending, call.identified, &answer);
+        let index = parts.start;
+        let part = &call.parts[index];
+        let outcome = match (call.identified, answer) {
+            (_, convert::Answer::Parts { outcomes, payload })
+                if outcomes.len() == pending.header.parts.len() =>
+            {
+                drop(queue);
+                self.answer_parts(&pending, &call, parts, outcomes, payload);
+                return Ok(());
+            }
+            (true, convert::Answer::Receipt(applied)) if !pending.header.want_values => {
+                Ok((Answer { applied, step: 0 }, None))
+            }
+            (true, convert::Answer::Values { applied: Some(applied), step, payload, .. })
+                if Some(payload.len()) == part.answer_bytes =>
+            {
+                Ok((Answer { applied, step }, Some(payload)))
+            }
+            (false, convert::Answer::Values { version, own, step, payload, .. })
+                if Some(payload.len()) == part.answer_bytes =>
+            {
+                let applied = Applied { version, own, staleness: None, scale: 1.0, duplicate: false };
+                Ok((Answer { applied, step }, Some(payload)))
+            }
+            (false, convert::Answer::Version { version, own }) if part.answer_bytes.is_none() => {
+                let applied = Applied { version, own, staleness: None, scale: 1.0, duplicate: false };
+                Ok((Answer { applied, step: 0 }, None))
+            }
+            // Of a reservation's frames, `lease` means the reservation's.
+            (_, convert::Answer::Refused(error))
+                if retry(error.kind) == Retry::Session && pending.header.reservation == 0 =>
+            {
+                queue.lease_lost = true;
+                let fenced = pending.header.kind() == pb::Kind::Gradient && self.has_places();
+                if fenced {
+                    // The others have gone on without this worker: its gradient is of values that are gone.
+                    Err((pending.attempts == 1, part.refused(error)))
+                } else if pending.attempts == 1 || !call.identified {
+                    // Nothing was changed: it waits for the next incarnation.
+                    (pending.attempts, pending.header.client) = (0, 0);
+                    queue.frames.insert(tag, pending);
+                    self.check_drained(&queue);
+                    return Ok(());
+                } else {
+                    Err((false, part.refused(error)))
+                }
+            }
+            // A repeat that was refused may say nothing about what was sent before it.
+            (_, convert::Answer::Refused(error)) => {
+                Err((pending.attempts == 1 || is_conclusive(error.kind), part.refused(error)))
+            }
+            _ => Err((false, part.frame_error("the server's answer does not fit its question"))),
+        };
+        let (outcome, values) = match outcome {
+            Ok((answer, values)) => {
+                stats::answered(&self.shared.counters, &answer.applied, call.identified, values.as_ref());
+                (Outcome::Answered(answer), values)
+            }
+            Err((not_applied, error)) if not_applied || !call.identified => (Outcome::Failed(error), None),
+            Err((_, error)) => {
+                tracing::debug!(%error, "a push is in doubt");
+                let doubt = |index: usize| self.doubt(&mut queue, &pending, &call.parts[index]);
+                let doubts: Vec<_> = parts.clone().map(doubt).collect();
+                self.check_drained(&queue);
+                drop(queue);
+                for (index, doubt) in parts.zip(doubts) {
+                    call.deliver(index, Outcome::InDoubt(doubt), None);
+                }
+                return Ok(());
+            }
+        };
+        self.check_drained(&queue);
+        drop(queue);
+        // A refusal of a sparse message refuses all of it.
+        for index in parts {
+            let values = values.clone().map(|bytes| Values { bytes, lent });
+            call.deliver(index, outcome.clone(), values);
+        }
+        Ok(())
+    }
+
+    /// Asks a question anew that was sent on this connection, unless another one has taken it.
+    fn ask_again(self: &Arc<Self>, tag: u64, pause: Duration) {
+        let (Some(driver), link) = (self.driver.upgrade(), Arc::downgrade(self)) else { return };
+        driver.spawn(async move {
+            tokio::time::sleep(pause).await;
+            let Some(link) = link.upgrade() else { return };
+            let mut queue = lock(&link.queue);
+            let waits = queue.frames.get(&tag).is_some_and(|pending| pending.attempts == 0);
+            if let Some(pending) = waits.then(|| queue.frames.remove(&tag)).flatten() {
+                queue.push(pending.header, pending.payload, pending.waiter, pending.base_of);
+                queue.wake();
+            }
+        });
+    }
+
+    /// Keeps what an answer tells of its slices. Pulls may show what others will find in no log, so whoever wants receipts of what is
+    /// logged alone keeps nothing of them.
+    fn note(&self, queue: &mut Queue, pending: &Pending, identified: bool, answer: &convert::Answer) {
+        if !identified && self.shared.ack == Ack::Logged {
+            return;
+        }
+        let header = &pending.header;
+        if let convert::Answer::Parts { outcomes, .. } = answer
+            && outcomes.len() == header.parts.len()
+        {
+            for (part, outcome) in header.parts.iter().zip(outcomes) {
+                let told = outcome.as_ref().ok().map(|applied| tell(header, applied.version, applied.own));
+                match told {
+                    told if identified => queue.answered(part.slice, told),
+                    Some(told) => queue.told(part.slice, told),
+                    None => {}
+                }
+            }
+            return;
+        }
+        match told(header, answer) {
+            told if identified && header.parts.is_empty() => queue.answered(header.slice, told),
+            _ if identified => pending.slices().for_each(|slice| queue.answered(slice, None)),
+            Some(told) => queue.told(header.slice, told),
+            None => {}
+        }
+    }
+
+    /// A server that was started anew tells what is left of a slice.
+    fn answer_what_is_left(&self, mut queue: MutexGuard<'_, Queue>, slice: u64, answer: &convert::Answer) {
+        match answer {
+            convert::Answer::Version { version, own } => queue.left(self.shard(), slice, *version, *own),
+            convert::Answer::Refused(error) if retry(error.kind) == Retry::Session => {
+                queue.lease_lost = true;
+                self.check_drained(&queue);
+            }
+            // It is asked on the next connection: the server is about to stop.
+            convert::Answer::Refused(error) if retry(error.kind) == Retry::Later => {}
+            // There is no such slice any more, which every other call will tell.
+            _ => {
+                queue.slices.remove(&slice);
+                queue.settled(slice);
+            }
+        }
+        if queue.to_ask.is_empty() && !queue.lost.is_empty() {
+            let lost = std::mem::take(&mut queue.lost);
+            drop(queue);
+            self.shared.note_lost(lost);
+        }
+    }
+
+    /// Takes the answers to the parts of a sparse message to where they are waited for.
+    fn answer_parts(
+        &self,
+        pending: &Pending,
+        call: &Call,
+        parts: Range<usize>,
+        outcomes: Vec<Result<Applied>>,
+        mut payload: Bytes,
+    ) {
+        let expected = |(k, outcome): (usize, &Result<Applied>)| {
+            call.parts[parts.start + k].answer_bytes.filter(|_| outcome.is_ok()).unwrap_or(0)
+        };
+        let fits = payload.len() == outcomes.iter().enumerate().map(expected).sum::<usize>();
+        stats::parts_answered(&self.shared.counters, &outcomes, call.identified, payload.len());
+        let (mut told, mut values) = (Vec::with_capacity(outcomes.len()), Vec::new());
+        let mut run = Run::default();
+        for (index, outcome) in parts.zip(outcomes) {
+            let part = &call.parts[index];
+            let error = match outcome {
+                Ok(applied) if fits => {
+                    if let Some(bytes) = part.answer_bytes {
+                        if !run.goes_on(call, index) {
+                            values.extend(run.end(&mut payload));
+                        }
+                        run.add(index, bytes);
+                    }
+                    told.push((index, Outcome::Answered(Answer { applied, step: 0 })));
+                    continue;
+                }
+                Ok(_) => part.frame_error("the server's answer does not fit its question"),
+                // A repeat that was refused may say nothing about what was sent before it.
+                Err(error) if pending.attempts == 1 || is_conclusive(error.kind) || !call.identified => {
+                    told.push((index, Outcome::Failed(part.refused(error))));
+                    continue;
+                }
+                Err(error) => part.refused(error),
+            };
+            tracing::debug!(%error, "a push is in doubt");
+            told.push((index, Outcome::InDoubt(self.doubt(&mut lock(&self.queue), pending, part))));
+        }
+        values.extend(run.end(&mut payload));
+        call.deliver_all(told, values.into_iter().map(|(part, bytes)| (part, Values { bytes, lent: false })));
+        self.check_drained(&lock(&self.queue));
+    }
+}
+
+/// Values of parts that follow one another, in the answer and among the elements: they are handed out as one.
+#[derive(Default)]
+struct Run {
+    parts: Range<usize>,
+    bytes: usize,
+}
+
+impl Run {
+    fn goes_on(&self, call: &Call, next: usize) -> bool {
+        let follow =
+            |last: &Part, part: &Part| last.tensor == part.tensor && last.elements.end == part.elements.start;
+        self.parts.end == next && !self.parts.is_empty() && follow(&call.parts[next - 1], &call.parts[next])
+    }
+
+    fn add(&mut self, part: usize, bytes: usize) {
+        if self.parts.is_empty() {
+            self.parts.start = part;
+        }
+        (self.parts.end, self.bytes) = (part + 1, self.bytes + bytes);
+    }
+
+    /// Its first part, and the values of all.
+    fn end(&mut self, payload: &mut Bytes) -> Option<(usize, Bytes)> {
+        let Self { parts, bytes } = std::mem::take(self);
+        (!parts.is_empty()).then(|| (parts.start, payload.split_to(bytes)))
+    }
+}
+
+/// What an answer to a frame without parts tells of its slice.
+fn told(header: &pb::Header, answer: &convert::Answer) -> Option<Told> {
+    let (version, own) = match answer {
+        convert::Answer::Receipt(applied) | convert::Answer::Values { applied: Some(applied), .. } => {
+            (applied.version, applied.own)
+        }
+        convert::Answer::Values { version, own, .. } | convert::Answer::Version { version, own } => {
+            (*version, *own)
+        }
+        convert::Answer::Parts { .. } | convert::Answer::Refused(_) | convert::Answer::Fenced => return None,
+    };
+    Some(tell(header, version, own))
+}
+
+fn tell(header: &pb::Header, version: u64, own: u64) -> Told {
+    Told { route: Route { group: header.group, epoch: header.epoch, client: 0 }, version, own }
+}
+
+fn fate(answer: &convert::Answer) -> Fate {
+    match answer {
+        convert::Answer::Receipt(applied) => Fate::Applied { version: applied.version },
+        convert::Answer::Fenced => Fate::Fenced,
+        convert::Answer::Values { .. }
+        | convert::Answer::Parts { .. }
+        | convert::Answer::Version { .. }
+        | convert::Answer::Refused(_) => Fate::Unknown,
+    }
+}

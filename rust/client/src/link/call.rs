@@ -1,0 +1,371 @@
+//! One call of a user: its parts (one per slice), what became of each, and how a thread waits for them.
+
+use crate::link::payload::Memory;
+use crate::link::state::{Abandoned, Link};
+use crate::state::doubt::{Doubt, Residue};
+use crate::state::runtime::{Process, lock};
+use crate::state::waiting;
+use bytes::Bytes;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::frame::Applied;
+use fastps_core::verbs::Caller;
+use fastps_transport::wire::{Pace, Spin};
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// How often a caller is asked whether it still waits.
+const ASKED: Duration = Duration::from_millis(50);
+
+/// One slice of a call.
+pub(crate) struct Part {
+    /// Index of the tensor in the call.
+    pub(crate) tensor: usize,
+    pub(crate) name: Arc<str>,
+    pub(crate) link: Arc<Link>,
+    pub(crate) slice: u64,
+    pub(crate) elements: Range<usize>,
+    /// Bytes of the payload, as sent and as expected back.
+    pub(crate) sent_bytes: usize,
+    pub(crate) answer_bytes: Option<usize>,
+    pub(crate) residue: Mutex<Option<Residue>>,
+    /// Set when the frame is queued.
+    pub(crate) tag: AtomicU64,
+}
+
+/// What a server said about a part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answer {
+    /// For pulls, `version` and `own` alone mean something.
+    pub(crate) applied: Applied,
+    pub(crate) step: u64,
+}
+
+/// What became of a part.
+#[derive(Clone, Debug)]
+pub(crate) enum Outcome {
+    Open,
+    Answered(Answer),
+    /// Certainly not applied.
+    Failed(Error),
+    InDoubt(Arc<Doubt>),
+}
+
+/// A call under way.
+pub(crate) struct Call {
+    process: Process,
+    begun: Instant,
+    /// For what it waits was said.
+    told: AtomicBool,
+    pub(crate) deadline: Instant,
+    /// A push or assignment: sent and unanswered means in doubt.
+    pub(crate) identified: bool,
+    pub(crate) parts: Vec<Part>,
+    memories: Vec<Arc<Memory>>,
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+/// Values as they have come.
+pub(crate) struct Values {
+    pub(crate) bytes: Bytes,
+    /// They lie where the server lets them be read, and must not stay there.
+    pub(crate) lent: bool,
+}
+
+impl Values {
+    /// The same, for as long as anybody wants.
+    fn kept(self) -> Self {
+        if self.lent { Self { bytes: Bytes::copy_from_slice(&self.bytes), lent: false } } else { self }
+    }
+}
+
+struct State {
+    outcomes: Vec<Outcome>,
+    open: usize,
+    done: bool,
+    /// Values that nobody has taken yet, by part; those of parts that follow one another may be one.
+    arrived: VecDeque<(usize, Values)>,
+    /// Somebody waits who takes values as they come.
+    taken: bool,
+    callbacks: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+impl State {
+    fn is_open(&self, part: usize) -> bool {
+        matches!(self.outcomes[part], Outcome::Open)
+    }
+}
+
+impl Call {
+    pub(crate) fn new(
+        process: Process,
+        deadline: Instant,
+        identified: bool,
+        parts: Vec<Part>,
+        memories: Vec<Arc<Memory>>,
+    ) -> Arc<Self> {
+        let state = State {
+            outcomes: parts.iter().map(|_| Outcome::Open).collect(),
+            open: parts.len(),
+            done: parts.is_empty(),
+            arrived: VecDeque::new(),
+            taken: false,
+            callbacks: Vec::new(),
+        };
+        let state = Mutex::new(state);
+        let call = Arc::new(Self {
+            process,
+            begun: Instant::now(),
+            told: AtomicBool::new(false),
+            deadline,
+            identified,
+            parts,
+            memories,
+            state,
+            changed: Notify::new(),
+        });
+        call.memories.iter().for_each(|memory| memory.belongs_to(Arc::downgrade(&call)));
+        call
+    }
+
+    /// Notes what became of a part; only the first outcome counts.
+    pub(crate) fn deliver(&self, part: usize, outcome: Outcome, values: Option<Values>) {
+        self.deliver_all([(part, outcome)], values.map(|values| (part, values)));
+    }
+
+    /// The same of many parts; values belong to the part that they are named with and perhaps to some that follow it.
+    pub(crate) fn deliver_all(
+        &self,
+        outcomes: impl IntoIterator<Item = (usize, Outcome)>,
+        values: impl IntoIterator<Item = (usize, Values)>,
+    ) {
+        let mut state = lock(&self.state);
+        let before = state.open;
+        for (part, values) in values {
+            if state.is_open(part) {
+                let values = if state.taken { values } else { values.kept() };
+                state.arrived.push_back((part, values));
+            }
+        }
+        for (part, mut outcome) in outcomes {
+            if !state.is_open(part) {
+                continue;
+            }
+            if let (Some(residue), Outcome::Failed(error)) =
+                (lock(&self.parts[part].residue).take(), &mut outcome)
+                && !matches!(error.kind, Kind::StalePush | Kind::Lease)
+            {
+                drop(state);
+                if let Err(worse) = residue.give_back() {
+                    *error = worse;
+                }
+                state = lock(&self.state);
+            }
+            state.outcomes[part] = outcome;
+            state.open -= 1;
+        }
+        let open = state.open;
+        drop(state);
+        if open == before {
+            return;
+        }
+        if open > 0 {
+            self.changed.notify_waiters();
+            return;
+        }
+        self.memories.iter().for_each(|memory| memory.withdraw());
+        if !self.finish() {
+            // The rest of it waits to be written to a peer that does not read.
+            self.parts.iter().for_each(|part| part.link.recall());
+        }
+    }
+
+    /// The call is done once every part has its outcome and nobody reads the caller's memory; tells whether it is.
+    pub(crate) fn finish(&self) -> bool {
+        let mut state = lock(&self.state);
+        if state.done || state.open > 0 || !self.memories.iter().all(|memory| memory.is_idle()) {
+            return state.done;
+        }
+        state.done = true;
+        let callbacks = std::mem::take(&mut state.callbacks);
+        drop(state);
+        self.changed.notify_waiters();
+        for callback in callbacks {
+            callback();
+        }
+        true
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.process.check().is_err() || lock(&self.state).done || Instant::now() >= self.deadline
+    }
+
+    pub(crate) fn on_done(&self, callback: Box<dyn FnOnce() + Send>) {
+        if self.process.check().is_ok() {
+            let mut state = lock(&self.state);
+            if !state.done {
+                state.callbacks.push(callback);
+                return;
+            }
+        }
+        callback();
+    }
+
+    /// Ends the call: what was not sent is withdrawn, what was sent and not answered is in doubt.
+    pub(crate) fn expire(&self) {
+        let mut next = 0;
+        for parts in self.parts.chunk_by(Part::share_a_frame) {
+            let first = next;
+            next += parts.len();
+            if !matches!(lock(&self.state).outcomes[first], Outcome::Open) {
+                continue;
+            }
+            match parts[0].link.abandon(parts) {
+                Abandoned::NotSent(error) => {
+                    (first..next).for_each(|k| self.deliver(k, Outcome::Failed(error.clone()), None));
+                }
+                Abandoned::Sent(doubts) => {
+                    let doubts = (first..next).zip(doubts);
+                    doubts.for_each(|(k, doubt)| self.deliver(k, Outcome::InDoubt(doubt), None));
+                }
+                // Its answer is being delivered this moment.
+                Abandoned::Answered => {}
+            }
+        }
+    }
+
+    /// Waits until all is done or the timeout or the deadline passes (that ends the call); hands out values as they
+    /// come; without a caller they stay. Tells whether all is done. The waiting thread drives the client's connections
+    /// itself.
+    pub(crate) fn wait(&self, timeout: Duration, caller: Option<&mut dyn Caller>) -> Result<bool> {
+        self.process.check()?;
+        let until = crate::state::time::after(timeout).min(self.deadline);
+        // A call without parts was done from its beginning.
+        let Some(driver) = self.parts.first().and_then(|part| part.link.driver.upgrade()) else {
+            return Ok(lock(&self.state).done);
+        };
+        let takes = caller.is_some();
+        lock(&self.state).taken = takes;
+        let done = driver.drive(async |spin| self.waiting(until, caller, spin).await);
+        if takes {
+            let mut state = lock(&self.state);
+            state.taken = false;
+            let left = std::mem::take(&mut state.arrived);
+            state.arrived.extend(left.into_iter().map(|(part, values)| (part, values.kept())));
+        }
+        if self.parts.iter().any(|part| part.link.has_frames()) {
+            driver.nudge();
+        }
+        Ok(done)
+    }
+
+    async fn waiting(&self, until: Instant, mut caller: Option<&mut dyn Caller>, spin: &mut Spin) -> bool {
+        let (mut expired, mut asked, pace) = (false, Instant::now(), Pace::new());
+        loop {
+            let changed = self.changed.notified();
+            if let Some(caller) = &mut caller {
+                self.hand_out(*caller);
+            }
+            {
+                let state = lock(&self.state);
+                if state.done && (caller.is_none() || state.arrived.is_empty()) {
+                    return true;
+                }
+            }
+            let now = Instant::now();
+            let tell_at = (!self.told.load(Ordering::Relaxed)).then(|| self.begun + waiting::AFTER);
+            if tell_at.is_some_and(|at| now >= at) {
+                self.say_for_what_it_waits();
+            }
+            if let Some(caller) = &mut caller
+                && now >= asked + ASKED
+            {
+                asked = now;
+                if let Some(at_end) = caller.leaves() {
+                    self.on_done(at_end);
+                    return false;
+                }
+            }
+            let next = if expired {
+                now + Duration::from_secs(1)
+            } else if now >= self.deadline {
+                expired = true;
+                self.expire();
+                continue;
+            } else if now >= until {
+                return false;
+            } else if caller.is_some() {
+                until.min(asked + ASKED)
+            } else {
+                until
+            };
+            let next = tell_at.filter(|at| *at > now).map_or(next, |at| next.min(at));
+            // Too late is found out above.
+            let _ = tokio::time::timeout_at(next.into(), spin.wait(changed, &pace)).await;
+        }
+    }
+
+    /// Once for each call, of the first part that is not answered.
+    fn say_for_what_it_waits(&self) {
+        if self.told.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let open = (0..self.parts.len()).find(|part| lock(&self.state).is_open(*part));
+        if let Some(part) = open {
+            let (what, text) = self.parts[part].link.waits_for();
+            waiting::say(what, &text);
+        }
+    }
+
+    /// Gives the caller the values that have come.
+    pub(crate) fn hand_out(&self, caller: &mut dyn Caller) {
+        for (part, values) in self.take_arrived() {
+            caller.take(part.tensor, part.elements.start, &values);
+        }
+    }
+
+    /// The outcomes of a call that is done, with their parts.
+    pub(crate) fn outcomes(&self) -> Vec<(&Part, Outcome)> {
+        self.parts.iter().zip(lock(&self.state).outcomes.iter().cloned()).collect()
+    }
+
+    /// Takes the values that came and were not handed out.
+    pub(crate) fn take_arrived(&self) -> Vec<(&Part, Bytes)> {
+        let arrived = std::mem::take(&mut lock(&self.state).arrived);
+        arrived.into_iter().map(|(part, values)| (&self.parts[part], values.bytes)).collect()
+    }
+}
+
+impl Part {
+    pub(crate) fn tag(&self) -> u64 {
+        self.tag.load(Ordering::Acquire)
+    }
+
+    /// Whether two parts that follow one another travel in one message.
+    fn share_a_frame(&self, next: &Self) -> bool {
+        self.tag() == next.tag() && Arc::ptr_eq(&self.link, &next.link)
+    }
+
+    pub(crate) fn refused(&self, mut error: Error) -> Error {
+        // A slice's number says nothing to a user. What is still being registered says when to come again.
+        if error.kind == Kind::UnknownTensor && error.retry_after_ms.is_none() {
+            error.message = self.link.gone(&self.name);
+        }
+        error.tensor(self.name.clone()).shard(self.link.shard())
+    }
+
+    pub(crate) fn frame_error(&self, message: &str) -> Error {
+        self.refused(Error::new(Kind::Frame, message))
+    }
+}
+
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call").field("parts", &self.parts.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,49 @@
+//! Takes a client's places in groups again when a connection begins.
+
+use crate::link::state::Link;
+use crate::link::unary::{Control, call, request};
+use crate::state::places::{Place, is_warm};
+use crate::state::runtime::lock;
+use crate::state::time::after;
+use fastps_core::error::Result;
+use fastps_core::mode::{Joined, Seat};
+use fastps_proto::v1 as pb;
+use fastps_transport::convert::mode_to_wire;
+use std::time::{Duration, Instant};
+
+/// How long a place is asked for when a connection begins, or given back without one.
+pub(crate) const AGAIN: Duration = Duration::from_secs(2);
+
+pub(crate) async fn ask_for(link: &Link, group: u32, seat: &Seat, deadline: Instant) -> Result<Joined> {
+    let ask = |mut control: Control, left| {
+        let mode = Some(mode_to_wire(seat.mode));
+        let join =
+            pb::JoinRequest { client: link.client(), group, mode, rank: seat.rank, name: seat.name.clone() };
+        async move { control.join(request(join, left)).await }
+    };
+    let pb::JoinResponse { clock, workers, present } = call(link, deadline, ask).await?;
+    Ok(Joined { clock, present, workers })
+}
+
+/// Takes the client's places again, where a server may have forgotten them. What it refuses, pushes will find out. Lost
+/// ones are the worker's to take again, when it goes on: until then nobody shall wait for it.
+pub(crate) async fn rejoin(link: &Link) {
+    let here = |place: &&Place| place.concerns(link.shard()) && !place.lost;
+    let places: Vec<_> = lock(&link.shared.places).iter().filter(here).cloned().collect();
+    let deadline = after(AGAIN);
+    for place in places {
+        match ask_for(link, place.group, &place.seat, deadline).await {
+            Ok(joined) => change(link, &place, |known| known.rejoined(joined.clock)),
+            Err(error) => tracing::warn!(shard = link.shard(), %error, "the worker's place is taken"),
+        }
+    }
+}
+
+/// Changes a place whose clock shard 0 keeps.
+pub(crate) fn change(link: &Link, place: &Place, change: impl FnMut(&mut Place)) {
+    if link.shard() != 0 {
+        return;
+    }
+    let mut places = lock(&link.shared.places);
+    places.iter_mut().filter(|known| known.is(place.group, is_warm(place.seat.mode))).for_each(change);
+}

@@ -1,0 +1,236 @@
+//! What a link has to send and what it waits for.
+
+use crate::link::call::Call;
+use crate::link::payload::Payload;
+use crate::state::doubt::Doubt;
+use crate::state::lost::LostSlice;
+use fastps_core::error::Error;
+use fastps_core::tensor::SliceId;
+use fastps_proto::v1 as pb;
+use fastps_transport::convert::{self, Read, Route};
+use foldhash::fast::RandomState;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::task::Waker;
+
+/// Unanswered pushes per slice: less than what a slice remembers, so that each may be sent again.
+pub(crate) const MOST_UNANSWERED: u32 = fastps_core::identity::WINDOW as u32 / 2;
+
+/// A frame of a call, not yet queued, and the parts that it carries.
+pub(crate) struct Frame {
+    pub(crate) parts: Range<usize>,
+    pub(crate) header: pb::Header,
+    pub(crate) payload: Payload,
+}
+
+/// Whom an answer goes to.
+#[derive(Clone, Debug)]
+pub(crate) enum Waiter {
+    /// Parts of a call: one, or all those of a sparse message.
+    Parts(Arc<Call>, Range<usize>),
+    Doubt(Arc<Doubt>),
+}
+
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub(crate) header: pb::Header,
+    pub(crate) payload: Payload,
+    pub(crate) waiter: Waiter,
+    /// How often it was given to a connection.
+    pub(crate) attempts: u32,
+    /// The identity under which the base's own changes were counted.
+    pub(crate) base_of: u64,
+}
+
+impl Pending {
+    pub(crate) fn identified(&self) -> bool {
+        matches!(&self.waiter, Waiter::Parts(call, _) if call.identified)
+    }
+
+    /// The slices that it is for.
+    pub(crate) fn slices(&self) -> impl Iterator<Item = u64> {
+        let parts = &self.header.parts;
+        let whole = parts.is_empty().then_some(self.header.slice);
+        whole.into_iter().chain(parts.iter().map(|part| part.slice))
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Queue {
+    /// This link's incarnation.
+    pub(crate) client: u64,
+    /// The server's incarnation.
+    pub(crate) server: u64,
+    pub(crate) next_tag: u64,
+    /// Frames from here on were not sent on the present connection.
+    pub(crate) cursor: u64,
+    pub(crate) frames: BTreeMap<u64, Pending>,
+    /// Frames in doubt whose answer may still come on the present connection.
+    pub(crate) late: HashMap<u64, Vec<(Arc<Doubt>, u64)>>,
+    /// What is known of each slice that was pushed or pulled.
+    pub(crate) slices: HashMap<u64, Known, RandomState>,
+    /// Slices of which a server that was started anew is asked what is left, before anything else is sent. Those before the
+    /// cursor were asked on the present connection.
+    pub(crate) to_ask: VecDeque<u64>,
+    pub(crate) ask_cursor: usize,
+    /// These questions, by their tags.
+    pub(crate) asked: HashMap<u64, u64>,
+    /// What such servers lack, until the last answer is there.
+    pub(crate) lost: Vec<LostSlice>,
+    /// Number of the present stream; 0 = none.
+    pub(crate) session: u64,
+    pub(crate) sessions: u64,
+    pub(crate) stream: Option<Waker>,
+    pub(crate) last_error: Option<Error>,
+    /// The server does not know this incarnation any more: nothing more is sent under it.
+    pub(crate) lease_lost: bool,
+    pub(crate) closed: bool,
+    /// The present connection must end, because it keeps memory of a call that has ended.
+    pub(crate) recalled: bool,
+}
+
+impl Queue {
+    pub(crate) fn new(client: u64, server: u64) -> Self {
+        Self {
+            client,
+            server,
+            next_tag: 1,
+            cursor: 0,
+            frames: BTreeMap::new(),
+            late: HashMap::new(),
+            slices: HashMap::default(),
+            to_ask: VecDeque::new(),
+            ask_cursor: 0,
+            asked: HashMap::new(),
+            lost: Vec::new(),
+            session: 0,
+            sessions: 0,
+            stream: None,
+            last_error: None,
+            lease_lost: false,
+            closed: false,
+            recalled: false,
+        }
+    }
+
+    /// Nothing that was sent is unanswered, and nothing more may be sent under the lost lease.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.lease_lost && !self.frames.values().any(|p| p.attempts > 0)
+    }
+
+    pub(crate) fn push(&mut self, header: pb::Header, payload: Payload, waiter: Waiter, base_of: u64) -> u64 {
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        let header = pb::Header { tag, ..header };
+        self.frames.insert(tag, Pending { header, payload, waiter, attempts: 0, base_of });
+        tag
+    }
+
+    pub(crate) fn wake(&mut self) {
+        if let Some(waker) = self.stream.take() {
+            waker.wake();
+        }
+    }
+
+    /// One push less is unanswered, and what the answer told of its slice.
+    pub(crate) fn answered(&mut self, slice: u64, told: Option<Told>) {
+        let Some(known) = self.slices.get_mut(&slice) else {
+            return;
+        };
+        let before = known.unanswered;
+        known.unanswered = before.saturating_sub(1);
+        if let Some(told) = told {
+            known.take(told);
+        }
+        if before == MOST_UNANSWERED {
+            self.wake();
+        }
+    }
+
+    /// What the answer to a question told of its slice.
+    pub(crate) fn told(&mut self, slice: u64, told: Told) {
+        self.slices.entry(slice).or_default().take(told);
+    }
+
+    /// Asks a server that was started anew what is left of all that was told.
+    pub(crate) fn ask_what_is_left(&mut self) {
+        self.to_ask =
+            self.slices.iter().filter(|(_, known)| known.version > 0).map(|(slice, _)| *slice).collect();
+        (self.ask_cursor, self.asked) = (0, HashMap::new());
+    }
+
+    /// The next such question.
+    pub(crate) fn question(&mut self) -> Option<pb::Frame> {
+        while let Some(slice) = self.to_ask.get(self.ask_cursor).copied() {
+            self.ask_cursor += 1;
+            if let Some(known) = self.slices.get(&slice) {
+                let tag = self.next_tag;
+                self.next_tag += 1;
+                self.asked.insert(tag, slice);
+                let route = Route { client: self.client, ..known.route };
+                return Some(convert::read_frame(tag, route, SliceId(slice), Read::Version));
+            }
+        }
+        None
+    }
+
+    /// The answer to the question of a slice: its version, and how many of its changes are the client's own.
+    pub(crate) fn left(&mut self, shard: u32, slice: u64, version: u64, own: u64) {
+        if let Some(known) = self.slices.get_mut(&slice) {
+            let gone = known.own.map(|told| told.saturating_sub(own));
+            if gone.is_some_and(|gone| gone > 0) || version < known.version {
+                self.lost.push(LostSlice { shard, slice, own: gone, seen: known.version, now: version });
+            }
+            // What is found may be gone after the next restart, too: only answers to the user's calls count as told.
+            known.version = known.version.min(version);
+            known.own = Some(known.own.map_or(own, |told| told.min(own)));
+        }
+        self.settled(slice);
+    }
+
+    /// Nothing more is to be asked about a slice.
+    pub(crate) fn settled(&mut self, slice: u64) {
+        if let Some(at) = self.to_ask.iter().position(|asked| *asked == slice) {
+            self.to_ask.remove(at);
+            self.ask_cursor = self.ask_cursor.saturating_sub(usize::from(at < self.ask_cursor));
+        }
+        if self.to_ask.is_empty() {
+            self.wake();
+        }
+    }
+}
+
+/// What a link knows of a slice.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    /// Pushes that were sent on the present connection and not answered.
+    pub(crate) unanswered: u32,
+    /// How frames reach it.
+    route: Route,
+    /// The newest version that an answer told; 0: none.
+    version: u64,
+    /// How many of its changes were the client's own; `None`: they were another incarnation's.
+    own: Option<u64>,
+}
+
+/// What an answer tells of a slice.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told {
+    pub(crate) route: Route,
+    pub(crate) version: u64,
+    pub(crate) own: u64,
+}
+
+impl Known {
+    fn take(&mut self, told: Told) {
+        self.route = told.route;
+        self.version = self.version.max(told.version);
+        self.own = Some(self.own.unwrap_or(0).max(told.own));
+    }
+
+    /// What was told of own changes was told to another incarnation.
+    pub(crate) fn renew(&mut self) {
+        self.own = None;
+    }
+}

@@ -1,0 +1,42 @@
+//! Brings a client's copy of the cluster map up to date.
+
+use crate::link::state::Link;
+use crate::link::unary::{call, request};
+use crate::state::map::{Entry, Map};
+use fastps_core::error::{Error, Kind, Result};
+use fastps_proto::v1 as pb;
+use fastps_transport::convert;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Asks shard 0 for some tensors, or for all.
+pub(crate) async fn refresh(
+    map: &Map,
+    link: &Link,
+    shards: usize,
+    names: Vec<String>,
+    deadline: Instant,
+) -> Result<()> {
+    let mut entries = Vec::new();
+    let mut after = String::new();
+    loop {
+        let ask = pb::GetMapRequest { names: names.clone(), after: after.clone(), page_size: 0 };
+        let page: pb::GetMapResponse = call(link, deadline, |mut client, left| {
+            let ask = ask.clone();
+            async move { client.get_map(request(ask, left)).await }
+        })
+        .await?;
+        for entry in &page.entries {
+            let spec = Arc::new(convert::spec_from_wire(entry.spec.as_ref())?);
+            entries.push(Entry::new(spec, entry.placement.as_ref(), shards)?);
+        }
+        if page.next.is_empty() {
+            map.update(page.epoch, &names, entries);
+            return Ok(());
+        }
+        if page.next <= after {
+            return Err(Error::new(Kind::Frame, "bad map from the server: its pages do not end"));
+        }
+        after = page.next;
+    }
+}

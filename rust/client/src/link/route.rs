@@ -1,0 +1,104 @@
+//! How frames reach a server: over TCP, or on this machine through its Unix socket and memory that both share. A server that was
+//! named by its socket's path is reached there alone.
+
+use crate::options::Transport;
+use crate::state::runtime::lock;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_transport::Socket;
+use fastps_transport::open_files;
+use fastps_transport::tls::ClientTls;
+use fastps_transport::unix;
+use fastps_transport::wire::LocalStream;
+use std::io;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// The way to one server.
+#[derive(Debug)]
+pub(crate) struct Way {
+    asked: Transport,
+    /// It was reached by its own address, not through somebody in between.
+    direct: bool,
+    /// Over TCP, with TLS.
+    pub(crate) tls: Option<ClientTls>,
+    /// How long a wait at a ring looks again.
+    spin: Duration,
+    /// What is in use, and why.
+    present: Mutex<String>,
+}
+
+impl Way {
+    pub(crate) fn new(asked: Transport, direct: bool, tls: Option<ClientTls>, spin: Duration) -> Self {
+        Self { asked, direct, tls, spin, present: Mutex::new("not connected yet".to_owned()) }
+    }
+
+    /// What is in use, and why.
+    pub(crate) fn present(&self) -> String {
+        lock(&self.present).clone()
+    }
+
+    /// Connects to the server of this incarnation.
+    pub(crate) async fn connect(&self, address: &str, server: u64) -> Result<Socket> {
+        let named = unix::path(address);
+        let local = named.map_or_else(|| unix::of(server).into(), Path::to_owned);
+        let (socket, present) = match self.asked {
+            Transport::Tcp => self.tcp(address, "asked for").await?,
+            Transport::Auto if named.is_none() && !self.direct => {
+                self.tcp(address, "the server's own address is another one").await?
+            }
+            Transport::Auto => match shared(&local, self.spin).await {
+                Ok(Ok(socket)) => (socket, SHM.to_owned()),
+                Ok(Err((socket, why))) => (socket, format!("unix: {why}")),
+                Err(error) if named.is_some() => return Err(absent(error, address)),
+                Err(error) => {
+                    self.tcp(address, &format!("no Unix socket of the server is here ({error})")).await?
+                }
+            },
+            Transport::Unix => {
+                let socket = unix::connect(&local).await.map_err(|error| absent(error, address))?;
+                (socket.into(), "unix: asked for".to_owned())
+            }
+            Transport::Shm => match shared(&local, self.spin).await {
+                Ok(Ok(socket)) => (socket, SHM.to_owned()),
+                Ok(Err((_, why))) => {
+                    return Err(Error::new(Kind::Connection, why).expected("shared memory", address));
+                }
+                Err(error) => return Err(absent(error, address)),
+            },
+        };
+        *lock(&self.present) = present;
+        Ok(socket)
+    }
+
+    async fn tcp(&self, address: &str, why: &str) -> Result<(Socket, String)> {
+        let socket = Socket::connect(address, self.tls.as_ref()).await.map_err(failed)?;
+        let how = if self.tls.is_some() { "tcp with TLS" } else { "tcp" };
+        Ok((socket, format!("{how}: {why}")))
+    }
+}
+
+const SHM: &str = "shm: the server is on this machine";
+
+/// Shared memory with the server at this socket; an inner error has its socket and says why there is no more.
+async fn shared(socket: &Path, spin: Duration) -> io::Result<std::result::Result<Socket, (Socket, String)>> {
+    let mut local = LocalStream::from(unix::connect(socket).await?);
+    match local.ask(spin).await {
+        Ok(Ok(())) => Ok(Ok(Socket::Local(local))),
+        Ok(Err(why)) => Ok(Err((Socket::Local(local), why))),
+        // Nobody knows what the two ends of that one would make of it.
+        Err(error) => Ok(Err((unix::connect(socket).await?.into(), format!("no shared memory: {error}")))),
+    }
+}
+
+fn failed(error: io::Error) -> Error {
+    let failed = || Error::new(Kind::Connection, format!("cannot connect: {error}"));
+    open_files::exhausted(&error).unwrap_or_else(failed)
+}
+
+fn absent(error: io::Error, address: &str) -> Error {
+    match failed(error) {
+        error if error.kind == Kind::Capacity => error,
+        error => error.expected("the server's Unix socket, of this user on this machine", address),
+    }
+}

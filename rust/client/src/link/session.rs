@@ -1,0 +1,194 @@
+//! What drives a link: connect, say hello, send what waits, take answers; when the connection breaks, again.
+
+use crate::link::places;
+use crate::link::state::{Link, closed};
+use crate::link::stream::{Stream, broken};
+use crate::link::unary::{self, Who};
+use crate::state::time::jitter;
+use bytes::Bytes;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_proto::v1 as pb;
+use fastps_transport::convert::{self, Retry};
+use fastps_transport::wire::{Borrower, Messages, Outbox, keep_alive};
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Longest pause between two attempts to connect.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// How often a silent server is asked whether it is there.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// How long one attempt may take.
+const ATTEMPT: Duration = Duration::from_secs(5);
+
+/// Runs until the link is closed.
+pub(crate) async fn drive(link: Arc<Link>) {
+    let mut pause = FIRST_PAUSE;
+    while !link.is_closed() {
+        let attempted = attempt(open(&link)).await;
+        link.note_attempt(attempted.as_ref().err());
+        let error = match attempted {
+            Ok((session, stream)) => {
+                link.opened();
+                pause = FIRST_PAUSE;
+                let Stream { mut connection, outbox, messages, borrower } = stream;
+                let pings = connection.ping_pong();
+                tokio::select! {
+                    biased;
+                    error = ended(&link) => error,
+                    // What is sent is written, and what was read is received, in the same poll.
+                    error = send(&link, session, outbox) => error,
+                    result = connection => broken(result),
+                    error = receive(&link, messages, borrower) => error,
+                    error = heartbeat(&link) => error,
+                    () = keep_alive(pings, KEEP_ALIVE) => Error::new(Kind::Connection, "the server is silent"),
+                }
+            }
+            Err(error) => error,
+        };
+        tracing::debug!(shard = link.shard(), %error, "session ended");
+        let lease_lost = link.is_drained();
+        link.end(error);
+        if link.is_closed() || lease_lost {
+            continue;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(jitter(pause)) => {}
+            () = link.changed.notified() => {}
+        }
+        // A server that was started anew waits one lease for its clients.
+        pause = (2 * pause).min(LONGEST_PAUSE).min(link.lease / 4);
+    }
+}
+
+async fn attempt<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let late = |_| Error::new(Kind::Connection, format!("no answer within {} s", ATTEMPT.as_secs()));
+    tokio::time::timeout(ATTEMPT, work).await.map_err(late)?
+}
+
+/// Says hello, under a new incarnation if the old one is forgotten, and opens the stream.
+async fn open(link: &Arc<Link>) -> Result<(u64, Stream)> {
+    if link.is_drained() {
+        link.renew()?;
+        hello(link, false).await?;
+    } else if let Err(error) = hello(link, true).await {
+        if !is_forgotten(&error) {
+            return Err(error);
+        }
+        link.renew()?;
+        hello(link, false).await?;
+    }
+    places::rejoin(link).await;
+    let stream = Stream::open(&link.way, &link.address, link.server(), &link.shared.secret).await?;
+    Ok((link.begin(), stream))
+}
+
+/// Whether a server says that there is no session of this client: none at all, or another client's, who took the incarnation when
+/// the server had been started anew without what it knew.
+fn is_forgotten(error: &Error) -> bool {
+    convert::retry(error.kind) == Retry::Session || error.kind == Kind::Denied && error.shard.is_some()
+}
+
+async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
+    let shared = &link.shared;
+    let who = Who {
+        client: link.client(),
+        secret: &shared.secret,
+        name: &shared.name,
+        ack: shared.ack,
+        // Whoever asks waits for less.
+        within: link.lease.max(ATTEMPT),
+    };
+    let answer = unary::hello(link.channel()?, who, renew).await?;
+    if answer.shard != link.shard() {
+        return Err(Error::new(Kind::Connection, format!("{} serves another shard now", link.address))
+            .expected(link.shard(), answer.shard));
+    }
+    if answer.cluster.len() != link.shards {
+        let why = "the cluster has another number of shards now: connect anew";
+        return Err(Error::new(Kind::Connection, why).expected(link.shards, answer.cluster.len()));
+    }
+    link.met(&answer);
+    Ok(())
+}
+
+/// Takes answers until the stream ends.
+async fn receive(link: &Arc<Link>, mut messages: Messages, borrower: Option<Arc<Borrower>>) -> Error {
+    loop {
+        match poll_fn(|cx| messages.poll_next(cx)).await {
+            Ok(Some(frame)) => {
+                let answered =
+                    borrow(frame, borrower.as_ref()).and_then(|(frame, lent)| link.answer(frame, lent));
+                if let Err(error) = answered {
+                    return error;
+                }
+            }
+            Ok(None) => {
+                return match messages.trailers().await {
+                    Ok(()) => Error::new(Kind::Connection, "the server ended the stream"),
+                    Err(status) => convert::error_from_status(&status),
+                };
+            }
+            Err(status) => return convert::error_from_status(&status),
+        }
+    }
+}
+
+/// A frame whose values lie in the server's memory has them as its payload, and it is told that they do.
+fn borrow(mut frame: pb::Frame, borrower: Option<&Arc<Borrower>>) -> Result<(pb::Frame, bool)> {
+    let Some(lent) = frame.header.as_mut().and_then(|header| header.lent.take()) else {
+        return Ok((frame, false));
+    };
+    let unasked = || Error::new(Kind::Frame, "the server lends what this client cannot read");
+    let whole = frame.header.as_ref().is_some_and(|h| h.kind() == pb::Kind::Values && h.table.is_none());
+    let loan = borrower.filter(|_| whole).ok_or_else(unasked)?.take(&lent);
+    let loan = loan.map_err(|error| Error::new(Kind::Frame, format!("no values of the server: {error}")))?;
+    frame.payload = Bytes::from_owner(loan);
+    Ok((frame, true))
+}
+
+/// Sends what waits, when the connection has room for it.
+async fn send(link: &Link, session: u64, mut outbox: Outbox) -> Error {
+    loop {
+        let sent = match outbox.next(|cx| link.poll_frame(session, cx)).await {
+            Ok(Some(frame)) => outbox.send(frame, None),
+            // The link is closed, and the session about to end.
+            Ok(None) => return std::future::pending().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = sent {
+            return broken(Err(error));
+        }
+    }
+}
+
+/// Keeps the lease; returns when it is lost or the server does not answer for a whole lease.
+async fn heartbeat(link: &Arc<Link>) -> Error {
+    let mut missed = 0;
+    loop {
+        tokio::time::sleep(link.lease / 3).await;
+        match tokio::time::timeout(link.lease / 3, hello(link, true)).await {
+            Ok(Ok(())) => missed = 0,
+            Ok(Err(error)) => return error,
+            Err(_) if missed == 1 => return Error::new(Kind::Connection, "the server does not answer"),
+            Err(_) => missed += 1,
+        }
+    }
+}
+
+/// Returns when the session must end.
+async fn ended(link: &Link) -> Error {
+    loop {
+        if link.is_closed() || link.is_drained() {
+            return closed();
+        }
+        if link.is_recalled() {
+            return Error::new(
+                Kind::Connection,
+                "the server did not read what a call that has ended had to send",
+            );
+        }
+        link.changed.notified().await;
+    }
+}

@@ -1,0 +1,96 @@
+//! One connection to a shard's data service, and the one stream on it.
+
+use crate::link::route::Way;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_transport::Socket;
+use fastps_transport::convert;
+use fastps_transport::secret::Secret;
+use fastps_transport::tls;
+use fastps_transport::unix;
+use fastps_transport::wire::{
+    Borrower, Framed, MAX_FRAME, Messages, NATIVE, Outbox, PATH, Piece, RESET, SERVER, Turn, UNWRITTEN,
+    status,
+};
+use h2::client::{Builder, Connection};
+use http::header::{CONTENT_TYPE, TE};
+use http::{HeaderMap, Request};
+use std::sync::Arc;
+use tonic::{Code, Status};
+
+/// Bytes that the server may send before they are read.
+const STREAM_WINDOW: u32 = 4 << 20;
+const CONNECTION_WINDOW: u32 = 16 << 20;
+
+/// A stream that the server has accepted. Whoever has it polls the connection.
+pub(crate) struct Stream {
+    pub(crate) connection: Connection<Framed<Socket>, Piece>,
+    pub(crate) outbox: Outbox,
+    pub(crate) messages: Messages,
+    /// Takes values that are read where they lie.
+    pub(crate) borrower: Option<Arc<Borrower>>,
+}
+
+impl Stream {
+    /// Connects to the server with this incarnation, for the client with this secret.
+    pub(crate) async fn open(way: &Way, address: &str, server: u64, secret: &Secret) -> Result<Self> {
+        let (scheme, authority) = (tls::scheme(way.tls.as_ref()), unix::authority(address));
+        let socket = way.connect(address, server).await?;
+        let borrower = socket.borrower();
+        let (mut requests, mut connection) = Builder::new()
+            .max_frame_size(MAX_FRAME)
+            .initial_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_header_list_size(NATIVE)
+            .max_send_buffer_size(UNWRITTEN)
+            .max_concurrent_reset_streams(RESET)
+            .enable_push(false)
+            .handshake(Framed::new(socket, 0, Turn::default()))
+            .await
+            .map_err(|error| broken(Err(error)))?;
+        let mut request = Request::post(format!("{scheme}://{authority}{PATH}"))
+            .header(CONTENT_TYPE, "application/grpc")
+            .header(TE, "trailers")
+            .body(())
+            .map_err(|error| Error::new(Kind::Internal, format!("a bad request: {error}")))?;
+        secret.sign(request.headers_mut());
+        let (response, stream) = requests.send_request(request, false).map_err(|error| broken(Err(error)))?;
+        let response = tokio::select! {
+            biased;
+            result = &mut connection => return Err(broken(result)),
+            response = response => response.map_err(|error| broken(Err(error)))?,
+        };
+        check(response.headers(), server)?;
+        let messages = Messages::new(response.into_body(), None);
+        Ok(Self { connection, outbox: Outbox::new(stream, Turn::default()), messages, borrower })
+    }
+}
+
+/// Fails unless the server accepts the stream and is the one that said hello.
+fn check(headers: &HeaderMap, server: u64) -> Result<()> {
+    if let Some(status) = Status::from_header_map(headers)
+        && status.code() != Code::Ok
+    {
+        return Err(convert::error_from_status(&status));
+    }
+    let told = headers.get(SERVER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    match told {
+        Some(other) if other != server => {
+            Err(Error::new(Kind::Connection, "the server was started anew between two calls"))
+        }
+        // Another implementation need not tell.
+        _ => Ok(()),
+    }
+}
+
+/// Why a connection is over.
+pub(crate) fn broken(result: Result<(), h2::Error>) -> Error {
+    match result {
+        Ok(()) => Error::new(Kind::Connection, "the server closed the connection"),
+        Err(error) => {
+            // It says why in words.
+            let full = error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM);
+            let kind = if full { Kind::Capacity } else { Kind::Connection };
+            Error::new(kind, status(&error).message())
+        }
+    }
+}

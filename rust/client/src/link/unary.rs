@@ -1,0 +1,123 @@
+//! Control calls: each within its caller's deadline, repeated while the connection fails (all of them may be).
+
+use crate::link::state::Link;
+use crate::options::Ack;
+use crate::state::time::jitter;
+use crate::state::waiting::{self, Wait};
+use fastps_core::error::{Error, Kind, Result};
+use fastps_proto::v1 as pb;
+use fastps_proto::v1::control_client::ControlClient;
+use fastps_transport::convert;
+use fastps_transport::secret::Secret;
+use std::time::{Duration, Instant};
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status};
+
+/// Calls that carry the client's secret.
+pub(crate) type Control = ControlClient<InterceptedService<Channel, Secret>>;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Who says hello.
+pub(crate) struct Who<'a> {
+    pub(crate) client: u64,
+    pub(crate) secret: &'a Secret,
+    pub(crate) name: &'a str,
+    pub(crate) ack: Ack,
+    /// How long the server may take.
+    pub(crate) within: Duration,
+}
+
+/// One hello, tried once.
+pub(crate) async fn hello(channel: Channel, who: Who<'_>, renew: bool) -> Result<pb::HelloResponse> {
+    let Who { client, secret, name, ack, within } = who;
+    let hello = pb::HelloRequest {
+        protocol_minor: fastps_proto::PROTOCOL_MINOR,
+        client,
+        name: name.to_owned(),
+        renew,
+        ack: if ack == Ack::Logged { pb::Ack::Logged } else { pb::Ack::Applied }.into(),
+        secret: secret.bytes().into(),
+    };
+    let answer = ControlClient::new(channel).hello(request(hello, within)).await;
+    let answer = answer.map_err(|status| convert::error_from_status(&status))?.into_inner();
+    // An older server does not know the question.
+    if ack == Ack::Logged && !keeps_data(&answer) {
+        return Err(Error::new(Kind::Precondition, "the server keeps no log")
+            .shard(answer.shard)
+            .expected("a server with --data-dir, or ack=\"applied\"", "ack=\"logged\""));
+    }
+    Ok(answer)
+}
+
+/// Whether a server has a data directory.
+pub(crate) fn keeps_data(hello: &pb::HelloResponse) -> bool {
+    hello.capabilities.iter().any(|can| can == convert::CAN_LOG)
+}
+
+/// Makes a call, again while the connection fails, until the deadline. Errors name the shard, and where the last attempt was
+/// not answered in time, what became of the one before.
+pub(crate) async fn call<T, F>(
+    link: &Link,
+    deadline: Instant,
+    send: impl Fn(Control, Duration) -> F,
+) -> Result<T>
+where
+    F: Future<Output = Result<Response<T>, Status>>,
+{
+    let mut pause = FIRST_PAUSE;
+    let mut before: Option<Error> = None;
+    let mut wait = Wait::begin();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let client = ControlClient::with_interceptor(link.channel()?, link.shared.secret.clone())
+            .max_decoding_message_size(fastps_proto::MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(fastps_proto::MAX_MESSAGE_BYTES);
+        let attempt = tokio::time::timeout(left, send(client, left));
+        let what = || match &before {
+            Some(error) => waiting::server(&link.address, Some(&error.message)),
+            None => link.waits_for(),
+        };
+        let error = match wait.on(attempt, what).await {
+            Ok(Ok(answer)) => return Ok(answer.into_inner()),
+            Ok(Err(status)) if !convert::timed_out(&status) => convert::error_from_status(&status),
+            // The channel counts the time, too.
+            Ok(Err(_)) | Err(_) => {
+                return Err(late(link, before));
+            }
+        };
+        // What is not ready, as a server that recovers, is waited for, and not asked before the time that it tells.
+        let told = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
+        let again = convert::passes(&error) && Instant::now() + pause.max(told) < deadline;
+        if !again {
+            return Err(named(link, error));
+        }
+        before = Some(named(link, error));
+        tokio::time::sleep(jitter(pause).max(told)).await;
+        pause = (2 * pause).min(LONGEST_PAUSE);
+    }
+}
+
+fn late(link: &Link, before: Option<Error>) -> Error {
+    let mut message = format!("the deadline passed before {} answered", link.address);
+    if let Some(before) = before {
+        message = format!("{message}; the attempt before: {}", before.message);
+    }
+    Error::new(Kind::Deadline, message).shard(link.shard())
+}
+
+fn named(link: &Link, mut error: Error) -> Error {
+    if error.kind == Kind::Connection {
+        error.message = format!("no connection to {}: {}", link.address, error.message);
+    }
+    error.shard(link.shard())
+}
+
+/// A request that tells the server when its caller stops waiting.
+pub(crate) fn request<T>(message: T, left: Duration) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(left);
+    request
+}

@@ -1,0 +1,67 @@
+//! How a client connects.
+
+use fastps_transport::tls::TlsFiles;
+use fastps_transport::wire::SPIN;
+use std::time::Duration;
+
+/// What a receipt means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ack {
+    /// The push was applied.
+    #[default]
+    Applied,
+    /// It was applied, and is in the server's log on disk.
+    Logged,
+}
+
+/// How to connect.
+#[derive(Clone, Debug)]
+pub struct ConnectOptions {
+    /// When connecting gives up.
+    pub timeout: Duration,
+    /// For people: shown in the servers' statistics.
+    pub name: String,
+    /// Send a CRC-32C with every payload; `None` = without TLS, to servers that are not on loopback.
+    pub checksums: Option<bool>,
+    /// How frames reach the servers.
+    pub transport: Transport,
+    /// How long a call looks for its answer before it sleeps, where that paid of late; zero: never.
+    pub spin: Duration,
+    /// TLS, if `ca` is given: by it servers are known.
+    pub tls: TlsFiles,
+    /// The name that servers' certificates must have; `None` = the host of the server's address.
+    pub tls_server_name: Option<String>,
+    /// What a receipt means; [`Ack::Logged`] needs servers that keep a log.
+    pub ack: Ack,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        let name = format!("pid {}", std::process::id());
+        Self {
+            timeout: Duration::from_secs(30),
+            name,
+            checksums: None,
+            transport: Transport::Auto,
+            spin: SPIN,
+            tls: TlsFiles::default(),
+            tls_server_name: None,
+            ack: Ack::Applied,
+        }
+    }
+}
+
+/// How frames reach a server; control calls go to its address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// Through shared memory, or else its Unix socket, where it is on this machine and reached by its own address; else
+    /// over TCP.
+    #[default]
+    Auto,
+    /// Over TCP.
+    Tcp,
+    /// Through its Unix socket.
+    Unix,
+    /// Through shared memory.
+    Shm,
+}

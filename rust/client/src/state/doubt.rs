@@ -1,0 +1,143 @@
+//! A slice whose answer is missing, and the content that goes back to a residual once it is known not to count.
+
+use crate::state::runtime::{Process, lock};
+use bytes::Bytes;
+use fastps_core::codec::{CodecId, ErrorFeedback};
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::isa::Isa;
+use fastps_core::verbs::{Fate, InDoubt};
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What a body says, to be given back to its residual if it was refused or fenced.
+pub(crate) struct Residue {
+    pub(crate) feedback: Arc<Mutex<ErrorFeedback>>,
+    pub(crate) tensor: Arc<str>,
+    pub(crate) first_element: usize,
+    pub(crate) elements: usize,
+    pub(crate) codec: CodecId,
+    pub(crate) body: Bytes,
+}
+
+impl Residue {
+    /// Consumed by giving back: it cannot happen twice.
+    pub(crate) fn give_back(self) -> Result<()> {
+        lock(&self.feedback).give_back(
+            Isa::get()?,
+            &self.tensor,
+            self.first_element,
+            self.codec,
+            &self.body,
+            self.elements,
+        )
+    }
+}
+
+/// A slice of a push that was sent and not answered in time.
+pub(crate) struct Doubt {
+    process: Process,
+    tensor: Arc<str>,
+    shard: u32,
+    elements: Range<usize>,
+    /// Whose residual the content would go back to.
+    feedback: Option<Arc<Mutex<ErrorFeedback>>>,
+    state: Mutex<(Option<Fate>, Option<Residue>)>,
+    told: Condvar,
+}
+
+impl Doubt {
+    pub(crate) fn new(
+        process: Process,
+        tensor: Arc<str>,
+        shard: u32,
+        elements: Range<usize>,
+        residue: Option<Residue>,
+    ) -> Arc<Self> {
+        let feedback = residue.as_ref().map(|r| r.feedback.clone());
+        let state = Mutex::new((None, residue));
+        Arc::new(Self { process, tensor, shard, elements, feedback, state, told: Condvar::new() })
+    }
+
+    /// The first fate counts; what was fenced has gone back to its residual before anybody learns of it.
+    pub(crate) fn settle(&self, fate: Fate) {
+        let mut state = lock(&self.state);
+        if state.0.is_some() {
+            return;
+        }
+        if let Some(residue) = state.1.take().filter(|_| fate == Fate::Fenced)
+            && let Err(error) = residue.give_back()
+        {
+            tracing::warn!(%error, "content of a fenced push is lost");
+        }
+        state.0 = Some(fate);
+        self.told.notify_all();
+    }
+
+    pub(crate) fn is_settled(&self) -> bool {
+        lock(&self.state).0.is_some()
+    }
+
+    /// Why a push that left it behind has failed.
+    pub(crate) fn error(&self) -> Error {
+        if lock(&self.state).0 == Some(Fate::Unknown) {
+            let message = "sent, and not answered before the server forgot this client: nobody can tell whether it was applied";
+            return Error::new(Kind::UnknownOutcome, message);
+        }
+        Error::new(Kind::Deadline, "sent, but not answered in time: whether it was applied is in doubt")
+    }
+
+    /// Whether its content may still go back to this residual.
+    pub(crate) fn concerns(&self, feedback: &Arc<Mutex<ErrorFeedback>>) -> bool {
+        self.feedback.as_ref().is_some_and(|f| Arc::ptr_eq(f, feedback)) && !self.is_settled()
+    }
+
+    pub(crate) fn wait_until(&self, deadline: Instant) -> Result<Fate> {
+        self.process.check()?;
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(fate) = state.0 {
+                return Ok(fate);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::new(
+                    Kind::Deadline,
+                    "an earlier push is still in doubt: its server has not told",
+                )
+                .tensor(self.tensor.clone())
+                .shard(self.shard));
+            }
+            state = self.told.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl InDoubt for Doubt {
+    fn tensor(&self) -> &Arc<str> {
+        &self.tensor
+    }
+
+    fn shard(&self) -> u32 {
+        self.shard
+    }
+
+    fn elements(&self) -> Range<usize> {
+        self.elements.clone()
+    }
+
+    fn result(&self, timeout: Duration) -> Result<Fate> {
+        self.wait_until(crate::state::time::after(timeout))
+    }
+}
+
+impl fmt::Debug for Doubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InDoubt")
+            .field("tensor", &self.tensor)
+            .field("shard", &self.shard)
+            .field("elements", &self.elements)
+            .finish_non_exhaustive()
+    }
+}

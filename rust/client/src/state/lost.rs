@@ -1,0 +1,104 @@
+//! What a restarted server lacks of what this client was told: found by asking, told once.
+//!
+//! A link keeps of each slice the newest version that an answer told (`queue`). When it meets another server than before, it
+//! asks for the version of each of these slices, and sends nothing else until it knows. So what it sends again counts for
+//! nothing here, and the numbers are exact.
+
+use crate::state::runtime::lock;
+use crate::state::shared::Shared;
+use crate::state::stats;
+use fastps_core::error::{Error, Kind, Lost, Result};
+use fastps_core::fault::fault;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Tensors that an error names.
+const NAMED: usize = 5;
+
+/// What a slice lacks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LostSlice {
+    pub(crate) shard: u32,
+    pub(crate) slice: u64,
+    pub(crate) own: Option<u64>,
+    pub(crate) seen: u64,
+    pub(crate) now: u64,
+}
+
+/// What was found and not told yet.
+#[derive(Debug, Default)]
+pub(crate) struct Losses {
+    found: Mutex<Vec<Lost>>,
+    any: AtomicBool,
+    /// Somebody asks for it, so calls raise nothing.
+    asked_for: AtomicBool,
+}
+
+impl Shared {
+    /// Notes what one restart lost, for the next call to tell. What a later restart loses is noted beside it, so
+    /// that losses add up.
+    pub(crate) fn note_lost(&self, lost: Vec<LostSlice>) {
+        let lost = self.by_tensor(lost);
+        for one in &lost {
+            stats::count(&self.counters.pushes_lost, one.own.unwrap_or(0));
+        }
+        if fault("loss_swallowed") {
+            return;
+        }
+        lock(&self.lost.found).extend(lost);
+        self.lost.any.store(true, Ordering::Release);
+    }
+
+    /// Of each tensor the slice that lost most.
+    fn by_tensor(&self, slices: Vec<LostSlice>) -> Vec<Lost> {
+        let names = self.map.names_of_slices();
+        let mut lost: BTreeMap<(Arc<str>, u32), Lost> = BTreeMap::new();
+        for LostSlice { shard, slice, own, seen, now } in slices {
+            let tensor = names.get(&slice).cloned().unwrap_or_else(|| format!("slice {slice}").into());
+            let one = Lost { tensor: tensor.clone(), shard, own, seen, now };
+            let of = |lost: &Lost| (lost.own, lost.seen.saturating_sub(lost.now));
+            let most = lost.entry((tensor, shard)).or_insert_with(|| one.clone());
+            if of(&one) > of(most) {
+                *most = one;
+            }
+        }
+        lost.into_values().collect()
+    }
+}
+
+impl Losses {
+    /// Fails once if anything was lost. The call that hears it has done nothing yet.
+    pub(crate) fn raise(&self) -> Result<()> {
+        if !self.any.load(Ordering::Acquire) || self.asked_for.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let lost = self.take();
+        if lost.is_empty() { Ok(()) } else { Err(error(lost)) }
+    }
+
+    /// What was lost and not told yet; calls raise nothing from here on.
+    pub(crate) fn ask(&self) -> Vec<Lost> {
+        self.asked_for.store(true, Ordering::Relaxed);
+        self.take()
+    }
+
+    fn take(&self) -> Vec<Lost> {
+        let mut found = lock(&self.found);
+        self.any.store(false, Ordering::Release);
+        std::mem::take(&mut *found)
+    }
+}
+
+fn error(lost: Vec<Lost>) -> Error {
+    let mut message = "a server restarted without changes that it had acknowledged: ".to_owned();
+    let named: Vec<_> = lost.iter().take(NAMED).map(ToString::to_string).collect();
+    message.push_str(&named.join("; "));
+    if lost.len() > NAMED {
+        message = format!("{message}; and {} more", lost.len() - NAMED);
+    }
+    message.push_str(". This is told once; training can go on from here");
+    let mut error = Error::new(Kind::VersionsLost, message);
+    error.lost = lost;
+    error
+}

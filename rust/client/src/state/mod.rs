@@ -1,0 +1,11 @@
+//! What the links and the calls of one client share; it knows neither.
+
+pub(crate) mod doubt;
+pub(crate) mod lost;
+pub(crate) mod map;
+pub(crate) mod places;
+pub(crate) mod runtime;
+pub(crate) mod shared;
+pub(crate) mod stats;
+pub(crate) mod time;
+pub(crate) mod waiting;

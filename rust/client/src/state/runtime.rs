@@ -1,0 +1,220 @@
+//! What runs a client's tasks: started by connect, never at import.
+
+use fastps_core::error::{Error, Kind, Result};
+use fastps_transport::open_files;
+use fastps_transport::wire::Spin;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Wake};
+use std::thread::Thread;
+use std::time::Duration;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::Notify;
+
+/// So long after the last caller the client's own thread takes over.
+const LULL: Duration = Duration::from_millis(5);
+/// What closed connections get to say so.
+const FAREWELL: Duration = Duration::from_millis(10);
+
+/// The process that something belongs to. Threads, and with them the runtime, do not survive `fork`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Process(u32);
+
+impl Process {
+    pub(crate) fn current() -> Self {
+        Self(std::process::id())
+    }
+
+    /// Fails in a forked child, where nobody would ever answer.
+    pub(crate) fn check(self) -> Result<()> {
+        if self == Self::current() {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Connection, "this client was made before fork; connect again in the child"))
+    }
+}
+
+/// Runs a client's tasks on one thread at a time: on the thread of a caller while it waits, so that an answer need not wake
+/// anybody else, and on a thread of the client's own while nobody does.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    runtime: Runtime,
+    spin: Mutex<Spin>,
+    /// Callers that wait at present, and those so far.
+    waiting: AtomicUsize,
+    callers: AtomicUsize,
+    /// The client's own thread drives.
+    driving: AtomicBool,
+    /// It shall let go: a caller has come.
+    let_go: Notify,
+    /// There is something to do for which no caller waits.
+    nudged: AtomicBool,
+    ended: AtomicBool,
+    own: OnceLock<Thread>,
+}
+
+impl Driver {
+    pub(crate) fn start(spin: Duration) -> Result<Arc<Self>> {
+        Spin::check(spin)?;
+        let fail = |e| {
+            let failed = || Error::new(Kind::Internal, format!("the client's runtime cannot start: {e}"));
+            open_files::exhausted(&e).unwrap_or_else(failed)
+        };
+        // A caller takes each slice before the next is read: the interval after which it is asked again is 1.
+        let driver = Arc::new(Self {
+            runtime: Builder::new_current_thread().event_interval(1).enable_all().build().map_err(fail)?,
+            spin: Mutex::new(Spin::new(spin)),
+            waiting: AtomicUsize::new(0),
+            callers: AtomicUsize::new(0),
+            driving: AtomicBool::new(false),
+            let_go: Notify::new(),
+            nudged: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            own: OnceLock::new(),
+        });
+        let this = driver.clone();
+        let own = std::thread::Builder::new().name("fastps-client".to_owned()).spawn(move || this.run());
+        let _ = driver.own.set(own.map_err(fail)?.thread().clone());
+        Ok(driver)
+    }
+
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(task);
+    }
+
+    /// Does work on this thread, and everything else that the client has to do meanwhile.
+    pub(crate) fn drive<T>(&self, work: impl AsyncFnOnce(&mut Spin) -> T) -> T {
+        if Handle::try_current().is_ok() {
+            // A thread of somebody's runtime may not drive another: it sleeps while the client's own drives.
+            self.nudge();
+            let _inside = self.runtime.enter();
+            return sleep_on(work(&mut Spin::never()));
+        }
+        let _waiting = Waiting::begin(self);
+        let mut spin = *lock(&self.spin);
+        let result = self.runtime.block_on(work(&mut spin));
+        *lock(&self.spin) = spin;
+        result
+    }
+
+    /// Has the connections do what they can do at once.
+    pub(crate) fn turn(&self) {
+        self.drive(async |_| tokio::task::yield_now().await);
+    }
+
+    /// There is something to do for which no caller waits.
+    pub(crate) fn nudge(&self) {
+        if !self.driving.load(Ordering::SeqCst) {
+            self.nudged.store(true, Ordering::SeqCst);
+            self.unpark();
+        }
+    }
+
+    /// Ends the client's own thread once what is under way is over.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        self.let_go.notify_one();
+        self.unpark();
+    }
+
+    fn unpark(&self) {
+        if let Some(own) = self.own.get() {
+            own.unpark();
+        }
+    }
+
+    /// The client's own thread.
+    fn run(&self) {
+        while !self.ended.load(Ordering::SeqCst) {
+            self.driving.store(true, Ordering::SeqCst);
+            if self.waiting.load(Ordering::SeqCst) == 0 {
+                self.runtime.block_on(self.let_go.notified());
+            }
+            self.driving.store(false, Ordering::SeqCst);
+            self.stand_by();
+        }
+        // Sessions end, and connections close.
+        self.runtime.block_on(async { tokio::time::sleep(FAREWELL).await });
+    }
+
+    /// Leaves driving to the callers, as long as they keep coming.
+    fn stand_by(&self) {
+        loop {
+            let before = self.callers.load(Ordering::SeqCst);
+            std::thread::park_timeout(LULL);
+            let lull =
+                self.waiting.load(Ordering::SeqCst) == 0 && self.callers.load(Ordering::SeqCst) == before;
+            if self.nudged.swap(false, Ordering::SeqCst) || lull || self.ended.load(Ordering::SeqCst) {
+                return;
+            }
+        }
+    }
+}
+
+/// Polls a future when it is woken.
+fn sleep_on<T>(future: impl Future<Output = T>) -> T {
+    struct Sleeper(Thread);
+    impl Wake for Sleeper {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Sleeper(std::thread::current())).into();
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(result) => return result,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+/// A caller that waits.
+struct Waiting<'a>(&'a Driver);
+
+impl<'a> Waiting<'a> {
+    fn begin(driver: &'a Driver) -> Self {
+        driver.waiting.fetch_add(1, Ordering::SeqCst);
+        driver.callers.fetch_add(1, Ordering::SeqCst);
+        if driver.driving.load(Ordering::SeqCst) {
+            driver.let_go.notify_one();
+        }
+        Self(driver)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Locks; a panic of another thread does not matter, because no state is left half-changed across a call.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A random number that is not 0.
+pub(crate) fn random() -> Result<u64> {
+    loop {
+        match getrandom::u64() {
+            Ok(0) => {}
+            Ok(n) => return Ok(n),
+            Err(e) => return Err(Error::new(Kind::Internal, format!("no random numbers: {e}"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forked_child_is_told_what_to_do() {
+        assert!(Process::current().check().is_ok());
+        let error = Process(u32::MAX).check().unwrap_err();
+        assert!(error.message.contains("before fork; connect again in the child"));
+    }
+}

@@ -1,0 +1,60 @@
+//! What a client's links, calls and tickets share.
+
+use crate::options::Ack;
+use crate::state::doubt::Doubt;
+use crate::state::lost::Losses;
+use crate::state::map::Map;
+use crate::state::places::Place;
+use crate::state::runtime::{Process, lock};
+use crate::state::stats::{self, Counters};
+use fastps_core::codec::ErrorFeedback;
+use fastps_core::error::Result;
+use fastps_transport::secret::Secret;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// What a client's links, calls and tickets share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) process: Process,
+    pub(crate) client: u64,
+    /// Shows its servers that a call, a stream or a hello is this client's.
+    pub(crate) secret: Secret,
+    pub(crate) name: String,
+    /// The map that its client has, too.
+    pub(crate) map: Arc<Map>,
+    pub(crate) ack: Ack,
+    pub(crate) checksums: Option<bool>,
+    pub(crate) counters: Counters,
+    /// How often a link had to take a new incarnation.
+    pub(crate) incarnations: AtomicU64,
+    /// The map names slices that a server does not have, or servers that forgot them.
+    pub(crate) map_is_stale: AtomicBool,
+    /// What servers that were started anew lack.
+    pub(crate) lost: Losses,
+    /// Its places in groups of workers.
+    pub(crate) places: Mutex<Vec<Place>>,
+    pub(crate) some_place_is_lost: AtomicBool,
+    /// Doubts whose content may go back to a residual.
+    pub(crate) doubts: Mutex<Vec<Arc<Doubt>>>,
+}
+
+impl Shared {
+    pub(crate) fn note_doubt(&self, doubt: &Arc<Doubt>) {
+        stats::count(&self.counters.in_doubt, 1);
+        let mut doubts = lock(&self.doubts);
+        doubts.retain(|d| !d.is_settled());
+        doubts.push(doubt.clone());
+    }
+
+    /// Waits until nothing that belongs to this residual is in doubt any more.
+    pub(crate) fn settle_doubts(
+        &self,
+        feedback: &Arc<Mutex<ErrorFeedback>>,
+        deadline: Instant,
+    ) -> Result<()> {
+        let doubts: Vec<_> = lock(&self.doubts).iter().filter(|d| d.concerns(feedback)).cloned().collect();
+        doubts.iter().try_for_each(|doubt| doubt.wait_until(deadline).map(drop))
+    }
+}

@@ -1,0 +1,104 @@
+//! Says for what a client waits, once for each wait that lasts a second.
+
+use std::pin::pin;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// Waits that are shorter are nobody's concern.
+pub(crate) const AFTER: Duration = Duration::from_secs(1);
+
+/// For what a client waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitsFor {
+    /// A server is not there, or not ready.
+    Server,
+    /// A server has the call, and has not answered it yet: it may wait for other workers.
+    Answer,
+}
+
+type Listener = fn(WaitsFor, &str);
+
+static LISTENER: OnceLock<Listener> = OnceLock::new();
+
+/// Has this function told, in the place of a `tracing` event; the first one counts. No lock is held when it is called.
+pub fn on_wait(listener: Listener) {
+    let _ = LISTENER.set(listener);
+}
+
+/// Says what a client waits for.
+pub(crate) fn say(what: WaitsFor, text: &str) {
+    match (LISTENER.get(), what) {
+        (Some(listener), _) => listener(what, text),
+        (None, WaitsFor::Server) => tracing::warn!("{text}"),
+        (None, WaitsFor::Answer) => tracing::info!("{text}"),
+    }
+}
+
+/// One wait, perhaps of several attempts.
+#[derive(Debug)]
+pub(crate) struct Wait {
+    since: Instant,
+    told: bool,
+}
+
+impl Wait {
+    pub(crate) fn begin() -> Self {
+        Self { since: Instant::now(), told: false }
+    }
+
+    /// Does some of the work that is waited for; says what it is when the wait has lasted long enough.
+    pub(crate) async fn on<T>(
+        &mut self,
+        work: impl Future<Output = T>,
+        what: impl FnOnce() -> (WaitsFor, String),
+    ) -> T {
+        let mut work = pin!(work);
+        if !self.told {
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                () = tokio::time::sleep_until((self.since + AFTER).into()) => {}
+            }
+            self.told = true;
+            let (what, text) = what();
+            say(what, &text);
+        }
+        work.await
+    }
+}
+
+/// Why a server is waited for.
+pub(crate) fn server(address: &str, why: Option<&str>) -> (WaitsFor, String) {
+    let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+    (WaitsFor::Server, format!("waiting for the server at {address}{why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_over_soon_is_not_told() {
+        let mut wait = Wait::begin();
+        let untold = || -> (WaitsFor, String) { panic!("told too early") };
+        assert_eq!(wait.on(async { 1 }, untold).await, 1);
+        assert!(!wait.told);
+    }
+
+    #[tokio::test]
+    async fn a_wait_is_told_once() {
+        let mut wait = Wait { since: Instant::now().checked_sub(AFTER).unwrap(), told: false };
+        let mut asked = 0;
+        for _ in 0..3 {
+            let work = tokio::time::sleep(Duration::from_millis(1));
+            wait.on(work, || {
+                asked += 1;
+                server("host-a:7070", Some("connection refused"))
+            })
+            .await;
+        }
+        assert_eq!(asked, 1);
+        let expected = "waiting for the server at host-a:7070: connection refused";
+        assert_eq!(server("host-a:7070", Some("connection refused")).1, expected);
+    }
+}

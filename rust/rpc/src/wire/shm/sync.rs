@@ -1,3 +1,0 @@
-//! The atomics of the ring, which a model checker replaces (`rust/rpc/tests/ring.rs`).
-
-pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};

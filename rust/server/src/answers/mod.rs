@@ -1,0 +1,223 @@
+//! The answers that a stream owes its client, and the memory that they keep until the client takes them.
+//!
+//! Values stay pinned in their slice until the connection asks for them; then they are encoded. At most
+//! [`ENCODED`] encoded answers per stream wait in the connection, and their memory stays the stream's, so a reader that
+//! stalls takes no more than it has. What it has pinned can be taken back at any time: its stream is reset.
+
+use fastps_core::error::{Error, Result};
+use fastps_core::failpoint::reach;
+use fastps_core::frame::Applied;
+use fastps_core::shard::{Charge, Meter, Purpose};
+use fastps_core::slice::Snapshot;
+use fastps_durable::Journal;
+use fastps_proto::MAX_MESSAGE_BYTES;
+use fastps_proto::v1 as pb;
+use fastps_transport::convert;
+use fastps_transport::memory_budget::{Busy, Room, StreamRoom};
+use fastps_transport::wire::MAX_FRAME;
+use futures_util::Stream;
+use std::collections::BTreeMap;
+use std::pin::Pin as Pinned;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use tokio::sync::mpsc::{OwnedPermit, Receiver};
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tonic::Status;
+
+/// Answers that one stream may owe: pushes that a policy holds, and receipts that the client has not read.
+pub(crate) const MAX_OWED: usize = 4096;
+/// Encoded answers that hyper has at a time: one that it sends, and the next.
+const ENCODED: u64 = 2;
+/// What hyper may still have of earlier answers when it asks for the next.
+const LEFTOVERS: usize = 512 << 10;
+/// What a stream takes from its beginning: a message, and the answers owed.
+const STREAM_BYTES: usize = MAX_OWED * size_of::<Answer>() + LEFTOVERS;
+/// The message in work: put together by tonic; of a native client, as it came.
+const FOREIGN: usize = MAX_MESSAGE_BYTES;
+const NATIVE: usize = MAX_FRAME as usize;
+
+/// One place in the queue of answers: a frame, or the status that ends the stream.
+pub(crate) struct Answer {
+    pub(crate) what: Result<Owed, Status>,
+    /// It is kept until it is written.
+    pub(crate) busy: Busy,
+}
+
+/// A place that was taken for an answer.
+pub(crate) struct Place {
+    permit: OwnedPermit<Answer>,
+    busy: Busy,
+    /// What the answer says must be durable before it is sent.
+    until_durable: Option<Arc<Journal>>,
+}
+
+impl Place {
+    pub(crate) fn new(permit: OwnedPermit<Answer>, room: &Room) -> Self {
+        Self { permit, busy: room.busy(), until_durable: None }
+    }
+
+    /// The answer waits until all that is logged when it is made is durable. A refusal changes nothing, and does not wait.
+    pub(crate) fn after(self, journal: Option<&Arc<Journal>>) -> Self {
+        Self { until_durable: journal.cloned(), ..self }
+    }
+
+    pub(crate) fn send(mut self, what: Result<Owed, Status>) {
+        match self.until_durable.take().filter(|_| what.is_ok()) {
+            Some(journal) => journal.when_durable(journal.position(), move || self.send_now(what)),
+            None => self.send_now(what),
+        }
+    }
+
+    pub(crate) fn send_now(self, what: Result<Owed, Status>) {
+        reach("before_ack");
+        self.permit.send(Answer { what, busy: self.busy });
+    }
+}
+
+/// An answer that waits for its turn.
+pub(crate) enum Owed {
+    Frame(Box<pb::Frame>),
+    Values {
+        tag: u64,
+        applied: Option<Applied>,
+        pin: Pin,
+    },
+    /// Values of rows, with a header that says more about them; its memory.
+    Rows {
+        header: Box<pb::Header>,
+        pin: Pin,
+        charge: Charge,
+    },
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a stream's two halves share: its memory, and why it was reset.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    reset: watch::Sender<Option<Error>>,
+    /// For encoded answers, as large as the largest so far; a native client's are not encoded.
+    room: Option<Mutex<Charge>>,
+    _memory: StreamRoom,
+}
+
+impl Shared {
+    /// Takes the memory of a new stream.
+    pub(crate) fn new(meter: &Arc<Meter>, room: &Arc<Room>, native: bool) -> Result<Arc<Self>> {
+        let bytes = STREAM_BYTES + if native { NATIVE } else { FOREIGN };
+        Ok(Arc::new(Self {
+            reset: watch::Sender::new(None),
+            room: if native { None } else { Some(Mutex::new(meter.take(Purpose::Answers, 0)?)) },
+            _memory: room.open_stream(bytes as u64)?,
+        }))
+    }
+
+    /// Makes room for encoded answers of this size.
+    pub(crate) fn make_room(&self, bytes: usize) -> Result<()> {
+        self.room.as_ref().map_or(Ok(()), |room| locked(room).grow_to(ENCODED * bytes as u64))
+    }
+
+    /// Waits until the stream is reset.
+    pub(crate) async fn was_reset(&self) {
+        let _ = self.reset.subscribe().wait_for(Option::is_some).await;
+    }
+
+    fn status(&self) -> Option<Status> {
+        self.reset.borrow().as_ref().map(convert::status)
+    }
+}
+
+/// All pins of a shard, the oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Pins(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    next: u64,
+    by_age: BTreeMap<u64, (Snapshot, Arc<Shared>)>,
+}
+
+/// Values that wait to be encoded, and one of the connection's permits.
+#[derive(Debug)]
+pub(crate) struct Pin {
+    pins: Arc<Pins>,
+    age: u64,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Pins {
+    pub(crate) fn add(
+        self: &Arc<Self>,
+        snapshot: Snapshot,
+        stream: &Arc<Shared>,
+        permit: OwnedSemaphorePermit,
+    ) -> Pin {
+        let mut table = locked(&self.0);
+        table.next += 1;
+        let age = table.next;
+        table.by_age.insert(age, (snapshot, stream.clone()));
+        Pin { pins: self.clone(), age, _permit: permit }
+    }
+
+    /// Takes back everything that the stream with the oldest pin has pinned, and ends it. False: nothing is pinned.
+    pub(crate) fn reset_oldest(&self, reason: &Error) -> bool {
+        let mut table = locked(&self.0);
+        let Some((_, (_, stream))) = table.by_age.pop_first() else {
+            return false;
+        };
+        table.by_age.retain(|_, (_, other)| !Arc::ptr_eq(other, &stream));
+        stream.reset.send_replace(Some(reason.clone()));
+        true
+    }
+}
+
+impl Pin {
+    /// The values, unless they were taken back; they stay pinned until the pin is dropped.
+    pub(crate) fn lend(&self) -> Option<Snapshot> {
+        locked(&self.pins.0).by_age.get(&self.age).map(|(snapshot, _)| snapshot.clone())
+    }
+
+    /// The values, unless they were taken back.
+    fn take(&self) -> Option<Snapshot> {
+        locked(&self.pins.0).by_age.remove(&self.age).map(|(snapshot, _)| snapshot)
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
+/// The stream of answers as tonic encodes it.
+pub(crate) struct Answers {
+    pub(crate) queue: Receiver<Answer>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Stream for Answers {
+    type Item = Result<pb::Frame, Status>;
+
+    fn poll_next(mut self: Pinned<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(status) = self.shared.status() {
+            return Poll::Ready(Some(Err(status)));
+        }
+        Poll::Ready(match ready!(self.queue.poll_recv(context)).map(|answer| answer.what) {
+            None => None,
+            Some(Err(status)) => Some(Err(status)),
+            Some(Ok(Owed::Frame(frame))) => Some(Ok(*frame)),
+            Some(Ok(Owed::Rows { header, pin, charge })) => match pin.take() {
+                Some(snapshot) => {
+                    Some(Ok(pb::Frame { header: Some(*header), payload: convert::keeping(snapshot, charge) }))
+                }
+                None => self.shared.status().map(Err),
+            },
+            Some(Ok(Owed::Values { tag, applied, pin })) => match pin.take() {
+                Some(snapshot) => Some(Ok(convert::snapshot(tag, applied.as_ref(), snapshot, ()))),
+                None => self.shared.status().map(Err),
+            },
+        })
+    }
+}

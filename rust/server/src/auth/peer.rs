@@ -1,0 +1,60 @@
+//! The peer of a connection, as the handlers know it.
+
+use crate::auth::principal::Principal;
+use crate::auth::rate::Rate;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_transport::memory_budget::Room;
+use http_body_util::BodyExt;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::Semaphore;
+use tonic::body::Body;
+
+/// Slices that one connection may keep pinned: answers that are not encoded yet. One that lends may have as many as it can lend.
+pub(crate) const PINS: usize = 2;
+/// Sessions that one connection may begin at once, and then a second.
+const HELLOS: u32 = 256;
+const HELLOS_A_SECOND: u32 = 64;
+
+/// What the handlers know of a connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    pub(crate) principal: Principal,
+    pub(crate) pins: Arc<Semaphore>,
+    pub(crate) room: Arc<Room>,
+    /// For sessions that it begins.
+    pub(crate) hellos: Arc<Rate>,
+}
+
+impl Peer {
+    pub(crate) fn new(room: Arc<Room>) -> Self {
+        let (pins, hellos) = (Arc::new(Semaphore::new(PINS)), Arc::new(Rate::new(HELLOS, HELLOS_A_SECOND)));
+        Self { principal: Principal::ANYBODY, pins, room, hellos }
+    }
+
+    /// Fails where the connection has begun as many sessions as it may.
+    pub(crate) fn check_hello(&self) -> Result<()> {
+        self.hellos.take(Instant::now()).map_err(|wait| {
+            Error::new(Kind::Capacity, "the connection begins too many sessions")
+                .expected(self.hellos.bounds(), "one more")
+                .retry_after_ms(wait.as_millis() as u64 + 1)
+        })
+    }
+
+    /// The peer of a request.
+    pub(crate) fn of<T>(request: &tonic::Request<T>) -> Result<Self, tonic::Status> {
+        let peer = request.extensions().get::<Self>().cloned();
+        peer.ok_or_else(|| tonic::Status::internal("a request without a connection"))
+    }
+
+    /// A request whose body keeps its connection from resting: what was received of it may wait there.
+    pub(crate) fn keep_busy(request: http::Request<Body>) -> http::Request<Body> {
+        let busy = request.extensions().get::<Self>().map(|peer| peer.room.busy());
+        request.map(|body| {
+            Body::new(body.map_frame(move |frame| {
+                let _ = &busy;
+                frame
+            }))
+        })
+    }
+}

@@ -1,0 +1,21 @@
+//! The hash of the secret that a client shows, by which a session knows its client.
+
+use fastps_core::error::{Error, Kind, Result};
+use fastps_durable::SecretHash;
+use fastps_transport::secret::{BYTES, in_headers};
+use tonic::metadata::MetadataMap;
+
+/// The hash of the secret that a Hello brings.
+pub(crate) fn of_hello(secret: &[u8]) -> Result<SecretHash> {
+    if secret.len() == BYTES {
+        return Ok(SecretHash::of(secret));
+    }
+    let error = Error::new(Kind::Config, "Hello brings no secret of its client");
+    Err(error.expected(format!("{BYTES} random bytes"), format!("{} bytes", secret.len())))
+}
+
+/// The hash of the secret that the headers of a call or stream carry, if they carry one. What is no secret is the hash of
+/// none.
+pub(crate) fn of_headers(metadata: &MetadataMap) -> Option<SecretHash> {
+    in_headers(metadata).map(|secret| SecretHash::of(&secret))
+}

@@ -1,0 +1,290 @@
+//! A place for copies of snapshots: S3 or what speaks like it, or a folder. Each shard has a folder in it, with a folder for each
+//! snapshot, and `latest`, which names the newest that is whole and changes by compare-and-swap.
+
+use fastps_core::error::{Error, Kind, Result};
+use fastps_durable::copy::Latest;
+use futures_util::TryStreamExt;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{
+    ClientConfigKey, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig,
+    UpdateVersion,
+};
+use std::fmt;
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What names the newest copy of a shard.
+pub(super) const LATEST: &str = "latest";
+/// Most bytes of it.
+const MOST_LATEST: u64 = 64 << 10;
+/// Most bytes of a manifest.
+pub(super) const MOST_MANIFEST: u64 = 1 << 30;
+/// Most letters of what is told of a failure.
+const MOST_REASON: usize = 1000;
+/// How long one request may take, with its body of some MiB.
+const REQUEST: Duration = Duration::from_mins(1);
+/// How often and how long a request is tried again.
+const RETRIES: usize = 5;
+const RETRY: Duration = Duration::from_mins(1);
+
+/// Where copies lie.
+#[derive(Clone)]
+pub struct Bucket {
+    pub(super) url: String,
+    pub(super) store: Arc<dyn ObjectStore>,
+    pub(super) prefix: Path,
+    /// A folder of this machine, which has no compare-and-swap of its own.
+    pub(super) folder: Option<PathBuf>,
+}
+
+impl fmt::Debug for Bucket {
+    /// A store would show its settings.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Bucket").field(&self.url).finish()
+    }
+}
+
+/// Whether this is meant as the URL of a bucket, and not as a path.
+pub fn is_url(text: &str) -> bool {
+    text.contains("://")
+}
+
+impl Bucket {
+    /// Reads a URL: `s3://bucket/prefix` or `file:///folder`. Nothing is looked for yet.
+    pub fn open(url: &str) -> Result<Self> {
+        let refused = |why: &str| {
+            // One with a password in it is not repeated.
+            let got = if url.contains('@') { "another URL" } else { url };
+            Err(Error::new(Kind::Config, format!("copies of snapshots cannot go there: {why}"))
+                .expected("s3://BUCKET/PREFIX or file:///FOLDER", got))
+        };
+        let url = url.trim_end_matches('/');
+        if url.contains(['?', '#', '@']) {
+            return refused("the URL has more than a place in it");
+        }
+        if let Some(path) = url.strip_prefix("file://") {
+            let Ok(prefix) = Path::from_url_path(path) else { return refused("this is no path") };
+            if !path.starts_with('/') || prefix.as_ref().is_empty() {
+                return refused("the path is not absolute");
+            }
+            let store = LocalFileSystem::new().with_fsync(true);
+            let Ok(folder) = store.path_to_filesystem(&prefix) else { return refused("this is no path") };
+            return Ok(Self { url: url.to_owned(), store: Arc::new(store), prefix, folder: Some(folder) });
+        }
+        let Some(place) = url.strip_prefix("s3://") else { return refused("the scheme is unknown") };
+        let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
+        let Ok(prefix) = Path::from_url_path(prefix) else {
+            return refused("the prefix has an odd name in it");
+        };
+        if bucket.is_empty() {
+            return refused("the bucket has no name");
+        }
+        let retry = RetryConfig { max_retries: RETRIES, retry_timeout: RETRY, ..RetryConfig::default() };
+        let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry);
+        // What the environment says of the client stays.
+        if std::env::var_os("AWS_TIMEOUT").is_none() {
+            builder = builder.with_config(
+                AmazonS3ConfigKey::Client(ClientConfigKey::Timeout),
+                format!("{} seconds", REQUEST.as_secs()),
+            );
+        }
+        check_endpoint(url, &builder)?;
+        match builder.build() {
+            Ok(store) => Ok(Self { url: url.to_owned(), store: Arc::new(store), prefix, folder: None }),
+            Err(error) => Err(Error::new(
+                Kind::Config,
+                format!("the settings for {url} (AWS_...) are not valid: {}", reason(&error)),
+            )),
+        }
+    }
+
+    /// One in a store that is at hand.
+    #[cfg(test)]
+    pub(crate) fn of(store: Arc<dyn ObjectStore>) -> Self {
+        Self { url: "memory://".to_owned(), store, prefix: Path::from("some/prefix"), folder: None }
+    }
+
+    /// Where a shard's copies lie.
+    pub(super) fn shard(&self, shard: u32) -> Path {
+        self.prefix.clone().join(format!("shard-{shard}"))
+    }
+
+    /// A place in the bucket, for people.
+    pub(super) fn name(&self, place: &Path) -> String {
+        let prefix = self.prefix.as_ref();
+        let rest = place.as_ref().strip_prefix(prefix).unwrap_or(place.as_ref());
+        format!("{}/{}", self.url, rest.trim_start_matches('/'))
+    }
+
+    /// What became of a request, for people.
+    pub(super) fn failed(&self, what: &str, place: &Path, error: &object_store::Error) -> Error {
+        use object_store::Error as E;
+        let (kind, hint) = match error {
+            E::PermissionDenied { .. } | E::Unauthenticated { .. } => (
+                Kind::Config,
+                ": are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY those of somebody who may do this?",
+            ),
+            E::NotFound { .. } | E::NotImplemented { .. } => (Kind::Config, ""),
+            _ => (Kind::Unavailable, ""),
+        };
+        Error::new(kind, format!("cannot {what} {}: {}{hint}", self.name(place), reason(error)))
+    }
+
+    /// Reads a small object; `None`: it is not there.
+    pub(super) async fn read(&self, place: &Path, most: u64) -> Result<Option<(Vec<u8>, UpdateVersion)>> {
+        let failed = |error| self.failed("read", place, &error);
+        let got = match self.store.get(place).await {
+            Ok(got) => got,
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        };
+        let ObjectMeta { size, e_tag, version, .. } = got.meta.clone();
+        if size > most {
+            return Err(Error::new(Kind::Internal, format!("{} is no file of fastps", self.name(place)))
+                .expected(format!("at most {most} bytes"), size));
+        }
+        let mut bytes = Vec::new();
+        let mut stream = got.into_stream();
+        while let Some(chunk) = stream.try_next().await.map_err(failed)? {
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok(Some((bytes, UpdateVersion { e_tag, version })))
+    }
+
+    /// What names a shard's newest copy, and what to swap it by.
+    pub(super) async fn latest(&self, shard: u32) -> Result<Option<(Latest, UpdateVersion)>> {
+        let place = self.shard(shard).join(LATEST);
+        let Some((text, version)) = self.read(&place, MOST_LATEST).await? else { return Ok(None) };
+        let latest = Latest::parse(&text, &self.name(&place))?;
+        if latest.shard != shard {
+            return Err(Error::new(Kind::Config, format!("{} is of another shard", self.name(&place)))
+                .expected(format!("shard {shard}"), format!("shard {}", latest.shard)));
+        }
+        Ok(Some((latest, version)))
+    }
+
+    /// Puts `latest` in the place of what was read there. False: something else is there by now.
+    pub(super) async fn swap(&self, latest: &Latest, before: Option<UpdateVersion>) -> Result<bool> {
+        let place = self.shard(latest.shard).join(LATEST);
+        let put = if self.folder.is_some() {
+            self.swap_locked(&place, latest.text()?, before).await
+        } else {
+            let mode = before.map_or(PutMode::Create, PutMode::Update);
+            self.put_if(&place, latest.text()?, mode).await
+        };
+        match put {
+            Ok(()) => Ok(true),
+            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
+                // It may have been written although the answer was lost, and then the request was repeated.
+                Ok(self.latest(latest.shard).await?.is_some_and(|(found, _)| found == *latest))
+            }
+            Err(error) => Err(self.failed("write", &place, &error)),
+        }
+    }
+
+    async fn put_if(&self, place: &Path, text: Vec<u8>, mode: PutMode) -> object_store::Result<()> {
+        let options = PutOptions { mode, ..PutOptions::default() };
+        self.store.put_opts(place, PutPayload::from(text), options).await.map(drop)
+    }
+
+    /// Of files: whoever has the lock compares and swaps.
+    async fn swap_locked(
+        &self,
+        place: &Path,
+        text: Vec<u8>,
+        before: Option<UpdateVersion>,
+    ) -> object_store::Result<()> {
+        let Some(before) = before else { return self.put_if(place, text, PutMode::Create).await };
+        let generic =
+            |source: std::io::Error| object_store::Error::Generic { store: "file", source: source.into() };
+        let path = LocalFileSystem::new().path_to_filesystem(place)?.with_extension("lock");
+        let lock = File::create(path).map_err(generic)?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)
+            .map_err(|error| generic(error.into()))?;
+        let found = self.store.head(place).await?;
+        if found.e_tag != before.e_tag {
+            let (path, source) = (place.to_string(), "it was changed".into());
+            return Err(object_store::Error::Precondition { path, source });
+        }
+        self.put_if(place, text, PutMode::Overwrite).await
+    }
+}
+
+/// What a library would say later, and in other words.
+fn check_endpoint(url: &str, builder: &AmazonS3Builder) -> Result<()> {
+    let says = |key| builder.get_config_value(&key);
+    let endpoint = says(AmazonS3ConfigKey::S3Endpoint).or_else(|| says(AmazonS3ConfigKey::Endpoint));
+    let Some(endpoint) = endpoint else { return Ok(()) };
+    let refused = |why: &str, expected: &str| {
+        let message = format!("the endpoint for {url} (AWS_ENDPOINT_URL) {why}");
+        Err(Error::new(Kind::Config, message).expected(expected, "another one"))
+    };
+    if endpoint.contains('@') {
+        return refused("has a name or a password in it", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
+    }
+    let allowed = says(AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp));
+    let allowed = allowed.is_some_and(|allowed| {
+        ["1", "true", "on", "yes", "y"].contains(&allowed.to_ascii_lowercase().as_str())
+    });
+    if endpoint.starts_with("http://") && !allowed {
+        return refused("would be spoken to without encryption", "https://..., or AWS_ALLOW_HTTP=true");
+    }
+    Ok(())
+}
+
+/// Why a request failed, without what a server or a library tells besides: the body of an answer may repeat tokens, and so may a
+/// URL.
+pub(super) fn reason(error: &object_store::Error) -> String {
+    let text = error.to_string();
+    let (said, body) = text.split_once('<').unwrap_or((&text, ""));
+    let element = |name: &str| {
+        let rest = body.split_once(&format!("<{name}>"))?.1;
+        Some(rest.split_once('<')?.0)
+    };
+    let mut reason = said.trim().trim_end_matches(':').to_owned();
+    for told in [element("Code"), element("Message")].into_iter().flatten() {
+        reason = format!("{reason}: {told}");
+    }
+    // Of a connection the text says only that it failed.
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    let cause = cause.to_string();
+    if !text.contains(&cause) && !cause.contains('<') {
+        reason = format!("{reason}: {cause}");
+    }
+    without_queries(&reason).chars().take(MOST_REASON).collect()
+}
+
+/// The query of a URL may be a token.
+fn without_queries(text: &str) -> String {
+    let shorten = |word: &str| match word.split_once('?') {
+        Some((place, _)) if place.contains("://") => format!("{place}?..."),
+        _ => word.to_owned(),
+    };
+    text.split(' ').map(shorten).collect::<Vec<_>>().join(" ")
+}
+
+/// Sums bytes as manifests do.
+pub(super) struct Sum(crc_fast::Digest, pub(super) u64);
+
+impl Sum {
+    pub(super) fn new() -> Self {
+        Self(crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi), 0)
+    }
+
+    pub(super) fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+        self.1 += bytes.len() as u64;
+    }
+
+    /// Whether this was all of a file.
+    pub(super) fn is(&self, part: fastps_durable::copy::Part) -> bool {
+        (self.0.finalize() as u32, self.1) == (part.crc32c, part.bytes)
+    }
+}

@@ -1,0 +1,67 @@
+//! Snapshots that are asked for. They are written one at a time, on a thread of their own. Those who ask while one waits for its
+//! turn share it, so the work does not grow with the calls; and between two of them the disk has a rest.
+
+use crate::cluster::node::Node;
+use crate::persistence::Begun;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_durable::{Cut, Summary};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::Mutex;
+
+/// The longest rest after a snapshot; at most as long as that took.
+const REST: Duration = Duration::from_secs(1);
+
+/// The snapshots that a shard was asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Checkpoints {
+    /// How many have begun.
+    begun: AtomicU64,
+    /// Held by the one that is being written.
+    last: Arc<Mutex<Option<Last>>>,
+}
+
+/// The last one that was not of a cut.
+#[derive(Debug)]
+struct Last {
+    number: u64,
+    result: Result<Summary>,
+    rest: Instant,
+}
+
+/// Writes a snapshot, or waits for one that begins after this call; of a cut, if writes are held for it.
+pub(crate) async fn take(node: &Arc<Node>, asked: &Checkpoints, cut: Option<Cut>) -> Result<Summary> {
+    if cut.as_ref().is_some_and(|cut| !node.gate.holds(cut.id)) {
+        return Err(held_too_long());
+    }
+    let seen = asked.begun.load(Ordering::Acquire);
+    let mut last = asked.last.clone().lock_owned().await;
+    if let (None, Some(last)) = (&cut, &*last) {
+        if last.number > seen {
+            return last.result.clone();
+        }
+        tokio::time::sleep_until(last.rest.into()).await;
+    }
+    let number = asked.begun.fetch_add(1, Ordering::AcqRel) + 1;
+    let node = node.clone();
+    // It goes on when its caller has left, and keeps its turn.
+    let taken = tokio::task::spawn_blocking(move || {
+        let begin = Instant::now();
+        let Some(cut) = cut else {
+            let result = node.files.snapshot(&node.shard, None);
+            let rest = Instant::now() + begin.elapsed().min(REST);
+            *last = Some(Last { number, result: result.clone(), rest });
+            return result;
+        };
+        let id = cut.id;
+        let begun = || if node.gate.open(id) { Ok(()) } else { Err(held_too_long()) };
+        node.files.snapshot(&node.shard, Some((cut, &begun as &Begun<'_>)))
+    });
+    taken.await.unwrap_or_else(|error| Err(Error::new(Kind::Internal, error.to_string())))
+}
+
+fn held_too_long() -> Error {
+    let why = "the cut is void: no writes were held for it any more when the snapshot began";
+    Error::new(Kind::Deadline, why)
+}

@@ -1,0 +1,156 @@
+//! A server's copies: whenever a shard has a newer snapshot, it is copied by a thread that nobody waits for.
+
+use super::bucket::Bucket;
+use super::upload::{Keep, upload};
+use crate::cluster::node::Node;
+use crate::config::ServerConfig;
+use crate::human::size;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_durable::copy::Held;
+use fastps_durable::shard_folder;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// How often newer snapshots are looked for.
+const LOOK: Duration = Duration::from_millis(250);
+/// How long the last snapshot may take to be copied, should there be no time left.
+const LEAST: Duration = Duration::from_millis(500);
+
+/// Copies what a server keeps.
+#[derive(Debug)]
+pub(crate) struct Copies {
+    stop: watch::Sender<Option<Instant>>,
+    thread: JoinHandle<()>,
+}
+
+/// A shard's directory.
+#[derive(Debug)]
+struct Shard {
+    node: Arc<Node>,
+    directory: PathBuf,
+    /// The last snapshot that was tried.
+    tried: u64,
+}
+
+impl Copies {
+    /// Where copies go, if the server was told so.
+    pub(crate) fn check(config: &ServerConfig) -> Result<Option<Bucket>> {
+        let Some(url) = &config.copy_to else { return Ok(None) };
+        if config.data_dir.is_none() {
+            return Err(Error::new(Kind::Config, "what is copied are the snapshots of a data directory")
+                .expected("--copy-to with --data-dir", "--copy-to alone"));
+        }
+        Bucket::open(url).map(Some)
+    }
+
+    /// Begins, for the shards of this process.
+    pub(crate) fn start(bucket: Bucket, config: &ServerConfig, nodes: &[Arc<Node>]) -> Result<Option<Self>> {
+        let Some(data_dir) = &config.data_dir else { return Ok(None) };
+        let shard = |node: &Arc<Node>| {
+            let directory = shard_folder(data_dir, node.index());
+            let there = Held::after(&directory, 0).unwrap_or_default();
+            // What lies before the newest has been copied, or was left out.
+            let tried = there.iter().rev().nth(1).copied().unwrap_or(0);
+            Shard { node: node.clone(), directory, tried }
+        };
+        let shards = nodes.iter().map(shard).collect();
+        let keep = Keep { count: config.keep, younger: config.keep_for };
+        let failed = |error| Error::new(Kind::Internal, format!("cannot start a thread: {error}"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let (stop, stopped) = watch::channel(None);
+        let thread = std::thread::Builder::new().name("fastps-copies".to_owned());
+        let thread = thread.spawn(move || {
+            runtime.block_on(run(&bucket, keep, shards, stopped));
+            // A request that is under way is not waited for.
+            runtime.shutdown_background();
+        });
+        Ok(Some(Self { stop, thread: thread.map_err(failed)? }))
+    }
+
+    /// Copies the last snapshots, unless that takes longer than until `deadline`, and ends.
+    pub(crate) fn stop(self, deadline: Instant) {
+        self.stop.send_replace(Some(deadline.max(Instant::now() + LEAST)));
+        let _ = self.thread.join();
+    }
+}
+
+async fn run(bucket: &Bucket, keep: Keep, mut shards: Vec<Shard>, stop: watch::Receiver<Option<Instant>>) {
+    let mut stopped = stop.clone();
+    let work = async {
+        loop {
+            let last = tokio::time::timeout(LOOK, stopped.wait_for(Option::is_some)).await.is_ok();
+            for shard in &mut shards {
+                copy(bucket, keep, shard).await;
+            }
+            if last {
+                return;
+            }
+        }
+    };
+    let mut stopped = stop;
+    let ended = async {
+        let deadline = stopped.wait_for(Option::is_some).await.ok().and_then(|deadline| *deadline);
+        tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now).into()).await;
+    };
+    tokio::select! {
+        () = work => {}
+        () = ended => tracing::warn!(
+            "the last snapshot is not copied to {}: there was no time; fastps checkpoint upload does it",
+            bucket.url
+        ),
+    }
+}
+
+/// Copies a shard's newest snapshot, once. Those before it are left out but for cuts: they go together with the other
+/// shards'.
+async fn copy(bucket: &Bucket, keep: Keep, shard: &mut Shard) {
+    let Ok(numbers) = Held::after(&shard.directory, shard.tried) else { return };
+    let Some((newest, before)) = numbers.split_last() else { return };
+    for number in before {
+        // One that is gone, or damaged, is left out.
+        if let Ok(held) = Held::open(&shard.directory, *number)
+            && held.described.cut().is_some()
+        {
+            copy_one(bucket, keep, shard, Ok(held)).await;
+        }
+    }
+    shard.tried = *newest;
+    match Held::newest(&shard.directory) {
+        Ok(None) => {}
+        Ok(Some(held)) => copy_one(bucket, keep, shard, Ok(held)).await,
+        Err(error) => copy_one(bucket, keep, shard, Err(error)).await,
+    }
+}
+
+async fn copy_one(bucket: &Bucket, keep: Keep, shard: &Shard, held: Result<Held>) {
+    let begin = Instant::now();
+    let copied = match held {
+        Ok(held) => upload(bucket, &shard.directory, held, keep).await,
+        Err(error) => Err(error),
+    };
+    shard.node.files.count_copy(copied.as_ref().ok().map(|copied| copied.number));
+    let (shard, ms) = (shard.node.index(), begin.elapsed().as_millis() as u64);
+    match copied {
+        Ok(copied) => {
+            if !copied.was_there {
+                tracing::info!(
+                    shard,
+                    ms,
+                    "copied snapshot {} ({}) to {}",
+                    copied.number,
+                    size(copied.bytes),
+                    copied.place
+                );
+            }
+            if let Some(error) = copied.left {
+                tracing::warn!(shard, %error, "older copies stay");
+            }
+        }
+        Err(error) => {
+            tracing::error!(shard, %error, "the snapshot is not copied; the next one will be tried");
+        }
+    }
+}

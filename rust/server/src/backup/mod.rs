@@ -1,0 +1,15 @@
+//! Snapshots: when they are taken, and their copies in a bucket.
+
+pub(crate) mod bucket;
+pub(crate) mod checkpoint;
+pub(crate) mod copies;
+mod fetch;
+pub(crate) mod snapshots;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
+mod upload;
+
+pub use bucket::{Bucket, is_url};
+pub use fetch::{Got, Stored, Verified, Which, fetch, list, verify};
+pub use upload::{Uploaded, upload_all};

@@ -1,0 +1,279 @@
+//! A snapshot's way into a bucket: its files, its manifest, then `latest`. Nothing that somebody else's `latest` names is
+//! written over.
+
+use super::bucket::{Bucket, Sum};
+use fastps_core::error::{Error, Kind, Result};
+use fastps_durable::copy::{self, Held, Latest, MANIFEST_NAME, Part};
+use futures_util::{StreamExt, TryStreamExt};
+use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStoreExt, PutPayload, WriteMultipart};
+use std::collections::BTreeMap;
+use std::fs::{DirBuilder, File};
+use std::io::Read;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path as FilePath;
+use std::time::{Duration, SystemTime};
+
+/// What is sent in one request, unless the file has too many of them.
+const PART: u64 = 8 << 20;
+/// Most parts of a file (S3 has 10,000).
+const MOST_PARTS: u64 = 9000;
+/// Parts of a file that are on their way at a time.
+const AT_A_TIME: usize = 2;
+
+/// How many copies stay.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keep {
+    /// The newest so many, at least 1.
+    pub(crate) count: usize,
+    /// Younger ones stay besides.
+    pub(crate) younger: Duration,
+}
+
+/// What was copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uploaded {
+    /// The shard that it is of.
+    pub shard: u32,
+    /// The snapshot's number.
+    pub number: u64,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Where it is now.
+    pub place: String,
+    /// Nothing was to be done.
+    pub was_there: bool,
+    /// Older ones could not be removed.
+    pub left: Option<Error>,
+}
+
+/// Copies a snapshot of the shard whose directory this is.
+pub(crate) async fn upload(
+    bucket: &Bucket,
+    directory: &FilePath,
+    held: Held,
+    keep: Keep,
+) -> Result<Uploaded> {
+    let described = &held.described;
+    let ((shard, _), number) = (described.shard(), described.number());
+    if let Some(folder) = &bucket.folder {
+        // What a model has learned is its owner's.
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        made.map_err(|error| {
+            Error::new(Kind::Config, format!("cannot make {}: {error}", folder.display())).shard(shard)
+        })?;
+    }
+    let home = bucket.shard(shard);
+    let uploaded = |folder: &str, was_there| Uploaded {
+        shard,
+        number,
+        bytes: described.bytes(),
+        place: bucket.name(&home.clone().join(folder)),
+        was_there,
+        left: None,
+    };
+    let mut before = None;
+    if let Some((found, version)) = bucket.latest(shard).await? {
+        let ours = copy::copied(directory)?.contains(&found.folder);
+        // A directory uses each number once.
+        if ours && found.generation == number {
+            return Ok(uploaded(&found.folder, true));
+        }
+        if !ours || found.generation > number {
+            return Err(conflict(bucket, &described.latest(""), &found));
+        }
+        before = Some(version);
+    }
+    let folder = copy::new_folder(number)?;
+    let to = home.clone().join(folder.as_str());
+    let latest = described.latest(&folder);
+    for (part, file) in &held.files {
+        send(bucket, &to, *part, file, &held.path).await?;
+    }
+    let place = to.clone().join(MANIFEST_NAME);
+    let manifest = PutPayload::from(described.text().to_vec());
+    bucket.store.put(&place, manifest).await.map_err(|error| bucket.failed("write", &place, &error))?;
+    copy::note_copied(directory, &folder)?;
+    if !bucket.swap(&latest, before).await? {
+        // What lost is nobody's.
+        let _ = remove(
+            bucket,
+            held.files
+                .iter()
+                .map(|(part, _)| part.name)
+                .chain([MANIFEST_NAME])
+                .map(|name| to.clone().join(name)),
+        )
+        .await;
+        let found = bucket.latest(shard).await?;
+        return Err(found.map_or_else(
+            || conflict(bucket, &latest, &latest),
+            |(found, _)| conflict(bucket, &latest, &found),
+        ));
+    }
+    let left = prune(bucket, &latest, keep).await.err();
+    Ok(Uploaded { left, ..uploaded(&folder, false) })
+}
+
+/// What is there is of somebody else, or newer.
+fn conflict(bucket: &Bucket, ours: &Latest, found: &Latest) -> Error {
+    let place = bucket.name(&bucket.shard(ours.shard));
+    let say = |latest: &Latest| {
+        format!("snapshot {} of directory {}, {} shards", latest.generation, latest.directory, latest.shards)
+    };
+    let why = if ours.directory == found.directory && found.generation >= ours.generation {
+        "has a later snapshot of this directory: another server goes on from a copy of it, or an older copy of the directory \
+         was put back"
+    } else {
+        "has snapshots of another server"
+    };
+    let message = format!(
+        "{place} {why}; nothing there is written over. Choose another URL, or go on from what is there (fastps checkpoint \
+         fetch), or remove it if nobody needs it"
+    );
+    Error::new(Kind::Config, message).shard(ours.shard).expected(say(ours), say(found))
+}
+
+/// Sends a file, in parts if it is large, and compares its checksum.
+async fn send(bucket: &Bucket, to: &Path, part: Part, file: &File, from: &FilePath) -> Result<()> {
+    let place = to.clone().join(part.name);
+    let failed = |error| bucket.failed("write", &place, &error);
+    let mut reading =
+        Reading { file, sum: Sum::new(), name: from.join(part.name), size: part_size(part.bytes) };
+    if part.bytes <= PART {
+        let bytes = reading.next()?;
+        reading.check(part)?;
+        return bucket.store.put(&place, PutPayload::from(bytes)).await.map(drop).map_err(failed);
+    }
+    let upload = bucket.store.put_multipart(&place).await.map_err(failed)?;
+    let mut writing = WriteMultipart::new_with_chunk_size(upload, reading.size as usize);
+    let sent = async {
+        loop {
+            let bytes = reading.next()?;
+            if bytes.is_empty() {
+                return reading.check(part);
+            }
+            writing.wait_for_capacity(AT_A_TIME).await.map_err(failed)?;
+            writing.put(bytes.into());
+        }
+    };
+    match sent.await {
+        Ok(()) => writing.finish().await.map(drop).map_err(failed),
+        Err(error) => {
+            let _ = writing.abort().await;
+            Err(error)
+        }
+    }
+}
+
+/// So that a file of this size has not too many parts.
+fn part_size(bytes: u64) -> u64 {
+    PART.max(bytes.div_ceil(MOST_PARTS))
+}
+
+/// A file that is read part by part.
+struct Reading<'a> {
+    file: &'a File,
+    sum: Sum,
+    name: std::path::PathBuf,
+    size: u64,
+}
+
+impl Reading<'_> {
+    /// The next part; empty at the end.
+    fn next(&mut self) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let read = self.file.take(self.size).read_to_end(&mut bytes);
+        read.map_err(|error| {
+            Error::new(Kind::Internal, format!("cannot read {}: {error}", self.name.display()))
+        })?;
+        self.sum.update(&bytes);
+        Ok(bytes)
+    }
+
+    /// Fails if what was read is not what was written.
+    fn check(&self, part: Part) -> Result<()> {
+        if self.sum.is(part) {
+            return Ok(());
+        }
+        let message = format!("{} is damaged: its checksum is wrong. It is not copied", self.name.display());
+        Err(Error::new(Kind::Internal, message))
+    }
+}
+
+async fn remove(bucket: &Bucket, places: impl Iterator<Item = Path> + Send) -> object_store::Result<()> {
+    let places: Vec<_> = places.map(Ok).collect();
+    let places = futures_util::stream::iter(places).boxed();
+    let mut removed = object_store::ObjectStore::delete_stream(&*bucket.store, places);
+    while let Some(one) = removed.next().await {
+        match one {
+            Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Removes copies that are older than those to be kept, and what was not completed. Nothing that is newer, and no name that is
+/// not ours.
+async fn prune(bucket: &Bucket, latest: &Latest, keep: Keep) -> Result<()> {
+    let home = bucket.shard(latest.shard);
+    let failed = |error| bucket.failed("remove older snapshots from", &home, &error);
+    let folders = folders(bucket, &home).await?;
+    let young = |manifest: &ObjectMeta| {
+        let age = SystemTime::now().duration_since(SystemTime::from(manifest.last_modified));
+        age.is_ok_and(|age| age < keep.younger)
+    };
+    let (mut kept, mut gone) = (0, Vec::new());
+    for ((number, name), objects) in folders.into_iter().rev() {
+        let manifest = objects.iter().find(|object| object.location.filename() == Some(MANIFEST_NAME));
+        if name == latest.folder {
+            kept += 1;
+        } else if number <= latest.generation {
+            if manifest.is_some_and(|manifest| kept < keep.count.max(1) || young(manifest)) {
+                kept += 1;
+            } else {
+                gone.extend(objects.into_iter().map(|object| object.location));
+            }
+        }
+    }
+    // A manifest goes first: what has none is not complete.
+    gone.sort_by_key(|place| place.filename() != Some(MANIFEST_NAME));
+    remove(bucket, gone.into_iter()).await.map_err(failed)
+}
+
+/// The folders of a shard's copies with what is in them, by number and name.
+pub(super) async fn folders(
+    bucket: &Bucket,
+    home: &Path,
+) -> Result<BTreeMap<(u64, String), Vec<ObjectMeta>>> {
+    let mut folders: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    let mut objects = bucket.store.list(Some(home));
+    while let Some(object) = objects.try_next().await.map_err(|error| bucket.failed("list", home, &error))? {
+        let parts: Vec<_> = object.location.prefix_match(home).into_iter().flatten().collect();
+        let [folder, _] = parts.as_slice() else { continue };
+        let folder = folder.as_ref().to_owned();
+        if let Some(number) = copy::number_of(&folder) {
+            folders.entry((number, folder)).or_default().push(object);
+        }
+    }
+    Ok(folders)
+}
+
+/// Copies the newest whole snapshot of each shard of a data directory that no server uses.
+pub fn upload_all(data_dir: &FilePath, bucket: &Bucket, keep: usize) -> Result<Vec<Uploaded>> {
+    let keep = Keep { count: keep, younger: Duration::ZERO };
+    super::fetch::block(async {
+        let mut uploaded = Vec::new();
+        for shard in copy::shards(data_dir)? {
+            let directory = fastps_durable::shard_folder(data_dir, shard);
+            let _locked = copy::lock(&directory)?;
+            let Some(held) = Held::newest(&directory)? else {
+                let message = format!("{} has no snapshot yet", directory.display());
+                return Err(Error::new(Kind::Config, message).shard(shard));
+            };
+            uploaded.push(upload(bucket, &directory, held, keep).await.map_err(|error| error.shard(shard))?);
+        }
+        Ok(uploaded)
+    })
+}

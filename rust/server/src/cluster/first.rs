@@ -1,0 +1,100 @@
+//! How a shard asks shard 0, which alone knows what is registered: about reservations (`SettleRequest`) and groups.
+
+use crate::cluster::node::Node;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_proto::MAX_MESSAGE_BYTES;
+use fastps_proto::v1 as pb;
+use fastps_proto::v1::control_client::ControlClient;
+use fastps_transport::channel;
+use fastps_transport::convert;
+use fastps_transport::tls::ClientTls;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tonic::transport::Channel;
+
+/// How long shard 0 may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// When to try again what shard 0 had to be asked for.
+const RETRY_MS: u64 = 500;
+
+/// The way to shard 0 from another one.
+#[derive(Debug)]
+pub(crate) enum First {
+    /// It is a shard of this process.
+    Here(Arc<Node>),
+    There(There),
+}
+
+/// A shard 0 that is reached over the network.
+#[derive(Debug)]
+pub(crate) struct There {
+    address: String,
+    tls: Option<ClientTls>,
+    /// The connection, once there is one.
+    channel: Mutex<Option<Channel>>,
+}
+
+impl There {
+    fn channel(&self) -> Result<Channel> {
+        let mut known = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(channel) = &*known {
+            return Ok(channel.clone());
+        }
+        let channel = channel(&self.address, self.tls.as_ref())?;
+        *known = Some(channel.clone());
+        Ok(channel)
+    }
+
+    async fn ask(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
+        let mut control = ControlClient::new(self.channel()?).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let mut question = tonic::Request::new(question);
+        question.set_timeout(PATIENCE);
+        let late = |_| Error::new(Kind::Deadline, format!("{} did not answer in time", self.address));
+        let answer = tokio::time::timeout(PATIENCE, control.settle(question)).await.map_err(late)?;
+        answer.map(tonic::Response::into_inner).map_err(|status| convert::error_from_status(&status))
+    }
+}
+
+impl First {
+    pub(crate) fn new(nodes: &[Arc<Node>], cluster: &[String], tls: Option<ClientTls>) -> Self {
+        if let Some(first) = nodes.iter().find(|node| node.map.is_some()) {
+            return Self::Here(first.clone());
+        }
+        let address = cluster.first().cloned().unwrap_or_default();
+        Self::There(There { address, tls, channel: Mutex::default() })
+    }
+}
+
+impl Node {
+    /// What shard 0 says, be it this one or another.
+    pub(crate) async fn ask_first(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
+        match &self.first {
+            _ if self.map.is_some() => self.answer_settle(&question),
+            First::Here(first) => {
+                first.check_serving()?;
+                first.files.check_steps()?;
+                let answer = first.answer_settle(&question)?;
+                first.files.durable_to(first.files.steps()).await?;
+                Ok(answer)
+            }
+            First::There(first) => first.ask(question).await,
+        }
+    }
+
+    /// The same for a client that waits for it.
+    pub(crate) async fn ask_first_for(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
+        self.ask_first(question).await.map_err(|error| {
+            let why = format!("shard 0 could not be asked: {error}");
+            Error::new(Kind::Unavailable, why).retry_after_ms(RETRY_MS)
+        })
+    }
+
+    /// Shard 0's answer.
+    pub(crate) fn answer_settle(&self, question: &pb::SettleRequest) -> Result<pb::SettleResponse> {
+        let mut map = self.map()?;
+        let mut answer = map.settle(&question.reservations, question.abandon, Instant::now());
+        answer.registration = map.registration(question.describe);
+        answer.groups = question.groups.iter().copied().filter(|group| map.has_group(*group)).collect();
+        Ok(answer)
+    }
+}

@@ -1,0 +1,468 @@
+//! The cluster map, on shard 0 alone: which tensors exist, where their slices lie, and which registrations are under
+//! way.
+
+mod groups;
+
+use crate::persistence::Files;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::fault::fault;
+use fastps_core::placement::Load;
+use fastps_core::shard::{Charge, Meter, Purpose, memory_for};
+use fastps_core::tensor::{SliceId, TensorSpec};
+use fastps_durable::{Event, Holding};
+use fastps_proto::v1 as pb;
+use fastps_transport::convert::{spec_difference, spec_to_wire};
+use groups::Groups;
+use prost::Message;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Most slices of one tensor, so that its placement fits one message: 256 GiB of float32.
+pub(crate) const MAX_SLICES: usize = 1 << 18;
+/// Most tensors, registered and under way.
+const MAX_TENSORS: usize = 1 << 20;
+/// Most registrations of one client that are under way.
+const MAX_OPEN: usize = 64;
+/// When a client that has so many may try again.
+const RETRY_OPEN_MS: u64 = 1000;
+/// What an entry takes beside its names, its shape and its places: the spec, once as a value and once as it is sent, also in the
+/// catalog of the shard's files.
+const ENTRY_BYTES: u64 = 1024;
+/// The same of each slice: identifier and shard, in the map and in the catalog.
+const PLACE_BYTES: u64 = 24;
+/// What finding a slice's registration takes while it is under way.
+const PENDING_BYTES: u64 = 40;
+/// Entries of a page, unless the caller wants fewer.
+const PAGE: usize = 1000;
+/// A page ends behind the entry that passes this many bytes.
+const PAGE_BYTES: usize = 1 << 20;
+/// When to ask again for a registration that is under way.
+const RETRY_MS: u32 = 50;
+
+#[derive(Debug)]
+struct Entry {
+    spec: Arc<TensorSpec>,
+    wire: pb::MapEntry,
+    reservation: u64,
+    memory: Charge,
+}
+
+#[derive(Debug)]
+struct Pending {
+    entry: Entry,
+    client: u64,
+    deadline: Instant,
+}
+
+/// The map of a cluster.
+#[derive(Debug)]
+pub(crate) struct Map {
+    entries: BTreeMap<Arc<str>, Entry>,
+    pending: HashMap<Arc<str>, Pending>,
+    /// The tensor of each reservation, under way or committed.
+    reservations: HashMap<u64, Arc<str>>,
+    /// The reservation of each slice of what is under way.
+    slices: HashMap<u64, u64>,
+    /// How many registrations of each client are under way.
+    open: HashMap<u64, usize>,
+    groups: Groups,
+    /// Bytes placed on each shard.
+    load: Load,
+    meter: Arc<Meter>,
+    /// Entries that calls have looked at.
+    touched: u64,
+    lease: Duration,
+    files: Files,
+    /// The log's position behind the last tensor that came or went.
+    noted: u64,
+}
+
+/// Outcome of the first step of a registration.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Registered {
+    Exists(pb::Placement),
+    UnderWay { retry_after_ms: u32 },
+    Reserved { reservation: u64, placement: pb::Placement },
+}
+
+impl Map {
+    /// An empty map over `shards` shards, whose memory is counted by that of shard 0.
+    pub(crate) fn new(shards: usize, meter: Arc<Meter>, lease: Duration) -> Self {
+        Self {
+            entries: BTreeMap::new(),
+            pending: HashMap::new(),
+            reservations: HashMap::new(),
+            slices: HashMap::new(),
+            open: HashMap::new(),
+            groups: Groups::new(meter.clone()),
+            load: Load::new(shards),
+            meter,
+            touched: 0,
+            lease,
+            files: Files::default(),
+            noted: 0,
+        }
+    }
+
+    /// Goes on with the tensors of an earlier process, and notes what changes from here on.
+    pub(crate) fn restore(mut self, tensors: BTreeMap<u64, Holding>, files: Files) -> Result<Self> {
+        for (reservation, Holding { spec, group, slices, shards }) in tensors {
+            spec.validate()?;
+            if slices.len() != spec.slice_count() || shards.len() != slices.len() {
+                let error = Error::new(Kind::Config, "the data directory has a tensor without a place");
+                return Err(error
+                    .tensor(spec.name.clone())
+                    .expected(format!("{} slices", spec.slice_count()), slices.len()));
+            }
+            for (slice, shard) in shards.iter().enumerate() {
+                if !self.load.add(*shard, &spec, slice) {
+                    let error = Error::new(Kind::Config, "the data directory is of another cluster");
+                    let shards = format!("{} shards", self.load.shards());
+                    return Err(error.tensor(spec.name).expected(shards, format!("shard {shard}")));
+                }
+            }
+            self.groups.restore(&spec.group, group)?;
+            let memory = self.take(&spec, 0)?;
+            self.reservations.insert(reservation, spec.name.clone());
+            let placement = pb::Placement { group, slices, shards };
+            let wire = pb::MapEntry { spec: Some(spec_to_wire(&spec)), placement: Some(placement) };
+            self.entries.insert(spec.name.clone(), Entry { spec: Arc::new(spec), wire, reservation, memory });
+        }
+        self.files = files;
+        Ok(self)
+    }
+
+    /// First step of a registration. Its owner repeats it to keep it alive.
+    pub(crate) fn register(&mut self, spec: &TensorSpec, client: u64, now: Instant) -> Result<Registered> {
+        if let Some(entry) = self.entries.get(&spec.name) {
+            same(&entry.spec, spec, "the tensor is registered with another")?;
+            return Ok(Registered::Exists(entry.placement()));
+        }
+        if let Some(pending) = self.pending.get_mut(&spec.name).filter(|p| p.deadline >= now) {
+            let other = same(&pending.entry.spec, spec, "the tensor is being registered with another");
+            if pending.client != client {
+                return other.map(|()| Registered::UnderWay { retry_after_ms: RETRY_MS });
+            }
+            if other.is_ok() {
+                pending.deadline = now + self.lease;
+                return Ok(pending.entry.reserved());
+            }
+            // The owner thinks better of it: the place is given up.
+        }
+        // What ran out is taken over, with new slices: a late frame or Drop of the former owner finds none of them.
+        self.end(&spec.name);
+        self.check(spec, client)?;
+        let entry = self.place(spec).map_err(|error| error.tensor(spec.name.clone()))?;
+        let (reserved, reservation) = (entry.reserved(), entry.reservation);
+        self.reservations.insert(reservation, spec.name.clone());
+        self.slices.extend(entry.slices().iter().map(|slice| (*slice, reservation)));
+        *self.open.entry(client).or_default() += 1;
+        self.pending.insert(spec.name.clone(), Pending { entry, client, deadline: now + self.lease });
+        Ok(reserved)
+    }
+
+    /// Identifiers that nobody can guess, so nobody can be there first; nor does a client with the map of an earlier server
+    /// meet them again.
+    fn identifiers(&self, count: usize) -> Result<Vec<u64>> {
+        let failed = |error| Error::new(Kind::Internal, format!("no random numbers: {error}"));
+        let mut bytes = vec![0; 8 * count];
+        loop {
+            getrandom::fill(&mut bytes).map_err(failed)?;
+            let drawn: Vec<_> = bytes.as_chunks().0.iter().map(|eight| u64::from_ne_bytes(*eight)).collect();
+            let taken =
+                |id: &u64| *id == 0 || self.slices.contains_key(id) || self.reservations.contains_key(id);
+            if !drawn.iter().any(taken) {
+                return Ok(drawn);
+            }
+        }
+    }
+
+    /// Counts the memory of an entry, and so many bytes of each of its slices beside it.
+    fn take(&self, spec: &TensorSpec, beside: u64) -> Result<Charge> {
+        let names = 4 * (spec.name.len() + spec.group.len()) + 24 * spec.shape.len();
+        let places = spec.slice_count() as u64 * (PLACE_BYTES + beside);
+        let bytes = ENTRY_BYTES + names as u64 + places;
+        let bytes = if fault("entry_not_charged") { 0 } else { bytes };
+        self.meter.take(Purpose::Map, bytes).map_err(|error| error.tensor(spec.name.clone()))
+    }
+
+    /// What does not depend on what is free.
+    fn check(&self, spec: &TensorSpec, client: u64) -> Result<()> {
+        let refuse = |error: Error| Err(error.tensor(spec.name.clone()));
+        if spec.slice_count() > MAX_SLICES {
+            return refuse(
+                Error::new(Kind::Capacity, "the tensor has too many slices")
+                    .expected(format!("at most {MAX_SLICES}"), spec.slice_count()),
+            );
+        }
+        if self.entries.len() + self.pending.len() >= MAX_TENSORS {
+            return refuse(
+                Error::new(Kind::Capacity, "too many tensors")
+                    .expected(format!("at most {MAX_TENSORS}"), "one more"),
+            );
+        }
+        // Slices are spread evenly, so no shard can take more than shard 0, whatever its own limit is.
+        let (limit, shards) = (self.meter.limit(), self.load.shards());
+        let (most, needed) = (limit.saturating_mul(shards as u64), memory_for(spec));
+        if needed > most {
+            return refuse(
+                Error::new(Kind::Capacity, "the shards together could never hold the tensor").expected(
+                    format!("at most {most} bytes: {shards} times {limit}"),
+                    format!("{needed} bytes"),
+                ),
+            );
+        }
+        if self.open.get(&client).is_some_and(|open| *open >= MAX_OPEN) {
+            return refuse(
+                Error::new(Kind::Capacity, "the client has too many registrations under way")
+                    .expected(format!("at most {MAX_OPEN}"), "one more")
+                    .retry_after_ms(RETRY_OPEN_MS),
+            );
+        }
+        Ok(())
+    }
+
+    fn place(&mut self, spec: &TensorSpec) -> Result<Entry> {
+        let memory = self.take(spec, PENDING_BYTES)?;
+        let mut ids = self.identifiers(1 + spec.slice_count())?;
+        let reservation = ids.swap_remove(0);
+        let group = self.groups.enter(&spec.group)?;
+        let shards = (0..ids.len()).map(|slice| self.load.place(spec, slice)).collect();
+        let placement = pb::Placement { group, slices: ids, shards };
+        let wire = pb::MapEntry { spec: Some(spec_to_wire(spec)), placement: Some(placement) };
+        Ok(Entry { spec: Arc::new(spec.clone()), wire, reservation, memory })
+    }
+
+    /// Forgets where an entry lies.
+    fn release(&mut self, entry: &Entry) {
+        self.reservations.remove(&entry.reservation);
+        for (slice, shard) in entry.shards().iter().enumerate() {
+            self.load.remove(*shard, &entry.spec, slice);
+        }
+        self.groups.leave(&entry.spec.group);
+    }
+
+    /// Takes a registration out that is under way no more.
+    fn take_pending(&mut self, name: &str) -> Option<Entry> {
+        let Pending { mut entry, client, .. } = self.pending.remove(name)?;
+        for slice in entry.slices() {
+            self.slices.remove(slice);
+        }
+        entry.memory.give_back(PENDING_BYTES * entry.slices().len() as u64);
+        if let Some(open) = self.open.get_mut(&client) {
+            *open -= 1;
+            if *open == 0 {
+                self.open.remove(&client);
+            }
+        }
+        Some(entry)
+    }
+
+    /// Ends a registration that is under way, if there is one.
+    fn end(&mut self, name: &str) {
+        if let Some(entry) = self.take_pending(name) {
+            self.release(&entry);
+        }
+    }
+
+    /// Whether registrations of this client are under way.
+    pub(crate) fn registers(&self, client: u64) -> bool {
+        self.open.contains_key(&client)
+    }
+
+    /// Whether tensors of this group exist.
+    pub(crate) fn has_group(&self, group: u32) -> bool {
+        self.groups.has(group)
+    }
+
+    /// A registration under way, for a shard that is to take its slices.
+    pub(crate) fn registration(&self, reservation: u64) -> Option<pb::Registration> {
+        let pending = self.pending.get(self.reservations.get(&reservation)?)?;
+        Some(pb::Registration { entry: Some(pending.entry.wire.clone()) })
+    }
+
+    /// The slices of a reservation that lie on `shard`, while it is not committed.
+    pub(crate) fn pending_on(&self, reservation: u64, shard: u32) -> Vec<SliceId> {
+        let pending = self.reservations.get(&reservation).and_then(|name| self.pending.get(name));
+        let Some(entry) = pending.map(|pending| &pending.entry) else { return Vec::new() };
+        let pairs = entry.slices().iter().zip(entry.shards());
+        pairs.filter(|(_, s)| **s == shard).map(|(id, _)| SliceId(*id)).collect()
+    }
+
+    /// Last step of a registration: the tensor exists. Repeats change nothing.
+    pub(crate) fn commit(&mut self, reservation: u64, client: u64) -> Result<()> {
+        let lost = || {
+            Error::new(
+                Kind::Lease,
+                format!("reservation {reservation} ran out or was taken over: register again"),
+            )
+        };
+        let name = self.reservations.get(&reservation).cloned().ok_or_else(lost)?;
+        match self.pending.get(&name) {
+            Some(pending) if pending.client != client => {
+                Err(Error::new(Kind::Precondition, "the reservation is another client's").tensor(name))
+            }
+            Some(_) => {
+                if let Some(entry) = self.take_pending(&name) {
+                    self.noted = self.files.step(|| Event::Entered(reservation, entry.holding()));
+                    self.groups.commit(&entry.spec.group);
+                    self.entries.insert(name, entry);
+                }
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// What became of these reservations. One that is under way ends here and now where its lease has run out, or where its
+    /// client gives it up, unless one of the others is committed.
+    pub(crate) fn settle(&mut self, reservations: &[u64], abandon: bool, now: Instant) -> pb::SettleResponse {
+        let mut settled = pb::SettleResponse::default();
+        let committed = |id: &&u64| self.reservations.get(id).is_some_and(|n| !self.pending.contains_key(n));
+        settled.committed = reservations.iter().filter(committed).copied().collect();
+        let abandon = abandon && settled.committed.is_empty();
+        for reservation in reservations {
+            let Some(name) = self.reservations.get(reservation) else {
+                settled.ended.push(*reservation);
+                continue;
+            };
+            if self.pending.get(name).is_some_and(|pending| abandon || pending.deadline < now) {
+                let name = name.clone();
+                self.end(&name);
+                settled.ended.push(*reservation);
+            }
+        }
+        settled
+    }
+
+    /// Ends the registrations that nobody goes on with, and that nobody will ask about if no shard has sealed them; and the
+    /// groups that have neither tensors nor workers.
+    pub(crate) fn sweep(&mut self, now: Instant, is_joined: impl Fn(u32) -> bool) {
+        let over = self.pending.iter().filter(|(_, pending)| pending.deadline + self.lease < now);
+        let over: Vec<_> = over.map(|(name, _)| name.clone()).collect();
+        for name in over {
+            self.end(&name);
+        }
+        self.groups.sweep(is_joined);
+    }
+
+    /// Ends the registrations under way that own one of these slices.
+    pub(crate) fn abandon(&mut self, slices: &[u64]) {
+        self.touched += slices.len() as u64;
+        for slice in slices {
+            let name = self.slices.get(slice).and_then(|reservation| self.reservations.get(reservation));
+            if let Some(name) = name.cloned() {
+                self.end(&name);
+            }
+        }
+    }
+
+    /// Removes a tensor, or a registration that ran out; says where slices may still lie.
+    pub(crate) fn unregister(&mut self, name: &str, now: Instant) -> Result<pb::Placement> {
+        let abandoned = self.pending.get(name).is_some_and(|p| p.deadline < now);
+        let pending = if abandoned { self.take_pending(name) } else { None };
+        let entered = self.entries.remove(name);
+        self.touched += 1;
+        if let Some(entry) = &entered {
+            self.groups.uncommit(&entry.spec.group);
+            self.noted = self.files.step(|| Event::Removed(entry.spec.name.clone()));
+        }
+        let entry = entered.or(pending).ok_or_else(|| {
+            let shown: String = name.chars().take(1024).collect();
+            Error::new(Kind::UnknownTensor, "no such tensor is registered").tensor(shown)
+        })?;
+        self.release(&entry);
+        Ok(entry.placement())
+    }
+
+    /// One page in the order of names, and the name to continue after, if there is more. Looks at no entry but those that
+    /// are asked for.
+    pub(crate) fn page(
+        &mut self,
+        names: &[String],
+        after: &str,
+        page_size: usize,
+    ) -> (Vec<pb::MapEntry>, String) {
+        let limit = if page_size == 0 { PAGE } else { page_size.min(PAGE) };
+        if names.is_empty() {
+            let from = if after.is_empty() { Bound::Unbounded } else { Bound::Excluded(after) };
+            let all = self.entries.range::<str, _>((from, Bound::Unbounded));
+            return fill(all.map(|(name, entry)| (&**name, Some(entry))), limit, &mut self.touched);
+        }
+        let wanted: BTreeSet<&str> = names.iter().map(String::as_str).filter(|name| *name > after).collect();
+        let found = wanted.into_iter().map(|name| (name, self.entries.get(name)));
+        fill(found, limit, &mut self.touched)
+    }
+
+    /// What is durable before others are told what the map has.
+    pub(crate) fn noted(&self) -> u64 {
+        self.noted
+    }
+
+    /// Tensors, registrations under way, bytes placed, and entries that calls have looked at.
+    pub(crate) fn counts(&self) -> [u64; 4] {
+        [self.entries.len() as u64, self.pending.len() as u64, self.load.total(), self.touched]
+    }
+}
+
+/// Takes entries until the page is full.
+fn fill<'a>(
+    entries: impl Iterator<Item = (&'a str, Option<&'a Entry>)>,
+    limit: usize,
+    touched: &mut u64,
+) -> (Vec<pb::MapEntry>, String) {
+    let (mut page, mut bytes, mut last) = (Vec::new(), 0, "");
+    for (name, entry) in entries {
+        *touched += 1;
+        let Some(entry) = entry else { continue };
+        if page.len() >= limit || bytes >= PAGE_BYTES {
+            return (page, last.to_owned());
+        }
+        // One entry can have a placement of 3 MiB: it gets a page of its own.
+        let size = entry.wire.encoded_len();
+        if !page.is_empty() && bytes + size > 2 * PAGE_BYTES {
+            return (page, last.to_owned());
+        }
+        bytes += size;
+        page.push(entry.wire.clone());
+        last = name;
+    }
+    (page, String::new())
+}
+
+impl Entry {
+    fn slices(&self) -> &[u64] {
+        self.wire.placement.as_ref().map_or(&[], |placement| &placement.slices)
+    }
+
+    fn shards(&self) -> &[u32] {
+        self.wire.placement.as_ref().map_or(&[], |placement| &placement.shards)
+    }
+
+    fn placement(&self) -> pb::Placement {
+        self.wire.placement.clone().unwrap_or_default()
+    }
+
+    fn holding(&self) -> Holding {
+        let pb::Placement { group, slices, shards } = self.placement();
+        Holding { spec: TensorSpec::clone(&self.spec), group, slices, shards }
+    }
+
+    fn reserved(&self) -> Registered {
+        Registered::Reserved { reservation: self.reservation, placement: self.placement() }
+    }
+}
+
+fn same(registered: &TensorSpec, other: &TensorSpec, message: &str) -> Result<()> {
+    match spec_difference(registered, other) {
+        None => Ok(()),
+        Some((what, is, wanted)) => Err(Error::new(Kind::Precondition, format!("{message} {what}"))
+            .tensor(other.name.clone())
+            .expected(is, wanted)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,11 @@
+//! One shard's part of the cluster: its sessions and reservations, and on shard 0 the map.
+//!
+//! [`node::Node`] holds all of it together with the shard itself; every service has one.
+
+pub(crate) mod first;
+pub(crate) mod gate;
+pub(crate) mod map;
+pub(crate) mod node;
+pub(crate) mod reaper;
+pub(crate) mod reservation;
+pub(crate) mod session;

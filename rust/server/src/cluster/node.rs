@@ -1,0 +1,260 @@
+//! What all calls to one shard share.
+
+use crate::answers::Pins;
+use crate::cluster::first::First;
+use crate::cluster::gate::Gate;
+use crate::cluster::map::Map;
+use crate::cluster::reaper::MOST_ASKED;
+use crate::cluster::reservation::Reservations;
+use crate::cluster::session::Sessions;
+use crate::persistence::Files;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::portions::Portions;
+use fastps_core::shard::Shard;
+use fastps_core::tensor::SliceId;
+use fastps_durable::Event;
+use fastps_proto::v1 as pb;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// The epoch of the cluster map; it will change when shards join or leave.
+pub(crate) const EPOCH: u64 = 1;
+
+/// When to try again what another call has come before.
+const RETRY_MS: u64 = 100;
+
+/// How far a server is on its way to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    Serving,
+    /// What is under way is finished; what is new is refused.
+    Draining,
+    /// Streams and connections end.
+    Stopping,
+    /// Those that did not are cut.
+    Cutting,
+}
+
+/// One shard with everything around it.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) shard: Shard,
+    /// Drawn at the start.
+    pub(crate) server: u64,
+    pub(crate) cluster: Arc<[String]>,
+    pub(crate) first: First,
+    pub(crate) sessions: Sessions,
+    /// How long a stream looks for its next frame before it sleeps.
+    pub(crate) spin: Duration,
+    pub(crate) reservations: Reservations,
+    /// What outlives the process.
+    pub(crate) files: Files,
+    /// Where writes wait for the beginning of a cut.
+    pub(crate) gate: Arc<Gate>,
+    /// Shard 0 only.
+    pub(crate) map: Option<Mutex<Map>>,
+    /// Used on shard 0 only.
+    pub(crate) portions: Mutex<Portions>,
+    pub(crate) phase: watch::Receiver<Phase>,
+    /// Values on their way to readers.
+    pub(crate) pins: Arc<Pins>,
+    pub(crate) connections: AtomicU64,
+    pub(crate) connections_refused: AtomicU64,
+    pub(crate) handshakes_failed: AtomicU64,
+    pub(crate) floods_cut: AtomicU64,
+    pub(crate) streams_reset: AtomicU64,
+    pub(crate) values_lent: AtomicU64,
+    pub(crate) frames: AtomicU64,
+    pub(crate) frames_refused: AtomicU64,
+}
+
+impl Node {
+    pub(crate) fn index(&self) -> u32 {
+        self.shard.index()
+    }
+
+    /// The map; only shard 0 has it.
+    pub(crate) fn map(&self) -> Result<MutexGuard<'_, Map>> {
+        let map = self.map.as_ref().ok_or_else(|| self.not_first("only shard 0 has the cluster map"))?;
+        Ok(map.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The portions of samples; only shard 0 leases them.
+    pub(crate) fn portions(&self) -> Result<MutexGuard<'_, Portions>> {
+        if self.map.is_none() {
+            return Err(self.not_first("only shard 0 leases portions of samples"));
+        }
+        Ok(self.portions.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn not_first(&self, message: &str) -> Error {
+        let first = self.cluster.first().map_or("", String::as_str);
+        Error::new(Kind::Precondition, message)
+            .expected(format!("shard 0 at {first}"), format!("shard {}", self.index()))
+    }
+
+    /// Fails while the server is on its way to its end.
+    pub(crate) fn check_serving(&self) -> Result<()> {
+        if *self.phase.borrow() == Phase::Serving {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Unavailable, "the server is stopping").retry_after_ms(1000))
+    }
+
+    /// Fails unless the frame or call was made with the map of this epoch.
+    pub(crate) fn check_epoch(epoch: u64) -> Result<()> {
+        if epoch == EPOCH || fastps_core::fault::fault("epoch_accepted") {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::StaleEpoch,
+            "the frame was made for another epoch of the cluster map: get the map anew",
+        )
+        .expected(format!("epoch {EPOCH}"), format!("epoch {epoch}")))
+    }
+
+    /// Ends the stream that has waited longest for its client to read, and frees what it has pinned. False: there is
+    /// none.
+    pub(crate) fn reset_slowest_reader(&self) -> bool {
+        let reason = Error::new(
+            Kind::Capacity,
+            "the stream was reset: its values waited longest to be read, and the shard's memory is full",
+        );
+        let reset = self.pins.reset_oldest(&reason.shard(self.index()).retry_after_ms(1000));
+        if reset {
+            self.streams_reset.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(shard = self.index(), "memory is full: the stream of the slowest reader is reset");
+        }
+        reset
+    }
+
+    /// Where there are as many sessions as there may be, ends one for this client's: an idle one that owns nothing here.
+    pub(crate) fn make_room_for_session(&self, client: u64) {
+        if self.sessions.is_live(client) {
+            return;
+        }
+        let now = Instant::now();
+        let idle = self.sessions.idle(now);
+        let bare = idle.into_iter().find(|client| !self.owns(*client));
+        if let Some((client, (session, name))) = bare.and_then(|c| Some((c, self.sessions.give_way(c, now)?)))
+        {
+            tracing::info!(shard = self.index(), session, name, "an idle session gives way to a new one");
+            self.end_client(client);
+        }
+    }
+
+    /// Whether tensors of this group are known here.
+    pub(crate) fn has_group(&self, group: u32) -> bool {
+        match self.map() {
+            Ok(map) => map.has_group(group),
+            Err(_) => self.shard.has_group(group),
+        }
+    }
+
+    /// Fails unless shard 0 says that nothing is lost with these slices: those that are sealed must not be, or never become, a
+    /// registered tensor's.
+    pub(crate) fn check_dropped(
+        &self,
+        slices: &[u64],
+        told: Result<Option<pb::SettleResponse>>,
+    ) -> Result<()> {
+        let sealed = self.reservations.sealed_of(slices);
+        if sealed.len() > MOST_ASKED {
+            return Err(Error::new(Kind::Config, "one call frees slices of too many tensors")
+                .expected(format!("at most {MOST_ASKED}"), sealed.len()));
+        }
+        if sealed.is_empty() {
+            return Ok(());
+        }
+        let told = told?.unwrap_or_default();
+        if !told.committed.is_empty() {
+            let live = |slice: &&u64| self.reservations.is_of(SliceId(**slice), &told.committed);
+            let slice = slices.iter().find(live).copied().unwrap_or_default();
+            let error = Error::new(
+                Kind::Precondition,
+                "slices of a registered tensor are not freed: unregister it first",
+            );
+            let name = self.shard.slice(SliceId(slice)).ok().map(|slice| slice.spec().name.clone());
+            let error = error.expected("slices that no tensor of the map has", format!("slice {slice}"));
+            return Err(name.into_iter().fold(error, Error::tensor));
+        }
+        if sealed.iter().all(|reservation| told.ended.contains(reservation)) {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Unavailable, "a registration went on meanwhile").retry_after_ms(RETRY_MS))
+    }
+
+    /// Whether anything here belongs to the client: an identity on a slice, a place in a group, a registration.
+    fn owns(&self, client: u64) -> bool {
+        self.shard.remembers(client)
+            || self.reservations.has_open_of(client)
+            || self.map().is_ok_and(|map| map.registers(client))
+    }
+
+    /// The client's session is over.
+    fn end_client(&self, client: u64) {
+        self.shard.forget_client(client);
+        if let Ok(mut portions) = self.portions() {
+            portions.forget_client(client);
+        }
+        self.files.note(|| Event::SessionEnded(client));
+    }
+
+    /// Ends what ran out.
+    pub(crate) fn sweep(&self, period: Duration) {
+        let now = Instant::now();
+        for (client, session, name) in self.sessions.sweep(now, period) {
+            tracing::info!(shard = self.index(), session, name, "the client's lease ran out");
+            self.end_client(client);
+        }
+        if let Ok(mut map) = self.map() {
+            map.sweep(now, |group| self.shard.groups().is_joined(group));
+        }
+        for reservation in self.reservations.sweep(&self.shard, now) {
+            tracing::info!(shard = self.index(), reservation, "the reservation ran out");
+        }
+    }
+
+    /// All counters.
+    pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut counters = self.shard.counters();
+        let [sessions, sessions_expired, sessions_gave_way] = self.sessions.counts();
+        let (reservations, reservations_expired) = self.reservations.counts();
+        counters.extend([
+            ("sessions", sessions),
+            ("sessions_expired", sessions_expired),
+            ("sessions_gave_way", sessions_gave_way),
+            ("reservations", reservations),
+            ("reservations_expired", reservations_expired),
+            ("connections", self.connections.load(Ordering::Relaxed)),
+            ("connections_refused", self.connections_refused.load(Ordering::Relaxed)),
+            ("handshakes_failed", self.handshakes_failed.load(Ordering::Relaxed)),
+            ("floods_cut", self.floods_cut.load(Ordering::Relaxed)),
+            ("streams_reset", self.streams_reset.load(Ordering::Relaxed)),
+            ("values_lent", self.values_lent.load(Ordering::Relaxed)),
+            ("frames", self.frames.load(Ordering::Relaxed)),
+            ("frames_refused", self.frames_refused.load(Ordering::Relaxed)),
+        ]);
+        counters.extend(self.files.counters());
+        if let Ok(map) = self.map() {
+            let [tensors, registrations, placed, touched] = map.counts();
+            counters.extend([
+                ("tensors", tensors),
+                ("registrations", registrations),
+                ("bytes_placed", placed),
+                ("tensors_touched", touched),
+            ]);
+        }
+        if let Ok(portions) = self.portions() {
+            let (names, workers, leased) = portions.counts();
+            counters.extend([
+                ("portion_names", names),
+                ("portion_workers", workers),
+                ("portions_leased", leased),
+            ]);
+        }
+        counters
+    }
+}

@@ -1,0 +1,393 @@
+//! Which registration each slice of this shard belongs to. A reservation holds memory under a lease; until it is
+//! sealed its slices take nothing but their initial values. Once sealed it stays until shard 0 tells that it was not
+//! committed (`settle` asks).
+
+use crate::persistence::Files;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::shard::Shard;
+use fastps_core::tensor::{SliceId, TensorSpec};
+use fastps_durable::{Event, Reservation, Stage};
+use fastps_proto::v1 as pb;
+use fastps_transport::convert;
+use foldhash::fast::RandomState;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+type Slices = HashSet<SliceId, RandomState>;
+
+#[derive(Debug)]
+struct Open {
+    client: u64,
+    slices: Slices,
+    missing: Slices,
+    deadline: Instant,
+}
+
+/// All values are here; whether the tensor exists, shard 0 knows.
+#[derive(Debug)]
+struct Sealed {
+    slices: Slices,
+    /// When to ask.
+    deadline: Instant,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// The reservation of every slice that the shard holds.
+    slices: HashMap<SliceId, u64, RandomState>,
+    /// How many of them each reservation has.
+    held: HashMap<u64, usize>,
+    /// Those that are not sealed.
+    open: HashMap<u64, Open>,
+    /// How many of those each client has.
+    open_by_client: HashMap<u64, usize>,
+    /// Those that are sealed and not known to be committed.
+    sealed: HashMap<u64, Sealed>,
+    expired: u64,
+}
+
+impl Table {
+    /// Whether the slice takes anything but initial values.
+    fn check_sealed(&self, slice: SliceId) -> Result<()> {
+        match self.slices.get(&slice) {
+            Some(own) if self.open.contains_key(own) => {
+                let error = Error::new(Kind::UnknownTensor, "the tensor is still being registered");
+                Err(error.retry_after_ms(100))
+            }
+            Some(_) => Ok(()),
+            None => Err(Error::new(Kind::UnknownTensor, format!("the shard has no slice {}", slice.0))),
+        }
+    }
+}
+
+/// The second step of a registration as the client sends it.
+#[derive(Debug)]
+pub(crate) struct Reserve {
+    pub(crate) reservation: u64,
+    pub(crate) client: u64,
+    pub(crate) spec: Arc<TensorSpec>,
+    pub(crate) group: u32,
+    /// Identifier and index in the tensor.
+    pub(crate) slices: Vec<(SliceId, usize)>,
+}
+
+impl Reserve {
+    /// Fails unless shard 0 knows the registration, and these are its slices that lie on this shard.
+    pub(crate) fn check_registered(&self, registration: Option<pb::Registration>, shard: u32) -> Result<()> {
+        let entry = registration.and_then(|registration| registration.entry);
+        let entry = entry.ok_or_else(|| lost(self.reservation))?;
+        let differs = |what: &str, is: String, got: String| {
+            let error = Error::new(Kind::Precondition, format!("the registration is of {what}"));
+            Err(error.tensor(self.spec.name.clone()).expected(is, got))
+        };
+        let spec = convert::spec_from_wire(entry.spec.as_ref())?;
+        if spec.name != self.spec.name {
+            return differs("another tensor", spec.name.to_string(), self.spec.name.to_string());
+        }
+        if let Some((what, is, got)) = convert::spec_difference(&spec, &self.spec) {
+            return differs(&format!("another {what}"), is, got);
+        }
+        let placement = entry.placement.unwrap_or_default();
+        if placement.group != self.group {
+            return differs("another group", placement.group.to_string(), self.group.to_string());
+        }
+        let placed = |index: usize| Some((*placement.slices.get(index)?, *placement.shards.get(index)?));
+        let strange = |(id, index): &&(SliceId, usize)| placed(*index) != Some((id.0, shard));
+        match self.slices.iter().find(strange) {
+            Some((id, index)) => {
+                let is =
+                    placed(*index).map_or_else(String::new, |(id, at)| format!("slice {id} on shard {at}"));
+                differs("other slices", is, format!("slice {} on shard {shard} at index {index}", id.0))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn as_kept(&self) -> Reservation {
+        let slices = self.slices.iter().map(|(id, index)| (id.0, *index as u64)).collect();
+        Reservation { spec: TensorSpec::clone(&self.spec), group: self.group, slices, stage: Stage::Open }
+    }
+}
+
+/// The reservations of one shard.
+#[derive(Debug)]
+pub(crate) struct Reservations {
+    lease: Duration,
+    files: Files,
+    table: Mutex<Table>,
+}
+
+fn lost(reservation: u64) -> Error {
+    Error::new(Kind::Lease, format!("reservation {reservation} ran out or was taken over: register again"))
+}
+
+impl Reservations {
+    pub(crate) fn new(lease: Duration, files: Files) -> Self {
+        Self { lease, files, table: Mutex::default() }
+    }
+
+    /// Goes on with the slices of an earlier process, which the shard has. Whether what is sealed was committed, shard 0
+    /// is asked; what was not sealed is registered anew by its client.
+    pub(crate) fn restore(&self, shard: &Shard, all: &BTreeMap<u64, Reservation>, now: Instant) {
+        let mut table = self.table();
+        for (id, Reservation { slices, stage, .. }) in all {
+            let slices: Slices = slices.iter().map(|(id, _)| SliceId(*id)).collect();
+            if *stage == Stage::Open {
+                table.forget(shard, &slices, &self.files);
+                continue;
+            }
+            table.hold(*id, &slices);
+            if *stage == Stage::Sealed {
+                table.sealed.insert(*id, Sealed { slices, deadline: now + self.lease });
+            }
+        }
+    }
+
+    pub(crate) fn lease(&self) -> Duration {
+        self.lease
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the shard holds, or has held, slices for this reservation.
+    pub(crate) fn knows(&self, reservation: u64) -> bool {
+        self.table().held.contains_key(&reservation)
+    }
+
+    /// Whether a client has reservations here that are not sealed.
+    pub(crate) fn has_open_of(&self, client: u64) -> bool {
+        self.table().open_by_client.contains_key(&client)
+    }
+
+    /// The reservations of these slices that are sealed: what may become of them, shard 0 knows.
+    pub(crate) fn sealed_of(&self, slices: &[u64]) -> BTreeSet<u64> {
+        let table = self.table();
+        let own = slices.iter().filter_map(|slice| table.slices.get(&SliceId(*slice)));
+        own.filter(|own| !table.open.contains_key(own)).copied().collect()
+    }
+
+    /// Takes the memory. Repeats change nothing. False: the reservation is sealed already.
+    pub(crate) fn reserve(&self, shard: &Shard, wish: &Reserve, now: Instant) -> Result<bool> {
+        check(wish)?;
+        let ids: Slices = wish.slices.iter().map(|(id, _)| *id).collect();
+        let mut table = self.table();
+        if let Some(open) = table.open.get_mut(&wish.reservation) {
+            if open.slices != ids || open.client != wish.client {
+                return Err(Error::new(
+                    Kind::Precondition,
+                    "the reservation was made for other slices or another client",
+                ));
+            }
+            open.deadline = now + self.lease;
+            return Ok(true);
+        }
+        // A late repeat must not reopen what was sealed, so it is not an error either.
+        if ids.iter().all(|id| table.slices.get(id) == Some(&wish.reservation)) {
+            return Ok(false);
+        }
+        if table.held.contains_key(&wish.reservation) {
+            return Err(Error::new(Kind::Precondition, "the reservation is sealed: it takes no more slices")
+                .tensor(wish.spec.name.clone()));
+        }
+        shard.create(&wish.spec, wish.group, &wish.slices)?;
+        self.files.step(|| Event::Reserved(wish.reservation, wish.as_kept()));
+        table.hold(wish.reservation, &ids);
+        let missing = ids.clone();
+        let open = Open { client: wish.client, slices: ids, missing, deadline: now + self.lease };
+        table.open.insert(wish.reservation, open);
+        *table.open_by_client.entry(wish.client).or_default() += 1;
+        Ok(true)
+    }
+
+    /// Whether a frame for this slice is in order: initial values while it is reserved, anything else once sealed.
+    pub(crate) fn admit(&self, slice: SliceId, given: Option<u64>, client: u64, now: Instant) -> Result<()> {
+        let mut table = self.table();
+        let Some(given) = given else {
+            return table.check_sealed(slice);
+        };
+        let own = table.slices.get(&slice).copied().filter(|own| *own == given).ok_or_else(|| lost(given))?;
+        match table.open.get_mut(&own) {
+            Some(open) if open.client == client => {
+                open.deadline = now + self.lease;
+                Ok(())
+            }
+            Some(_) => Err(Error::new(Kind::Precondition, "the reservation is another client's")),
+            None => {
+                Err(Error::new(Kind::Precondition, "the reservation is sealed: initial values came too late"))
+            }
+        }
+    }
+
+    /// As [`Reservations::admit`] without a reservation, of many slices: what can be said against each.
+    pub(crate) fn admit_all(&self, slices: impl Iterator<Item = SliceId>) -> Vec<Result<()>> {
+        let table = self.table();
+        slices.map(|slice| table.check_sealed(slice)).collect()
+    }
+
+    /// The initial values of a slice were applied.
+    pub(crate) fn arrived(&self, slice: SliceId, reservation: u64) {
+        if let Some(open) = self.table().open.get_mut(&reservation) {
+            open.missing.remove(&slice);
+        }
+    }
+
+    /// Closes a reservation once all its values have arrived. Repeats change nothing.
+    pub(crate) fn seal(&self, reservation: u64, now: Instant) -> Result<()> {
+        let mut table = self.table();
+        match table.open.get(&reservation) {
+            Some(open) if open.missing.is_empty() => {
+                if let Some(Open { slices, .. }) = table.close(reservation) {
+                    self.files.step(|| Event::Sealed(reservation));
+                    table.sealed.insert(reservation, Sealed { slices, deadline: now + self.lease });
+                }
+                Ok(())
+            }
+            Some(open) => {
+                let (all, missing) = (open.slices.len(), open.missing.len());
+                Err(Error::new(Kind::Precondition, "initial values are missing")
+                    .expected(format!("{all} slices"), format!("{} slices", all - missing)))
+            }
+            None if table.held.contains_key(&reservation) => Ok(()),
+            None => Err(lost(reservation)),
+        }
+    }
+
+    /// Whether the slice is here, sealed under this reservation.
+    pub(crate) fn is_sealed(&self, slice: SliceId, reservation: u64) -> bool {
+        let table = self.table();
+        table.slices.get(&slice) == Some(&reservation) && !table.open.contains_key(&reservation)
+    }
+
+    /// Whether a slice is here for one of these reservations.
+    pub(crate) fn is_of(&self, slice: SliceId, reservations: &[u64]) -> bool {
+        self.table().slices.get(&slice).is_some_and(|own| reservations.contains(own))
+    }
+
+    /// Frees slices.
+    pub(crate) fn drop_slices(&self, shard: &Shard, slices: &[SliceId]) {
+        let mut table = self.table();
+        for slice in slices {
+            let Some(reservation) = table.slices.get(slice).copied() else { continue };
+            if let Some(open) = table.open.get_mut(&reservation) {
+                open.slices.remove(slice);
+                open.missing.remove(slice);
+                if open.slices.is_empty() {
+                    table.close(reservation);
+                }
+            } else if let Some(sealed) = table.sealed.get_mut(&reservation) {
+                sealed.slices.remove(slice);
+                if sealed.slices.is_empty() {
+                    table.sealed.remove(&reservation);
+                }
+            }
+        }
+        table.forget(shard, slices, &self.files);
+    }
+
+    /// Frees the reservations whose lease ran out.
+    pub(crate) fn sweep(&self, shard: &Shard, now: Instant) -> Vec<u64> {
+        let mut table = self.table();
+        let over = table.open.iter().filter(|(_, open)| open.deadline < now);
+        let over: Vec<_> = over.map(|(reservation, _)| *reservation).collect();
+        for reservation in &over {
+            if let Some(open) = table.close(*reservation) {
+                table.forget(shard, &open.slices, &self.files);
+                table.expired += 1;
+            }
+        }
+        over
+    }
+
+    /// Reservations that were sealed a lease ago and are not known to be committed, at most `limit`.
+    pub(crate) fn unsettled(&self, limit: usize, now: Instant) -> Vec<u64> {
+        let table = self.table();
+        let due = table.sealed.iter().filter(|(_, sealed)| sealed.deadline < now);
+        due.map(|(reservation, _)| *reservation).take(limit).collect()
+    }
+
+    /// Takes what shard 0 says of the reservations that it was asked about: frees what was not committed, keeps what
+    /// was; asks for the others again after another lease.
+    pub(crate) fn settle(&self, shard: &Shard, asked: &[u64], told: &pb::SettleResponse, now: Instant) {
+        let mut table = self.table();
+        for reservation in asked {
+            if let Some(sealed) = table.sealed.get_mut(reservation) {
+                sealed.deadline = now + self.lease;
+            }
+        }
+        for reservation in &told.committed {
+            if table.sealed.remove(reservation).is_some() {
+                self.files.step(|| Event::Committed(*reservation));
+            }
+        }
+        for reservation in &told.ended {
+            if let Some(sealed) = table.sealed.remove(reservation) {
+                table.forget(shard, &sealed.slices, &self.files);
+                table.expired += 1;
+            }
+        }
+    }
+
+    /// Open reservations, and how many ran out.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let table = self.table();
+        (table.open.len() as u64, table.expired)
+    }
+}
+
+impl Table {
+    /// Takes a reservation out that is not open any more.
+    fn close(&mut self, reservation: u64) -> Option<Open> {
+        let open = self.open.remove(&reservation)?;
+        if let Some(count) = self.open_by_client.get_mut(&open.client) {
+            *count -= 1;
+            if *count == 0 {
+                self.open_by_client.remove(&open.client);
+            }
+        }
+        Some(open)
+    }
+
+    fn hold(&mut self, reservation: u64, slices: &Slices) {
+        self.slices.extend(slices.iter().map(|id| (*id, reservation)));
+        *self.held.entry(reservation).or_default() += slices.len();
+    }
+
+    fn forget<'a>(&mut self, shard: &Shard, slices: impl IntoIterator<Item = &'a SliceId>, files: &Files) {
+        let slices: Vec<_> = slices.into_iter().copied().filter(|id| self.slices.contains_key(id)).collect();
+        if slices.is_empty() {
+            return;
+        }
+        shard.remove(&slices);
+        files.step(|| Event::Dropped(slices.iter().map(|id| id.0).collect()));
+        for reservation in slices.iter().filter_map(|id| self.slices.remove(id)) {
+            if let Entry::Occupied(mut held) = self.held.entry(reservation) {
+                *held.get_mut() -= 1;
+                if *held.get() == 0 {
+                    held.remove();
+                }
+            }
+        }
+    }
+}
+
+fn check(wish: &Reserve) -> Result<()> {
+    let name = |error: Error| Err(error.tensor(wish.spec.name.clone()));
+    if wish.reservation == 0 || wish.slices.is_empty() {
+        return name(Error::new(Kind::Config, "a reservation needs an identifier and slices"));
+    }
+    let count = wish.spec.slice_count();
+    if let Some((_, index)) = wish.slices.iter().find(|(_, index)| *index >= count) {
+        return name(
+            Error::new(Kind::Shape, "the tensor has no such slice")
+                .expected(format!("an index below {count}"), index),
+        );
+    }
+    if wish.slices.iter().map(|(id, _)| id).collect::<HashSet<_>>().len() != wish.slices.len() {
+        return name(Error::new(Kind::Config, "a slice stands twice in one reservation"));
+    }
+    Ok(())
+}

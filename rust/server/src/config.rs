@@ -1,0 +1,321 @@
+//! What a server is told: where it listens, which cluster it is part of, and its limits.
+
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::policy::Policy;
+use fastps_core::record::Sink;
+use fastps_transport::tls::TlsFiles;
+use fastps_transport::unix::PREFIX;
+use fastps_transport::unix::SocketFile;
+use fastps_transport::wire::{SPIN, Spin};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Most shards of one process.
+const MAX_SHARDS: u32 = 256;
+
+/// Settings of one server process.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Where to listen, `host:port`: one address per shard, or the first one's (the others get the next ports). Port 0
+    /// is any free port.
+    pub listen: Vec<String>,
+    /// Paths of Unix sockets, for clients that say `unix:///path`: one per shard of this process, or none.
+    pub listen_unix: Vec<PathBuf>,
+    /// Shards of this process; more than one only where `listen` has one address.
+    pub shards: u32,
+    /// The addresses of all shards, in the order of their indices; empty: this process is the whole cluster.
+    pub cluster: Vec<String>,
+    /// How others reach this process, `host` or `host:port`, where that is not the address it listens on.
+    pub advertise: Option<String>,
+    /// How long a client may be silent.
+    pub lease: Duration,
+    /// How long a registration may be silent.
+    pub reservation_lease: Duration,
+    /// Most bytes of this process, for tensors, readers and connections; `None`: 80 % of the machine's or cgroup's memory.
+    pub memory_limit: Option<u64>,
+    /// TLS, if there are files; with `ca`, clients must show a certificate.
+    pub tls: TlsFiles,
+    /// Offer this machine's clients the abstract Unix socket and shared memory although clients on the network must show a
+    /// certificate; without that demand it is offered in any case.
+    pub local: bool,
+    /// Listen off loopback although nothing is encrypted and everybody is admin.
+    pub insecure: bool,
+    /// How long a thread looks for the next frame before it sleeps, where that paid of late; zero: never.
+    pub spin: Duration,
+    /// Begins the name of each shard's Unix socket. Clients look for the default; under another name they do not find it,
+    /// so a test can put somebody between.
+    pub socket: &'static str,
+    /// When pushes are applied; `None`: at once.
+    pub policy: Option<Arc<dyn Policy>>,
+    /// Where records of changes go; `None`: nowhere, but where there is a data directory.
+    pub sink: Option<Arc<dyn Sink>>,
+    /// Where snapshots and the log lie, a folder for each shard; `None`: nothing outlives the process.
+    pub data_dir: Option<PathBuf>,
+    /// How often a snapshot is taken.
+    pub snapshot_every: Duration,
+    /// A snapshot is taken, too, when the log behind the last one is longer than so many times the state; 0: never for that.
+    pub snapshot_after: u64,
+    /// How many snapshots are kept, at least 1.
+    pub keep: usize,
+    /// Younger ones are kept besides.
+    pub keep_for: Duration,
+    /// Where each snapshot is copied to, `s3://bucket/prefix` or `file:///folder`; `None`: nowhere.
+    pub copy_to: Option<String>,
+    /// Start with what can be read, although something that was durable cannot.
+    pub accept_loss: bool,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            listen: vec!["127.0.0.1:7070".to_owned()],
+            listen_unix: Vec::new(),
+            shards: 1,
+            cluster: Vec::new(),
+            advertise: None,
+            lease: Duration::from_secs(10),
+            reservation_lease: Duration::from_secs(30),
+            memory_limit: None,
+            tls: TlsFiles::default(),
+            local: false,
+            insecure: false,
+            spin: SPIN,
+            socket: PREFIX,
+            policy: None,
+            sink: None,
+            data_dir: None,
+            snapshot_every: Duration::from_mins(5),
+            snapshot_after: 4,
+            keep: 2,
+            keep_for: Duration::ZERO,
+            copy_to: None,
+            accept_loss: false,
+        }
+    }
+}
+
+/// A shard that has its port.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    pub(crate) index: u32,
+    pub(crate) listener: TcpListener,
+    pub(crate) socket: Option<SocketFile>,
+    /// How others reach it.
+    pub(crate) address: String,
+}
+
+fn config(message: impl Into<String>) -> Error {
+    Error::new(Kind::Config, message)
+}
+
+impl ServerConfig {
+    /// Checks the settings and takes the ports. Gives the shards of this process and the addresses of the cluster.
+    pub(crate) fn bind(&self) -> Result<(Vec<Bound>, Vec<String>)> {
+        let wanted = self.addresses()?;
+        if self.lease < Duration::from_millis(10) || self.reservation_lease < Duration::from_millis(10) {
+            return Err(
+                config("a lease is too short").expected("at least 10 ms", format!("{:?}", self.lease))
+            );
+        }
+        Spin::check(self.spin)?;
+        if !self.insecure
+            && self.tls.are_none()
+            && let Some(open) = wanted.iter().find(|address| !address.ip().is_loopback())
+        {
+            return Err(config("off loopback, connections would be neither encrypted nor authenticated")
+                .expected("a loopback address, --tls-cert and --tls-key, or --insecure", open));
+        }
+        if !self.listen_unix.is_empty() && self.listen_unix.len() != wanted.len() {
+            return Err(config("one path of a Unix socket per shard of this process")
+                .expected(format!("{} paths", wanted.len()), self.listen_unix.len()));
+        }
+        let mut listeners = Vec::new();
+        for (k, address) in wanted.iter().enumerate() {
+            let failed = |error: std::io::Error| {
+                let message = if error.kind() == std::io::ErrorKind::AddrInUse {
+                    format!("cannot listen on {address}: the port is in use")
+                } else {
+                    format!("cannot listen on {address}: {error}")
+                };
+                config(message)
+            };
+            let listener = TcpListener::bind(address).map_err(failed)?;
+            listener.set_nonblocking(true).map_err(failed)?;
+            let actual = listener.local_addr().map_err(failed)?;
+            let reached = self.reached_at(k, actual)?;
+            let socket = self.listen_unix.get(k).map(|path| SocketFile::bind(path)).transpose()?;
+            listeners.push((listener, reached, socket));
+        }
+        if self.cluster.is_empty() {
+            let cluster = listeners.iter().map(|(_, address, _)| address.clone()).collect();
+            let bound = listeners.into_iter().enumerate();
+            let shard = |(index, (listener, address, socket))| Bound {
+                index: index as u32,
+                listener,
+                socket,
+                address,
+            };
+            return Ok((bound.map(shard).collect(), cluster));
+        }
+        let place = |(listener, address, socket): (TcpListener, String, Option<SocketFile>)| {
+            let index = self.cluster.iter().position(|a| *a == address).ok_or_else(|| {
+                config("this shard's address is not in the cluster: its position there is its index")
+                    .expected(format!("one of {}", self.cluster.join(",")), &address)
+            })?;
+            Ok(Bound { index: index as u32, listener, socket, address })
+        };
+        let bound: Vec<_> = listeners.into_iter().map(place).collect::<Result<_>>()?;
+        Ok((bound, self.cluster.clone()))
+    }
+
+    fn addresses(&self) -> Result<Vec<SocketAddr>> {
+        if self.shards == 0 || self.shards > MAX_SHARDS {
+            return Err(
+                config("invalid number of shards").expected(format!("1 to {MAX_SHARDS}"), self.shards)
+            );
+        }
+        if self.listen.is_empty()
+            || (self.listen.len() > 1 && self.shards > 1 && self.listen.len() != self.shards as usize)
+        {
+            return Err(config("one address to listen on per shard, or the first one's")
+                .expected(format!("1 or {} addresses", self.shards), self.listen.len()));
+        }
+        let first: Vec<_> = self.listen.iter().map(|a| resolve(a)).collect::<Result<_>>()?;
+        if first.len() > 1 || self.shards == 1 {
+            return Ok(first);
+        }
+        let next = |k: u32| {
+            let port = match first[0].port() {
+                0 => 0,
+                port => u16::try_from(u32::from(port) + k).map_err(|_| {
+                    config("the ports of the shards pass 65535").expected("a smaller first port", port)
+                })?,
+            };
+            Ok(SocketAddr::new(first[0].ip(), port))
+        };
+        (0..self.shards).map(next).collect()
+    }
+
+    /// How others reach the `k`-th shard of this process.
+    fn reached_at(&self, k: usize, actual: SocketAddr) -> Result<String> {
+        if let Some(advertise) = &self.advertise {
+            return match advertise.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>())) {
+                Some((host, Ok(port))) => Ok(format!("{host}:{}", port as usize + k)),
+                _ => Ok(format!("{advertise}:{}", actual.port())),
+            };
+        }
+        // The text that was asked for, so that a host name stays one and is found in the cluster.
+        if let Some(asked) = self.listen.get(k).filter(|a| !a.ends_with(":0"))
+            && !actual.ip().is_unspecified()
+        {
+            return Ok(asked.clone());
+        }
+        if actual.ip().is_unspecified() {
+            return Err(config(
+                "listening on all interfaces: under which address do others reach this shard?",
+            )
+            .expected("--advertise HOST", actual));
+        }
+        Ok(actual.to_string())
+    }
+
+    /// What the name of each shard's abstract Unix socket begins with; `None`: there is none. Any process of this user in the same
+    /// network namespace gets in there, so who asks for certificates must ask for it, too.
+    pub(crate) fn local_socket(&self) -> Option<&'static str> {
+        (self.local || self.tls.ca.is_none()).then_some(self.socket)
+    }
+
+    /// Bytes that each of `shards` shards may take.
+    pub(crate) fn memory_per_shard(&self, shards: usize) -> u64 {
+        self.memory_limit.unwrap_or_else(|| machine_memory() / 10 * 8) / shards.max(1) as u64
+    }
+}
+
+fn resolve(address: &str) -> Result<SocketAddr> {
+    let mut found = address.to_socket_addrs().map_err(|error| {
+        config(format!("invalid address to listen on: {error}")).expected("host:port", format!("{address:?}"))
+    })?;
+    found
+        .next()
+        .ok_or_else(|| config("the address to listen on resolves to nothing").expected("host:port", address))
+}
+
+/// The memory of the machine, or of the cgroup if that has less.
+fn machine_memory() -> u64 {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let meminfo = read("/proc/meminfo");
+    let kib =
+        meminfo.lines().find_map(|l| l.strip_prefix("MemTotal:")).and_then(|l| l.trim().strip_suffix("kB"));
+    let machine = kib.and_then(|kib| kib.trim().parse::<u64>().ok()).map_or(4 << 30, |kib| kib << 10);
+    ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]
+        .into_iter()
+        .filter_map(|path| read(path).trim().parse::<u64>().ok())
+        .fold(machine, u64::min)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(listen: &str) -> ServerConfig {
+        ServerConfig { listen: vec![listen.to_owned()], ..ServerConfig::default() }
+    }
+
+    fn refusal(config: &ServerConfig) -> Error {
+        let error = config.bind().unwrap_err();
+        assert_eq!(error.kind, Kind::Config);
+        error
+    }
+
+    #[test]
+    fn off_loopback_only_when_told() {
+        for listen in ["0.0.0.0:0", "[::]:0"] {
+            for way in ["--insecure", "--tls-cert"] {
+                assert!(refusal(&on(listen)).to_string().contains(way));
+            }
+            let insecure = ServerConfig { insecure: true, ..on(listen) };
+            assert!(refusal(&insecure).to_string().contains("--advertise"));
+        }
+        let told = ServerConfig { insecure: true, advertise: Some("host-a".into()), ..on("0.0.0.0:0") };
+        assert!(told.bind().unwrap().1[0].starts_with("host-a:"));
+    }
+
+    #[test]
+    fn several_shards_get_ports_of_their_own() {
+        let (bound, cluster) = ServerConfig { shards: 3, ..on("127.0.0.1:0") }.bind().unwrap();
+        assert_eq!(bound.iter().map(|b| b.index).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(bound.iter().map(|b| b.address.clone()).collect::<Vec<_>>(), cluster);
+        assert_eq!(cluster.iter().collect::<std::collections::HashSet<_>>().len(), 3);
+    }
+
+    #[test]
+    fn a_port_in_use_is_named() {
+        let held = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = held.local_addr().unwrap().to_string();
+        assert!(refusal(&on(&address)).to_string().contains(&address));
+    }
+
+    #[test]
+    fn the_index_is_the_position_in_the_cluster() {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let cluster = vec!["host-a:1".to_owned(), free.clone()];
+        let (bound, all) = ServerConfig { cluster: cluster.clone(), ..on(&free) }.bind().unwrap();
+        assert_eq!((bound[0].index, all), (1, cluster.clone()));
+        drop(bound);
+        let other = ServerConfig { cluster: vec!["host-a:1".to_owned()], ..on(&free) };
+        assert!(refusal(&other).to_string().contains("host-a:1"));
+    }
+
+    #[test]
+    fn bad_settings_are_refused() {
+        refusal(&ServerConfig { shards: 2, listen_unix: vec!["/tmp/one".into()], ..on("127.0.0.1:0") });
+        refusal(&ServerConfig { shards: 0, ..on("127.0.0.1:0") });
+        refusal(&ServerConfig { shards: 2, ..on("127.0.0.1:65535") });
+        refusal(&ServerConfig { spin: Duration::from_secs(2), ..on("127.0.0.1:0") });
+        refusal(&on("nonsense"));
+        refusal(&ServerConfig { listen: Vec::new(), ..ServerConfig::default() });
+        assert!(on("x").memory_per_shard(2) > 0);
+    }
+}

@@ -1,0 +1,501 @@
+//! Accepted connections, after their TLS handshake where the server has TLS, each with what belongs to a connection: who is at the other end, and how many slices it may
+//! keep pinned.
+//!
+//! A native client is known by its first SETTINGS, which every HTTP/2 client sends before anything else (see `wire`): it is served by
+//! `native`, all others by tonic. What was read to find out is read again by whoever serves.
+
+use crate::auth::peer::{PINS, Peer};
+use crate::cluster::node::{Node, Phase};
+use crate::connection::allowance::Allowance;
+use crate::connection::native;
+use crate::connection::openings::{Entrance, Openings, Place};
+use crate::connection::reject::{Farewell, linger, turn_away};
+use crate::connection::trim;
+use bytes::{Bytes, BytesMut};
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::shard::{Charge, Purpose};
+use fastps_transport::Socket;
+use fastps_transport::memory_budget::{AT_REST, Room};
+use fastps_transport::tls::{self, ServerTls};
+use fastps_transport::unix::Local;
+use fastps_transport::wire::{ASK, LOANS, Lender, MAX_FRAME, NATIVE, SHARED_BYTES};
+use std::future::poll_fn;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::time::{Sleep, sleep};
+use tonic::transport::server::Connected;
+
+/// Most connections of a shard.
+const MAX_CONNECTIONS: u64 = 1 << 14;
+/// Bytes that a client may send before they are read, on one stream and on all of a connection. A stalled stream
+/// leaves room for the others.
+pub(crate) const STREAM_WINDOW: u32 = 2 << 20;
+pub(crate) const CONNECTION_WINDOW: u32 = 2 * STREAM_WINDOW;
+/// What a connection takes to work: its window, and what HTTP/2 keeps of it and of its short calls.
+const CONNECTION_BYTES: u64 = CONNECTION_WINDOW as u64 + (256 << 10);
+/// What its stream takes at most before the first frame.
+const STREAM_BYTES: u64 = 8 << 20;
+/// How long a connection that was at rest waits for memory to work.
+const PATIENCE: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(5);
+/// How long a client may take for the handshake and to begin with HTTP/2, once its first byte has come.
+const OPENING: Duration = Duration::from_secs(10);
+/// The preface of every HTTP/2 client (RFC 9113, 3.4), before its SETTINGS.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// One connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    io: Take<Socket>,
+    /// The first bytes, to be read again.
+    opening: Bytes,
+    peer: Peer,
+    node: Arc<Node>,
+    /// It has waited for memory since then, and looks again after this pause.
+    waiting: Option<(Instant, Pin<Box<Sleep>>)>,
+    /// Memory that it shares with its peer.
+    shared: Option<Charge>,
+    /// How many control frames may come.
+    allowance: Allowance,
+    /// More came, and the connection is being ended.
+    farewell: Option<Farewell>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.node.connections.fetch_sub(1, Ordering::Relaxed);
+        trim::closed();
+    }
+}
+
+impl Connection {
+    pub(crate) fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// What lends values to the client, if it can read them where they lie.
+    pub(crate) fn lender(&self) -> Option<Arc<Lender>> {
+        self.io.get_ref().lender()
+    }
+
+    /// Reads until it is known who is at the other end.
+    async fn is_native(&mut self) -> io::Result<bool> {
+        let mut opening = BytesMut::with_capacity(128);
+        let mut asked = false;
+        let native = loop {
+            if opening == ASK {
+                if std::mem::replace(&mut asked, true) {
+                    break false;
+                }
+                opening.clear();
+                self.share().await?;
+            }
+            match is_native(&opening) {
+                Some(native) => break native,
+                None if self.io.get_mut().read_buf(&mut opening).await? == 0 => break false,
+                None => {}
+            }
+        };
+        self.opening = opening.freeze();
+        Ok(native)
+    }
+
+    /// Looks at the frames among what was read behind the first `before` bytes. Where control frames are too many, the connection
+    /// ends, and what was read is not used.
+    fn poll_count(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+        before: usize,
+    ) -> Poll<io::Result<()>> {
+        if self.allowance.received(&buf.filled()[before..]) {
+            return Poll::Ready(Ok(()));
+        }
+        buf.set_filled(before);
+        let shard = self.node.index();
+        self.node.floods_cut.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(shard, "a connection sent too many control frames and is cut");
+        let error = Error::new(
+            Kind::Capacity,
+            "too many control frames (PING, SETTINGS, WINDOW_UPDATE, ...) for so little data",
+        );
+        self.farewell = Some(Farewell::new(&error.shard(shard), self.allowance.is_between_frames()));
+        self.poll_farewell(cx)
+    }
+
+    fn poll_farewell(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(farewell) = &mut self.farewell {
+            ready!(farewell.poll(self.io.get_mut(), cx));
+        }
+        Poll::Ready(Err(io::Error::other("the connection sent too many control frames")))
+    }
+
+    /// So many of these bytes were written.
+    fn count_written(&mut self, bufs: &[io::IoSlice<'_>], mut written: usize) {
+        for buf in bufs {
+            let n = written.min(buf.len());
+            self.allowance.sent(&buf[..n]);
+            written -= n;
+        }
+    }
+
+    /// How many bytes may be read, once there is memory for them.
+    fn poll_admit(&mut self, cx: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
+        loop {
+            let error = match self.peer.room.admit(wanted) {
+                Ok(most) => {
+                    self.waiting = None;
+                    return Poll::Ready(Ok(most));
+                }
+                Err(error) => error,
+            };
+            let now = Instant::now();
+            let (since, pause) = self.waiting.get_or_insert_with(|| (now, Box::pin(sleep(PAUSE))));
+            if now.duration_since(*since) >= PATIENCE {
+                return Poll::Ready(Err(io::Error::other(error.shard(self.node.index()))));
+            }
+            ready!(pause.as_mut().poll(cx));
+            pause.as_mut().reset((now + PAUSE).into());
+        }
+    }
+
+    /// A client on this machine gets shared memory, if there is room for it beside what the connection takes to work.
+    async fn share(&mut self) -> io::Result<()> {
+        let meter = self.node.shard.meter();
+        let work = meter.take(Purpose::Connections, CONNECTION_BYTES + STREAM_BYTES);
+        // A client that is stopped may keep what is lent after a reset: then this is free for the copies of those who push.
+        let loans = if self.node.shard.exposed().is_some() { LOANS } else { 0 };
+        let lent = loans as u64 * u64::from(MAX_FRAME);
+        let shared = work.and_then(|_work| meter.take(Purpose::Connections, SHARED_BYTES + lent));
+        let (shared, room) = match shared {
+            Ok(shared) => {
+                self.peer.pins.add_permits(loans.saturating_sub(PINS));
+                (Some(shared), Ok(()))
+            }
+            Err(error) => (None, Err(error.to_string())),
+        };
+        self.shared = shared;
+        self.io.get_mut().share(room, self.node.spin, self.node.shard.exposed()).await
+    }
+}
+
+/// Whether a client that begins with these bytes is native; `None`: that cannot be told yet.
+fn is_native(opening: &[u8]) -> Option<bool> {
+    const SETTINGS: u8 = 4;
+    const MAX_HEADER_LIST_SIZE: u16 = 6;
+    if ASK.starts_with(opening) {
+        return None;
+    }
+    let preface = opening.len().min(PREFACE.len());
+    if opening[..preface] != PREFACE[..preface] {
+        return Some(false);
+    }
+    let [a, b, c, kind, _, _, _, _, _, settings @ ..] = opening.get(PREFACE.len()..)? else {
+        return None;
+    };
+    let length = u32::from_be_bytes([0, *a, *b, *c]) as usize;
+    if *kind != SETTINGS || length > 100 {
+        return Some(false);
+    }
+    let settings = settings.get(..length)?;
+    let [a, b] = MAX_HEADER_LIST_SIZE.to_be_bytes();
+    let [c, d, e, f] = NATIVE.to_be_bytes();
+    Some(settings.as_chunks::<6>().0.contains(&[a, b, c, d, e, f]))
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+/// Takes the memory of one more connection.
+fn room(node: &Node, at_rest: u64) -> Result<Arc<Room>> {
+    let room = if node.connections.load(Ordering::Relaxed) < MAX_CONNECTIONS {
+        Room::take(node.shard.meter(), at_rest, CONNECTION_BYTES)
+    } else {
+        Err(Error::new(Kind::Capacity, "the shard has too many connections")
+            .expected(format!("at most {MAX_CONNECTIONS}"), "one more")
+            .retry_after_ms(1000))
+    };
+    room.map_err(|error| error.shard(node.index()))
+}
+
+/// Accepts connections until the server stops: a failed accept (too many files, a peer that is gone) is waited out, and
+/// those for which there is no room are told so. Native ones are served here, the others go to `foreign`. Returns when
+/// the native ones have ended.
+pub(crate) async fn accept(
+    listener: TcpListener,
+    locals: Vec<Local>,
+    tls: Option<ServerTls>,
+    node: Arc<Node>,
+    foreign: mpsc::Sender<io::Result<Connection>>,
+) {
+    let (serving, mut served) = mpsc::channel::<()>(1);
+    let mut phase = node.phase.clone();
+    let door = Door { openings: Arc::default(), tls, node, foreign, serving };
+    let remote = async {
+        loop {
+            door.admit(listener.accept().await.map(|(io, from)| (io.into(), Some(from.ip())))).await;
+        }
+    };
+    // Beside it, so that these do not wait where there are too many others.
+    let local = async {
+        loop {
+            door.admit(poll_fn(|cx| poll_local(&locals, cx)).await.map(|io| (io, None))).await;
+        }
+    };
+    tokio::select! {
+        _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => {}
+        () = remote => {}
+        () = local => {}
+    }
+    drop((listener, locals, door));
+    served.recv().await;
+}
+
+/// Where connections come in.
+struct Door {
+    openings: Arc<Openings>,
+    tls: Option<ServerTls>,
+    node: Arc<Node>,
+    foreign: mpsc::Sender<io::Result<Connection>>,
+    serving: mpsc::Sender<()>,
+}
+
+impl Door {
+    /// Begins with a connection from this address, or waits out that there is none.
+    async fn admit(&self, accepted: io::Result<(Socket, Option<IpAddr>)>) {
+        let (socket, from) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(shard = self.node.index(), %error, "accepting a connection failed");
+                return tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let entrance = self.openings.enter(from).await;
+        let opening = Opening { socket, tls: self.tls.clone(), node: self.node.clone() };
+        match entrance {
+            Some(entrance) => {
+                tokio::spawn(begin(opening, entrance, self.foreign.clone(), self.serving.clone()));
+            }
+            None => opening.refuse(),
+        }
+    }
+}
+
+/// The next connection to any of the Unix sockets.
+fn poll_local(locals: &[Local], cx: &mut Context<'_>) -> Poll<io::Result<Socket>> {
+    let accepted = locals.iter().map(|local| local.poll_accept(cx)).find(Poll::is_ready);
+    accepted.map_or(Poll::Pending, |accepted| accepted.map_ok(Socket::from))
+}
+
+/// A connection of which nothing is known yet.
+struct Opening {
+    socket: Socket,
+    tls: Option<ServerTls>,
+    node: Arc<Node>,
+}
+
+impl Opening {
+    /// Closes the connection for want of a place.
+    fn refuse(self) {
+        self.node.connections_refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The connection, and whether it is native; `None`: it is not served.
+    async fn open(self, place: &Place) -> Option<(Connection, bool)> {
+        let Self { socket, tls, node } = self;
+        let io = match socket {
+            Socket::Tcp(tcp) => {
+                let first = place.first_byte(&tcp).await?;
+                match &tls {
+                    Some(tls) => secure(tcp, first, tls, &node).await?,
+                    None => tcp.into(),
+                }
+            }
+            socket => {
+                place.has_spoken();
+                socket
+            }
+        };
+        let at_rest = AT_REST + if matches!(io, Socket::Tls(_)) { tls::CONNECTION_BYTES } else { 0 };
+        let room = match room(&node, at_rest) {
+            Ok(room) => room,
+            Err(error) => {
+                node.connections_refused.fetch_add(1, Ordering::Relaxed);
+                turn_away(io, &error).await;
+                return None;
+            }
+        };
+        node.connections.fetch_add(1, Ordering::Relaxed);
+        let (io, opening, peer) = (io.take(0), Bytes::new(), Peer::new(room));
+        let allowance = Allowance::new(PREFACE.len());
+        let (waiting, shared, farewell) = (None, None, None);
+        let mut connection = Connection { io, opening, peer, node, waiting, shared, allowance, farewell };
+        // Otherwise the peer has gone.
+        let native = connection.is_native().await.ok()?;
+        Some((connection, native))
+    }
+}
+
+/// The handshake; `None`: it failed, and the client was told why.
+async fn secure(tcp: TcpStream, first: u8, tls: &ServerTls, node: &Node) -> Option<Socket> {
+    let failed = |error: &dyn std::fmt::Display| {
+        node.handshakes_failed.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(shard = node.index(), %error, "a TLS handshake failed");
+    };
+    if first != tls::HANDSHAKE {
+        let error = Error::new(Kind::Denied, "this port speaks TLS").expected("TLS (tls_ca)", "plain text");
+        failed(&error);
+        turn_away(tcp.into(), &error).await;
+        return None;
+    }
+    match tls.accept(tcp).await {
+        Ok(stream) => Some(stream.into()),
+        Err((error, mut tcp)) => {
+            failed(&error);
+            linger(&mut tcp).await;
+            None
+        }
+    }
+}
+
+/// Finds out who serves a connection, once it has a place, which it keeps until then. `serving` lives as long as it is served here.
+async fn begin(
+    opening: Opening,
+    entrance: Entrance,
+    foreign: mpsc::Sender<io::Result<Connection>>,
+    serving: mpsc::Sender<()>,
+) {
+    let node = opening.node.clone();
+    let mut phase = node.phase.clone();
+    let place = tokio::select! {
+        _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => return,
+        place = entrance.place() => place,
+    };
+    let Some(place) = place else { return opening.refuse() };
+    let opening = tokio::time::timeout(OPENING, place.watch(opening.open(&place)));
+    let opened = tokio::select! {
+        _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => return,
+        opened = opening => opened.ok().flatten(),
+        () = place.gives_way() => {
+            node.connections_refused.fetch_add(1, Ordering::Relaxed);
+            None
+        }
+    };
+    drop(place);
+    match opened {
+        Some((connection, true)) => native::serve(connection, PREFACE.len(), node).await,
+        // Nobody takes it only where the server stops.
+        Some((connection, false)) => drop(foreign.send(Ok(connection)).await),
+        // It is not served, or the peer does not begin.
+        None => {}
+    }
+    drop(serving);
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.farewell.is_some() {
+            return self.poll_farewell(cx);
+        }
+        let before = buf.filled().len();
+        if !self.opening.is_empty() {
+            let n = self.opening.len().min(buf.remaining());
+            buf.put_slice(&self.opening.split_to(n));
+            return self.poll_count(cx, buf, before);
+        }
+        let most = ready!(self.poll_admit(cx, buf.remaining()))?;
+        self.io.set_limit(most as u64);
+        if self.peer.room.waits_for_disk() {
+            self.io.get_mut().never_spin();
+        }
+        ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+        self.peer.room.passed(buf.filled().len() - before);
+        self.poll_count(cx, buf, before)
+    }
+}
+
+// `is_write_vectored` must be forwarded, or h2 copies every payload behind its header.
+impl AsyncWrite for Connection {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[io::IoSlice::new(buf)])
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.farewell {
+            None => Pin::new(self.io.get_mut()).poll_flush(cx),
+            Some(_) => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(self.io.get_mut()).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if self.farewell.is_some() {
+            // Behind the GOAWAY nothing is sent any more.
+            return Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum()));
+        }
+        let written = ready!(Pin::new(self.io.get_mut()).poll_write_vectored(cx, bufs))?;
+        self.count_written(bufs, written);
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.get_ref().is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_native_client_is_known_by_its_settings() {
+        let opening = |settings: &[(u16, u32)]| {
+            let mut bytes = PREFACE.to_vec();
+            bytes.extend([0, 0, 6 * settings.len() as u8, 4, 0, 0, 0, 0, 0]);
+            for (name, value) in settings {
+                bytes.extend(name.to_be_bytes());
+                bytes.extend(value.to_be_bytes());
+            }
+            bytes
+        };
+        for (settings, native) in [
+            (&[][..], false),
+            (&[(6, NATIVE)], true),
+            (&[(4, NATIVE)], false),
+            (&[(2, 0), (6, 16 << 20)], false),
+            (&[(2, 0), (5, 1 << 20), (6, NATIVE), (4, 9)], true),
+        ] {
+            let bytes = opening(settings);
+            for n in 0..bytes.len() {
+                assert_eq!(is_native(&bytes[..n]), None, "{n} bytes of {settings:?}");
+            }
+            assert_eq!(is_native(&bytes), Some(native), "{settings:?}");
+        }
+        assert_eq!(is_native(b"GET / HTTP/1.1"), Some(false));
+        assert_eq!(is_native(b"PRJ"), Some(false));
+    }
+}

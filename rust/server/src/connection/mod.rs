@@ -1,0 +1,9 @@
+//! Connections: accepted, told apart, and served by our own loop or by tonic.
+
+pub(crate) mod accept;
+mod allowance;
+mod native;
+mod openings;
+pub(crate) mod recovering;
+mod reject;
+pub(crate) mod trim;

@@ -1,0 +1,229 @@
+//! Connections of native clients: the data service alone, driven through `h2`. Everybody else is served by tonic.
+
+use crate::answers::{Answer, Answers, MAX_OWED, Owed, Pin, Shared};
+use crate::auth::peer::Peer;
+use crate::auth::secret;
+use crate::cluster::node::{Node, Phase};
+use crate::connection::accept::{CONNECTION_WINDOW, Connection};
+use crate::data::{Exchange, Frames};
+use fastps_core::failpoint::reach;
+use fastps_core::slice::Snapshot;
+use fastps_proto::v1 as pb;
+use fastps_transport::convert;
+use fastps_transport::wire::{
+    Arrivals, Framed, Lender, MAX_FRAME, Messages, Outbox, PATH, Piece, RESET, SERVER, Spin, Turn, UNWRITTEN,
+    keep_alive,
+};
+use futures_util::StreamExt;
+use futures_util::future::join;
+use futures_util::stream::FuturesUnordered;
+use h2::RecvStream;
+use h2::server::SendResponse;
+use http::{HeaderMap, HeaderValue, Request, Response};
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::sync::mpsc::channel;
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Status};
+
+/// How often a silent peer is asked whether it is there, and how long it may take to say so.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// Streams that a connection may have; a client uses one.
+const STREAMS: u32 = 16;
+
+/// Serves a connection until it ends.
+pub(crate) async fn serve(connection: Connection, preface: usize, node: Arc<Node>) {
+    let (peer, turn, lender) = (connection.peer().clone(), Turn::default(), connection.lender());
+    let handshake = h2::server::Builder::new()
+        .max_frame_size(MAX_FRAME)
+        // One stream has it all: four slices, and credit comes back for two at a time.
+        .initial_window_size(CONNECTION_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_concurrent_streams(STREAMS)
+        .max_header_list_size(16 << 10)
+        .max_send_buffer_size(UNWRITTEN)
+        .max_concurrent_reset_streams(RESET)
+        .handshake::<_, Piece>(Framed::new(connection, preface, turn.clone()));
+    let Ok(mut h2) = handshake.await else {
+        return;
+    };
+    let mut streams = FuturesUnordered::new();
+    let alive = keep_alive(h2.ping_pong(), KEEP_ALIVE);
+    let (mut phase, mut stopping) = (node.phase.clone(), false);
+    tokio::pin!(alive);
+    loop {
+        tokio::select! {
+            biased;
+            event = poll_fn(|cx| poll(&mut h2, &mut streams, &turn, cx)) => match event {
+                Event::Request(request) => {
+                    streams.push(exchange(*request, node.clone(), peer.clone(), turn.clone(), lender.clone()));
+                }
+                Event::Ended(Ended::Quietly) => {}
+                // What the stream has not written can only go with its connection.
+                Event::Ended(Ended::Reset) => break,
+                Event::Closed(error) => {
+                    if let Some(error) = error {
+                        tracing::debug!(shard = node.index(), %error, "a connection broke");
+                    }
+                    break;
+                }
+            },
+            _ = phase.wait_for(|phase| *phase >= Phase::Stopping), if !stopping => {
+                stopping = true;
+                h2.graceful_shutdown();
+            }
+            () = &mut alive => break,
+        }
+    }
+    // What came is used, though nobody hears of it.
+    drop(h2);
+    while streams.next().await.is_some() {}
+}
+
+/// What ends a connection's wait.
+enum Event {
+    Request(Box<(Request<RecvStream>, SendResponse<Piece>)>),
+    Ended(Ended),
+    Closed(Option<h2::Error>),
+}
+
+/// How a stream ended.
+enum Ended {
+    Quietly,
+    Reset,
+}
+
+/// One turn: what came is used, and what is answered to it written, before the others have theirs.
+fn poll(
+    h2: &mut h2::server::Connection<Framed<Connection>, Piece>,
+    streams: &mut FuturesUnordered<impl Future<Output = Ended>>,
+    turn: &Turn,
+    cx: &mut Context<'_>,
+) -> Poll<Event> {
+    let event = |accepted| match accepted {
+        Some(Ok(request)) => Event::Request(Box::new(request)),
+        Some(Err(error)) => Event::Closed(Some(error)),
+        None => Event::Closed(None),
+    };
+    if let Poll::Ready(accepted) = h2.poll_accept(cx) {
+        return Poll::Ready(event(accepted));
+    }
+    if let Poll::Ready(Some(ended)) = streams.poll_next_unpin(cx) {
+        return Poll::Ready(Event::Ended(ended));
+    }
+    turn.write(|| h2.poll_accept(cx)).unwrap_or(Poll::Pending).map(event)
+}
+
+/// One stream: frames in, answers out.
+async fn exchange(
+    (request, mut respond): (Request<RecvStream>, SendResponse<Piece>),
+    node: Arc<Node>,
+    peer: Peer,
+    turn: Turn,
+    lender: Option<Arc<Lender>>,
+) -> Ended {
+    let path = request.uri().path();
+    let meter = node.shard.meter();
+    let shared = if path == PATH {
+        let shared = Shared::new(meter, &peer.room, true);
+        let both = shared.and_then(|shared| Ok((shared, Arrivals::new(&peer.room)?)));
+        both.map_err(|error| convert::status(&error.shard(node.index())))
+    } else {
+        Err(Status::unimplemented(format!("a native connection serves {PATH} alone, not {path}")))
+    };
+    let (shared, arrivals) = match shared {
+        Ok(both) => both,
+        Err(status) => {
+            // A peer that is gone need not know.
+            let _ = respond.send_response(status.into_http(), true);
+            return Ended::Quietly;
+        }
+    };
+    let mut response = Response::new(());
+    let headers = response.headers_mut();
+    headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert(SERVER, HeaderValue::from(node.server));
+    let Ok(stream) = respond.send_response(response, false) else {
+        return Ended::Quietly;
+    };
+    let shown = secret::of_headers(&MetadataMap::from_headers(request.headers().clone()));
+    let (answers, queue) = channel(MAX_OWED);
+    let messages = Messages::new(request.into_body(), Some(arrivals));
+    // A log is written while the shard sleeps, also between the parts of something large.
+    let pace = if node.files.journal().is_some() { Turn::default() } else { turn.clone() };
+    let frames = Frames::Native(messages, Spin::new(node.spin), pace);
+    let stream_of = Exchange { node: node.clone(), peer, shown, shared: shared.clone() };
+    let reading = stream_of.serve(frames, answers);
+    let writing = write(Answers { queue, shared: shared.clone() }, Outbox::new(stream, turn), &node, lender);
+    tokio::select! {
+        biased;
+        () = shared.was_reset() => Ended::Reset,
+        _ = join(reading, writing) => Ended::Quietly,
+    }
+}
+
+/// Sends answers as they come, then how the stream ended. Fails when the peer has gone.
+async fn write(
+    mut answers: Answers,
+    mut outbox: Outbox,
+    node: &Node,
+    lender: Option<Arc<Lender>>,
+) -> Result<(), h2::Error> {
+    loop {
+        let next = outbox.next(|cx| answers.queue.poll_recv(cx)).await?;
+        let Some(Answer { what, busy }) = next else {
+            return outbox.finish(trailers(&Status::new(Code::Ok, "")));
+        };
+        match what {
+            Ok(Owed::Frame(frame)) => {
+                outbox.send(*frame, Some(busy))?;
+                reach("after_ack");
+            }
+            Ok(Owed::Rows { header, pin, charge }) => {
+                let Some(snapshot) = pin.lend() else {
+                    return Ok(());
+                };
+                let payload = convert::keeping(snapshot, (pin, charge));
+                outbox.send(pb::Frame { header: Some(*header), payload }, Some(busy))?;
+            }
+            Ok(Owed::Values { tag, applied, pin }) => {
+                // Taken back: the stream is being reset.
+                let Some(snapshot) = pin.lend() else {
+                    return Ok(());
+                };
+                let frame = match lend(lender.as_deref(), snapshot, pin) {
+                    Ok((snapshot, lent)) => {
+                        node.values_lent.fetch_add(1, Ordering::Relaxed);
+                        convert::lent(tag, applied.as_ref(), &snapshot, lent)
+                    }
+                    Err((snapshot, pin)) => convert::snapshot(tag, applied.as_ref(), snapshot, pin),
+                };
+                outbox.send(frame, Some(busy))?;
+            }
+            Err(status) => return outbox.finish(trailers(&status)),
+        }
+    }
+}
+
+/// Lends values, where the client can read them where they lie.
+fn lend(
+    lender: Option<&Lender>,
+    snapshot: Snapshot,
+    pin: Pin,
+) -> Result<(Snapshot, pb::Lent), (Snapshot, Pin)> {
+    match lender {
+        Some(lender) => lender.lend(snapshot.clone(), pin).map(|lent| (snapshot, lent)),
+        None => Err((snapshot, pin)),
+    }
+}
+
+fn trailers(status: &Status) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    if status.add_header(&mut trailers).is_err() {
+        trailers.insert(Status::GRPC_STATUS, HeaderValue::from(Code::Internal as i32));
+    }
+    trailers
+}

@@ -1,0 +1,228 @@
+//! While shards are recovered: whoever comes hears how far that is. Health checks say that nothing is served, every other
+//! call is refused with a time after which to try again. Serving begins on the same listeners, when this has ended.
+
+use crate::config::Bound;
+use crate::connection::openings::{Entrance, Openings};
+use crate::control::ControlService;
+use crate::data::DataService;
+use crate::persistence::Files;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_proto::v1::control_server::ControlServer;
+use fastps_proto::v1::data_server::DataServer;
+use fastps_transport::Socket;
+use fastps_transport::convert;
+use fastps_transport::tls::ServerTls;
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::io;
+use std::marker::PhantomData;
+use std::net::TcpListener;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
+use tonic::server::NamedService;
+use tonic::transport::server::Connected;
+
+/// When to ask again.
+const RETRY_MS: u64 = 500;
+/// Connections of a shard at a time; the others are closed, and come again.
+const VISITORS: usize = 512;
+/// How long a TLS handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// A shard that is not served yet.
+struct Visited {
+    index: u32,
+    listener: TcpListener,
+    files: Files,
+}
+
+/// Answers for shards that are not served yet, as long as it lives.
+pub(crate) struct WaitingRoom {
+    close: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl WaitingRoom {
+    /// `None`: there is nothing to recover.
+    pub(crate) fn open(bound: &[Bound], files: &[Files], tls: Option<&ServerTls>) -> Result<Option<Self>> {
+        if files.iter().all(|files| files.journal().is_none()) {
+            return Ok(None);
+        }
+        let failed =
+            |error: io::Error| Error::new(Kind::Internal, format!("cannot answer while recovering: {error}"));
+        let visited = |(shard, files): (&Bound, &Files)| {
+            let listener = shard.listener.try_clone().map_err(failed)?;
+            Ok(Visited { index: shard.index, listener, files: files.clone() })
+        };
+        let shards = bound.iter().zip(files).map(visited).collect::<Result<Vec<_>>>()?;
+        let tls = tls.cloned();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let (close, closed) = oneshot::channel();
+        let work = move || {
+            runtime.block_on(async {
+                for shard in shards {
+                    tokio::spawn(answer(shard, tls.clone()));
+                }
+                let _ = closed.await;
+            });
+            // Ends the connections, too.
+            runtime.shutdown_background();
+        };
+        let thread = std::thread::Builder::new().name("fastps-recovering".to_owned());
+        Ok(Some(Self { close: Some(close), thread: Some(thread.spawn(work).map_err(failed)?) }))
+    }
+}
+
+impl Drop for WaitingRoom {
+    fn drop(&mut self) {
+        drop(self.close.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn answer(shard: Visited, tls: Option<ServerTls>) {
+    let Visited { index, listener, files } = shard;
+    let (visitors, incoming) = mpsc::channel(1);
+    let (reporter, health) = tonic_health::server::health_reporter();
+    reporter.set_service_status("", tonic_health::ServingStatus::NotServing).await;
+    reporter.set_not_serving::<ControlServer<ControlService>>().await;
+    reporter.set_not_serving::<DataServer<DataService>>().await;
+    let refusing = tonic::transport::Server::builder()
+        .add_service(health)
+        .add_service(Refusing::<ControlServer<ControlService>>::new(index, files.clone()))
+        .add_service(Refusing::<DataServer<DataService>>::new(index, files))
+        .serve_with_incoming(ReceiverStream::new(incoming));
+    let accepting = async {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let (openings, room) = (Arc::new(Openings::default()), Arc::new(Semaphore::new(VISITORS)));
+        loop {
+            match listener.accept().await {
+                Ok((tcp, from)) => {
+                    if let Some(entrance) = openings.enter(Some(from.ip())).await {
+                        tokio::spawn(admit(tcp, entrance, room.clone(), tls.clone(), visitors.clone()));
+                    }
+                }
+                // Too many files, or a peer that is gone: waited out.
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    };
+    let result: io::Result<()> = tokio::select! {
+        result = accepting => result,
+        result = refusing => result.map_err(io::Error::other),
+    };
+    if let Err(error) = result {
+        tracing::warn!(shard = index, %error, "nobody is told that the shard is recovering");
+    }
+}
+
+/// A connection becomes a visitor, or gives way to another one before.
+async fn admit(
+    tcp: TcpStream,
+    entrance: Entrance,
+    room: Arc<Semaphore>,
+    tls: Option<ServerTls>,
+    visitors: mpsc::Sender<io::Result<Visitor>>,
+) {
+    let Some(place) = entrance.place().await else { return };
+    let opening = place.watch(async {
+        place.first_byte(&tcp).await?;
+        match tls {
+            None => Some(Socket::from(tcp)),
+            Some(tls) => tokio::time::timeout(HANDSHAKE, tls.accept(tcp)).await.ok()?.ok().map(Socket::from),
+        }
+    });
+    let io = tokio::select! {
+        io = opening => io,
+        () = place.gives_way() => None,
+    };
+    if let (Some(io), Ok(room)) = (io, room.try_acquire_owned()) {
+        let _ = visitors.send(Ok(Visitor { io, _room: room })).await;
+    }
+}
+
+/// Refuses all calls of a service.
+struct Refusing<S> {
+    shard: u32,
+    files: Files,
+    service: PhantomData<fn() -> S>,
+}
+
+impl<S> Refusing<S> {
+    fn new(shard: u32, files: Files) -> Self {
+        Self { shard, files, service: PhantomData }
+    }
+}
+
+impl<S> Clone for Refusing<S> {
+    fn clone(&self) -> Self {
+        Self::new(self.shard, self.files.clone())
+    }
+}
+
+impl<S: NamedService> NamedService for Refusing<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S> Service<http::Request<Body>> for Refusing<S> {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: http::Request<Body>) -> Self::Future {
+        let message = format!("the server is recovering: {}", self.files.progress());
+        let error = Error::new(Kind::Unavailable, message).shard(self.shard).retry_after_ms(RETRY_MS);
+        ready(Ok(convert::status(&error).into_http()))
+    }
+}
+
+/// A connection.
+struct Visitor {
+    io: Socket,
+    _room: OwnedSemaphorePermit,
+}
+
+impl Connected for Visitor {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
+
+impl AsyncRead for Visitor {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Visitor {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,109 @@
+//! Connections that are not served, because there is no memory or because they speak the wrong language, or no longer, because
+//! they send too many control frames: told why by a GOAWAY. Those that are turned away hear it in the first bytes, before anything
+//! is kept for them.
+
+use fastps_core::error::{Error, Kind};
+use fastps_transport::Socket;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::time::{Sleep, sleep};
+
+/// How long the peer may take to read why.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// HTTP/2's codes (RFC 9113, 7).
+const ENHANCE_YOUR_CALM: u32 = 0xb;
+const INADEQUATE_SECURITY: u32 = 0xc;
+
+/// Says in HTTP/2 why the connection cannot be served, and closes it.
+pub(crate) async fn turn_away(mut io: Socket, error: &Error) {
+    let reason = match error.kind {
+        Kind::Capacity => ENHANCE_YOUR_CALM,
+        _ => INADEQUATE_SECURITY,
+    };
+    // Empty SETTINGS, with which every server must begin. No stream was accepted.
+    let mut farewell = vec![0, 0, 0, 4, 0, 0, 0, 0, 0];
+    farewell.extend(goaway(0, reason, &error.to_string()));
+    let work = async {
+        // A peer that is gone or does not listen need not know.
+        let _ = io.write_all(&farewell).await;
+        linger(&mut io).await;
+    };
+    let _ = tokio::time::timeout(LINGER, work).await;
+}
+
+/// Ends a connection so that the peer reads what it was told: closing a socket that has unread bytes would reset the connection.
+pub(crate) async fn linger(io: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
+    let work = async {
+        io.shutdown().await?;
+        let mut unread = [0; 1024];
+        while io.read(&mut unread).await? > 0 {}
+        std::io::Result::Ok(())
+    };
+    let _ = tokio::time::timeout(LINGER, work).await;
+}
+
+/// The same for a connection that was served until now, by whoever polls it.
+#[derive(Debug)]
+pub(crate) struct Farewell {
+    goaway: Vec<u8>,
+    written: usize,
+    is_shut: bool,
+    late: Pin<Box<Sleep>>,
+}
+
+impl Farewell {
+    /// With a GOAWAY, if what was sent so far ends with a frame.
+    pub(crate) fn new(error: &Error, is_between_frames: bool) -> Self {
+        // Any stream may have been answered.
+        let last = i32::MAX as u32;
+        let goaway =
+            if is_between_frames { goaway(last, ENHANCE_YOUR_CALM, &error.to_string()) } else { Vec::new() };
+        Self { goaway, written: 0, is_shut: false, late: Box::pin(sleep(LINGER)) }
+    }
+
+    /// Ready when the peer has ended the connection, or took too long for it.
+    pub(crate) fn poll(&mut self, io: &mut Socket, cx: &mut Context<'_>) -> Poll<()> {
+        if self.late.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        // A peer that is gone need not know.
+        self.poll_end(io, cx).map(drop)
+    }
+
+    fn poll_end(&mut self, io: &mut Socket, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        let mut io = Pin::new(io);
+        while self.written < self.goaway.len() {
+            match ready!(io.as_mut().poll_write(cx, &self.goaway[self.written..]))? {
+                0 => return Poll::Ready(Ok(())),
+                written => self.written += written,
+            }
+        }
+        if !self.is_shut {
+            ready!(io.as_mut().poll_shutdown(cx))?;
+            self.is_shut = true;
+        }
+        loop {
+            let mut unread = [0; 1024];
+            let mut buffer = ReadBuf::new(&mut unread);
+            ready!(io.as_mut().poll_read(cx, &mut buffer))?;
+            if buffer.filled().is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+}
+
+/// A GOAWAY with the reason as debug data (RFC 9113, 6.8).
+fn goaway(last_stream: u32, code: u32, reason: &str) -> Vec<u8> {
+    const GOAWAY: u8 = 7;
+    let reason = &reason.as_bytes()[..reason.floor_char_boundary(512)];
+    let mut bytes = (8 + reason.len() as u32).to_be_bytes()[1..].to_vec();
+    bytes.extend([GOAWAY, 0, 0, 0, 0, 0]);
+    bytes.extend(last_stream.to_be_bytes());
+    bytes.extend(code.to_be_bytes());
+    bytes.extend(reason);
+    bytes
+}

@@ -1,0 +1,471 @@
+//! The control service: sessions, the map, and the steps of a registration.
+
+pub(crate) mod deadline;
+mod portions;
+
+use crate::auth::peer::Peer;
+use crate::auth::secret;
+use crate::backup::checkpoint::{self, Checkpoints};
+use crate::cluster::map::Registered;
+use crate::cluster::node::{EPOCH, Node};
+use crate::cluster::reaper::MOST_ASKED;
+use crate::cluster::reservation::Reserve;
+use crate::cluster::session::Greeting;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::mode::{Clocks, Joined};
+use fastps_core::tensor::{MAX_NAME, SliceId};
+use fastps_durable::{Cut, Event, Member};
+use fastps_proto::v1 as pb;
+use fastps_proto::v1::control_server::Control;
+use fastps_proto::{MAX_MESSAGE_BYTES, PROTOCOL_MINOR};
+use fastps_transport::convert;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+use tonic::{Request, Response, Status};
+
+/// Sessions that one answer to Stats lists.
+const MAX_LISTED: usize = 8192;
+
+/// How long one call may wait for other workers.
+const LONGEST_WAIT: Duration = Duration::from_secs(20);
+
+/// The control service of one shard.
+#[derive(Clone, Debug)]
+pub(crate) struct ControlService {
+    pub(crate) node: Arc<Node>,
+    /// Snapshots that were asked for.
+    pub(crate) checkpoints: Arc<Checkpoints>,
+}
+
+/// The minor version that both speak.
+fn common_minor(theirs: u32) -> u32 {
+    theirs.min(PROTOCOL_MINOR)
+}
+
+/// What a call needs.
+enum Access {
+    /// Works while the server drains, too.
+    Look,
+    /// Changes something.
+    Change,
+    /// Changes something that is durable before it is answered, where anything can be.
+    Lasting,
+    /// A step of a registration: refused where it cannot be made durable, since other shards rely on it.
+    Step,
+}
+
+/// Which client a request speaks for; 0: no particular one.
+trait SpeaksFor {
+    /// It brings the client's secret itself.
+    const IS_HELLO: bool = false;
+
+    fn client(&self) -> u64 {
+        0
+    }
+}
+
+macro_rules! speak_for_their_client {
+    ($($request:ident)*) => {
+        $(impl SpeaksFor for pb::$request {
+            fn client(&self) -> u64 {
+                self.client
+            }
+        })*
+    };
+}
+
+speak_for_their_client! {
+    RegisterRequest ReserveRequest CommitRequest JoinRequest LeaveRequest AdvanceRequest PortionRequest
+}
+impl SpeaksFor for pb::HelloRequest {
+    const IS_HELLO: bool = true;
+
+    fn client(&self) -> u64 {
+        self.client
+    }
+}
+impl SpeaksFor for pb::GetMapRequest {}
+impl SpeaksFor for pb::SealRequest {}
+impl SpeaksFor for pb::SettleRequest {}
+impl SpeaksFor for pb::UnregisterRequest {}
+impl SpeaksFor for pb::DropRequest {}
+impl SpeaksFor for pb::StatsRequest {}
+impl SpeaksFor for pb::CheckpointRequest {}
+impl SpeaksFor for pb::HoldRequest {}
+
+impl ControlService {
+    /// Checks the principal, and the secret of the session that it speaks for, makes the call, and names the shard in what went wrong.
+    async fn call<Q: SpeaksFor, A>(
+        &self,
+        request: Request<Q>,
+        role: pb::Role,
+        access: Access,
+        handle: impl FnOnce(&Node, &Peer, Q) -> Result<A>,
+    ) -> Result<Response<A>, Status> {
+        let peer = Peer::of(&request)?;
+        let shown = secret::of_headers(request.metadata());
+        let message = request.into_inner();
+        let own = || match message.client() {
+            _ if Q::IS_HELLO => Ok(()),
+            client => self.node.sessions.check(client, shown.as_ref()),
+        };
+        let allowed = peer.principal.authorize(role, message.client()).and_then(|()| own());
+        let allowed = allowed.and_then(|()| match access {
+            Access::Look => Ok(()),
+            Access::Change | Access::Lasting => self.node.check_serving(),
+            Access::Step => self.node.check_serving().and_then(|()| self.node.files.check_steps()),
+        });
+        let before = self.node.files.position();
+        let mut answer = allowed.and_then(|()| handle(&self.node, &peer, message));
+        match access {
+            Access::Lasting if self.node.files.position() != before => {
+                let _ = self.node.files.durable_to(self.node.files.position()).await;
+            }
+            // A repeat, too, waits for the first.
+            Access::Step if answer.is_ok() => {
+                let durable = self.node.files.durable_to(self.node.files.steps()).await;
+                answer = durable.and(answer);
+            }
+            Access::Look | Access::Change | Access::Lasting | Access::Step => {}
+        }
+        answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
+    }
+
+    /// Asks shard 0 what must be known before a call is made, if the caller may make it.
+    async fn ask_first<Q: SpeaksFor>(
+        &self,
+        request: &Request<Q>,
+        question: Option<pb::SettleRequest>,
+    ) -> Result<Option<pb::SettleResponse>> {
+        let Some(question) = question else { return Ok(None) };
+        let peer = Peer::of(request).map_err(|status| convert::error_from_status(&status))?;
+        let client = request.get_ref().client();
+        peer.principal.authorize(pb::Role::Worker, client)?;
+        self.node.check_serving()?;
+        if client != 0 {
+            let shown = secret::of_headers(request.metadata());
+            self.node.sessions.admit(client, shown.as_ref(), Instant::now())?;
+        }
+        self.node.ask_first_for(question).await.map(Some)
+    }
+
+    /// An answer that tells of tensors, which lie before this position of the log: none that a restart would not know.
+    async fn told<A>(&self, answer: Response<(A, u64)>) -> Result<Response<A>, Status> {
+        let (answer, position) = answer.into_inner();
+        let durable = self.node.files.durable_to(position).await;
+        let failed = |error: Error| convert::status(&error.shard(self.node.index()));
+        durable.map(|()| Response::new(answer)).map_err(failed)
+    }
+}
+
+#[tonic::async_trait]
+impl Control for ControlService {
+    async fn hello(&self, request: Request<pb::HelloRequest>) -> Result<Response<pb::HelloResponse>, Status> {
+        // Whose pushes wait for the disk must be known again after a restart.
+        let logged = convert::wants_log(request.get_ref().ack);
+        let access = if matches!(logged, Ok(true)) { Access::Lasting } else { Access::Change };
+        self.call(request, pb::Role::Reader, access, |node, peer, m| {
+            let logged = logged?;
+            if logged && node.files.journal().is_none() {
+                node.files.check()?;
+            }
+            let secret = secret::of_hello(&m.secret)?;
+            if !m.renew && !node.sessions.is_live(m.client) {
+                peer.check_hello()?;
+                node.make_room_for_session(m.client);
+            }
+            let greeting = Greeting { client: m.client, secret, name: &m.name, renew: m.renew, logged };
+            let session = node.sessions.hello(&greeting, Instant::now())?;
+            if session.changed {
+                node.files.note(|| Event::SessionOpened(m.client, secret));
+            }
+            Ok(pb::HelloResponse {
+                protocol_minor: common_minor(m.protocol_minor),
+                capabilities: node.files.journal().map(|_| convert::CAN_LOG.to_owned()).into_iter().collect(),
+                server: node.server,
+                shard: node.index(),
+                cluster: node.cluster.to_vec(),
+                lease_ms: node.sessions.lease().as_millis() as u32,
+                epoch: EPOCH,
+                role: peer.principal.role.into(),
+                max_message_bytes: MAX_MESSAGE_BYTES as u32,
+                session: session.number,
+            })
+        })
+        .await
+    }
+
+    async fn get_map(
+        &self,
+        request: Request<pb::GetMapRequest>,
+    ) -> Result<Response<pb::GetMapResponse>, Status> {
+        let page = self.call(request, pb::Role::Reader, Access::Look, |node, _, m| {
+            let mut map = node.map()?;
+            let (entries, next) = map.page(&m.names, &m.after, m.page_size as usize);
+            Ok((pb::GetMapResponse { epoch: EPOCH, entries, next }, map.noted()))
+        });
+        self.told(page.await?).await
+    }
+
+    async fn register(
+        &self,
+        request: Request<pb::RegisterRequest>,
+    ) -> Result<Response<pb::RegisterResponse>, Status> {
+        let registered = self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+            let mut map = node.map()?;
+            let spec = convert::spec_from_wire(m.spec.as_ref())?;
+            let now = Instant::now();
+            node.sessions.touch(m.client, now)?;
+            let empty = pb::RegisterResponse::default();
+            let registered = match map.register(&spec, m.client, now)? {
+                Registered::Exists(placement) => {
+                    pb::RegisterResponse { exists: true, placement: Some(placement), ..empty }
+                }
+                Registered::UnderWay { retry_after_ms } => {
+                    pb::RegisterResponse { under_way: true, retry_after_ms, ..empty }
+                }
+                Registered::Reserved { reservation, placement } => {
+                    pb::RegisterResponse { reservation, placement: Some(placement), ..empty }
+                }
+            };
+            Ok((registered, map.noted()))
+        });
+        self.told(registered.await?).await
+    }
+
+    async fn reserve(
+        &self,
+        request: Request<pb::ReserveRequest>,
+    ) -> Result<Response<pb::ReserveResponse>, Status> {
+        let m = request.get_ref();
+        let is_new = !self.node.reservations.knows(m.reservation);
+        let describe = is_new.then(|| pb::SettleRequest { describe: m.reservation, ..Default::default() });
+        let told = self.ask_first(&request, describe).await;
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
+            let spec = Arc::new(convert::spec_from_wire(m.spec.as_ref())?);
+            if m.slices.len() != m.indices.len() {
+                return Err(Error::new(Kind::Config, "a reservation needs one index per slice")
+                    .tensor(spec.name.clone())
+                    .expected(m.slices.len(), m.indices.len()));
+            }
+            let now = Instant::now();
+            node.sessions.touch(m.client, now)?;
+            let pairs = m.slices.iter().zip(&m.indices);
+            let wish = Reserve {
+                reservation: m.reservation,
+                client: m.client,
+                spec,
+                group: m.group,
+                slices: pairs.map(|(id, index)| (SliceId(*id), *index as usize)).collect(),
+            };
+            if !node.reservations.knows(m.reservation) {
+                let registration = told?.and_then(|told| told.registration);
+                wish.check_registered(registration, node.index())?;
+            }
+            let open = node.reservations.reserve(&node.shard, &wish, now)?;
+            let lease_ms = if open { node.reservations.lease().as_millis() as u32 } else { 0 };
+            Ok(pb::ReserveResponse { lease_ms })
+        })
+        .await
+    }
+
+    async fn seal(&self, request: Request<pb::SealRequest>) -> Result<Response<pb::SealResponse>, Status> {
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
+            node.reservations.seal(m.reservation, Instant::now())?;
+            Ok(pb::SealResponse {})
+        })
+        .await
+    }
+
+    async fn commit(
+        &self,
+        request: Request<pb::CommitRequest>,
+    ) -> Result<Response<pb::CommitResponse>, Status> {
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
+            let mut map = node.map()?;
+            node.sessions.touch(m.client, Instant::now())?;
+            let own = map.pending_on(m.reservation, node.index());
+            if own.iter().any(|slice| !node.reservations.is_sealed(*slice, m.reservation)) {
+                return Err(Error::new(Kind::Precondition, "the reservation is not sealed"));
+            }
+            map.commit(m.reservation, m.client)?;
+            Ok(pb::CommitResponse {})
+        })
+        .await
+    }
+
+    async fn settle(
+        &self,
+        request: Request<pb::SettleRequest>,
+    ) -> Result<Response<pb::SettleResponse>, Status> {
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| node.answer_settle(&m)).await
+    }
+
+    async fn unregister(
+        &self,
+        request: Request<pb::UnregisterRequest>,
+    ) -> Result<Response<pb::UnregisterResponse>, Status> {
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
+            let placement = node.map()?.unregister(&m.name, Instant::now())?;
+            Ok(pb::UnregisterResponse { placement: Some(placement) })
+        })
+        .await
+    }
+
+    async fn drop(&self, request: Request<pb::DropRequest>) -> Result<Response<pb::DropResponse>, Status> {
+        let sealed = self.node.reservations.sealed_of(&request.get_ref().slices);
+        let question = (!sealed.is_empty() && sealed.len() <= MOST_ASKED).then(|| pb::SettleRequest {
+            reservations: sealed.iter().copied().collect(),
+            abandon: true,
+            ..Default::default()
+        });
+        let told = self.ask_first(&request, question).await;
+        // Nobody relies on it, and it gives memory back: it needs no whole log.
+        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
+            node.check_dropped(&m.slices, told)?;
+            if let Ok(mut map) = node.map() {
+                map.abandon(&m.slices);
+            }
+            let slices: Vec<_> = m.slices.into_iter().map(SliceId).collect();
+            node.reservations.drop_slices(&node.shard, &slices);
+            Ok(pb::DropResponse {})
+        })
+        .await
+    }
+
+    async fn join(&self, request: Request<pb::JoinRequest>) -> Result<Response<pb::JoinResponse>, Status> {
+        let &pb::JoinRequest { client, group, .. } = request.get_ref();
+        let node = &self.node;
+        let is_new = !node.has_group(group) && !node.shard.groups().has_place(group, client);
+        // Others than shard 0 may have no slices of it yet.
+        let question = (is_new && node.map.is_none())
+            .then(|| pb::SettleRequest { groups: vec![group], ..Default::default() });
+        let told = self.ask_first(&request, question).await;
+        self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+            let seat = convert::seat_from_wire(m.mode, m.rank, m.name)?;
+            node.sessions.touch(m.client, Instant::now())?;
+            if !node.has_group(m.group) && !node.shard.groups().has_place(m.group, m.client) {
+                let told = told?.is_some_and(|told| told.groups.contains(&m.group));
+                told.then_some(()).ok_or_else(|| no_group(m.group))?;
+            }
+            let joined = node.shard.groups().join(m.group, m.client, seat.clone(), node.shard.meter())?;
+            let Joined { clock, present, workers } = joined;
+            let member = Member { client: m.client, group: m.group, seat };
+            node.files.note(|| Event::Joined(member, node.shard.groups().is_complete(m.group)));
+            Ok(pb::JoinResponse { clock, workers, present })
+        })
+        .await
+    }
+
+    async fn leave(&self, request: Request<pb::LeaveRequest>) -> Result<Response<pb::LeaveResponse>, Status> {
+        self.call(request, pb::Role::Worker, Access::Look, |node, _, m| {
+            if node.shard.leave(m.group, m.client, m.warm) {
+                node.files.note(|| Event::Left { client: m.client, group: m.group, warm: m.warm });
+            }
+            Ok(pb::LeaveResponse {})
+        })
+        .await
+    }
+
+    async fn advance(
+        &self,
+        request: Request<pb::AdvanceRequest>,
+    ) -> Result<Response<pb::AdvanceResponse>, Status> {
+        let &pb::AdvanceRequest { client, group, warm, wait_ms, .. } = request.get_ref();
+        let told = self.call(request, pb::Role::Worker, Access::Change, |node, _, m| {
+            node.sessions.touch(m.client, Instant::now())?;
+            let (done, told) = oneshot::channel();
+            let done = Box::new(move |result| drop(done.send(result)));
+            node.shard.groups().advance(m.group, m.client, m.warm, m.clock, done);
+            Ok(told)
+        });
+        let wait = Duration::from_millis(u64::from(wait_ms)).min(LONGEST_WAIT);
+        let told = tokio::time::timeout(wait, told.await?.into_inner()).await;
+        let clocks = match told {
+            Ok(Ok(result)) => result.map(Some),
+            Ok(Err(_)) => {
+                Err(Error::new(Kind::Unavailable, "another call of this worker waits in its place"))
+            }
+            Err(_) => Ok(None),
+        };
+        let clocks = clocks.map_err(|error| convert::status(&error.shard(self.node.index())))?;
+        Ok(Response::new(if let Some(Clocks { slowest, leads }) = clocks {
+            pb::AdvanceResponse { ready: true, slowest, leads, behind: Vec::new() }
+        } else {
+            let behind = self.node.shard.groups().behind(group, client, warm);
+            pb::AdvanceResponse { behind, ..pb::AdvanceResponse::default() }
+        }))
+    }
+
+    async fn stats(&self, request: Request<pb::StatsRequest>) -> Result<Response<pb::StatsResponse>, Status> {
+        self.call(request, pb::Role::Reader, Access::Look, |node, _, _| {
+            let counters =
+                node.counters().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+            Ok(pb::StatsResponse { counters, sessions: node.sessions.list(Instant::now(), MAX_LISTED) })
+        })
+        .await
+    }
+
+    async fn portion(
+        &self,
+        request: Request<pb::PortionRequest>,
+    ) -> Result<Response<pb::PortionResponse>, Status> {
+        let asked = self
+            .call(request, pb::Role::Worker, Access::Change, |node, _, m| portions::ask(node, m))
+            .await?
+            .into_inner();
+        let answer = portions::answer(&self.node, asked).await.map(convert::given_to_wire);
+        answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
+    }
+
+    async fn checkpoint(
+        &self,
+        request: Request<pb::CheckpointRequest>,
+    ) -> Result<Response<pb::CheckpointResponse>, Status> {
+        let asked = self.call(request, pb::Role::Admin, Access::Change, |_, _, asked| {
+            check_cut(&asked)?;
+            Ok(asked)
+        });
+        let asked = asked.await?;
+        let pb::CheckpointRequest { group, cut: id } = asked.into_inner();
+        let cut = (!group.is_empty()).then_some(Cut { id, group });
+        let taken = checkpoint::take(&self.node, &self.checkpoints, cut).await;
+        let answer = taken.map(|summary| pb::CheckpointResponse {
+            snapshot: summary.generation,
+            path: summary.path.display().to_string(),
+            bytes: summary.bytes,
+            slices: summary.slices,
+        });
+        answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
+    }
+
+    async fn hold(&self, request: Request<pb::HoldRequest>) -> Result<Response<pb::HoldResponse>, Status> {
+        self.call(request, pb::Role::Admin, Access::Change, |node, _, pb::HoldRequest { cut, hold_ms }| {
+            if hold_ms == 0 {
+                node.gate.open(cut);
+            } else {
+                node.gate.close(cut, Duration::from_millis(u64::from(hold_ms)))?;
+            }
+            Ok(pb::HoldResponse {})
+        })
+        .await
+    }
+}
+
+fn no_group(group: u32) -> Error {
+    let error = Error::new(Kind::UnknownTensor, "the group has no tensors");
+    error.expected("the number of a group in the map", group)
+}
+
+fn check_cut(asked: &pb::CheckpointRequest) -> Result<()> {
+    let pb::CheckpointRequest { group, cut } = asked;
+    if group.is_empty() && *cut != 0 {
+        return Err(Error::new(Kind::Config, "a cut is over a group").expected("a group, or no cut", cut));
+    }
+    if group.len() <= MAX_NAME {
+        return Ok(());
+    }
+    let error = Error::new(Kind::Config, "no group has such a long name");
+    Err(error.expected(format!("at most {MAX_NAME} bytes"), group.len()))
+}

@@ -1,0 +1,95 @@
+//! Portions of samples, on shard 0 alone: a question waits until something is free, its time is up, or the server stops.
+
+use crate::cluster::node::{Node, Phase};
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::portions::{Answer, Ask, Given};
+use fastps_proto::v1 as pb;
+use fastps_transport::convert;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// The longest that an answer waits.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
+/// A question that was asked.
+pub(crate) enum Asked {
+    Answered(Answer),
+    Waits(Waits),
+}
+
+/// A question that waits for its answer.
+pub(crate) struct Waits {
+    client: u64,
+    ask: Ask,
+    wait: Duration,
+    answer: oneshot::Receiver<Answer>,
+}
+
+/// Asks; what waits must go on with [`answer`].
+pub(crate) fn ask(node: &Node, request: pb::PortionRequest) -> Result<Asked> {
+    let mut portions = node.portions()?;
+    let client = request.client;
+    if request.name.is_empty() && request.then() == pb::PortionThen::Leave {
+        portions.forget_client(client);
+        return Ok(Asked::Answered(Answer { run: 0, epoch: 0, unfinished: 0, given: Given::Nothing }));
+    }
+    let wait = Duration::from_millis(request.wait_ms.into()).min(LONGEST_WAIT);
+    let ask = convert::ask_from_wire(request)?;
+    node.sessions.touch(client, Instant::now())?;
+    let (later, answer) = oneshot::channel();
+    let later = || -> fastps_core::portions::Waiter {
+        Box::new(move |answer| {
+            // Whoever waits no longer asks again, or its session ends.
+            let _ = later.send(answer);
+        })
+    };
+    Ok(match portions.ask(client, &ask, later)? {
+        Some(answer) => Asked::Answered(answer),
+        None => Asked::Waits(Waits { client, ask, wait, answer }),
+    })
+}
+
+/// The answer, once it is there.
+pub(crate) async fn answer(node: &Arc<Node>, asked: Asked) -> Result<Answer> {
+    let mut waits = match asked {
+        Asked::Answered(answer) => return Ok(answer),
+        Asked::Waits(waits) => waits,
+    };
+    let gone = |_| Error::new(Kind::Lease, "the client's session ended, or its worker asked again");
+    // A caller that goes away ends this future: nothing shall be given to it.
+    let mut withdrawn = Withdraw { node, waits: Some((waits.client, &waits.ask)) };
+    let mut phase = node.phase.clone();
+    tokio::select! {
+        biased;
+        answer = &mut waits.answer => {
+            withdrawn.waits = None;
+            return answer.map_err(gone);
+        }
+        () = tokio::time::sleep(waits.wait) => {}
+        _ = phase.wait_for(|phase| *phase >= Phase::Draining) => {}
+    }
+    match withdrawn.now() {
+        Some(nothing) => Ok(nothing),
+        None => waits.answer.await.map_err(gone),
+    }
+}
+
+/// Takes a question back.
+struct Withdraw<'a> {
+    node: &'a Node,
+    waits: Option<(u64, &'a Ask)>,
+}
+
+impl Withdraw<'_> {
+    fn now(&mut self) -> Option<Answer> {
+        let (client, ask) = self.waits.take()?;
+        self.node.portions().ok()?.withdraw(client, ask)
+    }
+}
+
+impl Drop for Withdraw<'_> {
+    fn drop(&mut self) {
+        self.now();
+    }
+}

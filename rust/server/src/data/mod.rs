@@ -1,0 +1,438 @@
+//! The data service: one task per stream reads frames in order and answers each with exactly one frame.
+//!
+//! A place in the bounded queue of answers is taken before a frame is read, so a completion never waits and a client
+//! that does not read stops only its own stream. A connection holds few pins: see `answers`.
+
+mod sparse;
+
+use crate::answers::{Answer, Answers, MAX_OWED, Owed, Place, Shared};
+use crate::auth::peer::Peer;
+use crate::auth::secret;
+use crate::cluster::node::{Node, Phase};
+use fastps_core::dtype::DType;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::failpoint::reach;
+use fastps_core::frame::{Applied, Identity, Push};
+use fastps_core::identity::Completion;
+use fastps_core::slice::{Resolved, Slice, Snapshot};
+use fastps_core::tensor::SliceId;
+use fastps_durable::SecretHash;
+use fastps_proto::v1 as pb;
+use fastps_proto::v1::data_server::Data;
+use fastps_transport::convert::{self, Request, Route, Verb};
+use fastps_transport::memory_budget::Room;
+use fastps_transport::wire::{Messages, Spin, Turn};
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::{Sender, channel};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tonic::{Status, Streaming};
+
+/// How long a push waits for readers to let go of the memory that it needs, before the slowest one is reset.
+const PATIENCE: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// The data service of one shard.
+#[derive(Clone, Debug)]
+pub(crate) struct DataService {
+    pub(crate) node: Arc<Node>,
+}
+
+#[tonic::async_trait]
+impl Data for DataService {
+    type ExchangeStream = Answers;
+
+    async fn exchange(
+        &self,
+        request: tonic::Request<Streaming<pb::Frame>>,
+    ) -> Result<tonic::Response<Self::ExchangeStream>, Status> {
+        let peer = Peer::of(&request)?;
+        let shared = Shared::new(self.node.shard.meter(), &peer.room, false)
+            .map_err(|error| convert::status(&error.shard(self.node.index())))?;
+        let shown = secret::of_headers(request.metadata());
+        let stream = Exchange { node: self.node.clone(), peer, shown, shared: shared.clone() };
+        let (answers, queue) = channel(MAX_OWED);
+        let frames = Frames::Foreign(Box::new(request.into_inner()));
+        tokio::spawn(async move { stream.serve(frames, answers).await });
+        Ok(tonic::Response::new(Answers { queue, shared }))
+    }
+}
+
+/// Where a stream's frames come from.
+pub(crate) enum Frames {
+    Foreign(Box<Streaming<pb::Frame>>),
+    Native(Messages, Spin, Turn),
+}
+
+impl Frames {
+    async fn next(&mut self, room: &Room) -> Result<Option<pb::Frame>, Status> {
+        match self {
+            Self::Foreign(frames) => frames.message().await,
+            Self::Native(frames, ..) if room.waits_for_disk() => poll_fn(|cx| frames.poll_next(cx)).await,
+            Self::Native(frames, spin, turn) => {
+                spin.wait(poll_fn(|cx| frames.poll_next(cx)), turn.pace()).await
+            }
+        }
+    }
+}
+
+/// One stream.
+#[derive(Clone)]
+pub(crate) struct Exchange {
+    pub(crate) node: Arc<Node>,
+    pub(crate) peer: Peer,
+    /// The secret that the stream carries: each frame must be of a session that has it.
+    pub(crate) shown: Option<SecretHash>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+fn owed(frame: pb::Frame) -> Owed {
+    Owed::Frame(Box::new(frame))
+}
+
+/// Whether a slice is of the group and type that a request says.
+fn fits(slice: &Slice, route: Route, dtype: Option<DType>) -> Result<()> {
+    if slice.group() != route.group {
+        return Err(Error::new(Kind::Frame, "the slice belongs to another group")
+            .expected(format!("group {}", slice.group()), format!("group {}", route.group)));
+    }
+    if let Some(dtype) = dtype.filter(|dtype| *dtype != slice.spec().dtype) {
+        return Err(Error::new(Kind::DType, "the tensor has another dtype")
+            .expected(slice.spec().dtype.name(), dtype.name()));
+    }
+    Ok(())
+}
+
+impl Exchange {
+    /// Reads and answers until either side ends the stream.
+    pub(crate) async fn serve(&self, frames: Frames, answers: Sender<Answer>) {
+        tokio::select! {
+            () = self.shared.was_reset() => {}
+            () = self.answer(frames, answers) => {}
+        }
+    }
+
+    async fn answer(&self, mut frames: Frames, answers: Sender<Answer>) {
+        let mut phase = self.node.phase.clone();
+        loop {
+            let next = async {
+                let permit = answers.clone().reserve_owned().await.ok()?;
+                let frame = frames.next(&self.peer.room).await;
+                Some((Place::new(permit, &self.peer.room), frame))
+            };
+            let (place, frame) = tokio::select! {
+                // Ending our side of the stream lets the connection close gracefully.
+                _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => return,
+                next = next => match next {
+                    Some(next) => next,
+                    None => return,
+                },
+            };
+            match frame {
+                Ok(Some(frame)) => {
+                    reach("decoded");
+                    self.handle(&frame, place).await;
+                }
+                Ok(None) => return,
+                // A message that is too large or no frame at all: nothing behind it can be read.
+                Err(status) => {
+                    place.send(Err(convert::unreadable(status, self.node.index())));
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn handle(&self, frame: &pb::Frame, place: Place) {
+        self.node.frames.fetch_add(1, Ordering::Relaxed);
+        let tag = frame.header.as_ref().map_or(0, |header| header.tag);
+        match self.admit(frame) {
+            Ok((request, logged)) => {
+                let reads = matches!(
+                    request.verb,
+                    Verb::Pull | Verb::PullParts(_) | Verb::PullState | Verb::PullVersion
+                );
+                if !reads {
+                    self.node.gate.pass().await;
+                    self.node.files.room().await;
+                    // While it waited the session may have ended, and the slices forgotten what they knew of the client.
+                    if let Err(error) = self.sign_of_life(request.route.client, Instant::now()) {
+                        return self.refuse(place, tag, self.named(frame, error));
+                    }
+                }
+                let journal = self.node.files.journal().filter(|_| logged && !reads);
+                if journal.is_some() {
+                    self.peer.room.wait_for_disk();
+                }
+                self.perform(&request, place.after(journal)).await;
+            }
+            Err(error) => self.refuse(place, tag, self.named(frame, error)),
+        }
+    }
+
+    /// The error with the name of the tensor that the frame is meant for, if that much can be read.
+    fn named(&self, frame: &pb::Frame, error: Error) -> Error {
+        let slice = frame.header.as_ref().map(|header| SliceId(header.slice));
+        match slice.and_then(|slice| self.node.shard.slice(slice).ok()) {
+            Some(slice) if error.tensor.is_none() => error.tensor(slice.spec().name.clone()),
+            _ => error,
+        }
+    }
+
+    /// Everything that can be said against a frame before its slice is touched. Tells whether its answer must be durable.
+    fn admit<'a>(&self, frame: &'a pb::Frame) -> Result<(Request<'a>, bool)> {
+        let node = &self.node;
+        node.check_serving()?;
+        let request = convert::request_from_frame(frame)?;
+        let reads = matches!(request.verb, Verb::Pull | Verb::PullVersion | Verb::PullParts(_));
+        let role = if reads { pb::Role::Reader } else { pb::Role::Worker };
+        let client = request.route.client;
+        self.peer.principal.authorize(role, client)?;
+        let now = Instant::now();
+        let logged = self.sign_of_life(client, now)?;
+        if logged && matches!(request.verb, Verb::Push { .. } | Verb::PushParts(..)) {
+            node.files.check()?;
+        }
+        Node::check_epoch(request.route.epoch)?;
+        match request.verb {
+            // Each part by itself.
+            Verb::PushParts(..) | Verb::PullParts(_) => {}
+            Verb::Push { dtype, reservation, .. } => {
+                let slice = self.admit_to(request.slice, request.route, Some(dtype))?;
+                self.admit_reserved(&slice, reservation, client, now)?;
+            }
+            // What became of an initial assignment may be asked in every state of its reservation.
+            Verb::Resolve(_) => {
+                self.admit_to(request.slice, request.route, None)?;
+            }
+            Verb::Pull | Verb::PullState | Verb::PullVersion => {
+                let slice = self.admit_to(request.slice, request.route, None)?;
+                self.admit_reserved(&slice, None, client, now)?;
+            }
+        }
+        Ok((request, logged))
+    }
+
+    /// A sign of life of a client that the stream is of; tells whether its pushes are answered when they are durable.
+    pub(super) fn sign_of_life(&self, client: u64, now: Instant) -> Result<bool> {
+        self.node.sessions.admit(client, self.shown.as_ref(), now)
+    }
+
+    /// What can be said against a request with regard to its slice.
+    fn admit_to(&self, slice: SliceId, route: Route, dtype: Option<DType>) -> Result<Arc<Slice>> {
+        let slice = self.node.shard.slice(slice)?;
+        fits(&slice, route, dtype).map_err(|error| error.tensor(slice.spec().name.clone()))?;
+        Ok(slice)
+    }
+
+    /// The same with regard to its slice's reservation.
+    fn admit_reserved(&self, slice: &Slice, given: Option<u64>, client: u64, now: Instant) -> Result<()> {
+        let admitted = self.node.reservations.admit(slice.id(), given, client, now);
+        admitted.map_err(|error| error.tensor(slice.spec().name.clone()))
+    }
+
+    async fn perform(&self, request: &Request<'_>, place: Place) {
+        let Request { tag, slice, .. } = *request;
+        let client = request.route.client;
+        let shard = &self.node.shard;
+        match request.verb {
+            Verb::Push { push, want_values: true, .. } => self.push_pull(tag, &push, place).await,
+            Verb::Push { push, reservation, .. } => self.push(tag, &push, reservation, place).await,
+            Verb::PushParts(parts, dtype) => self.push_parts(tag, request.route, parts, dtype, place).await,
+            Verb::PullParts(parts) => self.pull_parts(tag, request.route, parts, place).await,
+            Verb::Pull => {
+                self.answer_values(place, tag, None, || shard.pull(client, slice)).await;
+            }
+            Verb::PullState => {
+                self.answer_values(place, tag, None, || shard.pull_state(client, slice)).await;
+            }
+            Verb::PullVersion => match shard.slice(slice) {
+                Ok(slice) => {
+                    place.send(Ok(owed(convert::version(tag, slice.version(client)))));
+                }
+                Err(error) => self.refuse(place, tag, error),
+            },
+            Verb::Resolve(identity) => self.resolve(tag, slice, identity, place),
+        }
+    }
+
+    /// Says what became of a push; of a gradient that waits for others, when that is known.
+    fn resolve(&self, tag: u64, slice: SliceId, identity: Identity, place: Place) {
+        let stream = self.clone();
+        let mut place = Some(place);
+        let later = || -> Completion {
+            let place = place.take();
+            Box::new(move |_| {
+                if let Some(place) = place {
+                    let resolved = stream.node.shard.resolve(slice, identity);
+                    stream.answer_resolved(tag, resolved, place);
+                }
+            })
+        };
+        let resolved = self.node.shard.resolve_later(slice, identity, later);
+        if let (Some(resolved), Some(place)) = (resolved, place) {
+            self.answer_resolved(tag, resolved, place);
+        }
+    }
+
+    fn answer_resolved(&self, tag: u64, resolved: Result<Resolved>, place: Place) {
+        match resolved {
+            Ok(Resolved::Applied(applied)) => {
+                let applied = Applied { duplicate: true, ..applied };
+                place.send(Ok(owed(convert::receipt(tag, &applied))));
+            }
+            Ok(Resolved::Fenced) => place.send(Ok(owed(convert::fenced(tag)))),
+            Ok(Resolved::Unknown) => {
+                let error = Error::new(Kind::UnknownOutcome, "the slice does not remember that far back");
+                self.refuse(place, tag, error);
+            }
+            Err(error) => self.refuse(place, tag, error),
+        }
+    }
+
+    /// A push whose answer is a receipt.
+    async fn push(&self, tag: u64, push: &Push<'_>, reservation: Option<u64>, mut place: Place) {
+        let begin = Instant::now();
+        loop {
+            match self.push_once(tag, push, reservation, place) {
+                None => return,
+                Some((back, error)) if !self.wait_for_readers(push.slice, begin).await => {
+                    return self.refuse(back, tag, error);
+                }
+                Some((back, _)) => place = back,
+            }
+        }
+    }
+
+    /// Gives the place back where there is no memory for the push right now.
+    fn push_once(
+        &self,
+        tag: u64,
+        push: &Push<'_>,
+        reservation: Option<u64>,
+        place: Place,
+    ) -> Option<(Place, Error)> {
+        let (slice, client) = (push.slice, push.identity.client);
+        let stream = self.clone();
+        let (full, mut refused) = oneshot::channel();
+        self.node.shard.push(push, move |result| match result {
+            Ok(applied) => {
+                stream.count(client, &applied);
+                if let Some(reservation) = reservation {
+                    stream.node.reservations.arrived(slice, reservation);
+                }
+                place.send(Ok(owed(convert::receipt(tag, &applied))));
+            }
+            Err(error) if error.kind == Kind::Capacity => {
+                // A push that a policy held is refused when nobody waits here any more.
+                if let Err((place, error)) = full.send((place, error)) {
+                    stream.refuse(place, tag, error);
+                }
+            }
+            Err(error) => stream.refuse(place, tag, error),
+        });
+        refused.close();
+        refused.try_recv().ok()
+    }
+
+    /// A push finds no memory because readers keep old versions: these go by themselves, or else the slowest reader is
+    /// reset. False: it is not the readers' doing.
+    async fn wait_for_readers(&self, slice: SliceId, since: Instant) -> bool {
+        if !self.node.shard.slice(slice).is_ok_and(|slice| slice.needs_memory()) {
+            return false;
+        }
+        if since.elapsed() >= PATIENCE && !self.node.reset_slowest_reader() {
+            return false;
+        }
+        // A native connection that was reset lets go of its memory in this time.
+        tokio::time::sleep(PAUSE).await;
+        true
+    }
+
+    /// A push whose answer is the new values. Where a policy holds it, later frames do not wait for it.
+    async fn push_pull(&self, tag: u64, push: &Push<'_>, place: Place) {
+        let (slice, client) = (push.slice, push.identity.client);
+        let begin = Instant::now();
+        let outcome = loop {
+            let (done, mut outcome) = oneshot::channel();
+            self.node.shard.push(push, move |result| drop(done.send(result)));
+            match outcome.try_recv() {
+                Ok(Err(error))
+                    if error.kind == Kind::Capacity && self.wait_for_readers(slice, begin).await => {}
+                Ok(result) => return self.after_push(tag, slice, client, result, place).await,
+                Err(_) => break outcome,
+            }
+        };
+        let stream = self.clone();
+        tokio::spawn(async move {
+            let lost = || Err(Error::new(Kind::Internal, "a push was not completed"));
+            let result = outcome.await.unwrap_or_else(|_| lost());
+            stream.after_push(tag, slice, client, result, place).await;
+        });
+    }
+
+    async fn after_push(&self, tag: u64, slice: SliceId, client: u64, result: Result<Applied>, place: Place) {
+        match result {
+            Ok(applied) => {
+                self.count(client, &applied);
+                let pull = || self.node.shard.pull(client, slice);
+                self.answer_values(place, tag, Some(applied), pull).await;
+            }
+            Err(error) => self.refuse(place, tag, error),
+        }
+    }
+
+    /// Answers with values, once the connection has a pin for them.
+    async fn answer_values(
+        &self,
+        place: Place,
+        tag: u64,
+        applied: Option<Applied>,
+        pull: impl Fn() -> Result<Snapshot>,
+    ) {
+        let permit = match self.pin().await {
+            Ok(permit) => permit,
+            Err(error) => return self.refuse(place, tag, error),
+        };
+        let begin = Instant::now();
+        loop {
+            let pulled = pull().and_then(|snapshot| {
+                self.shared.make_room(snapshot.as_ref().len())?;
+                Ok(snapshot)
+            });
+            match pulled {
+                Ok(snapshot) => {
+                    let pin = self.node.pins.add(snapshot, &self.shared, permit);
+                    place.send(Ok(Owed::Values { tag, applied, pin }));
+                    return;
+                }
+                Err(error) if applied.is_none() => return self.refuse(place, tag, error),
+                // The push was applied, so its answer may not be a refusal.
+                Err(error) if begin.elapsed() >= PATIENCE => {
+                    place.send(Err(convert::status(&error.shard(self.node.index()))));
+                    return;
+                }
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    }
+
+    /// One of the connection's pins.
+    async fn pin(&self) -> Result<OwnedSemaphorePermit> {
+        let closed = |_| Error::new(Kind::Internal, "the connection's pins are closed");
+        self.peer.pins.clone().acquire_owned().await.map_err(closed)
+    }
+
+    fn count(&self, client: u64, applied: &Applied) {
+        if !applied.duplicate {
+            self.node.sessions.count_applied(client, 1);
+        }
+    }
+
+    fn refuse(&self, place: Place, tag: u64, error: Error) {
+        self.node.frames_refused.fetch_add(1, Ordering::Relaxed);
+        place.send_now(Ok(owed(convert::refused(tag, &error.shard(self.node.index())))));
+    }
+}

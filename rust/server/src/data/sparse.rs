@@ -1,0 +1,204 @@
+//! Sparse messages: each part is applied or refused by itself, and one answer tells of all.
+
+use super::{Exchange, fits, owed};
+use crate::answers::{Owed, Place};
+use fastps_core::dtype::DType;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::frame::Applied;
+use fastps_core::identity::Completion;
+use fastps_core::shard::{Charge, Purpose};
+use fastps_core::slice::{Slice, Snapshot};
+use fastps_core::verbs::SliceVersion;
+use fastps_transport::convert::{self, Part, Parts, Route};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+/// What an answer takes for each part: its place in the tables, and a refusal in short.
+const PART_BYTES: u64 = 256;
+
+/// Parts whose memory is asked for before the first of them is pushed or pulled: enough for a CPU to be busy with it, and
+/// little in its first cache.
+const TOGETHER: usize = 16;
+
+/// One of the connection's pins, so that it owes few large answers, and their memory.
+type RoomToAnswer = (OwnedSemaphorePermit, Charge);
+
+/// The outcomes of parts that a policy holds.
+type Late = UnboundedReceiver<(usize, Result<Applied>)>;
+
+impl Exchange {
+    /// The slices of parts, or what can be said against each before its slice is touched.
+    fn admit_parts(&self, parts: &[Part<'_>], route: Route, dtype: Option<DType>) -> Vec<Result<Arc<Slice>>> {
+        let ids = || parts.iter().map(|part| part.slice);
+        let slices = self.node.shard.slices(ids());
+        let sealed = self.node.reservations.admit_all(ids());
+        let admit = |(slice, sealed): (Result<Arc<Slice>>, Result<()>)| {
+            let slice = slice?;
+            let admitted = fits(&slice, route, dtype).and(sealed);
+            admitted.map_err(|error| error.tensor(slice.spec().name.clone()))?;
+            Ok(slice)
+        };
+        slices.into_iter().zip(sealed).map(admit).collect()
+    }
+
+    /// Sparse gradients.
+    pub(super) async fn push_parts(
+        &self,
+        tag: u64,
+        route: Route,
+        parts: Parts<'_>,
+        dtype: DType,
+        place: Place,
+    ) {
+        let (pin, charge) = match self.room_to_answer(route.client, parts).await {
+            Ok(room) => room,
+            Err(error) => return self.refuse(place, tag, error),
+        };
+        let (late, answers) = unbounded_channel();
+        let (mut outcomes, begin) = (Vec::with_capacity(parts.len()), Instant::now());
+        let all: Vec<_> = parts.iter().collect();
+        let mut slices = self.admit_parts(&all, route, Some(dtype));
+        while outcomes.len() < all.len() {
+            let k = outcomes.len();
+            if k.is_multiple_of(TOGETHER) {
+                prefetch(all[k..].iter().zip(&slices[k..]).take(TOGETHER), Some(route.client));
+            }
+            let (Ok(slice), Some(push)) = (&slices[k], parts.push(k, all[k])) else {
+                outcomes.push(slices[k].clone().err().map(Err));
+                continue;
+            };
+            let later = || -> Completion {
+                let late = late.clone();
+                Box::new(move |outcome| drop(late.send((k, outcome))))
+            };
+            match self.node.shard.push_to(slice, &push, later) {
+                Some(Err(error))
+                    if error.kind == Kind::Capacity && self.wait_for_readers(push.slice, begin).await =>
+                {
+                    // Meanwhile a slice may have been dropped: what it applied then, a restart could not repeat.
+                    slices.truncate(k);
+                    slices.extend(self.admit_parts(&all[k..], route, Some(dtype)));
+                }
+                outcome => outcomes.push(outcome),
+            }
+        }
+        drop(late);
+        if outcomes.iter().all(Option::is_some) {
+            return self.answer_parts(tag, route.client, outcomes, (pin, charge), place);
+        }
+        // Other answers need the pin while a policy holds parts of this one.
+        drop(pin);
+        let stream = self.clone();
+        tokio::spawn(async move {
+            stream.await_parts(answers, &mut outcomes).await;
+            match stream.pin().await {
+                Ok(pin) => stream.answer_parts(tag, route.client, outcomes, (pin, charge), place),
+                Err(error) => stream.refuse(place, tag, error),
+            }
+        });
+    }
+
+    /// Waits for the parts that a policy holds.
+    async fn await_parts(&self, mut answers: Late, outcomes: &mut [Option<Result<Applied>>]) {
+        while let Some((k, outcome)) = answers.recv().await {
+            outcomes[k] = Some(outcome);
+        }
+    }
+
+    fn answer_parts(
+        &self,
+        tag: u64,
+        client: u64,
+        outcomes: Vec<Option<Result<Applied>>>,
+        room: RoomToAnswer,
+        place: Place,
+    ) {
+        let lost = || Err(Error::new(Kind::Internal, "a push was not completed"));
+        let index = self.node.index();
+        let told = |outcome: Option<Result<Applied>>| {
+            outcome.unwrap_or_else(lost).map_err(|error| error.shard(index))
+        };
+        let outcomes: Vec<_> = outcomes.into_iter().map(told).collect();
+        let new = outcomes.iter().flatten().filter(|applied| !applied.duplicate).count();
+        self.node.sessions.count_applied(client, new as u64);
+        let refused = outcomes.iter().filter(|outcome| outcome.is_err()).count();
+        self.node.frames_refused.fetch_add(refused as u64, Ordering::Relaxed);
+        let mut answer = convert::receipts(tag, &outcomes);
+        answer.payload = convert::keeping([], room);
+        place.send(Ok(owed(answer)));
+    }
+
+    /// Takes what the answer to many parts needs.
+    async fn room_to_answer(&self, client: u64, parts: Parts<'_>) -> Result<RoomToAnswer> {
+        let pin = self.pin().await?;
+        // As behind every wait: see `Exchange::handle`.
+        self.sign_of_life(client, Instant::now())?;
+        let charge = self.node.shard.meter().take(Purpose::Answers, PART_BYTES * parts.len() as u64)?;
+        Ok((pin, charge))
+    }
+
+    /// Rows of many slices, in one answer.
+    pub(super) async fn pull_parts(&self, tag: u64, route: Route, parts: Parts<'_>, place: Place) {
+        let (pin, charge) = match self.room_to_answer(route.client, parts).await {
+            Ok(room) => room,
+            Err(error) => return self.refuse(place, tag, error),
+        };
+        match self.gather(route, parts) {
+            Ok((outcomes, values)) => {
+                let elements = values.as_ref().len() / values.dtype.size();
+                let header = convert::rows_header(tag, values.dtype, elements, &outcomes);
+                let pin = self.node.pins.add(values, &self.shared, pin);
+                place.send(Ok(Owed::Rows { header: Box::new(header), pin, charge }));
+            }
+            Err(error) => self.refuse(place, tag, error),
+        }
+    }
+
+    /// What became of each part, and the values of all.
+    fn gather(&self, route: Route, parts: Parts<'_>) -> Result<(Vec<Result<SliceVersion>>, Snapshot)> {
+        let dtype = DType::Float32;
+        let parts: Vec<_> = parts.iter().collect();
+        let mut slices = self.admit_parts(&parts, route, None);
+        let mut elements = 0;
+        for (part, admitted) in parts.iter().zip(&mut slices) {
+            match admitted.as_ref().map(|slice| slice.row_elements(part.indices)) {
+                Ok(Ok(count)) => elements += count,
+                Ok(Err(error)) => *admitted = Err(error),
+                Err(_) => {}
+            }
+        }
+        if elements > dtype.slice_len() {
+            let error = Error::new(Kind::Frame, "the rows of one message have too many elements");
+            return Err(error.expected(format!("at most {}", dtype.slice_len()), elements));
+        }
+        let bytes = dtype.size() * elements;
+        let charge = self.node.shard.meter().take(Purpose::Copies, bytes as u64)?;
+        self.shared.make_room(bytes)?;
+        let mut values = Vec::with_capacity(bytes);
+        let index = self.node.index();
+        let pull = |(k, (part, slice)): (usize, (&Part<'_>, &Result<Arc<Slice>>))| {
+            if k % TOGETHER == 0 {
+                prefetch(parts[k..].iter().zip(&slices[k..]).take(TOGETHER), None);
+            }
+            let slice = slice.as_ref().map_err(Error::clone);
+            let pulled = slice.and_then(|slice| slice.pull_rows(route.client, part.indices, &mut values));
+            pulled.map_err(|error| error.shard(index))
+        };
+        let outcomes = parts.iter().zip(&slices).enumerate().map(pull).collect();
+        Ok((outcomes, Snapshot::of_rows(dtype, values, charge)))
+    }
+}
+
+/// Asks for the memory of parts whose turn has come.
+fn prefetch<'a>(
+    parts: impl Iterator<Item = (&'a Part<'a>, &'a Result<Arc<Slice>>)> + Clone,
+    pushed_by: Option<u64>,
+) {
+    let admitted = || parts.clone().filter_map(|(part, slice)| Some((part, slice.as_ref().ok()?)));
+    admitted().for_each(|(_, slice)| slice.prefetch());
+    admitted().for_each(|(_, slice)| slice.prefetch_memory());
+    admitted().for_each(|(part, slice)| slice.prefetch_rows(part.indices, pushed_by));
+}

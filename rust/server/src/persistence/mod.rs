@@ -1,0 +1,262 @@
+//! What a shard's server keeps on disk (`fastps_durable`), as the other files here need it: changes are noted, and answers wait
+//! until what they say is durable.
+
+use crate::config::ServerConfig;
+use crate::human::{now, size};
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::shard::Shard;
+use fastps_durable::{Catalog, Cut, Event, Journal, Settings, Summary, shard_folder};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// The shortest time between two snapshots that may be asked for.
+const SOONEST: Duration = Duration::from_millis(100);
+/// How often whoever waits for the log looks whether it is broken.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Called right behind the moment of a cut.
+pub(crate) type Begun<'a> = dyn Fn() -> Result<()> + 'a;
+
+/// A shard's files, if it has any.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Files(Option<Arc<Kept>>);
+
+#[derive(Debug)]
+struct Kept {
+    journal: Arc<Journal>,
+    /// The log's position behind the last step of a registration.
+    steps: AtomicU64,
+    snapshots: Made,
+    /// The same, where they are copied to another place.
+    copies: Option<Made>,
+}
+
+/// What was made of its kind, for whoever looks on.
+#[derive(Debug)]
+struct Made {
+    /// The number of the newest; 0: there is none.
+    newest: AtomicU64,
+    /// When that was, or when the server began to look, in seconds since 1970.
+    since: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Made {
+    fn none() -> Self {
+        Self { newest: AtomicU64::new(0), since: AtomicU64::new(now()), failed: AtomicU64::new(0) }
+    }
+
+    /// One was made, with this number at this time, or it failed.
+    fn count(&self, made: Option<(u64, u64)>) {
+        let Some((number, since)) = made else {
+            self.failed.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        self.since.store(since, Ordering::Relaxed);
+        self.newest.store(number, Ordering::Relaxed);
+    }
+
+    /// The newest, its age in seconds, and how many failed.
+    fn counts(&self) -> [u64; 3] {
+        let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        [load(&self.newest), now().saturating_sub(load(&self.since)), load(&self.failed)]
+    }
+}
+
+impl Files {
+    /// Takes the shard's folder, if the server was told of a directory.
+    pub(crate) fn open(config: &ServerConfig, shard: u32, shards: usize) -> Result<Self> {
+        let Some(path) = &config.data_dir else { return Ok(Self(None)) };
+        if config.snapshot_every < SOONEST {
+            return Err(Error::new(Kind::Config, "snapshots would follow each other too soon")
+                .expected(format!("at least {SOONEST:?}"), format!("{:?}", config.snapshot_every)));
+        }
+        if config.keep == 0 {
+            return Err(Error::new(Kind::Config, "a server needs its last snapshot")
+                .expected("at least 1 snapshot that is kept", config.keep));
+        }
+        if config.sink.is_some() {
+            return Err(Error::new(Kind::Config, "with a data directory, records have no other sink"));
+        }
+        let settings = Settings {
+            path: shard_folder(path, shard),
+            shard,
+            shards: shards as u32,
+            keep: config.keep,
+            keep_for: config.keep_for,
+            accept_loss: config.accept_loss,
+        };
+        let journal = Journal::open(settings).map_err(|error| error.shard(shard))?;
+        let copies = config.copy_to.is_some().then(Made::none);
+        let (steps, snapshots) = (AtomicU64::new(0), Made::none());
+        Ok(Self(Some(Arc::new(Kept { journal, steps, snapshots, copies }))))
+    }
+
+    pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
+        self.0.as_ref().map(|kept| &kept.journal)
+    }
+
+    /// Names this start of the server, in its files and to its clients; `None`: there are no files.
+    pub(crate) fn incarnation(&self) -> Option<u64> {
+        self.journal().map(|journal| journal.incarnation())
+    }
+
+    /// What can be counted of them; nothing without a directory.
+    pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
+        let Some(Kept { journal, snapshots, copies, .. }) = self.0.as_deref() else { return Vec::new() };
+        let [newest, age, failed] = snapshots.counts();
+        let mut counters = vec![
+            ("log_pending", journal.pending()),
+            ("log_syncs", journal.syncs()),
+            ("log_broken", u64::from(journal.check().is_err())),
+            ("snapshot", newest),
+            ("snapshot_age_s", age),
+            ("snapshots_failed", failed),
+        ];
+        if let Some(copies) = copies {
+            let [newest, age, failed] = copies.counts();
+            counters.extend([("copy", newest), ("copy_age_s", age), ("copies_failed", failed)]);
+        }
+        counters
+    }
+
+    /// The snapshot of this number was copied to another place, or one was not.
+    pub(crate) fn count_copy(&self, copied: Option<u64>) {
+        if let Some(copies) = self.0.as_ref().and_then(|kept| kept.copies.as_ref()) {
+            copies.count(copied.map(|number| (number, now())));
+        }
+    }
+
+    /// How far the recovery is, for people.
+    pub(crate) fn progress(&self) -> String {
+        match self.journal().map(|journal| journal.progress()) {
+            None | Some((_, 0)) => "it has not begun to read".to_owned(),
+            Some((done, total)) => format!("{} % of {}", done * 100 / total, size(total)),
+        }
+    }
+
+    /// Makes an empty shard what it was; what else there was.
+    pub(crate) fn recover(&self, shard: &Shard) -> Result<Catalog> {
+        let Some(Kept { journal, snapshots, .. }) = self.0.as_deref() else { return Ok(Catalog::default()) };
+        let begin = Instant::now();
+        let report = journal.recover(shard).map_err(|error| error.shard(shard.index()))?;
+        for note in &report.notes {
+            tracing::warn!(shard = shard.index(), "{note}");
+        }
+        for lost in &report.lost {
+            tracing::error!(shard = shard.index(), "{lost}");
+        }
+        tracing::info!(shard = shard.index(), ms = begin.elapsed().as_millis() as u64, "recovered: {report}");
+        if let Some(newest) = journal.newest() {
+            snapshots.count(Some((newest.generation, newest.written)));
+        }
+        Ok(journal.catalog())
+    }
+
+    /// Writes a snapshot now: of a cut, if one is given, with what is to be called when it has begun.
+    pub(crate) fn snapshot(&self, shard: &Shard, cut: Option<(Cut, &Begun<'_>)>) -> Result<Summary> {
+        self.write(shard, |journal| match cut {
+            None => journal.snapshot(shard),
+            Some((cut, begun)) => journal.snapshot_of_cut(shard, cut, begun),
+        })
+    }
+
+    /// Writes a snapshot now.
+    pub(crate) fn snapshot_now(&self, shard: &Shard) -> Result<Summary> {
+        self.snapshot(shard, None)
+    }
+
+    /// Writes a snapshot in the place of a long log.
+    pub(crate) fn shorten(&self, shard: &Shard) -> Result<Summary> {
+        self.write(shard, |journal| journal.shorten(shard))
+    }
+
+    fn write(&self, shard: &Shard, write: impl FnOnce(&Journal) -> Result<Summary>) -> Result<Summary> {
+        let Some(Kept { journal, snapshots, .. }) = self.0.as_deref() else {
+            return Err(Error::new(Kind::Precondition, "this server keeps no snapshots")
+                .expected("a server with --data-dir", "one without"));
+        };
+        let begin = Instant::now();
+        let made = write(journal);
+        snapshots.count(made.as_ref().ok().map(|made| (made.generation, made.written)));
+        let summary = made?;
+        let shard = shard.index();
+        let ms = begin.elapsed().as_millis() as u64;
+        tracing::info!(shard, ms, bytes = summary.bytes, "snapshot {}", summary.generation);
+        Ok(summary)
+    }
+
+    /// Notes a change.
+    pub(crate) fn note(&self, event: impl FnOnce() -> Event) {
+        if let Some(journal) = self.journal() {
+            journal.note(&event());
+        }
+    }
+
+    /// Notes a step of a registration: others rely on it. Gives the log's position behind it.
+    pub(crate) fn step(&self, event: impl FnOnce() -> Event) -> u64 {
+        let Some(Kept { journal, steps, .. }) = self.0.as_deref() else { return 0 };
+        let position = journal.note(&event());
+        steps.fetch_max(position, Ordering::AcqRel);
+        position
+    }
+
+    /// Fails where a step could not be made durable.
+    pub(crate) fn check_steps(&self) -> Result<()> {
+        self.journal().map_or(Ok(()), |journal| journal.check())
+    }
+
+    /// The position behind all steps so far.
+    pub(crate) fn steps(&self) -> u64 {
+        self.0.as_ref().map_or(0, |kept| kept.steps.load(Ordering::Acquire))
+    }
+
+    /// Waits until all before a position is durable; fails where the log cannot be written.
+    pub(crate) async fn durable_to(&self, position: u64) -> Result<()> {
+        let Some(journal) = self.journal() else { return Ok(()) };
+        let (told, mut heard) = oneshot::channel();
+        journal.when_durable(position, move || tell(told));
+        // A log that breaks tells nobody.
+        while tokio::time::timeout(LOOK, &mut heard).await.is_err() {
+            journal.check()?;
+        }
+        Ok(())
+    }
+
+    /// The position behind all that was noted so far.
+    pub(crate) fn position(&self) -> u64 {
+        self.journal().map_or(0, |journal| journal.position())
+    }
+
+    /// Fails where nothing can be made durable.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.journal() {
+            Some(journal) => journal.check(),
+            None => Err(Error::new(Kind::Precondition, "this server keeps no log")
+                .expected("a server with --data-dir, or ack=\"applied\"", "ack=\"logged\"")),
+        }
+    }
+
+    /// The shard's thread goes to sleep.
+    pub(crate) fn rest(&self) {
+        if let Some(journal) = self.journal() {
+            journal.rest();
+        }
+    }
+
+    /// Waits while too much waits to be written: whoever goes on adds one message.
+    pub(crate) async fn room(&self) {
+        while let Some(journal) = self.journal().filter(|journal| journal.is_full()) {
+            let (told, heard) = oneshot::channel();
+            journal.when_room(move || tell(told));
+            let _ = heard.await;
+        }
+    }
+}
+
+/// Whoever waited may have left.
+fn tell(told: oneshot::Sender<()>) {
+    let _ = told.send(());
+}

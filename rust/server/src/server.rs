@@ -1,0 +1,397 @@
+//! A server: every shard on a thread of its own with a single-threaded runtime of its own.
+
+use crate::auth::peer::Peer;
+use crate::backup::copies::Copies;
+use crate::backup::snapshots::{self, Snapshots, When};
+use crate::cluster::first::First;
+use crate::cluster::map::Map;
+use crate::cluster::node::{Node, Phase};
+use crate::cluster::reaper::settle;
+use crate::cluster::reservation::Reservations;
+use crate::cluster::session::Sessions;
+use crate::config::{Bound, ServerConfig};
+use crate::connection::accept;
+use crate::connection::recovering::WaitingRoom;
+use crate::connection::trim;
+use crate::control::ControlService;
+use crate::control::deadline::Timely;
+use crate::data::DataService;
+use crate::persistence::Files;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::isa::Isa;
+use fastps_core::portions::Portions;
+use fastps_core::shard::{Exposed, Shard, ShardConfig};
+use fastps_durable::{Catalog, Member};
+use fastps_proto::v1::control_server::ControlServer;
+use fastps_proto::v1::data_server::DataServer;
+use fastps_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES};
+use fastps_transport::convert;
+use fastps_transport::tls::ServerTls;
+use fastps_transport::unix::Local;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio_stream::wrappers::ReceiverStream;
+use tower::util::{MapRequestLayer, MapResponseLayer};
+
+/// How long a draining server goes on answering what it has read.
+const DRAIN: Duration = Duration::from_millis(200);
+/// How long clients may take to let go of their connections before these are cut.
+const GRACE: Duration = Duration::from_secs(2);
+/// What a shard's thread needs to leave once its time is over.
+const LEAVE: Duration = Duration::from_millis(200);
+
+/// A running server; dropping it stops it.
+#[derive(Debug)]
+pub struct Server {
+    addresses: Vec<String>,
+    sockets: Vec<(u32, PathBuf)>,
+    nodes: Vec<Arc<Node>>,
+    phase: watch::Sender<Phase>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    snapshots: Mutex<Option<Snapshots>>,
+    copies: Mutex<Option<Copies>>,
+}
+
+fn internal(what: &str, error: impl std::fmt::Display) -> Error {
+    Error::new(Kind::Internal, format!("{what}: {error}"))
+}
+
+impl Server {
+    /// Takes the ports and starts the shards. Meanwhile whoever comes is told how far that is; from here on they are served.
+    pub fn start(config: &ServerConfig) -> Result<Self> {
+        let tls = ServerTls::load(&config.tls)?;
+        let bucket = Copies::check(config)?;
+        let (bound, cluster) = config.bind()?;
+        let isa = Isa::get()?;
+        let memory_limit = config.memory_per_shard(bound.len());
+        let (phase, watching) = watch::channel(Phase::Serving);
+        let addresses = bound.iter().map(|b| b.address.clone()).collect();
+        let socket = |b: &Bound| b.socket.as_ref().map(|socket| (b.index, socket.path().to_owned()));
+        let sockets = bound.iter().filter_map(socket).collect();
+        let cluster: Arc<[String]> = cluster.into();
+        let (mut nodes, mut threads) = (Vec::new(), Vec::new());
+        let files = bound.iter().map(|shard| Files::open(config, shard.index, cluster.len()));
+        let files = files.collect::<Result<Vec<_>>>()?;
+        let waiting = WaitingRoom::open(&bound, &files, tls.as_ref())?;
+        let mut cores = Vec::new();
+        for (shard, files) in bound.iter().zip(&files) {
+            let mut shard_config = ShardConfig::new(shard.index, memory_limit, isa);
+            shard_config.policy.clone_from(&config.policy);
+            shard_config.sink.clone_from(&config.sink);
+            if let Some(journal) = files.journal() {
+                shard_config.sink = Some(journal.clone());
+            }
+            shard_config.exposed = exposed(shard.index, memory_limit);
+            let core = Shard::new(shard_config);
+            cores.push((files.recover(&core)?, core));
+        }
+        drop(waiting);
+        for ((shard, files), (catalog, core)) in bound.into_iter().zip(files).zip(cores) {
+            let sessions = Sessions::new(config.lease, core.meter().clone());
+            sessions.restore(&catalog, Instant::now())?;
+            restore_places(&core, &catalog);
+            let reservations = Reservations::new(config.reservation_lease, files.clone());
+            reservations.restore(&core, &catalog.reservations, Instant::now());
+            let map = if shard.index == 0 {
+                let map = Map::new(cluster.len(), core.meter().clone(), config.reservation_lease);
+                Some(Mutex::new(map.restore(catalog.map, files.clone())?))
+            } else {
+                None
+            };
+            let portions = Mutex::new(Portions::new(random()?, core.meter().clone()));
+            let node = Arc::new(Node {
+                shard: core,
+                server: files.incarnation().map_or_else(random, Ok)?,
+                cluster: cluster.clone(),
+                first: First::new(&nodes, &cluster, tls.as_ref().map(|tls| tls.others.clone())),
+                sessions,
+                spin: config.spin,
+                reservations,
+                files,
+                gate: Arc::default(),
+                map,
+                portions,
+                phase: watching.clone(),
+                pins: Arc::default(),
+                connections: AtomicU64::new(0),
+                connections_refused: AtomicU64::new(0),
+                handshakes_failed: AtomicU64::new(0),
+                floods_cut: AtomicU64::new(0),
+                streams_reset: AtomicU64::new(0),
+                values_lent: AtomicU64::new(0),
+                frames: AtomicU64::new(0),
+                frames_refused: AtomicU64::new(0),
+            });
+            nodes.push(node.clone());
+            threads.push(spawn(shard, node, tls.clone(), config.local_socket())?);
+        }
+        let copies = bucket.map(|bucket| Copies::start(bucket, config, &nodes)).transpose()?.flatten();
+        let copies = Mutex::new(copies);
+        let when = When { every: config.snapshot_every, after: config.snapshot_after };
+        let snapshots = Mutex::new(Snapshots::start(nodes.clone(), when)?);
+        Ok(Self { addresses, sockets, nodes, phase, threads: Mutex::new(threads), snapshots, copies })
+    }
+
+    /// The addresses of this process's shards, with their actual ports.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// Index in the cluster and address of each shard of this process.
+    pub fn shards(&self) -> impl Iterator<Item = (u32, &str)> {
+        self.nodes.iter().map(|n| n.index()).zip(self.addresses.iter().map(String::as_str))
+    }
+
+    /// Index in the cluster of each shard of this process that has a Unix socket with a path, and the path.
+    pub fn sockets(&self) -> impl Iterator<Item = (u32, &Path)> {
+        self.sockets.iter().map(|(index, path)| (*index, path.as_path()))
+    }
+
+    /// Counters of this process's shards, without a connection.
+    pub fn counters(&self) -> Vec<Vec<(&'static str, u64)>> {
+        self.nodes.iter().map(|node| node.counters()).collect()
+    }
+
+    /// Refuses what is new, finishes what is under way, then ends, whatever clients do, within `timeout`. Fails if a
+    /// thread could not be made to leave in time, or if what a shard holds is not on its disk. Stopping again does nothing.
+    pub fn stop(&self, timeout: Duration) -> Result<()> {
+        let deadline = Instant::now() + timeout;
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        if threads.is_empty() {
+            return Ok(());
+        }
+        self.phase.send_replace(Phase::Draining);
+        if self.nodes.iter().any(|node| node.connections.load(Ordering::Relaxed) > 0) {
+            std::thread::sleep(DRAIN.min(timeout / 4));
+        }
+        // hyper's graceful shutdown can wait for ever for an idle client (hyper#4170), so it gets a limited time.
+        self.phase.send_replace(Phase::Stopping);
+        let cut = (Instant::now() + GRACE).min(deadline.checked_sub(LEAVE).unwrap_or(deadline));
+        if !all_finished(&threads, cut) {
+            self.phase.send_replace(Phase::Cutting);
+            if !all_finished(&threads, deadline.max(cut + LEAVE)) {
+                threads.clear();
+                self.keep(deadline)?;
+                return Err(Error::new(Kind::Deadline, "a shard's thread did not leave in time"));
+            }
+        }
+        for thread in threads.drain(..) {
+            let _ = thread.join();
+        }
+        self.keep(deadline)
+    }
+
+    /// A last snapshot of each shard, which nobody changes any more. The log has all of it, should that take too long for
+    /// whoever waits, but for `hogwild` tensors. It is copied as well, if there is time. Fails where neither has it.
+    fn keep(&self, deadline: Instant) -> Result<()> {
+        let snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(snapshots) = snapshots {
+            snapshots.stop();
+        }
+        let mut kept = Ok(());
+        for node in &self.nodes {
+            node.shard.end_waiting();
+            let Some(journal) = node.files.journal() else { continue };
+            let taken = snapshots::take(node, Files::snapshot_now);
+            journal.close();
+            if let (false, Err(error)) = (taken, journal.check()) {
+                let lost = format!("what this server holds is not on its disk: {}", error.message);
+                kept = Err(Error::new(error.kind, lost).shard(node.index()));
+            }
+        }
+        let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(copies) = copies {
+            copies.stop(deadline);
+        }
+        kept
+    }
+}
+
+fn all_finished(threads: &[JoinHandle<()>], until: Instant) -> bool {
+    while !threads.iter().all(JoinHandle::is_finished) {
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    true
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop(Duration::from_secs(5)) {
+            tracing::error!(%error, "stopping the server failed");
+        }
+    }
+}
+
+/// Memory in which clients on this machine read values, if the system has it.
+fn exposed(shard: u32, limit: u64) -> Option<Arc<Exposed>> {
+    Exposed::new(limit).inspect_err(|error| tracing::info!(shard, %error, "values are sent, not lent")).ok()
+}
+
+fn random() -> Result<u64> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(|error| internal("no random numbers", error))?;
+    Ok(u64::from_ne_bytes(bytes) | 1)
+}
+
+fn spawn(
+    bound: Bound,
+    node: Arc<Node>,
+    tls: Option<ServerTls>,
+    socket: Option<&'static str>,
+) -> Result<JoinHandle<()>> {
+    let resting = node.clone();
+    // A turn with a large slice takes a good part of a millisecond: after each, whoever has sent something is looked for.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .event_interval(1)
+        .enable_all()
+        .on_thread_park(move || resting.files.rest())
+        .build()
+        .map_err(|error| internal("cannot make a runtime", error))?;
+    std::thread::Builder::new()
+        .name(format!("fastps-shard-{}", bound.index))
+        .spawn(move || run(runtime, bound, &node, tls, socket))
+        .map_err(|error| internal("cannot start a thread", error))
+}
+
+fn run(runtime: Runtime, bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: Option<&str>) {
+    let index = bound.index;
+    let mut phase = node.phase.clone();
+    let result = runtime.block_on(async {
+        tokio::select! {
+            result = serve(bound, node, tls, socket) => result,
+            _ = phase.wait_for(|phase| *phase == Phase::Cutting) => {
+                tracing::warn!(shard = index, "clients did not let go in time: their connections are cut");
+                Ok(())
+            }
+        }
+    });
+    if let Err(error) = result {
+        tracing::error!(shard = index, %error, "the shard failed");
+    }
+    // Ends what is left without waiting for it.
+    runtime.shutdown_background();
+}
+
+async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: Option<&str>) -> Result<()> {
+    let listener = tokio::net::TcpListener::from_std(bound.listener)
+        .map_err(|error| internal("cannot use the listener", error))?;
+    let open = listener.local_addr().is_ok_and(|a| !a.ip().is_loopback());
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<ControlServer<ControlService>>().await;
+    health.set_serving::<DataServer<DataService>>().await;
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            // What the details of a status are made of.
+            .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
+    };
+    let failed = |error| internal("cannot serve reflection", error);
+    // Many tools know the older name only.
+    let (reflection, reflection_v1alpha) =
+        (reflection().build_v1().map_err(failed)?, reflection().build_v1alpha().map_err(failed)?);
+    let control = ControlServer::new(ControlService { node: node.clone(), checkpoints: Arc::default() })
+        .max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let data =
+        DataServer::new(DataService { node: node.clone() }).max_decoding_message_size(MAX_MESSAGE_BYTES);
+
+    let sweeper = tokio::spawn(sweep(node.clone(), danger(tls.as_ref()).filter(|_| open)));
+    let settler = tokio::spawn(settle(node.clone()));
+    let mut draining = node.phase.clone();
+    let drain = tokio::spawn(async move {
+        let _ = draining.wait_for(|phase| *phase >= Phase::Draining).await;
+        health.set_service_status("", tonic_health::ServingStatus::NotServing).await;
+        health.set_not_serving::<ControlServer<ControlService>>().await;
+        health.set_not_serving::<DataServer<DataService>>().await;
+    });
+    let mut stopping = node.phase.clone();
+    let (foreign, connections) = tokio::sync::mpsc::channel(1);
+    let local = socket.and_then(|prefix| {
+        let failed =
+            |error: &std::io::Error| tracing::info!(shard = node.index(), %error, "there is no Unix socket");
+        Local::open(prefix, node.server).inspect_err(failed).ok()
+    });
+    let named = bound.socket.map(Local::at).transpose();
+    let named = named.map_err(|error| internal("cannot use the Unix socket", error))?;
+    let locals = local.into_iter().chain(named).collect();
+    let native = accept::accept(listener, locals, tls, node.clone(), foreign);
+    let index = node.index();
+    let others = tonic::transport::Server::builder()
+        .layer(MapRequestLayer::new(Peer::keep_busy))
+        .layer(MapResponseLayer::new(move |response| convert::unreadable_response(response, index)))
+        .layer(tower::layer::layer_fn(move |inner| Timely::new(inner, index)))
+        .max_frame_size(1 << 20)
+        .initial_stream_window_size(accept::STREAM_WINDOW)
+        .initial_connection_window_size(accept::CONNECTION_WINDOW)
+        .max_concurrent_streams(16)
+        .http2_max_header_list_size(16 << 10)
+        .http2_keepalive_interval(Some(Duration::from_secs(20)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(20)))
+        .add_service(health_service)
+        .add_service(reflection)
+        .add_service(reflection_v1alpha)
+        .add_service(control)
+        .add_service(data)
+        .serve_with_incoming_shutdown(ReceiverStream::new(connections), async move {
+            let _ = stopping.wait_for(|phase| *phase >= Phase::Stopping).await;
+        });
+    let ((), result) = tokio::join!(native, others);
+    sweeper.abort();
+    settler.abort();
+    drain.abort();
+    result.map_err(|error| internal("serving failed", error))
+}
+
+/// Why a server should not be reached from other machines.
+fn danger(tls: Option<&ServerTls>) -> Option<&'static str> {
+    match tls {
+        None => {
+            Some("--insecure: connections are neither encrypted nor authenticated, and everybody is admin")
+        }
+        Some(tls) if !tls.asks => Some(
+            "connections are encrypted and not authenticated, and everybody is admin: --tls-ca asks clients for certificates",
+        ),
+        Some(_) => None,
+    }
+}
+
+/// Gives workers their places back that they had at the former server. Each has a lease to show that it lives.
+fn restore_places(shard: &Shard, catalog: &Catalog) {
+    for Member { client, group, seat } in &catalog.members {
+        if !catalog.sessions.contains(client) {
+            continue;
+        }
+        if let Err(error) = shard.groups().join(*group, *client, seat.clone(), shard.meter()) {
+            tracing::warn!(shard = shard.index(), %error, "a worker's place is not taken on");
+        }
+    }
+    catalog.complete.iter().for_each(|group| shard.groups().note_complete(*group));
+}
+
+/// Ends leases that ran out, gives memory back, and reminds of an open door.
+async fn sweep(node: Arc<Node>, danger: Option<&'static str>) {
+    let shortest = node.sessions.lease().min(node.reservations.lease());
+    let period = (shortest / 4).clamp(Duration::from_millis(5), Duration::from_secs(1));
+    let mut ticks = tokio::time::interval(period);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut warned: Option<Instant> = None;
+    loop {
+        ticks.tick().await;
+        node.sweep(period);
+        trim::give_back();
+        if let Some(danger) = danger
+            && warned.is_none_or(|at| at.elapsed() >= Duration::from_mins(1))
+        {
+            warned = Some(Instant::now());
+            tracing::warn!(shard = node.index(), "{danger}");
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! What a receipt means to a client, on the wire.
+
+use super::request::unknown;
+use fastps_core::error::Result;
+use fastps_proto::v1 as pb;
+
+/// The capability that a server with a log names in its answer to Hello.
+pub const CAN_LOG: &str = "log";
+
+/// Whether receipts are to say that the server's log has what they tell.
+pub fn wants_log(ack: i32) -> Result<bool> {
+    match pb::Ack::try_from(ack) {
+        Ok(pb::Ack::Unspecified | pb::Ack::Applied) => Ok(false),
+        Ok(pb::Ack::Logged) => Ok(true),
+        Err(_) => Err(unknown("ack", "0 to 2", ack)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_number_is_no_ack() {
+        assert_eq!([0, 1, 2].map(|ack| wants_log(ack).unwrap()), [false, false, true]);
+        for ack in [3, 99, -1, i32::MAX, i32::MIN] {
+            let error = wants_log(ack).unwrap_err();
+            assert!(error.message.contains("ack") && error.got == Some(ack.to_string()), "{error}");
+        }
+    }
+}

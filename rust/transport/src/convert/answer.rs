@@ -1,0 +1,219 @@
+//! Answers: built for a server, read for a client.
+
+use super::request::{codec_to_wire, malformed};
+use super::spec::dtype_to_wire;
+use bytes::Bytes;
+use fastps_core::codec::CodecId;
+use fastps_core::dtype::DType;
+use fastps_core::error::{Error, Result};
+use fastps_core::frame::Applied;
+use fastps_core::slice::Snapshot;
+use fastps_proto::v1 as pb;
+
+fn answer(kind: pb::Kind, tag: u64) -> pb::Header {
+    pb::Header { kind: kind.into(), tag, ..Default::default() }
+}
+
+fn applied_header(kind: pb::Kind, tag: u64, applied: &Applied) -> pb::Header {
+    pb::Header {
+        version: Some(applied.version),
+        own: Some(applied.own),
+        staleness: applied.staleness,
+        scale: Some(applied.scale),
+        duplicate: applied.duplicate,
+        ..answer(kind, tag)
+    }
+}
+
+/// The answer to a push that was applied.
+pub fn receipt(tag: u64, applied: &Applied) -> pb::Frame {
+    pb::Frame { header: Some(applied_header(pb::Kind::Receipt, tag, applied)), payload: Bytes::new() }
+}
+
+/// Values or state, with version, own changes and step of the slice; after a push that wanted them, with its receipt.
+pub fn values(
+    tag: u64,
+    dtype: DType,
+    (version, own, step): (u64, u64, u64),
+    applied: Option<&Applied>,
+    payload: Bytes,
+) -> pb::Frame {
+    let header = pb::Header {
+        count: (payload.len() / dtype.size()) as u64,
+        codec: codec_to_wire(CodecId::plain(dtype)).into(),
+        dtype: dtype_to_wire(dtype).into(),
+        version: Some(version),
+        own: Some(own),
+        step: Some(step),
+        ..applied.map_or_else(
+            || answer(pb::Kind::Values, tag),
+            |applied| applied_header(pb::Kind::Values, tag, applied),
+        )
+    };
+    pb::Frame { header: Some(header), payload }
+}
+
+/// The same of a snapshot; it, and what it keeps, live until the payload is sent or copied.
+pub fn snapshot(
+    tag: u64,
+    applied: Option<&Applied>,
+    snapshot: Snapshot,
+    keep: impl Send + 'static,
+) -> pb::Frame {
+    let (dtype, state) = (snapshot.dtype, (snapshot.version, snapshot.own, snapshot.step));
+    values(tag, dtype, state, applied, keeping(snapshot, keep))
+}
+
+/// The same without a payload, where the client reads the values where they lie.
+pub fn lent(tag: u64, applied: Option<&Applied>, snapshot: &Snapshot, lent: pb::Lent) -> pb::Frame {
+    let (dtype, state) = (snapshot.dtype, (snapshot.version, snapshot.own, snapshot.step));
+    let mut frame = values(tag, dtype, state, applied, Bytes::new());
+    if let Some(header) = &mut frame.header {
+        header.count = (snapshot.as_ref().len() / dtype.size()) as u64;
+        header.lent = Some(lent);
+    }
+    frame
+}
+
+/// Bytes, and what lives as long as they do.
+pub fn keeping(bytes: impl AsRef<[u8]> + Send + 'static, keep: impl Send + 'static) -> Bytes {
+    struct Kept<B, T>(B, #[allow(dead_code, reason = "it is dropped")] T);
+    impl<B: AsRef<[u8]>, T> AsRef<[u8]> for Kept<B, T> {
+        fn as_ref(&self) -> &[u8] {
+            self.0.as_ref()
+        }
+    }
+    Bytes::from_owner(Kept(bytes, keep))
+}
+
+/// The version of a slice, and how many of its changes are the asker's own.
+pub fn version(tag: u64, (version, own): (u64, u64)) -> pb::Frame {
+    let header = pb::Header { version: Some(version), own: Some(own), ..answer(pb::Kind::Version, tag) };
+    pb::Frame { header: Some(header), payload: Bytes::new() }
+}
+
+/// The answer to a frame that changed nothing.
+pub fn refused(tag: u64, error: &Error) -> pb::Frame {
+    let header = pb::Header { refusal: Some(super::refusal(error)), ..answer(pb::Kind::Refused, tag) };
+    pb::Frame { header: Some(header), payload: Bytes::new() }
+}
+
+/// The answer to a resolve: not applied, and never will be.
+pub fn fenced(tag: u64) -> pb::Frame {
+    pb::Frame { header: Some(answer(pb::Kind::Fenced, tag)), payload: Bytes::new() }
+}
+
+/// What a server answered.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// The push was applied.
+    Receipt(Applied),
+    /// Values or state.
+    Values {
+        /// The slice's version.
+        version: u64,
+        /// How many of its changes are the asker's own.
+        own: u64,
+        /// Optimizer steps.
+        step: u64,
+        /// The receipt of the push that wanted them; its version and own are those of the values.
+        applied: Option<Applied>,
+        /// Little-endian values of the tensor's type.
+        payload: Bytes,
+    },
+    /// Of a sparse message.
+    Parts {
+        /// What became of each part; of a pull, `version` and `own` alone mean something.
+        outcomes: Vec<Result<Applied>>,
+        /// Of a pull: the values of the parts that were not refused.
+        payload: Bytes,
+    },
+    /// The version alone.
+    Version {
+        /// The slice's version.
+        version: u64,
+        /// How many of its changes are the asker's own.
+        own: u64,
+    },
+    /// Nothing was changed.
+    Refused(Error),
+    /// It was not applied and never will be.
+    Fenced,
+}
+
+/// Reads an answer and the tag of its request.
+pub fn answer_from_frame(frame: pb::Frame) -> Result<(u64, Answer)> {
+    let h = frame.header.ok_or_else(|| malformed("the answer has no header"))?;
+    let missing = |field: &str| malformed(format!("the answer has no {field}"));
+    let applied = |scale| -> Result<Applied> {
+        Ok(Applied {
+            version: h.version.ok_or_else(|| missing("version"))?,
+            own: h.own.ok_or_else(|| missing("own"))?,
+            staleness: h.staleness,
+            scale,
+            duplicate: h.duplicate,
+        })
+    };
+    let kind = pb::Kind::try_from(h.kind);
+    if let (Ok(pb::Kind::Receipt | pb::Kind::Values), Some(table)) = (kind, h.table) {
+        let outcomes = super::parts::outcomes(*table, h.scale.unwrap_or(1.0))?;
+        return Ok((h.tag, Answer::Parts { outcomes, payload: frame.payload }));
+    }
+    let answer = match kind {
+        Ok(pb::Kind::Receipt) => Answer::Receipt(applied(h.scale.ok_or_else(|| missing("scale"))?)?),
+        Ok(pb::Kind::Values) => Answer::Values {
+            version: h.version.ok_or_else(|| missing("version"))?,
+            own: h.own.ok_or_else(|| missing("own"))?,
+            step: h.step.ok_or_else(|| missing("step"))?,
+            applied: h.scale.map(applied).transpose()?,
+            payload: frame.payload,
+        },
+        Ok(pb::Kind::Version) => Answer::Version {
+            version: h.version.ok_or_else(|| missing("version"))?,
+            own: h.own.ok_or_else(|| missing("own"))?,
+        },
+        Ok(pb::Kind::Refused) => {
+            Answer::Refused(super::error_from_refusal(h.refusal.ok_or_else(|| missing("refusal"))?))
+        }
+        Ok(pb::Kind::Fenced) => Answer::Fenced,
+        _ => return Err(malformed("this frame is not an answer").expected("an answer", h.kind)),
+    };
+    Ok((h.tag, answer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Route, resolve_frame};
+    use super::*;
+    use fastps_core::error::Kind;
+    use fastps_core::tensor::SliceId;
+    use prost::Message;
+
+    const ROUTE: Route = Route { group: 1, epoch: 1, client: 9 };
+
+    #[test]
+    fn answers_survive_both_ways() {
+        let applied = Applied { version: 4, own: 0, staleness: Some(0), scale: 0.5, duplicate: true };
+        let payload = Bytes::from_static(&[1; 8]);
+        let error = Error::new(Kind::Shape, "no").shard(0);
+        for (frame, expected) in [
+            (receipt(6, &applied), Answer::Receipt(applied)),
+            (
+                values(6, DType::Float32, (4, 0, 2), None, payload.clone()),
+                Answer::Values { version: 4, own: 0, step: 2, applied: None, payload: payload.clone() },
+            ),
+            (
+                values(6, DType::Float32, (4, 0, 2), Some(&applied), payload.clone()),
+                Answer::Values { version: 4, own: 0, step: 2, applied: Some(applied), payload },
+            ),
+            (version(6, (4, 1)), Answer::Version { version: 4, own: 1 }),
+            (refused(6, &error), Answer::Refused(error)),
+            (fenced(6), Answer::Fenced),
+        ] {
+            let frame = pb::Frame::decode(frame.encode_to_vec().as_slice()).unwrap();
+            assert_eq!(answer_from_frame(frame).unwrap(), (6, expected));
+        }
+        assert!(answer_from_frame(resolve_frame(6, ROUTE, SliceId(5), 1)).is_err());
+        assert!(answer_from_frame(pb::Frame::default()).is_err());
+    }
+}

@@ -1,0 +1,28 @@
+//! Wire <-> core types, both ways, in one place: what comes from outside is checked here once, and nowhere else is a
+//! number of the wire given a meaning.
+
+mod ack;
+mod answer;
+mod error;
+mod kinds;
+mod mode;
+mod parts;
+mod portion;
+mod request;
+mod spec;
+
+pub use ack::{CAN_LOG, wants_log};
+pub use answer::{
+    Answer, answer_from_frame, fenced, keeping, lent, receipt, refused, snapshot, values, version,
+};
+pub use error::{
+    error_from_refusal, error_from_status, refusal, status, timed_out, unreadable, unreadable_response,
+};
+pub use kinds::{Retry, is_conclusive, kind_from_name, kind_name, passes, retry};
+pub use mode::{mode_to_wire, seat_from_wire};
+pub use parts::{MAX_PARTS, Part, Parts, pull_parts_header, push_parts_header, receipts, rows_header};
+pub use portion::{ask_from_wire, ask_to_wire, given_from_wire, given_to_wire};
+pub use request::{
+    Read, Request, Route, Verb, crc32c, plain_len, push_frame, read_frame, request_from_frame, resolve_frame,
+};
+pub use spec::{optimizer_from_wire, optimizer_to_wire, spec_difference, spec_from_wire, spec_to_wire};

@@ -1,0 +1,186 @@
+//! The memory of one connection: little while it rests; while it works, what its windows and its streams may need.
+//!
+//! What a window grants, the peer may send unasked. Here it stays in the socket until memory was taken for it: a
+//! connection at rest reads a few small messages, and takes the rest of its memory before it reads on. It gives that back
+//! when it has been quiet for a while, and everything that came was used and answered.
+
+use fastps_core::error::Result;
+use fastps_core::shard::{Charge, Meter, Purpose};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// What a connection takes at rest: its state, its buffers, and what it may read.
+pub const AT_REST: u64 = 48 << 10;
+/// What a connection reads at rest.
+const FREE: usize = 8 << 10;
+/// Without a byte for so long, all that came was seen by whoever uses it.
+const SEEN: Duration = Duration::from_secs(1);
+/// A connection that read no more than `FREE` for so long rests.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// The memory of one connection.
+#[derive(Debug)]
+pub struct Room {
+    meter: Arc<Meter>,
+    at_rest: u64,
+    /// What it takes to work, without its streams.
+    work: u64,
+    works: AtomicBool,
+    /// Bytes read since it was last known that nothing is left of them.
+    read: AtomicUsize,
+    /// The most that was read at once: HTTP/2 keeps a buffer of this size.
+    largest: AtomicU64,
+    /// Copied by all that keep bytes of the connection.
+    busy: Arc<()>,
+    /// Its client's pushes are answered when they are durable.
+    waits_for_disk: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    charge: Charge,
+    streams: u64,
+    last_read: Instant,
+}
+
+/// Keeps its connection from resting.
+#[derive(Clone, Debug)]
+pub struct Busy {
+    _kept: Arc<()>,
+}
+
+/// What one stream takes of its connection's memory.
+#[derive(Debug)]
+pub struct StreamRoom {
+    room: Arc<Room>,
+    bytes: u64,
+}
+
+impl Room {
+    /// Takes the memory of a connection at rest.
+    pub fn take(meter: &Arc<Meter>, at_rest: u64, work: u64) -> Result<Arc<Self>> {
+        let charge = meter.take(Purpose::Connections, at_rest)?;
+        Ok(Arc::new(Self {
+            meter: meter.clone(),
+            at_rest,
+            work,
+            works: AtomicBool::new(false),
+            read: AtomicUsize::new(0),
+            largest: AtomicU64::new(0),
+            busy: Arc::new(()),
+            waits_for_disk: AtomicBool::new(false),
+            state: Mutex::new(State { charge, streams: 0, last_read: Instant::now() }),
+        }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A token that keeps the connection from resting until it is dropped.
+    pub fn busy(&self) -> Busy {
+        Busy { _kept: self.busy.clone() }
+    }
+
+    /// What comes next on the connection comes after the disk, which needs the cores: nobody spins for it.
+    pub fn wait_for_disk(&self) {
+        self.waits_for_disk.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether what comes next on the connection comes after the disk.
+    pub fn waits_for_disk(&self) -> bool {
+        self.waits_for_disk.load(Ordering::Relaxed)
+    }
+
+    fn is_busy(&self) -> bool {
+        Arc::strong_count(&self.busy) > 1
+    }
+
+    /// How many of so many bytes may be read: memory for them is there.
+    pub fn admit(self: &Arc<Self>, wanted: usize) -> Result<usize> {
+        if wanted as u64 > self.largest.load(Ordering::Relaxed) {
+            self.largest.store(wanted as u64, Ordering::Relaxed);
+        }
+        if self.works.load(Ordering::Relaxed) {
+            return Ok(wanted);
+        }
+        let mut state = self.state();
+        if !self.is_busy() && state.last_read.elapsed() >= SEEN {
+            self.read.store(0, Ordering::Relaxed);
+        }
+        let free = FREE.saturating_sub(self.read.load(Ordering::Relaxed));
+        if free > 0 || wanted == 0 {
+            return Ok(free.min(wanted));
+        }
+        let needed = self.at_rest + self.work + state.streams;
+        state.charge.grow_to(needed)?;
+        self.works.store(true, Ordering::Relaxed);
+        tokio::spawn(rest_when_quiet(Arc::downgrade(self)));
+        Ok(wanted)
+    }
+
+    /// So many bytes were read.
+    pub fn passed(&self, bytes: usize) {
+        if bytes > 0 {
+            self.read.fetch_add(bytes, Ordering::Relaxed);
+            if !self.works.load(Ordering::Relaxed) {
+                self.state().last_read = Instant::now();
+            }
+        }
+    }
+
+    /// Gives back what only work takes, if the connection has been quiet since it was last asked.
+    fn rest(&self) -> bool {
+        if self.read.load(Ordering::Relaxed) > FREE || self.is_busy() {
+            self.read.store(0, Ordering::Relaxed);
+            return false;
+        }
+        let mut state = self.state();
+        let buffer = self.largest.load(Ordering::Relaxed);
+        state.charge.shrink_to(self.at_rest + if buffer > FREE as u64 { buffer } else { 0 });
+        state.last_read = Instant::now();
+        self.works.store(false, Ordering::Relaxed);
+        true
+    }
+
+    /// A new stream. At rest it takes nothing yet, but finds out whether there would be enough.
+    pub fn open_stream(self: &Arc<Self>, bytes: u64) -> Result<StreamRoom> {
+        let mut state = self.state();
+        let needed = self.work + state.streams + bytes;
+        if self.works.load(Ordering::Relaxed) {
+            state.charge.grow_to(self.at_rest + needed)?;
+        } else {
+            drop(self.meter.take(Purpose::Connections, needed)?);
+        }
+        state.streams += bytes;
+        Ok(StreamRoom { room: self.clone(), bytes })
+    }
+
+    /// Memory for messages that come in parts; nothing yet.
+    pub fn parts(&self) -> Result<Charge> {
+        self.meter.take(Purpose::Connections, 0)
+    }
+}
+
+impl Drop for StreamRoom {
+    fn drop(&mut self) {
+        let room = &self.room;
+        let mut state = room.state();
+        state.streams -= self.bytes;
+        if room.works.load(Ordering::Relaxed) {
+            let needed = room.at_rest + room.work + state.streams;
+            state.charge.shrink_to(needed);
+        }
+    }
+}
+
+async fn rest_when_quiet(room: Weak<Room>) {
+    loop {
+        tokio::time::sleep(QUIET).await;
+        if room.upgrade().is_none_or(|room| room.rest()) {
+            return;
+        }
+    }
+}

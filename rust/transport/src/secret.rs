@@ -1,0 +1,65 @@
+//! A client's secret: what shows that a call, a stream or a Hello comes from the client whose session it names. A client
+//! draws it; a server keeps only its hash, and compares that.
+
+use bytes::Bytes;
+use fastps_core::error::{Error, Kind, Result};
+use http::HeaderMap;
+use std::fmt;
+use tonic::metadata::{BinaryMetadataValue, MetadataMap};
+use tonic::service::Interceptor;
+use tonic::{Request, Status};
+
+/// The metadata that carries it, in the form of all binary metadata of gRPC.
+const METADATA: &str = "fastps-secret-bin";
+/// Its length in bytes.
+pub const BYTES: usize = 16;
+
+/// A client's own. It is in no output for debugging, and HTTP/2 keeps it in no table.
+#[derive(Clone)]
+pub struct Secret([u8; BYTES]);
+
+impl Secret {
+    /// Draws a new secret from the system's random numbers.
+    pub fn draw() -> Result<Self> {
+        let mut bytes = [0; BYTES];
+        getrandom::fill(&mut bytes)
+            .map_err(|error| Error::new(Kind::Internal, format!("no random numbers: {error}")))?;
+        Ok(Self(bytes))
+    }
+
+    /// As Hello carries it.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.0.to_vec()
+    }
+
+    fn metadata(&self) -> BinaryMetadataValue {
+        let mut value = BinaryMetadataValue::from_bytes(&self.0);
+        value.set_sensitive(true);
+        value
+    }
+
+    /// Puts it into the headers of a stream.
+    pub fn sign(&self, headers: &mut HeaderMap) {
+        let mut metadata = MetadataMap::new();
+        metadata.insert_bin(METADATA, self.metadata());
+        headers.extend(metadata.into_headers());
+    }
+}
+
+impl Interceptor for Secret {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        request.metadata_mut().insert_bin(METADATA, self.metadata());
+        Ok(request)
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// The secret that the headers of a call or stream carry, if they carry one.
+pub fn in_headers(metadata: &MetadataMap) -> Option<Bytes> {
+    metadata.get_bin(METADATA)?.to_bytes().ok()
+}

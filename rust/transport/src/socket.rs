@@ -1,0 +1,139 @@
+//! A socket, of any kind; one within this machine may be shared memory.
+
+use crate::tls::{self, ClientTls, Secure};
+use crate::unix;
+use crate::wire::{Borrower, Lender, LocalStream};
+use fastps_core::shard::Exposed;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+
+/// A connected stream socket.
+#[derive(Debug)]
+pub enum Socket {
+    /// TCP without encryption.
+    Tcp(TcpStream),
+    /// TCP with TLS.
+    Tls(Box<Secure>),
+    /// A Unix socket, or shared memory.
+    Local(LocalStream),
+}
+
+impl From<TcpStream> for Socket {
+    fn from(tcp: TcpStream) -> Self {
+        // Nothing here waits for more to send.
+        let _ = tcp.set_nodelay(true);
+        Self::Tcp(tcp)
+    }
+}
+
+impl From<UnixStream> for Socket {
+    fn from(unix: UnixStream) -> Self {
+        Self::Local(unix.into())
+    }
+}
+
+impl Socket {
+    /// Connects to an address (`host:port`), with TLS if that is asked for.
+    pub async fn connect(address: &str, tls: Option<&ClientTls>) -> io::Result<Self> {
+        let tcp = TcpStream::connect(address).await?;
+        match tls {
+            None => Ok(tcp.into()),
+            Some(tls) => {
+                let _ = tcp.set_nodelay(true);
+                tls.handshake(address, tcp).await.map(Self::from)
+            }
+        }
+    }
+
+    /// Connects to `unix:///path`, or to `host:port`.
+    pub async fn reach(address: &str, tls: Option<&ClientTls>) -> io::Result<Self> {
+        match unix::path(address) {
+            Some(path) => unix::connect(path).await.map(Self::from),
+            None => Self::connect(address, tls).await,
+        }
+    }
+
+    /// Gives a client that has asked for it shared memory, or the reason why there is none.
+    pub async fn share(
+        &mut self,
+        room: Result<(), String>,
+        spin: Duration,
+        exposed: Option<&Arc<Exposed>>,
+    ) -> io::Result<()> {
+        match self {
+            Self::Local(local) => local.share(room, spin, exposed).await,
+            Self::Tcp(_) | Self::Tls(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// What lends values to the client at the other end, if it can read them where they lie.
+    pub fn lender(&self) -> Option<Arc<Lender>> {
+        if let Self::Local(local) = self { local.lender() } else { None }
+    }
+
+    /// What takes values that the server at the other end lends.
+    pub fn borrower(&self) -> Option<Arc<Borrower>> {
+        if let Self::Local(local) = self { local.borrower() } else { None }
+    }
+
+    /// Waits for what comes without looking for it.
+    pub fn never_spin(&mut self) {
+        if let Self::Local(local) = self {
+            local.never_spin();
+        }
+    }
+}
+
+impl From<Secure> for Socket {
+    fn from(tls: Secure) -> Self {
+        Self::Tls(Box::new(tls))
+    }
+}
+
+macro_rules! either {
+    ($this:expr, $io:ident => $work:expr) => {
+        match $this {
+            Socket::Tcp($io) => $work,
+            Socket::Tls($io) => $work,
+            Socket::Local($io) => $work,
+        }
+    };
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        either!(self.get_mut(), io => Pin::new(io).poll_read(cx, buf)).map_err(tls::told)
+    }
+}
+
+// `is_write_vectored` must be forwarded, or h2 copies every payload behind its header.
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        either!(self.get_mut(), io => Pin::new(io).poll_write(cx, buf))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self.get_mut(), io => Pin::new(io).poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self.get_mut(), io => Pin::new(io).poll_shutdown(cx))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        either!(self.get_mut(), io => Pin::new(io).poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,231 @@
+//! A reader that knows HTTP/2 frames. `h2` is given exactly the nine bytes of a frame's header, so that it makes room for
+//! the whole frame, and then the frame: straight from the socket into that room.
+//!
+//! After a large frame it pauses for one poll, so that the frame is used, and its memory free again, before the next is
+//! read into the same memory.
+
+use super::Turn;
+use fastps_core::failpoint::reach;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
+
+const HEADER: usize = 9;
+/// The type of the frames that carry messages.
+const DATA: u8 = 0;
+/// What is read at once where a header is expected: enough for a small frame.
+const AHEAD: usize = 8 << 10;
+/// Frames from here on are followed by a pause, and writes seen as parts of something large.
+const LARGE: usize = 16 << 10;
+
+/// A connection whose reads end where frames end.
+#[derive(Debug)]
+pub struct Framed<S> {
+    inner: Take<S>,
+    /// Bytes that were read and not handed out: `ahead[from..to]`.
+    ahead: Box<[u8]>,
+    from: usize,
+    to: usize,
+    /// Bytes before the first frame that are not handed out: a client's preface.
+    preface: usize,
+    header: [u8; HEADER],
+    /// Bytes of the header that were handed out.
+    seen: usize,
+    /// Bytes of the frame behind it that were not.
+    left: usize,
+    paused: bool,
+    turn: Turn,
+}
+
+impl<S: AsyncRead + Unpin> Framed<S> {
+    /// `preface` bytes come before the first frame.
+    pub fn new(inner: S, preface: usize, turn: Turn) -> Self {
+        Self {
+            inner: inner.take(0),
+            ahead: vec![0; AHEAD].into_boxed_slice(),
+            from: 0,
+            to: 0,
+            preface,
+            header: [0; HEADER],
+            seen: 0,
+            left: 0,
+            paused: false,
+            turn,
+        }
+    }
+
+    /// Bytes up to the next place where reading stops.
+    fn stretch(&self) -> usize {
+        match (self.preface, self.left) {
+            (0, 0) => HEADER - self.seen,
+            (0, left) => left,
+            (preface, _) => preface,
+        }
+    }
+
+    /// Hands out bytes that were read ahead, within one stretch.
+    fn hand_out(&mut self, buf: &mut ReadBuf<'_>) {
+        let n = self.stretch().min(self.to - self.from).min(buf.remaining());
+        let bytes = &self.ahead[self.from..self.from + n];
+        buf.put_slice(bytes);
+        self.from += n;
+        if self.preface > 0 {
+            self.preface -= n;
+        } else if self.left > 0 {
+            self.passed_frame(n);
+        } else {
+            self.header[self.seen..self.seen + n].copy_from_slice(bytes);
+            self.seen += n;
+            if self.seen == HEADER {
+                let [a, b, c, ..] = self.header;
+                self.left = u32::from_be_bytes([0, a, b, c]) as usize;
+                self.seen = 0;
+                if self.header[3] == DATA {
+                    reach("header_read");
+                }
+            }
+        }
+    }
+
+    fn passed_frame(&mut self, bytes: usize) {
+        self.left -= bytes;
+        let [a, b, ..] = self.header;
+        if self.left > 0 && self.header[3] == DATA {
+            reach("half_frame");
+            self.turn.pace().part();
+        }
+        self.paused = self.left == 0 && (usize::from(a) << 16 | usize::from(b) << 8) >= LARGE;
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Framed<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.turn.is_writing() {
+            return Poll::Pending;
+        }
+        if std::mem::take(&mut this.paused) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if this.from == this.to && (this.preface > 0 || this.left == 0) {
+            let mut ahead = ReadBuf::new(&mut this.ahead);
+            this.inner.set_limit(AHEAD as u64);
+            ready!(Pin::new(&mut this.inner).poll_read(cx, &mut ahead))?;
+            (this.from, this.to) = (0, ahead.filled().len());
+        }
+        if this.from < this.to {
+            this.hand_out(buf);
+            return Poll::Ready(Ok(()));
+        }
+        if this.left == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let before = buf.filled().len();
+        this.inner.set_limit(this.left as u64);
+        ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
+        this.passed_frame(buf.filled().len() - before);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Framed<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(self.inner.get_mut()).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(self.inner.get_mut()).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(self.inner.get_mut()).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(self.inner.get_mut()).poll_write_vectored(cx, bufs))?;
+        if written >= LARGE {
+            self.turn.pace().part();
+        }
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.get_ref().is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Hands out what it has in reads of random sizes, with waits between.
+    struct Trickle {
+        bytes: Vec<u8>,
+        at: usize,
+        random: u64,
+        most: usize,
+    }
+
+    impl Trickle {
+        fn random(&mut self) -> usize {
+            self.random ^= self.random << 13;
+            self.random ^= self.random >> 7;
+            self.random ^= self.random << 17;
+            self.random as usize
+        }
+    }
+
+    impl AsyncRead for Trickle {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            if self.random().is_multiple_of(4) {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let most = self.most;
+            let n = (1 + self.random() % most).min(buf.remaining()).min(self.bytes.len() - self.at);
+            let at = self.at;
+            buf.put_slice(&self.bytes[at..at + n]);
+            self.at += n;
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn reads_end_where_frames_end_and_nothing_is_lost() {
+        for (seed, most) in [(1, 1), (2, 7), (3, 9000), (4, 1 << 20)] {
+            let mut bytes: Vec<u8> = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+            let mut ends = vec![bytes.len()];
+            for length in [0_usize, 1, 9, 8183, 8192, 0, 70_000, 16_384, 3] {
+                bytes.extend(&(length as u32).to_be_bytes()[1..]);
+                bytes.extend([0; 6]);
+                ends.push(bytes.len());
+                bytes.extend((0..length).map(|k| (k % 255) as u8));
+                ends.push(bytes.len());
+            }
+            let trickle = Trickle { bytes: bytes.clone(), at: 0, random: seed, most };
+            let mut framed = Framed::new(trickle, 24, Turn::default());
+            let mut got = Vec::<u8>::new();
+            loop {
+                let mut part = vec![0; 100_000];
+                let n = framed.read(&mut part).await.unwrap();
+                if n == 0 {
+                    break;
+                }
+                let crossed = ends.iter().any(|end| got.len() < *end && got.len() + n > *end);
+                assert!(!crossed, "a read of {n} bytes at {} goes beyond its frame", got.len());
+                got.extend(&part[..n]);
+            }
+            assert!(got == bytes);
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! Finds out that a silent peer has gone.
+
+use h2::{Ping, PingPong};
+use std::time::Duration;
+
+/// Asks the peer now and then; returns when it does not answer within the same time.
+pub async fn keep_alive(pings: Option<PingPong>, every: Duration) {
+    let Some(mut pings) = pings else {
+        return std::future::pending().await;
+    };
+    loop {
+        tokio::time::sleep(every).await;
+        if !matches!(tokio::time::timeout(every, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
+            return;
+        }
+    }
+}

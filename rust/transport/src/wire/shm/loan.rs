@@ -1,0 +1,398 @@
+//! Values that are read where they lie: the server lends them, the client copies them to where they belong and gives them back.
+//!
+//! What is lent stays pinned in its slice until it is back, so that nobody writes there. The socket's end gives back all: a
+//! client's end of it stays open as long as anything is borrowed, and a server that closes its own holds what it has lent until the
+//! client has closed its end, too.
+
+use super::memory::{Half, LOANS, Values};
+use super::ring::{give_back, is_back};
+use super::sync::Ordering;
+use fastps_core::slice::Snapshot;
+use fastps_proto::v1 as pb;
+use rustix::net::{SendFlags, Shutdown, send, shutdown};
+use std::fmt;
+use std::io::{Error, ErrorKind, Result};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::runtime::Handle;
+
+/// Wakes the peer. Where the socket has no room for another byte, there are some that it has not read; where it has
+/// ended, so will the stream.
+pub(super) fn wake(socket: impl AsFd) {
+    let _ = send(socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+}
+
+/// The server's end.
+pub struct Lender {
+    /// The ring that the client writes.
+    half: Half,
+    state: Mutex<State>,
+}
+
+struct State {
+    lent: [Option<Lent>; LOANS],
+    /// The server's end of the socket once more, for as long as the connection lasts.
+    socket: Option<UnixStream>,
+}
+
+/// Values, and what keeps their place among those that are under way.
+type Lent = (Snapshot, Box<dyn Send>);
+
+impl Lender {
+    pub(super) fn new(half: Half, socket: &tokio::net::UnixStream) -> Result<Arc<Self>> {
+        let socket = Some(UnixStream::from(socket.as_fd().try_clone_to_owned()?));
+        let state = Mutex::new(State { lent: [const { None }; LOANS], socket });
+        Ok(Arc::new(Self { half, state }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lends values, and keeps `place` until they are back. Gives both back where they do not lie in memory that the client reads, where
+    /// so much is lent that there is no slot, and after the end.
+    pub fn lend<T: Send + 'static>(
+        &self,
+        values: Snapshot,
+        place: T,
+    ) -> std::result::Result<pb::Lent, (Snapshot, T)> {
+        self.take_back();
+        let mut state = self.state();
+        let slot = state.lent.iter().position(Option::is_none);
+        let (Some(offset), Some(slot), true) = (values.exposed_at(), slot, state.socket.is_some()) else {
+            return Err((values, place));
+        };
+        let lent = pb::Lent { offset: offset as u64, bytes: values.as_ref().len() as u32, slot: slot as u32 };
+        self.half.loan(slot).store(1, Ordering::Relaxed);
+        state.lent[slot] = Some((values, Box::new(place)));
+        Ok(lent)
+    }
+
+    /// Lets go of what the client has given back.
+    pub(super) fn take_back(&self) {
+        let mut back = [const { None }; LOANS];
+        let mut state = self.state();
+        for (slot, (lent, back)) in state.lent.iter_mut().zip(&mut back).enumerate() {
+            *back = lent.take_if(|_| is_back(&self.half, slot));
+        }
+        drop(state);
+        // Those who wait for it are woken without the lock.
+        drop(back);
+    }
+
+    /// The connection's end: what is lent stays as it is until the client has closed its end of the socket, and takes nobody's place
+    /// any more.
+    pub(super) fn end(&self) {
+        self.take_back();
+        let mut state = self.state();
+        let (lent, socket) = (std::mem::take(&mut state.lent), state.socket.take());
+        drop(state);
+        let values: Vec<_> = lent.into_iter().flatten().map(|(values, _place)| values).collect();
+        if values.is_empty() {
+            return;
+        }
+        let left = Left { values };
+        if let (Ok(runtime), Some(socket)) = (Handle::try_current(), socket) {
+            runtime.spawn(left.wait(socket));
+        }
+    }
+}
+
+impl fmt::Debug for Lender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lender").finish_non_exhaustive()
+    }
+}
+
+/// What is lent after its connection has ended.
+struct Left {
+    values: Vec<Snapshot>,
+}
+
+impl Left {
+    async fn wait(mut self, socket: UnixStream) {
+        let _ = shutdown(&socket, Shutdown::Write);
+        let Ok(socket) = tokio::net::UnixStream::from_std(socket) else { return };
+        loop {
+            match socket.try_read(&mut [0; 64]) {
+                Ok(1..) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if socket.readable().await.is_err() {
+                        return;
+                    }
+                }
+                Ok(0) | Err(_) => break,
+            }
+        }
+        self.values.clear();
+    }
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        // Nobody is there to wait for a client that reads, if it does: these few slices are never used again.
+        std::mem::forget(std::mem::take(&mut self.values));
+    }
+}
+
+/// The client's end.
+#[derive(Debug)]
+pub struct Borrower {
+    /// The ring that the server reads.
+    half: Half,
+    values: Values,
+    /// Keeps the client's end open.
+    socket: OwnedFd,
+}
+
+impl Borrower {
+    pub(super) fn new(half: Half, values: &OwnedFd, socket: &tokio::net::UnixStream) -> Result<Arc<Self>> {
+        let socket = socket.as_fd().try_clone_to_owned()?;
+        Ok(Arc::new(Self { half, values: Values::map(values)?, socket }))
+    }
+
+    /// Takes what the server has lent.
+    pub fn take(self: &Arc<Self>, lent: &pb::Lent) -> Result<Loan> {
+        let (at, len, slot) = (lent.offset as usize, lent.bytes as usize, lent.slot as usize);
+        if slot >= LOANS || at.checked_add(len).is_none_or(|end| end > self.values.len()) {
+            let why = format!("the server lends {len} bytes at {at}, to be given back by counter {slot}");
+            return Err(Error::new(ErrorKind::InvalidData, why));
+        }
+        Ok(Loan { from: self.clone(), at, len, slot })
+    }
+}
+
+/// Borrowed values; dropped, they are given back.
+#[derive(Debug)]
+pub struct Loan {
+    from: Arc<Borrower>,
+    at: usize,
+    len: usize,
+    slot: usize,
+}
+
+impl AsRef<[u8]> for Loan {
+    fn as_ref(&self) -> &[u8] {
+        self.from.values.bytes(self.at, self.len)
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        give_back(&self.from.half, self.slot, || wake(&self.from.socket));
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::super::LocalStream;
+    use super::*;
+    use crate::wire::SPIN;
+    use fastps_core::dtype::DType;
+    use fastps_core::isa::Isa;
+    use fastps_core::optim::{Optimizer, Sgd};
+    use fastps_core::shard::{Exposed, Shard, ShardConfig};
+    use fastps_core::slice::Standing;
+    use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use std::time::Duration;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    /// Counts how many there are.
+    struct Counted<'a>(&'a AtomicUsize);
+
+    impl<'a> Counted<'a> {
+        fn new(count: &'a AtomicUsize) -> Self {
+            count.fetch_add(1, SeqCst);
+            Self(count)
+        }
+    }
+
+    impl Drop for Counted<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, SeqCst);
+        }
+    }
+
+    fn count() -> &'static AtomicUsize {
+        Box::leak(Box::default())
+    }
+
+    async fn within<T>(work: impl Future<Output = T>) -> T {
+        tokio::time::timeout(Duration::from_secs(30), work).await.expect("nothing moves")
+    }
+
+    async fn until(what: &str, is: impl Fn() -> bool) {
+        let waiting = async {
+            while !is() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), waiting)
+            .await
+            .unwrap_or_else(|_| panic!("never: {what}"));
+    }
+
+    /// A shard with `slices` whole slices whose bytes are their numbers, counted from 1.
+    fn shard(slices: u64) -> (Arc<Exposed>, Shard) {
+        let exposed = Exposed::new(64 << 20).unwrap();
+        let config = ShardConfig::new(0, 64 << 20, Isa::best());
+        let shard = Shard::new(ShardConfig { exposed: Some(exposed.clone()), ..config });
+        let spec = TensorSpec {
+            name: "w".into(),
+            shape: vec![slices * DType::Float32.slice_len() as u64],
+            dtype: DType::Float32,
+            apply: Apply::Exact,
+            group: "default".into(),
+            optimizer: Optimizer::Sgd(Sgd::default()),
+        };
+        let slices: Vec<_> = (0..slices).map(|k| (SliceId(k), k as usize)).collect();
+        shard.create(&Arc::new(spec), 0, &slices).unwrap();
+        for (slice, k) in slices {
+            let slice = shard.slice(slice).unwrap();
+            slice.restore(&Standing::default(), &vec![k as u8 + 1; slice.bytes()], &[]).unwrap();
+        }
+        (exposed, shard)
+    }
+
+    /// A client and a server on this machine.
+    async fn pair(exposed: &Arc<Exposed>) -> (LocalStream, LocalStream) {
+        let (client, server) = tokio::net::UnixStream::pair().unwrap();
+        let (mut client, mut server) = (LocalStream::from(client), LocalStream::from(server));
+        let serve = async {
+            let mut question = vec![0; super::super::ASK.len()];
+            server.read_exact(&mut question).await.unwrap();
+            server.share(Ok(()), SPIN, Some(exposed)).await.unwrap();
+            server
+        };
+        let (answer, server) = within(async { tokio::join!(client.ask(SPIN), serve) }).await;
+        answer.unwrap().unwrap();
+        (client, server)
+    }
+
+    fn lend<T: Send + 'static>(
+        server: &LocalStream,
+        shard: &Shard,
+        slice: u64,
+        place: T,
+    ) -> Option<pb::Lent> {
+        server.lender().unwrap().lend(shard.pull(0, SliceId(slice)).unwrap(), place).ok()
+    }
+
+    #[tokio::test]
+    async fn values_are_read_where_they_lie_and_given_back() {
+        let (exposed, shard) = shard(2);
+        let (client, server) = pair(&exposed).await;
+        let (borrower, kept) = (client.borrower().unwrap(), count());
+        let mut loans = Vec::new();
+        for _ in 0..LOANS {
+            let lent = lend(&server, &shard, 1, Counted::new(kept)).unwrap();
+            loans.push(borrower.take(&lent).unwrap());
+        }
+        assert!(lend(&server, &shard, 1, ()).is_none(), "as much is lent as can be");
+        let values = shard.pull(0, SliceId(1)).unwrap();
+        assert!(values.as_ref().iter().all(|byte| *byte == 2));
+        assert!(loans.iter().all(|loan| loan.as_ref() == values.as_ref()));
+        // In any order.
+        loans.swap_remove(1);
+        assert_eq!(kept.load(SeqCst), LOANS, "nobody has looked yet");
+        loans.push(borrower.take(&lend(&server, &shard, 0, Counted::new(kept)).unwrap()).unwrap());
+        assert_eq!(kept.load(SeqCst), LOANS, "one is back, and one is lent");
+        loans.clear();
+        server.lender().unwrap().take_back();
+        assert_eq!(kept.load(SeqCst), 0);
+    }
+
+    #[tokio::test]
+    async fn a_lender_that_sleeps_hears_of_what_is_given_back() {
+        let (exposed, shard) = shard(1);
+        let (client, mut server) = pair(&exposed).await;
+        let (borrower, kept) = (client.borrower().unwrap(), count());
+        server.never_spin();
+        for pause in [0, 20, 0, 20] {
+            let lent = lend(&server, &shard, 0, Counted::new(kept)).unwrap();
+            let loan = borrower.take(&lent).unwrap();
+            let back = async {
+                tokio::time::sleep(Duration::from_millis(pause)).await;
+                drop(loan);
+                until("it is back", || kept.load(SeqCst) == 0).await;
+            };
+            tokio::select! {
+                () = back => {}
+                _ = server.read_u8() => panic!("nothing was sent"),
+            }
+        }
+    }
+
+    /// Whether nobody but the slice itself has its values, so that a push may write there.
+    fn is_free(shard: &Shard) -> bool {
+        let before = shard.pull(0, SliceId(0)).unwrap().exposed_at();
+        let slice = shard.slice(SliceId(0)).unwrap();
+        slice.restore(&Standing::default(), &vec![1; slice.bytes()], &[]).unwrap();
+        shard.pull(0, SliceId(0)).unwrap().exposed_at() == before
+    }
+
+    #[tokio::test]
+    async fn what_is_lent_stays_as_it_is_until_the_clients_end_is_closed() {
+        let (exposed, shard) = shard(1);
+        let (mut client, server) = pair(&exposed).await;
+        let (kept, lender) = (count(), server.lender().unwrap());
+        assert!(is_free(&shard));
+        let lent = lend(&server, &shard, 0, Counted::new(kept)).unwrap();
+        let loan = client.borrower().unwrap().take(&lent).unwrap();
+        drop(server);
+        assert_eq!(kept.load(SeqCst), 0, "it takes nobody's place");
+        assert!(
+            lender.lend(shard.pull(0, SliceId(0)).unwrap(), ()).is_err(),
+            "nothing is lent after the end"
+        );
+        assert!(within(client.read_u8()).await.is_err(), "the client sees the end");
+        client.shutdown().await.unwrap();
+        drop(client);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!is_free(&shard), "it is read still");
+        assert!(loan.as_ref().iter().all(|byte| *byte == 1));
+        drop(loan);
+        until("the client's end is closed", || is_free(&shard)).await;
+    }
+
+    #[test]
+    fn what_is_read_when_the_server_stops_is_never_used_again() {
+        let (exposed, shard) = shard(1);
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (clients, servers) = (runtime(), runtime());
+        let (client, server) = clients.block_on(pair(&exposed));
+        let lent = lend(&server, &shard, 0, ()).unwrap();
+        let loan = client.borrower().unwrap().take(&lent).unwrap();
+        {
+            let _inside = servers.enter();
+            drop(server);
+        }
+        drop(servers);
+        drop((shard, exposed));
+        assert!(loan.as_ref().iter().all(|byte| *byte == 1));
+        drop(clients);
+    }
+
+    #[tokio::test]
+    async fn nonsense_is_refused() {
+        let (exposed, shard) = shard(1);
+        let (client, server) = pair(&exposed).await;
+        let borrower = client.borrower().unwrap();
+        let good = lend(&server, &shard, 0, ()).unwrap();
+        for bad in [
+            pb::Lent { slot: LOANS as u32, ..good },
+            pb::Lent { offset: 64 << 20, ..good },
+            pb::Lent { offset: u64::MAX, ..good },
+            pb::Lent { bytes: u32::MAX, ..good },
+        ] {
+            let error = borrower.take(&bad).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+        }
+        assert!(borrower.take(&good).is_ok());
+        let open = rustix::fs::memfd_create(c"open", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        assert_eq!(Values::map(&open).unwrap_err().kind(), ErrorKind::InvalidData);
+    }
+}

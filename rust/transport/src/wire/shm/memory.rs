@@ -1,0 +1,193 @@
+//! Memory that two processes share, and the only code that touches it. It is sealed, so that neither can take away
+//! what the other has mapped.
+//!
+//! The other process may be anybody of the same user, and may write what and when it likes. So no reference to the
+//! bytes of a ring is ever made: they are copied in and out whole, each read once, and checked in the copy. The counters are
+//! atomics, for which every bit pattern is a value; what they say is checked by `ring`. Values that a server lends are read where
+//! they lie; whoever writes there meanwhile garbles numbers, and nothing is decided by them.
+#![allow(unsafe_code)]
+
+use super::sync::{AtomicU32, AtomicU64};
+use memmap2::{MmapOptions, MmapRaw};
+use std::io::{Error, ErrorKind, Result};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ptr::copy_nonoverlapping;
+use std::sync::Arc;
+use tokio::io::ReadBuf;
+
+/// Bytes of one direction's ring: both, and what is copied to and from them, stay in a cache.
+const RING: usize = 1 << 20;
+/// The largest ring that a client maps.
+const LARGEST: usize = 64 << 20;
+/// The counters of both rings lie before the rings.
+const CONTROLS: usize = 4096;
+/// What the rings of one connection take.
+pub const SHARED_BYTES: u64 = (CONTROLS + 2 * RING) as u64;
+
+/// A cache line of its own, and the next, which CPUs fetch with it.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(super) struct Line<T>(T);
+
+impl<T> std::ops::Deref for Line<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// What the two ends of a ring tell each other; see `ring`. All zero at first.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Control {
+    /// Bytes that were written, by the writer, and read, by the reader, since the beginning.
+    pub(super) written: Line<AtomicU64>,
+    pub(super) read: Line<AtomicU64>,
+    /// 1 where that end sleeps.
+    pub(super) reader_sleeps: Line<AtomicU32>,
+    pub(super) writer_sleeps: Line<AtomicU32>,
+}
+
+/// Values that may be lent at a time. A counter for each lies behind those of the rings.
+pub const LOANS: usize = 4;
+const _: () = assert!(2 * size_of::<Control>() + LOANS * size_of::<Line<AtomicU32>>() <= CONTROLS);
+
+/// One direction's ring.
+#[derive(Clone, Debug)]
+pub(super) struct Half {
+    memory: Arc<MmapRaw>,
+    /// Which of the two it is.
+    index: usize,
+    /// Its bytes, a power of two.
+    size: usize,
+}
+
+/// New memory for two rings.
+#[cfg(target_os = "linux")]
+pub(super) fn make() -> Result<OwnedFd> {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    let memory = memfd_create(c"fastps", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&memory, SHARED_BYTES)?;
+    fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(memory)
+}
+
+#[cfg(target_os = "linux")]
+fn is_sealed(memory: &OwnedFd) -> Result<bool> {
+    use rustix::fs::{SealFlags, fcntl_get_seals};
+    Ok(fcntl_get_seals(memory)?.contains(SealFlags::SHRINK))
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn make() -> Result<OwnedFd> {
+    Err(Error::new(ErrorKind::Unsupported, "this system has no sealed memory"))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_sealed(_: &OwnedFd) -> Result<bool> {
+    Ok(false)
+}
+
+/// Maps both rings: the one from client to server, and the other.
+pub(super) fn map(memory: OwnedFd) -> Result<[Half; 2]> {
+    let bytes = rustix::fs::fstat(memory.as_fd())?.st_size as usize;
+    let size = bytes.saturating_sub(CONTROLS) / 2;
+    if !is_sealed(&memory)? || !size.is_power_of_two() || size > LARGEST || bytes != CONTROLS + 2 * size {
+        return Err(Error::new(ErrorKind::InvalidData, "this is no memory of two rings"));
+    }
+    let memory = Arc::new(MmapOptions::new().len(bytes).map_raw(memory.as_raw_fd())?);
+    Ok([0, 1].map(|index| Half { memory: memory.clone(), index, size }))
+}
+
+/// Values of a server, which this process reads where they lie.
+#[derive(Debug)]
+pub(super) struct Values(MmapRaw);
+
+impl Values {
+    pub(super) fn map(memory: &OwnedFd) -> Result<Self> {
+        let bytes = rustix::fs::fstat(memory.as_fd())?.st_size as usize;
+        if !is_sealed(memory)? {
+            return Err(Error::new(ErrorKind::InvalidData, "values in memory that may shrink"));
+        }
+        let values = MmapOptions::new().len(bytes).map_raw_read_only(memory.as_raw_fd())?;
+        // A dump of this process need not have what it has never looked at.
+        #[cfg(target_os = "linux")]
+        let _ = values.advise(memmap2::Advice::DontDump);
+        Ok(Self(values))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Values that the server has lent.
+    pub(super) fn bytes(&self, at: usize, len: usize) -> &[u8] {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.len()), "values outside their memory");
+        // SAFETY: inside the mapping, which lives as long as `self`, cannot shrink, and is initialised as all memory of the
+        // system is. The server changes nothing there until it has it back, or until this end's socket is closed, which
+        // whoever reads keeps open. One of the same user that does all the same garbles the values that it sent, as
+        // whoever writes to a mapped file.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().add(at), len) }
+    }
+}
+
+impl Half {
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
+    #[allow(clippy::cast_ptr_alignment, reason = "a mapping begins with a page")]
+    pub(super) fn control(&self) -> &Control {
+        // SAFETY: `index` is 0 or 1, and both fit before the rings, on a page of their own, so aligned; the mapping lives
+        // as long as `self`, cannot shrink (it is sealed), and holds nothing but atomics there.
+        unsafe { &*self.memory.as_ptr().cast::<Control>().add(self.index) }
+    }
+
+    /// 1 where values are lent, 0 as soon as they are given back.
+    #[allow(clippy::cast_ptr_alignment, reason = "a mapping begins with a page")]
+    pub(super) fn loan(&self, slot: usize) -> &AtomicU32 {
+        assert!(slot < LOANS, "no such loan");
+        // SAFETY: as above: `LOANS` counters fit behind the two controls, aligned as they are.
+        unsafe { &*self.memory.as_ptr().cast::<Control>().add(2).cast::<Line<AtomicU32>>().add(slot) }
+    }
+
+    fn bytes(&self) -> *mut u8 {
+        // Within the mapping: see `map`.
+        self.memory.as_mut_ptr().wrapping_add(CONTROLS + self.index * self.size)
+    }
+
+    /// Where a position lies, and how many of `n` bytes fit before the end of the ring.
+    fn place(&self, position: u64, n: usize) -> (usize, usize) {
+        assert!(n <= self.size, "more than a ring");
+        let at = position as usize & (self.size - 1);
+        (at, n.min(self.size - at))
+    }
+
+    /// Copies bytes into the ring, around its end if need be.
+    pub(super) fn put(&self, position: u64, bytes: &[u8]) {
+        let (at, first) = self.place(position, bytes.len());
+        let (ring, from) = (self.bytes(), bytes.as_ptr());
+        // SAFETY: `at + first` is at most the ring's size, and so is the rest; the mapping is this process's memory for as
+        // long as `self` lives, and no Rust object lies there. That the peer may access the same bytes at the same time, against
+        // the rules of `ring`, garbles those bytes and nothing else.
+        unsafe {
+            copy_nonoverlapping(from, ring.add(at), first);
+            copy_nonoverlapping(from.add(first), ring, bytes.len() - first);
+        }
+    }
+
+    /// Copies `n` bytes, or what the buffer takes of them, out of the ring.
+    pub(super) fn get(&self, position: u64, n: usize, into: &mut ReadBuf<'_>) {
+        let n = n.min(into.remaining());
+        let (at, first) = self.place(position, n);
+        let ring = self.bytes();
+        // SAFETY: as in `put`; the buffer has room for `n` bytes, all of which are written before it is told so.
+        unsafe {
+            let to = into.unfilled_mut().as_mut_ptr().cast::<u8>();
+            copy_nonoverlapping(ring.add(at), to, first);
+            copy_nonoverlapping(ring, to.add(first), n - first);
+            into.assume_init(n);
+        }
+        into.advance(n);
+    }
+}

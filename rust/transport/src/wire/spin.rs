@@ -1,0 +1,191 @@
+//! Waiting by looking again for a moment before going to sleep: a sleeping thread takes tens of microseconds to come
+//! back, often longer than what it waits for.
+
+use fastps_core::error::{Error, Kind, Result};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+/// How long a wait looks again, unless told otherwise: well above the time of a wake-up.
+pub const BUDGET: Duration = Duration::from_micros(200);
+/// The longest that may be asked for.
+const LONGEST: Duration = Duration::from_secs(1);
+/// Where it was in vain, so many waits are left out before the next try: a peer that sleeps, too, answers late only
+/// because both do.
+pub(super) const MOST_SKIPPED: u32 = 7;
+
+/// Looks between two at which others may have the core: the peer itself, where both have but one.
+const LOOKS_PER_YIELD: u32 = 8;
+
+/// Whether it pays to spin here, learnt from the waits so far.
+#[derive(Clone, Copy, Debug)]
+pub struct Spin {
+    budget: Duration,
+    /// Waits that were left out after the last one in vain, and those that still are.
+    skipped: u32,
+    skip: u32,
+}
+
+/// With one core, whoever is waited for could not run.
+pub(super) static CORES: LazyLock<usize> =
+    LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
+
+impl Spin {
+    /// Looks again for so long; zero: never.
+    pub fn new(budget: Duration) -> Self {
+        Self { budget, skipped: 0, skip: 0 }
+    }
+
+    /// For a thread that must not.
+    pub fn never() -> Self {
+        Self::new(Duration::ZERO)
+    }
+
+    /// Fails for a time that nobody means.
+    pub fn check(budget: Duration) -> Result<()> {
+        if budget <= LONGEST {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Config, "a wait may not spin for so long")
+            .expected(format!("at most {LONGEST:?}"), format!("{budget:?}")))
+    }
+
+    /// Waits for what `work` gives. It spins only where a wait of late was short; a wait beside something large, only
+    /// where its parts come and go without long gaps.
+    pub async fn wait<T>(&mut self, work: impl Future<Output = T>, pace: &Pace) -> T {
+        let mut work = pin!(work);
+        let first = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
+        if let Poll::Ready(result) = first {
+            return result;
+        }
+        pace.begin();
+        if self.budget.is_zero() || self.skip > 0 || *CORES < 2 {
+            self.skip = self.skip.saturating_sub(1);
+            let result = work.await;
+            self.learn(pace.longest());
+            return result;
+        }
+        let mut looks = 0_u32;
+        while pace.gap() < self.budget {
+            looks += 1;
+            if looks.is_multiple_of(LOOKS_PER_YIELD) {
+                std::thread::yield_now();
+            }
+            tokio::task::yield_now().await;
+            let again = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
+            if let Poll::Ready(result) = again {
+                self.learn(pace.longest());
+                return result;
+            }
+        }
+        let result = work.await;
+        self.learn(pace.longest());
+        result
+    }
+
+    fn learn(&mut self, waited: Duration) {
+        if waited < self.budget {
+            (self.skipped, self.skip) = (0, 0);
+        } else if self.skip == 0 {
+            self.skipped = (2 * self.skipped + 1).min(MOST_SKIPPED);
+            self.skip = self.skipped;
+        }
+    }
+}
+
+/// How what is waited for comes in: whole, or in parts with gaps between them. One thread has it.
+#[derive(Debug)]
+pub struct Pace {
+    start: Instant,
+    /// When the present gap began, and the longest one of this wait; nanoseconds from the start.
+    from: AtomicU64,
+    longest: AtomicU64,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { start: Instant::now(), from: AtomicU64::new(0), longest: AtomicU64::new(0) }
+    }
+}
+
+impl Pace {
+    /// A pace that begins now.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn begin(&self) {
+        self.from.store(self.now(), Ordering::Relaxed);
+        self.longest.store(0, Ordering::Relaxed);
+    }
+
+    /// A part has come, or gone the other way, and more will.
+    pub(super) fn part(&self) {
+        let gap = self.now().saturating_sub(self.from.load(Ordering::Relaxed));
+        self.from.fetch_add(gap, Ordering::Relaxed);
+        self.longest.fetch_max(gap, Ordering::Relaxed);
+    }
+
+    fn gap(&self) -> Duration {
+        Duration::from_nanos(self.now().saturating_sub(self.from.load(Ordering::Relaxed)))
+    }
+
+    fn longest(&self) -> Duration {
+        self.gap().max(Duration::from_nanos(self.longest.load(Ordering::Relaxed)))
+    }
+
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread::sleep;
+
+    const BRIEF: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn a_wait_is_as_long_as_its_longest_gap() {
+        let pace = Pace::new();
+        sleep(BRIEF);
+        let start = Instant::now();
+        pace.begin();
+        for _ in 0..3 {
+            sleep(BRIEF);
+            pace.part();
+        }
+        assert!(pace.longest() >= BRIEF);
+        assert!(pace.longest() + 2 * BRIEF <= start.elapsed(), "a gap ends with a part");
+        sleep(4 * BRIEF);
+        assert!(pace.longest() >= 4 * BRIEF, "the last gap counts, too");
+        let start = Instant::now();
+        pace.begin();
+        assert!(pace.longest() <= start.elapsed());
+    }
+
+    #[tokio::test]
+    async fn waits_in_vain_are_left_out_for_a_while() {
+        let (mut spin, pace) = (Spin::new(20 * BRIEF), Pace::new());
+        let late = || tokio::time::sleep(25 * BRIEF);
+        for skip in [1, 3] {
+            spin.wait(late(), &pace).await;
+            assert_eq!((spin.skipped, spin.skip), (skip, skip));
+        }
+        // As late as these, but in parts.
+        let mut parts = 0;
+        let large = poll_fn(|cx| {
+            sleep(BRIEF);
+            pace.part();
+            parts += 1;
+            cx.waker().wake_by_ref();
+            if parts < 25 { Poll::Pending } else { Poll::Ready(()) }
+        });
+        spin.wait(large, &pace).await;
+        assert_eq!((spin.skipped, spin.skip), (0, 0));
+    }
+}

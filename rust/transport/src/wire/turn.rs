@@ -1,0 +1,82 @@
+//! What one turn of a connection's task does: read, use what came, write what that has given. In the second half it does not read
+//! on, so that the others of its thread wait for one frame of this connection and no more.
+
+use super::Pace;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Shared by a connection's task, its socket's reader and its streams, all of which one thread polls.
+#[derive(Clone, Debug)]
+pub struct Turn(Arc<State>);
+
+#[derive(Debug)]
+struct State {
+    /// A stream has given its connection something to write.
+    sent: AtomicBool,
+    /// Nothing is read: this is the half that writes.
+    writing: AtomicBool,
+    pace: Pace,
+}
+
+impl Default for Turn {
+    fn default() -> Self {
+        let no = || AtomicBool::new(false);
+        Self(Arc::new(State { sent: no(), writing: no(), pace: Pace::new() }))
+    }
+}
+
+impl Turn {
+    /// How large frames come in.
+    pub fn pace(&self) -> &Pace {
+        &self.0.pace
+    }
+
+    /// There is something to write.
+    pub(super) fn sent(&self) {
+        self.0.sent.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_writing(&self) -> bool {
+        self.0.writing.load(Ordering::Relaxed)
+    }
+
+    /// Polls the connection once more where a stream has something to write. The poll before that one has seen to it that the task
+    /// hears of what comes.
+    pub fn write<T>(&self, poll: impl FnOnce() -> T) -> Option<T> {
+        self.0.sent.swap(false, Ordering::Relaxed).then(|| {
+            self.0.writing.store(true, Ordering::Relaxed);
+            let polled = poll();
+            self.0.writing.store(false, Ordering::Relaxed);
+            polled
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Framed;
+    use super::*;
+    use std::future::poll_fn;
+    use std::pin::Pin;
+    use std::task::Poll;
+    use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
+
+    #[tokio::test]
+    async fn while_it_writes_nothing_is_read() {
+        let turn = Turn::default();
+        let frame = [0, 0, 3, 0, 0, 0, 0, 0, 1, 7, 8, 9];
+        let mut framed = Framed::new(&frame[..], 0, turn.clone());
+        assert_eq!(turn.write(|| ()), None, "there is nothing to write");
+        turn.sent();
+        let mut room = [0; 16];
+        let polled = poll_fn(|cx| {
+            let mut buffer = ReadBuf::new(&mut room);
+            Poll::Ready(turn.write(|| Pin::new(&mut framed).poll_read(cx, &mut buffer).is_ready()))
+        });
+        assert_eq!(polled.await, Some(false));
+        assert_eq!(turn.write(|| ()), None, "what was to be written is");
+        let mut got = Vec::new();
+        framed.read_to_end(&mut got).await.unwrap();
+        assert_eq!(got, frame);
+    }
+}

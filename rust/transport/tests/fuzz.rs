@@ -1,0 +1,309 @@
+//! Any bytes that arrive as a frame: no panic, no change by what is refused, no memory beyond the message's own.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use bytes::Bytes;
+use cap::Cap;
+use fastps_core::dtype::DType;
+use fastps_core::error::Result;
+use fastps_core::frame::{Applied, Push};
+use fastps_core::isa::Isa;
+use fastps_core::optim::{Adam, Optimizer};
+use fastps_core::shard::{Shard, ShardConfig};
+use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use fastps_proto::v1 as pb;
+use fastps_transport::convert::{self, Part, Verb};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use prost::Message;
+use std::alloc::System;
+use std::cell::Cell;
+use std::sync::{Arc, LazyLock, Mutex};
+
+const ELEMENTS: usize = 130;
+/// A number of elements that nobody has.
+const HOSTILE: u64 = 1 << 60;
+/// What a case may allocate beyond the length of its message: the slice's next version (values and two slots of 130
+/// elements), the answer, an error's words, and what the test harness does meanwhile.
+const ALLOWANCE: usize = 8 << 10;
+
+#[global_allocator]
+static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
+
+/// Adds up the bytes allocated, also those freed again: no peak is higher.
+#[derive(Default)]
+struct Meter(usize);
+
+impl Meter {
+    fn during<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let before = ALLOCATOR.total_allocated();
+        let result = work();
+        self.0 += ALLOCATOR.total_allocated() - before;
+        result
+    }
+
+    fn check(&self, message: usize) {
+        assert!(self.0 <= message + ALLOWANCE, "{} bytes allocated for a message of {message}", self.0);
+    }
+}
+
+/// One shard for all cases: a hostile frame must leave it usable for the next.
+static SHARD: LazyLock<Shard> = LazyLock::new(|| {
+    let shard = Shard::new(ShardConfig::new(0, 1 << 20, Isa::best()));
+    for (id, apply) in [(1, Apply::Exact), (2, Apply::Hogwild)] {
+        let spec = TensorSpec {
+            name: format!("{apply:?}").into(),
+            shape: vec![ELEMENTS as u64],
+            dtype: DType::Float32,
+            apply,
+            group: "default".into(),
+            optimizer: Optimizer::Adam(Adam::default()),
+        };
+        shard.create(&Arc::new(spec), 0, &[(SliceId(id), 0)]).unwrap();
+    }
+    shard
+});
+
+/// Gives a frame to the shard as the server does, and checks what the answer claims and what it took.
+fn offer(frame: &pb::Frame) -> bool {
+    let mut meter = Meter::default();
+    let done = give(frame, &mut meter);
+    meter.check(frame.encoded_len());
+    // In a server the session bounds how many clients a slice remembers.
+    if let Some(header) = frame.header.as_ref().filter(|header| header.client > 9) {
+        SHARD.forget_client(header.client);
+    }
+    done
+}
+
+fn give(frame: &pb::Frame, meter: &mut Meter) -> bool {
+    let Ok(request) = meter.during(|| convert::request_from_frame(frame)) else { return false };
+    match request.verb {
+        Verb::Push { push, .. } => change(&push, meter),
+        // Each part is applied or refused by itself.
+        Verb::PushParts(parts, _) => {
+            let push = |(k, part)| change(&parts.push(k, part).unwrap(), meter);
+            parts.iter().enumerate().map(push).fold(false, |any, done| any | done)
+        }
+        Verb::PullParts(parts) => {
+            let rows = |part: Part<'_>| {
+                let slice = SHARD.slice(part.slice)?;
+                let mut values = Vec::with_capacity(4 * slice.row_elements(part.indices)?);
+                slice.pull_rows(request.route.client, part.indices, &mut values)
+            };
+            parts.iter().map(|part| meter.during(|| rows(part)).is_ok()).fold(false, |any, done| any | done)
+        }
+        Verb::Pull => meter.during(|| SHARD.pull(request.route.client, request.slice).is_ok()),
+        Verb::PullVersion => meter.during(|| SHARD.slice(request.slice).is_ok()),
+        Verb::PullState => meter.during(|| SHARD.pull_state(request.route.client, request.slice).is_ok()),
+        Verb::Resolve(identity) => meter.during(|| SHARD.resolve(request.slice, identity).is_ok()),
+    }
+}
+
+/// Pushes; what is refused must change nothing.
+fn change(push: &Push<'_>, meter: &mut Meter) -> bool {
+    let values = || SHARD.pull(0, push.slice).map(|s| (s.version, s.as_ref().to_vec()));
+    let before = values();
+    let result = meter.during(|| push_now(push));
+    assert!(result.is_ok() || before == values(), "a refused frame changed its slice");
+    result.is_ok()
+}
+
+fn push_now(push: &Push<'_>) -> Result<Applied> {
+    let answer = Arc::new(Mutex::new(None));
+    let done = answer.clone();
+    SHARD.push(push, move |result| *done.lock().unwrap() = Some(result));
+    let answer = answer.lock().unwrap().take();
+    answer.expect("an immediate policy answers at once")
+}
+
+/// Mostly sensible numbers, so that frames get past the first check, and now and then any number.
+fn number(sensible: u64) -> impl Strategy<Value = u64> {
+    prop_oneof![8 => 0..=sensible, 1 => any::<u64>(), 1 => Just(HOSTILE)]
+}
+
+fn header() -> impl Strategy<Value = pb::Header> {
+    let kinds = (
+        0..24_i32,
+        number(3),
+        prop_oneof![6 => Just(ELEMENTS as u64), 1 => any::<u64>(), 1 => Just(HOSTILE)],
+        0..6_i32,
+        0..3_i32,
+    );
+    let ids = (number(1), number(2), number(3), number(200));
+    let options = (
+        any::<Option<u64>>(),
+        prop_oneof![3 => Just(None), 1 => any::<Option<f64>>()],
+        prop_oneof![3 => Just(None), 1 => any::<Option<f32>>()],
+        prop_oneof![9 => Just(None), 1 => any::<Option<u32>>()],
+        prop_oneof![9 => Just(None), 1 => any::<Option<u64>>()],
+    );
+    (kinds, ids, options).prop_map(
+        |((kind, slice, count, codec, dtype), (group, epoch, client, sequence), options)| {
+            let (base_version, lr, scale, crc32c, reserved) = options;
+            pb::Header {
+                kind,
+                slice,
+                count,
+                codec,
+                dtype,
+                group: group as u32,
+                epoch,
+                client,
+                sequence,
+                base_version,
+                lr,
+                scale,
+                crc32c,
+                have_version: reserved,
+                ..pb::Header::default()
+            }
+        },
+    )
+}
+
+/// Sparse messages: parts of some rows, mostly with a payload of their length; the rows mostly ascend.
+fn parts() -> impl Strategy<Value = (pb::Header, Vec<u8>)> {
+    let row = prop_oneof![9 => 0..ELEMENTS as u32, 1 => any::<u32>()];
+    let part = (
+        number(3),
+        prop::collection::vec(row, 0..5),
+        prop_oneof![6 => Just(None), 1 => any::<Option<u32>>()],
+    );
+    let list = || prop::collection::vec(number(4), 0..4);
+    let table = prop_oneof![4 => Just(None), 1 => (list(), list()).prop_map(Some)];
+    (header(), prop::collection::vec(part, 0..4), table, 0..9_u8).prop_map(|(header, parts, table, odd)| {
+        let mut header = pb::Header { slice: 0, count: 0, ..header };
+        header.kind = if odd & 1 == 0 { pb::Kind::Gradient } else { pb::Kind::Pull }.into();
+        (header.codec, header.base_version) = (pb::PayloadCodec::CodecFloat32.into(), None);
+        let mut payload = Vec::new();
+        for (slice, mut rows, elements) in parts {
+            if odd < 7 {
+                rows.sort_unstable();
+            }
+            payload.extend(rows.iter().flat_map(|row| row.to_le_bytes()));
+            let pushed = if odd & 1 == 0 { rows.len() as u32 } else { 0 };
+            let elements = elements.unwrap_or(pushed);
+            payload.extend((0..pushed).flat_map(|x| (x as f32).to_le_bytes()));
+            header.parts.push(pb::Part { slice, count: rows.len() as _, elements });
+        }
+        header.table = table.map(|(base_versions, base_owns)| {
+            Box::new(pb::PartTable { base_versions, base_owns, ..pb::PartTable::default() })
+        });
+        if odd == 8 {
+            payload.pop();
+        }
+        (header, payload)
+    })
+}
+
+fn payload() -> impl Strategy<Value = Vec<u8>> {
+    let floats = |n: usize| {
+        prop::collection::vec(any::<f32>(), n)
+            .prop_map(|v| v.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>())
+    };
+    // The right lengths of each codec, and any length.
+    prop_oneof![
+        3 => floats(ELEMENTS),
+        1 => floats(2 * ELEMENTS),
+        2 => prop::collection::vec(any::<u8>(), 2 * ELEMENTS),
+        2 => prop::collection::vec(any::<u8>(), 3 + ELEMENTS),
+        2 => prop::collection::vec(any::<u8>(), 8 + ELEMENTS.div_ceil(8)),
+        1 => prop::collection::vec(any::<u8>(), 0..600),
+    ]
+}
+
+/// Runs one property's cases.
+fn check<S: Strategy>(messages: S, test: impl Fn(S::Value)) {
+    let config = ProptestConfig { cases: 100_000, failure_persistence: None, ..ProptestConfig::default() };
+    let test = |message| {
+        test(message);
+        Ok(())
+    };
+    TestRunner::new(config).run(&messages, test).unwrap();
+}
+
+/// One test: the allocator counts for all threads, those of the test harness too, which begins and ends tests meanwhile.
+#[test]
+fn any_bytes_that_arrive_as_a_frame() {
+    well_formed_frames_do_get_through();
+    a_count_is_not_believed();
+    frames_with_any_fields();
+    sparse_frames();
+    messages_of_any_bytes();
+}
+
+fn frames_with_any_fields() {
+    let hostile = Cell::new(0);
+    check((header(), payload()), |(header, payload)| {
+        hostile.set(hostile.get() + u32::from(header.count == HOSTILE));
+        offer(&pb::Frame { header: Some(header), payload: payload.into() });
+    });
+    assert!(hostile.get() > 1000, "{} hostile counts", hostile.get());
+}
+
+fn sparse_frames() {
+    let done = Cell::new(0);
+    check(parts(), |(header, payload)| {
+        done.set(done.get() + u32::from(offer(&pb::Frame { header: Some(header), payload: payload.into() })));
+    });
+    assert!(done.get() > 1000, "{} sparse frames did something", done.get());
+}
+
+fn messages_of_any_bytes() {
+    let hostile = Cell::new(0);
+    let flips = prop::collection::vec(any::<(u16, u8)>(), 0..6);
+    check((header(), payload(), flips, any::<u16>()), |(header, payload, flips, cut)| {
+        let mut bytes = pb::Frame { header: Some(header), payload: payload.into() }.encode_to_vec();
+        for (at, bits) in flips {
+            let at = usize::from(at) % bytes.len();
+            bytes[at] ^= bits;
+        }
+        if cut % 4 == 0 {
+            bytes.truncate(usize::from(cut) % bytes.len());
+        }
+        let mut meter = Meter::default();
+        if let Ok(frame) = meter.during(|| pb::Frame::decode(bytes.as_slice())) {
+            let count = frame.header.as_ref().map_or(0, |header| header.count);
+            hostile.set(hostile.get() + u32::from(count == HOSTILE));
+            offer(&frame);
+            let _ = meter.during(|| convert::answer_from_frame(frame));
+        }
+        meter.check(bytes.len());
+    });
+    assert!(hostile.get() > 1000, "{} hostile counts", hostile.get());
+}
+
+fn a_count_is_not_believed() {
+    const COUNTS: [u64; 5] = [HOSTILE, u64::MAX, u64::MAX / 4 + 1, 1 << 32, 1 << 18];
+    let payloads = [0, 1, 4 * ELEMENTS, 1 << 20].map(|n| Bytes::from(vec![0; n]));
+    for (kind, codec) in (0..24).flat_map(|kind| (0..6).map(move |codec| (kind, codec))) {
+        let payloads = payloads.iter();
+        for (payload, count) in payloads.flat_map(|p| COUNTS.map(|count| (p, count))) {
+            let header = pb::Header { kind, codec, count, ..gradient() };
+            let bytes = pb::Frame { header: Some(header), payload: payload.clone() }.encode_to_vec();
+            let mut meter = Meter::default();
+            let frame = meter.during(|| pb::Frame::decode(bytes.as_slice()).unwrap());
+            offer(&frame);
+            let _ = meter.during(|| convert::answer_from_frame(frame));
+            meter.check(bytes.len());
+        }
+    }
+}
+
+fn gradient() -> pb::Header {
+    pb::Header {
+        kind: pb::Kind::Gradient.into(),
+        slice: 1,
+        count: ELEMENTS as u64,
+        codec: pb::PayloadCodec::CodecFloat32.into(),
+        dtype: pb::DType::DtypeFloat32.into(),
+        client: 9,
+        sequence: 1,
+        epoch: 1,
+        ..pb::Header::default()
+    }
+}
+
+fn well_formed_frames_do_get_through() {
+    assert!(offer(&pb::Frame { header: Some(gradient()), payload: vec![0; 4 * ELEMENTS].into() }));
+}
