@@ -1,4 +1,5 @@
-//! `fastps checkpoint`, and `fastps-server checkpoint`: data directories without a server, and snapshots by running ones.
+//! `fastps checkpoint`, and `fastps-server checkpoint`: data directories without a server, and snapshots by
+//! running ones.
 
 use clap::{Parser, Subcommand};
 use fastps_client::{self as client, Client, ConnectOptions, TlsFiles};
@@ -12,8 +13,8 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Looks at a server's data directory, and makes other files of it; has servers write there. DIR is what the server is told
-/// by --data-dir.
+/// Looks at a server's data directory, and makes other files of it; has servers write there. DIR is what the
+/// server is told by --data-dir.
 #[derive(Debug, Parser)]
 #[command(name = "fastps checkpoint")]
 pub(crate) struct Args {
@@ -28,8 +29,9 @@ enum Command {
         /// Addresses of some or all shards: host:port, or unix:// and a path.
         #[arg(required = true, value_delimiter = ',')]
         addresses: Vec<String>,
-        /// One cut over all shards: the tensors of this group are as they are at one moment. Pushes wait for some milliseconds
-        /// when it begins, and take up to one more copy of the group's optimizer state until it is written.
+        /// One cut over all shards: the tensors of this group are as they are at one moment. Pushes wait for
+        /// some milliseconds when it begins, and take up to one more copy of the group's optimizer state
+        /// until it is written.
         #[arg(long, value_name = "GROUP", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
         cut: Option<String>,
         /// How long to wait.
@@ -56,7 +58,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Reads every byte and compares all checksums; exit code 1 if anything is damaged. A server may be using them.
+    /// Reads every byte and compares all checksums; exit code 1 if anything is damaged. A server may be using
+    /// them.
     Verify {
         /// The data directory, or the URL that snapshots are copied to.
         dir: PathBuf,
@@ -64,8 +67,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Writes a new data directory for another number of shards. No server may use the old one; it is not changed. Takes as
-    /// much memory as all tensors and their optimizer state.
+    /// Writes a new data directory for another number of shards. No server may use the old one; it is not
+    /// changed. Takes as much memory as all tensors and their optimizer state.
     Restore {
         /// The data directory that is read.
         source: PathBuf,
@@ -81,7 +84,8 @@ enum Command {
         #[arg(long, conflicts_with = "accept_loss")]
         cut: bool,
     },
-    /// Makes a new data directory of the newest copy of each shard. What came after these snapshots is not in it.
+    /// Makes a new data directory of the newest copy of each shard. What came after these snapshots is not in
+    /// it.
     Fetch {
         /// What servers were told by --copy-to.
         url: String,
@@ -91,7 +95,8 @@ enum Command {
         #[arg(long)]
         cut: bool,
     },
-    /// Copies the newest snapshot of each shard, as a server does with --copy-to. No server may use the directory.
+    /// Copies the newest snapshot of each shard, as a server does with --copy-to. No server may use the
+    /// directory.
     Upload {
         /// The data directory.
         dir: PathBuf,
@@ -101,8 +106,8 @@ enum Command {
         #[arg(long, default_value_t = 2, value_name = "COUNT")]
         keep: usize,
     },
-    /// Writes one safetensors file with every tensor under its name. No server may use the directory. Takes as much memory as
-    /// all tensors and their optimizer state.
+    /// Writes one safetensors file with every tensor under its name. No server may use the directory. Takes
+    /// as much memory as all tensors and their optimizer state.
     Export {
         /// The data directory.
         dir: PathBuf,

@@ -22,7 +22,8 @@ const STOP: Duration = Duration::from_secs(4);
 /// What `--copy-to` is for: rustdoc would take the URLs for links.
 const COPY_TO: &str = "Copy each snapshot there, too: s3://BUCKET/PREFIX, with the AWS_... settings of the environment, or file:///FOLDER";
 
-/// Serves shards of a fastps parameter server. `checkpoint` in place of options looks at data directories: see `checkpoint --help`.
+/// Serves shards of a fastps parameter server. `checkpoint` in place of options looks at data directories:
+/// see `checkpoint --help`.
 #[derive(Debug, Parser)]
 #[command(name = "fastps-server", version)]
 struct Args {
@@ -35,13 +36,15 @@ struct Args {
     /// Listen on a Unix socket, too: where it lies, one path per shard.
     #[arg(long, value_delimiter = ',', value_name = "PATH", env = "FASTPS_LISTEN_UNIX")]
     listen_unix: Vec<PathBuf>,
-    /// Addresses of all shards of the cluster, in the order of their indices; left out, this process is the cluster.
+    /// Addresses of all shards of the cluster, in the order of their indices; left out, this process is the
+    /// cluster.
     #[arg(long, value_delimiter = ',', env = "FASTPS_CLUSTER")]
     cluster: Vec<String>,
     /// How others reach this process, where that is not the address it listens on: HOST or HOST:PORT.
     #[arg(long, env = "FASTPS_ADVERTISE")]
     advertise: Option<String>,
-    /// Most memory for tensors, readers and connections, as 4GiB, 500MB or bytes [default: 80 % of the machine's].
+    /// Most memory for tensors, readers and connections, as 4GiB, 500MB or bytes [default: 80 % of the
+    /// machine's].
     #[arg(long, value_parser = parse_bytes, env = "FASTPS_MEMORY_LIMIT")]
     memory_limit: Option<u64>,
     /// How long a client may be silent before its session ends.
@@ -59,16 +62,19 @@ struct Args {
     /// Ask clients for a certificate that one of these CAs has signed (PEM).
     #[arg(long, value_name = "FILE", env = "FASTPS_TLS_CA")]
     tls_ca: Option<PathBuf>,
-    /// Let processes of this user on this machine in without a certificate, by a Unix socket, although --tls-ca is given.
+    /// Let processes of this user on this machine in without a certificate, by a Unix socket, although
+    /// --tls-ca is given.
     #[arg(long)]
     local: bool,
-    /// Keep snapshots and a log here, a folder for each shard, and start from them; left out, nothing outlives the process.
+    /// Keep snapshots and a log here, a folder for each shard, and start from them; left out, nothing
+    /// outlives the process.
     #[arg(long, value_name = "DIR", env = "FASTPS_SERVER_DATA_DIR")]
     data_dir: Option<PathBuf>,
     /// How often a snapshot is taken.
     #[arg(long, default_value = "300", value_name = "SECONDS", value_parser = seconds, env = "FASTPS_SNAPSHOT_EVERY")]
     snapshot_every: Duration,
-    /// A snapshot is taken, too, when the log behind the last one is longer than so many times the state; 0: never for that.
+    /// A snapshot is taken, too, when the log behind the last one is longer than so many times the state; 0:
+    /// never for that.
     #[arg(long, default_value_t = 4, value_name = "TIMES", env = "FASTPS_SNAPSHOT_AFTER")]
     snapshot_after: u64,
     /// How many snapshots are kept, and the log from the oldest of them on.
@@ -119,8 +125,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.ok_or_else(|| format!("{text:?} is no number of seconds"))
 }
 
-/// What is logged: a level, or levels of modules (`info,h2=debug`). A level that is misspelt would be taken for a module, and
-/// nothing be logged at all.
+/// What is logged: a level, or levels of modules (`info,h2=debug`). A level that is misspelt would be taken
+/// for a module, and nothing be logged at all.
 fn log_filter(wanted: &str) -> Result<Targets> {
     if wanted.is_empty() {
         return Ok(Targets::new().with_default(LevelFilter::INFO));
@@ -138,8 +144,8 @@ fn log_filter(wanted: &str) -> Result<Targets> {
     wanted.parse().map_err(|_| wrong())
 }
 
-/// Serves until SIGTERM, SIGINT or SIGHUP. Takes the arguments with the program's name first; gives the exit status. With
-/// `checkpoint` as the first of them it looks at data directories instead.
+/// Serves until SIGTERM, SIGINT or SIGHUP. Takes the arguments with the program's name first; gives the exit
+/// status. With `checkpoint` as the first of them it looks at data directories instead.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     let args: Vec<_> = args.into_iter().collect();
     if args.get(1).is_some_and(|first| first == "checkpoint") {

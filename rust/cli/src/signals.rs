@@ -1,8 +1,10 @@
-//! Signals that stop a server. Whoever waits for them is there before anyone learns of the server, so that none falls through.
+//! Signals that stop a server. Whoever waits for them is there before anyone learns of the server, so that
+//! none falls through.
 
 use std::io::Result;
 
-/// SIGTERM, SIGINT (Ctrl-C), and SIGHUP (a closed terminal), unless that was ignored when the process began, as `nohup` has it.
+/// SIGTERM, SIGINT (Ctrl-C), and SIGHUP (a closed terminal), unless that was ignored when the process began,
+/// as `nohup` has it.
 #[cfg(unix)]
 pub(crate) fn stop() -> Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};

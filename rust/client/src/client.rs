@@ -1,4 +1,5 @@
-//! A client of a cluster, and what all its calls need: the map, the turn, the thread that drives its connections.
+//! A client of a cluster, and what all its calls need: the map, the turn, the thread that drives its
+//! connections.
 
 use crate::link::deadlines::Deadlines;
 use crate::link::refresh::refresh;
@@ -37,8 +38,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Waits until nothing that belongs to this residual is in doubt any more: before it is saved, or used by somebody
-    /// else.
+    /// Waits until nothing that belongs to this residual is in doubt any more: before it is saved, or used by
+    /// somebody else.
     pub fn settle(&self, feedback: &Arc<Mutex<ErrorFeedback>>, timeout: Duration) -> Result<()> {
         self.alive()?;
         self.shared.settle_doubts(feedback, after(timeout))
@@ -58,7 +59,8 @@ impl Client {
         lock(&self.turn)
     }
 
-    /// Identifies this client in [`fastps_core::verbs::Versions`]: `own` counts end with a link's incarnation.
+    /// Identifies this client in [`fastps_core::verbs::Versions`]: `own` counts end with a link's
+    /// incarnation.
     pub(crate) fn versions_id(&self) -> u64 {
         self.shared.client.wrapping_add(self.shared.incarnations.load(Ordering::Acquire))
     }

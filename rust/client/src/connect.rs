@@ -51,7 +51,8 @@ struct Met {
 }
 
 impl Client {
-    /// Connects to a cluster by the addresses (`host:port` or `unix:///path`) of some or all of its shards, in any order.
+    /// Connects to a cluster by the addresses (`host:port` or `unix:///path`) of some or all of its shards,
+    /// in any order.
     pub fn connect(addresses: &[String], options: ConnectOptions) -> Result<Arc<Self>> {
         let deadline = after(options.timeout);
         if addresses.is_empty() {

@@ -54,8 +54,8 @@ impl Default for ConnectOptions {
 /// How frames reach a server; control calls go to its address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// Through shared memory, or else its Unix socket, where it is on this machine and reached by its own address; else
-    /// over TCP.
+    /// Through shared memory, or else its Unix socket, where it is on this machine and reached by its own
+    /// address; else over TCP.
     #[default]
     Auto,
     /// Over TCP.

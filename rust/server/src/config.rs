@@ -18,8 +18,8 @@ const MAX_SHARDS: u32 = 256;
 /// Settings of one server process.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Where to listen, `host:port`: one address per shard, or the first one's (the others get the next ports). Port 0
-    /// is any free port.
+    /// Where to listen, `host:port`: one address per shard, or the first one's (the others get the next
+    /// ports). Port 0 is any free port.
     pub listen: Vec<String>,
     /// Paths of Unix sockets, for clients that say `unix:///path`: one per shard of this process, or none.
     pub listen_unix: Vec<PathBuf>,
@@ -33,19 +33,20 @@ pub struct ServerConfig {
     pub lease: Duration,
     /// How long a registration may be silent.
     pub reservation_lease: Duration,
-    /// Most bytes of this process, for tensors, readers and connections; `None`: 80 % of the machine's or cgroup's memory.
+    /// Most bytes of this process, for tensors, readers and connections; `None`: 80 % of the machine's or
+    /// cgroup's memory.
     pub memory_limit: Option<u64>,
     /// TLS, if there are files; with `ca`, clients must show a certificate.
     pub tls: TlsFiles,
-    /// Offer this machine's clients the abstract Unix socket and shared memory although clients on the network must show a
-    /// certificate; without that demand it is offered in any case.
+    /// Offer this machine's clients the abstract Unix socket and shared memory although clients on the
+    /// network must show a certificate; without that demand it is offered in any case.
     pub local: bool,
     /// Listen off loopback although nothing is encrypted and everybody is admin.
     pub insecure: bool,
     /// How long a thread looks for the next frame before it sleeps, where that paid of late; zero: never.
     pub spin: Duration,
-    /// Begins the name of each shard's Unix socket. Clients look for the default; under another name they do not find it,
-    /// so a test can put somebody between.
+    /// Begins the name of each shard's Unix socket. Clients look for the default; under another name they do
+    /// not find it, so a test can put somebody between.
     pub socket: &'static str,
     /// When pushes are applied; `None`: at once.
     pub policy: Option<Arc<dyn Policy>>,
@@ -55,7 +56,8 @@ pub struct ServerConfig {
     pub data_dir: Option<PathBuf>,
     /// How often a snapshot is taken.
     pub snapshot_every: Duration,
-    /// A snapshot is taken, too, when the log behind the last one is longer than so many times the state; 0: never for that.
+    /// A snapshot is taken, too, when the log behind the last one is longer than so many times the state; 0:
+    /// never for that.
     pub snapshot_after: u64,
     /// How many snapshots are kept, at least 1.
     pub keep: usize,
@@ -111,7 +113,8 @@ fn config(message: impl Into<String>) -> Error {
 }
 
 impl ServerConfig {
-    /// Checks the settings and takes the ports. Gives the shards of this process and the addresses of the cluster.
+    /// Checks the settings and takes the ports. Gives the shards of this process and the addresses of the
+    /// cluster.
     pub(crate) fn bind(&self) -> Result<(Vec<Bound>, Vec<String>)> {
         let wanted = self.addresses()?;
         if self.lease < Duration::from_millis(10) || self.reservation_lease < Duration::from_millis(10) {
@@ -221,8 +224,9 @@ impl ServerConfig {
         Ok(actual.to_string())
     }
 
-    /// What the name of each shard's abstract Unix socket begins with; `None`: there is none. Any process of this user in the same
-    /// network namespace gets in there, so who asks for certificates must ask for it, too.
+    /// What the name of each shard's abstract Unix socket begins with; `None`: there is none. Any process of
+    /// this user in the same network namespace gets in there, so who asks for certificates must ask for it,
+    /// too.
     pub(crate) fn local_socket(&self) -> Option<&'static str> {
         (self.local || self.tls.ca.is_none()).then_some(self.socket)
     }

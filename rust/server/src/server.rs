@@ -62,7 +62,8 @@ fn internal(what: &str, error: impl std::fmt::Display) -> Error {
 }
 
 impl Server {
-    /// Takes the ports and starts the shards. Meanwhile whoever comes is told how far that is; from here on they are served.
+    /// Takes the ports and starts the shards. Meanwhile whoever comes is told how far that is; from here on
+    /// they are served.
     pub fn start(config: &ServerConfig) -> Result<Self> {
         let tls = ServerTls::load(&config.tls)?;
         let bucket = Copies::check(config)?;
@@ -157,8 +158,9 @@ impl Server {
         self.nodes.iter().map(|node| node.counters()).collect()
     }
 
-    /// Refuses what is new, finishes what is under way, then ends, whatever clients do, within `timeout`. Fails if a
-    /// thread could not be made to leave in time, or if what a shard holds is not on its disk. Stopping again does nothing.
+    /// Refuses what is new, finishes what is under way, then ends, whatever clients do, within `timeout`.
+    /// Fails if a thread could not be made to leave in time, or if what a shard holds is not on its disk.
+    /// Stopping again does nothing.
     pub fn stop(&self, timeout: Duration) -> Result<()> {
         let deadline = Instant::now() + timeout;
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -169,7 +171,8 @@ impl Server {
         if self.nodes.iter().any(|node| node.connections.load(Ordering::Relaxed) > 0) {
             std::thread::sleep(DRAIN.min(timeout / 4));
         }
-        // hyper's graceful shutdown can wait for ever for an idle client (hyper#4170), so it gets a limited time.
+        // hyper's graceful shutdown can wait for ever for an idle client (hyper#4170), so it gets a limited
+        // time.
         self.phase.send_replace(Phase::Stopping);
         let cut = (Instant::now() + GRACE).min(deadline.checked_sub(LEAVE).unwrap_or(deadline));
         if !all_finished(&threads, cut) {
@@ -186,8 +189,9 @@ impl Server {
         self.keep(deadline)
     }
 
-    /// A last snapshot of each shard, which nobody changes any more. The log has all of it, should that take too long for
-    /// whoever waits, but for `hogwild` tensors. It is copied as well, if there is time. Fails where neither has it.
+    /// A last snapshot of each shard, which nobody changes any more. The log has all of it, should that take
+    /// too long for whoever waits, but for `hogwild` tensors. It is copied as well, if there is time. Fails
+    /// where neither has it.
     fn keep(&self, deadline: Instant) -> Result<()> {
         let snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(snapshots) = snapshots {
@@ -248,7 +252,8 @@ fn spawn(
     socket: Option<&'static str>,
 ) -> Result<JoinHandle<()>> {
     let resting = node.clone();
-    // A turn with a large slice takes a good part of a millisecond: after each, whoever has sent something is looked for.
+    // A turn with a large slice takes a good part of a millisecond: after each, whoever has sent something is
+    // looked for.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .event_interval(1)
         .enable_all()
@@ -363,7 +368,8 @@ fn danger(tls: Option<&ServerTls>) -> Option<&'static str> {
     }
 }
 
-/// Gives workers their places back that they had at the former server. Each has a lease to show that it lives.
+/// Gives workers their places back that they had at the former server. Each has a lease to show that it
+/// lives.
 fn restore_places(shard: &Shard, catalog: &Catalog) {
     for Member { client, group, seat } in &catalog.members {
         if !catalog.sessions.contains(client) {

@@ -1,8 +1,9 @@
-//! The memory of one connection: little while it rests; while it works, what its windows and its streams may need.
+//! The memory of one connection: little while it rests; while it works, what its windows and its streams may
+//! need.
 //!
-//! What a window grants, the peer may send unasked. Here it stays in the socket until memory was taken for it: a
-//! connection at rest reads a few small messages, and takes the rest of its memory before it reads on. It gives that back
-//! when it has been quiet for a while, and everything that came was used and answered.
+//! What a window grants, the peer may send unasked. Here it stays in the socket until memory was taken for
+//! it: a connection at rest reads a few small messages, and takes the rest of its memory before it reads on.
+//! It gives that back when it has been quiet for a while, and everything that came was used and answered.
 
 use fastps_core::error::Result;
 use fastps_core::shard::{Charge, Meter, Purpose};

@@ -1,5 +1,6 @@
-//! Every connection is an open file. The usual limit of 1,024 is meant for programs that cannot deal with more, so servers and
-//! clients raise it as far as they may; where that is not enough, the error names the limit.
+//! Every connection is an open file. The usual limit of 1,024 is meant for programs that cannot deal with
+//! more, so servers and clients raise it as far as they may; where that is not enough, the error names the
+//! limit.
 
 use fastps_core::error::{Error, Kind};
 use rustix::io::Errno;

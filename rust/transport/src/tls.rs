@@ -1,8 +1,9 @@
 //! TLS: what the files say, the handshake at both ends, and what is said when it fails.
 //!
-//! TLS 1.3 alone, by rustls. The cryptography is AWS-LC's: like ring's it needs a C compiler and nothing else, and its AES-GCM
-//! is faster (11.4 against 9.6 GB/s a core with VAES; 7.0 against 6.3 through rustls). A connection shows its
-//! certificate each time: sessions are not resumed, so that what is no longer trusted does not come back by a ticket.
+//! TLS 1.3 alone, by rustls. The cryptography is AWS-LC's: like ring's it needs a C compiler and nothing
+//! else, and its AES-GCM is faster (11.4 against 9.6 GB/s a core with VAES; 7.0 against 6.3 through rustls).
+//! A connection shows its certificate each time: sessions are not resumed, so that what is no longer trusted
+//! does not come back by a ticket.
 
 use fastps_core::error::{Error, Kind, Result};
 use rustls::client::Resumption;
@@ -39,7 +40,8 @@ pub struct TlsFiles {
     pub cert: Option<PathBuf>,
     /// Its private key.
     pub key: Option<PathBuf>,
-    /// The CAs that must have signed the other end's certificate. A server that has it asks clients for certificates.
+    /// The CAs that must have signed the other end's certificate. A server that has it asks clients for
+    /// certificates.
     pub ca: Option<PathBuf>,
 }
 

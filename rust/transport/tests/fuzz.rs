@@ -1,4 +1,5 @@
-//! Any bytes that arrive as a frame: no panic, no change by what is refused, no memory beyond the message's own.
+//! Any bytes that arrive as a frame: no panic, no change by what is refused, no memory beyond the message's
+//! own.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use bytes::Bytes;
@@ -22,8 +23,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 const ELEMENTS: usize = 130;
 /// A number of elements that nobody has.
 const HOSTILE: u64 = 1 << 60;
-/// What a case may allocate beyond the length of its message: the slice's next version (values and two slots of 130
-/// elements), the answer, an error's words, and what the test harness does meanwhile.
+/// What a case may allocate beyond the length of its message: the slice's next version (values and two slots
+/// of 130 elements), the answer, an error's words, and what the test harness does meanwhile.
 const ALLOWANCE: usize = 8 << 10;
 
 #[global_allocator]
@@ -222,7 +223,8 @@ fn check<S: Strategy>(messages: S, test: impl Fn(S::Value)) {
     TestRunner::new(config).run(&messages, test).unwrap();
 }
 
-/// One test: the allocator counts for all threads, those of the test harness too, which begins and ends tests meanwhile.
+/// One test: the allocator counts for all threads, those of the test harness too, which begins and ends tests
+/// meanwhile.
 #[test]
 fn any_bytes_that_arrive_as_a_frame() {
     well_formed_frames_do_get_through();

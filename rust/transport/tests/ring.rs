@@ -1,6 +1,7 @@
-//! The ring of shared memory (`rust/transport/src/wire/shm/ring.rs`), the very file, in every order of the steps of its two ends that
-//! matters: with loom's atomics in place of std's, in memory of two bytes. No byte may be lost, read early or overwritten,
-//! and nobody may sleep for ever. Each model has broken twins, in which loom must find the fault.
+//! The ring of shared memory (`rust/transport/src/wire/shm/ring.rs`), the very file, in every order of the
+//! steps of its two ends that matters: with loom's atomics in place of std's, in memory of two bytes. No byte
+//! may be lost, read early or overwritten, and nobody may sleep for ever. Each model has broken twins, in
+//! which loom must find the fault.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -246,7 +247,8 @@ fn what_was_written_before_the_end_is_read() {
     });
 }
 
-/// What was lent is read before the lender has it back and writes there again, and a lender that sleeps is woken.
+/// What was lent is read before the lender has it back and writes there again, and a lender that sleeps is
+/// woken.
 #[test]
 fn what_is_lent_comes_back() {
     check("a loan", &["no fence", "nobody is woken", "nobody says that it sleeps", "no second look"], || {

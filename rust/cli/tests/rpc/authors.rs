@@ -1,5 +1,5 @@
-//! The two native clients of fault tests: the first pushes Float32, the second 1-bit with error feedback. Proxies stand
-//! between them and the 3 shards, and a third client sees the truth.
+//! The two native clients of fault tests: the first pushes Float32, the second 1-bit with error feedback.
+//! Proxies stand between them and the 3 shards, and a third client sees the truth.
 
 use crate::cluster::Cluster;
 use crate::ledger::{self, Ledger, PATIENT, Part, SLICE, TENSORS, Tensor, gradient, until};
@@ -135,7 +135,8 @@ impl World {
         self.ledger.check(&*self.truth);
     }
 
-    /// Loses the answers from now on. Both push; all of it has arrived, which is entered, and nobody was told.
+    /// Loses the answers from now on. Both push; all of it has arrived, which is entered, and nobody was
+    /// told.
     pub(crate) fn unanswered(
         &mut self,
         which: impl Fn(&Tensor) -> bool,

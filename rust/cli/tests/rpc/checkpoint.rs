@@ -1,4 +1,5 @@
-//! `checkpoint restore` between real servers: with fewer or more shards everything is as it was, and goes on exactly.
+//! `checkpoint restore` between real servers: with fewer or more shards everything is as it was, and goes on
+//! exactly.
 
 use crate::durable::{Served, options, pull, register, sgd};
 use crate::ledger::{AtTheEnd, PATIENT, SLICE, gradient, until};

@@ -1,5 +1,5 @@
-//! The native client against real servers: the same numbers, bit for bit, as the store in one process, and every
-//! error as documented.
+//! The native client against real servers: the same numbers, bit for bit, as the store in one process, and
+//! every error as documented.
 
 use crate::authors::World;
 use crate::cluster::Cluster;
@@ -320,7 +320,8 @@ fn a_refused_slice_leaves_the_others_applied() {
     assert!(partial.refused.iter().all(|(_, elements, _)| *elements == (SLICE..2 * SLICE)));
     author.enter(&world.ledger, &sent, &pushed);
     world.ledger.check(&*world.truth);
-    // Encoded ones are looked at slice by slice, as they are encoded: the client refuses what the server would.
+    // Encoded ones are looked at slice by slice, as they are encoded: the client refuses what the server
+    // would.
     let author = &mut world.authors[1];
     let mut sent = author.next(|_| true);
     spoil(&mut sent.gradients, 1);

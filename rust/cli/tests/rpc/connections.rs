@@ -1,5 +1,6 @@
-//! Many connections at rest: what they take, in fact and as it is counted, and what they leave to one that works.
-//! `FASTPS_CLIENTS` says how many clients there are, each with a connection for calls and one for frames.
+//! Many connections at rest: what they take, in fact and as it is counted, and what they leave to one that
+//! works. `FASTPS_CLIENTS` says how many clients there are, each with a connection for calls and one for
+//! frames.
 
 use crate::ledger::{PATIENT, gradient, pull, register};
 use crate::peer::{Answers, EXCHANGE, call, connect, message};

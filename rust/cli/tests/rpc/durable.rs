@@ -413,7 +413,8 @@ fn a_start_that_repeated_much_is_followed_by_a_snapshot() {
 #[test]
 fn a_closed_terminal_ends_a_server_as_sigterm_does() {
     let mut served = Served::new(1);
-    // The tests themselves may run under `nohup`, where a child ignores SIGHUP; not every system's `env` can undo that.
+    // The tests themselves may run under `nohup`, where a child ignores SIGHUP; not every system's `env` can
+    // undo that.
     let default = "env --default-signal=HUP";
     served.start_after(&format!("{default} true 2>/dev/null && exec {default} \"$0\" \"$@\";"), &[]);
     let client = served.connect(Ack::Applied);
@@ -609,7 +610,8 @@ fn changes_in_log(folder: &Path) -> (PathBuf, Vec<u8>, Vec<usize>) {
     (path, bytes, found)
 }
 
-/// As if the machine had lost power before the last changes were written. What says that they were is behind them.
+/// As if the machine had lost power before the last changes were written. What says that they were is behind
+/// them.
 fn forget_last_pushes(folder: &Path, pushes: usize) {
     let (path, bytes, changes) = changes_in_log(folder);
     std::fs::write(path, &bytes[..changes[changes.len() - pushes]]).unwrap();
@@ -789,7 +791,8 @@ async fn whoever_comes_while_a_server_recovers_is_told_how_far_it_is() {
     register(&client, "w", n, Apply::Exact, sgd(), 0.0);
     push_one(&client, "w", n);
     served.terminate();
-    // An older snapshot, of which the server reads the manifest when it has the newest: it waits until somebody writes.
+    // An older snapshot, of which the server reads the manifest when it has the newest: it waits until
+    // somebody writes.
     let older = served.folder.0.join("shard-0/generation-00000000");
     std::fs::create_dir(&older).unwrap();
     let manifest = older.join("MANIFEST");

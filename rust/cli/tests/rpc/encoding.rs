@@ -1,4 +1,5 @@
-//! Encoded pushes of several slices: the first are on their way, and may be answered, while the last are being encoded.
+//! Encoded pushes of several slices: the first are on their way, and may be answered, while the last are
+//! being encoded.
 
 use crate::cluster::Cluster;
 use crate::ledger::until;
@@ -45,7 +46,8 @@ fn connect(cluster: &Cluster) -> Arc<Client> {
     client.unwrap()
 }
 
-/// A tensor of three slices, and how often a push looks at its values: the last time to encode the last slice.
+/// A tensor of three slices, and how often a push looks at its values: the last time to encode the last
+/// slice.
 fn register(client: &Client, options: &PushOptions) -> usize {
     let spec = TensorSpec {
         name: "w".into(),

@@ -1,6 +1,6 @@
-//! Exactly once over bad networks: a proxy cuts connections at any byte, in both directions, stalls, and swallows
-//! answers; a relay sends every frame twice. What the servers hold must be what the clients were told, to the last
-//! push.
+//! Exactly once over bad networks: a proxy cuts connections at any byte, in both directions, stalls, and
+//! swallows answers; a relay sends every frame twice. What the servers hold must be what the clients were
+//! told, to the last push.
 
 use crate::certificates::Ca;
 use crate::cluster::Cluster;

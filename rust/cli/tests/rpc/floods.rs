@@ -62,8 +62,8 @@ fn next(io: &mut impl Read) -> Option<(u8, u8, Vec<u8>)> {
     Some((kind, flags, payload))
 }
 
-/// The code of the GOAWAY with which the server has ended a connection that sent what it should not. `batch` frames are sent at a
-/// time; the next ones are sent once these are acknowledged.
+/// The code of the GOAWAY with which the server has ended a connection that sent what it should not. `batch`
+/// frames are sent at a time; the next ones are sent once these are acknowledged.
 fn ended(mut io: impl Read + Write, native: bool, flood: &[u8], batch: usize) -> Option<u32> {
     let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     let mark = [&6_u16.to_be_bytes()[..], &NATIVE.to_be_bytes()].concat();

@@ -1,5 +1,5 @@
-//! Servers that are killed at named places (`fastps_core::failpoint`), and everything at once at random moments: what a
-//! receipt promised is there, and nothing counts twice.
+//! Servers that are killed at named places (`fastps_core::failpoint`), and everything at once at random
+//! moments: what a receipt promised is there, and nothing counts twice.
 
 use crate::durable::{Served, connect, options, pull, push_on, register, sgd};
 use crate::ledger::{AtTheEnd, PATIENT, gradient, until};
@@ -256,7 +256,8 @@ fn a_call_of_the_system_that_fails_once_is_told_and_survived() {
     }
 }
 
-/// Tensors of this many rows, each pushed once or twice, tell a push that counted twice from one that did not come.
+/// Tensors of this many rows, each pushed once or twice, tell a push that counted twice from one that did not
+/// come.
 const ROWS: usize = 1 << 16;
 
 /// A push of -1 to one row, by itself or beside others.
@@ -267,7 +268,8 @@ fn push_row(client: &Client, name: &str, row: usize, more: Option<Gradient>) -> 
     client.push(&all, &options(PATIENT)).map(|receipts| receipts[0].version)
 }
 
-/// What a client that pushed one row after the other knows: the version after each, and whether it was told before the end.
+/// What a client that pushed one row after the other knows: the version after each, and whether it was told
+/// before the end.
 type Told = Vec<(u64, bool)>;
 
 /// Pushes one row after the other; stops at the first push that fails, which may have been applied or not.
@@ -320,7 +322,8 @@ fn applied_pushes_come_back_as_far_as_a_sync_had_covered() {
     assert!(kept > 0);
 }
 
-/// A client in a process of its own, for the next test: says which row it is about to push, and which was acknowledged.
+/// A client in a process of its own, for the next test: says which row it is about to push, and which was
+/// acknowledged.
 #[test]
 fn a_client_that_will_be_killed() {
     let Ok(told) = std::env::var("FASTPS_KILLED_CLIENT") else { return };
@@ -479,7 +482,8 @@ fn everything_is_killed_at_once_at_random_moments() {
     let mut random = seed | 1;
     let mut everything = Everything::new();
     let mut round = 0;
-    // Where the machine is so slow that a client did not get to push anything, there are more rounds, and longer ones.
+    // Where the machine is so slow that a client did not get to push anything, there are more rounds, and
+    // longer ones.
     while round < kills || everything.next.contains(&0) {
         assert!(round < 4 * kills, "{round} kills, {:?} pushes", everything.next);
         random ^= random << 13;
@@ -500,7 +504,8 @@ fn everything_is_killed_at_once_at_random_moments() {
     }
 }
 
-/// The servers of these tests can be killed by name; `tests/test_wheel.py` looks for the same word in what users get.
+/// The servers of these tests can be killed by name; `tests/test_wheel.py` looks for the same word in what
+/// users get.
 #[test]
 fn the_server_of_these_tests_has_failpoints() {
     let program = std::fs::read(env!("CARGO_BIN_EXE_fastps-server")).unwrap();

@@ -1,9 +1,9 @@
-//! What every fault test works on: tensors of 3 slices and small ones for two clients of different codecs, and books of
-//! what was acknowledged.
+//! What every fault test works on: tensors of 3 slices and small ones for two clients of different codecs,
+//! and books of what was acknowledged.
 //!
-//! Both clients push to the counted tensors (SGD, a push of -1 adds 1), and each to Adam tensors of its own, where content
-//! and order show in every bit. All values of a slice are equal, so that 1-bit says them exactly, and what was refused or
-//! fenced is known to the last bit when the next push carries it.
+//! Both clients push to the counted tensors (SGD, a push of -1 adds 1), and each to Adam tensors of its own,
+//! where content and order show in every bit. All values of a slice are equal, so that 1-bit says them
+//! exactly, and what was refused or fenced is known to the last bit when the next push carries it.
 
 use fastps_core::dtype::{Array, DType, View};
 use fastps_core::optim::{Adam, Optimizer, Sgd};
@@ -133,7 +133,8 @@ impl Ledger {
         self.mirror.push(&[gradient(&mirrored(part), vec![value; elements])], &options).unwrap();
     }
 
-    /// The first difference between the books and the servers: counts, Adam's values and its state, bit for bit.
+    /// The first difference between the books and the servers: counts, Adam's values and its state, bit for
+    /// bit.
     pub(crate) fn difference(&self, ps: &dyn ParameterServer) -> Option<String> {
         let names: Vec<_> = TENSORS.iter().map(|tensor| tensor.name.clone()).collect();
         let pulled = pull(ps, names);

@@ -1,4 +1,5 @@
-//! What the control plane refuses one client, so that all others keep what they have: memory, tensors, sessions, the disk.
+//! What the control plane refuses one client, so that all others keep what they have: memory, tensors,
+//! sessions, the disk.
 
 use crate::durable::Folder;
 use crate::stubs::{

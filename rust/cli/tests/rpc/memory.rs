@@ -1,5 +1,5 @@
-//! A server's memory with real connections: counted by purpose, bounded, given back, and not to be held by readers
-//! that stall.
+//! A server's memory with real connections: counted by purpose, bounded, given back, and not to be held by
+//! readers that stall.
 
 use crate::stubs::{hello, signed};
 use bytes::Bytes;
@@ -216,7 +216,8 @@ async fn readers_that_stall_cannot_stop_pushes() {
     let mut stream = writer.exchange().await.unwrap();
     let slice = writer.create(&mut stream, "w", SLICE, pb::Apply::Exact).await.unwrap();
     let other = writer.create(&mut stream, "other", 4000, pb::Apply::Exact).await.unwrap();
-    // Three readers, each with a version of its own: one pin is the slice's own spare, the others take memory.
+    // Three readers, each with a version of its own: one pin is the slice's own spare, the others take
+    // memory.
     let mut stalled = Vec::new();
     for client in 2..5 {
         let reader = Peer::connect(&server, client).await;

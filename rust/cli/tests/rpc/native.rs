@@ -1,5 +1,5 @@
-//! The native data plane at its edges: DATA cut anywhere, windows of any size, readers and servers that stall, streams that
-//! are reset. Here the peer is `h2` itself, so that each byte is in the test's hands.
+//! The native data plane at its edges: DATA cut anywhere, windows of any size, readers and servers that
+//! stall, streams that are reset. Here the peer is `h2` itself, so that each byte is in the test's hands.
 
 use crate::cluster::Cluster;
 use crate::ledger::PATIENT;
@@ -206,8 +206,8 @@ async fn trickle(mut from: impl AsyncReadExt + Unpin, mut to: impl AsyncWriteExt
     }
 }
 
-/// Steps of random sizes and kinds through a connection that stutters both ways: none may stall. `FASTPS_SOAK` sets how
-/// many.
+/// Steps of random sizes and kinds through a connection that stutters both ways: none may stall.
+/// `FASTPS_SOAK` sets how many.
 #[test]
 fn nothing_stalls() {
     let steps = std::env::var("FASTPS_SOAK").map_or(400, |n| n.parse::<u64>().unwrap());

@@ -1,4 +1,5 @@
-//! Proxies of TCP and Unix sockets that break connections: at any byte of either direction, after a stall, after swallowed answers.
+//! Proxies of TCP and Unix sockets that break connections: at any byte of either direction, after a stall,
+//! after swallowed answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -80,8 +81,8 @@ impl Proxies {
         Self { addresses: addresses.collect(), shared, runtime: Some(runtime) }
     }
 
-    /// Stands between clients and the Unix sockets of these servers, whose names begin with `prefix` and not as clients
-    /// expect it.
+    /// Stands between clients and the Unix sockets of these servers, whose names begin with `prefix` and not
+    /// as clients expect it.
     pub(crate) fn before_sockets(&self, prefix: &str, servers: usize) {
         let runtime = self.runtime.as_ref().unwrap();
         let prefix = &format!("@{prefix}-");

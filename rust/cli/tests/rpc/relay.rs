@@ -1,5 +1,5 @@
-//! Relays that duplicate: every request frame reaches the shard twice, every call of the control plane once. What became of a push
-//! they tell only who asks again.
+//! Relays that duplicate: every request frame reaches the shard twice, every call of the control plane once.
+//! What became of a push they tell only who asks again.
 
 use fastps_core::error::{Error, Kind};
 use fastps_proto::MAX_MESSAGE_BYTES;

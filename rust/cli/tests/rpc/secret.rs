@@ -1,5 +1,5 @@
-//! A session is its client's alone: who knows the incarnation and not the secret is refused, on native and on plain connections,
-//! before and after the server was killed.
+//! A session is its client's alone: who knows the incarnation and not the secret is refused, on native and on
+//! plain connections, before and after the server was killed.
 
 use crate::durable::{self, Served};
 use crate::ledger::{PATIENT, gradient, until};
@@ -115,7 +115,8 @@ async fn neither_statistics_nor_debug_output_tell_an_incarnation() {
     drop(server);
 }
 
-/// A server that was started anew without what it knew lets others have any incarnation: its client takes another.
+/// A server that was started anew without what it knew lets others have any incarnation: its client takes
+/// another.
 #[test]
 fn a_client_whose_incarnation_was_taken_goes_on_under_another() {
     // The stranger's session does not end by itself.

@@ -555,7 +555,8 @@ async fn stopping_takes_no_longer_than_told_whatever_clients_do() {
     panic!("nothing was ever refused");
 }
 
-/// Stops servers that have clients; how many of the clients' streams were refused something before they ended.
+/// Stops servers that have clients; how many of the clients' streams were refused something before they
+/// ended.
 async fn stop_with_clients() -> usize {
     let mut world = World::start(config()).await;
     for peer in 0..2 {

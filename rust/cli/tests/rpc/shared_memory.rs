@@ -1,5 +1,5 @@
-//! Shared memory between real clients and real servers: cut at any moment, nothing is lost or applied twice; where there is
-//! no room for it, the Unix socket does.
+//! Shared memory between real clients and real servers: cut at any moment, nothing is lost or applied twice;
+//! where there is no room for it, the Unix socket does.
 #![cfg(target_os = "linux")]
 
 use crate::cluster::Cluster;
@@ -117,7 +117,8 @@ fn sockets(name: &str) -> Vec<OwnedFd> {
     files.filter(is_ours).collect()
 }
 
-/// Cuts one connection to this socket after the other, after pauses of all lengths, until told to stop. Counts them.
+/// Cuts one connection to this socket after the other, after pauses of all lengths, until told to stop.
+/// Counts them.
 fn cut(name: &str, stop: &AtomicBool, cuts: &AtomicU32) {
     let mut random = 0x1234_5678_u64;
     while !stop.load(Ordering::Relaxed) {
@@ -132,7 +133,8 @@ fn cut(name: &str, stop: &AtomicBool, cuts: &AtomicU32) {
     }
 }
 
-/// Two clients, patient and not, while their connections are cut: what the server holds is what they were told.
+/// Two clients, patient and not, while their connections are cut: what the server holds is what they were
+/// told.
 #[test]
 fn every_push_counts_once_whatever_is_cut() {
     let cluster = Cluster::start(1);
@@ -211,8 +213,9 @@ fn who_asks_again_is_not_served() {
     assert_eq!(cluster.counter(0, "connections"), 0);
 }
 
-/// A client that does not read what it pulls fills its ring, and the server keeps two slices for it. Its neighbour pushes to the
-/// same tensor and pulls it meanwhile; what the slow one reads in the end are whole versions of slices.
+/// A client that does not read what it pulls fills its ring, and the server keeps two slices for it. Its
+/// neighbour pushes to the same tensor and pulls it meanwhile; what the slow one reads in the end are whole
+/// versions of slices.
 #[test]
 fn a_slow_reader_slows_only_itself() {
     const SLICES: usize = 12;
@@ -265,8 +268,8 @@ fn a_slow_reader_slows_only_itself() {
     assert!(cluster.counter(0, "values_lent") >= 40 * SLICES as u64, "they are read where they lie");
 }
 
-/// A connection that is cut while its client is in the middle of a large pull is over: nothing that was lent keeps it. The client
-/// connects anew, and gets all.
+/// A connection that is cut while its client is in the middle of a large pull is over: nothing that was lent
+/// keeps it. The client connects anew, and gets all.
 #[test]
 fn a_connection_that_is_cut_in_mid_pull_ends() {
     const SLICES: usize = 20;

@@ -62,7 +62,8 @@ impl Batch {
     }
 }
 
-/// Pushes once and enters what was applied; gives how many slices were in doubt, and became applied or fenced.
+/// Pushes once and enters what was applied; gives how many slices were in doubt, and became applied or
+/// fenced.
 fn push_and_enter(client: &Client, batch: &Batch, timeout: Duration, book: &Mutex<Vec<f32>>) -> [u32; 2] {
     let mut fates = [0; 2];
     let all = 0..ROWS * WIDTH;
@@ -104,8 +105,9 @@ fn pulled(client: &Client, indices: &[i64]) -> Vec<f32> {
     values
 }
 
-/// Until connections were cut so often, at any byte of either direction; `FASTPS_CUTS` says how often. One client waits as
-/// long as it takes, and nothing of it may be left in doubt; the other has deadlines that most pushes miss.
+/// Until connections were cut so often, at any byte of either direction; `FASTPS_CUTS` says how often. One
+/// client waits as long as it takes, and nothing of it may be left in doubt; the other has deadlines that
+/// most pushes miss.
 #[test]
 fn parts_are_applied_once_wherever_a_message_breaks() {
     let wanted = std::env::var("FASTPS_CUTS").map_or(100, |n| n.parse::<u64>().unwrap());

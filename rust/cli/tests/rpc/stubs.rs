@@ -1,5 +1,5 @@
-//! A plain client made of generated stubs, one shard at a time, and two of them on the tensors of every fault test: the
-//! first sends Float32, the second 1-bit.
+//! A plain client made of generated stubs, one shard at a time, and two of them on the tensors of every fault
+//! test: the first sends Float32, the second 1-bit.
 
 use crate::ledger::{Ledger, PATIENT, Part, TENSORS};
 use bytes::Bytes;
@@ -32,7 +32,8 @@ pub(crate) fn config() -> ServerConfig {
     ServerConfig {
         listen: vec!["127.0.0.1:0".into()],
         memory_limit: Some(64 << 20),
-        // These clients give no sign of life but their calls, and a busy machine may keep them silent for long.
+        // These clients give no sign of life but their calls, and a busy machine may keep them silent for
+        // long.
         lease: Duration::from_mins(10),
         ..ServerConfig::default()
     }

@@ -39,11 +39,13 @@ struct Cut {
 }
 
 impl Client {
-    /// Has every shard write a snapshot now; returns when all are durable, in the order of the shards. Every slice is at one
-    /// version of its own: pushes go on. If a connection breaks meanwhile, its shard is asked again and may write two.
+    /// Has every shard write a snapshot now; returns when all are durable, in the order of the shards. Every
+    /// slice is at one version of its own: pushes go on. If a connection breaks meanwhile, its shard is asked
+    /// again and may write two.
     ///
     /// # Errors
-    /// If a server has no data directory, a snapshot cannot be written, or the timeout passes; others may be written then.
+    /// If a server has no data directory, a snapshot cannot be written, or the timeout passes; others may be
+    /// written then.
     pub fn checkpoint(&self, timeout: Duration) -> Result<Vec<Snapshot>> {
         self.alive()?;
         self.shared.lost.raise()?;
@@ -51,9 +53,9 @@ impl Client {
         self.block(snapshots(&self.links, None, deadline))
     }
 
-    /// The same, with the `exact` tensors of a group as they are at one moment, over all shards: whatever is in it was
-    /// sent on the strength of nothing that is not. Writes wait until all shards have begun, some milliseconds, and take up to
-    /// one more copy of the group's optimizer state until all is written.
+    /// The same, with the `exact` tensors of a group as they are at one moment, over all shards: whatever is
+    /// in it was sent on the strength of nothing that is not. Writes wait until all shards have begun, some
+    /// milliseconds, and take up to one more copy of the group's optimizer state until all is written.
     ///
     /// # Errors
     /// As [`Client::checkpoint`]; and where there is no memory for it, or no tensor of the group.

@@ -102,7 +102,8 @@ impl Client {
                     }
                     Ok(answer) if !late => behind = answer.behind,
                     Ok(answer) => return Err(still_behind(&answer.behind).shard(0)),
-                    // The server was started anew, or the lease ran out: a place is taken anew, if nobody else has.
+                    // The server was started anew, or the lease ran out: a place is taken anew, if nobody
+                    // else has.
                     Err(error) if retry(error.kind) == Retry::Session && !late => {
                         tokio::time::sleep(MARGIN).await;
                         let joined = ask_for(&link, group, &place.seat, deadline).await?;
@@ -181,8 +182,8 @@ async fn give_back(link: &Link, group: u32, warm: bool, deadline: Instant) {
     }
 }
 
-/// Says what the clock is, and waits. The first answer comes at half time: who is behind is known then, however late the
-/// last one is.
+/// Says what the clock is, and waits. The first answer comes at half time: who is behind is known then,
+/// however late the last one is.
 async fn tell(link: &Link, place: &Place, first: bool, deadline: Instant) -> Result<pb::AdvanceResponse> {
     let ask = |mut control: Control, left: Duration| {
         let wait = left.saturating_sub(MARGIN).min(if first { left / 2 } else { left });

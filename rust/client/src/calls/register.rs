@@ -60,8 +60,8 @@ impl Client {
                     Err(error) => return Err(named(error)),
                 },
                 Err(error) => {
-                    // Nothing was committed. What cannot be dropped now, because its shard is away, ends with the
-                    // reservation's lease.
+                    // Nothing was committed. What cannot be dropped now, because its shard is away, ends with
+                    // the reservation's lease.
                     let _ = self.drop_slices(&entry, after(Duration::from_secs(1)).min(deadline));
                     let expired = matches!(retry(error.kind), Retry::Session | Retry::Map)
                         || error.kind == Kind::Fenced;
@@ -85,8 +85,8 @@ impl Client {
         })
     }
 
-    /// Makes the tensor exist. An answer that got lost may have been a yes, so slices are dropped only when shard 0
-    /// shows by another reservation that this one has ended.
+    /// Makes the tensor exist. An answer that got lost may have been a yes, so slices are dropped only when
+    /// shard 0 shows by another reservation that this one has ended.
     fn commit(&self, entry: &Arc<Entry>, reservation: u64, deadline: Instant) -> Result<()> {
         let link = self.links[0].clone();
         let committed = self.block(async move {
@@ -108,7 +108,8 @@ impl Client {
         }
     }
 
-    /// Asks shard 0 for a place; `None` when the tensor exists already. Waits while somebody else registers it.
+    /// Asks shard 0 for a place; `None` when the tensor exists already. Waits while somebody else registers
+    /// it.
     fn reserve_place(&self, spec: &Arc<TensorSpec>, deadline: Instant) -> Result<Option<(u64, Arc<Entry>)>> {
         let (link, spec, shards) = (self.links[0].clone(), spec.clone(), self.links.len());
         self.block(async move {
@@ -212,8 +213,8 @@ impl Client {
         Ok(())
     }
 
-    /// Frees the slices of a tensor that is not in the map; shard 0 is told of all, so that it ends a registration
-    /// that they belong to.
+    /// Frees the slices of a tensor that is not in the map; shard 0 is told of all, so that it ends a
+    /// registration that they belong to.
     fn drop_slices(&self, entry: &Entry, deadline: Instant) -> Result<()> {
         let mut result = Ok(());
         for (shard, link) in self.links.iter().enumerate() {
@@ -258,7 +259,8 @@ impl Client {
         let Some(known) = entries.first() else {
             return answer.map(drop);
         };
-        // Gone already, perhaps by an attempt of this very call whose answer got lost: its slices must go all the same.
+        // Gone already, perhaps by an attempt of this very call whose answer got lost: its slices must go all
+        // the same.
         let placed = answer.as_ref().ok().and_then(|answer| {
             Entry::new(known.spec.clone(), answer.placement.as_ref(), self.links.len()).ok()
         });

@@ -120,7 +120,8 @@ impl Client {
     }
 }
 
-/// Deals the parts of a plan out to messages, none of them for two shards; `bytes`: of a part, as sent or as answered.
+/// Deals the parts of a plan out to messages, none of them for two shards; `bytes`: of a part, as sent or as
+/// answered.
 fn messages(entry: &Entry, plan: &Plan, bytes: impl Fn(&RowPart) -> usize) -> Vec<Message> {
     let mut full = Vec::new();
     let shards = entry.slices.iter().map(|(_, shard)| shard + 1).max().unwrap_or(0);
@@ -159,7 +160,8 @@ fn drafted(mut parts: Vec<Part>, header: pb::Header, payload: Vec<u8>) -> Option
     Some(Draft { part: parts.pop()?, more, header, payload: Payload::Owned(Bytes::from(payload)) })
 }
 
-/// The versions of a pull of rows: one list per tensor, also where no slice was asked, and each in slice order.
+/// The versions of a pull of rows: one list per tensor, also where no slice was asked, and each in slice
+/// order.
 pub(crate) fn in_order(versions: Versions, rows: &[Rows]) -> Versions {
     let of = |rows: &Rows| {
         let mut slices = versions.tensor(&rows.name).unwrap_or_default().to_vec();

@@ -17,8 +17,8 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 impl Link {
-    /// Takes an answer, whose values may be lent, to where it is waited for. An error means that the server does not speak
-    /// the protocol.
+    /// Takes an answer, whose values may be lent, to where it is waited for. An error means that the server
+    /// does not speak the protocol.
     pub(crate) fn answer(self: &Arc<Self>, frame: pb::Frame, lent: bool) -> Result<()> {
         let (tag, answer) = convert::answer_from_frame(frame)?;
         let mut queue = lock(&self.queue);
@@ -58,8 +58,8 @@ impl Link {
             Waiter::Parts(call, parts) => (call, parts),
             Waiter::Doubt(doubt) => {
                 match answer {
-                    // Nothing can be said yet: the server is at it this moment, lacks memory, or is about to stop. The question
-                    // waits for the time that it tells, or for the next connection.
+                    // Nothing can be said yet: the server is at it this moment, lacks memory, or is about to
+                    // stop. The question waits for the time that it tells, or for the next connection.
                     convert::Answer::Refused(error)
                         if matches!(retry(error.kind), Retry::Later | Retry::Room) =>
                     {
@@ -180,8 +180,8 @@ impl Link {
         });
     }
 
-    /// Keeps what an answer tells of its slices. Pulls may show what others will find in no log, so whoever wants receipts of what is
-    /// logged alone keeps nothing of them.
+    /// Keeps what an answer tells of its slices. Pulls may show what others will find in no log, so whoever
+    /// wants receipts of what is logged alone keeps nothing of them.
     fn note(&self, queue: &mut Queue, pending: &Pending, identified: bool, answer: &convert::Answer) {
         if !identified && self.shared.ack == Ack::Logged {
             return;

@@ -138,7 +138,8 @@ impl Call {
         self.deliver_all([(part, outcome)], values.map(|values| (part, values)));
     }
 
-    /// The same of many parts; values belong to the part that they are named with and perhaps to some that follow it.
+    /// The same of many parts; values belong to the part that they are named with and perhaps to some that
+    /// follow it.
     pub(crate) fn deliver_all(
         &self,
         outcomes: impl IntoIterator<Item = (usize, Outcome)>,
@@ -185,7 +186,8 @@ impl Call {
         }
     }
 
-    /// The call is done once every part has its outcome and nobody reads the caller's memory; tells whether it is.
+    /// The call is done once every part has its outcome and nobody reads the caller's memory; tells whether
+    /// it is.
     pub(crate) fn finish(&self) -> bool {
         let mut state = lock(&self.state);
         if state.done || state.open > 0 || !self.memories.iter().all(|memory| memory.is_idle()) {
@@ -239,9 +241,9 @@ impl Call {
         }
     }
 
-    /// Waits until all is done or the timeout or the deadline passes (that ends the call); hands out values as they
-    /// come; without a caller they stay. Tells whether all is done. The waiting thread drives the client's connections
-    /// itself.
+    /// Waits until all is done or the timeout or the deadline passes (that ends the call); hands out values
+    /// as they come; without a caller they stay. Tells whether all is done. The waiting thread drives the
+    /// client's connections itself.
     pub(crate) fn wait(&self, timeout: Duration, caller: Option<&mut dyn Caller>) -> Result<bool> {
         self.process.check()?;
         let until = crate::state::time::after(timeout).min(self.deadline);

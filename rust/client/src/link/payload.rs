@@ -1,5 +1,5 @@
-//! What a frame carries, and the guard on a caller's memory: it is lent to the connection until it is written there, and
-//! a call has not ended before all of it has come back.
+//! What a frame carries, and the guard on a caller's memory: it is lent to the connection until it is written
+//! there, and a call has not ended before all of it has come back.
 
 use crate::link::call::Call;
 use crate::state::runtime::lock;

@@ -70,8 +70,8 @@ pub(crate) struct Queue {
     pub(crate) late: HashMap<u64, Vec<(Arc<Doubt>, u64)>>,
     /// What is known of each slice that was pushed or pulled.
     pub(crate) slices: HashMap<u64, Known, RandomState>,
-    /// Slices of which a server that was started anew is asked what is left, before anything else is sent. Those before the
-    /// cursor were asked on the present connection.
+    /// Slices of which a server that was started anew is asked what is left, before anything else is sent.
+    /// Those before the cursor were asked on the present connection.
     pub(crate) to_ask: VecDeque<u64>,
     pub(crate) ask_cursor: usize,
     /// These questions, by their tags.
@@ -182,7 +182,8 @@ impl Queue {
             if gone.is_some_and(|gone| gone > 0) || version < known.version {
                 self.lost.push(LostSlice { shard, slice, own: gone, seen: known.version, now: version });
             }
-            // What is found may be gone after the next restart, too: only answers to the user's calls count as told.
+            // What is found may be gone after the next restart, too: only answers to the user's calls count
+            // as told.
             known.version = known.version.min(version);
             known.own = Some(known.own.map_or(own, |told| told.min(own)));
         }

@@ -1,5 +1,5 @@
-//! How frames reach a server: over TCP, or on this machine through its Unix socket and memory that both share. A server that was
-//! named by its socket's path is reached there alone.
+//! How frames reach a server: over TCP, or on this machine through its Unix socket and memory that both
+//! share. A server that was named by its socket's path is reached there alone.
 
 use crate::options::Transport;
 use crate::state::runtime::lock;

@@ -84,8 +84,8 @@ async fn open(link: &Arc<Link>) -> Result<(u64, Stream)> {
     Ok((link.begin(), stream))
 }
 
-/// Whether a server says that there is no session of this client: none at all, or another client's, who took the incarnation when
-/// the server had been started anew without what it knew.
+/// Whether a server says that there is no session of this client: none at all, or another client's, who took
+/// the incarnation when the server had been started anew without what it knew.
 fn is_forgotten(error: &Error) -> bool {
     convert::retry(error.kind) == Retry::Session || error.kind == Kind::Denied && error.shard.is_some()
 }

@@ -1,9 +1,9 @@
-//! The link to one shard: what happens to its frames, from a call to a connection. `answer` takes what comes back;
-//! `session` drives the link over connections.
+//! The link to one shard: what happens to its frames, from a call to a connection. `answer` takes what comes
+//! back; `session` drives the link over connections.
 //!
-//! A frame keeps its tag, and an identified one its identity, over all connections. It leaves the queue exactly once: by its
-//! answer, or abandoned by its call; an identified frame that was sent and is abandoned leaves a doubt behind, and a
-//! question about it takes the end of the queue.
+//! A frame keeps its tag, and an identified one its identity, over all connections. It leaves the queue
+//! exactly once: by its answer, or abandoned by its call; an identified frame that was sent and is abandoned
+//! leaves a doubt behind, and a question about it takes the end of the queue.
 
 use crate::address::is_loopback;
 use crate::link::call::{Call, Outcome, Part};
@@ -105,8 +105,8 @@ impl Link {
         });
     }
 
-    /// Waits for the first attempt to connect. Fails if it has met a limit, which others would meet, too; what else went wrong
-    /// is tried again.
+    /// Waits for the first attempt to connect. Fails if it has met a limit, which others would meet, too;
+    /// what else went wrong is tried again.
     pub(crate) async fn begun(&self, deadline: Instant) -> Result<()> {
         let mut first = self.first.subscribe();
         let tried = tokio::time::timeout_at(deadline.into(), first.wait_for(Option::is_some)).await;
@@ -161,7 +161,8 @@ impl Link {
         lock(&self.queue).recalled
     }
 
-    /// Ends the present session, so that it lets go of what it has not sent; what is not answered is sent on the next.
+    /// Ends the present session, so that it lets go of what it has not sent; what is not answered is sent on
+    /// the next.
     pub(crate) fn recall(&self) {
         let mut queue = lock(&self.queue);
         if queue.session != 0 && !std::mem::replace(&mut queue.recalled, true) {
@@ -187,7 +188,8 @@ impl Link {
         let base_of = queue.client;
         let mut fenced = Vec::new();
         for Frame { parts, header, payload } in frames {
-            // Under the lock under which a lease is renewed, so that none slips through to its new incarnation.
+            // Under the lock under which a lease is renewed, so that none slips through to its new
+            // incarnation.
             if let Some(error) = self.shared.fences(&header) {
                 fenced.push((parts, error));
                 continue;
@@ -380,9 +382,9 @@ impl Link {
         queue.wake();
     }
 
-    /// The server's incarnation as a hello told it. Another one than before has a map of its own. It may have recovered what
-    /// the former one knew of this client: then it has renewed the client's session, and what was sent is sent again, under its
-    /// identity.
+    /// The server's incarnation as a hello told it. Another one than before has a map of its own. It may have
+    /// recovered what the former one knew of this client: then it has renewed the client's session, and what
+    /// was sent is sent again, under its identity.
     pub(crate) fn met(&self, hello: &pb::HelloResponse) {
         let mut queue = lock(&self.queue);
         self.keeps_data.store(unary::keeps_data(hello), Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! Control calls: each within its caller's deadline, repeated while the connection fails (all of them may be).
+//! Control calls: each within its caller's deadline, repeated while the connection fails (all of them may
+//! be).
 
 use crate::link::state::Link;
 use crate::options::Ack;
@@ -57,8 +58,8 @@ pub(crate) fn keeps_data(hello: &pb::HelloResponse) -> bool {
     hello.capabilities.iter().any(|can| can == convert::CAN_LOG)
 }
 
-/// Makes a call, again while the connection fails, until the deadline. Errors name the shard, and where the last attempt was
-/// not answered in time, what became of the one before.
+/// Makes a call, again while the connection fails, until the deadline. Errors name the shard, and where the
+/// last attempt was not answered in time, what became of the one before.
 pub(crate) async fn call<T, F>(
     link: &Link,
     deadline: Instant,
@@ -88,7 +89,8 @@ where
                 return Err(late(link, before));
             }
         };
-        // What is not ready, as a server that recovers, is waited for, and not asked before the time that it tells.
+        // What is not ready, as a server that recovers, is waited for, and not asked before the time that it
+        // tells.
         let told = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
         let again = convert::passes(&error) && Instant::now() + pause.max(told) < deadline;
         if !again {

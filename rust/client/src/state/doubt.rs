@@ -1,4 +1,5 @@
-//! A slice whose answer is missing, and the content that goes back to a residual once it is known not to count.
+//! A slice whose answer is missing, and the content that goes back to a residual once it is known not to
+//! count.
 
 use crate::state::runtime::{Process, lock};
 use bytes::Bytes;

@@ -1,8 +1,8 @@
 //! What a restarted server lacks of what this client was told: found by asking, told once.
 //!
-//! A link keeps of each slice the newest version that an answer told (`queue`). When it meets another server than before, it
-//! asks for the version of each of these slices, and sends nothing else until it knows. So what it sends again counts for
-//! nothing here, and the numbers are exact.
+//! A link keeps of each slice the newest version that an answer told (`queue`). When it meets another server
+//! than before, it asks for the version of each of these slices, and sends nothing else until it knows. So
+//! what it sends again counts for nothing here, and the numbers are exact.
 
 use crate::state::runtime::lock;
 use crate::state::shared::Shared;
@@ -36,8 +36,8 @@ pub(crate) struct Losses {
 }
 
 impl Shared {
-    /// Notes what one restart lost, for the next call to tell. What a later restart loses is noted beside it, so
-    /// that losses add up.
+    /// Notes what one restart lost, for the next call to tell. What a later restart loses is noted beside it,
+    /// so that losses add up.
     pub(crate) fn note_lost(&self, lost: Vec<LostSlice>) {
         let lost = self.by_tensor(lost);
         for one in &lost {

@@ -35,8 +35,8 @@ impl Process {
     }
 }
 
-/// Runs a client's tasks on one thread at a time: on the thread of a caller while it waits, so that an answer need not wake
-/// anybody else, and on a thread of the client's own while nobody does.
+/// Runs a client's tasks on one thread at a time: on the thread of a caller while it waits, so that an answer
+/// need not wake anybody else, and on a thread of the client's own while nobody does.
 #[derive(Debug)]
 pub(crate) struct Driver {
     runtime: Runtime,

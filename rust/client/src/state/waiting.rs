@@ -20,7 +20,8 @@ type Listener = fn(WaitsFor, &str);
 
 static LISTENER: OnceLock<Listener> = OnceLock::new();
 
-/// Has this function told, in the place of a `tracing` event; the first one counts. No lock is held when it is called.
+/// Has this function told, in the place of a `tracing` event; the first one counts. No lock is held when it
+/// is called.
 pub fn on_wait(listener: Listener) {
     let _ = LISTENER.set(listener);
 }

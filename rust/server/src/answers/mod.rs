@@ -1,8 +1,9 @@
 //! The answers that a stream owes its client, and the memory that they keep until the client takes them.
 //!
 //! Values stay pinned in their slice until the connection asks for them; then they are encoded. At most
-//! [`ENCODED`] encoded answers per stream wait in the connection, and their memory stays the stream's, so a reader that
-//! stalls takes no more than it has. What it has pinned can be taken back at any time: its stream is reset.
+//! [`ENCODED`] encoded answers per stream wait in the connection, and their memory stays the stream's, so a
+//! reader that stalls takes no more than it has. What it has pinned can be taken back at any time: its stream
+//! is reset.
 
 use fastps_core::error::{Error, Result};
 use fastps_core::failpoint::reach;
@@ -56,7 +57,8 @@ impl Place {
         Self { permit, busy: room.busy(), until_durable: None }
     }
 
-    /// The answer waits until all that is logged when it is made is durable. A refusal changes nothing, and does not wait.
+    /// The answer waits until all that is logged when it is made is durable. A refusal changes nothing, and
+    /// does not wait.
     pub(crate) fn after(self, journal: Option<&Arc<Journal>>) -> Self {
         Self { until_durable: journal.cloned(), ..self }
     }
@@ -161,7 +163,8 @@ impl Pins {
         Pin { pins: self.clone(), age, _permit: permit }
     }
 
-    /// Takes back everything that the stream with the oldest pin has pinned, and ends it. False: nothing is pinned.
+    /// Takes back everything that the stream with the oldest pin has pinned, and ends it. False: nothing is
+    /// pinned.
     pub(crate) fn reset_oldest(&self, reason: &Error) -> bool {
         let mut table = locked(&self.0);
         let Some((_, (_, stream))) = table.by_age.pop_first() else {

@@ -10,7 +10,8 @@ use std::time::Instant;
 use tokio::sync::Semaphore;
 use tonic::body::Body;
 
-/// Slices that one connection may keep pinned: answers that are not encoded yet. One that lends may have as many as it can lend.
+/// Slices that one connection may keep pinned: answers that are not encoded yet. One that lends may have as
+/// many as it can lend.
 pub(crate) const PINS: usize = 2;
 /// Sessions that one connection may begin at once, and then a second.
 const HELLOS: u32 = 256;

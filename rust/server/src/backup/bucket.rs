@@ -1,5 +1,6 @@
-//! A place for copies of snapshots: S3 or what speaks like it, or a folder. Each shard has a folder in it, with a folder for each
-//! snapshot, and `latest`, which names the newest that is whole and changes by compare-and-swap.
+//! A place for copies of snapshots: S3 or what speaks like it, or a folder. Each shard has a folder in it,
+//! with a folder for each snapshot, and `latest`, which names the newest that is whole and changes by
+//! compare-and-swap.
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::copy::Latest;
@@ -236,8 +237,8 @@ fn check_endpoint(url: &str, builder: &AmazonS3Builder) -> Result<()> {
     Ok(())
 }
 
-/// Why a request failed, without what a server or a library tells besides: the body of an answer may repeat tokens, and so may a
-/// URL.
+/// Why a request failed, without what a server or a library tells besides: the body of an answer may repeat
+/// tokens, and so may a URL.
 pub(super) fn reason(error: &object_store::Error) -> String {
     let text = error.to_string();
     let (said, body) = text.split_once('<').unwrap_or((&text, ""));

@@ -1,5 +1,6 @@
-//! Snapshots that are asked for. They are written one at a time, on a thread of their own. Those who ask while one waits for its
-//! turn share it, so the work does not grow with the calls; and between two of them the disk has a rest.
+//! Snapshots that are asked for. They are written one at a time, on a thread of their own. Those who ask
+//! while one waits for its turn share it, so the work does not grow with the calls; and between two of them
+//! the disk has a rest.
 
 use crate::cluster::node::Node;
 use crate::persistence::Begun;

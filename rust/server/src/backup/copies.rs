@@ -104,8 +104,8 @@ async fn run(bucket: &Bucket, keep: Keep, mut shards: Vec<Shard>, stop: watch::R
     }
 }
 
-/// Copies a shard's newest snapshot, once. Those before it are left out but for cuts: they go together with the other
-/// shards'.
+/// Copies a shard's newest snapshot, once. Those before it are left out but for cuts: they go together with
+/// the other shards'.
 async fn copy(bucket: &Bucket, keep: Keep, shard: &mut Shard) {
     let Ok(numbers) = Held::after(&shard.directory, shard.tried) else { return };
     let Some((newest, before)) = numbers.split_last() else { return };

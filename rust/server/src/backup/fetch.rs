@@ -292,7 +292,8 @@ async fn newest_cut(bucket: &Bucket) -> Result<Vec<Latest>> {
     })
 }
 
-/// The copies of a shard that are of a cut, the newest first, each with the cut's identifier. What cannot be read is none.
+/// The copies of a shard that are of a cut, the newest first, each with the cut's identifier. What cannot be
+/// read is none.
 async fn cuts(bucket: &Bucket, shard: u32) -> Result<Vec<(u64, Latest)>> {
     let (home, mut cuts) = (bucket.shard(shard), Vec::new());
     for ((_, name), _) in folders(bucket, &home).await?.into_iter().rev() {

@@ -1,5 +1,5 @@
-//! A snapshot's way into a bucket: its files, its manifest, then `latest`. Nothing that somebody else's `latest` names is
-//! written over.
+//! A snapshot's way into a bucket: its files, its manifest, then `latest`. Nothing that somebody else's
+//! `latest` names is written over.
 
 use super::bucket::{Bucket, Sum};
 use fastps_core::error::{Error, Kind, Result};
@@ -214,8 +214,8 @@ async fn remove(bucket: &Bucket, places: impl Iterator<Item = Path> + Send) -> o
     Ok(())
 }
 
-/// Removes copies that are older than those to be kept, and what was not completed. Nothing that is newer, and no name that is
-/// not ours.
+/// Removes copies that are older than those to be kept, and what was not completed. Nothing that is newer,
+/// and no name that is not ours.
 async fn prune(bucket: &Bucket, latest: &Latest, keep: Keep) -> Result<()> {
     let home = bucket.shard(latest.shard);
     let failed = |error| bucket.failed("remove older snapshots from", &home, &error);

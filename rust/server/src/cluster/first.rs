@@ -1,4 +1,5 @@
-//! How a shard asks shard 0, which alone knows what is registered: about reservations (`SettleRequest`) and groups.
+//! How a shard asks shard 0, which alone knows what is registered: about reservations (`SettleRequest`) and
+//! groups.
 
 use crate::cluster::node::Node;
 use fastps_core::error::{Error, Kind, Result};

@@ -115,8 +115,8 @@ impl Node {
         .expected(format!("epoch {EPOCH}"), format!("epoch {epoch}")))
     }
 
-    /// Ends the stream that has waited longest for its client to read, and frees what it has pinned. False: there is
-    /// none.
+    /// Ends the stream that has waited longest for its client to read, and frees what it has pinned. False:
+    /// there is none.
     pub(crate) fn reset_slowest_reader(&self) -> bool {
         let reason = Error::new(
             Kind::Capacity,
@@ -130,7 +130,8 @@ impl Node {
         reset
     }
 
-    /// Where there are as many sessions as there may be, ends one for this client's: an idle one that owns nothing here.
+    /// Where there are as many sessions as there may be, ends one for this client's: an idle one that owns
+    /// nothing here.
     pub(crate) fn make_room_for_session(&self, client: u64) {
         if self.sessions.is_live(client) {
             return;
@@ -153,8 +154,8 @@ impl Node {
         }
     }
 
-    /// Fails unless shard 0 says that nothing is lost with these slices: those that are sealed must not be, or never become, a
-    /// registered tensor's.
+    /// Fails unless shard 0 says that nothing is lost with these slices: those that are sealed must not be,
+    /// or never become, a registered tensor's.
     pub(crate) fn check_dropped(
         &self,
         slices: &[u64],
@@ -186,7 +187,8 @@ impl Node {
         Err(Error::new(Kind::Unavailable, "a registration went on meanwhile").retry_after_ms(RETRY_MS))
     }
 
-    /// Whether anything here belongs to the client: an identity on a slice, a place in a group, a registration.
+    /// Whether anything here belongs to the client: an identity on a slice, a place in a group, a
+    /// registration.
     fn owns(&self, client: u64) -> bool {
         self.shard.remembers(client)
             || self.reservations.has_open_of(client)

@@ -1,5 +1,5 @@
-//! What became of the reservations that are sealed here: shard 0 is asked, so that a client that dies before its
-//! Commit leaves no memory taken, and nothing that was committed is ever freed.
+//! What became of the reservations that are sealed here: shard 0 is asked, so that a client that dies before
+//! its Commit leaves no memory taken, and nothing that was committed is ever freed.
 
 use crate::cluster::node::Node;
 use fastps_proto::v1 as pb;

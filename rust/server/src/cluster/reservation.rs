@@ -1,6 +1,6 @@
-//! Which registration each slice of this shard belongs to. A reservation holds memory under a lease; until it is
-//! sealed its slices take nothing but their initial values. Once sealed it stays until shard 0 tells that it was not
-//! committed (`settle` asks).
+//! Which registration each slice of this shard belongs to. A reservation holds memory under a lease; until it
+//! is sealed its slices take nothing but their initial values. Once sealed it stays until shard 0 tells that
+//! it was not committed (`settle` asks).
 
 use crate::persistence::Files;
 use fastps_core::error::{Error, Kind, Result};
@@ -128,8 +128,8 @@ impl Reservations {
         Self { lease, files, table: Mutex::default() }
     }
 
-    /// Goes on with the slices of an earlier process, which the shard has. Whether what is sealed was committed, shard 0
-    /// is asked; what was not sealed is registered anew by its client.
+    /// Goes on with the slices of an earlier process, which the shard has. Whether what is sealed was
+    /// committed, shard 0 is asked; what was not sealed is registered anew by its client.
     pub(crate) fn restore(&self, shard: &Shard, all: &BTreeMap<u64, Reservation>, now: Instant) {
         let mut table = self.table();
         for (id, Reservation { slices, stage, .. }) in all {
@@ -203,7 +203,8 @@ impl Reservations {
         Ok(true)
     }
 
-    /// Whether a frame for this slice is in order: initial values while it is reserved, anything else once sealed.
+    /// Whether a frame for this slice is in order: initial values while it is reserved, anything else once
+    /// sealed.
     pub(crate) fn admit(&self, slice: SliceId, given: Option<u64>, client: u64, now: Instant) -> Result<()> {
         let mut table = self.table();
         let Some(given) = given else {
@@ -309,8 +310,8 @@ impl Reservations {
         due.map(|(reservation, _)| *reservation).take(limit).collect()
     }
 
-    /// Takes what shard 0 says of the reservations that it was asked about: frees what was not committed, keeps what
-    /// was; asks for the others again after another lease.
+    /// Takes what shard 0 says of the reservations that it was asked about: frees what was not committed,
+    /// keeps what was; asks for the others again after another lease.
     pub(crate) fn settle(&self, shard: &Shard, asked: &[u64], told: &pb::SettleResponse, now: Instant) {
         let mut table = self.table();
         for reservation in asked {

@@ -1,6 +1,6 @@
-//! Sessions: each shard leases its own clients. A session that ran out is never revived, so what the slices remember
-//! of the client can be dropped without a push being applied twice. A session is its client's, who shows by a secret that it
-//! is the one (see `secret`); for others it has a number.
+//! Sessions: each shard leases its own clients. A session that ran out is never revived, so what the slices
+//! remember of the client can be dropped without a push being applied twice. A session is its client's, who
+//! shows by a secret that it is the one (see `secret`); for others it has a number.
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Most live sessions of a shard.
 const MAX_SESSIONS: usize = 1 << 16;
-/// How many ended incarnations are remembered; a client that comes back later than that is a bug of the client.
+/// How many ended incarnations are remembered; a client that comes back later than that is a bug of the
+/// client.
 const MAX_ENDED: usize = 1 << 17;
 /// Sessions that are looked at for one that gives way.
 const LOOKED_AT: usize = 8;
@@ -167,8 +168,8 @@ impl Sessions {
         self.table().live.contains_key(&client)
     }
 
-    /// Where the table is full, some clients that have been silent for half of their lease, which one that renews its
-    /// session never is. Each call looks at others.
+    /// Where the table is full, some clients that have been silent for half of their lease, which one that
+    /// renews its session never is. Each call looks at others.
     pub(crate) fn idle(&self, now: Instant) -> Vec<u64> {
         let mut table = self.table();
         let (mut idle, mut tries) = (Vec::new(), LOOKED_AT);
@@ -184,8 +185,8 @@ impl Sessions {
         idle
     }
 
-    /// Ends the session of a client that owns nothing, for a new one, unless the client has just shown a sign of life. As after
-    /// a lease, its incarnation never comes back. Gives its number and name.
+    /// Ends the session of a client that owns nothing, for a new one, unless the client has just shown a sign
+    /// of life. As after a lease, its incarnation never comes back. Gives its number and name.
     pub(crate) fn give_way(&self, client: u64, now: Instant) -> Option<(u64, String)> {
         let mut table = self.table();
         table.live.get(&client).filter(|session| session.is_idle(self.lease, now))?;
@@ -213,20 +214,21 @@ impl Sessions {
         Ok(number)
     }
 
-    /// Goes on with the sessions of an earlier process, whose clients the slices remember. They have a whole lease to come
-    /// back. One without a secret is given the first that comes.
+    /// Goes on with the sessions of an earlier process, whose clients the slices remember. They have a whole
+    /// lease to come back. One without a secret is given the first that comes.
     pub(crate) fn restore(&self, catalog: &Catalog, now: Instant) -> Result<()> {
         let mut table = self.table();
         for client in &catalog.sessions {
             let secret = catalog.secrets.get(client).copied();
-            // Whether a client asked for receipts that are durable, its next Hello tells; until then it may have.
+            // Whether a client asked for receipts that are durable, its next Hello tells; until then it may
+            // have.
             self.begin(&mut table, *client, secret, "", true, now)?;
         }
         Ok(())
     }
 
-    /// Fails where a caller does not show the secret of the session in whose name it calls. Where there is none, whatever needs
-    /// it says so.
+    /// Fails where a caller does not show the secret of the session in whose name it calls. Where there is
+    /// none, whatever needs it says so.
     pub(crate) fn check(&self, client: u64, shown: Option<&SecretHash>) -> Result<()> {
         self.table().live.get(&client).map_or(Ok(()), |session| session.check(shown))
     }
@@ -240,8 +242,8 @@ impl Sessions {
         Ok(session.logged)
     }
 
-    /// A sign of life of a client that was checked; tells whether the client's pushes are answered when they are durable. Only the sweep ends sessions,
-    /// so a late sweep never shortens a lease.
+    /// A sign of life of a client that was checked; tells whether the client's pushes are answered when they
+    /// are durable. Only the sweep ends sessions, so a late sweep never shortens a lease.
     pub(crate) fn touch(&self, client: u64, now: Instant) -> Result<bool> {
         match self.table().live.get_mut(&client) {
             Some(session) => {
@@ -259,12 +261,13 @@ impl Sessions {
         }
     }
 
-    /// Ends the sessions whose lease ran out; `period` is the time between two sweeps. Their clients, and what others may be told
-    /// of them: numbers and names.
+    /// Ends the sessions whose lease ran out; `period` is the time between two sweeps. Their clients, and
+    /// what others may be told of them: numbers and names.
     pub(crate) fn sweep(&self, now: Instant, period: Duration) -> Vec<(u64, u64, String)> {
         let mut table = self.table();
         let previous = table.last_sweep.replace(now);
-        // A server that was itself asleep (suspended, stopped, starved) has not listened: the clients get that time.
+        // A server that was itself asleep (suspended, stopped, starved) has not listened: the clients get
+        // that time.
         let late = previous.map_or(Duration::ZERO, |p| now.duration_since(p)).saturating_sub(period);
         if late > period {
             table.live.values_mut().for_each(|session| session.last_seen += late);

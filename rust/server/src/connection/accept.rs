@@ -1,8 +1,9 @@
-//! Accepted connections, after their TLS handshake where the server has TLS, each with what belongs to a connection: who is at the other end, and how many slices it may
-//! keep pinned.
+//! Accepted connections, after their TLS handshake where the server has TLS, each with what belongs to a
+//! connection: who is at the other end, and how many slices it may keep pinned.
 //!
-//! A native client is known by its first SETTINGS, which every HTTP/2 client sends before anything else (see `wire`): it is served by
-//! `native`, all others by tonic. What was read to find out is read again by whoever serves.
+//! A native client is known by its first SETTINGS, which every HTTP/2 client sends before anything else (see
+//! `wire`): it is served by `native`, all others by tonic. What was read to find out is read again by whoever
+//! serves.
 
 use crate::auth::peer::{PINS, Peer};
 use crate::cluster::node::{Node, Phase};
@@ -35,8 +36,8 @@ use tonic::transport::server::Connected;
 
 /// Most connections of a shard.
 const MAX_CONNECTIONS: u64 = 1 << 14;
-/// Bytes that a client may send before they are read, on one stream and on all of a connection. A stalled stream
-/// leaves room for the others.
+/// Bytes that a client may send before they are read, on one stream and on all of a connection. A stalled
+/// stream leaves room for the others.
 pub(crate) const STREAM_WINDOW: u32 = 2 << 20;
 pub(crate) const CONNECTION_WINDOW: u32 = 2 * STREAM_WINDOW;
 /// What a connection takes to work: its window, and what HTTP/2 keeps of it and of its short calls.
@@ -108,8 +109,8 @@ impl Connection {
         Ok(native)
     }
 
-    /// Looks at the frames among what was read behind the first `before` bytes. Where control frames are too many, the connection
-    /// ends, and what was read is not used.
+    /// Looks at the frames among what was read behind the first `before` bytes. Where control frames are too
+    /// many, the connection ends, and what was read is not used.
     fn poll_count(
         &mut self,
         cx: &mut Context<'_>,
@@ -167,11 +168,13 @@ impl Connection {
         }
     }
 
-    /// A client on this machine gets shared memory, if there is room for it beside what the connection takes to work.
+    /// A client on this machine gets shared memory, if there is room for it beside what the connection takes
+    /// to work.
     async fn share(&mut self) -> io::Result<()> {
         let meter = self.node.shard.meter();
         let work = meter.take(Purpose::Connections, CONNECTION_BYTES + STREAM_BYTES);
-        // A client that is stopped may keep what is lent after a reset: then this is free for the copies of those who push.
+        // A client that is stopped may keep what is lent after a reset: then this is free for the copies of
+        // those who push.
         let loans = if self.node.shard.exposed().is_some() { LOANS } else { 0 };
         let lent = loans as u64 * u64::from(MAX_FRAME);
         let shared = work.and_then(|_work| meter.take(Purpose::Connections, SHARED_BYTES + lent));
@@ -231,9 +234,9 @@ fn room(node: &Node, at_rest: u64) -> Result<Arc<Room>> {
     room.map_err(|error| error.shard(node.index()))
 }
 
-/// Accepts connections until the server stops: a failed accept (too many files, a peer that is gone) is waited out, and
-/// those for which there is no room are told so. Native ones are served here, the others go to `foreign`. Returns when
-/// the native ones have ended.
+/// Accepts connections until the server stops: a failed accept (too many files, a peer that is gone) is
+/// waited out, and those for which there is no room are told so. Native ones are served here, the others go
+/// to `foreign`. Returns when the native ones have ended.
 pub(crate) async fn accept(
     listener: TcpListener,
     locals: Vec<Local>,
@@ -371,7 +374,8 @@ async fn secure(tcp: TcpStream, first: u8, tls: &ServerTls, node: &Node) -> Opti
     }
 }
 
-/// Finds out who serves a connection, once it has a place, which it keeps until then. `serving` lives as long as it is served here.
+/// Finds out who serves a connection, once it has a place, which it keeps until then. `serving` lives as long
+/// as it is served here.
 async fn begin(
     opening: Opening,
     entrance: Entrance,

@@ -1,8 +1,9 @@
-//! How many control frames a connection may send. `h2` and hyper answer PING, SETTINGS, `WINDOW_UPDATE` and the like by themselves
-//! and hide them, so they are counted below both, from the nine bytes that begin each HTTP/2 frame (RFC 9113, 4.1).
+//! How many control frames a connection may send. `h2` and hyper answer PING, SETTINGS, `WINDOW_UPDATE` and
+//! the like by themselves and hide them, so they are counted below both, from the nine bytes that begin each
+//! HTTP/2 frame (RFC 9113, 4.1).
 //!
-//! Data in either direction earns an allowance: a client sends window updates for what it received, and measures the round trip
-//! meanwhile. A client without data has a few frames a second, enough for keep-alive.
+//! Data in either direction earns an allowance: a client sends window updates for what it received, and
+//! measures the round trip meanwhile. A client without data has a few frames a second, enough for keep-alive.
 
 use std::time::{Duration, Instant};
 
@@ -196,7 +197,8 @@ mod tests {
     fn data_earns_an_allowance_in_both_directions() {
         let mut allowance = Allowance::new(0);
         for _ in 0..10_000 {
-            // A receipt; its client gives back both windows, measures the round trip, and answers nothing else.
+            // A receipt; its client gives back both windows, measures the round trip, and answers nothing
+            // else.
             allowance.sent(&frame(DATA, 0, 60));
             (0..3).for_each(|_| assert!(allowance.received(&frame(WINDOW_UPDATE, 0, 4))));
         }

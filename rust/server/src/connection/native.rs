@@ -1,4 +1,5 @@
-//! Connections of native clients: the data service alone, driven through `h2`. Everybody else is served by tonic.
+//! Connections of native clients: the data service alone, driven through `h2`. Everybody else is served by
+//! tonic.
 
 use crate::answers::{Answer, Answers, MAX_OWED, Owed, Pin, Shared};
 use crate::auth::peer::Peer;

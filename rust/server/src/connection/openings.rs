@@ -1,7 +1,8 @@
-//! Connections that have not begun yet. Nothing is counted for them, so their number is limited, in all and per address. Where
-//! there are too many, the oldest one that has sent nothing gives way to a new one, or else the one that has been idle longest.
-//! Until one may be asked to, the new one waits, so many honest clients that come at once are all served: in a queue of its
-//! address where that one has too many, so that no other address notices.
+//! Connections that have not begun yet. Nothing is counted for them, so their number is limited, in all and
+//! per address. Where there are too many, the oldest one that has sent nothing gives way to a new one, or
+//! else the one that has been idle longest. Until one may be asked to, the new one waits, so many honest
+//! clients that come at once are all served: in a queue of its address where that one has too many, so that
+//! no other address notices.
 
 use std::future::{Future, poll_fn};
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,12 +12,14 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-/// Most connections that have not begun, and most of them from one address. As many more may wait for a place.
+/// Most connections that have not begun, and most of them from one address. As many more may wait for a
+/// place.
 const MOST: usize = 512;
 const SHARE: usize = 256;
 /// How long a connection may take to send its first byte.
 const FIRST_BYTE: Duration = Duration::from_secs(1);
-/// A connection that has been silent for so long may have to give way: what it has sent would have been seen by now.
+/// A connection that has been silent for so long may have to give way: what it has sent would have been seen
+/// by now.
 const SILENT: Duration = Duration::from_millis(250);
 /// One that has sent something may have to once it has sent nothing more for so long.
 const IDLE: Duration = Duration::from_secs(1);
@@ -92,8 +95,8 @@ impl Openings {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For a connection from this address (`None`: from this machine, by a Unix socket). Waits only where all addresses together
-    /// have too many. `None`: too many of this address wait already.
+    /// For a connection from this address (`None`: from this machine, by a Unix socket). Waits only where all
+    /// addresses together have too many. `None`: too many of this address wait already.
     pub(crate) async fn enter(self: &Arc<Self>, address: Option<IpAddr>) -> Option<Entrance> {
         let source = source(address);
         loop {
@@ -164,7 +167,8 @@ impl Table {
         Ok(())
     }
 
-    /// Who of these gives way next, and from when on: the oldest silent one, or else the one that has been idle longest.
+    /// Who of these gives way next, and from when on: the oldest silent one, or else the one that has been
+    /// idle longest.
     fn next_to_leave(&self, concerned: impl Fn(&Entry) -> bool) -> (usize, Instant) {
         let first = |silent: bool, after: Duration| {
             let these = self.entries.iter().enumerate();

@@ -1,5 +1,6 @@
-//! While shards are recovered: whoever comes hears how far that is. Health checks say that nothing is served, every other
-//! call is refused with a time after which to try again. Serving begins on the same listeners, when this has ended.
+//! While shards are recovered: whoever comes hears how far that is. Health checks say that nothing is served,
+//! every other call is refused with a time after which to try again. Serving begins on the same listeners,
+//! when this has ended.
 
 use crate::config::Bound;
 use crate::connection::openings::{Entrance, Openings};

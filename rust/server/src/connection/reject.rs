@@ -1,6 +1,6 @@
-//! Connections that are not served, because there is no memory or because they speak the wrong language, or no longer, because
-//! they send too many control frames: told why by a GOAWAY. Those that are turned away hear it in the first bytes, before anything
-//! is kept for them.
+//! Connections that are not served, because there is no memory or because they speak the wrong language, or
+//! no longer, because they send too many control frames: told why by a GOAWAY. Those that are turned away
+//! hear it in the first bytes, before anything is kept for them.
 
 use fastps_core::error::{Error, Kind};
 use fastps_transport::Socket;
@@ -34,7 +34,8 @@ pub(crate) async fn turn_away(mut io: Socket, error: &Error) {
     let _ = tokio::time::timeout(LINGER, work).await;
 }
 
-/// Ends a connection so that the peer reads what it was told: closing a socket that has unread bytes would reset the connection.
+/// Ends a connection so that the peer reads what it was told: closing a socket that has unread bytes would
+/// reset the connection.
 pub(crate) async fn linger(io: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     let work = async {
         io.shutdown().await?;

@@ -1,5 +1,6 @@
-//! Gives the memory of connections that have closed back to the system. glibc keeps what was freed as long as anything behind it in
-//! the same heap is in use, and something always is; only when it is asked does it give back the pages between.
+//! Gives the memory of connections that have closed back to the system. glibc keeps what was freed as long as
+//! anything behind it in the same heap is in use, and something always is; only when it is asked does it give
+//! back the pages between.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -39,7 +40,8 @@ fn is_due(closed: &AtomicU64, last: &mut Option<Instant>, now: Instant) -> bool 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[allow(unsafe_code, reason = "glibc's own call, for which there is no safe one")]
 fn trim() {
-    // SAFETY: it takes a number, may be called at any time by any thread, and touches no memory that is in use.
+    // SAFETY: it takes a number, may be called at any time by any thread, and touches no memory that is in
+    // use.
     unsafe { libc::malloc_trim(0) };
 }
 

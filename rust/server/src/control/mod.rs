@@ -95,7 +95,8 @@ impl SpeaksFor for pb::CheckpointRequest {}
 impl SpeaksFor for pb::HoldRequest {}
 
 impl ControlService {
-    /// Checks the principal, and the secret of the session that it speaks for, makes the call, and names the shard in what went wrong.
+    /// Checks the principal, and the secret of the session that it speaks for, makes the call, and names the
+    /// shard in what went wrong.
     async fn call<Q: SpeaksFor, A>(
         &self,
         request: Request<Q>,
@@ -150,7 +151,8 @@ impl ControlService {
         self.node.ask_first_for(question).await.map(Some)
     }
 
-    /// An answer that tells of tensors, which lie before this position of the log: none that a restart would not know.
+    /// An answer that tells of tensors, which lie before this position of the log: none that a restart would
+    /// not know.
     async fn told<A>(&self, answer: Response<(A, u64)>) -> Result<Response<A>, Status> {
         let (answer, position) = answer.into_inner();
         let durable = self.node.files.durable_to(position).await;

@@ -1,4 +1,5 @@
-//! Portions of samples, on shard 0 alone: a question waits until something is free, its time is up, or the server stops.
+//! Portions of samples, on shard 0 alone: a question waits until something is free, its time is up, or the
+//! server stops.
 
 use crate::cluster::node::{Node, Phase};
 use fastps_core::error::{Error, Kind, Result};

@@ -1,7 +1,7 @@
 //! The data service: one task per stream reads frames in order and answers each with exactly one frame.
 //!
-//! A place in the bounded queue of answers is taken before a frame is read, so a completion never waits and a client
-//! that does not read stops only its own stream. A connection holds few pins: see `answers`.
+//! A place in the bounded queue of answers is taken before a frame is read, so a completion never waits and a
+//! client that does not read stops only its own stream. A connection holds few pins: see `answers`.
 
 mod sparse;
 
@@ -157,7 +157,8 @@ impl Exchange {
                 if !reads {
                     self.node.gate.pass().await;
                     self.node.files.room().await;
-                    // While it waited the session may have ended, and the slices forgotten what they knew of the client.
+                    // While it waited the session may have ended, and the slices forgotten what they knew of
+                    // the client.
                     if let Err(error) = self.sign_of_life(request.route.client, Instant::now()) {
                         return self.refuse(place, tag, self.named(frame, error));
                     }
@@ -181,7 +182,8 @@ impl Exchange {
         }
     }
 
-    /// Everything that can be said against a frame before its slice is touched. Tells whether its answer must be durable.
+    /// Everything that can be said against a frame before its slice is touched. Tells whether its answer must
+    /// be durable.
     fn admit<'a>(&self, frame: &'a pb::Frame) -> Result<(Request<'a>, bool)> {
         let node = &self.node;
         node.check_serving()?;
@@ -215,7 +217,8 @@ impl Exchange {
         Ok((request, logged))
     }
 
-    /// A sign of life of a client that the stream is of; tells whether its pushes are answered when they are durable.
+    /// A sign of life of a client that the stream is of; tells whether its pushes are answered when they are
+    /// durable.
     pub(super) fn sign_of_life(&self, client: u64, now: Instant) -> Result<bool> {
         self.node.sessions.admit(client, self.shown.as_ref(), now)
     }
@@ -337,8 +340,8 @@ impl Exchange {
         refused.try_recv().ok()
     }
 
-    /// A push finds no memory because readers keep old versions: these go by themselves, or else the slowest reader is
-    /// reset. False: it is not the readers' doing.
+    /// A push finds no memory because readers keep old versions: these go by themselves, or else the slowest
+    /// reader is reset. False: it is not the readers' doing.
     async fn wait_for_readers(&self, slice: SliceId, since: Instant) -> bool {
         if !self.node.shard.slice(slice).is_ok_and(|slice| slice.needs_memory()) {
             return false;

@@ -19,8 +19,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 /// What an answer takes for each part: its place in the tables, and a refusal in short.
 const PART_BYTES: u64 = 256;
 
-/// Parts whose memory is asked for before the first of them is pushed or pulled: enough for a CPU to be busy with it, and
-/// little in its first cache.
+/// Parts whose memory is asked for before the first of them is pushed or pulled: enough for a CPU to be busy
+/// with it, and little in its first cache.
 const TOGETHER: usize = 16;
 
 /// One of the connection's pins, so that it owes few large answers, and their memory.
@@ -78,7 +78,8 @@ impl Exchange {
                 Some(Err(error))
                     if error.kind == Kind::Capacity && self.wait_for_readers(push.slice, begin).await =>
                 {
-                    // Meanwhile a slice may have been dropped: what it applied then, a restart could not repeat.
+                    // Meanwhile a slice may have been dropped: what it applied then, a restart could not
+                    // repeat.
                     slices.truncate(k);
                     slices.extend(self.admit_parts(&all[k..], route, Some(dtype)));
                 }

@@ -1,5 +1,5 @@
-//! What a shard's server keeps on disk (`fastps_durable`), as the other files here need it: changes are noted, and answers wait
-//! until what they say is durable.
+//! What a shard's server keeps on disk (`fastps_durable`), as the other files here need it: changes are
+//! noted, and answers wait until what they say is durable.
 
 use crate::config::ServerConfig;
 use crate::human::{now, size};

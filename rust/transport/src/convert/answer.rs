@@ -30,7 +30,8 @@ pub fn receipt(tag: u64, applied: &Applied) -> pb::Frame {
     pb::Frame { header: Some(applied_header(pb::Kind::Receipt, tag, applied)), payload: Bytes::new() }
 }
 
-/// Values or state, with version, own changes and step of the slice; after a push that wanted them, with its receipt.
+/// Values or state, with version, own changes and step of the slice; after a push that wanted them, with its
+/// receipt.
 pub fn values(
     tag: u64,
     dtype: DType,

@@ -1,4 +1,5 @@
-//! The error map: core [`Error`] <-> [`pb::Refusal`] <-> [`tonic::Status`], whose details hold a `google.rpc.Status`.
+//! The error map: core [`Error`] <-> [`pb::Refusal`] <-> [`tonic::Status`], whose details hold a
+//! `google.rpc.Status`.
 
 use super::kinds::{self, kind_from_name, kind_name};
 use crate::open_files;
@@ -16,11 +17,12 @@ use tonic_types::{ErrorInfo, RetryInfo, pb as rpc};
 const DOMAIN: &str = "fastps";
 /// A refusal among the details of a status.
 const REFUSAL_URL: &str = "type.googleapis.com/fastps.v1.Refusal";
-/// Bytes of a status's message. The header holds it with up to three characters a byte, and the details hold it again: all of
-/// it fits the 8 KiB of headers that any gRPC implementation accepts.
+/// Bytes of a status's message. The header holds it with up to three characters a byte, and the details hold
+/// it again: all of it fits the 8 KiB of headers that any gRPC implementation accepts.
 const MAX_STATUS_MESSAGE: usize = 768;
 
-/// What a client wrote may come back in an error: no more of it than fits, with everything else, the 4 KiB that details may have.
+/// What a client wrote may come back in an error: no more of it than fits, with everything else, the 4 KiB
+/// that details may have.
 fn clipped(text: &str, bytes: usize) -> String {
     text[..text.floor_char_boundary(bytes)].to_owned()
 }
@@ -96,8 +98,8 @@ fn refusal_in(status: &Status) -> Option<pb::Refusal> {
     pb::Refusal::decode(any.value.as_slice()).ok().filter(|refusal| !refusal.kind.is_empty())
 }
 
-/// The status with which gRPC itself ends a call whose message nobody could read, with what a refusal tells. Compression keeps
-/// the code that gRPC has for it, and the header that names what would be read.
+/// The status with which gRPC itself ends a call whose message nobody could read, with what a refusal tells.
+/// Compression keeps the code that gRPC has for it, and the header that names what would be read.
 pub fn unreadable(status: Status, shard: u32) -> Status {
     if !status.details().is_empty() {
         return status;
@@ -128,7 +130,8 @@ pub fn unreadable_response<B: Default>(response: http::Response<B>, shard: u32) 
     }
 }
 
-/// The error of a status: from its details, or from its code where the peer is not fastps or the transport failed.
+/// The error of a status: from its details, or from its code where the peer is not fastps or the transport
+/// failed.
 pub fn error_from_status(status: &Status) -> Error {
     if let Some(refusal) = refusal_in(status) {
         return error_from_refusal(refusal);

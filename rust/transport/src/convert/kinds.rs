@@ -1,5 +1,5 @@
-//! The table of refusals (`protos/README.md`, section 8): what each kind is called, which status code a call ends with, and
-//! whether the request may be made again. Server and client read it here alone.
+//! The table of refusals (`protos/README.md`, section 8): what each kind is called, which status code a call
+//! ends with, and whether the request may be made again. Server and client read it here alone.
 
 use fastps_core::error::{Error, Kind};
 use tonic::Code;
@@ -29,8 +29,8 @@ struct Row {
     name: &'static str,
     code: Code,
     retry: Retry,
-    /// The refusal depends on the request's bytes alone, or is for good: it proves of a repeat that the earlier copy was not
-    /// applied either.
+    /// The refusal depends on the request's bytes alone, or is for good: it proves of a repeat that the
+    /// earlier copy was not applied either.
     proves: bool,
 }
 
@@ -88,8 +88,8 @@ pub fn retry(kind: Kind) -> Retry {
     of(kind).map_or(Retry::No, |row| row.retry)
 }
 
-/// Whether the same request is worth sending again unasked: something is about to be ready, and the peer says when, or the
-/// connection failed.
+/// Whether the same request is worth sending again unasked: something is about to be ready, and the peer says
+/// when, or the connection failed.
 pub fn passes(error: &Error) -> bool {
     match retry(error.kind) {
         Retry::Later => error.retry_after_ms.is_some(),

@@ -1,5 +1,5 @@
-//! Wire <-> core types, both ways, in one place: what comes from outside is checked here once, and nowhere else is a
-//! number of the wire given a meaning.
+//! Wire <-> core types, both ways, in one place: what comes from outside is checked here once, and nowhere
+//! else is a number of the wire given a meaning.
 
 mod ack;
 mod answer;

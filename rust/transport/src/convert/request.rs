@@ -135,7 +135,8 @@ fn message<T>(value: Option<&T>) -> Set<'_> {
     value.map(|_| &"a message" as &dyn fmt::Display)
 }
 
-/// Reads a request. The error names the field; the caller answers it with the tag of the header, if there is one.
+/// Reads a request. The error names the field; the caller answers it with the tag of the header, if there is
+/// one.
 pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     let h = frame.header.as_ref().ok_or_else(|| malformed("the frame has no header"))?;
     let kind = pb::Kind::try_from(h.kind)

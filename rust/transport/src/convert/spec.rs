@@ -230,7 +230,8 @@ pub fn spec_from_wire(wire: Option<&pb::TensorSpec>) -> Result<TensorSpec> {
     Ok(spec)
 }
 
-/// What differs first between the registered spec and another one of the same name: (what, registered, other).
+/// What differs first between the registered spec and another one of the same name: (what, registered,
+/// other).
 pub fn spec_difference(registered: &TensorSpec, other: &TensorSpec) -> Option<(String, String, String)> {
     let text = |what: &str, a: String, b: String| (a != b).then(|| (what.to_owned(), a, b));
     let (mut a, mut b) = (registered.optimizer, other.optimizer);

@@ -1,5 +1,6 @@
-//! A Unix socket with a name in the file system, for `unix:///path`: made for this user alone, removed by the server that made
-//! it. One that a killed server left behind is replaced; one that somebody listens on is not.
+//! A Unix socket with a name in the file system, for `unix:///path`: made for this user alone, removed by the
+//! server that made it. One that a killed server left behind is replaced; one that somebody listens on is
+//! not.
 
 use fastps_core::error::{Error, Kind, Result};
 use std::fs::{self, File, Metadata, Permissions, TryLockError};

@@ -1,8 +1,8 @@
-//! A reader that knows HTTP/2 frames. `h2` is given exactly the nine bytes of a frame's header, so that it makes room for
-//! the whole frame, and then the frame: straight from the socket into that room.
+//! A reader that knows HTTP/2 frames. `h2` is given exactly the nine bytes of a frame's header, so that it
+//! makes room for the whole frame, and then the frame: straight from the socket into that room.
 //!
-//! After a large frame it pauses for one poll, so that the frame is used, and its memory free again, before the next is
-//! read into the same memory.
+//! After a large frame it pauses for one poll, so that the frame is used, and its memory free again, before
+//! the next is read into the same memory.
 
 use super::Turn;
 use fastps_core::failpoint::reach;

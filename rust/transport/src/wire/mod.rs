@@ -1,8 +1,9 @@
-//! How native clients and servers move frames: gRPC as any other peer speaks it, driven through `h2` so that no payload
-//! is copied between the socket and the slice.
+//! How native clients and servers move frames: gRPC as any other peer speaks it, driven through `h2` so that
+//! no payload is copied between the socket and the slice.
 //!
-//! Outwards, a message is a [`Piece`]: header bytes and payload, in one HTTP/2 frame, written by one system call. Inwards,
-//! [`Framed`] makes `h2` read a whole HTTP/2 frame into one buffer, and [`Messages`] reads the message there.
+//! Outwards, a message is a [`Piece`]: header bytes and payload, in one HTTP/2 frame, written by one system
+//! call. Inwards, [`Framed`] makes `h2` read a whole HTTP/2 frame into one buffer, and [`Messages`] reads the
+//! message there.
 
 mod framed;
 mod keep_alive;

@@ -50,8 +50,8 @@ impl Outbox {
         }
     }
 
-    /// Waits for room. A message that the window takes whole travels in one HTTP/2 frame, and its receiver need not
-    /// put it together; a peer with small windows gets it in parts.
+    /// Waits for room. A message that the window takes whole travels in one HTTP/2 frame, and its receiver
+    /// need not put it together; a peer with small windows gets it in parts.
     async fn room(&mut self) -> Result<(), h2::Error> {
         self.stream.reserve_capacity(MAX_FRAME as usize);
         if self.stream.capacity() >= MAX_FRAME as usize {

@@ -16,7 +16,8 @@ pub(super) const PREFIX: usize = 5;
 /// Payloads up to here are cheaper to copy than to send as a piece of their own.
 const COPIED: usize = 8 << 10;
 
-/// A message as `h2` sends it. It lets go of its payload, also of an empty one, as soon as all of it is written.
+/// A message as `h2` sends it. It lets go of its payload, also of an empty one, as soon as all of it is
+/// written.
 pub struct Piece {
     head: Bytes,
     payload: Bytes,

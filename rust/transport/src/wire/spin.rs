@@ -1,5 +1,5 @@
-//! Waiting by looking again for a moment before going to sleep: a sleeping thread takes tens of microseconds to come
-//! back, often longer than what it waits for.
+//! Waiting by looking again for a moment before going to sleep: a sleeping thread takes tens of microseconds
+//! to come back, often longer than what it waits for.
 
 use fastps_core::error::{Error, Kind, Result};
 use std::future::poll_fn;
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 pub const BUDGET: Duration = Duration::from_micros(200);
 /// The longest that may be asked for.
 const LONGEST: Duration = Duration::from_secs(1);
-/// Where it was in vain, so many waits are left out before the next try: a peer that sleeps, too, answers late only
-/// because both do.
+/// Where it was in vain, so many waits are left out before the next try: a peer that sleeps, too, answers
+/// late only because both do.
 pub(super) const MOST_SKIPPED: u32 = 7;
 
 /// Looks between two at which others may have the core: the peer itself, where both have but one.
@@ -53,8 +53,8 @@ impl Spin {
             .expected(format!("at most {LONGEST:?}"), format!("{budget:?}")))
     }
 
-    /// Waits for what `work` gives. It spins only where a wait of late was short; a wait beside something large, only
-    /// where its parts come and go without long gaps.
+    /// Waits for what `work` gives. It spins only where a wait of late was short; a wait beside something
+    /// large, only where its parts come and go without long gaps.
     pub async fn wait<T>(&mut self, work: impl Future<Output = T>, pace: &Pace) -> T {
         let mut work = pin!(work);
         let first = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;

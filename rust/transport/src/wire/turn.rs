@@ -1,5 +1,6 @@
-//! What one turn of a connection's task does: read, use what came, write what that has given. In the second half it does not read
-//! on, so that the others of its thread wait for one frame of this connection and no more.
+//! What one turn of a connection's task does: read, use what came, write what that has given. In the second
+//! half it does not read on, so that the others of its thread wait for one frame of this connection and no
+//! more.
 
 use super::Pace;
 use std::sync::Arc;
@@ -40,8 +41,8 @@ impl Turn {
         self.0.writing.load(Ordering::Relaxed)
     }
 
-    /// Polls the connection once more where a stream has something to write. The poll before that one has seen to it that the task
-    /// hears of what comes.
+    /// Polls the connection once more where a stream has something to write. The poll before that one has
+    /// seen to it that the task hears of what comes.
     pub fn write<T>(&self, poll: impl FnOnce() -> T) -> Option<T> {
         self.0.sent.swap(false, Ordering::Relaxed).then(|| {
             self.0.writing.store(true, Ordering::Relaxed);

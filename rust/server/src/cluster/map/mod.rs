@@ -1,5 +1,5 @@
-//! The cluster map, on shard 0 alone: which tensors exist, where their slices lie, and which registrations are under
-//! way.
+//! The cluster map, on shard 0 alone: which tensors exist, where their slices lie, and which registrations
+//! are under way.
 
 mod groups;
 
@@ -27,8 +27,8 @@ const MAX_TENSORS: usize = 1 << 20;
 const MAX_OPEN: usize = 64;
 /// When a client that has so many may try again.
 const RETRY_OPEN_MS: u64 = 1000;
-/// What an entry takes beside its names, its shape and its places: the spec, once as a value and once as it is sent, also in the
-/// catalog of the shard's files.
+/// What an entry takes beside its names, its shape and its places: the spec, once as a value and once as it
+/// is sent, also in the catalog of the shard's files.
 const ENTRY_BYTES: u64 = 1024;
 /// The same of each slice: identifier and shard, in the map and in the catalog.
 const PLACE_BYTES: u64 = 24;
@@ -151,7 +151,8 @@ impl Map {
             }
             // The owner thinks better of it: the place is given up.
         }
-        // What ran out is taken over, with new slices: a late frame or Drop of the former owner finds none of them.
+        // What ran out is taken over, with new slices: a late frame or Drop of the former owner finds none of
+        // them.
         self.end(&spec.name);
         self.check(spec, client)?;
         let entry = self.place(spec).map_err(|error| error.tensor(spec.name.clone()))?;
@@ -163,8 +164,8 @@ impl Map {
         Ok(reserved)
     }
 
-    /// Identifiers that nobody can guess, so nobody can be there first; nor does a client with the map of an earlier server
-    /// meet them again.
+    /// Identifiers that nobody can guess, so nobody can be there first; nor does a client with the map of an
+    /// earlier server meet them again.
     fn identifiers(&self, count: usize) -> Result<Vec<u64>> {
         let failed = |error| Error::new(Kind::Internal, format!("no random numbers: {error}"));
         let mut bytes = vec![0; 8 * count];
@@ -316,8 +317,8 @@ impl Map {
         }
     }
 
-    /// What became of these reservations. One that is under way ends here and now where its lease has run out, or where its
-    /// client gives it up, unless one of the others is committed.
+    /// What became of these reservations. One that is under way ends here and now where its lease has run
+    /// out, or where its client gives it up, unless one of the others is committed.
     pub(crate) fn settle(&mut self, reservations: &[u64], abandon: bool, now: Instant) -> pb::SettleResponse {
         let mut settled = pb::SettleResponse::default();
         let committed = |id: &&u64| self.reservations.get(id).is_some_and(|n| !self.pending.contains_key(n));
@@ -337,8 +338,8 @@ impl Map {
         settled
     }
 
-    /// Ends the registrations that nobody goes on with, and that nobody will ask about if no shard has sealed them; and the
-    /// groups that have neither tensors nor workers.
+    /// Ends the registrations that nobody goes on with, and that nobody will ask about if no shard has sealed
+    /// them; and the groups that have neither tensors nor workers.
     pub(crate) fn sweep(&mut self, now: Instant, is_joined: impl Fn(u32) -> bool) {
         let over = self.pending.iter().filter(|(_, pending)| pending.deadline + self.lease < now);
         let over: Vec<_> = over.map(|(name, _)| name.clone()).collect();
@@ -377,8 +378,8 @@ impl Map {
         Ok(entry.placement())
     }
 
-    /// One page in the order of names, and the name to continue after, if there is more. Looks at no entry but those that
-    /// are asked for.
+    /// One page in the order of names, and the name to continue after, if there is more. Looks at no entry
+    /// but those that are asked for.
     pub(crate) fn page(
         &mut self,
         names: &[String],

@@ -1,8 +1,9 @@
-//! Values that are read where they lie: the server lends them, the client copies them to where they belong and gives them back.
+//! Values that are read where they lie: the server lends them, the client copies them to where they belong
+//! and gives them back.
 //!
-//! What is lent stays pinned in its slice until it is back, so that nobody writes there. The socket's end gives back all: a
-//! client's end of it stays open as long as anything is borrowed, and a server that closes its own holds what it has lent until the
-//! client has closed its end, too.
+//! What is lent stays pinned in its slice until it is back, so that nobody writes there. The socket's end
+//! gives back all: a client's end of it stays open as long as anything is borrowed, and a server that closes
+//! its own holds what it has lent until the client has closed its end, too.
 
 use super::memory::{Half, LOANS, Values};
 use super::ring::{give_back, is_back};
@@ -17,8 +18,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Handle;
 
-/// Wakes the peer. Where the socket has no room for another byte, there are some that it has not read; where it has
-/// ended, so will the stream.
+/// Wakes the peer. Where the socket has no room for another byte, there are some that it has not read; where
+/// it has ended, so will the stream.
 pub(super) fn wake(socket: impl AsFd) {
     let _ = send(socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
@@ -50,8 +51,8 @@ impl Lender {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lends values, and keeps `place` until they are back. Gives both back where they do not lie in memory that the client reads, where
-    /// so much is lent that there is no slot, and after the end.
+    /// Lends values, and keeps `place` until they are back. Gives both back where they do not lie in memory
+    /// that the client reads, where so much is lent that there is no slot, and after the end.
     pub fn lend<T: Send + 'static>(
         &self,
         values: Snapshot,
@@ -81,8 +82,8 @@ impl Lender {
         drop(back);
     }
 
-    /// The connection's end: what is lent stays as it is until the client has closed its end of the socket, and takes nobody's place
-    /// any more.
+    /// The connection's end: what is lent stays as it is until the client has closed its end of the socket,
+    /// and takes nobody's place any more.
     pub(super) fn end(&self) {
         self.take_back();
         let mut state = self.state();

@@ -1,10 +1,11 @@
-//! Memory that two processes share, and the only code that touches it. It is sealed, so that neither can take away
-//! what the other has mapped.
+//! Memory that two processes share, and the only code that touches it. It is sealed, so that neither can take
+//! away what the other has mapped.
 //!
-//! The other process may be anybody of the same user, and may write what and when it likes. So no reference to the
-//! bytes of a ring is ever made: they are copied in and out whole, each read once, and checked in the copy. The counters are
-//! atomics, for which every bit pattern is a value; what they say is checked by `ring`. Values that a server lends are read where
-//! they lie; whoever writes there meanwhile garbles numbers, and nothing is decided by them.
+//! The other process may be anybody of the same user, and may write what and when it likes. So no reference
+//! to the bytes of a ring is ever made: they are copied in and out whole, each read once, and checked in the
+//! copy. The counters are atomics, for which every bit pattern is a value; what they say is checked by
+//! `ring`. Values that a server lends are read where they lie; whoever writes there meanwhile garbles
+//! numbers, and nothing is decided by them.
 #![allow(unsafe_code)]
 
 use super::sync::{AtomicU32, AtomicU64};
@@ -123,10 +124,10 @@ impl Values {
     /// Values that the server has lent.
     pub(super) fn bytes(&self, at: usize, len: usize) -> &[u8] {
         assert!(at.checked_add(len).is_some_and(|end| end <= self.len()), "values outside their memory");
-        // SAFETY: inside the mapping, which lives as long as `self`, cannot shrink, and is initialised as all memory of the
-        // system is. The server changes nothing there until it has it back, or until this end's socket is closed, which
-        // whoever reads keeps open. One of the same user that does all the same garbles the values that it sent, as
-        // whoever writes to a mapped file.
+        // SAFETY: inside the mapping, which lives as long as `self`, cannot shrink, and is initialised as all
+        // memory of the system is. The server changes nothing there until it has it back, or until this end's
+        // socket is closed, which whoever reads keeps open. One of the same user that does all the same
+        // garbles the values that it sent, as whoever writes to a mapped file.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().add(at), len) }
     }
 }
@@ -138,8 +139,8 @@ impl Half {
 
     #[allow(clippy::cast_ptr_alignment, reason = "a mapping begins with a page")]
     pub(super) fn control(&self) -> &Control {
-        // SAFETY: `index` is 0 or 1, and both fit before the rings, on a page of their own, so aligned; the mapping lives
-        // as long as `self`, cannot shrink (it is sealed), and holds nothing but atomics there.
+        // SAFETY: `index` is 0 or 1, and both fit before the rings, on a page of their own, so aligned; the
+        // mapping lives as long as `self`, cannot shrink (it is sealed), and holds nothing but atomics there.
         unsafe { &*self.memory.as_ptr().cast::<Control>().add(self.index) }
     }
 
@@ -167,9 +168,9 @@ impl Half {
     pub(super) fn put(&self, position: u64, bytes: &[u8]) {
         let (at, first) = self.place(position, bytes.len());
         let (ring, from) = (self.bytes(), bytes.as_ptr());
-        // SAFETY: `at + first` is at most the ring's size, and so is the rest; the mapping is this process's memory for as
-        // long as `self` lives, and no Rust object lies there. That the peer may access the same bytes at the same time, against
-        // the rules of `ring`, garbles those bytes and nothing else.
+        // SAFETY: `at + first` is at most the ring's size, and so is the rest; the mapping is this process's
+        // memory for as long as `self` lives, and no Rust object lies there. That the peer may access the
+        // same bytes at the same time, against the rules of `ring`, garbles those bytes and nothing else.
         unsafe {
             copy_nonoverlapping(from, ring.add(at), first);
             copy_nonoverlapping(from.add(first), ring, bytes.len() - first);
@@ -181,7 +182,8 @@ impl Half {
         let n = n.min(into.remaining());
         let (at, first) = self.place(position, n);
         let ring = self.bytes();
-        // SAFETY: as in `put`; the buffer has room for `n` bytes, all of which are written before it is told so.
+        // SAFETY: as in `put`; the buffer has room for `n` bytes, all of which are written before it is told
+        // so.
         unsafe {
             let to = into.unfilled_mut().as_mut_ptr().cast::<u8>();
             copy_nonoverlapping(ring.add(at), to, first);

@@ -1,7 +1,7 @@
 //! How memory gets from the server to the client: over their Unix socket, before anything else.
 //!
-//! The client sends [`ASK`]. The server answers with one byte: 0, and with it the memory of the rings and perhaps that of its
-//! values, or the length of a text that says why there is none, and the text.
+//! The client sends [`ASK`]. The server answers with one byte: 0, and with it the memory of the rings and
+//! perhaps that of its values, or the length of a text that says why there is none, and the text.
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -21,7 +21,8 @@ const REASON: usize = 255;
 const MOST: usize = 2;
 const SPACE: usize = rustix::cmsg_space!(ScmRights(MOST));
 
-/// Asks the server for memory: of the rings, then of its values, if it lends any. An inner error is its reason to give none.
+/// Asks the server for memory: of the rings, then of its values, if it lends any. An inner error is its
+/// reason to give none.
 pub(super) async fn ask(socket: &mut UnixStream) -> Result<std::result::Result<Vec<OwnedFd>, String>> {
     socket.write_all(ASK).await?;
     let mut bytes = [0; 1 + REASON];

@@ -42,7 +42,8 @@ impl Patience {
         true
     }
 
-    /// Whether this is neither the first look of its wait nor the second: between them there may be something to send.
+    /// Whether this is neither the first look of its wait nor the second: between them there may be something
+    /// to send.
     pub(super) fn is_under_way(&self) -> bool {
         self.looks > 2
     }

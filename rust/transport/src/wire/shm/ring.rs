@@ -1,9 +1,11 @@
-//! A ring of bytes with one writer and one reader, each of which trusts the other with nothing but its own bytes.
+//! A ring of bytes with one writer and one reader, each of which trusts the other with nothing but its own
+//! bytes.
 //!
-//! Both count the bytes since the beginning, so the ring is empty where the counts are equal and full where they differ by
-//! its size. An end that finds nothing to do says that it sleeps, looks once more, and only then sleeps; the other end, after
-//! it has moved its count, looks whether anybody sleeps. Between the two steps of each stands a fence, so one of them
-//! sees the other. Each end keeps its own count to itself and checks the peer's whenever it reads it.
+//! Both count the bytes since the beginning, so the ring is empty where the counts are equal and full where
+//! they differ by its size. An end that finds nothing to do says that it sleeps, looks once more, and only
+//! then sleeps; the other end, after it has moved its count, looks whether anybody sleeps. Between the two
+//! steps of each stands a fence, so one of them sees the other. Each end keeps its own count to itself and
+//! checks the peer's whenever it reads it.
 
 use super::memory::Half;
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
@@ -45,7 +47,8 @@ impl Writer {
         Ok((size - (self.written - self.read)) as usize)
     }
 
-    /// Writes what fits, and tells how much; calls `wake` where the reader must be woken. What is small is told of as one.
+    /// Writes what fits, and tells how much; calls `wake` where the reader must be woken. What is small is
+    /// told of as one.
     pub(super) fn write<'a>(
         &mut self,
         all: impl IntoIterator<Item = &'a [u8]>,
@@ -164,7 +167,8 @@ pub(super) fn give_back(half: &Half, slot: usize, wake: impl FnOnce()) {
     }
 }
 
-/// Whether it is given back. The ring's reader looks whenever it finds nothing else, and once more after it has said that it sleeps.
+/// Whether it is given back. The ring's reader looks whenever it finds nothing else, and once more after it
+/// has said that it sleeps.
 pub(super) fn is_back(half: &Half, slot: usize) -> bool {
     half.loan(slot).load(Ordering::Acquire) == 0
 }

@@ -16,10 +16,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::task::coop::poll_proceed;
 
-/// Looks at a ring in one poll of a wait that is under way: about a microsecond, and less than the poll itself takes.
+/// Looks at a ring in one poll of a wait that is under way: about a microsecond, and less than the poll
+/// itself takes.
 const LOOKS: u32 = 50;
-/// What a socket may hold: a frame. By default that is a fifth of one, and whoever writes sleeps several times. A system that
-/// allows less gives what it allows.
+/// What a socket may hold: a frame. By default that is a fifth of one, and whoever writes sleeps several
+/// times. A system that allows less gives what it allows.
 const HELD: usize = 1 << 20;
 
 /// A connection within this machine. One task at a time may wait for it.
@@ -190,7 +191,8 @@ impl Rings {
         }
     }
 
-    /// Waits until it may be otherwise; `may_sleep` tells the peer that it has to wake us, and looks once more.
+    /// Waits until it may be otherwise; `may_sleep` tells the peer that it has to wake us, and looks once
+    /// more.
     fn poll_wait(
         &mut self,
         socket: &UnixStream,
@@ -320,7 +322,8 @@ mod tests {
         let (client, server) = pair().await;
         let (mut client_reads, mut client_writes) = split(client);
         let (mut server_reads, mut server_writes) = split(server);
-        // More than a ring, so that all wait for room and for bytes; then less, with pauses, so that all sleep.
+        // More than a ring, so that all wait for room and for bytes; then less, with pauses, so that all
+        // sleep.
         for (n, pause) in [(1, 0), (9_000_001, 0), (70_000, 2), (1, 2), (3_000_000, 1), (1, 1)] {
             let (there, back) = (bytes(n, 1), bytes(n, 2));
             let (mut to_server, mut to_client) = (vec![0; n], vec![0; n]);
