@@ -96,7 +96,7 @@ def test_a_full_disk_stops_what_must_be_on_it_and_nothing_else(small_disk: Path,
             # The log is full, and no snapshot fits that would make up for it.
             until(lambda: re.search(r"ERROR.*no snapshot.*No space left", told.read_text()) is not None)
             # What a write that failed had taken may be free again: then a new segment waits for its snapshot.
-            why = r"log cannot be written.*(No space left|a snapshot closes a hole)"
+            why = r"log cannot be written.*(No space left|has a gap)"
             with pytest.raises(fastps.UnavailableError, match=why):
                 logged.push("w", -ONES)
             applied.push("w", -ONES)
@@ -114,7 +114,7 @@ def test_a_full_disk_stops_what_must_be_on_it_and_nothing_else(small_disk: Path,
 def test_a_disk_that_cannot_be_written_is_refused(small_disk: Path) -> None:
     (small_disk / "data").mkdir()
     mount("-o", "remount,ro", small_disk)
-    with pytest.raises(fastps.ConfigError, match=r"cannot make .*shard-0: Read-only file system"):
+    with pytest.raises(fastps.ConfigError, match=r"cannot create .*shard-0: Read-only file system"):
         fastps.serve(data_dir=small_disk / "data")
     mount("-o", "remount,rw", small_disk)
     fastps.serve(data_dir=small_disk / "data").stop()

@@ -1,13 +1,13 @@
-//! Readers of files, fed with any bytes: what the targets in `fuzz/` and the replay of their corpus call. Nothing else is
-//! built with it.
+//! Entry points of the fuzz targets in `fuzz/` and of the replay of their corpus: the readers of files, given
+//! arbitrary bytes.
 //!
-//! Each takes bytes as they are, and once more with their checksums made right, so that what lies behind these is
-//! reached, too. They panic where a reader does, or where it accepts what it should not.
+//! Each runs twice: on the bytes as they are, and with all checksums corrected, so that the code behind them
+//! is reached. An entry point panics if a reader panics or accepts invalid bytes.
 
 use crate::files::checksum::crc32c;
 use crate::files::directory::Directory;
-use crate::files::output::Written;
-use crate::frame::{self, Content, HEADER, MARK};
+use crate::files::output::FileDigest;
+use crate::frame::{self, Content, HEADER_BYTES, MARK};
 use crate::recovery::{self, Progress, Settings};
 use crate::snapshot::generation::Generation;
 use crate::snapshot::manifest::{MANIFEST, Manifest, SLICES, STATE, VALUES};
@@ -18,20 +18,20 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a shard may take here.
-const MEMORY: u64 = 16 << 20;
+/// Memory limit of the shard.
+const SHARD_MEMORY_BYTES: u64 = 16 << 20;
 
-/// Files of a snapshot in `tests/vectors`.
+/// A file of a snapshot in `tests/vectors`.
 macro_rules! vector {
     ($name:literal) => {
         include_bytes!(concat!("../../../tests/vectors/durable-1/shard-1/generation-00000002/", $name))
     };
 }
 
-/// A directory that goes with its owner.
-struct Folder(PathBuf);
+/// A directory that is removed on drop.
+struct FuzzFolder(PathBuf);
 
-impl Folder {
+impl FuzzFolder {
     fn new() -> std::io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let shm = Path::new("/dev/shm");
@@ -47,20 +47,20 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for FuzzFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
 fn shard() -> Option<Shard> {
-    Some(Shard::new(ShardConfig::new(1, MEMORY, Isa::get().ok()?)))
+    Some(Shard::new(ShardConfig::new(1, SHARD_MEMORY_BYTES, Isa::get().ok()?)))
 }
 
-/// Makes the checksums of frames right, as far as there are any.
+/// Corrects the checksums of frames as far as the lengths make sense.
 fn repair(bytes: &mut [u8]) {
     let mut rest = bytes;
-    while let Some((header, behind)) = rest.split_at_mut_checked(HEADER) {
+    while let Some((header, behind)) = rest.split_at_mut_checked(HEADER_BYTES) {
         let length = [header[4], header[5], header[6], header[7]];
         let Some((content, after)) = behind.split_at_mut_checked(u32::from_le_bytes(length) as usize) else {
             return;
@@ -72,7 +72,7 @@ fn repair(bytes: &mut [u8]) {
     }
 }
 
-/// The bytes, and the same with right checksums.
+/// Runs `each` on the bytes as they are, and repaired.
 fn both(bytes: &[u8], repair: impl FnOnce(&mut Vec<u8>), each: impl Fn(&[u8]) -> Option<()>) {
     each(bytes);
     let mut repaired = bytes.to_vec();
@@ -80,13 +80,13 @@ fn both(bytes: &[u8], repair: impl FnOnce(&mut Vec<u8>), each: impl Fn(&[u8]) ->
     each(&repaired);
 }
 
-/// One content of a frame: what is read is written as it was, where the writer has only one way.
+/// The content of one frame: a decoded content must encode to something that decodes to the same.
 pub fn frame(content: &[u8]) {
     let Some(said) = frame::read(content) else { return };
     let mut written = Vec::new();
     let again = match &said {
         Content::Push(record) => frame::push(&mut written, record),
-        Content::Slice(piece) => frame::slice(&mut written, piece),
+        Content::Slice(entry) => frame::slice(&mut written, entry),
         Content::Fence(slice, identity) => {
             frame::fence(&mut written, *slice, *identity);
             true
@@ -103,13 +103,13 @@ pub fn frame(content: &[u8]) {
     assert_eq!(second, Some(format!("{said:?}")), "what was read is written otherwise");
 }
 
-/// The first segment of a log, as a start finds it.
+/// The first segment of a log, read as a start does.
 pub fn log(bytes: &[u8]) {
     both(bytes, |bytes| repair(bytes), start);
 }
 
 fn start(log: &[u8]) -> Option<()> {
-    let folder = Folder::new().ok()?;
+    let folder = FuzzFolder::new().ok()?;
     std::fs::remove_dir(folder.0.join("generation-00000002")).ok()?;
     std::fs::write(folder.0.join("log-00000001"), log).ok()?;
     let settings = Settings {
@@ -127,23 +127,23 @@ fn start(log: &[u8]) -> Option<()> {
         let slice = shard.slice(fastps_core::tensor::SliceId(id));
         assert!(slice.is_ok(), "the catalog names a slice that is not there");
     }
-    assert!(shard.meter().used() <= MEMORY);
+    assert!(shard.meter().used() <= SHARD_MEMORY_BYTES);
     Some(())
 }
 
-/// Makes the checksum of a manifest right.
+/// Corrects the checksum of a manifest.
 fn sign(text: &mut Vec<u8>) {
     text.truncate(text.iter().position(|byte| *byte == b'\n').unwrap_or(text.len()));
     let crc = crc32c(text);
     text.extend_from_slice(format!("\ncrc32c {crc:08x}\n").as_bytes());
 }
 
-/// The manifest of a snapshot whose other files are whole.
+/// The manifest of a snapshot whose other files are intact.
 pub fn manifest(bytes: &[u8]) {
     both(bytes, sign, |bytes| load(bytes, vector!("slices")));
 }
 
-/// What names the newest copy in a bucket, and the manifest of a copy whose other files are whole.
+/// The `latest` file of a bucket, and the manifest of a copy whose other files are intact.
 pub fn copy(bytes: &[u8]) {
     if let Ok(latest) = Latest::parse(bytes, "latest") {
         let again = latest.text().and_then(|text| Latest::parse(&text, "latest"));
@@ -155,7 +155,7 @@ pub fn copy(bytes: &[u8]) {
 fn fetch(manifest: Vec<u8>) -> Option<()> {
     let described = Described::parse(manifest, "manifest").ok()?;
     let _ = (described.bytes(), described.slices(), described.written(), described.cut());
-    let folder = Folder::new().ok()?;
+    let folder = FuzzFolder::new().ok()?;
     let target = folder.0.join("fetched");
     let mut fetched = Fetched::begin(&target).ok()?;
     let path = fetched.folder(&described).ok()?;
@@ -176,11 +176,11 @@ fn fetch(manifest: Vec<u8>) -> Option<()> {
     Some(())
 }
 
-/// The list of slices of a snapshot whose other files are whole.
+/// The list of slices of a snapshot whose other files are intact.
 pub fn slices(bytes: &[u8]) {
     let told = |bytes: &[u8]| {
         let mut manifest = Manifest::parse(vector!("MANIFEST"))?;
-        let written = Written { bytes: bytes.len() as u64, crc32c: crc32c(bytes) };
+        let written = FileDigest { bytes: bytes.len() as u64, crc32c: crc32c(bytes) };
         manifest.files.insert(SLICES.to_owned(), written);
         load(&manifest.text().ok()?, bytes)
     };
@@ -188,7 +188,7 @@ pub fn slices(bytes: &[u8]) {
 }
 
 fn load(manifest: &[u8], slices: &[u8]) -> Option<()> {
-    let folder = Folder::new().ok()?;
+    let folder = FuzzFolder::new().ok()?;
     folder.put(MANIFEST, manifest).ok()?;
     folder.put(SLICES, slices).ok()?;
     folder.put(VALUES, vector!("parameters.safetensors")).ok()?;
@@ -199,7 +199,7 @@ fn load(manifest: &[u8], slices: &[u8]) -> Option<()> {
     let mut met = 0;
     let loaded = generation.load(&shard, |_, _| met += 1);
     assert!(loaded.is_err() || met == generation.summary().slices);
-    assert!(shard.meter().used() <= MEMORY);
+    assert!(shard.meter().used() <= SHARD_MEMORY_BYTES);
     Some(())
 }
 
@@ -208,7 +208,7 @@ fn load(manifest: &[u8], slices: &[u8]) -> Option<()> {
 mod tests {
     use super::*;
 
-    /// Every input that was once worth keeping, again.
+    /// Runs a target on every input of its corpus.
     fn replay(name: &str, target: fn(&[u8])) {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(name);
         let mut inputs = 0;

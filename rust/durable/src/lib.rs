@@ -1,16 +1,20 @@
-//! Durable storage of one shard: snapshots of its slices, and a log of every change since. `README.md` describes the bytes.
+//! Durable storage of one shard: snapshots of its slices, and a log of every later change. `README.md`
+//! describes the file formats.
 //!
-//! A push: `fastps_core::record` -> [`Journal`] (a sink) -> `log::queue` -> `log::writer` (a thread that writes many records at a
-//! time) -> `log::segment` (a file). A start: `recovery` loads the newest whole snapshot and replays the log behind it.
+//! A push goes from `fastps_core::record` to [`Journal`] (a sink), `log::queue`, `log::writer` (a thread that
+//! writes many records at once) and `log::segment` (a file). A start goes through `recovery`: it loads the
+//! newest intact snapshot and replays the log after it.
 //!
-//! - `files`: the directory of a shard: names, lock, checksummed output
-//! - `catalog`: what a shard knows beside its slices
-//! - `frame`: how records, events and slices are encoded
-//! - `log`: writing and reading segments
+//! - `files`: a shard's directory: names, lock, checksummed output
+//! - `catalog`: what a shard stores besides its slices
+//! - `frame`: the encoding of records, events and slices
+//! - `log`: writing and reading log segments
 //! - `snapshot`: writing and reading snapshots
 //! - `recovery`: from files to a shard
 //! - `journal`: the files of a running shard
 //! - `tools`: data directories without a server
+//!
+//! Folders import only folders above them in this list; `log` and `snapshot` do not import each other.
 
 mod catalog;
 mod files;

@@ -1,11 +1,11 @@
-//! For any content: what is written is read again as it was, and bytes that are not as they were written are found, or
-//! change nothing.
+//! Property tests of the file formats: what is written is read back unchanged, and changed bytes are detected
+//! or have no effect.
 
 use crate::catalog::secret::SecretHash;
 use crate::catalog::{Catalog, Event, Member, Reservation, Stage};
-use crate::files::output::{Place, Written};
-use crate::frame::{self, Author, Content, Origin, Piece};
-use crate::log::read::{self, End};
+use crate::files::output::{Extent, FileDigest};
+use crate::frame::{self, Author, Content, Origin, SliceEntry};
+use crate::log::read::{self, SegmentEnd};
 use crate::snapshot::manifest::{Cut, Manifest};
 use crate::snapshot::safetensors::Layout;
 use fastps_core::codec::CodecId;
@@ -108,15 +108,15 @@ fn standing() -> impl Strategy<Value = Standing> {
     })
 }
 
-fn piece() -> impl Strategy<Value = Piece> {
-    let place = || {
-        (any::<[u64; 2]>(), any::<u32>()).prop_map(|([offset, bytes], crc32c)| Place {
+fn entry() -> impl Strategy<Value = SliceEntry> {
+    let extent = || {
+        (any::<[u64; 2]>(), any::<u32>()).prop_map(|([offset, bytes], crc32c)| Extent {
             offset,
             bytes,
             crc32c,
         })
     };
-    (any::<u64>(), place(), place(), standing()).prop_map(|(slice, values, state, standing)| Piece {
+    (any::<u64>(), extent(), extent(), standing()).prop_map(|(slice, values, state, standing)| SliceEntry {
         slice,
         values,
         state,
@@ -185,7 +185,7 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 fn manifest() -> impl Strategy<Value = Manifest> {
-    let written = (any::<u64>(), any::<u32>()).prop_map(|(bytes, crc32c)| Written { bytes, crc32c });
+    let written = (any::<u64>(), any::<u32>()).prop_map(|(bytes, crc32c)| FileDigest { bytes, crc32c });
     let catalog = (
         btree_set(any::<u64>(), 0..5),
         btree_map(any::<u64>(), secret(), 0..5),
@@ -231,7 +231,7 @@ fn manifest() -> impl Strategy<Value = Manifest> {
     )
 }
 
-/// What becomes of some bytes.
+/// A change of some bytes.
 #[derive(Clone, Debug)]
 enum Mishap {
     Flip(usize, u8),
@@ -267,7 +267,7 @@ impl Mishap {
     }
 }
 
-/// A segment of the log with these frames, in a file.
+/// A log segment with these frames.
 fn segment_of(frames: &[Vec<u8>], last: Option<u64>) -> Vec<u8> {
     let mut bytes = Vec::new();
     frame::segment(&mut bytes, 4, false, ORIGIN, Author::default());
@@ -281,8 +281,8 @@ fn segment_of(frames: &[Vec<u8>], last: Option<u64>) -> Vec<u8> {
     bytes
 }
 
-/// What is read of such a file: each frame's content, and how it ends, or why it cannot be used.
-fn read_back(bytes: &[u8]) -> (Vec<String>, Result<End, String>) {
+/// Reads such a file: the content of each frame, and how the file ends or why it cannot be used.
+fn read_back(bytes: &[u8]) -> (Vec<String>, Result<SegmentEnd, String>) {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let shm = PathBuf::from("/dev/shm");
     let parent = if shm.is_dir() { shm } else { std::env::temp_dir() };
@@ -326,30 +326,30 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_push_is_read_as_it_was_written(pushed in pushed()) {
+    fn a_push_round_trips(pushed in pushed()) {
         let mut bytes = Vec::new();
         prop_assert!(frame::push(&mut bytes, &pushed.record()));
         frame::seal(&mut bytes);
         let (content, rest) = frame::split(&bytes).unwrap();
         prop_assert!(rest.is_empty());
         let Some(Content::Push(read)) = frame::read(content) else { panic!("it is no push") };
-        // An assignment has no step of its own, and what is no number is the same no number.
+        // An assignment has no step of its own, and a NaN keeps its bits.
         prop_assert_eq!(format!("{read:?}"), format!("{:?}", pushed.record()));
         prop_assert_eq!(read.lr.to_bits(), pushed.lr.to_bits());
     }
 
     #[test]
-    fn a_slice_is_read_as_it_was_written(piece in piece()) {
+    fn a_slice_round_trips(entry in entry()) {
         let mut bytes = Vec::new();
-        prop_assert!(frame::slice(&mut bytes, &piece));
+        prop_assert!(frame::slice(&mut bytes, &entry));
         frame::seal(&mut bytes);
         let (content, _) = frame::split(&bytes).unwrap();
         let Some(Content::Slice(read)) = frame::read(content) else { panic!("it is no slice") };
-        prop_assert_eq!(format!("{read:?}"), format!("{piece:?}"));
+        prop_assert_eq!(format!("{read:?}"), format!("{entry:?}"));
     }
 
     #[test]
-    fn an_event_and_a_manifest_are_read_as_they_were_written(event in event(), manifest in manifest()) {
+    fn an_event_and_a_manifest_round_trip(event in event(), manifest in manifest()) {
         let mut bytes = Vec::new();
         prop_assert!(frame::event(&mut bytes, &event));
         frame::seal(&mut bytes);
@@ -361,24 +361,24 @@ proptest! {
     }
 
     #[test]
-    fn a_manifest_that_changed_is_found(manifest in manifest(), mishap in mishap()) {
+    fn a_changed_manifest_is_detected(manifest in manifest(), mishap in mishap()) {
         let whole = manifest.text().unwrap();
         let mut bytes = whole.clone();
         mishap.befall(&mut bytes);
         prop_assert!(bytes == whole || Manifest::parse(&bytes).is_none());
     }
 
-    /// What is read of a damaged log is what was written, up to some place.
+    /// A damaged log is read correctly up to the damage.
     #[test]
-    fn a_log_that_changed_is_read_up_to_there(
+    fn a_changed_log_is_read_up_to_the_change(
         frames in frames(), last in any::<Option<u64>>(), mishaps in vec(mishap(), 1..3),
     ) {
         let whole = segment_of(&frames, last);
         let (said, end) = read_back(&whole);
         prop_assert_eq!(said.len(), frames.len());
         let expected = match last {
-            Some(last) => End::Continued(last),
-            None => End::Open { whole: whole.len() as u64, torn: 0 },
+            Some(last) => SegmentEnd::Continued(last),
+            None => SegmentEnd::Open { whole: whole.len() as u64, torn: 0 },
         };
         prop_assert_eq!(end, Ok(expected));
         let mut bytes = whole.clone();
@@ -388,17 +388,17 @@ proptest! {
             }
         }
         let (read, end) = read_back(&bytes);
-        // A copy of whole frames, or their absence, shows in the versions that they name, not here.
+        // Copied or missing whole frames are detected by the versions in them, not here.
         let moved = mishaps.iter().any(|mishap| matches!(mishap, Mishap::Copy(..) | Mishap::Leave(..)));
         prop_assert!(moved || said.starts_with(&read), "{read:?}, not {said:?}");
-        if let Ok(End::Open { whole, torn }) = end {
+        if let Ok(SegmentEnd::Open { whole, torn }) = end {
             let (written, zeros) = bytes.split_at((whole + torn) as usize);
             prop_assert!(zeros.iter().all(|byte| *byte == 0));
             prop_assert!(torn == 0 || written.last() != Some(&0));
         }
     }
 
-    /// Other programs find what is in a snapshot, whatever its tensors are called.
+    /// Other programs can open a snapshot, whatever its tensors are named.
     #[test]
     fn any_names_open_as_safetensors(tensors in vec((".{0,12}|__metadata__|a~?", vec(0..5_u64, 0..3)), 0..6)) {
         let mut layout = Layout::default();

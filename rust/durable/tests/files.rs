@@ -1,4 +1,5 @@
-//! Real files: what was written comes back bit for bit, and no damage to any file makes a wrong value.
+//! Snapshots and logs on real files: everything comes back bit for bit, and no damage to any file yields a
+//! wrong value.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use fastps_core::codec::CodecId;
@@ -23,7 +24,7 @@ use std::time::Duration;
 
 const SLICE: u64 = 258_048;
 
-/// A folder that goes with its owner, in memory where the system has such a place.
+/// A folder that is removed on drop, in memory where possible.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -44,7 +45,7 @@ impl Drop for Folder {
     }
 }
 
-/// All files of a folder, by their names in it.
+/// All files of a folder, by relative path.
 fn collect(folder: &Path, prefix: &Path, into: &mut BTreeMap<PathBuf, Vec<u8>>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let entry = entry.unwrap();
@@ -108,7 +109,7 @@ impl World {
         self.journal.note(&Event::SessionBegan(client));
     }
 
-    /// A gradient of this value in every element, or in the first rows.
+    /// Pushes a gradient with this value in every element, or in the first rows.
     fn push(&self, slice: u64, client: u64, sequence: u64, value: f32, rows: Option<u32>) {
         self.change(slice, client, sequence, value, rows, Action::Gradient);
     }
@@ -163,11 +164,11 @@ fn adam() -> Optimizer {
     Optimizer::Adam(Adam::default())
 }
 
-/// Two generations, each with a segment behind it, the last one still open.
+/// Two snapshots, each followed by a segment; the last segment is open.
 struct Story {
     files: BTreeMap<PathBuf, Vec<u8>>,
     end: BTreeMap<u64, Whole>,
-    /// Every version that a slice ever had.
+    /// Every version that each slice ever had.
     history: HashMap<(u64, u64), (Vec<u8>, Vec<u8>)>,
 }
 
@@ -194,7 +195,7 @@ static STORY: LazyLock<Story> = LazyLock::new(|| {
             world.shard.resolve(SliceId(10), Identity { client: 1, sequence: 1000 + round }).unwrap();
         }
         if round % 4 == 0 {
-            // A group of its own, so that the next ones say that it was durable.
+            // A separate sync, so that the next frames record that it was durable.
             world.sync();
         }
         if round == 20 || round == 40 {
@@ -224,7 +225,7 @@ impl Story {
         }
     }
 
-    /// A data directory of one shard.
+    /// A data directory with one shard.
     fn data_dir(&self) -> Folder {
         let folder = Folder::new();
         self.copy_to(&shard_folder(&folder.0, 0));
@@ -235,12 +236,12 @@ impl Story {
         self.files.keys().cloned().collect()
     }
 
-    /// The newest of its kind.
+    /// The newest file whose name ends like this.
     fn newest(&self, ends: &str) -> PathBuf {
         self.files().into_iter().rfind(|name| name.to_str().unwrap().contains(ends)).unwrap()
     }
 
-    /// What came back is something that was; whether it is all of it.
+    /// Checks that the state is one that existed, and returns whether it is the final one.
     fn check(&self, world: &World) -> bool {
         let state = world.state();
         for (id, (standing, values, state)) in &state {
@@ -262,7 +263,7 @@ fn everything_comes_back_bit_for_bit() {
     assert!(STORY.check(&world));
     assert_eq!((world.report.generation, &world.report.notes), (Some(2), &Vec::new()));
     assert_eq!(world.report.repeated, 40);
-    // It goes on from there, over further starts.
+    // The shard continues from there, over further starts.
     world.push(20, 1, 500, 1.0, None);
     let end = world.state();
     drop(world);
@@ -301,7 +302,7 @@ fn without_any_snapshot_the_log_is_enough() {
     let world = World::open(&folder.0).unwrap();
     assert_eq!(world.state(), end);
     assert_eq!((world.report.generation, world.report.repeated), (None, 16));
-    // Racing gradients are in snapshots alone.
+    // Racing gradients are only in snapshots.
     world.push(20, 1, 2, 1.0, None);
     world.journal.snapshot(&world.shard).unwrap();
     let end = world.state();
@@ -331,7 +332,7 @@ fn snapshots_under_pushes_lose_nothing() {
             .collect();
         while !pushers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
             let summary = world.journal.snapshot(&world.shard).unwrap();
-            // Each is whole by itself, whatever came later.
+            // Each slice is at one version, whatever came later.
             let generation = Generation::list(&folder.0).unwrap().remove(0).unwrap();
             generation.verify().unwrap();
             assert_eq!(generation.summary(), summary);
@@ -343,7 +344,7 @@ fn snapshots_under_pushes_lose_nothing() {
     let world = World::open(&folder.0).unwrap();
     assert_eq!(world.state(), end);
     drop(world);
-    // The older one, and the records behind it, say the same.
+    // The older snapshot with its log gives the same.
     let newest = Generation::list(&folder.0).unwrap().remove(0).unwrap().summary();
     std::fs::remove_dir_all(newest.path).unwrap();
     let world = World::open(&folder.0).unwrap();
@@ -351,7 +352,7 @@ fn snapshots_under_pushes_lose_nothing() {
 }
 
 #[test]
-fn a_log_that_ends_anywhere_is_a_log_up_to_there() {
+fn a_log_truncated_anywhere_is_valid_up_to_there() {
     let name = STORY.newest("log-");
     let whole = &STORY.files[&name];
     let (mut losses, mut torn) = (0, 0);
@@ -363,12 +364,12 @@ fn a_log_that_ends_anywhere_is_a_log_up_to_there() {
                 losses += u64::from(!STORY.check(&world));
                 torn += world.report.notes.len();
             }
-            // Its first frame was durable.
+            // The first frame was durable.
             Err(error) => assert!(length < 80 && error.message.contains("log-"), "{length}: {error}"),
         }
     }
     assert!(losses > 100 && torn > 100, "{losses} {torn}");
-    // One that another follows was ended before that.
+    // A segment that another follows was complete.
     let before =
         STORY.files().into_iter().rfind(|other| other.to_str().unwrap().contains("log-") && *other < name);
     let copy = STORY.copy();
@@ -377,15 +378,15 @@ fn a_log_that_ends_anywhere_is_a_log_up_to_there() {
     std::fs::write(&segment, &bytes[..bytes.len() - 30]).unwrap();
     std::fs::remove_dir_all(copy.0.join("generation-00000002")).unwrap();
     let error = World::open(&copy.0).err().unwrap();
-    assert!(error.message.contains("has lost its end"), "{error}");
-    // Zeros behind the end: written ahead of frames that never came, or left by a file system.
+    assert!(error.message.contains("is truncated"), "{error}");
+    // Zeros after the end: written ahead, or left by the file system.
     let copy = STORY.copy();
     std::fs::write(copy.0.join(&name), [&whole[..], &[0; 4096]].concat()).unwrap();
     let world = World::open(&copy.0).unwrap();
     assert!(STORY.check(&world) && world.report.notes.is_empty());
 }
 
-/// Where the frames with pushes lie in a segment, and where each ends.
+/// The byte ranges of the push frames in a segment.
 fn pushes_in(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
     let (mut at, mut found) = (0, Vec::new());
     while bytes[at..].starts_with(b"fpsR") {
@@ -400,7 +401,7 @@ fn pushes_in(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
 }
 
 #[test]
-fn damage_of_the_last_batch_is_no_torn_end() {
+fn damage_of_the_last_batch_is_not_a_torn_end() {
     let folder = Folder::new();
     let world = World::open(&folder.0).unwrap();
     world.session(1);
@@ -410,7 +411,7 @@ fn damage_of_the_last_batch_is_no_torn_end() {
         world.push(1, 1, sequence, 1.0, None);
         world.sync();
     }
-    // As it is when the process is killed now.
+    // The file as a kill at this moment would leave it.
     let bytes = std::fs::read(folder.0.join("log-00000001")).unwrap();
     let last = pushes_in(&bytes).pop().unwrap();
     let with = |bytes: &[u8]| {
@@ -425,18 +426,18 @@ fn damage_of_the_last_batch_is_no_torn_end() {
         let error = with(&damaged).err().unwrap_or_else(|| panic!("byte {at} is no damage"));
         assert!(error.kind == Kind::Config && error.message.contains("is damaged at byte"), "{error}");
     }
-    // Neither all of it nor what would tell is there: what is known is said, and no more.
+    // Both the end and the record of its sync are missing: the report says only what is known.
     let world = with(&bytes[..last.end - 1]).unwrap();
     let notes = &world.report.notes;
     assert_eq!((world.report.repeated, notes.len()), (1, 1));
-    let known = format!("made its first {} bytes durable", pushes_in(&bytes)[0].end);
-    for part in ["that are no whole record", &known, "nothing tells"] {
+    let known = format!("The first {} bytes are known to have been durable", pushes_in(&bytes)[0].end);
+    for part in ["that are not a whole record", &known, "is unknown"] {
         assert!(notes[0].contains(part), "{part}: {notes:?}");
     }
 }
 
 #[test]
-fn a_log_that_rests_tells_of_a_long_batch_too() {
+fn an_idle_log_records_the_sync_of_a_long_batch() {
     let folder = Folder::new();
     let world = World::open(&folder.0).unwrap();
     world.session(1);
@@ -444,7 +445,7 @@ fn a_log_that_rests_tells_of_a_long_batch_too() {
     world.push(1, 1, 1, 1.0, None);
     world.sync();
     let path = folder.0.join("log-00000001");
-    // What tells of it comes within moments: the log's thread waits for more first.
+    // The record of the sync is written only when the log thread is idle.
     let end = |bytes: &[u8]| pushes_in(bytes).pop().unwrap().end;
     let is_told = |bytes: &[u8]| bytes[end(bytes)..].starts_with(b"fpsR");
     let late = std::time::Instant::now() + Duration::from_mins(1);
@@ -462,7 +463,7 @@ fn a_log_that_rests_tells_of_a_long_batch_too() {
 }
 
 #[test]
-fn a_snapshot_tells_how_much_of_the_log_was_durable() {
+fn a_snapshot_records_how_much_of_the_log_was_durable() {
     let folder = Folder::new();
     let world = World::open(&folder.0).unwrap();
     world.session(1);
@@ -472,7 +473,7 @@ fn a_snapshot_tells_how_much_of_the_log_was_durable() {
         world.push(1, 1, 2, 1.0, None);
         Ok(())
     };
-    // In the log behind the cut, and not in its snapshot.
+    // In the log after the cut, but not in the snapshot.
     let cut = Cut { id: 1, group: "default".into() };
     world.journal.snapshot_of_cut(&world.shard, cut, &push).unwrap();
     drop(world);
@@ -481,12 +482,12 @@ fn a_snapshot_tells_how_much_of_the_log_was_durable() {
     let first = pushes_in(&bytes)[0].start;
     std::fs::write(&path, &bytes[..first]).unwrap();
     let error = World::open(&folder.0).err().unwrap();
-    assert!(error.message.contains("were durable, as a snapshot tells"), "{error}");
+    assert!(error.message.contains("were durable according to a snapshot"), "{error}");
     let world = World::with(Settings { accept_loss: true, ..settings(&folder.0) }).unwrap();
     assert_eq!((world.whole(1).0.version, world.report.lost.len()), (1, 1));
 }
 
-/// A flipped bit of every kind of file: nothing wrong comes back, and what is lost is said.
+/// Flips bits in one kind of file: no wrong value comes back, and every loss is reported.
 fn flip(name: &Path, flips: usize, mut outcome: impl FnMut(Opened, &Path)) {
     let whole = &STORY.files[name];
     let mut random = 0x9E37_79B9_7F4A_7C15_u64;
@@ -504,19 +505,19 @@ fn flip(name: &Path, flips: usize, mut outcome: impl FnMut(Opened, &Path)) {
 }
 
 #[test]
-fn a_flipped_bit_of_a_snapshot_costs_nothing() {
+fn a_flipped_bit_in_a_snapshot_loses_nothing() {
     for kind in ["MANIFEST", "slices", "parameters.safetensors", "state.safetensors"] {
         let name = STORY.newest(kind);
         let mut fallen = 0;
         flip(&name, 1000, |opened, path| {
             let world = opened.unwrap();
-            // The older snapshot and the log behind it say the same.
+            // The older snapshot with its log gives the same.
             assert!(STORY.check(&world), "{:?}", world.report);
             if world.report.generation == Some(1) {
                 fallen += 1;
                 assert!(world.report.notes[0].contains(kind), "{:?}", world.report);
             } else {
-                // A name or a shape for other readers.
+                // A name or a shape, which only other programs read.
                 assert!(kind.ends_with(".safetensors"));
                 let newest = Generation::list(path).unwrap().remove(0).unwrap();
                 assert!(newest.verify().unwrap_err().message.contains(kind));
@@ -528,12 +529,12 @@ fn a_flipped_bit_of_a_snapshot_costs_nothing() {
 }
 
 #[test]
-fn a_flipped_bit_of_the_log_is_told() {
+fn a_flipped_bit_in_the_log_is_reported() {
     let newest = STORY.newest("log-");
     let number: u64 = newest.to_str().unwrap().trim_start_matches("log-").parse().unwrap();
     let mut refused = 0;
     flip(&newest, 1000, |opened, path| match opened {
-        // Behind the last record, a frame tells that it was durable: there, a damage loses nothing.
+        // The frame after the last push records that it was durable: damage there loses nothing.
         Ok(world) => assert!(STORY.check(&world) && world.report.notes.len() == 1, "{:?}", world.report),
         Err(error) => {
             assert!(error.kind == Kind::Config && error.message.contains("--accept-loss"), "{error}");
@@ -542,19 +543,19 @@ fn a_flipped_bit_of_the_log_is_told() {
             assert!(!STORY.check(&world) && world.report.lost.len() == 1, "{:?}", world.report);
             let end = world.state();
             drop(world);
-            // What was accepted once is not asked again.
+            // An accepted loss is not reported again.
             assert_eq!(World::open(path).unwrap().state(), end);
         }
     });
     assert!(refused > 900, "{refused}");
-    // One that the newest snapshot does not need harms nobody.
+    // A segment that the newest snapshot does not need does no harm.
     flip(Path::new(&format!("log-{:08}", number - 1)), 200, |opened, _| {
         assert!(STORY.check(&opened.unwrap()));
     });
 }
 
 #[test]
-fn missing_and_swapped_files_are_told() {
+fn missing_and_swapped_files_are_reported() {
     for name in STORY.files() {
         let copy = STORY.copy();
         std::fs::remove_file(copy.0.join(&name)).unwrap();
@@ -611,7 +612,7 @@ fn snapshots_open_as_safetensors() {
     world.register(10, "layer.weight", SLICE + 3, Apply::Exact, adam());
     world.register(20, "small", 4, Apply::Exact, adam());
     world.register(30, "__metadata__", 2, Apply::Exact, sgd());
-    // A part of a tensor, as a shard among others has it.
+    // A part of a tensor, as on one shard of several.
     let spec = |n: u64| {
         let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
         TensorSpec { name: "part".into(), shape: vec![n], dtype, apply, group, optimizer: sgd() }
@@ -649,7 +650,7 @@ fn all_files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 #[test]
-fn every_damage_is_named_with_the_way_out() {
+fn every_damage_is_reported_with_its_remedy() {
     let dir = STORY.data_dir();
     let listed = checkpoint::list(&dir.0).unwrap().remove(0);
     assert_eq!(
@@ -681,7 +682,7 @@ fn every_damage_is_named_with_the_way_out() {
             let damage = &verified.damages[0];
             assert!(damage.contains(shown), "{shown}: {damage}");
             let way_out = match shown.split_once('/') {
-                Some(("generation-00000002", _)) => "a start puts it aside and uses snapshot 1",
+                Some(("generation-00000002", _)) => "a start sets it aside and uses snapshot 1",
                 Some(_) => "a start uses snapshot 2 and does not need it",
                 None if shown == "log-00000002" => "a start uses snapshot 2 and does not need it",
                 None => "restore the directory from a backup",
@@ -695,7 +696,7 @@ fn every_damage_is_named_with_the_way_out() {
 }
 
 #[test]
-fn a_directory_is_made_anew_for_any_number_of_shards() {
+fn a_directory_is_restored_for_any_number_of_shards() {
     let (dir, parent) = (Folder::new(), Folder::new());
     let world = World::open(&shard_folder(&dir.0, 0)).unwrap();
     (1..=2).for_each(|client| world.session(client));
@@ -711,7 +712,7 @@ fn a_directory_is_made_anew_for_any_number_of_shards() {
         }
     }
     let racing = world.whole(20);
-    // A registration under way, and a tensor that is gone of which something is left.
+    // A tensor being registered, and a removed tensor of which slices remain.
     let underway = TensorSpec {
         name: "underway".into(),
         ..(*world.shard.slice(SliceId(30)).unwrap().spec()).as_ref().clone()
@@ -749,11 +750,11 @@ fn a_directory_is_made_anew_for_any_number_of_shards() {
                 let on = holding.slices.iter().zip(&holding.shards);
                 assert!(on.clone().all(|(id, at)| (*at == shard) == here.contains(id)));
             }
-            // Seven slices: one more here or there, by what they weigh.
+            // Seven slices: one more or less, by weight.
             assert!(shards < 4 || here.len() <= 2, "{here:?}");
             state.extend(world.state());
         }
-        // What the log does not have, the snapshot had.
+        // What the log lacks was in the snapshot.
         let mut expected = end.clone();
         let kept = state[&20].0.version;
         assert!(kept < racing.0.version);
@@ -770,9 +771,9 @@ fn a_directory_is_made_anew_for_any_number_of_shards() {
     let two = parent.0.join("2");
     std::fs::remove_dir_all(shard_folder(&two, 1)).unwrap();
     let error = restore(&two, &parent.0.join("none"), 1, Reading::All).unwrap_err();
-    assert!(error.message.contains("shard-1 is not there"), "{error}");
+    assert!(error.message.contains("shard-1 is missing"), "{error}");
     assert!(!parent.0.join("none").exists() && !parent.0.join("none.tmp").exists());
-    // Folders that do not belong together.
+    // Directories that do not belong together.
     let (nine, three) = (parent.0.join("9"), parent.0.join("3"));
     std::fs::remove_dir_all(shard_folder(&nine, 2)).unwrap();
     std::fs::rename(shard_folder(&three, 2), shard_folder(&nine, 2)).unwrap();
@@ -784,7 +785,7 @@ fn a_directory_is_made_anew_for_any_number_of_shards() {
 }
 
 #[test]
-fn what_is_damaged_is_not_made_anew_unless_it_need_not_be_used() {
+fn damaged_files_are_not_restored_unless_they_are_not_needed() {
     let parent = Folder::new();
     for (name, refused) in
         [("generation-00000002/slices", false), ("generation-00000001/slices", false), ("log-00000003", true)]
@@ -817,7 +818,7 @@ fn what_is_damaged_is_not_made_anew_unless_it_need_not_be_used() {
 }
 
 #[test]
-fn an_export_has_each_tensor_as_a_whole() {
+fn an_export_contains_each_tensor_whole() {
     let (dir, parent) = (Folder::new(), Folder::new());
     let world = World::open(&shard_folder(&dir.0, 0)).unwrap();
     world.session(1);
@@ -870,7 +871,7 @@ fn snapshots_are_kept_by_number_and_by_age() {
         assert_eq!(numbers(&world), expected);
     }
     drop(world);
-    // What was there before counts, too.
+    // Earlier snapshots count, too.
     let world = World::with(keep(3, Duration::ZERO)).unwrap();
     assert_eq!(numbers(&world), [4, 3, 2]);
     drop(world);
@@ -879,7 +880,7 @@ fn snapshots_are_kept_by_number_and_by_age() {
 }
 
 #[test]
-fn a_cut_is_of_its_moment_and_the_log_goes_on_behind_it() {
+fn a_cut_is_from_one_moment_and_the_log_continues_after_it() {
     let (dir, parent) = (Folder::new(), Folder::new());
     let path = shard_folder(&dir.0, 0);
     let world = World::open(&path).unwrap();
@@ -891,7 +892,7 @@ fn a_cut_is_of_its_moment_and_the_log_goes_on_behind_it() {
     push_all(1.0);
     let before = world.state();
     let cut = |id| Cut { id, group: "default".to_owned() };
-    // Pushes behind the moment come before anything is written.
+    // These pushes come after the cut and before anything is written.
     let begun = || {
         push_all(2.0);
         Ok(())
@@ -899,16 +900,16 @@ fn a_cut_is_of_its_moment_and_the_log_goes_on_behind_it() {
     world.journal.snapshot_of_cut(&world.shard, cut(7), &begun).unwrap();
     push_all(3.0);
     let values = |state: &BTreeMap<u64, Whole>| [&state[&10].1[..], &state[&11].1[..]].concat();
-    // While a server is at work there.
+    // A server may be running there.
     let file = |name: &str| parent.0.join(name);
     let exported = export(&dir.0, &file("cut"), false, Reading::Cut).unwrap();
-    assert_eq!(exported.notes, ["tensor \"b\" is hogwild: it is not of the cut's moment"]);
+    assert_eq!(exported.notes, ["tensor \"b\" is hogwild: its values are not from the cut"]);
     let bytes = std::fs::read(file("cut")).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     assert!(tensors.tensor("a").unwrap().data() == values(&before));
     let listed = checkpoint::list(&dir.0).unwrap();
     assert_eq!(listed[0].snapshots[0].cut, Some(cut(7)));
-    // One that fails leaves the one before it, and the next one can begin.
+    // A failed snapshot keeps the one before it, and the next can begin.
     let failed = world.journal.snapshot_of_cut(&world.shard, cut(8), &|| {
         push_all(4.0);
         Err(fastps_core::error::Error::new(Kind::Unavailable, "too late"))
@@ -923,7 +924,7 @@ fn a_cut_is_of_its_moment_and_the_log_goes_on_behind_it() {
     assert!(tensors.tensor("a").unwrap().data() == values(&before));
     let error = export(&parent.0.join("two"), &file("none"), false, Reading::Cut).unwrap_err();
     assert!(error.message.contains("no cut over all shards"), "{error}");
-    // A start has all that came later.
+    // A start includes all later changes.
     let world = World::open(&path).unwrap();
     let exact = |state: BTreeMap<u64, Whole>| [state[&10].clone(), state[&11].clone()];
     assert!(exact(world.state()) == exact(end));

@@ -1,5 +1,5 @@
-//! One directory has one server, also when its folder is removed and made again under it; and what two servers wrote there is
-//! never taken for what one of them did.
+//! A directory has one server, even if the directory is removed and recreated under it; and the files of two
+//! servers are never taken for those of one.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use fastps_core::codec::CodecId;
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 const ID: SliceId = SliceId(7);
 
-/// A data directory that goes with its owner.
+/// A data directory that is removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -34,7 +34,7 @@ impl Folder {
         shard_folder(&self.0, 0)
     }
 
-    /// As an operator does who lost it.
+    /// Recreates the directory, as an operator would.
     fn make_again(&self) {
         std::fs::remove_dir_all(self.shard()).unwrap();
         std::fs::create_dir(self.shard()).unwrap();
@@ -47,7 +47,7 @@ impl Drop for Folder {
     }
 }
 
-/// A shard with one slice, to which each push adds 1.
+/// A shard with one slice. Each push adds 1.
 struct World {
     journal: Arc<Journal>,
     shard: Shard,
@@ -84,7 +84,7 @@ impl World {
         self.journal.note(&Event::SessionBegan(1));
     }
 
-    /// Pushes, and waits until that is durable.
+    /// Pushes, and waits until the push is durable.
     fn push(&self) -> Result<()> {
         self.push_many(1)
     }
@@ -120,14 +120,14 @@ impl World {
         self.journal.snapshot(&self.shard).map(drop)
     }
 
-    /// How many pushes there are.
+    /// The number of pushes in the slice.
     fn value(&self) -> f32 {
         let image = self.shard.slice(ID).unwrap().image().unwrap();
         f32::from_le_bytes(image.values.as_ref().try_into().unwrap())
     }
 }
 
-/// Names of a shard's files.
+/// The names of a shard's files.
 fn names(path: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name());
     let mut names: Vec<_> = entries.map(|name| name.into_string().unwrap()).collect();
@@ -136,7 +136,7 @@ fn names(path: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_folder_that_is_made_again_under_a_server_is_still_its_own() {
+fn a_folder_recreated_under_a_server_still_belongs_to_it() {
     let folder = Folder::new();
     let world = World::open(&folder.shard()).unwrap();
     world.push().unwrap();
@@ -155,7 +155,7 @@ fn a_folder_that_is_made_again_under_a_server_is_still_its_own() {
 }
 
 #[test]
-fn a_folder_that_is_moved_away_has_what_was_durable_and_nothing_later() {
+fn a_folder_moved_away_has_what_was_durable_and_nothing_later() {
     let folder = Folder::new();
     let moved = folder.0.join("moved");
     let world = World::open(&folder.shard()).unwrap();
@@ -170,18 +170,18 @@ fn a_folder_that_is_moved_away_has_what_was_durable_and_nothing_later() {
 }
 
 #[test]
-fn in_a_folder_that_is_made_again_nothing_is_durable_before_the_snapshot() {
+fn in_a_recreated_folder_nothing_is_durable_before_the_snapshot() {
     let folder = Folder::new();
     let moved = folder.0.join("moved");
     let world = World::open(&folder.shard()).unwrap();
     world.push().unwrap();
-    // The log is idle: no write and no sync finds that the folder is another one.
+    // The log is idle, so no write or sync notices the new directory.
     std::fs::rename(folder.shard(), &moved).unwrap();
     std::fs::create_dir(folder.shard()).unwrap();
     let begun = || {
-        // The log is in its new segment by now, and the snapshot is not there yet.
+        // The log is in its new segment, and the snapshot is not complete.
         let error = world.journal.sync(world.journal.position()).unwrap_err();
-        assert!(error.message.contains("hole"), "{error}");
+        assert!(error.message.contains("gap"), "{error}");
         Ok(())
     };
     let cut = Cut { id: 1, group: "default".into() };
@@ -194,7 +194,7 @@ fn in_a_folder_that_is_made_again_nothing_is_durable_before_the_snapshot() {
 }
 
 #[test]
-fn a_server_does_not_go_on_beside_another_one() {
+fn a_server_does_not_continue_beside_another_one() {
     let folder = Folder::new();
     let first = World::open(&folder.shard()).unwrap();
     first.push().unwrap();
@@ -204,7 +204,7 @@ fn a_server_does_not_go_on_beside_another_one() {
     for _ in 0..5 {
         second.push().unwrap();
     }
-    // While the other is there, and when it has gone and left its files.
+    // While the other server runs, and after it has left its files.
     let error = first.snapshot().unwrap_err();
     assert!(error.kind == Kind::Config && error.message.contains("another server"), "{error}");
     assert!(first.push().is_err());
@@ -215,12 +215,12 @@ fn a_server_does_not_go_on_beside_another_one() {
     assert!(error.message.contains("incarnation") && error.message.contains("log-00000001"), "{error}");
     let error = first.journal.check().unwrap_err();
     assert!(error.kind == Kind::Unavailable && error.message.contains("incarnation"), "{error}");
-    // It keeps no other from it, and takes nothing with it.
+    // It locks no other server out, and removes nothing.
     let again = World::open(&folder.shard()).unwrap();
     assert_eq!((again.value(), again.report.notes.len(), again.report.lost.len()), (6.0, 0, 0));
     drop(again);
     assert!(before.iter().all(|name| names(&folder.shard()).contains(name)));
-    // With those out of the way, what it holds gets there.
+    // Once the foreign files are gone, everything it holds becomes durable.
     folder.make_again();
     first.snapshot().unwrap();
     first.push().unwrap();
@@ -229,10 +229,10 @@ fn a_server_does_not_go_on_beside_another_one() {
 }
 
 #[test]
-fn a_server_that_lost_its_lock_leaves_the_log_to_the_one_that_took_it() {
+fn a_server_that_lost_its_lock_leaves_the_log_to_the_new_owner() {
     let folder = Folder::new();
     let first = World::open(&folder.shard()).unwrap();
-    // So much that the file has zeros ahead, which a server cuts off when it leaves.
+    // Enough that the file has zeros ahead, which a server truncates when it exits.
     for _ in 0..3 {
         first.push_many(400).unwrap();
     }
@@ -246,7 +246,7 @@ fn a_server_that_lost_its_lock_leaves_the_log_to_the_one_that_took_it() {
     assert_eq!((third.value(), &third.report.notes), (1201.0, &Vec::new()));
 }
 
-/// What two servers wrote at once: `old` in a folder that was removed, and `new` where it was made again.
+/// Files of two servers that wrote at once: `old` in the removed directory, and `new` in the recreated one.
 fn mixed() -> Folder {
     let (old, new) = (Folder::new(), Folder::new());
     for (folder, snapshots) in [(&old, 4), (&new, 0)] {
@@ -269,7 +269,7 @@ fn mixed() -> Folder {
 }
 
 #[test]
-fn two_histories_are_gone_on_from_only_if_told_so() {
+fn two_histories_are_refused_without_accept_loss() {
     let folder = mixed();
     let before = names(&folder.shard());
     let error = World::open(&folder.shard()).err().unwrap();
@@ -291,7 +291,7 @@ fn two_histories_are_gone_on_from_only_if_told_so() {
 }
 
 #[test]
-fn servers_that_came_one_after_the_other_are_one_history() {
+fn servers_in_turn_form_one_history() {
     let folder = Folder::new();
     for k in 0..6 {
         let world = World::open(&folder.shard()).unwrap();
@@ -304,7 +304,7 @@ fn servers_that_came_one_after_the_other_are_one_history() {
     assert_eq!(checkpoint::verify(&folder.0).unwrap().remove(0).damages, [""; 0]);
 }
 
-/// What three servers wrote one after the other, a segment with one push each; the first frame of one is damaged.
+/// Files of three servers in turn, one segment with one push each; one segment's first frame is damaged.
 fn with_damaged_beginning(segment: &str) -> Folder {
     let folder = Folder::new();
     for _ in 0..3 {
@@ -321,13 +321,13 @@ fn with_damaged_beginning(segment: &str) -> Folder {
 fn a_segment_whose_first_frame_is_damaged_is_not_a_second_history() {
     for (left, segment) in ["log-00000001", "log-00000002", "log-00000003"].into_iter().enumerate() {
         let folder = with_damaged_beginning(segment);
-        let is_told = |why: &str| why.contains(&format!("{segment} is damaged: it does not begin"));
+        let is_told = |why: &str| why.contains(&format!("{segment} is damaged: its first frame"));
         let error = World::open(&folder.shard()).err().unwrap();
         assert!(is_told(&error.message) && !error.message.contains("two histories"), "{error}");
         let damages = checkpoint::verify(&folder.0).unwrap().remove(0).damages;
         assert!(damages.len() == 1 && is_told(&damages[0]), "{damages:?}");
         let world = World::with(&folder.shard(), true).unwrap();
-        let (lost, pushes) = (&world.report.lost, format!("and {} pushes of it", 3 - left));
+        let (lost, pushes) = (&world.report.lost, format!("including {} readable pushes", 3 - left));
         assert!(lost.len() == 1 && is_told(&lost[0]) && lost[0].contains(&pushes), "{lost:?}");
         drop(world);
         let again = World::open(&folder.shard()).unwrap();
@@ -336,25 +336,25 @@ fn a_segment_whose_first_frame_is_damaged_is_not_a_second_history() {
 }
 
 #[test]
-fn a_push_that_does_not_fit_is_counted_with_those_behind_it() {
+fn an_inapplicable_push_is_counted_with_the_later_ones() {
     let folder = Folder::new();
     let world = World::open(&folder.shard()).unwrap();
     world.push().unwrap();
-    // The log says that the slice is gone, and has pushes to it all the same.
+    // The log says that the slice was dropped, yet contains pushes to it.
     world.journal.note(&Event::Dropped(vec![ID.0]));
     for _ in 0..3 {
         world.push().unwrap();
     }
     drop(world);
     let error = World::open(&folder.shard()).err().unwrap();
-    assert!(error.kind == Kind::Config && error.message.contains("does not fit"), "{error}");
+    assert!(error.kind == Kind::Config && error.message.contains("cannot be applied"), "{error}");
     let lost = World::with(&folder.shard(), true).unwrap().report.lost;
-    assert!(lost.len() == 1 && lost[0].contains("does not fit"), "{lost:?}");
-    assert!(lost[0].contains("and 3 pushes of it"), "{lost:?}");
+    assert!(lost.len() == 1 && lost[0].contains("cannot be applied"), "{lost:?}");
+    assert!(lost[0].contains("including 3 readable pushes"), "{lost:?}");
 }
 
 #[test]
-fn snapshots_in_the_place_of_a_long_log_remove_no_other() {
+fn snapshots_for_a_long_log_replace_only_each_other() {
     let folder = Folder::new();
     let numbers = |world: &World| -> Vec<u64> {
         let listed = Journal::generations(&folder.shard()).unwrap().into_iter();
@@ -368,7 +368,7 @@ fn snapshots_in_the_place_of_a_long_log_remove_no_other() {
         world.journal.shorten(&world.shard).unwrap();
         assert_eq!(numbers(&world), [newest, 1]);
     }
-    // Two others push the last one out; the next one has none to replace.
+    // Two other snapshots displace it, so the next one has none to replace.
     world.snapshot().unwrap();
     world.snapshot().unwrap();
     assert_eq!(numbers(&world), [7, 6]);

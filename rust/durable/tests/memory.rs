@@ -1,4 +1,4 @@
-//! No memory is taken for a length that a file only claims.
+//! Memory is never allocated for a length that a file merely claims.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use cap::Cap;
@@ -12,17 +12,17 @@ use std::time::Duration;
 #[global_allocator]
 static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
 
-/// The longest frame that there may be.
+/// Maximum content of a frame, in bytes.
 const CLAIMED: u32 = 64 << 20;
 const LOG: &str = "log-00000003";
 const SLICES: &str = "generation-00000002/slices";
 
-/// The beginning of a frame, of which nothing is there.
+/// The header of a long frame without any content.
 fn claim() -> Vec<u8> {
     [b"fpsR", &CLAIMED.to_le_bytes()[..], &[0; 40]].concat()
 }
 
-/// Starts with the files of a shard, of which one is another; whether that works.
+/// Starts with one of a shard's files replaced. Returns whether the start succeeds.
 fn start_with(name: &str, bytes: &[u8]) -> bool {
     let shm = Path::new("/dev/shm");
     let parent = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
@@ -54,12 +54,12 @@ fn vector(name: &Path) -> PathBuf {
 }
 
 #[test]
-fn a_claim_costs_nothing() {
+fn a_claimed_length_allocates_nothing() {
     let (log, slices) = (std::fs::read(vector(Path::new(LOG))).unwrap(), vector(Path::new(SLICES)));
     let slices = std::fs::read(slices).unwrap();
     assert!(start_with(LOG, &log));
     let usual = ALLOCATOR.max_allocated();
-    // At the end it is torn, and anywhere else it is damage.
+    // At the end it is torn; elsewhere it is damage.
     assert!(start_with(LOG, &[log, claim()].concat()));
     assert!(!start_with(LOG, &claim()));
     assert!(!start_with(SLICES, &claim()));

@@ -1,7 +1,8 @@
-//! Files of earlier versions (`tests/vectors/durable-*`): every later version loads them, and finds what they say. Each
-//! has `expected.json` beside it, with all slices as they were when the server ended.
+//! Files of earlier versions (`tests/vectors/durable-*`): every later version loads them and finds the state
+//! in the `expected.json` beside them.
 //!
-//! `FASTPS_REGENERATE=1 cargo test -p fastps-durable --test old_files load` writes those of this version anew, from [`tell`].
+//! `FASTPS_REGENERATE=1 cargo test -p fastps-durable --test old_files load` rewrites those of this version,
+//! with [`tell`].
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use fastps_core::codec::{Codec, CodecId, Position};
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The folders of the files that this version writes: with snapshots, and without.
+/// The folders that this version writes, with snapshots and without.
 const CURRENT: [(&str, bool); 2] = [("durable-2", true), ("durable-2-log", false)];
 const SHARD: &str = "shard-1";
 
@@ -62,7 +63,7 @@ impl World {
         self.journal.note(&Event::Committed(id));
     }
 
-    /// A push, changed as told.
+    /// A push, adjusted by `change`.
     #[allow(clippy::too_many_arguments, reason = "one line says what a push is")]
     fn push(
         &self,
@@ -99,7 +100,7 @@ impl World {
         self.shard.push_to(&slice, &push, || panic!("nothing is held")).unwrap().unwrap();
     }
 
-    /// All that a start must bring back, as JSON: arrays as hex of their bytes.
+    /// All that a start must restore, as JSON, with arrays in hex.
     fn all(&self) -> Value {
         let catalog = self.journal.catalog();
         let slice = |id: u64, name: &str| {
@@ -146,7 +147,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"))
 }
 
-/// JSON with a line for each entry of each list.
+/// JSON with one line per list entry.
 fn lines(value: &Value) -> String {
     let parts = value.as_object().unwrap().iter().map(|(name, list)| {
         let entries: Vec<_> = list.as_array().unwrap().iter().map(|entry| format!("  {entry}")).collect();
@@ -155,7 +156,7 @@ fn lines(value: &Value) -> String {
     format!("{{\n{}\n}}\n", parts.collect::<Vec<_>>().join(",\n"))
 }
 
-/// Numbers that no codec says exactly.
+/// Numbers that no codec represents exactly.
 fn values(n: usize, seed: u32) -> Vec<f32> {
     (0..n as u32)
         .map(|i| (i.wrapping_mul(2_654_435_761) ^ seed.wrapping_mul(97)) as i32 as f32 / 2e9)
@@ -176,7 +177,7 @@ fn optimizers() -> Vec<Optimizer> {
     ]
 }
 
-/// What happens in the files: every kind of record, twice before a snapshot and once behind the last.
+/// Writes the files: every kind of record, twice before a snapshot and once after the last.
 fn tell(path: &Path, snapshots: bool) -> Value {
     let world = World::open(path);
     for client in 1..=2 {
@@ -215,14 +216,14 @@ fn tell(path: &Path, snapshots: bool) -> Value {
             if codec.id() != CodecId::OneBit {
                 world.push(11, client, sequence, codec, Some(&rows), &values(9, k as u32), |_| {});
             }
-            // The log says that it was.
+            // The log records the sync.
             world.journal.sync(world.journal.position()).unwrap();
         }
         sequence += 1;
         world.push(12, 1, sequence, Codec::Float32, None, &values(7, part), |push| {
             push.action = Action::Assign;
         });
-        // A state with a step count of its own.
+        // State with a step count of its own.
         world.push(24, 2, sequence, Codec::Float32, None, &vec![0.25; 70], |push| {
             push.action = Action::Assign;
         });
@@ -261,7 +262,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A temporary folder for this test, in memory where the system has such a place.
+/// A temporary folder for this test, in memory where possible.
 fn temporary(name: &str) -> PathBuf {
     let shm = Path::new("/dev/shm");
     let parent = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
@@ -300,7 +301,7 @@ fn files_of_every_version_load() {
             let world = World::open(&here);
             assert_eq!((world.all(), &world.report.notes), (expected.clone(), &Vec::new()), "{name}");
             assert!(world.report.repeated > 0, "{name}: {}", world.report);
-            // It goes on from there.
+            // The shard continues from there.
             world.push(10, 1, 500, Codec::Float32, None, &[-1.0; 5], |_| {});
             world.journal.snapshot(&world.shard).unwrap();
             let all = world.all();
@@ -313,9 +314,9 @@ fn files_of_every_version_load() {
     assert!(loaded > 0);
 }
 
-/// The expectations themselves, by hand: of 12 pushes of -1 on 0.5 each adds 1.
+/// The expectations, computed by hand: of 12 pushes of -1 at 0.5, each adds 1.
 #[test]
-fn the_expectations_are_what_was_done() {
+fn the_expectations_match_the_story() {
     let text = std::fs::read_to_string(vectors().join(CURRENT[0].0).join("expected.json")).unwrap();
     let expected: Value = serde_json::from_str(&text).unwrap();
     let slices = expected["slices"].as_array().unwrap();
@@ -332,7 +333,7 @@ fn the_expectations_are_what_was_done() {
     assert!(find("dropped").is_none() && find("rows").is_some());
     assert_eq!(expected["sessions"], json!([1, 2, 3]));
     assert_eq!(expected["map"].as_array().unwrap().len(), 1);
-    // Whoever remembers client 4 would take its pushes for repeats.
+    // A slice that remembers client 4 would take its pushes for duplicates.
     assert!(
         !slices
             .iter()

@@ -441,7 +441,7 @@ impl Everything {
             let journal = Journal::open(settings).unwrap();
             let held = Shard::new(ShardConfig::new(shard, 1 << 30, Isa::get().unwrap()));
             let report = journal.recover(&held).unwrap();
-            let torn = |note: &String| note.contains("are no whole record");
+            let torn = |note: &String| note.contains("are not a whole record");
             assert!(report.notes.iter().all(torn), "{report:?}");
             let names = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name());
             let odd = |name: &str| name.starts_with("damaged-") || name.contains(".tmp");

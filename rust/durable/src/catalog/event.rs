@@ -1,4 +1,4 @@
-//! What a catalog holds, and the changes of it.
+//! Events that change a [`Catalog`](super::Catalog), and the records it holds. The log stores events as JSON.
 
 use crate::catalog::secret::SecretHash;
 use fastps_core::mode::{Mode, Seat};
@@ -6,36 +6,36 @@ use fastps_core::tensor::TensorSpec;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// A change of the catalog.
+/// A change of the catalog. Variant names are part of the file format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
-    /// A client's session began, at a server that knew of no secrets.
+    /// A client opened a session at a server that predates session secrets.
     SessionBegan(u64),
-    /// A client's session began, or one that had no secret got its own.
+    /// A client opened a session, or a session without a secret received one.
     SessionOpened(u64, SecretHash),
-    /// It ended: what slices remember of the client is forgotten.
+    /// The session ended: slices forget what they remember of the client.
     SessionEnded(u64),
-    /// Slices were made for a reservation.
+    /// Slices were created for a reservation.
     Reserved(u64, Reservation),
-    /// All their initial values are here.
+    /// All initial values of the reservation have arrived.
     Sealed(u64),
     /// The tensor is known to exist.
     Committed(u64),
     /// Slices were freed.
     Dropped(Vec<u64>),
-    /// Shard 0: a tensor exists, by its reservation.
+    /// Shard 0: the tensor of this reservation was added to the map.
     Entered(u64, Holding),
-    /// Shard 0: it does not, any more.
+    /// Shard 0: the tensor of this name was removed from the map.
     Removed(Arc<str>),
-    /// A worker took a place in a group; whether as many as its mode needs have been there by now.
+    /// A worker joined a group. The flag is set once the group has had as many workers as its mode needs.
     Joined(Member, bool),
-    /// It gave its place back, or that in the group's warm start.
+    /// A worker left its place in a group, or its place in the group's warm start.
     Left {
-        /// The worker.
+        /// The worker's client identifier.
         client: u64,
-        /// The group.
+        /// The group's number on the wire.
         group: u32,
-        /// The one in the warm start.
+        /// Whether the place in the warm start is meant.
         warm: bool,
     },
 }
@@ -43,11 +43,11 @@ pub enum Event {
 /// A worker with a place in a group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Member {
-    /// The worker.
+    /// The worker's client identifier.
     pub client: u64,
-    /// Its group as frames carry it.
+    /// The group's number on the wire.
     pub group: u32,
-    /// Its place.
+    /// The worker's place.
     pub seat: Seat,
 }
 
@@ -57,27 +57,27 @@ impl Member {
     }
 }
 
-/// Slices of one tensor that the shard holds.
+/// The slices of one tensor that this shard holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reservation {
     /// The tensor.
     pub spec: TensorSpec,
-    /// Its group as frames carry it.
+    /// The group's number on the wire.
     pub group: u32,
-    /// Identifier and index in the tensor.
+    /// Identifier of each slice, and its index in the tensor.
     pub slices: Vec<(u64, u64)>,
-    /// How far the registration is.
+    /// Progress of the registration.
     pub stage: Stage,
 }
 
-/// How far a registration is, as the shard knows.
+/// Progress of a registration, as this shard knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stage {
-    /// Initial values are missing.
+    /// Some initial values are missing.
     Open,
-    /// They are here; whether the tensor exists, shard 0 knows.
+    /// All initial values are here. Only shard 0 knows whether the tensor exists.
     Sealed,
-    /// It does.
+    /// The tensor exists.
     Committed,
 }
 
@@ -86,7 +86,7 @@ pub enum Stage {
 pub struct Holding {
     /// The tensor.
     pub spec: TensorSpec,
-    /// Its group as frames carry it.
+    /// The group's number on the wire.
     pub group: u32,
     /// The identifier of each slice.
     pub slices: Vec<u64>,

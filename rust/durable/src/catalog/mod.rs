@@ -1,5 +1,5 @@
-//! What a shard is beside its slices: its sessions, which slices it holds and why, and on shard 0 the map. An [`Event`]
-//! changes it; the log keeps the events, a snapshot the catalog.
+//! What a shard stores besides its slices: sessions, the reservations of its slices and, on shard 0, the map.
+//! The log stores the [`Event`]s that change the catalog; a snapshot stores the catalog itself.
 
 mod event;
 mod index;
@@ -13,22 +13,22 @@ use serde::{Deserialize, Serialize};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a shard is beside its slices.
+/// What a shard stores besides its slices.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Catalog {
-    /// Clients that have a session.
+    /// Clients with a session.
     pub sessions: BTreeSet<u64>,
-    /// The hashes of their secrets; of a session that an older server began there is none.
+    /// Hashes of the session secrets. Sessions opened by servers that predate secrets have none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub secrets: BTreeMap<u64, SecretHash>,
-    /// The slices that are here, by reservation.
+    /// Reservations of the slices on this shard.
     pub reservations: BTreeMap<u64, Reservation>,
-    /// Shard 0: tensors by reservation.
+    /// Shard 0: all tensors, by reservation.
     pub map: BTreeMap<u64, Holding>,
     /// Workers with places in groups.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<Member>,
-    /// Groups in which as many as needed have been there: whoever is gone is not waited for.
+    /// Groups that once had as many workers as their mode needs: they no longer wait for workers that left.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub complete: BTreeSet<u32>,
     #[serde(skip)]
@@ -36,7 +36,7 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// Takes a change. One that is there already changes nothing.
+    /// Applies an event. An event that was applied before changes nothing.
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::SessionBegan(client) => drop(self.sessions.insert(*client)),
@@ -111,7 +111,7 @@ impl Catalog {
         }
     }
 
-    /// Bytes of their values and their optimizers' state.
+    /// Bytes of the slices' values and optimizer state.
     pub fn bytes(&self) -> u64 {
         let of = |(_, k, held): (u64, usize, &Reservation)| {
             let arrays = 1 + held.spec.optimizer.slots().len();
@@ -120,7 +120,7 @@ impl Catalog {
         self.slices().map(of).sum()
     }
 
-    /// All slices that are here: identifier, index in the tensor, and the reservation.
+    /// All slices on this shard: identifier, index in the tensor, and reservation.
     pub fn slices(&self) -> impl Iterator<Item = (u64, usize, &Reservation)> {
         self.reservations.values().flat_map(|r| r.slices.iter().map(move |(id, k)| (*id, *k as usize, r)))
     }
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_and_goes_is_found_whenever_it_came() {
+    fn events_find_reservations_and_tensors_before_and_after_the_first_lookup() {
         let mut catalog = Catalog::default();
         let apply = |catalog: &mut Catalog, events: &[Event]| events.iter().for_each(|e| catalog.apply(e));
         let left = |catalog: &Catalog| {

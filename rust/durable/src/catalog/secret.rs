@@ -1,17 +1,17 @@
-//! A client's secret, as all that a shard keeps of it: its SHA-256. A secret has 128 random bits, so it needs neither salt
-//! nor a slow hash.
+//! The SHA-256 of a client's session secret, which is all that a shard stores of it. Secrets are 128 random
+//! bits, so they need neither salt nor a slow hash.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fmt;
 use subtle::ConstantTimeEq;
 
-/// The SHA-256 of a client's secret. Comparing two takes the same time whatever they are.
+/// The SHA-256 of a session secret. Comparison takes constant time.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub struct SecretHash([u8; 32]);
 
 impl SecretHash {
-    /// Of these bytes.
+    /// Hashes a secret.
     pub fn of(secret: &[u8]) -> Self {
         Self(Sha256::digest(secret).into())
     }
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_sha_256_and_shows_nothing() {
+    fn a_hash_is_sha_256_and_is_not_printed() {
         let hash = SecretHash::of(b"abc");
         // FIPS 180-2, appendix B.1.
         assert_eq!(hash.0[..4], [0xba, 0x78, 0x16, 0xbf]);

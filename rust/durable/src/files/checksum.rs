@@ -1,4 +1,4 @@
-//! CRC-32C, over bytes and over what passes on its way to a file.
+//! CRC-32C of byte slices and of data streamed to a file.
 
 use crc_fast::{CrcAlgorithm, Digest};
 use std::io::{Result, Write};
@@ -9,14 +9,14 @@ pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::checksum(ALGORITHM, bytes) as u32
 }
 
-/// Counts and sums what is written through it.
-pub(crate) struct Summed<W> {
+/// A writer that counts bytes and computes their CRC-32C.
+pub(crate) struct ChecksumWriter<W> {
     inner: W,
     digest: Digest,
     pub(crate) bytes: u64,
 }
 
-impl<W> Summed<W> {
+impl<W> ChecksumWriter<W> {
     pub(crate) fn new(inner: W) -> Self {
         Self { inner, digest: Digest::new(ALGORITHM), bytes: 0 }
     }
@@ -25,13 +25,13 @@ impl<W> Summed<W> {
         &self.inner
     }
 
-    /// The checksum so far, and the writer.
+    /// Returns the checksum and the inner writer.
     pub(crate) fn finish(self) -> (u32, W) {
         (self.digest.finalize() as u32, self.inner)
     }
 }
 
-impl<W: Write> Write for Summed<W> {
+impl<W: Write> Write for ChecksumWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
         let written = self.inner.write(bytes)?;
         self.digest.update(&bytes[..written]);

@@ -1,13 +1,13 @@
-//! Why a file cannot be used: it is damaged, or something else went wrong.
+//! Why a file cannot be used: damage, which a start may work around, or another failure, which ends it.
 
 use fastps_core::error::{Error, Kind};
 
-/// Why a generation, or a part of it, cannot be used.
+/// Why a snapshot, or a part of it, cannot be used.
 #[derive(Debug)]
 pub(crate) enum Unusable {
-    /// Its bytes are not those that were written; says which.
+    /// The bytes differ from those that were written; the text says where.
     Damaged(String),
-    /// Something else went wrong.
+    /// Another error.
     Failed(Error),
 }
 

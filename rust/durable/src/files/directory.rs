@@ -1,9 +1,10 @@
-//! The directory of one shard: the names in it, and what is removed whole or not at all.
+//! The directory of one shard. Files appear in it and disappear from it as a whole, by rename.
 
 use crate::files::io::{failed, sync_directory};
-use crate::files::lock::{LOCK, Lock};
+use crate::files::lock::{LOCK_FILE, Lock};
 use crate::files::names::{
-    DAMAGED, GENERATION, SEGMENT, UNFINISHED, generation_in, generations_in, list, numbered,
+    DAMAGED_PREFIX, GENERATION_PREFIX, SEGMENT_PREFIX, UNFINISHED_SUFFIX, generation_in, generations_in,
+    list, numbered,
 };
 use crate::files::removal::{remove, shrink};
 use fastps_core::error::Result;
@@ -13,12 +14,12 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The directory of one shard, while this process has it.
+/// The directory of one shard, locked by this process unless [`Directory::unlocked`] opened it.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
     lock: Arc<Lock>,
-    /// It was made when it was opened.
+    /// Whether [`Directory::open`] created it.
     fresh: bool,
 }
 
@@ -29,41 +30,41 @@ impl Drop for Directory {
 }
 
 impl Directory {
-    /// Makes it if need be, and takes its lock.
+    /// Creates the directory if needed, takes its lock and removes unfinished files.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        // What a model has learned is its owner's.
+        // Model parameters are private to their owner.
         let fresh = !path.exists();
         let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
-        made.map_err(|error| failed("make", path, &error))?;
+        made.map_err(|error| failed("create", path, &error))?;
         let lock = Arc::new(Lock::take(path)?);
         let directory = Self { path: path.to_owned(), lock, fresh };
-        for unfinished in directory.names()?.iter().filter(|name| name.ends_with(UNFINISHED)) {
+        for unfinished in directory.names()?.iter().filter(|name| name.ends_with(UNFINISHED_SUFFIX)) {
             remove(&directory.path.join(unfinished))?;
         }
         Ok(directory)
     }
 
-    /// Takes the lock of one that is there, and changes nothing in it.
-    pub(crate) fn look(path: &Path) -> Result<Self> {
-        Ok(Self { path: path.to_owned(), lock: Arc::new(Lock::look(path)?), fresh: false })
+    /// Takes the lock of an existing directory and changes nothing in it.
+    pub(crate) fn lock_existing(path: &Path) -> Result<Self> {
+        Ok(Self { path: path.to_owned(), lock: Arc::new(Lock::take_existing(path)?), fresh: false })
     }
 
-    /// One that a server may be using.
-    pub(crate) fn beside(path: &Path) -> Self {
-        Self { path: path.to_owned(), lock: Arc::new(Lock::none(path)), fresh: false }
+    /// Opens a directory without its lock: a server may be using it.
+    pub(crate) fn unlocked(path: &Path) -> Self {
+        Self { path: path.to_owned(), lock: Arc::new(Lock::unlocked(path)), fresh: false }
     }
 
-    /// Lets others have it. A start that failed leaves no folder behind that looks like a shard's.
+    /// Releases the lock. Removes the directory if this process created it and left it empty.
     pub(crate) fn release(&self) {
         self.lock.release(|| {
-            if self.fresh && self.names().is_ok_and(|names| names == [LOCK]) {
-                let removed = std::fs::remove_file(self.path.join(LOCK));
+            if self.fresh && self.names().is_ok_and(|names| names == [LOCK_FILE]) {
+                let removed = std::fs::remove_file(self.path.join(LOCK_FILE));
                 let _ = removed.and_then(|()| std::fs::remove_dir(&self.path));
             }
         });
     }
 
-    /// What says whether this process still has the directory.
+    /// The lock, which tells whether this process still owns the directory.
     pub(crate) fn lock(&self) -> &Arc<Lock> {
         &self.lock
     }
@@ -77,16 +78,16 @@ impl Directory {
     }
 
     pub(crate) fn segment(&self, number: u64) -> PathBuf {
-        self.path.join(format!("{SEGMENT}{number:08}"))
+        self.path.join(format!("{SEGMENT_PREFIX}{number:08}"))
     }
 
     pub(crate) fn unfinished_segment(&self, number: u64) -> PathBuf {
-        self.path.join(format!("{SEGMENT}{number:08}{UNFINISHED}"))
+        self.path.join(format!("{SEGMENT_PREFIX}{number:08}{UNFINISHED_SUFFIX}"))
     }
 
-    /// The numbers of the segments that are here, ascending.
+    /// The numbers of the segments in the directory, ascending.
     pub(crate) fn segments(&self) -> Result<Vec<u64>> {
-        Ok(numbered(&self.names()?, SEGMENT))
+        Ok(numbered(&self.names()?, SEGMENT_PREFIX))
     }
 
     pub(crate) fn generation(&self, number: u64) -> PathBuf {
@@ -94,15 +95,15 @@ impl Directory {
     }
 
     pub(crate) fn unfinished(&self, number: u64) -> PathBuf {
-        self.path.join(format!("{GENERATION}{number:08}{UNFINISHED}"))
+        self.path.join(format!("{GENERATION_PREFIX}{number:08}{UNFINISHED_SUFFIX}"))
     }
 
-    /// The numbers of the generations that are here, ascending.
+    /// The numbers of the snapshots in the directory, ascending.
     pub(crate) fn generations(&self) -> Result<Vec<u64>> {
         generations_in(&self.path)
     }
 
-    /// Removes a generation; one that is removed in part has not its name any more.
+    /// Removes a snapshot. It is renamed first, so a partly removed snapshot is never loaded.
     pub(crate) fn discard(&self, number: u64) -> Result<()> {
         let to = self.unfinished(number);
         self.rename(&self.generation(number), &to)?;
@@ -110,7 +111,7 @@ impl Directory {
         remove(&to)
     }
 
-    /// Removes a segment, in the same way.
+    /// Removes a segment in the same way.
     pub(crate) fn discard_segment(&self, number: u64) -> Result<()> {
         let to = self.unfinished_segment(number);
         self.rename(&self.segment(number), &to)?;
@@ -124,21 +125,21 @@ impl Directory {
         sync_directory(&self.path)
     }
 
-    /// Puts a generation out of the way, and keeps it.
+    /// Renames a snapshot that cannot be used, and keeps it.
     pub(crate) fn set_aside(&self, number: u64) -> Result<PathBuf> {
         self.set_aside_as(&self.generation(number), &format!("{number:08}"))
     }
 
-    /// The same with a segment.
+    /// Renames a segment that must not be used, and keeps it.
     pub(crate) fn set_segment_aside(&self, number: u64) -> Result<PathBuf> {
-        self.set_aside_as(&self.segment(number), &format!("{SEGMENT}{number:08}"))
+        self.set_aside_as(&self.segment(number), &format!("{SEGMENT_PREFIX}{number:08}"))
     }
 
     fn set_aside_as(&self, from: &Path, name: &str) -> Result<PathBuf> {
-        let (mut k, mut to) = (0, self.path.join(format!("{DAMAGED}{name}")));
+        let (mut k, mut to) = (0, self.path.join(format!("{DAMAGED_PREFIX}{name}")));
         while to.exists() {
             k += 1;
-            to = self.path.join(format!("{DAMAGED}{name}.{k}"));
+            to = self.path.join(format!("{DAMAGED_PREFIX}{name}.{k}"));
         }
         self.rename(from, &to)?;
         Ok(to)
@@ -151,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_that_got_nothing_goes_with_whoever_made_it() {
+    fn an_empty_folder_is_removed_by_its_creator() {
         let path = std::env::temp_dir().join(format!("fastps-fresh-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
         drop(Directory::open(&path).unwrap());

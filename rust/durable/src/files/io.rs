@@ -1,4 +1,4 @@
-//! Errors of files that say what was to be done, and names that are made durable.
+//! Errors of file operations, and making directory entries durable.
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::fail;
@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// An error about a file, with what was to be done.
+/// An error that names the failed operation and the file. Its kind says whether the user can fix it.
 pub(crate) fn failed(what: &str, path: &Path, error: &std::io::Error) -> Error {
     let kind = match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Kind::Unavailable,
@@ -18,7 +18,7 @@ pub(crate) fn failed(what: &str, path: &Path, error: &std::io::Error) -> Error {
     Error::new(kind, format!("cannot {what} {}: {error}", path.display()))
 }
 
-/// Makes the names in a directory durable.
+/// Makes renames, creations and removals in a directory durable.
 pub(crate) fn sync_directory(path: &Path) -> Result<()> {
     let opened = fail("directory_sync").and_then(|()| File::open(path));
     let synced = opened.and_then(|directory| directory.sync_all());

@@ -1,5 +1,5 @@
-//! The lock of a shard's folder. It lies on a file in the folder: once the folder is removed and made again, the lock holds
-//! nothing, and must be taken again before anything is written there.
+//! The lock of a shard's directory, held on a file inside it. If the directory is removed and recreated, the
+//! lock protects nothing: it must be retaken before anything is written there.
 
 use crate::files::io::failed;
 use fastps_core::error::{Error, Kind, Result};
@@ -11,51 +11,52 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The file that its owner has locked.
-pub(crate) const LOCK: &str = "lock";
+/// The locked file. It contains the process identifier of the owner.
+pub(crate) const LOCK_FILE: &str = "lock";
 
-/// The lock of a folder, while this process has it.
+/// The lock of a directory, as long as this process holds it.
 #[derive(Debug)]
 pub(crate) struct Lock {
     folder: PathBuf,
-    held: Mutex<Option<Held>>,
+    held: Mutex<Option<LockedFile>>,
 }
 
-/// A locked file; the system lets go of it when the process ends, however it does.
+/// A locked file. The system releases the lock when the process ends.
 #[derive(Debug)]
-struct Held {
+struct LockedFile {
     _file: File,
     inode: (u64, u64),
 }
 
 impl Lock {
-    /// Locks a folder that is there.
+    /// Locks an existing directory.
     pub(crate) fn take(folder: &Path) -> Result<Self> {
-        let held = Held::take(folder)?;
+        let held = LockedFile::take(folder)?;
         Ok(Self { folder: folder.to_owned(), held: Mutex::new(Some(held)) })
     }
 
-    /// The same, changing nothing. A copy of a folder may lack the lock's file; then no other process has it.
-    pub(crate) fn look(folder: &Path) -> Result<Self> {
-        let name = folder.join(LOCK);
+    /// Locks an existing directory without changing it. A copied directory may lack the lock file; then no
+    /// other process can hold the lock.
+    pub(crate) fn take_existing(folder: &Path) -> Result<Self> {
+        let name = folder.join(LOCK_FILE);
         let held = match File::open(&name) {
-            Ok(file) => Some(Held::lock(file, folder)?),
+            Ok(file) => Some(LockedFile::lock(file, folder)?),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(failed("lock", &name, &error)),
         };
         Ok(Self { folder: folder.to_owned(), held: Mutex::new(held) })
     }
 
-    /// Of a folder that a server may be using.
-    pub(crate) fn none(folder: &Path) -> Self {
+    /// Holds no lock: a server may be using the directory.
+    pub(crate) fn unlocked(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), held: Mutex::default() }
     }
 
-    fn held(&self) -> MutexGuard<'_, Option<Held>> {
+    fn held(&self) -> MutexGuard<'_, Option<LockedFile>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fails where the locked file is no longer the one in the folder: another process may have locked that one.
+    /// Fails if the locked file is no longer the one in the directory: another process may hold that one.
     pub(crate) fn check(&self) -> io::Result<()> {
         if fault("lock_not_retaken") {
             return Ok(());
@@ -70,24 +71,24 @@ impl Lock {
         }
     }
 
-    /// Takes the lock again where the folder has been removed and made again. `check` looks for a reason not to, with the
-    /// lock and before.
+    /// Takes the lock again if the directory was removed and recreated. `check` is called before and after
+    /// the lock is taken, and may refuse.
     pub(crate) fn retake(&self, check: impl Fn() -> Result<()>) -> Result<()> {
         if !self.folder.is_dir() {
-            let message = format!("{} was removed, and is to be made again", self.folder.display());
+            let message = format!("{} was removed: create it again", self.folder.display());
             return Err(Error::new(Kind::Unavailable, message));
         }
         check()?;
         if self.check().is_ok() {
             return Ok(());
         }
-        let held = Held::take(&self.folder)?;
+        let held = LockedFile::take(&self.folder)?;
         check()?;
         *self.held() = Some(held);
         Ok(())
     }
 
-    /// Lets others have the folder. `last` is called before, if the locked file is still there.
+    /// Releases the lock. `last` is called first if the locked file is still in the directory.
     pub(crate) fn release(&self, last: impl FnOnce()) {
         let mut held = self.held();
         if held.as_ref().is_some_and(|held| held.is_in(&self.folder).unwrap_or(false)) {
@@ -97,9 +98,9 @@ impl Lock {
     }
 }
 
-impl Held {
+impl LockedFile {
     fn take(folder: &Path) -> Result<Self> {
-        let name = folder.join(LOCK);
+        let name = folder.join(LOCK_FILE);
         let fail = |error: &io::Error| failed("lock", &name, error);
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false);
@@ -107,16 +108,16 @@ impl Held {
         let mut note = file.try_clone().map_err(|error| fail(&error))?;
         let held = Self::lock(file, folder)?;
         if !held.is_in(folder).map_err(|error| fail(&error))? {
-            return Err(Error::new(Kind::Unavailable, format!("{} was being removed", folder.display())));
+            return Err(Error::new(Kind::Unavailable, format!("{} is being removed", folder.display())));
         }
-        // For people; the lock itself is the system's.
+        // For human readers: the lock itself is the system's.
         let noted = note.set_len(0).and_then(|()| writeln!(note, "{}", std::process::id()));
         noted.map_err(|error| fail(&error))?;
         Ok(held)
     }
 
     fn lock(mut file: File, folder: &Path) -> Result<Self> {
-        let fail = |error: &io::Error| failed("lock", &folder.join(LOCK), error);
+        let fail = |error: &io::Error| failed("lock", &folder.join(LOCK_FILE), error);
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
                 let found = file.metadata().map_err(|error| fail(&error))?;
@@ -133,7 +134,7 @@ impl Held {
     }
 
     fn is_in(&self, folder: &Path) -> io::Result<bool> {
-        match std::fs::metadata(folder.join(LOCK)) {
+        match std::fs::metadata(folder.join(LOCK_FILE)) {
             Ok(found) => Ok((found.dev(), found.ino()) == self.inode),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
@@ -154,13 +155,13 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_missed_when_its_folder_goes_and_taken_again_when_it_comes_back() {
+    fn a_lock_is_lost_with_its_folder_and_retaken_when_the_folder_returns() {
         let path = folder("again");
         let lock = Lock::take(&path).unwrap();
         lock.check().unwrap();
         std::fs::remove_dir_all(&path).unwrap();
         assert!(lock.check().unwrap_err().to_string().contains("was removed"));
-        // It is not this lock's to make the folder: it may lie on a disk that is not mounted.
+        // The lock never creates the directory: it may be the mount point of a disk that is not mounted.
         assert!(lock.retake(|| Ok(())).unwrap_err().message.contains("was removed"));
         std::fs::create_dir(&path).unwrap();
         assert!(lock.check().is_err());
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_another_process_has_taken_is_left_alone() {
+    fn a_folder_locked_by_another_process_is_left_alone() {
         let path = folder("taken");
         let first = Lock::take(&path).unwrap();
         std::fs::remove_dir_all(&path).unwrap();
@@ -182,11 +183,11 @@ mod tests {
         let second = Lock::take(&path).unwrap();
         let error = first.retake(|| Ok(())).unwrap_err();
         assert!(error.kind == Kind::Config && error.message.contains("another server"), "{error}");
-        // A server that leaves removes nothing that belongs to another.
+        // A server that exits removes nothing that belongs to another.
         first.release(|| panic!("the lock there is another's"));
         second.check().unwrap();
         drop(second);
-        // Nor does a lock that finds a reason not to be taken keep others away.
+        // A lock that was refused by `check` does not keep others out.
         let refuse = || Err(Error::new(Kind::Config, "another server's files are there"));
         assert!(first.retake(refuse).is_err());
         Lock::take(&path).unwrap();

@@ -1,4 +1,4 @@
-//! The directory of a shard: the names in it, its lock, and checksums of what is written there.
+//! A shard's directory: file names, the lock, checksummed output and removal. No file format is known here.
 
 pub(crate) mod checksum;
 pub(crate) mod damage;

@@ -1,4 +1,5 @@
-//! Removing files: a long segment is freed in steps, so that no sync waits for all of it.
+//! Removing files. Long segments are truncated step by step first, so that freeing their blocks does not
+//! delay syncs of other files.
 
 use crate::files::io::failed;
 use fastps_core::error::Result;
@@ -9,26 +10,27 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Instant;
 
-/// So much of a file is freed at a time.
-const STEP: u64 = 8 << 20;
-/// The disk is left to others for so many times what that took.
-const PAUSE: u32 = 3;
+/// Bytes freed per truncation.
+const TRUNCATE_STEP_BYTES: u64 = 8 << 20;
+/// The pause after each truncation, as a multiple of the time it took.
+const TRUNCATE_PAUSE_FACTOR: u32 = 3;
 
-/// A segment that is not removed part by part while this is open; one that somebody else has locked is an error.
+/// Opens a segment and keeps it from being truncated while it is open. Fails if it is being removed.
 pub(crate) fn open_segment(path: &Path) -> std::io::Result<File> {
     let file = File::open(path)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
         Err(rustix::io::Errno::WOULDBLOCK) => Err(std::io::Error::new(
             ErrorKind::ResourceBusy,
-            "it is being removed, or another program has locked it",
+            "the segment is being removed, or another program has locked it",
         )),
-        // A file system without locks: there nothing is shrunk.
+        // File systems without locks: segments are not truncated there.
         _ => Ok(file),
     }
 }
 
-/// Frees most of a segment that is to be removed, unless it is read, or has another name: a system that frees all at once may keep
-/// syncs of others waiting meanwhile, as the log's. Not for snapshots, which anybody may have mapped.
+/// Truncates a segment that is about to be removed, unless it is open or has another hard link. File systems
+/// that free many blocks at once may delay syncs of other files, such as the log. Snapshots are not
+/// truncated: another program may have mapped them.
 pub(super) fn shrink(path: &Path) {
     let Ok(file) = OpenOptions::new().write(true).open(path) else { return };
     let Ok(found) = file.metadata() else { return };
@@ -36,17 +38,17 @@ pub(super) fn shrink(path: &Path) {
         return;
     }
     let mut left = found.len();
-    while left > STEP {
-        left -= STEP;
+    while left > TRUNCATE_STEP_BYTES {
+        left -= TRUNCATE_STEP_BYTES;
         let began = Instant::now();
         if file.set_len(left).is_err() {
             return;
         }
-        std::thread::sleep(PAUSE * began.elapsed());
+        std::thread::sleep(TRUNCATE_PAUSE_FACTOR * began.elapsed());
     }
 }
 
-/// Removes a file or a folder; one that is not there is no error.
+/// Removes a file or a directory tree. A missing path is not an error.
 pub(crate) fn remove(path: &Path) -> Result<()> {
     let removed = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
     match removed {
@@ -63,11 +65,11 @@ mod tests {
     use std::io::Read;
 
     #[test]
-    fn a_segment_is_removed_and_whoever_has_it_keeps_it() {
+    fn a_removed_segment_stays_readable_where_it_is_open_or_linked() {
         let path = std::env::temp_dir().join(format!("fastps-directory-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
         let directory = Directory::open(&path).unwrap();
-        let bytes: Vec<u8> = (0..3 * STEP).map(|at| at as u8).collect();
+        let bytes: Vec<u8> = (0..3 * TRUNCATE_STEP_BYTES).map(|at| at as u8).collect();
         for number in 1..4 {
             std::fs::write(directory.segment(number), &bytes).unwrap();
         }
@@ -82,13 +84,13 @@ mod tests {
         let mut read = Vec::new();
         kept.read_to_end(&mut read).unwrap();
         assert!(read == bytes && std::fs::read(other).unwrap() == bytes);
-        assert_eq!(late.metadata().unwrap().len(), STEP);
+        assert_eq!(late.metadata().unwrap().len(), TRUNCATE_STEP_BYTES);
         drop(directory);
         std::fs::remove_dir_all(path).unwrap();
     }
 
     #[test]
-    fn a_segment_that_is_being_removed_is_not_opened() {
+    fn a_segment_being_removed_cannot_be_opened() {
         let path = std::env::temp_dir().join(format!("fastps-shrunk-{}", std::process::id()));
         std::fs::write(&path, b"something").unwrap();
         let removing = File::open(&path).unwrap();

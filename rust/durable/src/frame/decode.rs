@@ -1,12 +1,12 @@
-//! Reading what frames say.
+//! Decoding frame contents. Lengths are checked before memory is allocated.
 
-use crate::files::output::Place;
+use crate::files::output::Extent;
 use crate::frame::content::{
-    Content, DURABLE, END, EVENT, FENCE, HAS_BASE, HAS_OWN, HAS_ROWS, HOGWILD, KNOWN_FLAGS, ONCE, PUSH,
-    Piece, SEGMENT, SHARED, SLICE, UNKNOWN,
+    Content, FLAG_BASE, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_DURABLE, KIND_END,
+    KIND_EVENT, KIND_FENCE, KIND_PUSH, KIND_SEGMENT, KIND_SLICE, KNOWN_FLAGS, SliceEntry, UNKNOWN_STALENESS,
 };
 use crate::frame::origin::{Author, Origin};
-use crate::frame::{FORMAT, Header, MARK, MAX_CONTENT};
+use crate::frame::{FORMAT, Header, MARK, MAX_CONTENT_BYTES};
 use fastps_core::codec::CodecId;
 use fastps_core::frame::{Action, Applied, Base, Identity};
 use fastps_core::identity::Remembered;
@@ -15,45 +15,46 @@ use fastps_core::rows::Indices;
 use fastps_core::slice::Standing;
 use fastps_core::tensor::{Apply, SliceId};
 
-/// What a whole frame says; `None`: nothing that this version knows.
+/// Decodes the content of a frame. `None`: this version does not know the content.
 pub(crate) fn read(content: &[u8]) -> Option<Content<'_>> {
-    let mut from = Reader(content);
+    let mut from = Decoder(content);
     let read = match from.byte()? {
-        SEGMENT => {
+        KIND_SEGMENT => {
             let format = from.u32()?;
             let number = from.u64()?;
             let id = from.u64()?;
             let (shard, shards) = (u32::try_from(from.u64()?).ok()?, u32::try_from(from.u64()?).ok()?);
-            let after_hole = from.byte()? != 0;
+            let after_gap = from.byte()? != 0;
             let author = if format < 2 {
                 Author::default()
             } else {
                 Author { incarnation: from.u64()?, predecessor: from.u64()? }
             };
             if format > FORMAT {
-                // It may have more, which is a later version's; that it is one is what the reader has to know.
+                // A later format may append fields. The caller needs only the format number to reject the
+                // file.
                 from.0 = &[];
             }
             let origin = Origin { id, shard, shards };
-            Content::Segment { format, number, after_hole, origin, author }
+            Content::Segment { format, number, after_gap, origin, author }
         }
-        PUSH => return from.push(),
-        FENCE => {
+        KIND_PUSH => return from.push(),
+        KIND_FENCE => {
             let (slice, client, sequence) = (from.u64()?, from.u64()?, from.u64()?);
             Content::Fence(SliceId(slice), Identity { client, sequence })
         }
-        EVENT => return serde_json::from_slice(from.0).ok().map(Content::Event),
-        DURABLE => Content::Durable(from.u64()?),
-        END => Content::End(from.u64()?),
-        SLICE => Content::Slice(from.slice()?),
+        KIND_EVENT => return serde_json::from_slice(from.0).ok().map(Content::Event),
+        KIND_DURABLE => Content::Durable(from.u64()?),
+        KIND_END => Content::End(from.u64()?),
+        KIND_SLICE => Content::Slice(from.slice()?),
         _ => return None,
     };
     from.0.is_empty().then_some(read)
 }
 
-pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+pub(super) struct Decoder<'a>(pub(super) &'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> Decoder<'a> {
     fn take(&mut self, n: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(n)?;
         self.0 = rest;
@@ -75,7 +76,7 @@ impl<'a> Reader<'a> {
     pub(super) fn header(&mut self) -> Option<Header> {
         let marked = self.take(4)? == MARK;
         let (length, crc) = (self.u32()? as usize, self.u32()?);
-        (marked && length <= MAX_CONTENT).then_some(Header { length, crc })
+        (marked && length <= MAX_CONTENT_BYTES).then_some(Header { length, crc })
     }
 
     fn push(mut self) -> Option<Content<'a>> {
@@ -86,10 +87,11 @@ impl<'a> Reader<'a> {
         let (scale, rows) = (f32::from_bits(self.u32()?), self.u32()? as usize);
         let rows = self.take(rows)?;
         let is = |flag: u8| flags & flag != 0;
-        if flags & !KNOWN_FLAGS != 0 || !rows.len().is_multiple_of(4) || (!is(HAS_ROWS) && !rows.is_empty()) {
+        if flags & !KNOWN_FLAGS != 0 || !rows.len().is_multiple_of(4) || (!is(FLAG_ROWS) && !rows.is_empty())
+        {
             return None;
         }
-        let shared_by = if is(SHARED) {
+        let shared_by = if is(FLAG_SHARED) {
             let bytes = self.u32()? as usize;
             Identities::new(self.take(bytes)?)?
         } else {
@@ -103,13 +105,13 @@ impl<'a> Reader<'a> {
         };
         Some(Content::Push(Record {
             slice: SliceId(slice),
-            apply: if is(HOGWILD) { Apply::Hogwild } else { Apply::Exact },
+            apply: if is(FLAG_HOGWILD) { Apply::Hogwild } else { Apply::Exact },
             version,
             identity: Identity { client, sequence },
-            base: is(HAS_BASE).then_some(Base { version: base, own: is(HAS_OWN).then_some(own) }),
-            once: is(ONCE),
+            base: is(FLAG_BASE).then_some(Base { version: base, own: is(FLAG_OWN).then_some(own) }),
+            once: is(FLAG_ONCE),
             action,
-            indices: is(HAS_ROWS).then(|| Indices::new(rows)),
+            indices: is(FLAG_ROWS).then(|| Indices::new(rows)),
             codec: CodecId::from_wire(u32::from(codec)).ok()?,
             body: self.0,
             lr,
@@ -119,15 +121,15 @@ impl<'a> Reader<'a> {
         }))
     }
 
-    fn place(&mut self) -> Option<Place> {
+    fn extent(&mut self) -> Option<Extent> {
         let (offset, bytes) = (self.u64()?, self.u64()?);
-        Some(Place { offset, bytes, crc32c: u32::try_from(self.u64()?).ok()? })
+        Some(Extent { offset, bytes, crc32c: u32::try_from(self.u64()?).ok()? })
     }
 
-    fn slice(&mut self) -> Option<Piece> {
+    fn slice(&mut self) -> Option<SliceEntry> {
         let (slice, version, step, assigns) = (self.u64()?, self.u64()?, self.u64()?, self.u64()?);
-        let (values, state) = (self.place()?, self.place()?);
-        // Memory is taken as entries come, never for a number that is only claimed.
+        let (values, state) = (self.extent()?, self.extent()?);
+        // Memory grows with the entries that are read, never by a claimed count.
         let mut clients = Vec::new();
         for _ in 0..self.u64()? {
             let (client, own, forgotten) = (self.u64()?, self.u64()?, self.u64()?);
@@ -139,8 +141,10 @@ impl<'a> Reader<'a> {
                     0 => None,
                     1 => {
                         let (version, own, staleness) = (self.u64()?, self.u64()?, self.u64()?);
-                        let (staleness, scale) =
-                            ((staleness != UNKNOWN).then_some(staleness), f32::from_bits(self.u32()?));
+                        let (staleness, scale) = (
+                            (staleness != UNKNOWN_STALENESS).then_some(staleness),
+                            f32::from_bits(self.u32()?),
+                        );
                         Some(Applied { version, own, staleness, scale, duplicate: false })
                     }
                     _ => return None,
@@ -155,6 +159,6 @@ impl<'a> Reader<'a> {
             }
         }
         let standing = Standing { version, step, assigns, clients };
-        Some(Piece { slice, values, state, standing })
+        Some(SliceEntry { slice, values, state, standing })
     }
 }

@@ -1,9 +1,9 @@
-//! Appending frames.
+//! Encoding frames into a buffer. [`super::seal`] adds the checksums later.
 
 use crate::catalog::Event;
 use crate::frame::content::{
-    DURABLE, END, EVENT, FENCE, HAS_BASE, HAS_OWN, HAS_ROWS, HOGWILD, ONCE, PUSH, Piece, SEGMENT, SHARED,
-    SLICE, UNKNOWN,
+    FLAG_BASE, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_DURABLE, KIND_END, KIND_EVENT,
+    KIND_FENCE, KIND_PUSH, KIND_SEGMENT, KIND_SLICE, SliceEntry, UNKNOWN_STALENESS,
 };
 use crate::frame::origin::{Author, Origin};
 use crate::frame::{FORMAT, frame};
@@ -19,12 +19,12 @@ fn put(to: &mut Vec<u8>, numbers: &[u64]) {
     }
 }
 
-pub(crate) fn segment(to: &mut Vec<u8>, number: u64, after_hole: bool, origin: Origin, author: Author) {
+pub(crate) fn segment(to: &mut Vec<u8>, number: u64, after_gap: bool, origin: Origin, author: Author) {
     frame(to, |to| {
-        to.push(SEGMENT);
+        to.push(KIND_SEGMENT);
         to.extend_from_slice(&FORMAT.to_le_bytes());
         put(to, &[number, origin.id, u64::from(origin.shard), u64::from(origin.shards)]);
-        to.push(u8::from(after_hole));
+        to.push(u8::from(after_gap));
         put(to, &[author.incarnation, author.predecessor]);
     });
 }
@@ -37,15 +37,15 @@ pub(crate) fn push(to: &mut Vec<u8>, record: &Record<'_>) -> bool {
     };
     let base = record.base.unwrap_or(Base { version: 0, own: None });
     let flag = |set: bool, flag: u8| if set { flag } else { 0 };
-    let flags = flag(record.indices.is_some(), HAS_ROWS)
-        | flag(record.base.is_some(), HAS_BASE)
-        | flag(base.own.is_some(), HAS_OWN)
-        | flag(record.once, ONCE)
-        | flag(record.apply == Apply::Hogwild, HOGWILD)
-        | flag(!record.shared_by.is_empty(), SHARED);
+    let flags = flag(record.indices.is_some(), FLAG_ROWS)
+        | flag(record.base.is_some(), FLAG_BASE)
+        | flag(base.own.is_some(), FLAG_OWN)
+        | flag(record.once, FLAG_ONCE)
+        | flag(record.apply == Apply::Hogwild, FLAG_HOGWILD)
+        | flag(!record.shared_by.is_empty(), FLAG_SHARED);
     let rows = record.indices.map_or(&[][..], Indices::bytes);
     frame(to, |to| {
-        to.extend_from_slice(&[PUSH, action, record.codec as u8, flags]);
+        to.extend_from_slice(&[KIND_PUSH, action, record.codec as u8, flags]);
         let Identity { client, sequence } = record.identity;
         let own = base.own.unwrap_or(0);
         put(to, &[record.slice.0, record.version, client, sequence, step, base.version, own]);
@@ -64,7 +64,7 @@ pub(crate) fn push(to: &mut Vec<u8>, record: &Record<'_>) -> bool {
 
 pub(crate) fn fence(to: &mut Vec<u8>, slice: SliceId, identity: Identity) {
     frame(to, |to| {
-        to.push(FENCE);
+        to.push(KIND_FENCE);
         put(to, &[slice.0, identity.client, identity.sequence]);
     });
 }
@@ -72,32 +72,32 @@ pub(crate) fn fence(to: &mut Vec<u8>, slice: SliceId, identity: Identity) {
 pub(crate) fn event(to: &mut Vec<u8>, event: &Event) -> bool {
     let Ok(json) = serde_json::to_vec(event) else { return false };
     frame(to, |to| {
-        to.push(EVENT);
+        to.push(KIND_EVENT);
         to.extend_from_slice(&json);
     })
 }
 
 pub(crate) fn durable(to: &mut Vec<u8>, offset: u64) {
     frame(to, |to| {
-        to.push(DURABLE);
+        to.push(KIND_DURABLE);
         put(to, &[offset]);
     });
 }
 
 pub(crate) fn end(to: &mut Vec<u8>, next: u64) {
     frame(to, |to| {
-        to.push(END);
+        to.push(KIND_END);
         put(to, &[next]);
     });
 }
 
-pub(crate) fn slice(to: &mut Vec<u8>, piece: &Piece) -> bool {
-    let Piece { slice, values, state, standing } = piece;
+pub(crate) fn slice(to: &mut Vec<u8>, entry: &SliceEntry) -> bool {
+    let SliceEntry { slice, values, state, standing } = entry;
     frame(to, |to| {
-        to.push(SLICE);
+        to.push(KIND_SLICE);
         put(to, &[*slice, standing.version, standing.step, standing.assigns]);
-        for place in [values, state] {
-            put(to, &[place.offset, place.bytes, u64::from(place.crc32c)]);
+        for extent in [values, state] {
+            put(to, &[extent.offset, extent.bytes, u64::from(extent.crc32c)]);
         }
         put(to, &[standing.clients.len() as u64]);
         for Remembered { client, own, assigned: _, forgotten, outcomes } in &standing.clients {
@@ -106,7 +106,7 @@ pub(crate) fn slice(to: &mut Vec<u8>, piece: &Piece) -> bool {
                 to.push(u8::from(applied.is_some()));
                 put(to, &[*sequence]);
                 if let Some(applied) = applied {
-                    put(to, &[applied.version, applied.own, applied.staleness.unwrap_or(UNKNOWN)]);
+                    put(to, &[applied.version, applied.own, applied.staleness.unwrap_or(UNKNOWN_STALENESS)]);
                     to.extend_from_slice(&applied.scale.to_bits().to_le_bytes());
                 }
             }

@@ -1,46 +1,47 @@
-//! Frames: how one thing lies in a log or in a list of slices. A mark, a length, a checksum, and what they are about.
+//! Frames: the records of log segments and of a snapshot's list of slices. A frame is a mark, a length, a
+//! checksum and a content; `README.md` describes the bytes.
 
 mod content;
 mod decode;
 mod encode;
 mod origin;
 
-pub(crate) use content::{Content, Piece};
+pub(crate) use content::{Content, SliceEntry};
 pub(crate) use decode::read;
 pub(crate) use encode::{durable, end, event, fence, push, segment, slice};
-pub(crate) use origin::{Author, Origin, random};
+pub(crate) use origin::{Author, Origin, random_id};
 
 use crate::files::checksum::crc32c;
 use fastps_core::error::{Error, Kind, Result};
 
-/// Begins every frame.
+/// The first bytes of every frame.
 pub(crate) const MARK: [u8; 4] = *b"fpsR";
-/// Mark, length and checksum.
-pub(crate) const HEADER: usize = 12;
-/// Longest content of a frame.
-pub(crate) const MAX_CONTENT: usize = 64 << 20;
-/// The format that this version writes.
+/// Bytes of the mark, the length and the checksum.
+pub(crate) const HEADER_BYTES: usize = 12;
+/// Maximum content of a frame, in bytes.
+pub(crate) const MAX_CONTENT_BYTES: usize = 64 << 20;
+/// The file format that this version writes.
 pub(crate) const FORMAT: u32 = 2;
-/// The oldest that it reads. Files of format 1 do not tell which server wrote them.
-pub(crate) const OLDEST: u32 = 1;
+/// The oldest format that this version reads. Files of format 1 do not name the server that wrote them.
+pub(crate) const OLDEST_FORMAT: u32 = 1;
 
-/// Fails where this version does not read a file's format; `name` is for people.
+/// Fails if this version cannot read a file's format. `name` appears in the error.
 pub(crate) fn check_format(format: u32, name: &str) -> Result<()> {
-    if (OLDEST..=FORMAT).contains(&format) {
+    if (OLDEST_FORMAT..=FORMAT).contains(&format) {
         return Ok(());
     }
-    Err(Error::new(Kind::Config, format!("{name} is of another version"))
-        .expected(format!("format {OLDEST} to {FORMAT}"), format))
+    Err(Error::new(Kind::Config, format!("{name} has an unsupported format"))
+        .expected(format!("format {OLDEST_FORMAT} to {FORMAT}"), format))
 }
 
-/// Appends a frame with the content that `write` appends; its checksum is for [`seal`]. False: it is too long, and nothing was
-/// appended.
+/// Appends a frame whose content `write` appends; [`seal`] adds the checksum. Returns false, with nothing
+/// appended, if the content is too long.
 fn frame(to: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) -> bool {
     let start = to.len();
-    to.extend_from_slice(&[0; HEADER]);
+    to.extend_from_slice(&[0; HEADER_BYTES]);
     write(to);
-    let length = to.len() - start - HEADER;
-    if length > MAX_CONTENT {
+    let length = to.len() - start - HEADER_BYTES;
+    if length > MAX_CONTENT_BYTES {
         to.truncate(start);
         return false;
     }
@@ -50,9 +51,10 @@ fn frame(to: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) -> bool {
     true
 }
 
-/// Puts in the checksums of frames that lie one after the other: not where a frame is made, since that holds up a slice.
+/// Fills in the checksums of consecutive frames. The writing thread does this, since slices are locked while
+/// frames are encoded.
 pub(crate) fn seal(mut frames: &mut [u8]) {
-    while let Some((header, rest)) = frames.split_first_chunk_mut::<HEADER>() {
+    while let Some((header, rest)) = frames.split_first_chunk_mut::<HEADER_BYTES>() {
         let length = [header[4], header[5], header[6], header[7]];
         let Some((content, rest)) = rest.split_at_mut_checked(u32::from_le_bytes(length) as usize) else {
             return;
@@ -62,23 +64,24 @@ pub(crate) fn seal(mut frames: &mut [u8]) {
     }
 }
 
-/// The length is part of what is summed; its own place in the frame is before the sum.
+/// The checksum also covers the length, which precedes it in the frame.
 fn sum(length: [u8; 4], content: &[u8]) -> u32 {
     crc32c(content) ^ crc32c(&length)
 }
 
-/// The first frame of `bytes`: its content, and the bytes behind it. `None`: there is no whole frame.
+/// Splits off the first frame: returns its content and the bytes after it. `None`: `bytes` does not start
+/// with a whole frame.
 pub(crate) fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (header, content, rest) = divide(bytes)?;
     header.fits(content).then_some((content, rest))
 }
 
-/// The same of bytes whose checksums were compared already.
+/// Like [`split`], for bytes whose checksums were verified before.
 pub(crate) fn split_whole(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     divide(bytes).map(|(_, content, rest)| (content, rest))
 }
 
-/// How many bytes of whole frames there are, before anything else.
+/// The length of the whole frames at the start of `bytes`.
 pub(crate) fn whole(bytes: &[u8]) -> usize {
     let mut rest = bytes;
     while let Some((_, behind)) = split(rest) {
@@ -88,13 +91,13 @@ pub(crate) fn whole(bytes: &[u8]) -> usize {
 }
 
 fn divide(bytes: &[u8]) -> Option<(Header, &[u8], &[u8])> {
-    let (header, rest) = bytes.split_first_chunk::<HEADER>()?;
+    let (header, rest) = bytes.split_first_chunk::<HEADER_BYTES>()?;
     let header = Header::read(header)?;
     let (content, rest) = rest.split_at_checked(header.length)?;
     Some((header, content, rest))
 }
 
-/// The beginning of a frame.
+/// The header of a frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
     pub(crate) length: usize,
@@ -102,9 +105,9 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// `None`: no frame begins like this.
-    pub(crate) fn read(bytes: &[u8; HEADER]) -> Option<Self> {
-        decode::Reader(bytes).header()
+    /// `None`: not the header of a frame.
+    pub(crate) fn read(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
+        decode::Decoder(bytes).header()
     }
 
     pub(crate) fn fits(self, content: &[u8]) -> bool {

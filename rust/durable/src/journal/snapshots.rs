@@ -1,13 +1,13 @@
-//! Writing snapshots of a journal, and removing what they make needless.
+//! Taking snapshots of a running shard, and removing the snapshots and log segments that they replace.
 
 use crate::files::io::failed;
-use crate::journal::{Files, Journal};
+use crate::journal::{Journal, JournalState};
 use crate::log::segment::Segment;
-use crate::recovery::Kept;
+use crate::recovery::KeptSnapshots;
 use crate::recovery::growth::Growth;
 use crate::snapshot::generation::{Generation, Summary};
 use crate::snapshot::manifest::Cut;
-use crate::snapshot::{self, Subject};
+use crate::snapshot::{self, SnapshotInput};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::reach;
 use fastps_core::shard::Shard;
@@ -15,24 +15,24 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Why a snapshot is written.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Why {
-    /// It is time, or somebody wants it.
-    Asked,
-    /// The log is long.
-    Overgrown,
+pub(super) enum SnapshotReason {
+    /// On schedule, or on request.
+    Requested,
+    /// The log is too long.
+    LogTooLong,
 }
 
 impl Journal {
     pub(super) fn write(
         &self,
         shard: &Shard,
-        why: Why,
+        why: SnapshotReason,
         cut: Option<Cut>,
         begun: &dyn Fn() -> Result<()>,
     ) -> Result<Summary> {
         let mut guard = self.files();
         let Some(files) = guard.as_mut() else {
-            return Err(Error::new(Kind::Internal, "the shard was not recovered yet"));
+            return Err(Error::new(Kind::Internal, "the shard is not recovered yet"));
         };
         let of_cut = cut.is_some();
         let written = self.write_into(files, shard, why, cut, begun);
@@ -44,46 +44,55 @@ impl Journal {
 
     fn write_into(
         &self,
-        files: &mut Files,
+        files: &mut JournalState,
         shard: &Shard,
-        why: Why,
+        why: SnapshotReason,
         cut: Option<Cut>,
         begun: &dyn Fn() -> Result<()>,
     ) -> Result<Summary> {
-        self.hold(files)?;
-        let after_hole = self.log.check().is_err();
-        let segment = Segment::create(&self.directory, files.segment, after_hole, files.origin, files.author);
-        // A number is used once, whatever became of it.
+        self.ensure_owned(files)?;
+        let after_gap = self.log.check().is_err();
+        let segment = Segment::create(&self.directory, files.segment, after_gap, files.origin, files.author);
+        // A number is used once, even if writing fails.
         let (log, number) = (files.segment, files.generation);
         (files.segment, files.generation) = (log + 1, number + 1);
         let from = self.log.position();
-        // If the log breaks just now, the next one is told of it, and says so in its segment.
-        let catalog = self.log.switch(segment?, after_hole)?;
-        // Behind the switch, so that the log behind the snapshot has all that the cut has not.
+        // If the log breaks at this moment, `switch` fails, and the next segment records the gap.
+        let catalog = self.log.switch(segment?, after_gap)?;
+        // After the switch, so that the log after the snapshot contains all changes that the cut lacks.
         if let Some(cut) = &cut {
             shard.begin_cut(&cut.group)?;
         }
         begun()?;
         let slice = |id| shard.slice(id).ok();
-        let logging = || self.log.pending() > 0;
+        let logging = || self.log.pending_bytes() > 0;
         let (origin, author) = (files.origin, files.author);
         let synced = || self.log.synced();
-        let subject =
-            Subject { slice: &slice, catalog, origin, author, log, cut, synced: &synced, logging: &logging };
+        let subject = SnapshotInput {
+            slice: &slice,
+            catalog,
+            origin,
+            author,
+            log,
+            cut,
+            synced: &synced,
+            logging: &logging,
+        };
         let generation = snapshot::write(&self.directory, number, &subject, || {
-            // Behind the images, so that the log reaches every version in them. One that is broken cannot.
+            // After the slices were copied, so that the log reaches every version in them. A broken log
+            // cannot be synced.
             let _ = self.log.sync(self.log.position());
         })?;
         reach("snapshot_complete");
-        self.log.heal();
+        self.log.close_gap();
         let replaced = match why {
-            Why::Asked => None,
-            Why::Overgrown => files.overgrown.replace(number),
+            SnapshotReason::Requested => None,
+            SnapshotReason::LogTooLong => files.overgrown.replace(number),
         };
         let replaced = replaced.filter(|number| files.kept.iter().any(|(kept, _)| kept == number));
         files.kept.retain(|(kept, _)| Some(*kept) != replaced);
         files.kept.push_back((number, log));
-        files.growth = Growth::behind(from, generation.summary().bytes);
+        files.growth = Growth::after_snapshot(from, generation.summary().bytes);
         while files.kept.len() > self.settings.keep.max(1) && !self.oldest_is_young(&files.kept) {
             files.kept.pop_front();
         }
@@ -94,13 +103,13 @@ impl Journal {
         Ok(generation.summary())
     }
 
-    /// Makes sure that the directory is still this server's, and its alone: it may have been removed and made again. Where it
-    /// is not, nothing counts as durable any more, until it is.
-    fn hold(&self, files: &Files) -> Result<()> {
+    /// Checks that the directory still belongs to this server: it may have been removed and recreated.
+    /// Otherwise nothing counts as durable until it does again.
+    fn ensure_owned(&self, files: &JournalState) -> Result<()> {
         let lock = self.directory.lock();
         if let Err(lost) = lock.check() {
-            // An idle log has not missed it. Once the lock is taken again, it would take the files of the old folder for those
-            // of the new one.
+            // An idle log has not noticed the loss. With the lock retaken, it would take the new directory's
+            // files for its own.
             self.log.give_up(&failed("write", self.directory.path(), &lost));
         }
         let held = lock.retake(|| files.lineage.check(&self.directory));
@@ -112,8 +121,9 @@ impl Journal {
         held
     }
 
-    /// Whether the oldest is to be kept for its age. One that cannot be read has none, nor has one from the future.
-    fn oldest_is_young(&self, kept: &Kept) -> bool {
+    /// Whether the oldest snapshot must be kept because of its age. One that is unreadable or from the future
+    /// has no age.
+    fn oldest_is_young(&self, kept: &KeptSnapshots) -> bool {
         let age = |number| {
             let written = Generation::open(self.directory.path(), number).ok()?.summary().written;
             SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_secs(written)).ok()
@@ -123,8 +133,8 @@ impl Journal {
         oldest.and_then(|(number, _)| age(*number)).is_some_and(|age| age < keep_for)
     }
 
-    /// Removes what no kept generation needs; the newest is durable.
-    fn prune(&self, files: &Files) -> Result<()> {
+    /// Removes snapshots and segments that no kept snapshot needs; the newest snapshot is durable.
+    fn prune(&self, files: &JournalState) -> Result<()> {
         let Some((oldest, log)) = files.kept.front() else { return Ok(()) };
         for number in self.directory.generations()?.into_iter().filter(|number| number < oldest) {
             self.directory.discard(number)?;

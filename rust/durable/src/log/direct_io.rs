@@ -1,8 +1,8 @@
-//! Appending past the system's cache: whole blocks, from memory of our own straight to the disk. A page of the cache costs the
-//! processor several times as much, for it is found, filled, written and given back.
+//! Direct I/O for long appends: whole blocks, from an aligned buffer, past the page cache. Through the page
+//! cache the same append costs several times the CPU time.
 //!
-//! The last block is filled up with zeros, and written again with what comes behind it. So a block may be written again whose first
-//! bytes are durable, and were promised; those are the same each time. Who appends through the system's cache does that, too.
+//! The last block is padded with zeros and rewritten by the next append. The rewritten bytes are the same
+//! each time, so bytes that were durable stay intact. Appends through the page cache rewrite blocks, too.
 
 use fastps_core::failpoint::{self, fail};
 use memmap2::MmapMut;
@@ -12,35 +12,37 @@ use std::io::Result;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// What is written begins at a multiple of it, in memory and in the file, and is as long as one.
-const BLOCK: usize = 4096;
-/// So much is written at once, at most: each end of a write stops whoever runs.
-const MOST: usize = if failpoint::ARE_COMPILED { 64 << 10 } else { 4 << 20 };
-/// A page of this size is one piece for the disk; of small ones it takes some hundred at a time, each on its own.
-const HUGE: usize = 2 << 20;
+/// Alignment and granularity of direct writes, in the file and in memory.
+const BLOCK_BYTES: usize = 4096;
+/// Maximum bytes per write: each completed write interrupts a running thread.
+const MAX_WRITE_BYTES: usize = if failpoint::ARE_COMPILED { 64 << 10 } else { 4 << 20 };
+/// The disk takes a huge page as one segment, and small pages one by one, a few hundred per request.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// The end of a file that only grows.
-pub(crate) struct Blocks {
+/// The end of a file that is only appended to.
+pub(crate) struct DirectFile {
     file: File,
     length: u64,
-    /// What the last block has, unless it is full.
+    /// Content of the last block if it is not full.
     tail: Vec<u8>,
-    memory: Option<Memory>,
+    memory: Option<AlignedBuffer>,
 }
 
-impl Blocks {
-    /// Of a file that is empty. `None`: its file system does not say that it takes such blocks.
+impl DirectFile {
+    /// Opens an empty file. `None`: the file system does not report support for direct writes of this block
+    /// size.
     pub(crate) fn open(path: &Path) -> Option<Self> {
-        // Where crashes are tested, they come between two writes on every file system.
+        // Crash tests crash between two writes, on every file system.
         let any = || failpoint::ARE_COMPILED.then(|| File::options().write(true).open(path).ok()).flatten();
         Some(Self { file: open_direct(path).or_else(any)?, length: 0, tail: Vec::new(), memory: None })
     }
 
-    /// Appends these parts, and zeros up to the end of their last block; tells where those end. What fails may be there in part.
+    /// Appends `parts` and pads the last block with zeros. Returns the end of the padding. After an error,
+    /// any part of the data may have been written.
     pub(crate) fn append(&mut self, parts: &[&[u8]]) -> Result<u64> {
         let memory = match self.memory.take() {
             Some(memory) => memory,
-            None => Memory::new()?,
+            None => AlignedBuffer::new()?,
         };
         let memory = self.memory.insert(memory).bytes();
         let (mut at, mut full) = (self.length - self.tail.len() as u64, 0);
@@ -55,59 +57,59 @@ impl Blocks {
                 }
             }
         }
-        let end = full.next_multiple_of(BLOCK);
+        let end = full.next_multiple_of(BLOCK_BYTES);
         memory[full..end].fill(0);
         write(&self.file, &memory[..end], at)?;
         for part in parts {
-            self.passed(part);
+            self.note_appended(part);
         }
         Ok(at + end as u64)
     }
 
-    /// These bytes were appended, here or in another way.
-    pub(crate) fn passed(&mut self, bytes: &[u8]) {
+    /// Records bytes that were appended, by this type or through the page cache.
+    pub(crate) fn note_appended(&mut self, bytes: &[u8]) {
         self.length += bytes.len() as u64;
-        let begun = (self.length % BLOCK as u64) as usize;
+        let begun = (self.length % BLOCK_BYTES as u64) as usize;
         match bytes.len().checked_sub(begun) {
             None => self.tail.extend_from_slice(bytes),
             Some(before) => bytes[before..].clone_into(&mut self.tail),
         }
     }
 
-    /// From here on the file takes none: what is appended begins in the middle of a block.
+    /// Makes the next direct write fail: it starts in the middle of a block.
     #[cfg(test)]
-    pub(crate) fn spoil(&mut self) {
+    pub(crate) fn misalign(&mut self) {
         self.length += 1;
     }
 
-    /// Memory is taken again when it is needed.
-    pub(crate) fn rest(&mut self) {
+    /// Frees the buffer until it is needed again.
+    pub(crate) fn free_buffer(&mut self) {
         self.memory = None;
     }
 }
 
-fn write(file: &File, blocks: &[u8], at: u64) -> Result<()> {
-    fail("log_blocks").and_then(|()| file.write_all_at(blocks, at))
+fn write(file: &File, direct: &[u8], at: u64) -> Result<()> {
+    fail("log_blocks").and_then(|()| file.write_all_at(direct, at))
 }
 
-/// Huge pages, where the system has some.
-struct Memory {
+/// A buffer of huge pages, where the system has some.
+struct AlignedBuffer {
     map: MmapMut,
     first: usize,
 }
 
-impl Memory {
+impl AlignedBuffer {
     fn new() -> Result<Self> {
-        let map = MmapMut::map_anon(MOST + HUGE)?;
-        // A hint.
+        let map = MmapMut::map_anon(MAX_WRITE_BYTES + HUGE_PAGE_BYTES)?;
+        // Only a hint.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
-        let first = map.as_ptr().align_offset(HUGE).min(HUGE);
+        let first = map.as_ptr().align_offset(HUGE_PAGE_BYTES).min(HUGE_PAGE_BYTES);
         Ok(Self { map, first })
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        &mut self.map[self.first..self.first + MOST]
+        &mut self.map[self.first..self.first + MAX_WRITE_BYTES]
     }
 }
 
@@ -116,8 +118,8 @@ fn open_direct(path: &Path) -> Option<File> {
     use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};
     let file = open(path, OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let said = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
-    // Zero: it takes none, or is older than the question.
-    let fits = |align: u32| align > 0 && BLOCK.is_multiple_of(align as usize);
+    // Zero: direct writes are not supported, or the kernel is too old to say.
+    let fits = |align: u32| align > 0 && BLOCK_BYTES.is_multiple_of(align as usize);
     (fits(said.stx_dio_mem_align) && fits(said.stx_dio_offset_align)).then(|| file.into())
 }
 
@@ -126,9 +128,9 @@ fn open_direct(_path: &Path) -> Option<File> {
     None
 }
 
-impl fmt::Debug for Blocks {
+impl fmt::Debug for DirectFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Blocks").field("length", &self.length).finish_non_exhaustive()
+        f.debug_struct("DirectFile").field("length", &self.length).finish_non_exhaustive()
     }
 }
 
@@ -137,36 +139,49 @@ impl fmt::Debug for Blocks {
 mod tests {
     use super::*;
 
-    /// The same with any file, so that this is tested on every file system.
-    fn blocks(path: &Path) -> Blocks {
+    /// Works with any file, so that the test runs on every file system.
+    fn direct(path: &Path) -> DirectFile {
         let file = || File::options().write(true).open(path).unwrap();
         let file = open_direct(path).unwrap_or_else(file);
-        Blocks { file, length: 0, tail: Vec::new(), memory: None }
+        DirectFile { file, length: 0, tail: Vec::new(), memory: None }
     }
 
     #[test]
-    fn what_is_appended_in_either_way_lies_there_and_zeros_behind_it() {
-        let path = std::env::temp_dir().join(format!("fastps-blocks-{}", std::process::id()));
+    fn direct_and_cached_appends_mix_and_pad_with_zeros() {
+        let path = std::env::temp_dir().join(format!("fastps-direct-{}", std::process::id()));
         let other = File::create(&path).unwrap();
-        let (mut blocks, mut whole) = (blocks(&path), Vec::new());
-        let lengths =
-            [1, 0, BLOCK - 2, 1, BLOCK, 3, 2 * BLOCK - 3, MOST, 5, MOST - 5, 2 * MOST + 7, 100, 4000];
+        let (mut direct, mut whole) = (direct(&path), Vec::new());
+        let lengths = [
+            1,
+            0,
+            BLOCK_BYTES - 2,
+            1,
+            BLOCK_BYTES,
+            3,
+            2 * BLOCK_BYTES - 3,
+            MAX_WRITE_BYTES,
+            5,
+            MAX_WRITE_BYTES - 5,
+            2 * MAX_WRITE_BYTES + 7,
+            100,
+            4000,
+        ];
         for (k, length) in lengths.into_iter().enumerate() {
             let part: Vec<u8> = (0..length).map(|at| (at % 250 + k + 1) as u8).collect();
             if k % 4 == 3 {
                 other.write_all_at(&part, whole.len() as u64).unwrap();
-                blocks.passed(&part);
+                direct.note_appended(&part);
                 whole.extend_from_slice(&part);
                 continue;
             }
             let (first, last) = part.split_at(length / 3);
-            let end = blocks.append(&[first, last]).unwrap();
+            let end = direct.append(&[first, last]).unwrap();
             whole.extend_from_slice(&part);
             let read = std::fs::read(&path).unwrap();
-            assert!(end == whole.len().next_multiple_of(BLOCK) as u64 && end <= read.len() as u64);
+            assert!(end == whole.len().next_multiple_of(BLOCK_BYTES) as u64 && end <= read.len() as u64);
             assert!(read.starts_with(&whole) && read[whole.len()..].iter().all(|byte| *byte == 0), "{k}");
             if k % 3 == 0 {
-                blocks.rest();
+                direct.free_buffer();
             }
         }
         std::fs::remove_file(&path).unwrap();

@@ -1,8 +1,8 @@
-//! The log of one shard: changes are queued, and a thread writes all that waits at once. Who wants to know that something
-//! is durable is told by that thread; nobody else waits for the disk.
+//! The log of one shard. Callers append frames to a queue; one thread writes all queued frames at once and
+//! notifies durability waiters. No other thread blocks on the disk.
 //!
-//! When a write or a sync fails, the file is given up for good. The log then has a hole, which a snapshot
-//! closes: until then nothing counts as durable.
+//! When a write or a sync fails, the segment is abandoned. The log then has a gap, and nothing counts as
+//! durable until a snapshot closes it.
 
 mod direct_io;
 mod queue;
@@ -17,19 +17,19 @@ mod writer;
 
 use crate::catalog::{Catalog, Event};
 use crate::frame;
-use crate::log::queue::{ENOUGH, Phase, Position, Queue, Then, Waiting};
+use crate::log::queue::{Callback, IDLE_WRITE_BYTES, PendingFrames, Phase, Position, Queue};
 use crate::log::segment::Segment;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The queue before a log.
+/// The queue of the log, shared by the callers and the writing thread.
 pub(crate) struct Log {
     queue: Mutex<Queue>,
-    /// There is something to do for the thread.
+    /// Wakes the writing thread.
     work: Condvar,
-    /// Something is durable, or never will be.
+    /// Signals that something became durable or never will.
     done: Condvar,
 }
 
@@ -42,7 +42,7 @@ impl Log {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to log; gives what the writing thread runs.
+    /// Opens the queue. Returns the function that the writing thread runs.
     pub(crate) fn open(
         self: &Arc<Self>,
         catalog: Catalog,
@@ -52,26 +52,26 @@ impl Log {
         (queue.phase, queue.catalog) = (Phase::Open, catalog);
         drop(queue);
         let log = self.clone();
-        move || log.write(segment)
+        move || log.run(segment)
     }
 
     pub(crate) fn catalog(&self) -> Catalog {
         self.queue().catalog.clone()
     }
 
-    /// Bytes of the slices in it.
+    /// Bytes of the slices in the catalog.
     pub(crate) fn catalog_bytes(&self) -> u64 {
         self.queue().catalog.bytes()
     }
 
-    /// Queues what `write` appends. Without a file to write to it is left out, and leaves a hole.
+    /// Queues the frames that `write` appends. Without a usable segment they are dropped, which leaves a gap.
     pub(crate) fn append(&self, write: impl FnOnce(&mut Vec<u8>) -> bool) {
         if self.queue().append(write) {
             self.work.notify_one();
         }
     }
 
-    /// Changes the catalog, and queues that.
+    /// Applies an event to the catalog and queues it.
     pub(crate) fn note(&self, event: &Event) -> Position {
         let mut queue = self.queue();
         queue.catalog.apply(event);
@@ -84,49 +84,53 @@ impl Log {
         position
     }
 
-    /// Who logs has nothing else to do just now, so the thread takes no core from it.
+    /// The caller is idle for now, so the writing thread can run without taking its core.
     pub(crate) fn rest(&self) {
         let mut queue = self.queue();
-        if queue.waiting.bytes >= ENOUGH && !queue.ripe {
-            queue.ripe = true;
+        if queue.pending.bytes >= IDLE_WRITE_BYTES && !queue.idle_write {
+            queue.idle_write = true;
             drop(queue);
             self.work.notify_one();
         }
     }
 
-    /// Where the log is: all that was queued so far lies before it.
+    /// The position after everything queued so far.
     pub(crate) fn position(&self) -> Position {
         self.queue().queued
     }
 
-    /// Fails while nothing that comes can be made durable.
+    /// Fails while new records cannot become durable.
     pub(crate) fn check(&self) -> Result<()> {
         let queue = self.queue();
-        let healing =
-            || queue.hole.then(|| Error::new(Kind::Unavailable, "a snapshot closes a hole in the log"));
+        let healing = || {
+            queue.gap.then(|| {
+                Error::new(Kind::Unavailable, "the log has a gap until the next snapshot is complete")
+            })
+        };
         match queue.broken.clone().or_else(healing) {
             None => Ok(()),
             Some(why) => Err(Error::new(
                 Kind::Unavailable,
-                format!("the log cannot be written, so nothing new can be made durable: {}", why.message),
+                format!("the log cannot be written, so new changes cannot become durable: {}", why.message),
             )
             .retry_after_ms(1000)),
         }
     }
 
-    /// Calls `then` when all before `position` is durable: now, or from the writing thread, in the order of asking.
-    pub(crate) fn when_durable(&self, position: Position, then: Then) {
+    /// Calls `then` once everything before `position` is durable: immediately, or on the writing thread, in
+    /// order.
+    pub(crate) fn when_durable(&self, position: Position, then: Callback) {
         let mut queue = self.queue();
         if queue.durable >= position || fault("fsync_skipped") {
             drop(queue);
             return then();
         }
-        queue.until_durable.push_back((position, then));
+        queue.durability_waiters.push_back((position, then));
         drop(queue);
         self.work.notify_one();
     }
 
-    /// Waits until all before `position` is durable; fails when the log breaks first.
+    /// Blocks until everything before `position` is durable. Fails if the log breaks first.
     pub(crate) fn sync(&self, position: Position) -> Result<()> {
         let (told, heard) = std::sync::mpsc::channel();
         let then = move || {
@@ -141,58 +145,58 @@ impl Log {
             if let Some(error) = &queue.broken {
                 return Err(error.clone());
             }
-            if queue.hole || queue.is_closing() {
-                return Err(Error::new(Kind::Unavailable, "the log has a hole, or is closed"));
+            if queue.gap || queue.is_closing() {
+                return Err(Error::new(Kind::Unavailable, "the log has a gap, or is closed"));
             }
             queue = self.done.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Bytes that were queued and are not durable, of which some may be written.
-    pub(crate) fn pending(&self) -> u64 {
+    /// Bytes that were queued but are not durable; some may be written.
+    pub(crate) fn pending_bytes(&self) -> u64 {
         let queue = self.queue();
         queue.queued.saturating_sub(queue.durable)
     }
 
-    /// How often the log was made durable.
+    /// Number of syncs so far.
     pub(crate) fn syncs(&self) -> u64 {
         self.queue().syncs
     }
 
-    /// The segment that was synced last, and how much of it is durable.
+    /// The last synced segment, and how many of its bytes are durable.
     pub(crate) fn synced(&self) -> (u64, u64) {
         self.queue().synced
     }
 
-    /// Whether more should wait for [`Log::when_room`].
+    /// Whether callers should wait for [`Log::when_room`].
     pub(crate) fn is_full(&self) -> bool {
         self.queue().is_full()
     }
 
-    /// Calls `then` when the queue is short again.
-    pub(crate) fn when_room(&self, then: Then) {
+    /// Calls `then` once the queue has room.
+    pub(crate) fn when_room(&self, then: Callback) {
         let mut queue = self.queue();
         if !queue.is_full() {
             drop(queue);
             return then();
         }
-        queue.until_room.push(then);
+        queue.space_waiters.push(then);
     }
 
-    /// From here on the log is in another segment, which says whether it comes after a hole; the catalog at this point. Fails
-    /// if there is a hole and the segment does not say so.
-    pub(crate) fn switch(&self, segment: Segment, after_hole: bool) -> Result<Catalog> {
+    /// Continues the log in another segment, which records whether it follows a gap. Returns the catalog at
+    /// that point. Fails if there is a gap that the segment does not record.
+    pub(crate) fn switch(&self, segment: Segment, after_gap: bool) -> Result<Catalog> {
         let mut queue = self.queue();
-        if !after_hole && let Some(why) = &queue.broken {
+        if !after_gap && let Some(why) = &queue.broken {
             return Err(why.clone());
         }
         if queue.broken.take().is_some() {
-            // What waits was queued behind the hole, too.
-            queue.waiting = Waiting::default();
-            queue.hole = true;
+            // Pending frames were queued after the gap began.
+            queue.pending = PendingFrames::default();
+            queue.gap = true;
         }
-        queue.next = Some((queue.waiting.pieces.len(), segment));
-        // Who waits for all that was queued waits for this: until then the segment before is not done with.
+        queue.next = Some((queue.pending.chunks.len(), segment));
+        // Durability waiters must also wait for the switch: the previous segment is not complete before it.
         queue.queued += 1;
         let catalog = queue.catalog.clone();
         drop(queue);
@@ -200,25 +204,25 @@ impl Log {
         Ok(catalog)
     }
 
-    /// The files are not this log's any more: nothing that comes can be made durable, until a snapshot makes up for it.
+    /// The files no longer belong to this log: nothing becomes durable until a snapshot closes the gap.
     pub(crate) fn give_up(&self, why: &Error) {
         let mut queue = self.queue();
-        queue.break_off(why.clone());
+        queue.mark_broken(why.clone());
         drop(queue);
         self.done.notify_all();
     }
 
-    /// A snapshot that is behind every hole is durable.
-    pub(crate) fn heal(&self) {
+    /// Called when a snapshot that follows every gap is durable.
+    pub(crate) fn close_gap(&self) {
         let mut queue = self.queue();
-        if queue.broken.is_none() && std::mem::take(&mut queue.hole) {
+        if queue.broken.is_none() && std::mem::take(&mut queue.gap) {
             let durable = queue.written;
-            self.tell(queue, durable);
+            self.notify_durable(queue, durable);
             self.work.notify_one();
         }
     }
 
-    /// Writes what waits and ends the thread.
+    /// Writes the pending frames and ends the thread.
     pub(crate) fn close(&self) {
         let mut queue = self.queue();
         queue.phase = Phase::Closing;

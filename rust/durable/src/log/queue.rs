@@ -1,81 +1,84 @@
-//! What waits to be written.
+//! The queue between the callers of the log and its writing thread. Frames are kept in chunks, which are
+//! freed as they are written.
 
 use crate::catalog::Catalog;
 use crate::log::segment::Segment;
 use fastps_core::error::{Error, Kind};
 use std::collections::VecDeque;
 
-/// Bytes that are not written from which on who can should wait. So much can be pushed while the disk is busy with others.
-pub(super) const FULL: usize = 48 << 20;
-/// They wait in pieces, whose memory is free again as soon as each is written; one that has so much is begun no more.
-pub(super) const PIECE: usize = 3 << 20;
-/// Pieces whose memory is kept, since new memory costs time.
-pub(super) const SPARE: usize = 2;
+/// Back-pressure threshold: above this many unwritten bytes, streams should stop reading. It covers pauses in
+/// which the disk serves others.
+pub(super) const MAX_QUEUED_BYTES: usize = 48 << 20;
+/// A chunk that holds this many bytes takes no further frames.
+pub(super) const CHUNK_BYTES: usize = 3 << 20;
+/// Maximum number of written chunks kept for reuse: fresh memory is slow to touch.
+pub(super) const MAX_SPARE_CHUNKS: usize = 2;
 
-/// With enough waiting the thread begins when those who log rest, and with much at any time.
-pub(super) const ENOUGH: usize = 2 << 20;
-pub(super) const MUCH: usize = 4 << 20;
+/// Pending bytes that start a write when the callers are idle, and pending bytes that start one at once.
+pub(super) const IDLE_WRITE_BYTES: usize = 2 << 20;
+pub(super) const EAGER_WRITE_BYTES: usize = 4 << 20;
 
-/// A point of the log: bytes ever queued.
+/// A position in the log: the number of bytes queued before it.
 pub(crate) type Position = u64;
 
 /// Called once.
-pub(crate) type Then = Box<dyn FnOnce() + Send>;
+pub(crate) type Callback = Box<dyn FnOnce() + Send>;
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Nothing is logged yet: a shard is recovered.
+    /// The shard is being recovered; nothing is logged yet.
     #[default]
     Before,
     Open,
-    /// Nothing more is.
+    /// No further records are accepted.
     Closing,
 }
 
 /// Frames that wait to be written.
 #[derive(Default)]
-pub(super) struct Waiting {
-    pub(super) pieces: VecDeque<Vec<u8>>,
+pub(super) struct PendingFrames {
+    pub(super) chunks: VecDeque<Vec<u8>>,
     pub(super) bytes: usize,
 }
 
 #[derive(Default)]
 pub(super) struct Queue {
     pub(super) phase: Phase,
-    pub(super) waiting: Waiting,
-    /// Bytes that the thread has taken and not written.
-    pub(super) taken: usize,
+    pub(super) pending: PendingFrames,
+    /// Bytes that the thread has taken but not written.
+    pub(super) in_flight: usize,
     pub(super) spare: Vec<Vec<u8>>,
-    /// The thread has found nothing to do for a while, and must be woken.
+    /// The writing thread is asleep and must be woken.
     pub(super) asleep: bool,
-    /// What waits is enough, and who logs rests.
-    pub(super) ripe: bool,
-    /// From this piece of `waiting` on, the segment to be used.
+    /// Enough is pending, and the callers are idle.
+    pub(super) idle_write: bool,
+    /// The next segment, and the first chunk of `pending` that belongs in it.
     pub(super) next: Option<(usize, Segment)>,
     pub(super) queued: Position,
     pub(super) durable: Position,
     pub(super) written: Position,
-    /// The segment that was synced last, and how much of it is durable.
+    /// The last synced segment, and how many of its bytes are durable.
     pub(super) synced: (u64, u64),
     pub(super) syncs: u64,
-    pub(super) until_durable: VecDeque<(Position, Then)>,
-    pub(super) until_room: Vec<Then>,
-    /// Why the present segment cannot be used any more.
+    pub(super) durability_waiters: VecDeque<(Position, Callback)>,
+    pub(super) space_waiters: Vec<Callback>,
+    /// Why the current segment is unusable.
     pub(super) broken: Option<Error>,
-    /// Records are missing that no snapshot makes up for yet.
-    pub(super) hole: bool,
+    /// Records are missing that no snapshot covers yet.
+    pub(super) gap: bool,
     pub(super) catalog: Catalog,
 }
 
-impl Waiting {
-    /// Where frames are appended: to a new piece where those from `begins` on have none yet, or the last one is long.
+impl PendingFrames {
+    /// The chunk to append to: a new one if the last is full or belongs to the previous segment, which ends
+    /// before `begins`.
     fn last(&mut self, begins: usize, new: impl FnOnce() -> Vec<u8>) -> &mut Vec<u8> {
-        match self.pieces.pop_back_if(|piece| piece.len() < PIECE) {
-            Some(piece) if self.pieces.len() >= begins => self.pieces.push_back(piece),
-            full => self.pieces.extend(full.into_iter().chain([new()])),
+        match self.chunks.pop_back_if(|chunk| chunk.len() < CHUNK_BYTES) {
+            Some(chunk) if self.chunks.len() >= begins => self.chunks.push_back(chunk),
+            full => self.chunks.extend(full.into_iter().chain([new()])),
         }
-        let last = self.pieces.len() - 1;
-        &mut self.pieces[last]
+        let last = self.chunks.len() - 1;
+        &mut self.chunks[last]
     }
 }
 
@@ -84,87 +87,89 @@ impl Queue {
         self.phase == Phase::Closing
     }
 
-    /// Whether what waits is written at once.
+    /// Whether pending frames must be written now.
     pub(super) fn is_urgent(&self) -> bool {
-        let waited_for =
-            self.is_closing() || !self.until_durable.is_empty() || self.ripe || self.waiting.bytes >= MUCH;
-        self.next.is_some() || waited_for && self.waiting.bytes > 0
+        let waited_for = self.is_closing()
+            || !self.durability_waiters.is_empty()
+            || self.idle_write
+            || self.pending.bytes >= EAGER_WRITE_BYTES;
+        self.next.is_some() || waited_for && self.pending.bytes > 0
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.waiting.bytes + self.taken >= FULL
+        self.pending.bytes + self.in_flight >= MAX_QUEUED_BYTES
     }
 
-    /// All that waits, for the thread to write.
-    pub(super) fn take(&mut self) -> Group {
-        let waiting = std::mem::take(&mut self.waiting);
-        (self.ripe, self.taken) = (false, waiting.bytes);
-        Group {
-            pieces: waiting.pieces,
+    /// Takes all pending frames for the thread to write.
+    pub(super) fn take(&mut self) -> Batch {
+        let pending = std::mem::take(&mut self.pending);
+        (self.idle_write, self.in_flight) = (false, pending.bytes);
+        Batch {
+            chunks: pending.chunks,
             end: self.queued,
             next: self.next.take(),
             broken: self.broken.is_some(),
-            hole: self.hole,
-            hurry: Hurry::of(self),
+            gap: self.gap,
+            sync_reason: SyncReason::of(self),
         }
     }
 
-    /// The present segment cannot be used any more.
-    pub(super) fn break_off(&mut self, why: Error) {
+    /// Marks the current segment as unusable.
+    pub(super) fn mark_broken(&mut self, why: Error) {
         self.broken = Some(why);
-        self.waiting = Waiting::default();
+        self.pending = PendingFrames::default();
     }
 
-    /// Tells whether the thread must be woken.
+    /// Returns whether the writing thread must be woken.
     pub(super) fn append(&mut self, write: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
         if self.phase != Phase::Open {
             return false;
         }
-        let before = self.waiting.bytes;
-        // A segment begins with a piece.
+        let before = self.pending.bytes;
+        // A segment begins with a new chunk.
         let begins = self.next.as_ref().map_or(0, |(at, _)| *at);
-        let piece = self.waiting.last(begins, || self.spare.pop().unwrap_or_default());
-        let length = piece.len();
-        let fits = write(piece);
-        let appended = piece.len() - length;
-        self.waiting.bytes += appended;
-        // Whoever logs is at work again, and rests again soon.
-        self.ripe = false;
+        let chunk = self.pending.last(begins, || self.spare.pop().unwrap_or_default());
+        let length = chunk.len();
+        let fits = write(chunk);
+        let appended = chunk.len() - length;
+        self.pending.bytes += appended;
+        // The callers are busy, and will report when they are idle again.
+        self.idle_write = false;
         self.queued += appended.max(1) as u64;
         if !fits {
             self.broken = Some(Error::new(Kind::Capacity, "a change is too long for the log"));
         }
         if self.broken.is_some() {
-            self.waiting = Waiting::default();
+            self.pending = PendingFrames::default();
         }
-        let much = before < MUCH && self.waiting.bytes >= MUCH;
+        let much = before < EAGER_WRITE_BYTES && self.pending.bytes >= EAGER_WRITE_BYTES;
         std::mem::take(&mut self.asleep) || much
     }
 }
 
-/// What is written at once.
-pub(super) struct Group {
-    pub(super) pieces: VecDeque<Vec<u8>>,
-    /// Where the log is behind it.
+/// The frames written by one pass of the thread.
+pub(super) struct Batch {
+    pub(super) chunks: VecDeque<Vec<u8>>,
+    /// The log position after this batch.
     pub(super) end: Position,
     pub(super) next: Option<(usize, Segment)>,
     pub(super) broken: bool,
-    pub(super) hole: bool,
-    pub(super) hurry: Option<Hurry>,
+    pub(super) gap: bool,
+    pub(super) sync_reason: Option<SyncReason>,
 }
 
-/// Why what is written is to be durable at once.
+/// Why a batch must be synced at once.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Hurry {
-    WaitedFor,
+pub(super) enum SyncReason {
+    Awaited,
     Closing,
 }
 
-impl Hurry {
+impl SyncReason {
     fn of(queue: &Queue) -> Option<Self> {
         if queue.is_closing() {
             return Some(Self::Closing);
         }
-        (!queue.until_durable.is_empty()).then_some(Self::WaitedFor)
+        (!queue.durability_waiters.is_empty()).then_some(Self::Awaited)
     }
 }

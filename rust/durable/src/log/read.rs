@@ -1,4 +1,4 @@
-//! Reading a segment of the log, frame by frame.
+//! Reading a log segment frame by frame. A torn end is reported as such; any other deviation is damage.
 
 use crate::files::damage::Unusable;
 use crate::files::io::failed;
@@ -10,20 +10,20 @@ use std::fs::File;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-/// What a segment begins with.
+/// The first frame of a segment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Beginning {
+pub(crate) struct SegmentHeader {
     pub(crate) number: u64,
     pub(crate) origin: Origin,
     pub(crate) author: Author,
-    /// Changes are missing before it.
-    pub(crate) after_hole: bool,
-    /// There is something behind its first frame.
+    /// Changes before this segment are missing.
+    pub(crate) after_gap: bool,
+    /// Whether anything follows the first frame.
     pub(crate) more: bool,
 }
 
-/// How a segment begins, if it begins as one.
-pub(crate) fn beginning(path: &Path) -> Result<Option<Beginning>> {
+/// Reads the first frame of a segment. `None`: the file does not begin with one.
+pub(crate) fn beginning(path: &Path) -> Result<Option<SegmentHeader>> {
     let read = || {
         let mut file = File::open(path)?;
         let (length, mut content) = (file.metadata()?.len(), Vec::new());
@@ -31,8 +31,8 @@ pub(crate) fn beginning(path: &Path) -> Result<Option<Beginning>> {
     };
     let begun = read().map_err(|error: std::io::Error| failed("read", path, &error))?;
     Ok(begun.and_then(|(content, more)| match frame::read(&content) {
-        Some(Content::Segment { number, after_hole, origin, author, .. }) => {
-            Some(Beginning { number, origin, author, after_hole, more })
+        Some(Content::Segment { number, after_gap, origin, author, .. }) => {
+            Some(SegmentHeader { number, origin, author, after_gap, more })
         }
         _ => None,
     }))
@@ -40,55 +40,58 @@ pub(crate) fn beginning(path: &Path) -> Result<Option<Beginning>> {
 
 /// How a segment ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    /// In full; the log goes on in the segment of this number.
+pub(crate) enum SegmentEnd {
+    /// Complete; the log continues in the segment of this number.
     Continued(u64),
-    /// At its last frame.
+    /// Without an end frame.
     Open {
         /// Bytes of whole frames.
         whole: u64,
-        /// Bytes behind them that are no whole frame.
+        /// Bytes after them that are not a whole frame.
         torn: u64,
     },
 }
 
-/// Reads a segment, frame by frame; what `each` fails with ends it. Damage tells where it is.
+/// Reads a segment and calls `each` for every frame, until `each` fails. Damage is reported with its
+/// position.
 pub(crate) fn read(
     path: &Path,
     number: u64,
     origin: Option<Origin>,
     mut each: impl FnMut(u64, Content<'_>) -> Result<(), Unusable>,
-) -> Result<(Origin, End), Unusable> {
+) -> Result<(Origin, SegmentEnd), Unusable> {
     let fail = |error: std::io::Error| Unusable::Failed(failed("read", path, &error));
-    let mut reading = Reading { path, number, origin, begun: None, at: 0, next: None };
+    let mut reading = SegmentReader { path, number, origin, begun: None, at: 0, next: None };
     read_ahead::read(path, |frames| reading.take(frames, &mut each))?;
-    let Reading { begun, at, next, .. } = reading;
-    // The first frame was durable before anything else was done.
-    let Some(origin) = begun else { return reading.damaged("is damaged: it does not begin as a segment") };
+    let SegmentReader { begun, at, next, .. } = reading;
+    // The first frame became durable before anything else was written.
+    let Some(origin) = begun else {
+        return reading.damaged("is damaged: its first frame is missing or invalid");
+    };
     if let Some(next) = next {
-        return Ok((origin, End::Continued(next)));
+        return Ok((origin, SegmentEnd::Continued(next)));
     }
     let torn = torn_bytes(path, at).map_err(fail)?;
     if torn > 0 && was_durable(path, at).map_err(fail)? {
         return reading
-            .damaged(&format!("is damaged at byte {at}: {torn} bytes from there on cannot be used"));
+            .damaged(&format!("is damaged at byte {at}: {torn} bytes from there on are unreadable"));
     }
-    Ok((origin, End::Open { whole: at, torn }))
+    Ok((origin, SegmentEnd::Open { whole: at, torn }))
 }
 
-/// A segment that is being read.
-struct Reading<'a> {
+/// A segment being read.
+struct SegmentReader<'a> {
     path: &'a Path,
     number: u64,
     origin: Option<Origin>,
-    /// What its first frame says.
+    /// The origin in the first frame.
     begun: Option<Origin>,
     at: u64,
-    /// The segment in which the log goes on.
+    /// The segment in which the log continues.
     next: Option<u64>,
 }
 
-impl Reading<'_> {
+impl SegmentReader<'_> {
     fn take(
         &mut self,
         mut frames: &[u8],
@@ -97,14 +100,14 @@ impl Reading<'_> {
         while let Some((content, rest)) = frame::split_whole(frames) {
             let at = self.at;
             let Some(said) = frame::read(content) else {
-                return self.damaged(&format!("has a frame at byte {at} that this version does not know"));
+                return self.damaged(&format!("contains an unknown kind of frame at byte {at}"));
             };
             match (said, self.begun) {
                 (Content::Segment { format, number, origin, .. }, None) => {
                     self.begin(format, number, origin)?;
                 }
                 (Content::Segment { .. } | Content::Slice(_), _) | (_, None) => {
-                    return self.damaged(&format!("has a frame at byte {at} that does not belong there"));
+                    return self.damaged(&format!("contains a misplaced frame at byte {at}"));
                 }
                 (Content::End(next), Some(_)) => {
                     self.next = Some(next);
@@ -123,7 +126,7 @@ impl Reading<'_> {
         if number != self.number || self.origin.is_some_and(|expected| expected != origin) {
             let Origin { id, shard, shards } = origin;
             return self.damaged(&format!(
-                "is in the wrong place: it is segment {number} of shard {shard} of {shards}, of the directory {id:016x}"
+                "is misplaced: it is segment {number} of shard {shard} of {shards} in directory {id:016x}"
             ));
         }
         self.begun = Some(origin);

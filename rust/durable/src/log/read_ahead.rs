@@ -1,9 +1,10 @@
-//! Reading a segment of the log: a thread reads the next ones and compares their checksums, while those before are used.
+//! Reads a log segment on a second thread, which also verifies checksums, while the caller processes earlier
+//! frames.
 
 use crate::files::damage::Unusable;
 use crate::files::io::failed;
 use crate::files::removal::open_segment;
-use crate::frame::{self, HEADER, Header};
+use crate::frame::{self, HEADER_BYTES, Header};
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::ops::ControlFlow;
@@ -11,13 +12,12 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::thread;
 
-/// What is read at a time.
-const BATCH: usize = 4 << 20;
-/// How many of them there are: one is used, and one is read.
-const BATCHES: usize = 2;
+/// Bytes per batch.
+const BATCH_BYTES: usize = 4 << 20;
+/// Number of batches: one is processed while the other is read.
+const BATCH_COUNT: usize = 2;
 
-/// Calls `each` with whole frames that lie one after the other, until it has enough, or at the first that is not as it was
-/// written.
+/// Calls `each` with consecutive whole frames, until it breaks or a frame is damaged or missing.
 pub(crate) fn read(
     path: &Path,
     mut each: impl FnMut(&[u8]) -> std::result::Result<ControlFlow<()>, Unusable>,
@@ -25,45 +25,45 @@ pub(crate) fn read(
     let fail = |error: Error| Unusable::Failed(failed("read", path, &error));
     let file = open_segment(path).map_err(fail)?;
     let left = file.metadata().map_err(fail)?.len();
-    let reader = Reader { file, left, begun: Vec::new() };
-    let (spend, spent) = channel();
-    let (send, batches) = sync_channel(BATCHES);
-    for _ in 0..BATCHES {
-        let _ = spend.send(Vec::new());
+    let reader = ReadAhead { file, left, begun: Vec::new() };
+    let (recycle, recycled) = channel();
+    let (send, batches) = sync_channel(BATCH_COUNT);
+    for _ in 0..BATCH_COUNT {
+        let _ = recycle.send(Vec::new());
     }
     thread::scope(|scope| {
         let name = "fastps-read".to_owned();
         thread::Builder::new()
             .name(name)
-            .spawn_scoped(scope, move || reader.run(&spent, &send))
+            .spawn_scoped(scope, move || reader.run(&recycled, &send))
             .map_err(|error| fail(Error::new(ErrorKind::OutOfMemory, error)))?;
-        // Dropped before the thread is waited for, which then ends.
-        let (spend, batches) = (spend, batches);
+        // Dropped before the scope joins the thread, which ends the thread.
+        let (recycle, batches) = (recycle, batches);
         for batch in &batches {
             let batch = batch.map_err(fail)?;
             if batch.is_empty() || each(&batch)?.is_break() {
                 break;
             }
-            let _ = spend.send(batch);
+            let _ = recycle.send(batch);
         }
         Ok(())
     })
 }
 
-/// What the thread has.
-struct Reader {
+/// State of the reading thread.
+struct ReadAhead {
     file: File,
-    /// Bytes that were not read yet.
+    /// Bytes not yet read.
     left: u64,
-    /// The beginning of a frame.
+    /// The start of a frame that continues in the next batch.
     begun: Vec<u8>,
 }
 
-impl Reader {
-    fn run(mut self, spent: &Receiver<Vec<u8>>, send: &SyncSender<Result<Vec<u8>>>) {
-        for batch in spent {
+impl ReadAhead {
+    fn run(mut self, recycled: &Receiver<Vec<u8>>, send: &SyncSender<Result<Vec<u8>>>) {
+        for batch in recycled {
             let read = self.next(batch);
-            // None, or a failure, is the last.
+            // An empty batch or an error is the last.
             let more = read.as_ref().is_ok_and(|batch| !batch.is_empty());
             if send.send(read).is_err() || !more {
                 return;
@@ -71,17 +71,19 @@ impl Reader {
         }
     }
 
-    /// The next whole frames, in memory that there is already; none where no frame is whole.
+    /// Reads the next whole frames into `batch`. Empty: no whole frame follows.
     fn next(&mut self, mut batch: Vec<u8>) -> Result<Vec<u8>> {
         batch.clear();
         batch.append(&mut self.begun);
-        let mut size = BATCH;
+        let mut size = BATCH_BYTES;
         loop {
             self.fill(&mut batch, size)?;
             let whole = frame::whole(&batch);
-            // One that is longer than a batch takes memory only for what the file has.
-            let longer =
-                batch.first_chunk::<HEADER>().and_then(Header::read).map(|header| HEADER + header.length);
+            // A frame longer than a batch allocates only as much as the file can hold.
+            let longer = batch
+                .first_chunk::<HEADER_BYTES>()
+                .and_then(Header::read)
+                .map(|header| HEADER_BYTES + header.length);
             match longer {
                 Some(longer) if whole == 0 && longer > batch.len() && self.left > 0 => size = longer,
                 _ => {
@@ -97,7 +99,7 @@ impl Reader {
         let more = self.left.min(size.saturating_sub(batch.len()) as u64);
         batch.reserve_exact(more as usize);
         let read = (&mut self.file).take(more).read_to_end(batch)?;
-        // A server cuts off the zeros behind a segment's last frame.
+        // The file became shorter: a server truncated the zeros after the last frame.
         self.left = if (read as u64) < more { 0 } else { self.left - more };
         Ok(())
     }
@@ -121,7 +123,7 @@ mod tests {
         bytes
     }
 
-    /// What is read of a file with these bytes, until so many frames were seen.
+    /// The frames read from a file with these bytes, up to `enough` frames.
     fn read_back(name: &str, bytes: &[u8], enough: usize) -> Vec<u8> {
         let path = std::env::temp_dir().join(format!("fastps-read-ahead-{}-{name}", std::process::id()));
         std::fs::write(&path, bytes).unwrap();
@@ -141,8 +143,9 @@ mod tests {
     }
 
     #[test]
-    fn frames_of_all_lengths_come_whole_and_in_their_order() {
-        let mut lengths = vec![0, 1, BATCH - HEADER, BATCH, BATCH + 1, 3 * BATCH + 5, 17];
+    fn frames_of_all_lengths_arrive_whole_and_in_order() {
+        let mut lengths =
+            vec![0, 1, BATCH_BYTES - HEADER_BYTES, BATCH_BYTES, BATCH_BYTES + 1, 3 * BATCH_BYTES + 5, 17];
         lengths.extend([1 << 20; 9]);
         lengths.extend((0..2000).map(|k| k * 3));
         let bytes = frames(&lengths);
@@ -152,21 +155,23 @@ mod tests {
     }
 
     #[test]
-    fn nothing_comes_behind_a_frame_that_is_damaged_or_torn() {
-        let whole = frames(&[100, 2 * BATCH, 50]);
-        let first = HEADER + 100;
-        for (name, at) in [("content", first + HEADER + BATCH), ("mark", first), ("sum", first + 8)] {
+    fn reading_stops_at_a_damaged_or_torn_frame() {
+        let whole = frames(&[100, 2 * BATCH_BYTES, 50]);
+        let first = HEADER_BYTES + 100;
+        for (name, at) in
+            [("content", first + HEADER_BYTES + BATCH_BYTES), ("mark", first), ("sum", first + 8)]
+        {
             let mut damaged = whole.clone();
             damaged[at] ^= 1;
             assert!(read_back(name, &damaged, usize::MAX) == whole[..first], "{name}");
         }
-        // Lengths that the file does not have.
-        for (name, length) in [("short", 2 * BATCH as u32 + 1000), ("long", u32::MAX)] {
+        // Lengths beyond the end of the file.
+        for (name, length) in [("short", 2 * BATCH_BYTES as u32 + 1000), ("long", u32::MAX)] {
             let mut damaged = whole.clone();
             damaged[first + 4..first + 8].copy_from_slice(&length.to_le_bytes());
             assert!(read_back(name, &damaged, usize::MAX) == whole[..first], "{name}");
         }
-        for torn in [1, 50, 50 + HEADER, 50 + HEADER + 1] {
+        for torn in [1, 50, 50 + HEADER_BYTES, 50 + HEADER_BYTES + 1] {
             let rest = read_back("torn", &whole[..whole.len() - torn], usize::MAX);
             assert!(whole.starts_with(&rest) && rest.len() >= first && rest.len() < whole.len());
         }

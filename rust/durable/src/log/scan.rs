@@ -1,31 +1,34 @@
-//! Looking for whole frames among bytes of any kind: what is torn, and what lies behind damage.
+//! Finding whole frames among damaged bytes: where the torn end begins, whether it was durable, what lies
+//! after it.
 
 use crate::files::io::failed;
 use crate::frame::{self, Content};
-use crate::log::segment::AHEAD;
+use crate::log::segment::ZEROS_AHEAD_BYTES;
 use fastps_core::error::Result;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// What is read at a time, in bytes.
-const BUFFER: usize = 64 << 10;
+/// Bytes read at a time.
+const SCAN_BUFFER_BYTES: usize = 64 << 10;
 
-/// The next whole frame's content; its size. `left`: bytes that the file still has.
+/// Reads the next frame into `content` and returns its size. `None`: no whole frame. `left` is the number of
+/// bytes left in the file.
 pub(super) fn next(file: &mut impl Read, left: u64, content: &mut Vec<u8>) -> std::io::Result<Option<u64>> {
-    if left < frame::HEADER as u64 {
+    if left < frame::HEADER_BYTES as u64 {
         return Ok(None);
     }
-    let mut header = [0; frame::HEADER];
+    let mut header = [0; frame::HEADER_BYTES];
     file.read_exact(&mut header)?;
-    let fits = |header: &frame::Header| header.length as u64 <= left - frame::HEADER as u64;
+    let fits = |header: &frame::Header| header.length as u64 <= left - frame::HEADER_BYTES as u64;
     let Some(header) = frame::Header::read(&header).filter(fits) else { return Ok(None) };
     content.resize(header.length, 0);
     file.read_exact(content)?;
-    Ok(header.fits(content).then_some((frame::HEADER + header.length) as u64))
+    Ok(header.fits(content).then_some((frame::HEADER_BYTES + header.length) as u64))
 }
 
-/// How many bytes from `at` on are no whole frame. Those are not that a server writes meanwhile, or wrote ahead: zeros.
+/// The number of bytes from `at` on that belong to no whole frame. Zeros written ahead and frames that a
+/// server is appending do not count.
 pub(super) fn torn_bytes(path: &Path, at: u64) -> std::io::Result<u64> {
     let mut file = File::open(path)?;
     let behind = file.metadata()?.len().saturating_sub(at);
@@ -34,12 +37,12 @@ pub(super) fn torn_bytes(path: &Path, at: u64) -> std::io::Result<u64> {
         return Ok(0);
     }
     file.seek(SeekFrom::Start(at))?;
-    let mut file = BufReader::with_capacity(BUFFER, file.take(behind));
+    let mut file = BufReader::with_capacity(SCAN_BUFFER_BYTES, file.take(behind));
     let (mut read, mut written) = (0, 0);
     loop {
         let part = file.fill_buf()?;
         if part.is_empty() {
-            return Ok(if written == 0 && behind > AHEAD { behind } else { written });
+            return Ok(if written == 0 && behind > ZEROS_AHEAD_BYTES { behind } else { written });
         }
         if let Some(last) = part.iter().rposition(|byte| *byte != 0) {
             written = read + last as u64 + 1;
@@ -50,7 +53,7 @@ pub(super) fn torn_bytes(path: &Path, at: u64) -> std::io::Result<u64> {
     }
 }
 
-/// Whether bytes from `at` on were durable: a whole frame behind them says so, or ends the segment.
+/// Whether bytes after `at` were durable: a later whole frame records it, or ends the segment.
 pub(super) fn was_durable(path: &Path, at: u64) -> std::io::Result<bool> {
     let file = File::open(path)?;
     let (mut from, end, mut content) = (at, file.metadata()?.len(), Vec::new());
@@ -70,7 +73,7 @@ pub(super) fn was_durable(path: &Path, at: u64) -> std::io::Result<bool> {
     Ok(false)
 }
 
-/// How many pushes can be read from a byte on, whatever lies between them.
+/// The number of pushes in whole frames from `at` on, with any damage between them.
 pub(crate) fn count_pushes(path: &Path, at: u64) -> Result<u64> {
     let count = || {
         let file = File::open(path)?;
@@ -87,7 +90,7 @@ pub(crate) fn count_pushes(path: &Path, at: u64) -> Result<u64> {
     count().map_err(|error: std::io::Error| failed("read", path, &error))
 }
 
-/// Where the next mark of a frame lies.
+/// The position of the next frame mark.
 pub(super) fn next_mark(file: &mut BufReader<File>, from: u64, end: u64) -> std::io::Result<Option<u64>> {
     file.seek(SeekFrom::Start(from))?;
     let mut four = [0; frame::MARK.len()];

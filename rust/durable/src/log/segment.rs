@@ -1,11 +1,11 @@
-//! A segment of the log: one file of frames. Its last frames may be torn, where the machine or the process ended while
-//! they were written; anything else that is not as it was written is damage.
+//! A log segment being written: one file of frames. After a crash its last frames may be torn; any other
+//! deviation from what was written is damage.
 
 use crate::files::directory::Directory;
 use crate::files::io::{failed, sync_directory};
 use crate::files::lock::Lock;
 use crate::frame::{self, Author, Origin};
-use crate::log::direct_io::Blocks;
+use crate::log::direct_io::DirectFile;
 use fastps_core::error::Result;
 use fastps_core::failpoint::{self, cut, fail, reach};
 use std::fs::{File, OpenOptions};
@@ -14,62 +14,62 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// How far a file of short appends is filled with zeros ahead of them. A sync of what does not make a file longer need not
-/// write the file's length as well, which takes a third of its time on ext4.
-pub(super) const AHEAD: u64 = 1 << 20;
-/// So much is appended in short appends before the file is filled again, lest more zeros are written than frames. Where crashes
-/// are tested, zeros are ahead of all frames.
-const BETWEEN: u64 = if failpoint::ARE_COMPILED { 1 } else { 64 << 10 };
-/// Appends up to here are short: they go through the system's cache, and longer ones past it.
-pub(crate) const SHORT: usize = 64 << 10;
-/// The end of a log that stays in memory, where a start after a crash finds it. What is before that the system need not keep; it
-/// is told of so much at a time.
-const KEPT: u64 = 1 << 30;
-const FORGET: u64 = 1 << 20;
+/// How far ahead of short appends the file is filled with zeros. A sync that does not change the file's
+/// length is about a third faster on ext4.
+pub(super) const ZEROS_AHEAD_BYTES: u64 = 1 << 20;
+/// Bytes of short appends between two fills, so that fills do not dominate the writes. Crash tests fill ahead
+/// of every frame.
+const ZERO_FILL_INTERVAL_BYTES: u64 = if failpoint::ARE_COMPILED { 1 } else { 64 << 10 };
+/// Appends up to this length go through the page cache; longer ones use direct I/O.
+pub(crate) const MAX_SHORT_APPEND_BYTES: usize = 64 << 10;
+/// The end of the log that stays in the page cache, for a start after a crash. Pages before it are dropped in
+/// steps.
+const CACHED_TAIL_BYTES: u64 = 1 << 30;
+const CACHE_DROP_STEP_BYTES: u64 = 1 << 20;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// A segment that is being written.
+/// A segment being written.
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub(crate) path: PathBuf,
     pub(crate) number: u64,
     file: File,
-    /// What says whether this process still has the folder.
+    /// Tells whether this process still owns the directory.
     lock: Arc<Lock>,
-    /// The same file, where long appends can go past the system's cache.
-    blocks: Option<Blocks>,
-    /// The last append went there.
-    direct: bool,
-    /// Its length, of which the first part is durable.
+    /// The same file, opened for direct I/O where that is supported.
+    direct_file: Option<DirectFile>,
+    /// Whether the last append used direct I/O.
+    is_direct: bool,
+    /// Length of the file, and of its durable part.
     length: u64,
     durable: u64,
-    /// What the last frame of its kind said to be durable.
-    told: u64,
-    /// Where the zeros behind it end, unless there was no room for them.
+    /// The durable length that the last `durable` frame recorded.
+    marked: u64,
+    /// End of the zeros written ahead, even if there was no space for all of them.
     filled: u64,
-    /// Bytes of short appends since they were written.
+    /// Bytes of short appends since the last fill.
     short: u64,
-    /// What the system need not keep in memory.
-    forgotten: u64,
+    /// Bytes at the start of the file dropped from the page cache.
+    dropped_pages_end: u64,
 }
 
 impl Segment {
-    /// Begins a segment; it is there with its first frame, or not at all.
+    /// Creates a segment. It appears with its first frame or not at all.
     pub(crate) fn create(
         directory: &Directory,
         number: u64,
-        after_hole: bool,
+        after_gap: bool,
         origin: Origin,
         author: Author,
     ) -> Result<Self> {
         let (path, unfinished) = (directory.segment(number), directory.unfinished_segment(number));
         let file = fail("segment_create").and_then(|()| File::create(&unfinished));
-        let file = file.map_err(|error| failed("make", &unfinished, &error))?;
+        let file = file.map_err(|error| failed("create", &unfinished, &error))?;
         reach("segment_created");
         let mut segment = Self::new(path, number, file, 0, directory.lock().clone());
-        segment.blocks = Blocks::open(&unfinished);
+        segment.direct_file = DirectFile::open(&unfinished);
         let mut header = Vec::new();
-        frame::segment(&mut header, number, after_hole, origin, author);
+        frame::segment(&mut header, number, after_gap, origin, author);
         segment.write(&mut header)?;
         segment.sync()?;
         let renamed = std::fs::rename(&unfinished, &segment.path);
@@ -80,7 +80,7 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Takes up one that was read to its end: what is behind `end` is cut off.
+    /// Reopens a segment that was read to its end, and truncates it to `end`.
     pub(crate) fn reopen(directory: &Directory, number: u64, end: u64) -> Result<Self> {
         let path = directory.segment(number);
         let open = || {
@@ -93,88 +93,90 @@ impl Segment {
     }
 
     fn new(path: PathBuf, number: u64, file: File, length: u64, lock: Arc<Lock>) -> Self {
-        let (blocks, forgotten) = (None, length);
+        let (direct_file, dropped_pages_end) = (None, length);
         Self {
             path,
             number,
             file,
             lock,
-            blocks,
-            direct: false,
+            direct_file,
+            is_direct: false,
             length,
             durable: 0,
-            told: 0,
+            marked: 0,
             filled: 0,
             short: 0,
-            forgotten,
+            dropped_pages_end,
         }
     }
 
-    /// Appends frames, which it seals, and before them which part is durable, where the file does not say that yet.
+    /// Seals and appends frames, preceded by a `durable` frame if the file does not yet record the last sync.
     pub(crate) fn append(&mut self, frames: &mut [u8]) -> Result<()> {
-        // Another server may be using the file by now.
+        // Another server may own the file by now.
         self.lock.check().map_err(|error| failed("write", &self.path, &error))?;
-        let mut told = self.news();
-        self.told = self.durable;
-        if let Some(blocks) = self.blocks.as_mut().filter(|_| frames.len() > SHORT) {
-            frame::seal(&mut told);
+        let mut marked = self.durable_mark();
+        self.marked = self.durable;
+        if let Some(direct_file) = self.direct_file.as_mut().filter(|_| frames.len() > MAX_SHORT_APPEND_BYTES)
+        {
+            frame::seal(&mut marked);
             frame::seal(frames);
-            match fail("log_write").and_then(|()| blocks.append(&[&told, frames])) {
+            match fail("log_write").and_then(|()| direct_file.append(&[&marked, frames])) {
                 Ok(end) => {
-                    self.direct = true;
+                    self.is_direct = true;
                     self.filled = self.filled.max(end);
-                    self.has_grown(told.len() + frames.len());
+                    self.has_grown(marked.len() + frames.len());
                     return Ok(());
                 }
-                // It takes none after all, or none that is not as long as it should be: all is written again, as if it were short.
-                Err(error) if error.kind() == ErrorKind::InvalidInput => self.blocks = None,
+                // Direct writes are not supported after all: the frames are written through the page cache.
+                Err(error) if error.kind() == ErrorKind::InvalidInput => self.direct_file = None,
                 Err(error) => return Err(failed("write", &self.path, &error)),
             }
         }
-        self.direct = false;
-        if !told.is_empty() {
-            self.write(&mut told)?;
+        self.is_direct = false;
+        if !marked.is_empty() {
+            self.write(&mut marked)?;
         }
         self.write(frames)
     }
 
-    /// A frame that tells which part is durable, where that is news.
-    fn news(&self) -> Vec<u8> {
-        let mut told = Vec::new();
-        if self.has_news() {
-            frame::durable(&mut told, self.durable);
+    /// A `durable` frame, if the file does not yet record the last sync.
+    fn durable_mark(&self) -> Vec<u8> {
+        let mut marked = Vec::new();
+        if self.has_unmarked_sync() {
+            frame::durable(&mut marked, self.durable);
         }
-        told
+        marked
     }
 
-    /// Whether the file does not say yet which part is durable.
-    pub(crate) fn has_news(&self) -> bool {
-        self.durable > self.told
+    /// Whether the file does not yet record the last sync.
+    pub(crate) fn has_unmarked_sync(&self) -> bool {
+        self.durable > self.marked
     }
 
-    /// Whether [`Segment::tell`] makes the next append wait for the disk once more: the system writes what its cache has of a
-    /// block before it writes the block past the cache.
-    pub(crate) fn tells_slowly(&self) -> bool {
-        self.direct
+    /// Whether [`Segment::write_durable_mark`] would make the next append wait for the disk again: before a
+    /// direct write of a block, the system writes back what its page cache holds of that block.
+    pub(crate) fn last_append_was_direct(&self) -> bool {
+        self.is_direct
     }
 
-    /// Says in the file which part is durable, without waiting for more frames: where one of them is damaged, a start then
-    /// knows that it was durable. This frame itself becomes durable with those that follow.
-    pub(crate) fn tell(&mut self) {
-        let mut told = self.news();
-        frame::seal(&mut told);
-        self.told = self.durable;
-        // What fails here fails with the next frames again, and they are not lost silently.
+    /// Records the durable length in the file at once, without waiting for more frames. If one of the durable
+    /// frames is later damaged, a start then knows that it had been durable. The record itself becomes
+    /// durable with the next sync.
+    pub(crate) fn write_durable_mark(&mut self) {
+        let mut marked = self.durable_mark();
+        frame::seal(&mut marked);
+        self.marked = self.durable;
+        // An error here recurs with the next append, which reports it.
         let is_own = || self.lock.check().is_ok();
-        if !told.is_empty() && is_own() && self.file.write_all_at(&told, self.length).is_ok() {
-            if let Some(blocks) = &mut self.blocks {
-                blocks.passed(&told);
+        if !marked.is_empty() && is_own() && self.file.write_all_at(&marked, self.length).is_ok() {
+            if let Some(direct_file) = &mut self.direct_file {
+                direct_file.note_appended(&marked);
             }
-            self.length += told.len() as u64;
+            self.length += marked.len() as u64;
         }
     }
 
-    /// How much of it is durable.
+    /// Length of the durable part.
     pub(crate) fn durable(&self) -> u64 {
         self.durable
     }
@@ -183,8 +185,8 @@ impl Segment {
         frame::seal(frames);
         let written = fail("log_write").and_then(|()| self.file.write_all_at(frames, self.length));
         written.map_err(|error| failed("write", &self.path, &error))?;
-        if let Some(blocks) = &mut self.blocks {
-            blocks.passed(frames);
+        if let Some(direct_file) = &mut self.direct_file {
+            direct_file.note_appended(frames);
         }
         self.has_grown(frames.len());
         Ok(())
@@ -196,64 +198,65 @@ impl Segment {
         cut("log_cut", &self.file, self.durable, self.length);
     }
 
-    /// Gives back memory that it needs only to write.
-    pub(crate) fn rest(&mut self) {
-        if let Some(blocks) = &mut self.blocks {
-            blocks.rest();
+    /// Frees memory that is needed only for writing.
+    pub(crate) fn free_buffers(&mut self) {
+        if let Some(direct_file) = &mut self.direct_file {
+            direct_file.free_buffer();
         }
     }
 
-    /// After a short append: fills the file ahead of those that follow.
+    /// Fills the file with zeros ahead of the next short appends.
     pub(crate) fn fill_ahead(&mut self, appended: usize) {
         self.short += appended as u64;
-        if self.filled > self.length || self.short < BETWEEN {
+        if self.filled > self.length || self.short < ZERO_FILL_INTERVAL_BYTES {
             return;
         }
-        // Where there is no room for zeros, there may be some for frames.
-        let mut places = (self.length..self.length + AHEAD).step_by(ZEROS.len());
+        // A disk without space for zeros may still have space for frames.
+        let mut places = (self.length..self.length + ZEROS_AHEAD_BYTES).step_by(ZEROS.len());
         let _ = places.try_for_each(|at| self.file.write_all_at(&ZEROS, at));
-        (self.filled, self.short) = (self.length + AHEAD, 0);
+        (self.filled, self.short) = (self.length + ZEROS_AHEAD_BYTES, 0);
     }
 
-    /// Ends the file where its last frame ends. Zeros that stay do no harm.
+    /// Truncates the file after its last frame. Remaining zeros are harmless.
     pub(crate) fn trim(&self) {
         if self.filled > self.length && self.lock.check().is_ok() {
             let _ = self.file.set_len(self.length);
         }
     }
 
-    /// Makes what was appended durable.
+    /// Makes everything appended so far durable.
     pub(crate) fn sync(&mut self) -> Result<()> {
         let synced = fail("log_sync").and_then(|()| self.file.sync_data());
-        // The system goes on with a file that has no name any more, and nobody will find it.
+        // The system syncs unlinked files without an error, but a start would not find them.
         let there = || match self.file.metadata()?.nlink() {
-            0 => Err(std::io::Error::new(ErrorKind::NotFound, "it was removed")),
+            0 => Err(std::io::Error::new(ErrorKind::NotFound, "the file was removed")),
             _ => self.lock.check(),
         };
         let synced = synced.and_then(|()| there());
         synced.map_err(|error| failed("sync", &self.path, &error))?;
         self.durable = self.length;
-        self.forget();
+        self.drop_old_pages();
         reach("log_synced");
         Ok(())
     }
 
-    /// The next pages are made of the same memory then, not of what others use or what has to be fetched first.
-    fn forget(&mut self) {
-        let end = self.durable.saturating_sub(KEPT);
-        if end < self.forgotten + FORGET {
+    /// Drops old pages, so that new ones reuse their memory instead of evicting others' pages.
+    fn drop_old_pages(&mut self) {
+        let end = self.durable.saturating_sub(CACHED_TAIL_BYTES);
+        if end < self.dropped_pages_end + CACHE_DROP_STEP_BYTES {
             return;
         }
         #[cfg(target_os = "linux")]
-        if let length @ Some(_) = std::num::NonZeroU64::new(end - self.forgotten) {
-            // It is a hint.
-            let _ = rustix::fs::fadvise(&self.file, self.forgotten, length, rustix::fs::Advice::DontNeed);
+        if let length @ Some(_) = std::num::NonZeroU64::new(end - self.dropped_pages_end) {
+            // Only a hint.
+            let _ =
+                rustix::fs::fadvise(&self.file, self.dropped_pages_end, length, rustix::fs::Advice::DontNeed);
         }
-        self.forgotten = end;
+        self.dropped_pages_end = end;
     }
 
-    /// Appends the last frames, and ends it: the log goes on in the segment of this number. What is before the end is durable
-    /// first, for an end that is read says so.
+    /// Appends the last frames and ends the segment: the log continues in segment `next`. Everything before
+    /// the end frame is made durable first, since an end frame implies that.
     pub(crate) fn end(mut self, frames: &mut [u8], next: u64) -> Result<()> {
         reach("segment_end");
         self.append(frames)?;
@@ -272,9 +275,9 @@ mod tests;
 
 #[cfg(test)]
 impl Segment {
-    /// A segment that is somewhere else.
+    /// A segment on any writable file.
     pub(crate) fn at(path: &str) -> Self {
         let file = OpenOptions::new().write(true).open(path).unwrap();
-        Self::new(path.into(), 1, file, 0, Arc::new(Lock::none(std::path::Path::new(path))))
+        Self::new(path.into(), 1, file, 0, Arc::new(Lock::unlocked(std::path::Path::new(path))))
     }
 }

@@ -1,17 +1,19 @@
-//! The queue and its thread.
+//! The queue of the log, and its writing thread.
 
 use super::*;
 use crate::files::directory::Directory;
 use crate::frame::{Author, Origin};
-use crate::log::queue::{ENOUGH, FULL, MUCH, PIECE, SPARE};
+use crate::log::queue::{
+    CHUNK_BYTES, EAGER_WRITE_BYTES, IDLE_WRITE_BYTES, MAX_QUEUED_BYTES, MAX_SPARE_CHUNKS,
+};
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-const PATIENT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-fn told(log: &Log) -> Receiver<()> {
-    let (tell, told) = channel();
+fn durability_notice(log: &Log) -> Receiver<()> {
+    let (tell, durability_notice) = channel();
     log.append(|to| {
         frame::durable(to, 0);
         true
@@ -20,13 +22,13 @@ fn told(log: &Log) -> Receiver<()> {
         let _ = tell.send(());
     };
     log.when_durable(log.position(), Box::new(then));
-    told
+    durability_notice
 }
 
 #[test]
-fn what_nobody_waits_for_is_written_when_those_who_log_rest_or_when_there_is_much() {
+fn unawaited_frames_are_written_when_callers_idle_or_much_is_pending() {
     let log = Log::new();
-    // Nobody runs the thread.
+    // The thread does not run.
     let _ = log.open(Catalog::default(), Segment::at("/dev/null"));
     let append = |bytes: usize| {
         log.queue().append(|to| {
@@ -34,23 +36,23 @@ fn what_nobody_waits_for_is_written_when_those_who_log_rest_or_when_there_is_muc
             true
         })
     };
-    assert!(!append(ENOUGH - 1));
+    assert!(!append(IDLE_WRITE_BYTES - 1));
     log.rest();
     assert!(!log.queue().is_urgent());
     assert!(!append(1) && !log.queue().is_urgent());
     log.rest();
     assert!(log.queue().is_urgent());
-    // The moment is over.
-    assert!(!append(MUCH - ENOUGH - 1) && !log.queue().is_urgent());
+    // The callers are busy again.
+    assert!(!append(EAGER_WRITE_BYTES - IDLE_WRITE_BYTES - 1) && !log.queue().is_urgent());
     assert!(append(1) && log.queue().is_urgent());
-    // It was woken already.
-    assert!(!append(MUCH));
+    // The thread was woken before.
+    assert!(!append(EAGER_WRITE_BYTES));
 }
 
 #[test]
-fn frames_wait_in_pieces_and_who_waits_for_room_gets_it_as_these_are_written() {
+fn frames_queue_in_chunks_and_space_waiters_run_as_chunks_are_written() {
     let log = Log::new();
-    // Nobody runs the thread.
+    // The thread does not run.
     let _ = log.open(Catalog::default(), Segment::at("/dev/null"));
     let append = |bytes: usize| {
         log.append(|to| {
@@ -58,70 +60,70 @@ fn frames_wait_in_pieces_and_who_waits_for_room_gets_it_as_these_are_written() {
             true
         });
     };
-    let lengths = |pieces: &VecDeque<Vec<u8>>| pieces.iter().map(Vec::len).collect::<Vec<_>>();
-    append(PIECE - 1);
+    let lengths = |chunks: &VecDeque<Vec<u8>>| chunks.iter().map(Vec::len).collect::<Vec<_>>();
+    append(CHUNK_BYTES - 1);
     append(5);
     append(1);
-    // Behind a switch others begin, once.
+    // Only the first append after a switch begins a new chunk.
     log.switch(Segment::at("/dev/null"), false).unwrap();
     append(2);
     append(3);
-    let group = log.queue().take();
-    assert_eq!(lengths(&group.pieces), [PIECE + 4, 1, 5]);
-    assert_eq!(group.next.unwrap().0, 2);
-    assert_eq!(log.queue().taken, PIECE + 10);
-    group.pieces.into_iter().for_each(|piece| log.written(piece));
+    let batch = log.queue().take();
+    assert_eq!(lengths(&batch.chunks), [CHUNK_BYTES + 4, 1, 5]);
+    assert_eq!(batch.next.unwrap().0, 2);
+    assert_eq!(log.queue().in_flight, CHUNK_BYTES + 10);
+    batch.chunks.into_iter().for_each(|chunk| log.recycle(chunk));
     let queue = log.queue();
-    assert_eq!((queue.taken, queue.waiting.bytes, queue.spare.len()), (0, 0, SPARE));
+    assert_eq!((queue.in_flight, queue.pending.bytes, queue.spare.len()), (0, 0, MAX_SPARE_CHUNKS));
     drop(queue);
 
-    let (tell, told) = channel();
-    let fill = FULL.div_ceil(PIECE);
+    let (tell, durability_notice) = channel();
+    let fill = MAX_QUEUED_BYTES.div_ceil(CHUNK_BYTES);
     for k in 0..fill {
         assert!(!log.is_full(), "{k}");
-        append(PIECE);
+        append(CHUNK_BYTES);
     }
     log.when_room(Box::new(move || tell.send(()).unwrap()));
-    let group = log.queue().take();
-    assert!(log.is_full(), "what is taken is not written");
-    assert_eq!(lengths(&group.pieces), vec![PIECE; fill]);
-    let mut pieces = group.pieces.into_iter();
+    let batch = log.queue().take();
+    assert!(log.is_full(), "bytes in flight are not written");
+    assert_eq!(lengths(&batch.chunks), vec![CHUNK_BYTES; fill]);
+    let mut chunks = batch.chunks.into_iter();
     while log.is_full() {
-        assert!(told.try_recv().is_err());
-        log.written(pieces.next().unwrap());
+        assert!(durability_notice.try_recv().is_err());
+        log.recycle(chunks.next().unwrap());
     }
-    told.try_recv().unwrap();
-    assert!(pieces.len() > 0);
+    durability_notice.try_recv().unwrap();
+    assert!(chunks.len() > 0);
 }
 
 #[test]
-fn a_full_disk_is_told_and_a_snapshot_makes_up_for_it() {
+fn a_full_disk_is_reported_and_a_snapshot_closes_the_gap() {
     let path = std::env::temp_dir().join(format!("fastps-log-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&path);
     let directory = Directory::open(&path).unwrap();
     let log = Log::new();
     let thread = std::thread::spawn(log.open(Catalog::default(), Segment::at("/dev/full")));
-    let first = told(&log);
+    let first = durability_notice(&log);
     assert!(log.sync(log.position()).is_err());
     let error = log.check().unwrap_err();
     assert!(error.kind == Kind::Unavailable && error.message.contains("/dev/full"), "{error}");
-    // What is not durable is not said to be, now or by the next that is.
-    let second = told(&log);
+    // A record that is not durable is not reported as durable, now or after the next sync.
+    let second = durability_notice(&log);
     let origin = Origin { id: 1, shard: 0, shards: 1 };
     assert!(
         log.switch(Segment::create(&directory, 1, false, origin, Author::default()).unwrap(), false).is_err()
     );
     log.switch(Segment::create(&directory, 2, true, origin, Author::default()).unwrap(), true).unwrap();
     assert!(log.check().is_err());
-    let third = told(&log);
+    let third = durability_notice(&log);
     assert!(third.recv_timeout(Duration::from_millis(50)).is_err());
-    log.heal();
+    log.close_gap();
     log.check().unwrap();
-    for told in [first, second, third, told(&log)] {
-        told.recv_timeout(PATIENT).unwrap();
+    for durability_notice in [first, second, third, durability_notice(&log)] {
+        durability_notice.recv_timeout(TIMEOUT).unwrap();
     }
     log.switch(Segment::create(&directory, 3, false, origin, Author::default()).unwrap(), false).unwrap();
-    told(&log).recv_timeout(PATIENT).unwrap();
+    durability_notice(&log).recv_timeout(TIMEOUT).unwrap();
     log.close();
     thread.join().unwrap();
     let bytes = std::fs::read(directory.segment(2)).unwrap();

@@ -1,190 +1,190 @@
-//! The thread that writes what waits.
+//! The thread that writes and syncs queued frames and notifies waiters.
 
 use crate::log::Log;
-use crate::log::queue::{Group, Hurry, PIECE, Position, Queue, SPARE};
-use crate::log::segment::{SHORT, Segment};
+use crate::log::queue::{Batch, CHUNK_BYTES, MAX_SPARE_CHUNKS, Position, Queue, SyncReason};
+use crate::log::segment::{MAX_SHORT_APPEND_BYTES, Segment};
 use fastps_core::error::Result;
 use fastps_core::fault::fault;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long what nobody waits for may wait to be written together with what comes behind it: each time that the
-/// thread begins, it takes a core from somebody.
-const LINGER: Duration = Duration::from_millis(5);
+/// Maximum time that frames wait for more frames when no one waits for durability: each wake-up of the thread
+/// takes a core from other work.
+const MAX_WRITE_DELAY: Duration = Duration::from_millis(5);
 
-/// How long something may be written and not durable if nobody asks, and how much: what takes longer to sync than the queue
-/// to fill would keep pushes waiting.
-const LAZY: Duration = Duration::from_secs(1);
-const MOST_LAZY: u64 = 8 << 20;
+/// Maximum time and number of bytes that written frames stay unsynced when no one waits for durability. A
+/// sync that takes longer than the queue needs to fill would block pushes.
+const MAX_SYNC_DELAY: Duration = Duration::from_secs(1);
+const MAX_UNSYNCED_BYTES: u64 = 8 << 20;
 
-fn linger() -> Duration {
-    // With this fault a killed process is to lose what a power cut would.
-    if fault("fsync_skipped") { LAZY } else { LINGER }
+fn max_write_delay() -> Duration {
+    // With this fault, a killed process must lose what a power cut would.
+    if fault("fsync_skipped") { MAX_SYNC_DELAY } else { MAX_WRITE_DELAY }
 }
 
 impl Log {
-    /// What the thread does.
-    pub(super) fn write(&self, segment: Segment) {
+    /// The body of the writing thread.
+    pub(super) fn run(&self, segment: Segment) {
         let mut writer = Writer { segment, unsynced: 0, synced: Instant::now(), syncs: 0 };
         while let Some(mut queue) = self.wait(&mut writer) {
-            let group = queue.take();
+            let batch = queue.take();
             drop(queue);
-            let end = group.end;
-            let result = writer.write(group, |piece| self.written(piece));
-            if result.is_ok() && !writer.segment.tells_slowly() && self.queue().waiting.bytes == 0 {
-                // Otherwise what comes next says it, or this thread when nothing comes.
-                writer.segment.tell();
+            let end = batch.end;
+            let result = writer.write(batch, |chunk| self.recycle(chunk));
+            if result.is_ok() && !writer.segment.last_append_was_direct() && self.queue().pending.bytes == 0 {
+                // Otherwise the next append records the sync, or this thread does when idle.
+                writer.segment.write_durable_mark();
             }
-            self.note_written(&writer, end, result);
-            self.make_room();
+            self.finish_batch(&writer, end, result);
+            self.notify_space();
         }
-        writer.segment.tell();
+        writer.segment.write_durable_mark();
         writer.segment.trim();
     }
 
-    /// What became of a group that ends there.
-    fn note_written(&self, writer: &Writer, end: Position, result: Result<()>) {
+    /// Records the result of a batch that ends at `end`.
+    fn finish_batch(&self, writer: &Writer, end: Position, result: Result<()>) {
         let mut queue = self.queue();
-        (queue.syncs, queue.taken) = (writer.syncs, 0);
+        (queue.syncs, queue.in_flight) = (writer.syncs, 0);
         match result {
             Err(error) => {
-                queue.break_off(error);
+                queue.mark_broken(error);
                 self.done.notify_all();
             }
             Ok(()) if writer.unsynced == 0 && queue.broken.is_none() => {
                 queue.written = end;
                 queue.synced = (writer.segment.number, writer.segment.durable());
-                if !queue.hole {
-                    self.tell(queue, end);
+                if !queue.gap {
+                    self.notify_durable(queue, end);
                 }
             }
             Ok(()) => {}
         }
     }
 
-    /// The memory of a piece that is written is free again.
-    pub(super) fn written(&self, mut piece: Vec<u8>) {
+    /// Frees or keeps the memory of a written chunk.
+    pub(super) fn recycle(&self, mut chunk: Vec<u8>) {
         let mut queue = self.queue();
-        queue.taken = queue.taken.saturating_sub(piece.len());
-        if queue.spare.len() < SPARE && piece.capacity() <= 2 * PIECE {
-            piece.clear();
-            queue.spare.push(piece);
+        queue.in_flight = queue.in_flight.saturating_sub(chunk.len());
+        if queue.spare.len() < MAX_SPARE_CHUNKS && chunk.capacity() <= 2 * CHUNK_BYTES {
+            chunk.clear();
+            queue.spare.push(chunk);
         }
         drop(queue);
-        self.make_room();
+        self.notify_space();
     }
 
-    /// Calls those who wait for room, if there is some.
-    fn make_room(&self) {
+    /// Calls the waiters for space if the queue has some.
+    fn notify_space(&self) {
         let mut queue = self.queue();
-        let waiting = if queue.is_full() { Vec::new() } else { std::mem::take(&mut queue.until_room) };
+        let waiters = if queue.is_full() { Vec::new() } else { std::mem::take(&mut queue.space_waiters) };
         drop(queue);
-        for then in waiting {
+        for then in waiters {
             then();
         }
     }
 
-    /// Waits until there is something to write or to sync; `None`: all is done, for good. Where nothing comes for a while, memory is
-    /// given back.
+    /// Waits for something to write or sync. `None`: the log is closed and everything is written. Frees
+    /// memory when idle.
     fn wait(&self, writer: &mut Writer) -> Option<MutexGuard<'_, Queue>> {
         let (begin, mut queue) = (Instant::now(), self.queue());
         loop {
-            let asked = writer.unsynced > 0 && !queue.hole && !queue.until_durable.is_empty();
+            let asked = writer.unsynced > 0 && !queue.gap && !queue.durability_waiters.is_empty();
             if queue.is_urgent() || asked {
                 return Some(queue);
             }
             if queue.is_closing() {
                 return (writer.unsynced > 0).then_some(queue);
             }
-            let lingers = linger().saturating_sub(begin.elapsed());
-            if lingers.is_zero() && queue.waiting.bytes > 0 {
+            let delay_left = max_write_delay().saturating_sub(begin.elapsed());
+            if delay_left.is_zero() && queue.pending.bytes > 0 {
                 return Some(queue);
             }
             let since = if writer.unsynced > 0 { writer.synced.elapsed() } else { Duration::ZERO };
-            let left = LAZY.saturating_sub(since);
+            let left = MAX_SYNC_DELAY.saturating_sub(since);
             if left.is_zero() {
                 return Some(queue);
             }
-            if lingers.is_zero() && writer.segment.has_news() {
+            if delay_left.is_zero() && writer.segment.has_unmarked_sync() {
                 drop(queue);
-                writer.segment.tell();
+                writer.segment.write_durable_mark();
                 queue = self.queue();
                 continue;
             }
-            queue.asleep = lingers.is_zero();
-            let pause = if queue.asleep { left } else { left.min(lingers) };
+            queue.asleep = delay_left.is_zero();
+            let pause = if queue.asleep { left } else { left.min(delay_left) };
             let waited = self.work.wait_timeout(queue, pause).unwrap_or_else(PoisonError::into_inner);
             queue = waited.0;
             let slept = std::mem::take(&mut queue.asleep);
-            if slept && waited.1.timed_out() && writer.unsynced == 0 && queue.waiting.bytes == 0 {
+            if slept && waited.1.timed_out() && writer.unsynced == 0 && queue.pending.bytes == 0 {
                 queue.spare = Vec::new();
-                writer.segment.rest();
+                writer.segment.free_buffers();
             }
         }
     }
 
-    /// All before `durable` is.
-    pub(super) fn tell(&self, mut queue: MutexGuard<'_, Queue>, durable: Position) {
+    /// Everything before `durable` is durable: calls the waiters.
+    pub(super) fn notify_durable(&self, mut queue: MutexGuard<'_, Queue>, durable: Position) {
         queue.durable = queue.durable.max(durable);
         let durable = queue.durable;
-        let due = queue.until_durable.iter().take_while(|(position, _)| *position <= durable).count();
-        let due: Vec<_> = queue.until_durable.drain(..due).collect();
+        let due = queue.durability_waiters.iter().take_while(|(position, _)| *position <= durable).count();
+        let due: Vec<_> = queue.durability_waiters.drain(..due).collect();
         drop(queue);
         for (_, then) in due {
             then();
         }
-        // Whoever waits looks under the lock, so that it cannot miss this.
+        // Threads in `sync` check under the lock, so they cannot miss the notification.
         let _queue = self.queue();
         self.done.notify_all();
     }
 }
 
-/// The files, as the thread has them.
+/// The state of the writing thread.
 struct Writer {
     segment: Segment,
-    /// Bytes that are written and not durable.
+    /// Bytes written but not synced.
     unsynced: u64,
     synced: Instant,
     syncs: u64,
 }
 
 impl Writer {
-    /// `written` gets each piece that needs its memory no more.
-    fn write(&mut self, mut group: Group, mut written: impl FnMut(Vec<u8>)) -> Result<()> {
-        if let Some((at, next)) = group.next {
-            // A file that failed gets no end: the log does not go on from there.
+    /// Writes a batch. `written` receives each chunk once its content is written.
+    fn write(&mut self, mut batch: Batch, mut written: impl FnMut(Vec<u8>)) -> Result<()> {
+        if let Some((at, next)) = batch.next {
+            // A broken segment gets no end frame: the log does not continue from it.
             self.unsynced = 0;
             let number = next.number;
             let mut before = std::mem::replace(&mut self.segment, next);
-            if !group.broken {
-                for mut piece in group.pieces.drain(..at) {
-                    if !group.hole {
-                        before.append(&mut piece)?;
+            if !batch.broken {
+                for mut chunk in batch.chunks.drain(..at) {
+                    if !batch.gap {
+                        before.append(&mut chunk)?;
                     }
-                    written(piece);
+                    written(chunk);
                 }
-                if !group.hole {
+                if !batch.gap {
                     before.end(&mut [], number)?;
                 }
             }
         }
-        if group.broken {
+        if batch.broken {
             self.unsynced = 0;
             return Ok(());
         }
-        // What fails is given up: it is not synced later, as if it were good.
+        // A failed write is abandoned: a later sync must not report it as durable.
         let unsynced = std::mem::take(&mut self.unsynced);
-        let length: usize = group.pieces.iter().map(Vec::len).sum();
-        for mut piece in group.pieces {
-            if !piece.is_empty() {
-                self.segment.append(&mut piece)?;
+        let length: usize = batch.chunks.iter().map(Vec::len).sum();
+        for mut chunk in batch.chunks {
+            if !chunk.is_empty() {
+                self.segment.append(&mut chunk)?;
             }
-            written(piece);
+            written(chunk);
         }
         let unsynced = unsynced + length as u64;
-        let late = unsynced >= MOST_LAZY || self.synced.elapsed() >= LAZY;
-        if unsynced > 0 && (group.hurry.is_some() || late) {
-            if group.hurry == Some(Hurry::WaitedFor) && length <= SHORT {
+        let late = unsynced >= MAX_UNSYNCED_BYTES || self.synced.elapsed() >= MAX_SYNC_DELAY;
+        if unsynced > 0 && (batch.sync_reason.is_some() || late) {
+            if batch.sync_reason == Some(SyncReason::Awaited) && length <= MAX_SHORT_APPEND_BYTES {
                 self.segment.fill_ahead(length);
             }
             self.segment.sync()?;

@@ -1,38 +1,38 @@
-//! How long the log behind the newest snapshot is: a start has to read all of it.
+//! Length of the log after the newest snapshot, all of which a start must replay.
 
-/// A log that is no longer than this is read in no time, however small the state is.
-const LEAST: u64 = 1 << 20;
-/// So many segments are few, however short they are.
-const FEW: usize = 16;
+/// A log up to this length is never too long: it is replayed quickly, however small the state is.
+const MIN_LOG_BYTES: u64 = 1 << 20;
+/// Maximum number of segments, however short they are.
+const MAX_SEGMENTS: usize = 16;
 
-/// The log behind the newest snapshot.
+/// The log after the newest snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Growth {
-    /// Bytes that the start has read.
+    /// Bytes that the start replayed.
     pub(crate) replayed: u64,
-    /// In so many segments.
+    /// Number of segments that the start replayed.
     pub(crate) segments: usize,
-    /// The log's position where what came since then begins.
+    /// The log position at the newest snapshot or, without one since, at the start.
     pub(crate) from: u64,
     /// Bytes of the snapshot, if there is one.
     pub(crate) state: Option<u64>,
 }
 
 impl Growth {
-    /// Behind a snapshot of so many bytes.
-    pub(crate) fn behind(from: u64, state: u64) -> Self {
+    /// The log after a snapshot of `state` bytes, taken at position `from`.
+    pub(crate) fn after_snapshot(from: u64, state: u64) -> Self {
         Self { from, state: Some(state), ..Self::default() }
     }
 
-    /// Whether the log is longer than so many times the state, or its segments are many. `measure` tells the bytes of the
-    /// state where no snapshot does.
-    pub(crate) fn is_much(&self, position: u64, times: u64, measure: impl FnOnce() -> u64) -> bool {
+    /// Whether the log is longer than `times` the state, or has too many segments. `measure` returns the
+    /// bytes of the state if there is no snapshot.
+    pub(crate) fn is_too_long(&self, position: u64, times: u64, measure: impl FnOnce() -> u64) -> bool {
         let bytes = self.replayed + position.saturating_sub(self.from);
         if times == 0 {
             return false;
         }
         let is_long = || bytes > self.state.unwrap_or_else(measure).saturating_mul(times);
-        self.segments > FEW || bytes > LEAST && is_long()
+        self.segments > MAX_SEGMENTS || bytes > MIN_LOG_BYTES && is_long()
     }
 }
 
@@ -41,20 +41,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_is_measured_by_the_state() {
-        let much = |growth: Growth, position, times| growth.is_much(position, times, || 10 << 20);
-        let behind = Growth::behind(1000, 1 << 20);
+    fn log_length_is_measured_against_the_state() {
+        let too_long = |growth: Growth, position, times| growth.is_too_long(position, times, || 10 << 20);
+        let behind = Growth::after_snapshot(1000, 1 << 20);
         for (bytes, times, expected) in [(4 << 20, 4, false), ((4 << 20) + 1, 4, true), (1 << 40, 0, false)] {
-            assert_eq!(much(behind, 1000 + bytes, times), expected, "{bytes} {times}");
+            assert_eq!(too_long(behind, 1000 + bytes, times), expected, "{bytes} {times}");
         }
-        // Without a snapshot the slices say it, and what is short is never much.
+        // Without a snapshot the slices are measured, and a short log is never too long.
         let none = Growth::default();
-        assert!(!much(none, 40 << 20, 4) && much(none, (40 << 20) + 1, 4));
-        let tiny = Growth::behind(0, 10);
-        assert!(!much(tiny, LEAST, 4) && much(tiny, LEAST + 1, 4));
-        // What the start has read counts as well, in bytes and in files.
-        assert!(much(Growth { replayed: 4 << 20, ..behind }, 1001, 4));
-        assert!(much(Growth { segments: FEW + 1, ..Growth::default() }, 0, 4));
-        assert!(!much(Growth { segments: FEW, ..Growth::default() }, 0, 4));
+        assert!(!too_long(none, 40 << 20, 4) && too_long(none, (40 << 20) + 1, 4));
+        let tiny = Growth::after_snapshot(0, 10);
+        assert!(!too_long(tiny, MIN_LOG_BYTES, 4) && too_long(tiny, MIN_LOG_BYTES + 1, 4));
+        // The part that the start replayed counts, too, in bytes and in segments.
+        assert!(too_long(Growth { replayed: 4 << 20, ..behind }, 1001, 4));
+        assert!(too_long(Growth { segments: MAX_SEGMENTS + 1, ..Growth::default() }, 0, 4));
+        assert!(!too_long(Growth { segments: MAX_SEGMENTS, ..Growth::default() }, 0, 4));
     }
 }

@@ -1,9 +1,9 @@
-//! Which servers wrote the files of a directory. Each names the one whose files it went on from, so one history is a chain; two
-//! servers that wrote there at once, or files that were mixed, make two.
+//! The history of a directory: which server wrote each file. Each server names its predecessor, so the
+//! servers of one history form a chain. Two servers that wrote at once, or mixed-up files, break the chain.
 
 use crate::files::directory::Directory;
 use crate::frame::{Author, Origin};
-use crate::log::read::{Beginning, beginning};
+use crate::log::read::{SegmentHeader, beginning};
 use crate::snapshot::generation::Generation;
 use crate::snapshot::manifest::Manifest;
 use fastps_core::error::{Error, Kind, Result};
@@ -11,53 +11,53 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A file, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Name {
+pub(crate) enum FileId {
     Generation(u64),
     Segment(u64),
 }
 
-/// What a file says of where it comes from.
+/// Who wrote a file, and for which directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Mark {
+struct Provenance {
     origin: Origin,
     author: Author,
 }
 
-/// The whole files of a directory, as far as they tell where they come from.
+/// The provenance of all intact files in a directory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct History {
-    segments: BTreeMap<u64, Mark>,
-    /// Segments that do not tell: a start that needs them finds the damage.
+    segments: BTreeMap<u64, Provenance>,
+    /// Segments whose first frame is unreadable. A start that needs them reports the damage.
     unreadable: BTreeSet<u64>,
-    /// With the first segment that each needs.
-    generations: BTreeMap<u64, (u64, Mark)>,
+    /// Snapshots by number, each with the first segment it needs.
+    generations: BTreeMap<u64, (u64, Provenance)>,
 }
 
-/// Servers whose files one may go on from: the one that does, and those before it.
+/// The servers of one history, up to some server.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lineage {
     id: u64,
     incarnations: BTreeSet<u64>,
 }
 
-/// The files that a start goes on from.
+/// The files that a start uses.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Used {
+pub(crate) struct UsedFiles {
     /// The snapshot that was loaded.
     pub(crate) generation: Option<u64>,
-    /// Segments that were repeated.
+    /// Segments that were replayed.
     pub(crate) segments: BTreeSet<u64>,
 }
 
 impl History {
-    /// Of the segments in a directory, and of these generations.
+    /// Reads the history of a directory's segments and of the given snapshots.
     pub(crate) fn read<'a>(
         directory: &Directory,
         generations: impl Iterator<Item = &'a Manifest>,
     ) -> Result<Self> {
         let mut history = Self::default();
         for number in directory.segments()? {
-            match mark_of(directory, number)? {
+            match provenance_of(directory, number)? {
                 Some(mark) => {
                     history.segments.insert(number, mark);
                 }
@@ -68,39 +68,39 @@ impl History {
             }
         }
         for manifest in generations {
-            let mark = Mark { origin: manifest.origin(), author: manifest.author() };
+            let mark = Provenance { origin: manifest.origin(), author: manifest.author() };
             history.generations.insert(manifest.generation, (manifest.log, mark));
         }
         Ok(history)
     }
 
-    /// The same with all generations whose manifests are whole.
+    /// Reads the history of a directory, with all snapshots whose manifests are intact.
     pub(crate) fn of(directory: &Directory) -> Result<Self> {
         let listed = Generation::list(directory.path())?;
         Self::read(directory, listed.iter().flatten().map(|generation| &generation.manifest))
     }
 
-    fn marks(&self) -> impl Iterator<Item = (Name, Mark)> {
-        let segments = self.segments.iter().map(|(number, mark)| (Name::Segment(*number), *mark));
+    fn marks(&self) -> impl Iterator<Item = (FileId, Provenance)> {
+        let segments = self.segments.iter().map(|(number, mark)| (FileId::Segment(*number), *mark));
         let generations = self.generations.iter();
-        segments.chain(generations.map(|(number, (_, mark))| (Name::Generation(*number), *mark)))
+        segments.chain(generations.map(|(number, (_, mark))| (FileId::Generation(*number), *mark)))
     }
 
-    /// Two files that are not of one history, if there are any.
-    pub(crate) fn fork(&self) -> Option<(Name, Name)> {
+    /// Two files of different histories, if there are any.
+    pub(crate) fn fork(&self) -> Option<(FileId, FileId)> {
         let mut segments = self.segments.iter();
         let follow = segments.clone().skip(1);
         for ((a, before), (b, after)) in segments.by_ref().zip(follow) {
             let known = [after.author.incarnation, after.author.predecessor];
-            // The server that links them may have written what cannot be read.
+            // The server that links them may have written only unreadable files.
             let is_linked =
                 self.unreadable.range(a..b).next().is_some() || known.contains(&before.author.incarnation);
             if before.origin != after.origin || !is_linked {
-                return Some((Name::Segment(*a), Name::Segment(*b)));
+                return Some((FileId::Segment(*a), FileId::Segment(*b)));
             }
         }
         let (first, _) = self.segments.first_key_value()?;
-        let all = Used { generation: None, segments: self.segments.keys().copied().collect() };
+        let all = UsedFiles { generation: None, segments: self.segments.keys().copied().collect() };
         let lineage = self.lineage(&all);
         for (number, (log, mark)) in &self.generations {
             let own = self.segments.get(log);
@@ -111,34 +111,34 @@ impl History {
             };
             if !fits {
                 let segment = if own.is_some() { log } else { first };
-                return Some((Name::Generation(*number), Name::Segment(*segment)));
+                return Some((FileId::Generation(*number), FileId::Segment(*segment)));
             }
         }
         None
     }
 
-    /// The files that do not belong to what is used, or that may not.
-    pub(crate) fn others(&self, used: &Used) -> Vec<Name> {
+    /// Files that do not belong to the history of the used files, or may not.
+    pub(crate) fn foreign_files(&self, used: &UsedFiles) -> Vec<FileId> {
         let lineage = self.lineage(used);
         let anchor = used.generation.and_then(|number| self.generations.get(&number)).map(|(log, _)| *log);
         let first = anchor.or_else(|| used.segments.first().copied()).unwrap_or(0);
-        let is_other = |(name, mark): &(Name, Mark)| match name {
-            Name::Segment(number) if *number >= first => !used.segments.contains(number),
-            Name::Generation(number) if Some(*number) == used.generation => false,
-            Name::Generation(number) if used.generation.is_none_or(|used| *number > used) => true,
+        let is_other = |(name, mark): &(FileId, Provenance)| match name {
+            FileId::Segment(number) if *number >= first => !used.segments.contains(number),
+            FileId::Generation(number) if Some(*number) == used.generation => false,
+            FileId::Generation(number) if used.generation.is_none_or(|used| *number > used) => true,
             _ => !lineage.has(*mark),
         };
         self.marks().filter(is_other).map(|(name, _)| name).collect()
     }
 
-    /// Without these files.
-    pub(crate) fn without(mut self, names: &[Name]) -> Self {
-        self.segments.retain(|number, _| !names.contains(&Name::Segment(*number)));
-        self.generations.retain(|number, _| !names.contains(&Name::Generation(*number)));
+    /// The history without these files.
+    pub(crate) fn without(mut self, names: &[FileId]) -> Self {
+        self.segments.retain(|number, _| !names.contains(&FileId::Segment(*number)));
+        self.generations.retain(|number, _| !names.contains(&FileId::Generation(*number)));
         self
     }
 
-    /// What the files say of the directory, as far as they agree.
+    /// The directory that the files belong to, as far as they agree.
     pub(crate) fn origin(&self) -> Option<Origin> {
         self.marks().next().map(|(_, mark)| mark.origin)
     }
@@ -150,11 +150,12 @@ impl History {
         segment.or(generation).map_or(0, |mark| mark.author.incarnation)
     }
 
-    /// Who wrote what is used, and whose files those had gone on from; without anything that is, of all files.
-    pub(crate) fn lineage(&self, used: &Used) -> Lineage {
-        let is_used = |name: Name| match name {
-            Name::Generation(number) => used.generation == Some(number),
-            Name::Segment(number) => used.segments.contains(&number),
+    /// The servers that wrote the used files, and their predecessors. If no files are used, those of all
+    /// files.
+    pub(crate) fn lineage(&self, used: &UsedFiles) -> Lineage {
+        let is_used = |name: FileId| match name {
+            FileId::Generation(number) => used.generation == Some(number),
+            FileId::Segment(number) => used.segments.contains(&number),
         };
         let all = used.generation.is_none() && used.segments.is_empty();
         let used: Vec<_> = self.marks().filter(|(name, _)| all || is_used(*name)).collect();
@@ -179,25 +180,26 @@ impl Lineage {
         self.incarnations.extend([incarnation, predecessor]);
     }
 
-    fn has(&self, mark: Mark) -> bool {
+    fn has(&self, mark: Provenance) -> bool {
         mark.origin.id == self.id && self.incarnations.contains(&mark.author.incarnation)
     }
 
-    /// With a server that goes on from there, in a directory of this identifier.
+    /// Adds a server that takes over, in a directory with this identifier.
     pub(crate) fn followed_by(mut self, id: u64, author: Author) -> Self {
         self.id = id;
         self.add(author);
         self
     }
 
-    /// Fails where a directory has a segment of another server: every server begins with one.
+    /// Fails if the directory contains a segment of a server outside this lineage. Every server begins with a
+    /// segment.
     pub(crate) fn check(&self, directory: &Directory) -> Result<()> {
         for number in directory.segments()? {
-            if let Some(mark) = mark_of(directory, number)?.filter(|mark| !self.has(*mark)) {
+            if let Some(mark) = provenance_of(directory, number)?.filter(|mark| !self.has(*mark)) {
                 let path = directory.segment(number);
                 let why = format!(
-                    "another server (incarnation {:016x}) wrote {}: nothing of this one is durable while that is there. Stop \
-                     the other server and move its files elsewhere, or stop this one",
+                    "another server (incarnation {:016x}) wrote {}: changes on this server are not durable while that file exists. Stop \
+                     the other server and move its files away, or stop this one",
                     mark.author.incarnation,
                     path.display()
                 );
@@ -208,23 +210,23 @@ impl Lineage {
     }
 }
 
-/// What a segment says; `None`: nothing that can be believed.
-fn mark_of(directory: &Directory, number: u64) -> Result<Option<Mark>> {
+/// The provenance of a segment. `None`: its first frame is missing or damaged.
+fn provenance_of(directory: &Directory, number: u64) -> Result<Option<Provenance>> {
     let path = directory.segment(number);
     let begun = match beginning(&path) {
-        // A server removes it.
+        // A server removed it meanwhile.
         Err(_) if !path.exists() => return Ok(None),
         begun => begun?,
     };
     let begun = begun.filter(|begun| begun.number == number);
-    Ok(begun.map(|Beginning { origin, author, .. }| Mark { origin, author }))
+    Ok(begun.map(|SegmentHeader { origin, author, .. }| Provenance { origin, author }))
 }
 
-/// A file as people look for it.
-pub(crate) fn shown(directory: &Directory, name: Name) -> String {
+/// The path of a file, for messages.
+pub(crate) fn display_path(directory: &Directory, name: FileId) -> String {
     let path = match name {
-        Name::Generation(number) => directory.generation(number),
-        Name::Segment(number) => directory.segment(number),
+        FileId::Generation(number) => directory.generation(number),
+        FileId::Segment(number) => directory.segment(number),
     };
     path.display().to_string()
 }
@@ -236,28 +238,30 @@ mod tests {
 
     const ORIGIN: Origin = Origin { id: 1, shard: 0, shards: 1 };
 
-    /// Segments `number: (incarnation, predecessor)`, and generations with the segment that each begins with.
+    /// Segments `(number, incarnation, predecessor)`, and snapshots `(number, first segment, incarnation)`.
     fn history(segments: &[(u64, u64, u64)], generations: &[(u64, u64, u64)]) -> History {
-        let mark =
-            |incarnation, predecessor| Mark { origin: ORIGIN, author: Author { incarnation, predecessor } };
+        let mark = |incarnation, predecessor| Provenance {
+            origin: ORIGIN,
+            author: Author { incarnation, predecessor },
+        };
         let segments = segments.iter().map(|(number, by, after)| (*number, mark(*by, *after)));
         let mut history = History { segments: segments.collect(), ..History::default() };
         for (number, log, by) in generations.iter().copied() {
             let author = history.segments.get(&log).map(|mark| mark.author);
             let author = author.filter(|author| author.incarnation == by);
             let author = author.unwrap_or(Author { incarnation: by, predecessor: 0 });
-            let mark = Mark { origin: ORIGIN, author };
+            let mark = Provenance { origin: ORIGIN, author };
             history.generations.insert(number, (log, mark));
         }
         history
     }
 
     #[test]
-    fn servers_that_go_on_from_one_another_are_one_history() {
+    fn successive_servers_form_one_history() {
         for (segments, generations) in [
             (&[][..], &[][..]),
             (&[(1, 5, 0)], &[]),
-            // One that only began its segment, and files of format 1.
+            // One server only began its segment, and the first files are of format 1.
             (&[(3, 0, 0), (4, 5, 0), (5, 6, 5), (6, 7, 6), (7, 7, 6)], &[(1, 3, 0), (2, 7, 7)]),
             // The log before it was removed.
             (&[(6, 7, 6), (9, 9, 7)], &[(2, 6, 7)]),
@@ -269,25 +273,25 @@ mod tests {
     }
 
     #[test]
-    fn files_of_two_servers_are_found_and_told_apart() {
-        // 8 began where 7's folder had been removed, and 7 went on in it.
+    fn files_of_two_servers_are_detected_and_separated() {
+        // Server 8 began in a directory that was removed under server 7, which continued in it.
         let mixed = history(&[(3, 8, 0), (8, 7, 6), (9, 7, 6)], &[(2, 3, 8), (4, 8, 7)]);
-        assert_eq!(mixed.fork(), Some((Name::Segment(3), Name::Segment(8))));
-        let used = Used { generation: Some(4), segments: [8, 9].into() };
-        let others = mixed.others(&used);
-        assert_eq!(others, [Name::Segment(3), Name::Generation(2)]);
+        assert_eq!(mixed.fork(), Some((FileId::Segment(3), FileId::Segment(8))));
+        let used = UsedFiles { generation: Some(4), segments: [8, 9].into() };
+        let others = mixed.foreign_files(&used);
+        assert_eq!(others, [FileId::Segment(3), FileId::Generation(2)]);
         let left = mixed.without(&others);
         assert_eq!((left.fork(), left.newest()), (None, 7));
-        // 8 went on from 7's files, while 7 did, too.
+        // Server 8 took over 7's files while 7 continued.
         let forked = history(&[(7, 7, 6), (8, 8, 7), (9, 7, 6)], &[(1, 7, 7)]);
-        assert_eq!(forked.fork(), Some((Name::Segment(8), Name::Segment(9))));
-        let used = Used { generation: Some(1), segments: [7, 8].into() };
-        assert_eq!(forked.others(&used), [Name::Segment(9)]);
-        // A snapshot whose segment is another's, or not there.
+        assert_eq!(forked.fork(), Some((FileId::Segment(8), FileId::Segment(9))));
+        let used = UsedFiles { generation: Some(1), segments: [7, 8].into() };
+        assert_eq!(forked.foreign_files(&used), [FileId::Segment(9)]);
+        // A snapshot whose segment belongs to another server, or is missing.
         let swapped = history(&[(7, 7, 6), (8, 7, 6)], &[(1, 7, 8)]);
-        assert_eq!(swapped.fork(), Some((Name::Generation(1), Name::Segment(7))));
+        assert_eq!(swapped.fork(), Some((FileId::Generation(1), FileId::Segment(7))));
         let alone = history(&[(7, 7, 6), (8, 7, 6)], &[(1, 3, 8)]);
-        assert_eq!(alone.fork(), Some((Name::Generation(1), Name::Segment(7))));
+        assert_eq!(alone.fork(), Some((FileId::Generation(1), FileId::Segment(7))));
     }
 
     #[test]
@@ -302,10 +306,10 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_that_cannot_be_read_may_have_linked_its_neighbours() {
+    fn an_unreadable_segment_may_have_linked_its_neighbours() {
         for (segments, generations, unreadable) in [
             (&[(1, 7, 0), (3, 9, 8)][..], &[][..], 2),
-            // A snapshot is of the server that wrote its segment.
+            // A snapshot belongs to the server that wrote its segment.
             (&[(3, 7, 0), (4, 7, 0)], &[(2, 5, 8)], 5),
         ] {
             let mut history = history(segments, generations);
@@ -313,7 +317,7 @@ mod tests {
             history.unreadable.insert(unreadable);
             assert_eq!(history.fork(), None);
         }
-        // It says nothing of segments that follow one another elsewhere.
+        // An unreadable segment explains only the gap where it is.
         let mut forked = history(&[(1, 7, 0), (2, 9, 8)], &[]);
         forked.unreadable.insert(3);
         assert!(forked.fork().is_some());

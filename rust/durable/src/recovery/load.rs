@@ -1,10 +1,10 @@
-//! Loading the newest whole snapshot, and looking whose files are there.
+//! Loading the newest intact snapshot, and checking that all files are of one history.
 
 use crate::files::damage::Unusable;
 use crate::frame::Origin;
 use crate::log::scan::count_pushes;
-use crate::recovery::history::{self, History, Name};
-use crate::recovery::report::Kept;
+use crate::recovery::history::{self, FileId, History};
+use crate::recovery::report::KeptSnapshots;
 use crate::recovery::settings::Settings;
 use crate::recovery::{Recovery, fork};
 use crate::snapshot::generation::Generation;
@@ -15,14 +15,14 @@ use fastps_core::tensor::SliceId;
 use std::sync::atomic::Ordering;
 
 impl Recovery<'_> {
-    /// Loads the newest generation that is whole. Gives the whole ones: it and older ones.
-    pub(super) fn load(&mut self, numbers: &[u64]) -> Result<Kept> {
-        let (mut kept, mut damaged, mut manifests) = (Kept::new(), Vec::new(), Vec::new());
+    /// Loads the newest intact snapshot. Returns all intact snapshots.
+    pub(super) fn load(&mut self, numbers: &[u64]) -> Result<KeptSnapshots> {
+        let (mut kept, mut damaged, mut manifests) = (KeptSnapshots::new(), Vec::new(), Vec::new());
         for number in numbers.iter().rev() {
             let opened = Generation::open(self.directory.path(), *number);
-            // Older ones are opened, too, and read when they are needed.
+            // Older snapshots are opened, and read only if needed.
             let whole = match opened {
-                Ok(generation) if kept.is_empty() => self.take(&generation).map(|()| generation),
+                Ok(generation) if kept.is_empty() => self.load_generation(&generation).map(|()| generation),
                 opened => opened,
             };
             match whole {
@@ -37,7 +37,7 @@ impl Recovery<'_> {
         let beginning = self.segments.first().map_or(numbers.is_empty(), |first| *first == 1);
         if kept.is_empty() && !beginning {
             let mut why = format!(
-                "no snapshot in {} is whole, and the log does not reach back to the beginning: restore the directory from a backup",
+                "no snapshot in {} is intact, and the log does not go back to the beginning: restore the directory from a backup",
                 self.directory.path().display()
             );
             for (_, damage) in damaged {
@@ -50,57 +50,59 @@ impl Recovery<'_> {
         self.report.generation = kept.back().map(|(number, _)| *number);
         self.used.generation = self.report.generation;
         self.history = History::read(self.directory, manifests.iter())?;
-        self.note_promises(manifests.iter());
+        self.note_durable_lengths(manifests.iter());
         Ok(kept)
     }
 
-    pub(super) fn note_promises<'m>(&mut self, manifests: impl Iterator<Item = &'m Manifest>) {
+    pub(super) fn note_durable_lengths<'m>(&mut self, manifests: impl Iterator<Item = &'m Manifest>) {
         for (number, bytes) in manifests.filter_map(|manifest| manifest.durable) {
-            let promised = self.promised.entry(number).or_default();
-            *promised = bytes.max(*promised);
+            let known_durable = self.known_durable.entry(number).or_default();
+            *known_durable = bytes.max(*known_durable);
         }
     }
 
-    /// Files of two servers that wrote at once are not gone on from: either has what the other lacks.
+    /// Refuses files of two servers that wrote at once: each has changes that the other lacks.
     pub(super) fn check_history(&self) -> Result<()> {
         match fork(&self.history, self.directory) {
             Some(why) if !self.settings.accept_loss => Err(Error::new(
                 Kind::Config,
                 format!(
-                    "{why}. Move the files of one of them elsewhere, or go on with the newest snapshot and the log behind it, \
-                     without what only the other has, by --accept-loss"
+                    "{why}. Move the files of one server away, or start with --accept-loss to use the newest snapshot and \
+                     the log after it, and drop the other server's changes"
                 ),
             )),
             _ => Ok(()),
         }
     }
 
-    /// Files that are not used since another server wrote them, and what is lost with them.
-    pub(super) fn note_others(&mut self) -> Result<Vec<Name>> {
+    /// Reports files of other servers that are not used, and what is lost with them.
+    pub(super) fn report_foreign_files(&mut self) -> Result<Vec<FileId>> {
         if self.history.fork().is_none() {
             return Ok(Vec::new());
         }
-        let others = self.history.others(&self.used);
+        let others = self.history.foreign_files(&self.used);
         for name in &others {
-            let shown = history::shown(self.directory, *name);
+            let shown = history::display_path(self.directory, *name);
             let what = match name {
-                Name::Segment(number) => {
+                FileId::Segment(number) => {
                     let pushes = count_pushes(&self.directory.segment(*number), 0)?;
                     format!("{pushes} pushes")
                 }
-                Name::Generation(number) => {
+                FileId::Generation(number) => {
                     let generation = Generation::open(self.directory.path(), *number)?;
                     let (versions, _) = generation.changes()?;
-                    format!("{} slices with {versions} changes in all", generation.summary().slices)
+                    format!("{} slices with {versions} changes", generation.summary().slices)
                 }
             };
-            self.report.lost.push(format!("{shown} is of another server and is not used: {what} in it"));
+            self.report
+                .lost
+                .push(format!("{shown} belongs to another server and is not used; it contains {what}"));
         }
         self.renew |= !others.is_empty();
         Ok(others)
     }
 
-    /// Where nothing was read to its end, the files still tell which directory this is.
+    /// Even if no file was read to its end, the files may say which directory this is.
     pub(super) fn find_origin(&mut self) -> Result<()> {
         if self.origin.is_none()
             && let Some(origin) = self.history.origin()
@@ -111,7 +113,7 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    fn take(&mut self, generation: &Generation) -> Result<(), Unusable> {
+    fn load_generation(&mut self, generation: &Generation) -> Result<(), Unusable> {
         self.check_origin(generation.manifest.origin())?;
         let Some(shard) = self.shard else { return Ok(()) };
         let catalog = &generation.manifest.catalog;
@@ -146,7 +148,7 @@ impl Recovery<'_> {
         if origin.shards != *shards {
             let all = path.parent().unwrap_or(path).display();
             why = format!(
-                "{} belongs to a cluster of another size; for {shards}: fastps checkpoint restore {all} {all}-{shards} --shards {shards}",
+                "{} belongs to a cluster of another size: to change it, run fastps checkpoint restore {all} {all}-{shards} --shards {shards}",
                 path.display()
             );
         }

@@ -1,4 +1,5 @@
-//! A start: the newest whole generation, and the records behind it.
+//! Recovery: restores a shard from its newest intact snapshot and the log after it. Reads files and changes
+//! none; the journal and the tools call it.
 
 pub(crate) mod growth;
 pub(crate) mod history;
@@ -8,30 +9,30 @@ mod report;
 mod settings;
 
 pub use report::Report;
-pub(crate) use report::{Found, Kept};
+pub(crate) use report::{KeptSnapshots, Recovered};
 pub(crate) use settings::Progress;
 pub use settings::Settings;
 
 use crate::catalog::Catalog;
 use crate::files::damage::Unusable;
 use crate::files::directory::Directory;
-use crate::frame::{Origin, random};
+use crate::frame::{Origin, random_id};
 use crate::log::read::beginning;
 use crate::recovery::growth::Growth;
-use crate::recovery::history::{History, Used};
+use crate::recovery::history::{History, UsedFiles};
 use crate::snapshot::generation::Generation;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::reach;
 use fastps_core::shard::Shard;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Reads the files of a shard, and changes nothing in them. The empty shard becomes what they say.
+/// Restores an empty shard from the files in a directory. Changes no file.
 pub(crate) fn recover(
     directory: &Directory,
     settings: &Settings,
     shard: &Shard,
     progress: &Progress,
-) -> Result<Found> {
+) -> Result<Recovered> {
     let mut recovery = Recovery::new(directory, settings, Some(shard), progress)?;
     let numbers = directory.generations()?;
     let next = |last: Option<&u64>| last.map_or(1, |last| last + 1);
@@ -45,17 +46,17 @@ pub(crate) fn recover(
         Unusable::Failed(error) => error,
     })?;
     reach("recovery_replayed");
-    recovery.settle();
-    let others = recovery.note_others()?;
+    recovery.forget_stale();
+    let others = recovery.report_foreign_files()?;
     recovery.history = std::mem::take(&mut recovery.history).without(&others);
     recovery.find_origin()?;
     let Recovery { mut report, catalog, origin, last, renew, damaged, history, growth, .. } = recovery;
     report.slices = catalog.slices().count() as u64;
     let origin = match origin {
         Some(origin) => origin,
-        None => Origin { id: random()?, shard: settings.shard, shards: settings.shards },
+        None => Origin { id: random_id()?, shard: settings.shard, shards: settings.shards },
     };
-    Ok(Found {
+    Ok(Recovered {
         report,
         catalog,
         origin,
@@ -71,8 +72,8 @@ pub(crate) fn recover(
     })
 }
 
-/// Reads the log from a segment on, and uses nothing of it. What a start would say of it: the number of a segment, and what
-/// is wrong with it.
+/// Checks the log from a segment on without applying it. Returns what a start would report: segment numbers,
+/// and what is wrong with each.
 pub(crate) fn check_log(
     directory: &Directory,
     settings: &Settings,
@@ -82,7 +83,7 @@ pub(crate) fn check_log(
     let progress = Progress::default();
     let mut recovery = Recovery::new(directory, settings, None, &progress)?;
     let listed = Generation::list(directory.path())?;
-    recovery.note_promises(listed.iter().flatten().map(|generation| &generation.manifest));
+    recovery.note_durable_lengths(listed.iter().flatten().map(|generation| &generation.manifest));
     while let Some(number) = next.take() {
         if let Err(unusable) = recovery.replay(Some(number)) {
             wrong.push((recovery.reached, Error::from(unusable).message.clone()));
@@ -92,7 +93,7 @@ pub(crate) fn check_log(
     Ok(wrong)
 }
 
-/// Which shard's files a directory has, of how many, as far as they tell.
+/// The shard that a directory belongs to, if its files say so.
 pub(crate) fn origin(directory: &Directory) -> Result<Option<Origin>> {
     for number in directory.generations()?.into_iter().rev() {
         match Generation::open(directory.path(), number) {
@@ -109,20 +110,20 @@ pub(crate) fn origin(directory: &Directory) -> Result<Option<Origin>> {
     Ok(None)
 }
 
-/// Why files are not of one history, if they are not.
+/// Describes two files of different histories, if there are any.
 pub(crate) fn fork(history: &History, directory: &Directory) -> Option<String> {
     let (a, b) = history.fork()?;
     Some(format!(
-        "{} has two histories: {} and {} are of servers neither of which went on from the other's files",
+        "{} has two histories: {} and {} were written by servers that did not take over from each other",
         directory.path().display(),
-        history::shown(directory, a),
-        history::shown(directory, b)
+        history::display_path(directory, a),
+        history::display_path(directory, b)
     ))
 }
 
 fn lost(why: &str) -> Error {
     let message = format!(
-        "{why}. Changes that were durable cannot be read: restore the directory from a backup, or go on without them by --accept-loss"
+        "{why}. Durable changes cannot be read: restore the directory from a backup, or start without them with --accept-loss"
     );
     Error::new(Kind::Config, message)
 }
@@ -130,25 +131,25 @@ fn lost(why: &str) -> Error {
 struct Recovery<'a> {
     directory: &'a Directory,
     settings: &'a Settings,
-    /// What becomes what the files say; `None`: they are only read.
+    /// The shard to restore. `None`: the files are only checked.
     shard: Option<&'a Shard>,
     segments: BTreeSet<u64>,
     report: Report,
     catalog: Catalog,
     origin: Option<Origin>,
-    /// All that changed a slice.
+    /// All clients that changed a slice.
     clients: BTreeSet<u64>,
     /// Slices that were freed while the snapshot was written.
     gone: BTreeSet<u64>,
     damaged: Vec<(u64, String)>,
     renew: bool,
-    /// Which servers wrote what is here, and what of it is used.
+    /// The provenance of all files, and which are used.
     history: History,
-    used: Used,
-    /// How much of each segment was durable, as snapshots tell.
-    promised: BTreeMap<u64, u64>,
-    /// The segment that is being read, the byte, a byte between the last frame that was repeated and those that were not, and
-    /// how much of it was durable as far as its frames tell.
+    used: UsedFiles,
+    /// For each segment, the number of bytes that were durable according to snapshots.
+    known_durable: BTreeMap<u64, u64>,
+    /// The segment being read; the position in it; a position after the last replayed frame and before the
+    /// next; and the durable length according to its own frames.
     reached: u64,
     at: u64,
     rest: u64,
@@ -178,8 +179,8 @@ impl<'a> Recovery<'a> {
             damaged: Vec::new(),
             renew: false,
             history: History::default(),
-            used: Used::default(),
-            promised: BTreeMap::new(),
+            used: UsedFiles::default(),
+            known_durable: BTreeMap::new(),
             reached: 0,
             at: 0,
             rest: 0,

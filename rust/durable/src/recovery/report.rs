@@ -1,9 +1,9 @@
-//! What a start found.
+//! The result of a recovery.
 
 use crate::catalog::Catalog;
 use crate::frame::Origin;
 use crate::recovery::growth::Growth;
-use crate::recovery::history::{History, Name};
+use crate::recovery::history::{FileId, History};
 use std::collections::VecDeque;
 use std::fmt;
 
@@ -12,13 +12,13 @@ use std::fmt;
 pub struct Report {
     /// The snapshot that was loaded.
     pub generation: Option<u64>,
-    /// Slices that are here.
+    /// Slices in the shard.
     pub slices: u64,
-    /// Records that were repeated.
+    /// Records that were replayed.
     pub repeated: u64,
-    /// What was not as it should be, a sentence each.
+    /// Irregularities without loss, one sentence each.
     pub notes: Vec<String>,
-    /// What was durable and is lost, as [`Settings::accept_loss`] allows: a sentence each, with counts.
+    /// Durable changes that were lost with [`Settings::accept_loss`], one sentence each, with counts.
     pub lost: Vec<String>,
 }
 
@@ -33,29 +33,29 @@ impl fmt::Display for Report {
     }
 }
 
-/// The files as they were found, and what to go on with.
-pub(crate) struct Found {
+/// The state of the files, and where to continue.
+pub(crate) struct Recovered {
     pub(crate) report: Report,
     pub(crate) catalog: Catalog,
     pub(crate) origin: Origin,
-    /// The next segment, which is free.
+    /// The next free segment number.
     pub(crate) segment: u64,
-    /// The segment that the log so far ends in, and the length of it that is whole.
+    /// The last segment of the log, and the length of its whole frames.
     pub(crate) last: Option<(u64, u64)>,
     /// The log that was read.
     pub(crate) growth: Growth,
-    /// The next generation.
+    /// The next free snapshot number.
     pub(crate) generation: u64,
-    pub(crate) kept: Kept,
-    /// Generations that cannot be used, and why.
+    pub(crate) kept: KeptSnapshots,
+    /// Snapshots that cannot be used, and why.
     pub(crate) damaged: Vec<(u64, String)>,
-    /// Files of another server that are not used.
-    pub(crate) others: Vec<Name>,
-    /// Where the others come from.
+    /// Files of other servers that are not used.
+    pub(crate) others: Vec<FileId>,
+    /// The provenance of all other files.
     pub(crate) history: History,
-    /// Something could not be read: what is here must be written anew.
+    /// Something was unreadable: a new snapshot must be written.
     pub(crate) renew: bool,
 }
 
-/// Whole generations, the oldest first, and the first segment that each needs.
-pub(crate) type Kept = VecDeque<(u64, u64)>;
+/// Intact snapshots, oldest first, each with the first segment it needs.
+pub(crate) type KeptSnapshots = VecDeque<(u64, u64)>;

@@ -1,31 +1,31 @@
-//! What a journal is told, and how far a recovery is.
+//! The settings of a journal, and the progress of a recovery.
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// What a journal is told.
+/// Settings of a journal.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The shard's directory.
     pub path: PathBuf,
-    /// Its index.
+    /// Index of the shard.
     pub shard: u32,
-    /// Shards of the cluster.
+    /// Number of shards in the cluster.
     pub shards: u32,
-    /// Snapshots that are kept.
+    /// Number of snapshots to keep.
     pub keep: usize,
-    /// Younger ones are kept besides.
+    /// Snapshots younger than this are kept as well.
     pub keep_for: Duration,
-    /// Start with what can be read, although something that was durable cannot.
+    /// Start with what can be read, even if durable changes are lost.
     pub accept_loss: bool,
 }
 
-/// How far a recovery is, for whoever looks on.
+/// Progress of a recovery, read by other threads.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// Bytes that were read.
+    /// Bytes read.
     pub(crate) done: AtomicU64,
-    /// Bytes to be read.
+    /// Bytes to read in all.
     pub(crate) total: AtomicU64,
 }

@@ -1,46 +1,46 @@
-//! A generation: one snapshot on disk. What it says is believed after every byte that is used was checked.
+//! A generation is one snapshot on disk. All bytes are verified before they are used.
 
-use crate::files::checksum::Summed;
+use crate::files::checksum::ChecksumWriter;
 use crate::files::damage::Unusable;
 use crate::files::io::failed;
 use crate::files::names::{generation_in, generations_in};
-use crate::files::output::Written;
-use crate::frame::{self, Content, Piece};
+use crate::files::output::FileDigest;
+use crate::frame::{self, Content, SliceEntry};
 use crate::snapshot::manifest::{FILES, MANIFEST, Manifest, SLICES};
 use fastps_core::error::{Error, Kind, Result};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// What is read at a time to be summed.
-const CHUNK: usize = 1 << 20;
+/// Bytes read at a time.
+const READ_CHUNK_BYTES: usize = 1 << 20;
 
-/// One snapshot on disk, whose manifest is whole.
+/// A snapshot on disk whose manifest is intact.
 #[derive(Debug)]
 pub struct Generation {
     pub(super) path: PathBuf,
     pub(crate) manifest: Manifest,
 }
 
-/// What there is to say about a generation.
+/// Summary of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// Its number; they count up.
+    /// The snapshot's number; later snapshots have higher numbers.
     pub generation: u64,
-    /// Where it lies.
+    /// The snapshot's directory.
     pub path: PathBuf,
-    /// The index of its shard, and how many there are.
+    /// The index of its shard, and the number of shards.
     pub shard: (u32, u32),
-    /// When it was written, in seconds since 1970.
+    /// Time of writing, in seconds since 1970.
     pub written: u64,
     /// Bytes of its files.
     pub bytes: u64,
-    /// Slices in it.
+    /// Number of slices.
     pub slices: u64,
 }
 
 impl Generation {
-    /// Reads the manifest, and checks that the files are there in full length.
+    /// Reads the manifest, and checks that all files exist with their full length.
     pub(crate) fn open(directory: &Path, number: u64) -> Result<Self, Unusable> {
         let path = generation_in(directory, number);
         let name = path.join(MANIFEST);
@@ -55,22 +55,22 @@ impl Generation {
         };
         frame::check_format(manifest.format, &name.display().to_string())?;
         if manifest.generation != number {
-            return damaged(&format!("is that of generation {}", manifest.generation));
+            return damaged(&format!("is the manifest of generation {}", manifest.generation));
         }
         let generation = Self { path, manifest };
         for file in FILES {
             let Some(written) = generation.manifest.files.get(file) else {
-                return damaged(&format!("does not tell of {file}"));
+                return damaged(&format!("does not list {file}"));
             };
             let path = generation.path.join(file);
             match std::fs::metadata(&path) {
                 Ok(found) if found.len() == written.bytes => {}
                 Ok(found) => {
                     return Err(Unusable::Damaged(format!(
-                        "{} has {} bytes in place of {}",
+                        "{} has the wrong length: expected {} bytes, got {}",
                         path.display(),
-                        found.len(),
-                        written.bytes
+                        written.bytes,
+                        found.len()
                     )));
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -82,15 +82,15 @@ impl Generation {
         Ok(generation)
     }
 
-    /// The generations in a shard's directory, the newest first, each whole as far as its manifest tells, or what is
-    /// wrong with it. Takes no lock and changes nothing.
+    /// The snapshots in a shard's directory, newest first; for each, whether its manifest and file lengths
+    /// are intact. Takes no lock and changes nothing.
     pub fn list(directory: &Path) -> Result<Vec<Result<Self>>> {
         let numbers = generations_in(directory)?;
         let open = |number: &u64| Self::open(directory, *number).map_err(Error::from);
         Ok(numbers.iter().rev().map(open).collect())
     }
 
-    /// What there is to say about it.
+    /// The snapshot's summary.
     pub fn summary(&self) -> Summary {
         let Manifest { generation, shard, shards, written, files, catalog, gone, .. } = &self.manifest;
         Summary {
@@ -103,23 +103,23 @@ impl Generation {
         }
     }
 
-    /// The sum of its slices' versions, and that of their optimizer steps.
+    /// The sum of the slices' versions, and of their optimizer steps.
     pub(crate) fn changes(&self) -> Result<(u64, u64), Unusable> {
         let mut sums = (0, 0);
-        self.pieces(|piece| {
-            sums = (sums.0 + piece.standing.version, sums.1 + piece.standing.step);
+        self.entries(|entry| {
+            sums = (sums.0 + entry.standing.version, sums.1 + entry.standing.step);
             Ok(())
         })?;
         Ok(sums)
     }
 
-    /// Reads every byte and compares all checksums.
+    /// Reads every byte and verifies all checksums.
     pub fn verify(&self) -> Result<()> {
         for (name, written) in &self.manifest.files {
             let path = self.path.join(name);
             let mut file = File::open(&path).map_err(|error| failed("read", &path, &error))?;
-            let mut summed = Summed::new(std::io::sink());
-            let mut chunk = vec![0; CHUNK];
+            let mut summed = ChecksumWriter::new(std::io::sink());
+            let mut chunk = vec![0; READ_CHUNK_BYTES];
             loop {
                 let fail = |error| failed("read", &path, &error);
                 let read = file.read(&mut chunk).map_err(fail)?;
@@ -129,7 +129,7 @@ impl Generation {
                 std::io::Write::write_all(&mut summed, &chunk[..read]).map_err(fail)?;
             }
             let bytes = summed.bytes;
-            if (Written { bytes, crc32c: summed.finish().0 }) != *written {
+            if (FileDigest { bytes, crc32c: summed.finish().0 }) != *written {
                 let why = format!("{} is damaged: its checksum is wrong", path.display());
                 return Err(Error::new(Kind::Internal, why));
             }
@@ -141,18 +141,21 @@ impl Generation {
         Err(Unusable::Damaged(format!("{} {why}", self.path.join(file).display())))
     }
 
-    /// Reads the list of slices.
-    pub(super) fn pieces(&self, mut each: impl FnMut(Piece) -> Result<(), Unusable>) -> Result<(), Unusable> {
+    /// Calls `each` for every entry of the list of slices.
+    pub(super) fn entries(
+        &self,
+        mut each: impl FnMut(SliceEntry) -> Result<(), Unusable>,
+    ) -> Result<(), Unusable> {
         let path = self.path.join(SLICES);
         let fail = |error: std::io::Error| Unusable::Failed(failed("read", &path, &error));
-        let mut file = BufReader::with_capacity(CHUNK, File::open(&path).map_err(fail)?);
+        let mut file = BufReader::with_capacity(READ_CHUNK_BYTES, File::open(&path).map_err(fail)?);
         let mut left = self.manifest.files.get(SLICES).map_or(0, |file| file.bytes);
         let mut content = Vec::new();
         while !file.fill_buf().map_err(fail)?.is_empty() {
-            let mut header = [0; frame::HEADER];
+            let mut header = [0; frame::HEADER_BYTES];
             let whole = file.read_exact(&mut header).ok().and_then(|()| frame::Header::read(&header));
             left = left.saturating_sub(header.len() as u64);
-            // The file must have what the length claims before memory for it is taken.
+            // The file must be as long as the header claims before memory is allocated.
             let Some(header) = whole.filter(|header| header.length as u64 <= left) else {
                 return self.damaged(SLICES, "is damaged");
             };
@@ -160,7 +163,7 @@ impl Generation {
             content.resize(header.length, 0);
             file.read_exact(&mut content).map_err(fail)?;
             match frame::read(&content).filter(|_| header.fits(&content)) {
-                Some(Content::Slice(piece)) => each(piece)?,
+                Some(Content::Slice(entry)) => each(entry)?,
                 _ => return self.damaged(SLICES, "is damaged: a checksum is wrong"),
             }
         }

@@ -1,17 +1,18 @@
-//! Where each slice lies in the files of a snapshot.
+//! The order of slices in a snapshot, and the safetensors headers that describe it.
 
 use crate::catalog::{Catalog, Reservation};
 use crate::snapshot::safetensors::Layout;
 
-/// The slices in the order in which they are written: tensor by tensor, each in its own order.
+/// The slices in the order in which they are written: by tensor, then by index.
 pub(super) fn in_order(catalog: &Catalog) -> Vec<(u64, usize, &Reservation)> {
     let mut slices: Vec<_> = catalog.slices().collect();
     slices.sort_by(|a, b| (&a.2.spec.name, a.1, a.0).cmp(&(&b.2.spec.name, b.1, b.0)));
     slices
 }
 
-/// Lays out both files: a tensor that is here as a whole under its name and in its shape; of others each run of slices
-/// by itself, flat, as `name[first:end]`. State has the name of its slot behind that of its tensor.
+/// Lays out the values and the state. A tensor that is entirely on this shard appears under its name and
+/// shape; otherwise each run of adjacent slices appears flat, as `name[first:end]`. State is named
+/// `name.slot`.
 pub(super) fn layout(slices: &[(u64, usize, &Reservation)]) -> (Layout, Layout) {
     let (mut values, mut state) = (Layout::default(), Layout::default());
     for run in slices.chunk_by(|a, b| std::ptr::eq(a.2, b.2) && a.1 + 1 == b.1) {
@@ -26,7 +27,7 @@ pub(super) fn layout(slices: &[(u64, usize, &Reservation)]) -> (Layout, Layout) 
         };
         let bytes = (spec.dtype.size() * elements.len()) as u64;
         values.add(name.clone(), shape, bytes);
-        // The slots of a slice lie one after the other, so those of several slices are interleaved.
+        // A slice's slots are contiguous, so the slots of several slices are interleaved.
         for (_, k, _) in run {
             let slice = spec.slice_range(*k);
             for slot in spec.optimizer.slots() {

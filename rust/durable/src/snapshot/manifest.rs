@@ -1,8 +1,8 @@
-//! What a snapshot says of itself, in its file `MANIFEST`.
+//! The manifest of a snapshot: its identity, the digests of its files, and the catalog.
 
 use crate::catalog::Catalog;
 use crate::files::checksum::crc32c;
-use crate::files::output::Written;
+use crate::files::output::FileDigest;
 use crate::frame::{Author, Origin};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,10 +11,10 @@ pub(crate) const MANIFEST: &str = "MANIFEST";
 pub(crate) const SLICES: &str = "slices";
 pub(crate) const VALUES: &str = "parameters.safetensors";
 pub(crate) const STATE: &str = "state.safetensors";
-/// The files that the manifest speaks for.
+/// The files whose digests are in the manifest.
 pub(crate) const FILES: [&str; 3] = [SLICES, VALUES, STATE];
 
-/// What a generation says of itself.
+/// The content of `MANIFEST`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Manifest {
     pub(crate) format: u32,
@@ -22,38 +22,38 @@ pub(crate) struct Manifest {
     pub(crate) shard: u32,
     pub(crate) shards: u32,
     pub(crate) generation: u64,
-    /// The first segment of the log that it needs.
+    /// The first log segment that must be replayed after this snapshot.
     pub(crate) log: u64,
-    /// The server that wrote it, and whose files that one went on from; 0: unknown.
+    /// The server that wrote the snapshot, and the one it took the files over from. 0: unknown.
     #[serde(default)]
     pub(crate) incarnation: u64,
     #[serde(default)]
     pub(crate) predecessor: u64,
-    /// How much of a segment behind it was durable when it was written: its number, and bytes.
+    /// A log segment and the number of its bytes that were durable when the manifest was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) durable: Option<(u64, u64)>,
     /// Seconds since 1970.
     pub(crate) written: u64,
-    pub(crate) files: BTreeMap<String, Written>,
-    /// Slices that were freed while it was written.
+    pub(crate) files: BTreeMap<String, FileDigest>,
+    /// Slices that were freed while the snapshot was written.
     pub(crate) gone: BTreeSet<u64>,
-    /// What of it is of one moment, if that was asked for.
+    /// The cut that was requested, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cut: Option<Cut>,
     pub(crate) catalog: Catalog,
 }
 
-/// A cut over all shards: the tensors of a group at one moment.
+/// A consistent cut over all shards: the state of a group's tensors at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cut {
     /// The same in the snapshots of all shards.
     pub id: u64,
-    /// Whose `exact` tensors are of that moment; others are at versions of their own.
+    /// The group whose `exact` tensors are at the cut. Other tensors are at versions of their own.
     pub group: String,
 }
 
 impl Manifest {
-    /// One line of JSON, and one with its checksum.
+    /// One line of JSON, and a line with its checksum.
     pub(crate) fn text(&self) -> serde_json::Result<Vec<u8>> {
         let mut text = serde_json::to_vec(self)?;
         let crc = crc32c(&text);

@@ -1,4 +1,5 @@
-//! Snapshots of a shard: writing and reading them.
+//! Snapshots: writing one while pushes continue, and reading one back. Nothing here knows the log or the
+//! journal.
 
 pub(crate) mod generation;
 mod layout;
@@ -7,4 +8,4 @@ pub(crate) mod manifest;
 pub(crate) mod safetensors;
 mod write;
 
-pub(crate) use write::{Subject, write};
+pub(crate) use write::{SnapshotInput, write};

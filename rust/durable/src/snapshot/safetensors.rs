@@ -1,10 +1,10 @@
-//! The header of a safetensors file: its length, then JSON, then the values lie in the order of the header.
+//! The header of a safetensors file: its length, then JSON. The values follow in the order of the header.
 
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Values begin at a multiple of this.
-const ALIGNED: usize = 64;
+/// Alignment of the values in the file.
+const ALIGNMENT_BYTES: usize = 64;
 
 #[derive(Serialize)]
 struct Entry {
@@ -13,7 +13,7 @@ struct Entry {
     data_offsets: (u64, u64),
 }
 
-/// Names and sizes of what a file will hold, in its order.
+/// Names and sizes of the tensors in a file, in order.
 #[derive(Default)]
 pub(crate) struct Layout {
     names: BTreeSet<String>,
@@ -22,7 +22,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// The next values of the file. A name that is taken gets a `~` behind it.
+    /// Adds the next tensor. A name that is taken gets `~` appended.
     pub(crate) fn add(&mut self, name: String, shape: Vec<u64>, bytes: u64) {
         let mut name = name;
         while name == "__metadata__" || !self.names.insert(name.clone()) {
@@ -33,10 +33,10 @@ impl Layout {
         self.entries.insert(name, Entry { dtype: "F32", shape, data_offsets });
     }
 
-    /// What stands in front of the values.
+    /// The bytes that precede the values.
     pub(crate) fn header(&self) -> serde_json::Result<Vec<u8>> {
         let mut json = serde_json::to_vec(&self.entries)?;
-        json.resize((8 + json.len()).next_multiple_of(ALIGNED) - 8, b' ');
+        json.resize((8 + json.len()).next_multiple_of(ALIGNMENT_BYTES) - 8, b' ');
         let mut header = (json.len() as u64).to_le_bytes().to_vec();
         header.append(&mut json);
         Ok(header)

@@ -1,11 +1,12 @@
-//! Writing a snapshot: every slice at one version of its own, while pushes go on. It is there whole, or not at all.
+//! Writing a snapshot while pushes continue: each slice at a version of its own, or all at a cut. The
+//! snapshot appears complete, by rename, or not at all.
 
 use crate::catalog::{Catalog, Reservation};
 use crate::files::directory::Directory;
 use crate::files::io::{failed, sync_directory};
 use crate::files::output::Output;
 use crate::files::removal::remove;
-use crate::frame::{self, Author, FORMAT, Origin, Piece};
+use crate::frame::{self, Author, FORMAT, Origin, SliceEntry};
 use crate::snapshot::generation::Generation;
 use crate::snapshot::layout::{in_order, layout};
 use crate::snapshot::manifest::{Cut, MANIFEST, Manifest, SLICES, STATE, VALUES};
@@ -18,43 +19,42 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-/// So much is synced at a time, while the next is written.
-const PACE: u64 = 32 << 20;
-/// The same while a log on the same disk is synced, too, and would wait for it.
-const PACE_BESIDE_LOG: u64 = 8 << 20;
+/// Bytes between background syncs.
+const SYNC_INTERVAL_BYTES: u64 = 32 << 20;
+/// Bytes between background syncs while the log is also being written, so that its syncs do not wait long.
+const SYNC_INTERVAL_WITH_LOG_BYTES: u64 = 8 << 20;
 
-/// What a snapshot is of.
-pub(crate) struct Subject<'a> {
-    /// The slices of the catalog; `None`: it was freed meanwhile.
+/// What to snapshot.
+pub(crate) struct SnapshotInput<'a> {
+    /// Looks up a slice of the catalog. `None`: it was freed meanwhile.
     pub(crate) slice: &'a dyn Fn(SliceId) -> Option<Arc<Slice>>,
     pub(crate) catalog: Catalog,
     pub(crate) origin: Origin,
     pub(crate) author: Author,
-    /// The first segment of the log behind it.
+    /// The first log segment after the snapshot.
     pub(crate) log: u64,
     /// The cut that the shard has begun.
     pub(crate) cut: Option<Cut>,
-    /// The segment of the log that was synced last, and how much of it is durable.
+    /// The last synced log segment, and how many of its bytes are durable.
     pub(crate) synced: &'a dyn Fn() -> (u64, u64),
-    /// Whether the log is written meanwhile.
+    /// Whether the log has unwritten changes.
     pub(crate) logging: &'a dyn Fn() -> bool,
 }
 
-/// Writes a generation, and gives it its name when all of it is durable.
-/// `behind` is called after the last slice.
+/// Writes a snapshot and renames it once it is durable. `after_last_slice` is called after the last slice.
 pub(crate) fn write(
     directory: &Directory,
     number: u64,
-    subject: &Subject<'_>,
-    behind: impl FnOnce(),
+    subject: &SnapshotInput<'_>,
+    after_last_slice: impl FnOnce(),
 ) -> Result<Generation> {
     let folder = directory.unfinished(number);
     remove(&folder)?;
-    std::fs::create_dir(&folder).map_err(|error| failed("make", &folder, &error))?;
+    std::fs::create_dir(&folder).map_err(|error| failed("create", &folder, &error))?;
     reach("snapshot_create");
-    let written = write_into(&folder, number, subject, behind).and_then(|()| {
+    let written = write_into(&folder, number, subject, after_last_slice).and_then(|()| {
         let name = directory.generation(number);
-        // Another server may have the directory by now.
+        // Another server may own the directory by now.
         let renamed = fail("snapshot_rename").and_then(|()| directory.lock().check());
         let renamed = renamed.and_then(|()| std::fs::rename(&folder, &name));
         renamed.map_err(|error| failed("rename", &folder, &error))?;
@@ -62,15 +62,20 @@ pub(crate) fn write(
         sync_directory(directory.path())
     });
     if let Err(error) = written {
-        // It would be removed at the next start, and takes place until then.
+        // The next start would remove it, but it occupies disk space until then.
         let _ = remove(&folder);
         return Err(error);
     }
     Ok(Generation::open(directory.path(), number)?)
 }
 
-fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl FnOnce()) -> Result<()> {
-    let Subject { slice, catalog, origin, author, log, cut, synced, logging } = subject;
+fn write_into(
+    folder: &Path,
+    number: u64,
+    subject: &SnapshotInput<'_>,
+    after_last_slice: impl FnOnce(),
+) -> Result<()> {
+    let SnapshotInput { slice, catalog, origin, author, log, cut, synced, logging } = subject;
     let slices = in_order(catalog);
     let unwritable = |error: serde_json::Error| Error::new(Kind::Internal, error.to_string());
     let headers = layout(&slices);
@@ -82,8 +87,8 @@ fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl Fn
     let (mut gone, mut entry) = (BTreeSet::new(), Vec::new());
     let mut begun = Instant::now();
     for (id, index, reservation) in &slices {
-        // While pushes are logged, a slice is followed by a rest of what it took. What waits for a cut is kept in copies: there is
-        // no rest then.
+        // While pushes are logged, writing pauses after each slice for as long as the slice took. Pushes that
+        // wait for a cut are held as copies, so a cut is written without pauses.
         if cut.is_none() && logging() {
             std::thread::sleep(begun.elapsed());
         }
@@ -94,7 +99,7 @@ fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl Fn
             continue;
         };
         let image = if cut.is_some() { slice.image_in_cut()? } else { slice.image()? };
-        let piece = Piece {
+        let piece = SliceEntry {
             slice: *id,
             values: values.write(image.values.as_ref())?,
             state: state.write(image.state.as_ref())?,
@@ -106,11 +111,11 @@ fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl Fn
         }
         frame::seal(&mut entry);
         list.write(&entry)?;
-        let pace = if logging() { PACE_BESIDE_LOG } else { PACE };
-        values.keep_pace(pace)?;
-        state.keep_pace(pace)?;
+        let interval = if logging() { SYNC_INTERVAL_WITH_LOG_BYTES } else { SYNC_INTERVAL_BYTES };
+        values.sync_every(interval)?;
+        state.sync_every(interval)?;
     }
-    behind();
+    after_last_slice();
     let files = [(VALUES, values), (STATE, state), (SLICES, list)];
     let mut written = BTreeMap::new();
     for (name, file) in files {
@@ -140,7 +145,7 @@ fn write_into(folder: &Path, number: u64, subject: &Subject<'_>, behind: impl Fn
     sync_directory(folder)
 }
 
-/// Zeros in place of a slice that was freed meanwhile, so that all others lie where the headers say.
+/// Writes zeros for a slice that was freed meanwhile, so that all others stay where the headers say.
 fn fill(index: usize, reservation: &Reservation, values: &mut Output, state: &mut Output) -> Result<()> {
     let spec = &reservation.spec;
     let zeros = vec![0; spec.dtype.size() * spec.slice_range(index).len()];

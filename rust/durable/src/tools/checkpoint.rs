@@ -1,9 +1,9 @@
-//! What lies in a data directory, and whether it is whole. Takes no lock and changes nothing: a server may be at work
-//! there.
+//! Lists and verifies the content of a data directory. Takes no lock and changes nothing, so a server may be
+//! running.
 
 use crate::files::directory::Directory;
 use crate::files::io::failed;
-use crate::files::names::{DAMAGED, shard_folder, shards_in};
+use crate::files::names::{DAMAGED_PREFIX, shard_folder, shards_in};
 use crate::recovery::history::History;
 use crate::recovery::{self, Settings};
 use crate::snapshot::generation::{self, Generation};
@@ -13,67 +13,67 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What a shard has on disk.
+/// The files of a shard.
 #[derive(Clone, Debug, Serialize)]
 pub struct Listed {
-    /// Its index.
+    /// Index of the shard.
     pub shard: u32,
-    /// Shards of its cluster, as far as its files tell.
+    /// Number of shards in its cluster, if its files say so.
     pub shards: Option<u32>,
-    /// Where it lies.
+    /// The shard's directory.
     pub path: PathBuf,
-    /// Its snapshots, the newest first.
+    /// Its snapshots, newest first.
     pub snapshots: Vec<Snapshot>,
-    /// Segments of the log.
+    /// Number of log segments.
     pub log_segments: u64,
-    /// Their bytes.
+    /// Bytes of the log segments.
     pub log_bytes: u64,
-    /// Names of snapshots that a start has put aside.
+    /// Names of files that a start set aside.
     pub put_aside: Vec<String>,
 }
 
-/// A snapshot as it looks at a glance.
+/// A snapshot, judged without reading its arrays.
 #[derive(Clone, Debug, Serialize)]
 pub struct Snapshot {
-    /// Its number; they count up.
+    /// The snapshot's number; later snapshots have higher numbers.
     pub number: u64,
-    /// What is wrong with it; nothing: its manifest and its list of slices are whole, its files are there in full length.
+    /// What is wrong. `None`: manifest and list of slices are intact, and all files have their full length.
     pub problem: Option<String>,
-    /// When it was written, in seconds since 1970.
+    /// Time of writing, in seconds since 1970.
     pub written: u64,
     /// Bytes of its files.
     pub bytes: u64,
-    /// Slices in it.
+    /// Number of slices.
     pub slices: u64,
-    /// The sum of their versions.
+    /// Sum of the slices' versions.
     pub versions: u64,
-    /// The sum of their optimizer steps.
+    /// Sum of the slices' optimizer steps.
     pub steps: u64,
-    /// What of it is of one moment, over all shards.
+    /// The consistent cut that the snapshot belongs to.
     pub cut: Option<Cut>,
 }
 
-/// What a look at every byte has found.
+/// The result of reading every byte of a shard.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Verified {
-    /// The shard.
+    /// Index of the shard.
     pub shard: u32,
-    /// Where it lies.
+    /// The shard's directory.
     pub path: PathBuf,
-    /// The snapshots that are whole, the newest first.
+    /// Intact snapshots, newest first.
     pub whole: Vec<u64>,
-    /// A sentence per damage, with the way out.
+    /// Each damage, with its remedy.
     pub damages: Vec<String>,
 }
 
-/// What each shard of a data directory has.
+/// Lists the files of each shard in a data directory.
 pub fn list(data_dir: &Path) -> Result<Vec<Listed>> {
     shards_in(data_dir)?.into_iter().map(|shard| list_shard(data_dir, shard)).collect()
 }
 
 fn list_shard(data_dir: &Path, shard: u32) -> Result<Listed> {
     let path = shard_folder(data_dir, shard);
-    let directory = Directory::beside(&path);
+    let directory = Directory::unlocked(&path);
     let numbers = directory.generations()?;
     let snapshots = numbers.into_iter().rev().map(|number| glance(&path, number)).collect();
     let segments = directory.segments()?;
@@ -83,7 +83,7 @@ fn list_shard(data_dir: &Path, shard: u32) -> Result<Listed> {
         log_bytes += std::fs::metadata(&name).map_err(|error| failed("read", &name, &error))?.len();
     }
     let mut put_aside = directory.names()?;
-    put_aside.retain(|name| name.starts_with(DAMAGED));
+    put_aside.retain(|name| name.starts_with(DAMAGED_PREFIX));
     put_aside.sort();
     let shards = recovery::origin(&directory)?.map(|origin| origin.shards);
     let log_segments = segments.len() as u64;
@@ -104,11 +104,11 @@ fn glance(path: &Path, number: u64) -> Snapshot {
     })
 }
 
-/// Reads every byte that each shard of a data directory has.
+/// Reads every byte of each shard in a data directory.
 pub fn verify(data_dir: &Path) -> Result<Vec<Verified>> {
     let verify = |shard| {
         let verified = verify_shard(data_dir, shard)?;
-        // A server may just have removed what was looked at.
+        // A server may have removed files during the first attempt.
         if verified.damages.is_empty() { Ok(verified) } else { verify_shard(data_dir, shard) }
     };
     shards_in(data_dir)?.into_iter().map(verify).collect()
@@ -116,7 +116,7 @@ pub fn verify(data_dir: &Path) -> Result<Vec<Verified>> {
 
 fn verify_shard(data_dir: &Path, shard: u32) -> Result<Verified> {
     let path = shard_folder(data_dir, shard);
-    let directory = Directory::beside(&path);
+    let directory = Directory::unlocked(&path);
     let (mut whole, mut damaged, mut shards) = (Vec::new(), Vec::new(), None);
     let numbers = directory.generations()?;
     for number in numbers.iter().copied().rev() {
@@ -143,10 +143,10 @@ fn verify_shard(data_dir: &Path, shard: u32) -> Result<Verified> {
                     format!("a start uses snapshot {whole} and does not need it")
                 }
                 Some((whole, _)) => {
-                    format!("a start puts it aside and uses snapshot {whole} with the log behind it")
+                    format!("a start sets it aside and uses snapshot {whole} and the log after it")
                 }
-                None if reaches_back => "a start repeats the whole log in its place".to_owned(),
-                None => "no snapshot is whole: restore the directory from a backup".to_owned(),
+                None if reaches_back => "a start replays the whole log instead".to_owned(),
+                None => "no snapshot is intact: restore the directory from a backup".to_owned(),
             };
             format!("{why}; {way_out}")
         })
@@ -162,12 +162,12 @@ fn verify_shard(data_dir: &Path, shard: u32) -> Result<Verified> {
     for (number, why) in recovery::check_log(&directory, &settings, first)? {
         let way_out = match newest {
             Some((whole, log)) if number < log => format!("a start uses snapshot {whole} and does not need it"),
-            _ => "no server starts from this: restore the directory from a backup, or start once with --accept-loss to go on with what stands before it".to_owned(),
+            _ => "a server refuses to start: restore the directory from a backup, or start once with --accept-loss to keep only the changes before it".to_owned(),
         };
         damages.push(format!("{why}; {way_out}"));
     }
     damages.extend(recovery::fork(&History::of(&directory)?, &directory).map(|why| {
-        format!("{why}; no server starts from this: move the files of one of them elsewhere, or start once with --accept-loss")
+        format!("{why}; a server refuses to start: move the files of one server away, or start once with --accept-loss")
     }));
     let whole = whole.into_iter().map(|(number, _)| number).collect();
     Ok(Verified { shard, path, whole, damages })

@@ -1,7 +1,7 @@
-//! One safetensors file of all that a data directory holds, for others to read: each tensor as a whole, under its name.
+//! Exports a data directory as one safetensors file, with each tensor whole and under its name.
 
 use crate::files::io::{failed, sync_directory};
-use crate::files::names::UNFINISHED;
+use crate::files::names::UNFINISHED_SUFFIX;
 use crate::files::output::Output;
 use crate::files::removal::remove;
 use crate::snapshot::safetensors::Layout;
@@ -10,29 +10,29 @@ use crate::tools::target::parent;
 use fastps_core::error::{Error, Kind, Result};
 use std::path::Path;
 
-/// What was written.
+/// The result of an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exported {
-    /// Tensors.
+    /// Number of tensors.
     pub tensors: u64,
     /// Bytes of the file.
     pub bytes: u64,
-    /// What was not as it should be, and what was left out, a sentence each.
+    /// Irregularities and omissions, one sentence each.
     pub notes: Vec<String>,
 }
 
-/// Writes a safetensors file with each tensor that `source` holds, and with `state` also each slot of its optimizer
-/// (`name.slot`). It has its name when all of it is durable.
+/// Writes a safetensors file with every tensor of `source` and, with `state`, every slot of its optimizer
+/// (`name.slot`). The file appears when it is durable.
 pub fn export(source: &Path, file: &Path, state: bool, reading: Reading) -> Result<Exported> {
     let taken = |why: String| Err(Error::new(Kind::Config, why).expected("a new file", file.display()));
     if file.exists() {
-        return taken(format!("{} is there already", file.display()));
+        return taken(format!("{} already exists", file.display()));
     }
     let Some(name) = file.file_name() else {
-        return taken(format!("{} is no name for a file", file.display()));
+        return taken(format!("{} is not a file name", file.display()));
     };
     let mut unfinished = name.to_owned();
-    unfinished.push(UNFINISHED);
+    unfinished.push(UNFINISHED_SUFFIX);
     let path = file.with_file_name(&unfinished);
     let source = Source::open(source, reading)?;
     let tensors = source.tensors()?;
@@ -66,7 +66,7 @@ fn write(tensors: &[Tensor<'_>], state: bool, output: &mut Output) -> Result<()>
             output.write(slice.image()?.values.as_ref())?;
         }
         let slots = if state { holding.spec.optimizer.slots().len() } else { 0 };
-        // The slots of a slice lie one after the other; here each is whole.
+        // A slice stores its slots one after the other; in the file each slot is whole.
         for slot in 0..slots {
             for slice in slices {
                 let image = slice.image()?;

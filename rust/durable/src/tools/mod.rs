@@ -1,4 +1,5 @@
-//! What works on a data directory without a server: listing, checking, reshaping, exporting and copying snapshots.
+//! Tools that work on data directories without a server. `fastps checkpoint` and the servers' copies call
+//! them.
 
 pub mod checkpoint;
 pub mod copy;

@@ -1,13 +1,13 @@
-//! A data directory made anew, for any number of shards: every slice goes to a shard by load, and stays what it was.
+//! Rewrites a data directory for another number of shards. Each slice is placed by load and keeps its state.
 
 use crate::catalog::{Catalog, Holding, Reservation, Stage};
 use crate::files::directory::Directory;
 use crate::files::io::{failed, sync_directory};
 use crate::files::names::shard_folder;
 use crate::files::removal::remove;
-use crate::frame::{Author, Origin, random};
+use crate::frame::{Author, Origin, random_id};
 use crate::log::segment::Segment;
-use crate::snapshot::{self, Subject};
+use crate::snapshot::{self, SnapshotInput};
 use crate::tools::source::{Reading, Source};
 use crate::tools::target::{begin, parent};
 use fastps_core::error::{Error, Kind, Result};
@@ -20,25 +20,26 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Most shards of a cluster.
+/// Maximum number of shards in a cluster.
 const MAX_SHARDS: u32 = 1 << 16;
-/// The number of the first generation, and of the first segment of the log.
-const FIRST: u64 = 1;
+/// Number of the first snapshot and of the first log segment.
+const FIRST_NUMBER: u64 = 1;
 
-/// What was written.
+/// The result of a restore.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Restored {
-    /// Tensors.
+    /// Number of tensors.
     pub tensors: u64,
-    /// Their slices.
+    /// Number of slices.
     pub slices: u64,
     /// Bytes of all files.
     pub bytes: u64,
-    /// What was not as it should be, and what was left out, a sentence each.
+    /// Irregularities and omissions, one sentence each.
     pub notes: Vec<String>,
 }
 
-/// Writes what `source` holds as a new data directory for `shards` shards. It has its name when all of it is durable.
+/// Writes the content of `source` as a new data directory for `shards` shards. The directory appears when all
+/// of it is durable.
 pub fn restore(source: &Path, target: &Path, shards: u32, reading: Reading) -> Result<Restored> {
     if shards == 0 || shards > MAX_SHARDS {
         let error = Error::new(Kind::Config, "invalid number of shards");
@@ -47,7 +48,7 @@ pub fn restore(source: &Path, target: &Path, shards: u32, reading: Reading) -> R
     let unfinished = begin(target)?;
     let source = Source::open(source, reading)?;
     let mut builder = DirBuilder::new();
-    builder.mode(0o700).create(&unfinished).map_err(|error| failed("make", &unfinished, &error))?;
+    builder.mode(0o700).create(&unfinished).map_err(|error| failed("create", &unfinished, &error))?;
     let written = write(&source, &unfinished, shards).and_then(|written| {
         sync_directory(&unfinished)?;
         std::fs::rename(&unfinished, target).map_err(|error| failed("rename", &unfinished, &error))?;
@@ -88,20 +89,20 @@ fn write(source: &Source, folder: &Path, shards: u32) -> Result<Restored> {
         Restored { tensors: tensors.len() as u64, notes: source.notes.clone(), ..Restored::default() };
     for (shard, catalog) in (0..).zip(catalogs) {
         let directory = Directory::open(&shard_folder(folder, shard))?;
-        let origin = Origin { id: random()?, shard, shards };
-        let author = Author { incarnation: random()?, predecessor: 0 };
-        Segment::create(&directory, FIRST, false, origin, author)?;
-        let subject = Subject {
+        let origin = Origin { id: random_id()?, shard, shards };
+        let author = Author { incarnation: random_id()?, predecessor: 0 };
+        Segment::create(&directory, FIRST_NUMBER, false, origin, author)?;
+        let subject = SnapshotInput {
             slice: &|id| slices.get(&id).cloned(),
             catalog,
             origin,
             author,
-            log: FIRST,
+            log: FIRST_NUMBER,
             cut: None,
             synced: &|| (0, 0),
             logging: &|| false,
         };
-        let summary = snapshot::write(&directory, FIRST, &subject, || {})?.summary();
+        let summary = snapshot::write(&directory, FIRST_NUMBER, &subject, || {})?.summary();
         restored.slices += summary.slices;
         restored.bytes += summary.bytes;
     }

@@ -1,4 +1,4 @@
-//! All shards of a data directory in memory, as a start would make them. Nothing in the directory is changed.
+//! All shards of a data directory, restored in memory as a start would restore them. Changes no file.
 
 use crate::catalog::secret::SecretHash;
 use crate::catalog::{Catalog, Holding, Member, Stage};
@@ -18,35 +18,35 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Memory that a byte on disk may stand for: a client that a slice remembers takes 3 KiB, and may be some 40 bytes there. There is
-/// no server here with a limit, and what a file only claims must have one.
-const MEMORY_PER_BYTE: u64 = 128;
-/// Memory of a shard whose files are tiny.
-const LEAST_MEMORY: u64 = 64 << 20;
+/// Memory limit per byte on disk: a client remembered by a slice takes 3 KiB in memory and as little as 40
+/// bytes on disk. The limit bounds the memory that a damaged file can claim.
+const MEMORY_BYTES_PER_FILE_BYTE: u64 = 128;
+/// Minimum memory limit of a shard.
+const MIN_SHARD_MEMORY_BYTES: u64 = 64 << 20;
 
-/// What of a data directory is read.
+/// Which part of a data directory is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
-    /// All that is durable.
+    /// Everything that is durable.
     All,
-    /// What can be read of it, although something that was durable cannot.
+    /// Everything that can be read, even if durable changes are lost.
     WhatIsLeft,
-    /// The newest cut that the snapshots of all shards are of, and nothing later. A server may be at work there.
+    /// The newest cut that all shards have, and nothing later. A server may be running.
     Cut,
 }
 
-/// What a data directory holds. Its shards are locked meanwhile, unless a cut is read.
+/// The content of a data directory. Its shards stay locked, unless a cut is read.
 pub(crate) struct Source {
     shards: Vec<(Shard, Catalog)>,
-    /// What was not as it should be, and what was left out.
+    /// Irregularities and omissions, one sentence each.
     pub(crate) notes: Vec<String>,
-    /// Until all is read and written.
+    /// The locks, until everything is written.
     _locked: Vec<Directory>,
 }
 
-/// A tensor, with its slices in their order.
+/// A tensor and its slices, in order.
 pub(crate) struct Tensor<'a> {
-    /// Its reservation.
+    /// The tensor's reservation.
     pub(crate) reservation: u64,
     pub(crate) holding: &'a Holding,
     pub(crate) slices: Vec<Arc<Slice>>,
@@ -65,7 +65,7 @@ impl Source {
         let folders = shards_in(data_dir)?;
         let (mut locked, mut origins) = (Vec::new(), Vec::new());
         for shard in &folders {
-            let directory = Directory::look(&shard_folder(data_dir, *shard))?;
+            let directory = Directory::lock_existing(&shard_folder(data_dir, *shard))?;
             origins.push(recovery::origin(&directory)?);
             locked.push(directory);
         }
@@ -106,8 +106,10 @@ impl Source {
         let Some(cut) = generations.first().into_iter().flatten().filter_map(id_of).find(is_everywhere)
         else {
             let why = format!("{} has no cut over all shards", data_dir.display());
-            return Err(Error::new(Kind::Config, why)
-                .expected("snapshots by `fastps checkpoint save --cut=GROUP`", "others alone"));
+            return Err(Error::new(Kind::Config, why).expected(
+                "snapshots taken with `fastps checkpoint save --cut=GROUP`",
+                "only snapshots without a common cut",
+            ));
         };
         let mut source = Self { shards: Vec::new(), notes: Vec::new(), _locked: Vec::new() };
         for (shard, generations) in folders.into_iter().zip(&generations) {
@@ -128,8 +130,8 @@ impl Source {
         let others =
             tensors.filter(|Holding { spec, .. }| *spec.group != *group || spec.apply != Apply::Exact);
         let note = |Holding { spec, .. }: &Holding| {
-            let why = if *spec.group == *group { "is hogwild" } else { "is of another group" };
-            format!("tensor {:?} {why}: it is not of the cut's moment", spec.name)
+            let why = if *spec.group == *group { "is hogwild" } else { "belongs to another group" };
+            format!("tensor {:?} {why}: its values are not from the cut", spec.name)
         };
         let notes: Vec<_> = others.map(note).collect();
         self.notes.extend(notes);
@@ -141,29 +143,29 @@ impl Source {
         for (id, reservation) in self.shards.iter().flat_map(|(_, catalog)| &catalog.reservations) {
             if !first.map.contains_key(id) {
                 let why = if reservation.stage == Stage::Committed {
-                    "had been removed"
+                    "was removed"
                 } else {
                     "was being registered"
                 };
-                left_out.insert(format!("tensor {:?} {why}: it is left out", reservation.spec.name));
+                left_out.insert(format!("tensor {:?} {why}: it is omitted", reservation.spec.name));
             }
         }
         self.notes.extend(left_out);
     }
 
-    /// All that have a session on any of the shards.
+    /// Clients with a session on any shard.
     pub(crate) fn sessions(&self) -> BTreeSet<u64> {
         self.shards.iter().flat_map(|(_, catalog)| &catalog.sessions).copied().collect()
     }
 
-    /// The hashes of their secrets. A client that has told two of them may use the one that the first shard knows.
+    /// Hashes of the session secrets. If a client used two secrets, the lowest shard's is kept.
     pub(crate) fn secrets(&self) -> BTreeMap<u64, SecretHash> {
         let all = self.shards.iter().rev().flat_map(|(_, catalog)| &catalog.secrets);
         all.map(|(client, secret)| (*client, *secret)).collect()
     }
 
-    /// Workers with places in groups, and groups that are complete, as shard 0 knows them. Others know of those alone whose
-    /// pushes wait for each other.
+    /// Group members and complete groups, as shard 0 knows them. Other shards store only members of `Sync`
+    /// groups, whose pushes wait for each other.
     pub(crate) fn members(&self, first: bool) -> (Vec<Member>, BTreeSet<u32>) {
         let Some((_, catalog)) = self.shards.first() else { return (Vec::new(), BTreeSet::new()) };
         let mut members = catalog.members.clone();
@@ -171,7 +173,7 @@ impl Source {
         (members, catalog.complete.clone())
     }
 
-    /// The tensors in the order of their registration.
+    /// The tensors in the order of registration.
     pub(crate) fn tensors(&self) -> Result<Vec<Tensor<'_>>> {
         let map = self.shards.first().map(|(_, catalog)| &catalog.map);
         map.into_iter().flatten().map(|(reservation, holding)| self.tensor(*reservation, holding)).collect()
@@ -181,13 +183,12 @@ impl Source {
         let Holding { spec, slices, shards, .. } = holding;
         spec.validate()?;
         let torn = |what: String| {
-            let why = format!(
-                "the folders of the shards do not belong together, or are of different times: {what}"
-            );
+            let why =
+                format!("the shards' directories do not belong together or are from different times: {what}");
             Error::new(Kind::Config, why).tensor(spec.name.clone())
         };
         if slices.len() != spec.slice_count() || shards.len() != slices.len() {
-            return Err(torn(format!("{} slices of {}", slices.len(), spec.slice_count())));
+            return Err(torn(format!("expected {} slices, got {}", spec.slice_count(), slices.len())));
         }
         let find = |(index, (id, shard)): (usize, (&u64, &u32))| {
             let found = self.shards.get(*shard as usize).and_then(|(core, _)| core.slice(SliceId(*id)).ok());
@@ -199,16 +200,17 @@ impl Source {
     }
 }
 
-/// Fails where a shard's folder is missing.
+/// Fails if a shard's folder is missing.
 fn check_all_there(data_dir: &Path, folders: &[u32], shards: u32) -> Result<()> {
     let Some(missing) = (0..shards).find(|shard| !folders.contains(shard)) else { return Ok(()) };
-    let why = format!("{} is not there: all shards are needed", shard_folder(data_dir, missing).display());
+    let why = format!("{} is missing: all shards are needed", shard_folder(data_dir, missing).display());
     Err(Error::new(Kind::Config, why).expected(format!("{shards} shards"), folders.len()))
 }
 
-/// A shard for what lies in a folder.
+/// An empty shard with a memory limit that fits the files in `folder`.
 fn empty(shard: u32, folder: &Path) -> Result<Shard> {
-    let limit = size(folder)?.saturating_mul(MEMORY_PER_BYTE).saturating_add(LEAST_MEMORY);
+    let limit =
+        size(folder)?.saturating_mul(MEMORY_BYTES_PER_FILE_BYTE).saturating_add(MIN_SHARD_MEMORY_BYTES);
     Ok(Shard::new(ShardConfig::new(shard, limit, Isa::get()?)))
 }
 
@@ -225,5 +227,5 @@ fn size(folder: &Path) -> Result<u64> {
 }
 
 fn nothing(data_dir: &Path) -> Error {
-    Error::new(Kind::Config, format!("{} holds nothing yet", data_dir.display()))
+    Error::new(Kind::Config, format!("{} contains no snapshot and no log", data_dir.display()))
 }

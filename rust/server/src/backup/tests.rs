@@ -363,7 +363,7 @@ fn shards_that_do_not_go_together_are_not_made_a_directory() {
     let empty = Home::open(&folder.data(), 1, 2);
     empty.snapshot();
     send(&bucket, &empty.path).unwrap();
-    let error = refused(fetch(&bucket, Which::Newest, &target), "of different times");
+    let error = refused(fetch(&bucket, Which::Newest, &target), "from different times");
     assert_eq!(error.tensor.as_deref(), Some("w"));
     assert!(!target.exists());
 }

@@ -1,8 +1,8 @@
-//! What is appended to a segment is read back.
+//! Appended frames are read back, after any mix of appends and any torn write.
 
 use super::*;
 use crate::frame::Content;
-use crate::log::read::{End, read};
+use crate::log::read::{SegmentEnd, read};
 use fastps_core::frame::Identity;
 use fastps_core::tensor::SliceId;
 use std::ops::Range;
@@ -10,10 +10,10 @@ use std::path::Path;
 
 const ORIGIN: Origin = Origin { id: 1, shard: 0, shards: 1 };
 
-/// A directory that is removed in the end.
-struct Folder(PathBuf);
+/// A directory that is removed on drop.
+struct TempFolder(PathBuf);
 
-impl Folder {
+impl TempFolder {
     fn new(name: &str) -> (Self, Directory, PathBuf) {
         let folder = std::env::temp_dir().join(format!("fastps-segment-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
@@ -23,16 +23,16 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Bytes of a frame that tells of a fence.
-const FENCE: usize = frame::HEADER + 25;
+/// Bytes of a fence frame.
+const FENCE: usize = frame::HEADER_BYTES + 25;
 
-/// Frames of so many bytes or a few more.
+/// Frames of at least this many bytes.
 fn frames(bytes: usize) -> Vec<u8> {
     let mut frames = Vec::new();
     while frames.len() < bytes {
@@ -49,7 +49,7 @@ fn append(segment: &mut Segment, bytes: usize) {
     segment.sync().unwrap();
 }
 
-fn end(path: &Path) -> Result<End, String> {
+fn end(path: &Path) -> Result<SegmentEnd, String> {
     match read(path, 1, Some(ORIGIN), |_, _| Ok(())) {
         Ok((_, end)) => Ok(end),
         Err(why) => Err(format!("{why:?}")),
@@ -57,39 +57,39 @@ fn end(path: &Path) -> Result<End, String> {
 }
 
 #[test]
-fn zeros_ahead_are_no_torn_frame() {
-    let (_folder, directory, path) = Folder::new("zeros");
+fn zeros_ahead_are_not_a_torn_frame() {
+    let (_folder, directory, path) = TempFolder::new("zeros");
     let mut segment = Segment::create(&directory, 1, false, ORIGIN, Author::default()).unwrap();
     let size = || std::fs::metadata(&path).unwrap().len();
-    // The first zeros come with the first short append or with the second: as in `BETWEEN`.
+    // The first short append or the second writes the first zeros, depending on `ZERO_FILL_INTERVAL_BYTES`.
     let (mut last, mut fillings) = (size(), 0);
     append(&mut segment, 1000);
-    for _ in 0..AHEAD / SHORT as u64 + 4 {
-        append(&mut segment, SHORT - 100);
+    for _ in 0..ZEROS_AHEAD_BYTES / MAX_SHORT_APPEND_BYTES as u64 + 4 {
+        append(&mut segment, MAX_SHORT_APPEND_BYTES - 100);
         let grown = size() - last;
-        assert!(grown == 0 || grown >= AHEAD, "{grown}");
+        assert!(grown == 0 || grown >= ZEROS_AHEAD_BYTES, "{grown}");
         fillings += u32::from(grown > 0);
         last = size();
         assert!(last > segment.length);
-        assert_eq!(end(&path), Ok(End::Open { whole: segment.length, torn: 0 }));
+        assert_eq!(end(&path), Ok(SegmentEnd::Open { whole: segment.length, torn: 0 }));
     }
     assert_eq!(fillings, 2);
-    // A frame of which only a part was written is no zeros.
+    // A partly written frame does not count as zeros.
     let other = File::options().write(true).open(&path).unwrap();
     other.write_all_at(&frame::MARK, segment.length).unwrap();
     let torn = frame::MARK.len() as u64;
-    assert_eq!(end(&path), Ok(End::Open { whole: segment.length, torn }));
-    // The next start goes on where it ended, as if it had not been killed.
+    assert_eq!(end(&path), Ok(SegmentEnd::Open { whole: segment.length, torn }));
+    // After a kill, the next start continues at the same place.
     let whole = segment.length;
     let mut again = Segment::reopen(&directory, 1, whole).unwrap();
     assert_eq!(size(), whole);
     append(&mut again, 100 << 10);
-    assert_eq!(end(&path), Ok(End::Open { whole: again.length, torn: 0 }));
+    assert_eq!(end(&path), Ok(SegmentEnd::Open { whole: again.length, torn: 0 }));
     again.trim();
     assert_eq!(size(), again.length);
-    // More zeros than are ever written ahead: something was not written.
-    other.set_len(again.length + AHEAD + 1).unwrap();
-    assert_eq!(end(&path), Ok(End::Open { whole: again.length, torn: AHEAD + 1 }));
+    // More zeros than are ever written ahead mean that a write is missing.
+    other.set_len(again.length + ZEROS_AHEAD_BYTES + 1).unwrap();
+    assert_eq!(end(&path), Ok(SegmentEnd::Open { whole: again.length, torn: ZEROS_AHEAD_BYTES + 1 }));
     append(&mut again, 100 << 10);
     let whole = again.length;
     again.end(&mut [], 2).unwrap();
@@ -97,11 +97,23 @@ fn zeros_ahead_are_no_torn_frame() {
 }
 
 #[test]
-fn long_and_short_appends_follow_each_other_in_any_order() {
-    let (_folder, directory, path) = Folder::new("mixed");
+fn long_and_short_appends_mix_in_any_order() {
+    let (_folder, directory, path) = TempFolder::new("mixed");
     let mut segment = Segment::create(&directory, 1, false, ORIGIN, Author::default()).unwrap();
     let (mut written, size) = (0, || std::fs::metadata(&path).unwrap().len());
-    for (k, bytes) in [1, SHORT + 1, 1000, 3 << 20, SHORT + 1, SHORT + 4095, 1, 1].into_iter().enumerate() {
+    for (k, bytes) in [
+        1,
+        MAX_SHORT_APPEND_BYTES + 1,
+        1000,
+        3 << 20,
+        MAX_SHORT_APPEND_BYTES + 1,
+        MAX_SHORT_APPEND_BYTES + 4095,
+        1,
+        1,
+    ]
+    .into_iter()
+    .enumerate()
+    {
         let mut frames = frames(bytes);
         written += bytes.div_ceil(FENCE);
         segment.append(&mut frames).unwrap();
@@ -113,73 +125,75 @@ fn long_and_short_appends_follow_each_other_in_any_order() {
             read_back += usize::from(!matches!(content, Content::Durable(_)));
             Ok(())
         });
-        assert_eq!(end.unwrap().1, End::Open { whole: segment.length, torn: 0 });
+        assert_eq!(end.unwrap().1, SegmentEnd::Open { whole: segment.length, torn: 0 });
         assert_eq!(read_back, written);
     }
     segment.trim();
     assert_eq!(size(), segment.length);
-    segment.end(&mut frames(SHORT + 1), 2).unwrap();
-    assert_eq!(end(&path), Ok(End::Continued(2)));
+    segment.end(&mut frames(MAX_SHORT_APPEND_BYTES + 1), 2).unwrap();
+    assert_eq!(end(&path), Ok(SegmentEnd::Continued(2)));
 }
 
 #[test]
-fn a_file_that_takes_no_blocks_after_all_is_written_as_any_other() {
-    let (_folder, directory, path) = Folder::new("spoiled");
+fn a_failed_direct_write_falls_back_to_the_page_cache() {
+    let (_folder, directory, path) = TempFolder::new("spoiled");
     let mut segment = Segment::create(&directory, 1, false, ORIGIN, Author::default()).unwrap();
-    append(&mut segment, SHORT + 1);
-    if let Some(blocks) = &mut segment.blocks {
-        blocks.spoil();
+    append(&mut segment, MAX_SHORT_APPEND_BYTES + 1);
+    if let Some(direct_file) = &mut segment.direct_file {
+        direct_file.misalign();
     }
-    for bytes in [2 * SHORT, 1, SHORT + 1] {
+    for bytes in [2 * MAX_SHORT_APPEND_BYTES, 1, MAX_SHORT_APPEND_BYTES + 1] {
         append(&mut segment, bytes);
-        assert_eq!(end(&path), Ok(End::Open { whole: segment.length, torn: 0 }));
+        assert_eq!(end(&path), Ok(SegmentEnd::Open { whole: segment.length, torn: 0 }));
     }
-    segment.end(&mut frames(SHORT + 1), 2).unwrap();
-    assert_eq!(end(&path), Ok(End::Continued(2)));
+    segment.end(&mut frames(MAX_SHORT_APPEND_BYTES + 1), 2).unwrap();
+    assert_eq!(end(&path), Ok(SegmentEnd::Continued(2)));
 }
 
 #[test]
-fn a_file_system_without_such_blocks_gets_the_same_file() {
+fn files_are_the_same_without_direct_io() {
     let mut files = Vec::new();
     for place in [std::env::temp_dir(), "/dev/shm".into()].iter().filter(|place| place.is_dir()) {
-        let folder = Folder(place.join(format!("fastps-segment-place-{}", std::process::id())));
+        let folder = TempFolder(place.join(format!("fastps-segment-place-{}", std::process::id())));
         let directory = Directory::open(&folder.0).unwrap();
         let mut segment = Segment::create(&directory, 1, false, ORIGIN, Author::default()).unwrap();
-        for bytes in [1, SHORT + 1, 1, 3 * SHORT] {
+        for bytes in [1, MAX_SHORT_APPEND_BYTES + 1, 1, 3 * MAX_SHORT_APPEND_BYTES] {
             append(&mut segment, bytes);
         }
-        segment.end(&mut frames(SHORT + 1), 2).unwrap();
+        segment.end(&mut frames(MAX_SHORT_APPEND_BYTES + 1), 2).unwrap();
         files.push(std::fs::read(directory.segment(1)).unwrap());
     }
     assert!(files.iter().all(|file| *file == files[0]));
 }
 
-/// A power cut leaves any of the blocks of an append that was not synced. The first was written before, and begins with
-/// what is durable; of this one a disk that writes 512 bytes at a time may write any.
+/// A power cut may leave any subset of the blocks of an unsynced append. The first block was written before,
+/// and begins with durable bytes; a disk with 512-byte sectors may have written any of its sectors.
 #[test]
-fn what_was_durable_is_whole_whatever_is_there_of_the_blocks_behind_it() {
+fn durable_frames_survive_any_torn_write_after_them() {
     const BLOCK: usize = 4096;
     for ahead in [false, true] {
-        let (_folder, directory, path) = Folder::new(&format!("torn-{ahead}"));
+        let (_folder, directory, path) = TempFolder::new(&format!("torn-{ahead}"));
         let mut segment = Segment::create(&directory, 1, false, ORIGIN, Author::default()).unwrap();
-        segment.append(&mut frames(SHORT + 1000)).unwrap();
+        segment.append(&mut frames(MAX_SHORT_APPEND_BYTES + 1000)).unwrap();
         if ahead {
             append(&mut segment, 2000);
-            append(&mut segment, SHORT - 100);
+            append(&mut segment, MAX_SHORT_APPEND_BYTES - 100);
         }
         segment.sync().unwrap();
         let (durable, mut before) = (segment.length, std::fs::read(&path).unwrap());
-        segment.append(&mut frames(SHORT + 1)).unwrap();
+        segment.append(&mut frames(MAX_SHORT_APPEND_BYTES + 1)).unwrap();
         let (whole, after) = (segment.length, std::fs::read(&path).unwrap());
         drop(segment);
         before.resize(after.len(), 0);
         let check = |bytes: &[u8], what: &str| {
             std::fs::write(&path, bytes).unwrap();
-            let Ok(End::Open { whole: read, .. }) = end(&path) else { panic!("{what}: {:?}", end(&path)) };
+            let Ok(SegmentEnd::Open { whole: read, .. }) = end(&path) else {
+                panic!("{what}: {:?}", end(&path))
+            };
             assert!((durable..=whole).contains(&read), "{what}: {read}");
             read
         };
-        // These bytes of one, and all others of the other.
+        // `range` from `these`, and the rest from `others`.
         let mix = |these: &[u8], others: &[u8], range: &Range<usize>| {
             let mut mixed = others.to_vec();
             mixed[range.clone()].copy_from_slice(&these[range.clone()]);
@@ -190,10 +204,13 @@ fn what_was_durable_is_whole_whatever_is_there_of_the_blocks_behind_it() {
             check(&after[..at.max(durable as usize)], "the end is not there");
             check(&mix(&after, &before, &(at..at + BLOCK)), "one block is there");
             let read = check(&mix(&before, &after, &(at..at + BLOCK)), "one block is not there");
-            // A start goes on where whole frames end.
+            // A start continues after the last whole frame.
             if at % (4 * BLOCK) == 0 {
-                Segment::reopen(&directory, 1, read).unwrap().end(&mut frames(SHORT + 1), 2).unwrap();
-                assert_eq!(end(&path), Ok(End::Continued(2)));
+                Segment::reopen(&directory, 1, read)
+                    .unwrap()
+                    .end(&mut frames(MAX_SHORT_APPEND_BYTES + 1), 2)
+                    .unwrap();
+                assert_eq!(end(&path), Ok(SegmentEnd::Continued(2)));
             }
         }
         for there in 0..1 << (BLOCK / 512) {
@@ -207,29 +224,29 @@ fn what_was_durable_is_whole_whatever_is_there_of_the_blocks_behind_it() {
     }
 }
 
-/// A server that works appends what was read as zeros.
+/// A running server appends where the reader has seen zeros.
 #[test]
-fn frames_that_come_while_a_log_is_read_are_no_damage() {
-    let (_folder, directory, path) = Folder::new("live");
+fn frames_appended_during_a_read_are_not_damage() {
+    let (_folder, directory, path) = TempFolder::new("live");
     let mut segment = Segment::create(&directory, 1, false, ORIGIN, Author::default()).unwrap();
     append(&mut segment, 70 << 10);
     let whole = segment.length;
     let mut more = 3;
     let read = read(&path, 1, Some(ORIGIN), |_, _| {
-        // The first sync is told with the second append.
+        // The second append records the first sync.
         while more > 0 {
             more -= 1;
             append(&mut segment, 1000);
         }
         Ok(())
     });
-    assert_eq!(read.unwrap().1, End::Open { whole, torn: 0 });
+    assert_eq!(read.unwrap().1, SegmentEnd::Open { whole, torn: 0 });
 }
 
-/// Of a log that was ended nothing is left out silently, wherever it is damaged; its end is zeros for the most part.
+/// No frame of an ended segment is dropped silently, wherever the damage is; the file ends mostly in zeros.
 #[test]
-fn an_end_says_that_all_before_it_was_durable() {
-    let (_folder, directory, path) = Folder::new("end");
+fn an_end_frame_implies_that_all_before_it_was_durable() {
+    let (_folder, directory, path) = TempFolder::new("end");
     let mut segment = Segment::create(&directory, 1, false, ORIGIN, Author::default()).unwrap();
     append(&mut segment, 1);
     let before = segment.length;
@@ -237,7 +254,7 @@ fn an_end_says_that_all_before_it_was_durable() {
     let whole = segment.length;
     drop(segment);
     Segment::reopen(&directory, 1, whole).unwrap().end(&mut [], 2).unwrap();
-    assert_eq!(end(&path), Ok(End::Continued(2)));
+    assert_eq!(end(&path), Ok(SegmentEnd::Continued(2)));
     let bytes = std::fs::read(&path).unwrap();
     for at in before as usize..whole as usize {
         let mut damaged = bytes.clone();

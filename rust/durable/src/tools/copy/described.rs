@@ -1,4 +1,4 @@
-//! What a snapshot's manifest says, wherever it lies.
+//! The manifest of a snapshot, on disk or in a bucket.
 
 use crate::files::checksum::crc32c;
 use crate::frame::check_format;
@@ -6,18 +6,18 @@ use crate::snapshot::manifest::{Cut, FILES, Manifest};
 use crate::tools::copy::latest::Latest;
 use fastps_core::error::{Error, Kind, Result};
 
-/// One file of a snapshot.
+/// A file of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Its name.
+    /// File name.
     pub name: &'static str,
-    /// Its length.
+    /// Length.
     pub bytes: u64,
-    /// Its checksum, CRC-32C.
+    /// CRC-32C.
     pub crc32c: u32,
 }
 
-/// What a snapshot's manifest says, wherever it lies.
+/// The manifest of a snapshot, on disk or in a bucket.
 #[derive(Clone, Debug)]
 pub struct Described {
     pub(super) manifest: Manifest,
@@ -25,7 +25,7 @@ pub struct Described {
 }
 
 impl Described {
-    /// Reads a manifest; `place` is for people.
+    /// Parses a manifest. `place` appears in errors.
     pub fn parse(text: Vec<u8>, place: &str) -> Result<Self> {
         let damaged = |why: &str| Err(Error::new(Kind::Internal, format!("{place} {why}")));
         let Some(manifest) = Manifest::parse(&text) else {
@@ -33,7 +33,7 @@ impl Described {
         };
         check_format(manifest.format, place)?;
         if FILES.iter().any(|file| !manifest.files.contains_key(*file)) {
-            return damaged("does not tell of all files");
+            return damaged("does not list all files");
         }
         Ok(Self { manifest, text })
     }
@@ -43,7 +43,7 @@ impl Described {
         &self.text
     }
 
-    /// Their checksum.
+    /// CRC-32C of the manifest.
     pub fn crc32c(&self) -> u32 {
         crc32c(&self.text)
     }
@@ -53,32 +53,32 @@ impl Described {
         self.manifest.generation
     }
 
-    /// The index of its shard, and how many there are.
+    /// The index of its shard, and the number of shards.
     pub fn shard(&self) -> (u32, u32) {
         (self.manifest.shard, self.manifest.shards)
     }
 
-    /// When it was written, in seconds since 1970.
+    /// Time of writing, in seconds since 1970.
     pub fn written(&self) -> u64 {
         self.manifest.written
     }
 
-    /// Bytes of its files, as it claims.
+    /// Bytes of its files, according to the manifest.
     pub fn bytes(&self) -> u64 {
         self.manifest.files.values().fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
 
-    /// What of it is of one moment in all shards, if that was asked for.
+    /// The consistent cut that the snapshot belongs to.
     pub fn cut(&self) -> Option<&Cut> {
         self.manifest.cut.as_ref()
     }
 
-    /// Slices in it.
+    /// Number of slices.
     pub fn slices(&self) -> u64 {
         self.manifest.catalog.slices().count().saturating_sub(self.manifest.gone.len()) as u64
     }
 
-    /// Its files beside the manifest.
+    /// Its files, without the manifest.
     pub fn parts(&self) -> impl Iterator<Item = Part> {
         let part = |name| {
             let written = self.manifest.files.get(name)?;
@@ -87,7 +87,7 @@ impl Described {
         FILES.into_iter().filter_map(part)
     }
 
-    /// What names its copy in a folder.
+    /// The `latest` file of a copy in `folder`.
     pub fn latest(&self, folder: &str) -> Latest {
         let Manifest { format, id, shard, shards, generation, .. } = self.manifest;
         let (directory, folder) = (format!("{id:016x}"), folder.to_owned());

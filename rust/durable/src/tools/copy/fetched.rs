@@ -1,11 +1,11 @@
-//! A data directory that is made of copies.
+//! Building a data directory from fetched copies.
 
 use crate::files::directory::Directory;
 use crate::files::io::{failed, sync_directory};
 use crate::files::names::{generation_in, shard_folder};
 use crate::files::output::Output;
 use crate::files::removal::remove;
-use crate::frame::{Author, random};
+use crate::frame::{Author, random_id};
 use crate::log::segment::Segment;
 use crate::snapshot::generation::Generation;
 use crate::snapshot::manifest::{MANIFEST, Manifest};
@@ -18,8 +18,8 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// A data directory that is made of fetched snapshots, one of each shard. It has its name when all of it is durable; if that
-/// is not to be, nothing is left of it.
+/// A data directory built from fetched snapshots, one per shard. It appears when all of it is durable; on
+/// failure, nothing is left.
 #[derive(Debug)]
 pub struct Fetched {
     target: PathBuf,
@@ -28,30 +28,30 @@ pub struct Fetched {
 }
 
 impl Fetched {
-    /// The directory must be new, or empty.
+    /// Begins a directory. `target` must not exist or must be empty.
     pub fn begin(target: &Path) -> Result<Self> {
         let unfinished = begin(target)?;
         let made = DirBuilder::new().mode(0o700).create(&unfinished);
-        made.map_err(|error| failed("make", &unfinished, &error))?;
+        made.map_err(|error| failed("create", &unfinished, &error))?;
         Ok(Self { target: target.to_owned(), unfinished, shards: Vec::new() })
     }
 
-    /// An empty folder for the files of a shard's snapshot, beside its manifest.
+    /// An empty folder for the files of a shard's snapshot, except the manifest.
     pub fn folder(&self, described: &Described) -> Result<PathBuf> {
         let shard = shard_folder(&self.unfinished, described.manifest.shard);
         remove(&shard)?;
         let folder = generation_in(&shard, described.manifest.generation);
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
-        made.map_err(|error| failed("make", &folder, &error))?;
+        made.map_err(|error| failed("create", &folder, &error))?;
         Ok(folder)
     }
 
-    /// Completes what [`Fetched::folder`] gave: the files are there and durable. From here on it is a directory of its own, which
-    /// remembers the folder that it was made of.
+    /// Completes a folder of [`Fetched::folder`], whose files must be durable. The result is a directory of
+    /// its own, which remembers the folder that it was copied from.
     pub fn complete(&mut self, described: &Described, folder: &str) -> Result<()> {
         let mut manifest = described.manifest.clone();
-        manifest.id = random()?;
-        let author = Author { incarnation: random()?, predecessor: 0 };
+        manifest.id = random_id()?;
+        let author = Author { incarnation: random_id()?, predecessor: 0 };
         (manifest.incarnation, manifest.predecessor) = (author.incarnation, author.predecessor);
         manifest.durable = None;
         let path = shard_folder(&self.unfinished, manifest.shard);
@@ -63,7 +63,7 @@ impl Fetched {
         output.finish()?;
         sync_directory(&generation)?;
         let Manifest { log, generation, .. } = manifest;
-        // The log behind it begins here, with nothing in it: what came later is not part of the copy.
+        // The log starts empty: later changes are not part of the copy.
         Segment::create(&directory, log, false, manifest.origin(), author)?;
         note_copied(&path, folder)?;
         Generation::open(&path, generation)?;
@@ -71,7 +71,7 @@ impl Fetched {
         Ok(())
     }
 
-    /// Gives the directory its name, if the shards' snapshots go together.
+    /// Gives the directory its name, if the shards' snapshots belong together.
     pub fn finish(self) -> Result<()> {
         self.check()?;
         sync_directory(&self.unfinished)?;
@@ -80,7 +80,8 @@ impl Fetched {
         sync_directory(parent(&self.target))
     }
 
-    /// A tensor that shard 0 has in its map must be whole: each shard's snapshot is of its own time.
+    /// Every tensor in the map of shard 0 must be complete: the shards' snapshots are taken at different
+    /// times.
     fn check(&self) -> Result<()> {
         let has = |manifest: &Manifest| {
             let slices = manifest.catalog.slices().map(|(id, ..)| id);
@@ -93,8 +94,8 @@ impl Fetched {
             for (id, shard) in holding.slices.iter().zip(&holding.shards) {
                 if !slices.get(shard).is_some_and(|slices| slices.contains(id)) {
                     let why = format!(
-                        "the copies of the shards are of different times: shard {shard} lacks a part of the tensor. Have all \
-                         shards write a snapshot (fastps checkpoint save), and fetch again when it is copied"
+                        "the shards' copies are from different times: shard {shard} lacks a part of the tensor. Run \
+                         fastps checkpoint save, wait until its snapshots are copied, and fetch again"
                     );
                     return Err(Error::new(Kind::Config, why).tensor(holding.spec.name.clone()));
                 }
@@ -106,7 +107,7 @@ impl Fetched {
 
 impl Drop for Fetched {
     fn drop(&mut self) {
-        // Once it has its name, nothing is here.
+        // After the rename, nothing is here.
         let _ = remove(&self.unfinished);
     }
 }

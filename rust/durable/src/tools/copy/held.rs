@@ -1,4 +1,4 @@
-//! A snapshot that is read although a server may remove it.
+//! Reading a snapshot that a running server may remove.
 
 use crate::files::directory::Directory;
 use crate::files::io::failed;
@@ -10,25 +10,25 @@ use fastps_core::error::Result;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// How often the newest snapshot is looked for, where a server removes it meanwhile.
-const LOOKS: usize = 5;
+/// Attempts to find the newest snapshot while a server removes old ones.
+const MAX_SCAN_ATTEMPTS: usize = 5;
 
-/// A snapshot on disk with its files open: it can be read even if a server removes it meanwhile.
+/// A snapshot whose files are open: it stays readable if a server removes it.
 #[derive(Debug)]
 pub struct Held {
-    /// What its manifest says.
+    /// The manifest.
     pub described: Described,
-    /// Its other files.
+    /// The other files.
     pub files: Vec<(Part, File)>,
-    /// Where they lie.
+    /// The snapshot's directory.
     pub path: PathBuf,
 }
 
 impl Held {
-    /// The newest in a shard's directory that looks whole; `None`: there is no snapshot yet.
+    /// The newest snapshot in a shard's directory that looks intact. `None`: there is none.
     pub fn newest(directory: &Path) -> Result<Option<Self>> {
         let mut result = Ok(None);
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_SCAN_ATTEMPTS {
             let numbers = generations_in(directory)?;
             result = Ok(None);
             for number in numbers.iter().rev() {
@@ -44,12 +44,12 @@ impl Held {
         result
     }
 
-    /// The numbers of snapshots that came after one of a shard's directory.
+    /// The numbers of all later snapshots in a shard's directory.
     pub fn after(directory: &Path, number: u64) -> Result<Vec<u64>> {
         Ok(generations_in(directory)?.into_iter().filter(|later| *later > number).collect())
     }
 
-    /// One of a shard's directory.
+    /// Opens a snapshot in a shard's directory.
     pub fn open(directory: &Path, number: u64) -> Result<Self> {
         let path = generation_in(directory, number);
         Generation::open(directory, number)?;
@@ -66,14 +66,14 @@ impl Held {
     }
 }
 
-/// Takes the lock of a shard's directory, so that no server uses it; until what is given is dropped.
+/// Locks a shard's directory, so that no server uses it, until the result is dropped.
 pub fn lock(directory: &Path) -> Result<impl Drop + use<>> {
-    Ok(Locked(Directory::look(directory)?))
+    Ok(DirectoryLock(Directory::lock_existing(directory)?))
 }
 
-struct Locked(Directory);
+struct DirectoryLock(Directory);
 
-impl Drop for Locked {
+impl Drop for DirectoryLock {
     fn drop(&mut self) {
         self.0.release();
     }

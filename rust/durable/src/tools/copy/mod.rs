@@ -1,5 +1,5 @@
-//! What a copy of snapshots in another place needs of a shard's directory, and a data directory made of such a copy. How
-//! bytes get there is not known here.
+//! Copies of snapshots outside the data directory: what to copy, and how to build a data directory from
+//! copies. The caller transfers the bytes.
 
 mod described;
 mod fetched;
@@ -20,21 +20,21 @@ use fastps_core::error::Result;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// The file of a copied snapshot that speaks for the others.
+/// The manifest's file name. It is uploaded last.
 pub const MANIFEST_NAME: &str = MANIFEST;
-/// In a shard's directory: the folders that were made of its snapshots elsewhere, a line each, the newest last.
-const COPIED: &str = "copied";
-/// So many of them are remembered.
-const REMEMBERED: usize = 16;
+/// A file in a shard's directory: the folders of its copies, one per line, newest last.
+const COPIED_FILE: &str = "copied";
+/// Maximum number of folders in that file.
+const MAX_COPIED_FOLDERS: usize = 16;
 
-/// The shards that a data directory has.
+/// The shards in a data directory.
 pub fn shards(data_dir: &Path) -> Result<Vec<u32>> {
     shards_in(data_dir)
 }
 
-/// The folders that were made elsewhere of a directory's snapshots, or that it was made of.
+/// The folders that a directory's snapshots were copied to, or that it was fetched from.
 pub fn copied(directory: &Path) -> Result<Vec<String>> {
-    let path = directory.join(COPIED);
+    let path = directory.join(COPIED_FILE);
     match std::fs::read_to_string(&path) {
         Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
@@ -42,14 +42,14 @@ pub fn copied(directory: &Path) -> Result<Vec<String>> {
     }
 }
 
-/// Remembers such a folder. It is durable before the folder can be the latest, so that a server that is started again knows
-/// its own.
+/// Remembers a folder. The entry is durable before the folder can become `latest`, so that a restarted server
+/// recognizes its own copies.
 pub fn note_copied(directory: &Path, folder: &str) -> Result<()> {
     let mut known = copied(directory)?;
     known.retain(|other| other != folder);
     known.push(folder.to_owned());
-    let text = known[known.len().saturating_sub(REMEMBERED)..].join("\n") + "\n";
-    let (path, unfinished) = (directory.join(COPIED), directory.join(format!("{COPIED}.tmp")));
+    let text = known[known.len().saturating_sub(MAX_COPIED_FOLDERS)..].join("\n") + "\n";
+    let (path, unfinished) = (directory.join(COPIED_FILE), directory.join(format!("{COPIED_FILE}.tmp")));
     remove(&unfinished)?;
     let mut file = Output::create(&unfinished)?;
     file.write(text.as_bytes())?;
