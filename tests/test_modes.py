@@ -75,7 +75,7 @@ def test_arrivals_in_a_fixed_order(ps, rng, overlap):
             size = float(rng.integers(1, 9))
             worker.step({n: np.full(s, -size, np.float32) for n, s in SHAPES.items()}, loss=size)
             worker._pushes.finish()  # the order of arrival is that of the draws
-            while worker._fetches and not worker._fetches[-1][1].done():
+            while worker._fetches.under_way and not worker._fetches.under_way[-1][1].done():
                 time.sleep(0.001)
             late[turn].append(pushes[1 - turn] - held[turn][1][1 - turn])
             value, pushes[turn] = value + size, pushes[turn] + 1

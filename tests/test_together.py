@@ -220,9 +220,9 @@ def test_what_is_in_doubt_waits_for_the_others(ps):
     minus = {"w": np.full(3, -1, np.float32)}
     with fastps.Worker(ps, one, mode=mode) as a, fastps.Worker(ps, one, mode=mode) as b:
         with pytest.raises(fastps.PartialPush) as caught:
-            a._native.push_list_async(minus, (None, None, None, a._installed, 0.5, None), False, False).wait(
-                LATE
-            )
+            a._native.push_list_async(
+                minus, (None, None, None, a._fetches.installed, 0.5, None), False, False
+            ).wait(LATE)
         (doubt,) = caught.value.in_doubt
         with ThreadPoolExecutor(1) as pool:
             told = pool.submit(doubt.result, LATE)

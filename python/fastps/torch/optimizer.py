@@ -273,7 +273,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._filled.wait()
         # A checkpoint's model is loaded, too, and has mostly the values that the servers have.
         written = self._filled.watched.written
-        if written and not self._filled.equal(own["params"] or worker._present()):
+        if written and not self._filled.equal(own["params"] or worker._fetches.copy()):
             self._filled.watched.check()
         worker.load_state_dict(own)
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})

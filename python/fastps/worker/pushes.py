@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,9 +25,9 @@ from fastps.errors import (
     StalePush,
 )
 from fastps.modes import Mode, Sync
-from fastps.worker.doubts import Doubts
-from fastps.worker.gradients import Gradient, Gradients, check, finite, part
+from fastps.worker.gradients import Gradient, Gradients, check, finite
 from fastps.worker.tally import Tally
+from fastps.worker.unapplied import Unapplied
 
 __all__ = ["LISTS", "Pushes", "Refused"]
 
@@ -37,9 +37,6 @@ LISTS = 32
 #: What is wrong with gradients as they were given: nothing was sent or changed.
 Refused = (NonFiniteError, ShapeError, DTypeError, ConfigError)
 
-#: What is refused so would be again, or by then be staler.
-_Dropped = (StalePush, LeaseError, NonFiniteError)
-
 
 @dataclass(frozen=True)
 class _Push:
@@ -47,6 +44,14 @@ class _Push:
 
     gradients: dict[str, Any]
     flight: _fastps.PushFlight
+
+
+class _Planned(NamedTuple):
+    """A push to be made: gradients of one kind and one rate; whole ones are bound."""
+
+    gradients: dict[str, Any]
+    how: Any
+    bound: _fastps.BoundList | None
 
 
 class Pushes:
@@ -84,13 +89,15 @@ class Pushes:
         self._begun: set[str] = set()
         self._pushing = False  # something of the coming step is already under way
         self._under_way: list[_Push] = []
-        self._doubts = Doubts(native.timeout)
+        self._unapplied = Unapplied(params, tally, self._feedback is not None, native.timeout)
+        self._doubts = self._unapplied.doubts
         self.summed = 0
         self.refused = False
 
     def follow(self, mode: Mode) -> None:
         """Goes on with a mode."""
         self._mode = mode
+        self._unapplied.follow(mode)
         local = mode._local_lr is not None
         self.every = mode.push_every if local else self._accumulate
         self.direct = self._feedback is None and not local and not mode.overlap and self.every == 1
@@ -155,71 +162,106 @@ class Pushes:
         self._begun.update(grads)
 
     def start(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> None:
-        """Starts to push gradients, each with what waits of its tensor; None: that alone.
+        """Starts to push gradients, each with what waits of its tensor; None pushes only what waits.
 
         What cannot be sent goes with the next push, unless it is `Refused`: then the sum is as it was. A push
         before this one may fail with the same errors, and refuses nothing of it.
         """
         self.refused = own = False
-        left = {n: g for n, g in grads.items() if g is not None}  # is not in the sum
+        #: Gradients that are not in the sum, and what waited of the others before.
+        left = {n: g for n, g in grads.items() if g is not None}
         before: dict[str, Gradient | None] = {}
         try:
-            if not self._pushing:
-                self.finish()
-                # What may still be part of the next version is not followed by a second gradient for it.
-                self._doubts.settle(self.sum, wait=self._mode._together)
-                self._pushing = True
+            self._end_the_last()
             own = True
-            waiting = self.sum
-            # Rows are sent from where they lie by the step that pushes, whatever the codec.
-            here = self.every == 1
-            for name, gradient in tuple(left.items()):
-                in_place = self.direct or (here and isinstance(gradient, Sparse))
-                if name in waiting.waiting or not in_place:
-                    before[name] = waiting.kept(name)
-                    waiting.add(name, gradient, base)
-                    del left[name]
-            ready = {n: waiting.waiting.get(n, g) for n, g in grads.items()}
-            summed = not self._mode._together and ready.keys() & waiting.waiting.keys()
-            oldest = waiting.base if summed else base
-            scale = None if self._accumulate == 1 else 1.0 / self._accumulate
-            pushes: list[tuple[dict[str, Any], Any, _fastps.BoundList | None]] = []
-            for rate, part_of in _parts(ready, lr):
-                how = (None, rate, scale, oldest, None, self._mode._correction())
-                rows = {n: g for n, g in part_of.items() if isinstance(g, Sparse)}
-                whole = {n: g for n, g in part_of.items() if not isinstance(g, Sparse)}
-                if rows:  # first, since not every optimizer takes them
-                    pushes.insert(0, (rows, how, None))
-                if whole:
-                    pushes.append((whole, how, self._bind(whole)))
-            if len(pushes) > 1:  # none is sent if a sum would be refused
-                for name, waits in before.items():
-                    if waits is not None:
-                        check(name, ready[name], self._params[name], self._native.check_finite)
-            for some, how, bound in pushes:
-                try:
-                    self._push(some, how, bound)
-                except (PartialPush, StalePush) as error:
-                    _gone(some, left, before, waiting.waiting)
-                    if not self._take_back(some, error):
-                        raise
-                else:
-                    _gone(some, left, before, waiting.waiting)
+            self._sum_up(left, before, base)
+            pushes = self._plan(grads, lr, base)
+            if len(pushes) > 1:
+                self._check_sums(before)
+            for push in pushes:
+                self._send(push, left, before)
         except BaseException as error:
             self.refused = own and isinstance(error, Refused)
-            if self.refused:
-                self.sum.undo(before)
-                if isinstance(error, NonFiniteError):
-                    self._drop_broken()
-                self.let_go()
-            elif isinstance(self._mode, Sync):  # the next gradient is of another version
-                self.sum.waiting.clear()
-                self.summed = 0
-            else:
-                for name, gradient in left.items():
-                    self.sum.add(name, gradient, base)
+            self._recover(error, left, before, base)
             raise
         self.summed = 0
+
+    def _end_the_last(self) -> None:
+        """Waits for the pushes of earlier steps, unless this step has begun already."""
+        if not self._pushing:
+            self.finish()
+            # While part of a gradient may still join a version, no second one for that version follows.
+            self._doubts.settle(self.sum, wait=self._mode._together)
+            self._pushing = True
+
+    def _sum_up(
+        self, left: dict[str, Any], before: dict[str, Gradient | None], base: Versions | None
+    ) -> None:
+        """Moves into the sum the gradients that cannot be sent from where they are."""
+        waiting = self.sum
+        # The step that pushes sends rows from where they are, whatever the codec.
+        here = self.every == 1
+        for name, gradient in tuple(left.items()):
+            in_place = self.direct or (here and isinstance(gradient, Sparse))
+            if name in waiting.waiting or not in_place:
+                before[name] = waiting.kept(name)
+                waiting.add(name, gradient, base)
+                del left[name]
+
+    def _plan(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> list[_Planned]:
+        """The pushes of a step: one for each rate, and for rows and whole gradients."""
+        waiting = self.sum
+        ready = {n: waiting.waiting.get(n, g) for n, g in grads.items()}
+        summed = not self._mode._together and ready.keys() & waiting.waiting.keys()
+        oldest = waiting.base if summed else base
+        scale = None if self._accumulate == 1 else 1.0 / self._accumulate
+        pushes: list[_Planned] = []
+        for rate, part_of in _by_rate(ready, lr):
+            how = (None, rate, scale, oldest, None, self._mode._correction())
+            rows = {n: g for n, g in part_of.items() if isinstance(g, Sparse)}
+            whole = {n: g for n, g in part_of.items() if not isinstance(g, Sparse)}
+            if rows:  # first, since not every optimizer takes them
+                pushes.insert(0, _Planned(rows, how, None))
+            if whole:
+                pushes.append(_Planned(whole, how, self._bind(whole)))
+        return pushes
+
+    def _check_sums(self, before: Mapping[str, Gradient | None]) -> None:
+        """Raises if a sum would be refused, so that none of several pushes is sent."""
+        for name, waits in before.items():
+            if waits is not None:
+                check(name, self.sum.waiting[name], self._params[name], self._native.check_finite)
+
+    def _send(self, push: _Planned, left: dict[str, Any], before: dict[str, Gradient | None]) -> None:
+        """Sends one push; what it took leaves the sum."""
+        try:
+            self._push(push)
+        except (PartialPush, StalePush) as error:
+            _remove(push.gradients, left, before, self.sum.waiting)
+            if not self._take_back(push.gradients, error):
+                raise
+        else:
+            _remove(push.gradients, left, before, self.sum.waiting)
+
+    def _recover(
+        self,
+        error: BaseException,
+        left: Mapping[str, Any],
+        before: Mapping[str, Gradient | None],
+        base: Versions | None,
+    ) -> None:
+        """Keeps what was not sent, or undoes the step if it was refused."""
+        if self.refused:
+            self.sum.undo(before)
+            if isinstance(error, NonFiniteError):
+                self._drop_broken()
+            self.let_go()
+        elif isinstance(self._mode, Sync):  # the next gradient is of another version
+            self.sum.waiting.clear()
+            self.summed = 0
+        else:
+            for name, gradient in left.items():
+                self.sum.add(name, gradient, base)
 
     def let_go(self) -> None:
         """A step was refused: its caller has the arrays back that are read by what it has begun."""
@@ -231,7 +273,7 @@ class Pushes:
     def _drop_broken(self) -> None:
         """Drops sums that no server will ever take."""
         broken = [name for name, gradient in self.sum.waiting.items() if not finite(gradient)]
-        _gone(broken, self.sum.waiting)
+        _remove(broken, self.sum.waiting)
         self._tally.rejected += bool(broken)
         self.summed *= bool(self.sum.waiting)
 
@@ -245,12 +287,13 @@ class Pushes:
             lists[names] = self._native.bind(whole, self._codec, self._feedback, None)
         return lists[names]
 
-    def _push(self, some: dict[str, Any], how: Any, bound: _fastps.BoundList | None) -> None:
+    def _push(self, push: _Planned) -> None:
         """Pushes gradients of one kind: whole ones, which are bound, or rows."""
+        some, how, bound = push
         if bound is not None:
             flight = self._native.push_bound_async(bound, how, False)
         elif isinstance(self._mode, Sync):
-            # The version of each slice waits for everyone's rows, also if they are none.
+            # The version of each slice waits for the rows of every worker, even if there are none.
             flight = self._native.push_list_async(some, how, False, True)
         else:
             self._tally.acknowledge(tuple(some), Receipts(self._native.push_list(some, how)))
@@ -309,60 +352,15 @@ class Pushes:
             self.rest()
 
     def not_applied(self, gradients: dict[str, Any], error: FastpsError) -> FastpsError | None:
-        """Keeps what a failed push has not applied. The error, unless slices were too stale and no more."""
-        if isinstance(error, (PartialPush, StalePush)):
-            return None if self._take_back(gradients, error) else error
-        if isinstance(error, LeaseError):
-            self._tally.rejected += 1
-            return error
-        # Nothing was changed anywhere.
-        broken = isinstance(error, NonFiniteError)
-        self._tally.rejected += broken
-        for name, gradient in gradients.items():
-            if self._keeps(gradient) and not (broken and not finite(gradient)):
-                self.sum.take_back(name, gradient)
-        return error
+        """Keeps what a failed push has not applied; None if slices were too stale and nothing else failed."""
+        return self._unapplied.take_back(self.sum, gradients, error)
 
     def _take_back(self, gradients: dict[str, Any], error: PartialPush | StalePush) -> bool:
-        """Whether nothing is wrong but that slices were too stale: those are not kept."""
-        if isinstance(error, StalePush):
-            self._tally.rejected += 1
-            return True
-        self._tally.acknowledge_some(error.receipts)
-        stale = [isinstance(why, (StalePush, LeaseError)) for _, _, why in error.refused]
-        dropped = [isinstance(why, _Dropped) for _, _, why in error.refused]
-        self._tally.rejected += any(dropped)
-        refused = [
-            (name, self._part(gradients, name, elements))
-            for (name, elements, _), gone in zip(error.refused, dropped, strict=True)
-            if not gone
-        ]
-        doubts = [(doubt, self._part(gradients, doubt.tensor, doubt.elements)) for doubt in error.in_doubt]
-        # Only now is the sum changed, of which the gradients may be arrays.
-        for name, gradient in refused:
-            if gradient is not None:
-                self.sum.take_back(name, gradient)
-        for doubt, gradient in doubts:
-            self._doubts.add(doubt, gradient)
-        late = any(isinstance(why, LeaseError) for _, _, why in error.refused)
-        return all(stale) and not late and not error.in_doubt
-
-    def _part(self, gradients: Mapping[str, Any], name: str, elements: range) -> Gradient | None:
-        """What of a gradient goes with the next push if these elements were not applied, as a copy."""
-        gradient = gradients[name]
-        return part(gradient, elements, self._params[name]) if self._keeps(gradient) else None
-
-    def _keeps(self, gradient: Any) -> bool:
-        """Whether what was not applied goes with the next push. With error feedback the residuals have it; in
-        a version each worker has one gradient, computed from the version before."""
-        return not isinstance(self._mode, Sync) and (self._feedback is None or isinstance(gradient, Sparse))
+        return self._unapplied.take_back_slices(self.sum, gradients, error)
 
     def is_fenced(self, error: LeaseError | PartialPush) -> bool:
-        """Whether a server has forgotten this worker. What was on the way to it stays unknown."""
-        if isinstance(error, LeaseError):
-            return True
-        unknown = self._doubts.forget_unknown()
-        return unknown or any(isinstance(why, LeaseError) for _, _, why in error.refused)
+        """Whether a server has dropped this worker."""
+        return self._unapplied.is_fenced(error)
 
     # -- state -----------------------------------------------------------------------------------------------
 
@@ -393,14 +391,14 @@ class Pushes:
         self.summed = int(state["summed"])
 
 
-def _gone(names: Iterable[str], *places: dict[str, Any]) -> None:
+def _remove(names: Iterable[str], *places: dict[str, Any]) -> None:
     for name in names:
         for place in places:
             place.pop(name, None)
 
 
-def _parts(ready: dict[str, Any], lr: Rates) -> Iterable[tuple[float | None, dict[str, Any]]]:
-    """A push has one rate: the gradients by theirs."""
+def _by_rate(ready: dict[str, Any], lr: Rates) -> Iterable[tuple[float | None, dict[str, Any]]]:
+    """Gradients by their learning rate, of which a push has one."""
     if not isinstance(lr, Mapping):
         return [(lr, ready)] if ready else []
     parts: dict[float | None, dict[str, Any]] = {}

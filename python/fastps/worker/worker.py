@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 from fastps import _fastps
-from fastps._fastps import Sparse, Versions
-from fastps._shared.checks import as_rate, at_least, invalid
+from fastps._fastps import Versions
+from fastps._shared.checks import at_least
 from fastps._shared.handles import Receipts
 from fastps._shared.lost import warn_of
 from fastps._shared.types import Array, File, Rates
@@ -23,13 +23,16 @@ from fastps.errors import (
     Lost,
     NonFiniteError,
     PartialPush,
-    ShapeError,
 )
 from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
 from fastps.store import Store
-from fastps.worker.gradients import check, finite, whole
+from fastps.worker.arguments import as_rates, check_hogwild, must_be
+from fastps.worker.fetches import Fetches
+from fastps.worker.gradients import finite, whole
 from fastps.worker.groups import Groups
-from fastps.worker.pushes import LISTS, Pushes, Refused
+from fastps.worker.local import LocalStepper
+from fastps.worker.pushes import Pushes, Refused
+from fastps.worker.state import check_state
 from fastps.worker.step import Step
 from fastps.worker.tally import Tally
 from fastps.worker.watched import Watched
@@ -98,9 +101,9 @@ class Worker:
         rank: int | None = None,
         name: str | None = None,
     ) -> None:
-        _must_be(Mode, "mode", "a mode, such as fastps.Async()", mode)
+        must_be(Mode, "mode", "a mode, such as fastps.Async()", mode)
         if codec is not None:
-            _must_be(Codec, "codec", "a codec, such as fastps.Int8()", codec)
+            must_be(Codec, "codec", "a codec, such as fastps.Int8()", codec)
         accumulate = at_least(1, "accumulate", accumulate)
         if rank is not None:
             rank = at_least(0, "rank", rank, 2**32 - 1)
@@ -112,14 +115,14 @@ class Worker:
                 got=f"accumulate={accumulate}",
             )
         if isinstance(then, Hogwild):
-            _check_hogwild(ps, params)
+            check_hogwild(ps, params)
         self.mode = mode
-        self._live = copy and isinstance(then, Hogwild) and isinstance(ps, Store) and ps.address is not None
+        #: The parameters are views of a shared store's values.
+        self._views = copy and isinstance(then, Hogwild) and isinstance(ps, Store) and ps.address is not None
         self._accumulate = accumulate
         self._on_step = on_step
         self.params: dict[str, Array] = {}
         self._names: list[str] = []
-        self._fetches: list[tuple[int, _fastps.PullFlight]] = []  # fetches under way and when to install them
         self._lr: Rates = None
         self._steps = 0
         self._ps = ps.another()
@@ -127,6 +130,7 @@ class Worker:
         self._tally = Tally()
         codec = Float32() if codec is None else codec
         self._pushes = Pushes(self._native, self.params, codec, accumulate, self._tally)
+        self._fetches = Fetches(self._native, self.params, self._views)
         self._note_lost()  # from here on it is counted, and not raised
         self._watched = Watched((), "worker")
         self._groups = Groups(self._native, rank, name)
@@ -138,7 +142,7 @@ class Worker:
             else:
                 self._groups.bind(then)
             self._follow(Async() if self._alone else then)
-            self._installed: Versions | None = self._take_on(params, copy)
+            self._fetches.installed = self._take_on(params, copy)
         except BaseException as error:
             self._give_up(error)
             raise
@@ -146,11 +150,13 @@ class Worker:
     def _follow(self, mode: Mode) -> None:
         """Goes on with a mode."""
         self._mode = mode
-        local = mode._local_lr is not None
         self._pushes.follow(mode)
-        self._pull_every = mode.pull_every if local else self._accumulate
-        self._local = _fastps.LocalSteps(self.params) if local else None
-        self._local_some: dict[tuple[str, ...], _fastps.LocalSteps] = {}
+        self._pull_every = self._accumulate
+        self._local: LocalStepper | None = None
+        if mode._local_lr is not None:
+            self._pull_every = mode.pull_every
+            looks = self._native.check_finite
+            self._local = LocalStepper(self.params, self._pushes, mode._local_lr, looks)
         #: For steps that push and fetch in one call.
         self._exchanged: _fastps.Exchange | None = None
 
@@ -178,11 +184,10 @@ class Worker:
             self._groups.remove(groups)
             raise
         if self._local is None:
-            self._fetches.clear()  # they know no versions of the new ones
-            self._fetch()
+            self._fetches.restart()  # those under way know no versions of the new ones
 
     def _take_on(self, params: Mapping[str, Any], copy: bool) -> Versions | None:
-        if self._live:
+        if self._views:
             self.params.update({name: self._ps.view(name) for name in params})
             self._names = list(self.params)
             return None
@@ -193,7 +198,7 @@ class Worker:
             self._watched.add(params.items())
         self._names = list(self.params)
         if self._local is not None:
-            self._local = _fastps.LocalSteps(self.params)
+            self._local.refresh()
         if self._pushes.direct and isinstance(self.mode, Async):
             self._exchanged = self._native.exchange_of(self.params)
         return versions
@@ -222,7 +227,7 @@ class Worker:
             FastpsError: A push or fetch failed. The step itself was taken; what was refused goes with the
                 next push (with `fastps.Sync` it is dropped: the next gradient is of another version).
         """
-        lr = _rates(lr, self.params)
+        lr = as_rates(lr, self.params)
         self._watched.check()
         if self._step_at_once(grads, lr, loss):
             return
@@ -233,7 +238,7 @@ class Worker:
         k, pushes = self._steps + 1, self._pushes
         pushing = k % pushes.every == 0
         if self._local is not None:
-            self._step_locally(self._local, grads)
+            self._local.step(grads, self._fetches.installed)
             grads = {}
         else:
             try:
@@ -242,13 +247,13 @@ class Worker:
                 pushes.let_go()
                 raise
             if not pushing:
-                pushes.add(grads, self._installed)
+                pushes.add(grads, self._fetches.installed)
         self._steps, self._lr = k, lr
         if pushing or k % self._pull_every == 0:
             self._note_lost()
         try:
             if pushing:
-                pushes.start({**dict.fromkeys(pushes.sum.waiting), **grads}, lr, self._installed)
+                pushes.start({**dict.fromkeys(pushes.sum.waiting), **grads}, lr, self._fetches.installed)
         finally:
             if pushing and pushes.refused and self._local is None:
                 self._steps -= 1
@@ -278,16 +283,16 @@ class Worker:
                 expected="another mode than fastps.Local",
                 got=repr(self.mode),
             )
-        lr = _rates(lr, self.params)
+        lr = as_rates(lr, self.params)
         self._watched.check()
-        self._pushes.begin(grads, lr, self._installed)
+        self._pushes.begin(grads, lr, self._fetches.installed)
 
     def flush(self) -> None:
         """Pushes what waits and returns when every push is acknowledged. `params` stay as they are.
 
         What error feedback keeps goes with the next step's push, also what was refused or fenced.
         """
-        self._pushes.flush(self._lr, self._installed)
+        self._pushes.flush(self._lr, self._fetches.installed)
 
     def push_model(self) -> None:
         """Assigns `params`, as they are, to the servers' tensors: after something else wrote to them.
@@ -328,8 +333,7 @@ class Worker:
         Raises:
             FastpsError: The fetch failed.
         """
-        self._fetches.clear()
-        self._fetch()
+        self._fetches.restart()
         self._watched.note()
 
     # -- state -----------------------------------------------------------------------------------------------
@@ -358,13 +362,13 @@ class Worker:
                 this worker has no place for; nothing is changed.
         """
         self._watched.check()
-        params = state["params"]
-        self._check_state(params, state["sum"], state.get("rows", {}), state["residuals"])
+        local, residuals = self._local is not None, self._pushes.keeps_residuals
+        check_state(state, self.params, local=local, residuals=residuals)
         self._pushes.rest()
-        self._fetches.clear()
+        self._fetches.under_way.clear()
         if self._local is None:
-            self._fetch()
-        for name, values in params.items():
+            self._fetches.now()
+        for name, values in state["params"].items():
             self.params[name][...] = values
         self._pushes.load_state_dict(state)
         self._steps = int(state["step"])
@@ -466,66 +470,6 @@ class Worker:
         self._tally.lose(lost)
         warn_of(lost, "worker", stacklevel=3)
 
-    def _check_state(
-        self,
-        params: Mapping[str, Any],
-        sums: Mapping[str, Any],
-        rows: Mapping[str, Any],
-        residuals: Mapping[str, Any],
-    ) -> None:
-        """Fails unless a saved state is of these parameters, and all of it has a place."""
-        local = self._local is not None
-        for what, arrays, place in (
-            ("params", params, local),
-            ("sum", sums, True),
-            ("rows", rows, not local),
-            ("residuals", residuals, self._pushes.keeps_residuals),
-        ):
-            names = self._names if place else []
-            if set(arrays) - set(names) or (what == "params" and set(arrays) != set(names)):
-                raise ConfigError(
-                    f"the saved {what} are of other parameters, or of another mode or codec",
-                    expected=str(names),
-                    got=str(list(arrays)),
-                )
-        for name, array in (*params.items(), *sums.items()):
-            _check_shape(name, self.params[name].shape, np.shape(array))
-        for name, array in residuals.items():
-            _check_shape(name, (self.params[name].size,), np.shape(array))
-        for name, (indices, values) in rows.items():
-            check(name, Sparse(indices, values), self.params[name], True)
-
-    def _present(self) -> dict[str, Array]:
-        """The servers' values, as copies."""
-        present: dict[str, Array] = self._native.pull_list(self._names, None, None)[0]
-        return present
-
-    def _fetch(self) -> None:
-        if not self._live:
-            self._installed = self._native.pull_list(self._names, self.params, None)[1]
-
-    def _step_locally(self, local: _fastps.LocalSteps, grads: Mapping[str, Any]) -> None:
-        """Takes a local step where there are gradients; they are added to the sum."""
-        waiting = self._pushes.sum
-        first = not waiting.waiting
-        own = grads if type(grads) is dict else dict(grads)
-        if own.keys() != self.params.keys():
-            local = self._local_steps_of(own)
-        rate, looks = self._mode._local_lr or 0.0, self._native.check_finite
-        local.step(own, waiting.arrays(own), rate, first, looks)
-        waiting.filled(own, self._installed)
-        self._pushes.summed += 1
-
-    def _local_steps_of(self, grads: Mapping[str, Any]) -> _fastps.LocalSteps:
-        """Local steps of some parameters."""
-        self._pushes.check_names(grads)
-        names = tuple(name for name in self._names if name in grads)
-        if names not in self._local_some:
-            if len(self._local_some) >= LISTS:
-                self._local_some.clear()
-            self._local_some[names] = _fastps.LocalSteps({name: self.params[name] for name in names})
-        return self._local_some[names]
-
     def _step_at_once(
         self, grads: Mapping[str, Any], lr: Rates, loss: float | None, threads: int = 0
     ) -> bool:
@@ -538,14 +482,14 @@ class Worker:
         if self._exchanged is None or not self._pushes.idle or type(grads) is not dict:
             return False
         one, rates = (None, dict(lr)) if isinstance(lr, Mapping) else (lr, None)
-        how = (None, one, None, self._installed, None, self._mode._correction())
+        how = (None, one, None, self._fetches.installed, None, self._mode._correction())
         done = self._native.exchange(self._exchanged, grads, rates, how, threads)
         if done is None:
             return False
         receipts, versions, failed = done
         self._steps, self._lr, self._tally.told = self._steps + 1, lr, (None, 0)
         if versions is not None:
-            self._installed = versions
+            self._fetches.installed = versions
         if receipts is not None:
             self._tally.acknowledge(receipts.names(), Receipts(receipts))
         elif failed is not None:
@@ -564,18 +508,13 @@ class Worker:
         if not self._mode.overlap:
             try:
                 if fetch:  # behind the push, on the same way: the values contain it
-                    self._fetch()
+                    self._fetches.now()
             finally:
                 self._pushes.finish()
             return
         if fetch:
-            flight = self._native.pull_async(self._names, None)
-            self._fetches.append((k + self._pull_every, flight))
-        while self._fetches and self._fetches[0][0] <= k:
-            _, flight = self._fetches.pop(0)
-            installed = flight.install(self.params, None)
-            assert installed is not None
-            self._installed = installed[1]
+            self._fetches.start(k + self._pull_every)
+        self._fetches.install(k)
 
     def _keep_together(self) -> None:
         """Waits for the others as the mode says, and fetches what they made together."""
@@ -597,55 +536,4 @@ class Worker:
             if not isinstance(self._mode, Sync):
                 self._groups.wait(1)
         finally:
-            self._fetch()
-
-
-def _must_be(kind: type, name: str, expected: str, value: object) -> None:
-    if not isinstance(value, kind):
-        raise invalid(name, expected, value)
-
-
-def _check_hogwild(ps: ParameterServer, params: Iterable[str]) -> None:
-    """Fails unless the tensors lie in this machine's memory without locks."""
-    if not isinstance(ps, Store):
-        raise ConfigError(
-            "Hogwild() trains in one machine's memory",
-            expected="fastps.Store",
-            got="servers; fastps.Async() is for them",
-        )
-    for name in params:
-        apply = ps.spec(name).apply
-        if apply != "hogwild":
-            raise ConfigError(
-                f"tensor {name!r}: Hogwild() takes tensors without locks",
-                tensor=name,
-                expected='apply="hogwild"',
-                got=f"apply={apply!r}",
-            )
-
-
-def _check_shape(name: str, expected: tuple[int, ...], got: tuple[int, ...]) -> None:
-    if expected != got:
-        raise ShapeError(
-            f"tensor {name!r}: the saved values have another shape: expected {expected}, got {got}",
-            tensor=name,
-            expected=str(expected),
-            got=str(got),
-        )
-
-
-def _rates(lr: Rates, names: Mapping[str, Any]) -> Rates:
-    """Rates as floats; fails unless they are such, and of these tensors."""
-    if lr is None:
-        return None
-    if not isinstance(lr, Mapping):
-        return as_rate("lr", lr)
-    if not lr.keys() <= names.keys():
-        name = min(lr.keys() - names.keys())
-        raise ConfigError(
-            f"invalid lr: a rate of tensor {name!r}, which the worker has not",
-            tensor=name,
-            expected=str(list(names)),
-            got=name,
-        )
-    return {name: as_rate("lr", rate) for name, rate in lr.items()}
+            self._fetches.now()

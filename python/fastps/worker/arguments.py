@@ -1,0 +1,59 @@
+"""Checks of what a caller gives to a `Worker`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fastps._shared.checks import as_rate, invalid
+from fastps._shared.types import Rates
+from fastps.connection import ParameterServer
+from fastps.errors import ConfigError
+from fastps.store import Store
+
+__all__ = ["as_rates", "check_hogwild", "must_be"]
+
+
+def must_be(kind: type, name: str, expected: str, value: object) -> None:
+    """Raises `ConfigError` unless the argument `name` is of a type."""
+    if not isinstance(value, kind):
+        raise invalid(name, expected, value)
+
+
+def check_hogwild(ps: ParameterServer, params: Iterable[str]) -> None:
+    """Raises `ConfigError` unless the tensors are ``hogwild`` tensors in this machine's memory."""
+    if not isinstance(ps, Store):
+        raise ConfigError(
+            "Hogwild() trains in one machine's memory: expected fastps.Store, got servers; "
+            "with servers use fastps.Async()",
+            expected="fastps.Store",
+            got="servers",
+        )
+    for name in params:
+        apply = ps.spec(name).apply
+        if apply != "hogwild":
+            raise ConfigError(
+                f'Hogwild() needs tensors without locks (tensor "{name}"): expected apply="hogwild", '
+                f'got apply="{apply}"',
+                tensor=name,
+                expected='apply="hogwild"',
+                got=f'apply="{apply}"',
+            )
+
+
+def as_rates(lr: Rates, names: Mapping[str, Any]) -> Rates:
+    """Learning rates as floats; raises `ConfigError` if one is invalid or of an unknown tensor."""
+    if lr is None:
+        return None
+    if not isinstance(lr, Mapping):
+        return as_rate("lr", lr)
+    if not lr.keys() <= names.keys():
+        name = min(lr.keys() - names.keys())
+        raise ConfigError(
+            f'the worker has no such tensor, but lr names it (tensor "{name}"): expected names from '
+            f"{list(names)}, got {name!r}",
+            tensor=name,
+            expected=str(list(names)),
+            got=name,
+        )
+    return {name: as_rate("lr", rate) for name, rate in lr.items()}

@@ -1,0 +1,60 @@
+"""Whether a saved state fits a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fastps._fastps import Sparse
+from fastps._shared.types import Array
+from fastps.errors import ConfigError, ShapeError
+from fastps.worker.gradients import check
+
+__all__ = ["check_state"]
+
+
+def check_state(
+    state: Mapping[str, Any], params: Mapping[str, Array], *, local: bool, residuals: bool
+) -> None:
+    """Raises `ConfigError` or `ShapeError` unless a worker can take all of a saved state.
+
+    Args:
+        state: As from `Worker.state_dict`.
+        params: The worker's parameters.
+        local: Its steps are local: it saves parameters, and no rows.
+        residuals: Its codec keeps residuals.
+    """
+    rows = state.get("rows", {})
+    _check_names("params", state["params"], params if local else (), complete=True)
+    _check_names("sum", state["sum"], params)
+    _check_names("rows", rows, () if local else params)
+    _check_names("residuals", state["residuals"], params if residuals else ())
+    for name, array in (*state["params"].items(), *state["sum"].items()):
+        _check_shape(name, params[name].shape, np.shape(array))
+    for name, array in state["residuals"].items():
+        _check_shape(name, (params[name].size,), np.shape(array))
+    for name, (indices, values) in rows.items():
+        check(name, Sparse(indices, values), params[name], True)
+
+
+def _check_names(what: str, arrays: Iterable[str], names: Iterable[str], complete: bool = False) -> None:
+    saved, known = list(arrays), list(names)
+    if set(saved) - set(known) or (complete and set(saved) != set(known)):
+        raise ConfigError(
+            f"the saved {what} are of other parameters, or of another mode or codec: expected {known}, "
+            f"got {saved}",
+            expected=str(known),
+            got=str(saved),
+        )
+
+
+def _check_shape(name: str, expected: tuple[int, ...], got: tuple[int, ...]) -> None:
+    if expected != got:
+        raise ShapeError(
+            f'wrong shape of the saved values (tensor "{name}"): expected {expected}, got {got}',
+            tensor=name,
+            expected=str(expected),
+            got=str(got),
+        )

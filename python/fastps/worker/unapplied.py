@@ -1,0 +1,112 @@
+"""What of a failed push goes with the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastps._fastps import Sparse
+from fastps._shared.types import Array
+from fastps.errors import FastpsError, LeaseError, NonFiniteError, PartialPush, StalePush
+from fastps.modes import Mode, Sync
+from fastps.worker.doubts import Doubts
+from fastps.worker.gradients import Gradient, Gradients, finite, part
+from fastps.worker.tally import Tally
+
+__all__ = ["Unapplied"]
+
+#: A slice refused for one of these reasons would be refused again, or be even staler by then.
+_HOPELESS = (StalePush, LeaseError, NonFiniteError)
+
+
+class Unapplied:
+    """Returns to a sum what servers did not apply, and keeps what is in doubt.
+
+    Args:
+        params: Names to the worker's arrays.
+        tally: Counts what was acknowledged and what was dropped.
+        residuals: With error feedback, residuals keep what was not applied of whole gradients.
+        timeout: Seconds to wait for the answer about one part in doubt.
+
+    Attributes:
+        doubts: Parts of pushes that may or may not be applied.
+    """
+
+    def __init__(self, params: Mapping[str, Array], tally: Tally, residuals: bool, timeout: float) -> None:
+        self._params = params
+        self._tally = tally
+        self._residuals = residuals
+        self._sync = False
+        self.doubts = Doubts(timeout)
+
+    def follow(self, mode: Mode) -> None:
+        """Goes on with a mode."""
+        self._sync = isinstance(mode, Sync)
+
+    def take_back(
+        self, waiting: Gradients, gradients: dict[str, Any], error: FastpsError
+    ) -> FastpsError | None:
+        """Adds to `waiting` what a failed push has not applied.
+
+        Returns:
+            The error; None if slices were too stale and nothing else went wrong.
+        """
+        if isinstance(error, (PartialPush, StalePush)):
+            return None if self.take_back_slices(waiting, gradients, error) else error
+        if isinstance(error, LeaseError):
+            self._tally.rejected += 1
+            return error
+        # Nothing was changed anywhere.
+        broken = isinstance(error, NonFiniteError)
+        self._tally.rejected += broken
+        for name, gradient in gradients.items():
+            if self._keeps(gradient) and not (broken and not finite(gradient)):
+                waiting.take_back(name, gradient)
+        return error
+
+    def take_back_slices(
+        self, waiting: Gradients, gradients: dict[str, Any], error: PartialPush | StalePush
+    ) -> bool:
+        """Adds to `waiting` the slices that were refused; True if all of them were merely too stale."""
+        if isinstance(error, StalePush):
+            self._tally.rejected += 1
+            return True
+        self._tally.acknowledge_some(error.receipts)
+        dropped = [isinstance(why, _HOPELESS) for _, _, why in error.refused]
+        self._tally.rejected += any(dropped)
+        refused = [
+            (name, self._part(gradients, name, elements))
+            for (name, elements, _), gone in zip(error.refused, dropped, strict=True)
+            if not gone
+        ]
+        doubts = [(doubt, self._part(gradients, doubt.tensor, doubt.elements)) for doubt in error.in_doubt]
+        # The gradients may be arrays of the sum, so it changes only after all parts were copied.
+        for name, gradient in refused:
+            if gradient is not None:
+                waiting.take_back(name, gradient)
+        for doubt, gradient in doubts:
+            self.doubts.add(doubt, gradient)
+        stale = all(isinstance(why, (StalePush, LeaseError)) for _, _, why in error.refused)
+        return stale and not _lease_ran_out(error) and not error.in_doubt
+
+    def _part(self, gradients: Mapping[str, Any], name: str, elements: range) -> Gradient | None:
+        """The elements of a gradient that go with the next push, as a copy; None: residuals keep them."""
+        gradient = gradients[name]
+        return part(gradient, elements, self._params[name]) if self._keeps(gradient) else None
+
+    def _keeps(self, gradient: Any) -> bool:
+        """Whether what was not applied goes with the next push.
+
+        With `Sync` it does not: the next gradient is of another version.
+        """
+        return not self._sync and (not self._residuals or isinstance(gradient, Sparse))
+
+    def is_fenced(self, error: LeaseError | PartialPush) -> bool:
+        """Whether a server has dropped this worker; what was under way to it stays unknown."""
+        if isinstance(error, LeaseError):
+            return True
+        return self.doubts.forget_unknown() or _lease_ran_out(error)
+
+
+def _lease_ran_out(error: PartialPush) -> bool:
+    return any(isinstance(why, LeaseError) for _, _, why in error.refused)
