@@ -615,7 +615,7 @@ def test_hogwild_takes_what_has_no_locks(server):
     with fastps.Store() as store:
         store.register("w", np.zeros(6, np.float32), optimizer=fastps.SGD(lr=1.0), apply="hogwild")
         store.register("x", np.zeros(6, np.float32), optimizer=fastps.SGD(lr=1.0))
-        with pytest.raises(fastps.ConfigError, match="'x'") as caught:
+        with pytest.raises(fastps.ConfigError, match='"x"') as caught:
             fastps.Worker(store, {"w": np.zeros(6), "x": np.zeros(6)}, mode=fastps.Hogwild())
         assert (caught.value.expected, caught.value.tensor) == ('apply="hogwild"', "x")
         with fastps.Worker(store, {"w": np.zeros(6)}, mode=fastps.Hogwild()) as worker:

@@ -24,13 +24,13 @@ __all__ = [
     "FactorTrainer",
     "InDoubt",
     "LinearTrainer",
-    "LiveValues",
     "LocalSteps",
     "PullFlight",
     "PushFlight",
     "Receipt",
     "Receipts",
     "Server",
+    "SharedView",
     "Sparse",
     "Versions",
     "__version__",
@@ -142,7 +142,7 @@ class LocalSteps:
     ) -> None: ...
 
 @final
-class LiveValues:
+class SharedView:
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
@@ -173,7 +173,7 @@ class Client:
     ) -> Client: ...
     @property
     def address(self) -> str | None: ...
-    def live(self, name: str) -> LiveValues: ...
+    def live(self, name: str) -> SharedView: ...
     def another(self) -> Client: ...
     def register(
         self, name: str, values: Any, optimizer: Optimizer, apply: str, group: str, timeout: float | None

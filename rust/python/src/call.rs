@@ -117,7 +117,7 @@ pub(crate) fn is_main(py: Python<'_>) -> PyResult<bool> {
 
 /// Runs what may take long. A call over the network made on the main thread runs on a helper thread, because only so
 /// can the main thread notice Ctrl-C; when it does, it is gone, and the call comes to its end (or timeout) by itself.
-/// Pushes and pulls, which must not wake another thread, ask for themselves: see `flight::Waiting`.
+/// Pushes and pulls, which must not wake another thread, ask for themselves: see `client::waiting::Waiting`.
 pub(crate) fn run<T: Send + 'static>(
     py: Python<'_>,
     remote: bool,

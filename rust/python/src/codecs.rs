@@ -1,8 +1,8 @@
 //! The byte contract from Python, and the residuals of error feedback.
 
-use crate::buffer::{Access, Borrowed, array, borrow, empty, sweep};
+use crate::arrays::buffer::{Access, Borrowed, array, borrow, empty, sweep};
 use crate::errors::{OrRaise, config};
-use crate::options;
+use crate::settings::codec::read_codec;
 use fastps_core::codec::{self, Position};
 use fastps_core::dtype::{DType, View};
 use fastps_core::error::{Error, Kind};
@@ -23,7 +23,7 @@ pub(crate) fn encode<'py>(
     first_element: u64,
     sequence: u64,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let codec = options::codec(Some(codec))?;
+    let codec = read_codec(Some(codec))?;
     if !first_element.is_multiple_of(8) {
         return Err(config(py, "invalid first_element", "a multiple of 8", first_element));
     }
@@ -61,7 +61,7 @@ pub(crate) fn decode<'py>(
     body: &Bound<'py, PyAny>,
     n: usize,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let id = options::codec(Some(codec))?.id();
+    let id = read_codec(Some(codec))?.id();
     let isa = Isa::get().or_raise(py)?;
     let body = match body.cast::<PyBytes>() {
         Ok(bytes) => bytes.clone(),

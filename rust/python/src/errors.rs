@@ -1,12 +1,9 @@
 //! The one map from core errors to the exceptions of `fastps.errors`.
 
-use crate::flight::InDoubt;
-use crate::values::{Receipt, range};
 use fastps_core::error::{Error, Kind, Lost};
-use fastps_core::verbs::{PartialPush, PushError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyList, PyModule};
+use pyo3::types::{PyDict, PyModule};
 
 fn class(kind: Kind) -> &'static str {
     match kind {
@@ -31,13 +28,13 @@ fn class(kind: Kind) -> &'static str {
     }
 }
 
-fn module(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
+pub(crate) fn module(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     let import = || PyModule::import(py, "fastps.errors").map(Bound::unbind);
     Ok(MODULE.get_or_try_init(py, import)?.bind(py))
 }
 
-fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
     let fields = PyDict::new(py);
     fields.set_item("tensor", error.tensor.as_deref())?;
     fields.set_item("shard", error.shard)?;
@@ -77,47 +74,6 @@ pub(crate) fn config(py: Python<'_>, message: &str, expected: &str, got: impl st
     raise(py, &Error::new(Kind::Config, message).expected(expected, got))
 }
 
-fn partial<'py>(py: Python<'py>, push: &PartialPush) -> PyResult<Bound<'py, PyAny>> {
-    let fields = PyDict::new(py);
-    let receipts = PyDict::new(py);
-    for (name, receipt) in &push.receipts {
-        receipts.set_item(&**name, Receipt::from(receipt))?;
-    }
-    let refused = PyList::empty(py);
-    for (name, elements, error) in &push.refused {
-        refused.append((&**name, range(py, elements)?, exception(py, error)?))?;
-    }
-    let applied = PyList::empty(py);
-    for (name, elements, slice) in &push.applied {
-        applied.append((&**name, range(py, elements)?, slice.version))?;
-    }
-    let in_doubt = PyList::empty(py);
-    for doubt in &push.in_doubt {
-        in_doubt.append(InDoubt::new(doubt.clone()))?;
-    }
-    let message = format!(
-        "a push succeeded in part ({} tensors applied, {} slices refused, {} slices in doubt): {}",
-        receipts.len(),
-        refused.len(),
-        in_doubt.len(),
-        push.error
-    );
-    fields.set_item("error", exception(py, &push.error)?)?;
-    fields.set_item("receipts", receipts)?;
-    fields.set_item("refused", refused)?;
-    fields.set_item("applied", applied)?;
-    fields.set_item("in_doubt", in_doubt)?;
-    module(py)?.getattr("PartialPush")?.call((message,), Some(&fields))
-}
-
-/// The exception of a failed push.
-pub(crate) fn raise_push(py: Python<'_>, error: &PushError) -> PyErr {
-    match error {
-        PushError::Refused(error) => raise(py, error),
-        PushError::Partial(push) => partial(py, push).map_or_else(|e| e, PyErr::from_value),
-    }
-}
-
 /// `?` for core results.
 pub(crate) trait OrRaise<T> {
     fn or_raise(self, py: Python<'_>) -> PyResult<T>;
@@ -126,11 +82,5 @@ pub(crate) trait OrRaise<T> {
 impl<T> OrRaise<T> for Result<T, Error> {
     fn or_raise(self, py: Python<'_>) -> PyResult<T> {
         self.map_err(|error| raise(py, &error))
-    }
-}
-
-impl<T> OrRaise<T> for Result<T, PushError> {
-    fn or_raise(self, py: Python<'_>) -> PyResult<T> {
-        self.map_err(|error| raise_push(py, &error))
     }
 }

@@ -1,24 +1,20 @@
-//! The compiled half of the Python package: a table of contents. Numerics live in `fastps-core`, the network in
-//! `fastps-client` and `fastps-server`; here Python's objects become theirs and back. The face that users see is `python/fastps`.
+//! The extension module `fastps._fastps`: converts Python's objects to values of the core and the client, and their
+//! results back. It holds no arithmetic. `python/fastps` is the only caller; users import that.
 
 // Docstrings here are read by Python users.
 #![allow(clippy::doc_markdown)]
 
-mod buffer;
+mod arrays;
 mod call;
 mod client;
 mod codecs;
 mod doctor;
 mod errors;
-mod flight;
-mod hogwild;
-mod live;
 mod openmp;
-mod options;
+mod results;
 mod server;
-mod sparse;
-mod steps;
-mod values;
+mod settings;
+mod training;
 mod waits;
 
 use pyo3::prelude::*;
@@ -27,29 +23,33 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _fastps {
     #[pymodule_export]
+    use super::arrays::shared_view::SharedView;
+    #[pymodule_export]
+    use super::arrays::sparse::Sparse;
+    #[pymodule_export]
     use super::call::forked;
     #[pymodule_export]
-    use super::client::{BoundList, Client, Exchange};
+    use super::client::{BoundList, Client, Exchange, PullFlight, PushFlight};
     #[pymodule_export]
     use super::codecs::{ErrorFeedback, decode, encode};
     #[pymodule_export]
     use super::doctor::{instruction_set, instruction_sets, tearing};
     #[pymodule_export]
-    use super::flight::{InDoubt, PullFlight, PushFlight};
+    use super::results::in_doubt::InDoubt;
     #[pymodule_export]
-    use super::hogwild::{FactorTrainer, LinearTrainer};
+    use super::results::receipts::{Receipt, Receipts};
     #[pymodule_export]
-    use super::live::LiveValues;
-    #[pymodule_export]
-    use super::options::{check_codec, check_optimizer};
+    use super::results::versions::Versions;
     #[pymodule_export]
     use super::server::{Server, checkpoint_cli, connect, serve_cli};
     #[pymodule_export]
-    use super::sparse::Sparse;
+    use super::settings::codec::check_codec;
     #[pymodule_export]
-    use super::steps::LocalSteps;
+    use super::settings::optimizer::check_optimizer;
     #[pymodule_export]
-    use super::values::{Receipt, Receipts, Versions};
+    use super::training::estimators::{FactorTrainer, LinearTrainer};
+    #[pymodule_export]
+    use super::training::local_steps::LocalSteps;
     use pyo3::prelude::*;
 
     /// What the module does when it is imported.

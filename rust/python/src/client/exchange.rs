@@ -1,11 +1,12 @@
 //! A worker's step on a store of this process: gradients go in and values come out in one call.
 
 use super::Shared;
-use crate::buffer::{Access, Borrowed, borrow, glance, is_plain, try_borrow};
+use crate::arrays::buffer::{Access, Borrowed, borrow, glance, is_plain, try_borrow};
 use crate::call::{self, Here};
 use crate::errors::{self, OrRaise};
 use crate::openmp::Threads;
-use crate::values::{Names, Receipts, Versions};
+use crate::results::failure::raise_push;
+use crate::results::{Names, Receipts, Versions};
 use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind};
 use fastps_core::store::{Exchange as Tensors, Exchanged, Store, Team};
@@ -175,7 +176,7 @@ impl Exchange {
         done: Option<Exchanged>,
     ) -> Option<Outcome> {
         let Exchanged { pushed, versions } = done?;
-        let failed = pushed.as_ref().err().map(|error| errors::raise_push(py, error));
+        let failed = pushed.as_ref().err().map(|error| raise_push(py, error));
         let failed = failed.or_else(|| versions.as_ref().err().map(|error| errors::raise(py, error)));
         let receipts = pushed.ok().map(|receipts| Receipts { names: self.names_of(py, given), receipts });
         let versions = versions.ok().map(|versions| Versions(Arc::new(versions)));

@@ -1,10 +1,10 @@
 //! Pulls: what the tensors are, and their values into memory of the caller.
 
+use super::waiting::{Filler, Waiting, reshaped};
 use super::{Client, Shared};
-use crate::buffer::{Borrowed, sweep};
+use crate::arrays::buffer::{Borrowed, sweep};
 use crate::errors::OrRaise;
-use crate::flight::{Filler, Waiting, reshaped};
-use crate::values::Versions;
+use crate::results::Versions;
 use fastps_core::error::{Error, Kind};
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{self, Rows};

@@ -1,14 +1,15 @@
 //! Pushes: a list of gradients, lent for the call, kept for a flight, or bound.
 
+use super::flight::PushFlight;
+use super::waiting::{Filler, Turn, Waiting, reshaped, targets};
 use super::{Client, Shared};
-use crate::buffer::{Access, Borrowed, borrow, glance, is_plain, sweep};
+use crate::arrays::buffer::{Access, Borrowed, borrow, glance, is_plain, sweep};
+use crate::arrays::sparse::Sparse;
 use crate::call::{self, Here};
 use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
-use crate::flight::{Filler, PushFlight, Turn, Waiting, reshaped, targets};
-use crate::options;
-use crate::sparse::Sparse;
-use crate::values::{Names, Receipts, Versions};
+use crate::results::{Names, Receipts, Versions};
+use crate::settings::codec::read_codec;
 use fastps_core::codec::Codec;
 use fastps_core::correction::Correction;
 use fastps_core::error::{Error, Kind};
@@ -58,7 +59,7 @@ impl Client {
         feedback: Option<&ErrorFeedback>,
     ) -> PyResult<PushOptions> {
         let (codec, lr, scale, based_on, timeout, correction) = how;
-        let codec = options::codec(codec.as_ref())?;
+        let codec = read_codec(codec.as_ref())?;
         if codec == Codec::OneBit && feedback.is_none() {
             let error = Error::new(
                 Kind::Config,

@@ -1,65 +1,13 @@
-//! Codecs and optimizers: from the frozen dataclasses of `fastps.codecs` and `fastps.optim`, and back.
+//! Optimizers: the frozen dataclasses of `fastps.optim`, to the core and back.
 
-use crate::errors::{self, OrRaise, config};
-use fastps_core::codec::Codec;
-use fastps_core::mode::{Mode, Quorum};
+use super::{field, kind};
+use crate::errors::{OrRaise, config};
 use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, EpsMode, Ftrl, Optimizer, Rmsprop, Sgd};
-use fastps_core::tensor::Apply;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-fn kind(object: &Bound<'_, PyAny>, what: &str, example: &str) -> PyResult<String> {
-    let py = object.py();
-    match object.getattr(intern!(py, "_kind")).and_then(|k| k.extract::<String>()) {
-        Ok(kind) if !object.is_instance_of::<pyo3::types::PyType>() => Ok(kind),
-        Ok(_) => {
-            Err(config(py, &format!("invalid {what}"), &format!("an object such as {example}"), "a class"))
-        }
-        Err(_) => Err(config(
-            py,
-            &format!("invalid {what}"),
-            &format!("an object such as {example}"),
-            object.get_type().name()?,
-        )),
-    }
-}
-
-fn field<'py, T>(object: &Bound<'py, PyAny>, name: &str, expected: &str) -> PyResult<T>
-where
-    T: for<'a> FromPyObject<'a, 'py>,
-{
-    let value = object.getattr(name)?;
-    value.extract::<T>().map_err(|_| match value.repr() {
-        Ok(text) => config(object.py(), &format!("invalid {name}"), expected, text),
-        Err(error) => error,
-    })
-}
-
-/// Reads a codec; None is float32.
-pub(crate) fn codec(object: Option<&Bound<'_, PyAny>>) -> PyResult<Codec> {
-    let Some(object) = object else { return Ok(Codec::Float32) };
-    let py = object.py();
-    let only = |block: u64| match field::<u64>(object, "block", &block.to_string())? {
-        given if given == block => Ok(()),
-        given => Err(config(py, "invalid block", &block.to_string(), given)),
-    };
-    match kind(object, "codec", "fastps.Int8()")?.as_str() {
-        "float32" => Ok(Codec::Float32),
-        "bfloat16" => Ok(Codec::BFloat16),
-        "int8" => {
-            only(64)?;
-            let seed = field::<u64>(object, "seed", "an integer from 0 to 2**64 - 1")?;
-            let stochastic = field::<bool>(object, "stochastic", "True or False")?;
-            Ok(Codec::Int8 { seed: stochastic.then_some(seed) })
-        }
-        "onebit" => only(1024).map(|()| Codec::OneBit),
-        _ => Err(config(py, "invalid codec", "an object such as fastps.Int8()", object.repr()?)),
-    }
-}
-
 /// Reads an optimizer.
-pub(crate) fn optimizer(object: &Bound<'_, PyAny>) -> PyResult<Optimizer> {
+pub(crate) fn read_optimizer(object: &Bound<'_, PyAny>) -> PyResult<Optimizer> {
     let py = object.py();
     let number = |name| field::<f64>(object, name, "a number");
     let flag = |name| field::<bool>(object, name, "True or False");
@@ -205,57 +153,8 @@ pub(crate) fn optimizer_object<'py>(py: Python<'py>, optimizer: &Optimizer) -> P
     py.import("fastps.optim")?.getattr(class)?.call((), Some(&fields))
 }
 
-/// Reads how pushes meet each other.
-pub(crate) fn apply(py: Python<'_>, name: &str) -> PyResult<Apply> {
-    match name {
-        "exact" => Ok(Apply::Exact),
-        "hogwild" => Ok(Apply::Hogwild),
-        other => Err(errors::config(py, "invalid apply", "\"exact\" or \"hogwild\"", format!("{other:?}"))),
-    }
-}
-
-/// The name of how pushes meet each other.
-pub(crate) fn apply_name(apply: Apply) -> &'static str {
-    match apply {
-        Apply::Exact => "exact",
-        Apply::Hogwild => "hogwild",
-    }
-}
-
-/// Raises `ConfigError` unless the settings are valid.
-#[pyfunction]
-pub(crate) fn check_codec(codec: &Bound<'_, PyAny>) -> PyResult<()> {
-    self::codec(Some(codec)).map(drop)
-}
-
 /// Raises `ConfigError` unless the settings are valid.
 #[pyfunction]
 pub(crate) fn check_optimizer(optimizer: &Bound<'_, PyAny>) -> PyResult<()> {
-    self::optimizer(optimizer).map(drop)
-}
-
-/// What binds a group: which mode, and its numbers and flags in the order of their names in Python.
-pub(crate) type GroupMode = (String, Vec<u64>, Vec<bool>);
-
-pub(crate) fn group_mode(py: Python<'_>, mode: &GroupMode) -> PyResult<Mode> {
-    let (name, numbers, flags) = mode;
-    let number = |k: usize| numbers.get(k).copied().unwrap_or(0);
-    let count = |k: usize| u32::try_from(number(k)).unwrap_or(u32::MAX);
-    let flag = |k: usize| flags.get(k).copied().unwrap_or(false);
-    Ok(match &**name {
-        "free" => Mode::Free,
-        "bounded" => Mode::Bounded { staleness: number(0) },
-        "warm_start" => Mode::WarmStart { steps: number(0) },
-        "sync" => {
-            Mode::Sync(Quorum { workers: count(0), backup: count(1), deterministic: flag(0), sum: flag(1) })
-        }
-        other => {
-            return Err(errors::config(
-                py,
-                "invalid mode of a group",
-                "free, bounded, sync or warm_start",
-                other,
-            ));
-        }
-    })
+    read_optimizer(optimizer).map(drop)
 }

@@ -1,6 +1,6 @@
 //! A worker's local step, for all its tensors in one call: `acc <- acc + g`, `W <- fma(-lr, g, W)`.
 
-use crate::buffer::{Access, Borrowed, borrow, sweep};
+use crate::arrays::buffer::{Access, Borrowed, borrow, sweep};
 use crate::errors::{self, OrRaise};
 use fastps_core::block::blocks;
 use fastps_core::error::{Error, Kind};

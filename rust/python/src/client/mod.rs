@@ -2,23 +2,31 @@
 //! once for the whole list, without the GIL, and puts the result together.
 
 mod exchange;
+mod flight;
 mod portion;
 mod pull;
+mod pull_flight;
 mod push;
+mod waiting;
 
 pub(crate) use exchange::Exchange;
+pub(crate) use flight::PushFlight;
+pub(crate) use pull_flight::PullFlight;
 pub(crate) use push::BoundList;
 
-use crate::buffer::{Access, array, empty, sweep, try_borrow};
+use crate::arrays::buffer::{Access, array, empty, sweep, try_borrow};
+use crate::arrays::shared_view::SharedView;
+use crate::arrays::sparse;
 use crate::call::{self, Here};
 use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
-use crate::flight::{PullFlight, PushFlight, Turn, Unread, target, targets};
-use crate::live::LiveValues;
 use crate::openmp::Threads;
-use crate::options::{self, GroupMode};
-use crate::sparse;
-use crate::values::{Receipt, Receipts, Versions};
+use crate::results::receipts::Receipt;
+use crate::results::{Receipts, Versions};
+use crate::settings::codec::read_codec;
+use crate::settings::group::{GroupMode, group_mode};
+use crate::settings::optimizer::{optimizer_object, read_optimizer};
+use crate::settings::tensor::{apply_name, read_apply};
 use exchange::Outcome;
 use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
@@ -26,6 +34,7 @@ use fastps_core::mode::{Mode, Seat};
 use fastps_core::store::{Memory, Store, StoreOptions};
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{ParameterServer, PushOptions, Rows, State, Values};
+use flight::Unread;
 use pull::{pull_into, pull_rows_into};
 use push::{How, List, PushPulled, gradient, push_lent, push_lent_list, pushed, send, wait_for};
 use pyo3::prelude::*;
@@ -33,6 +42,7 @@ use pyo3::types::{PyDict, PyTuple};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use waiting::{Turn, target, targets};
 
 /// A server, wherever it is.
 type Shared = Arc<dyn ParameterServer>;
@@ -140,13 +150,13 @@ impl Client {
     }
 
     /// The values of a tensor of a shared store, where they lie.
-    fn live(&self, py: Python<'_>, name: &str) -> PyResult<LiveValues> {
+    fn live(&self, py: Python<'_>, name: &str) -> PyResult<SharedView> {
         self.enter(py)?;
         let Some(store) = &self.local else {
             let error = Error::new(Kind::Config, "a server's values cannot be looked at where they lie");
             return Err(errors::raise(py, &error.tensor(name)));
         };
-        Ok(LiveValues::new(store.live(name).or_raise(py)?))
+        Ok(SharedView::new(store.live(name).or_raise(py)?))
     }
 
     fn another(&self, py: Python<'_>) -> PyResult<Self> {
@@ -175,9 +185,9 @@ impl Client {
             name: initial.name.clone(),
             shape: initial.shape.clone(),
             dtype: initial.values.view().dtype(),
-            apply: options::apply(py, apply)?,
+            apply: read_apply(py, apply)?,
             group: group.into(),
-            optimizer: options::optimizer(optimizer)?,
+            optimizer: read_optimizer(optimizer)?,
         };
         let timeout = self.timeout(py, timeout)?;
         let work = move |server: &Shared| server.register(spec, initial.values.view(), timeout);
@@ -390,7 +400,7 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<BoundList> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
-        let codec = options::codec(codec)?;
+        let codec = read_codec(codec)?;
         let list = List::borrow_whole(list)?;
         let gradients = &list.gradients;
         let tensors: Vec<_> = gradients.iter().map(|g| g.name.clone()).collect();
@@ -520,9 +530,9 @@ impl Client {
     ) -> PyResult<(Bound<'py, PyTuple>, &'static str, &'static str, String, Bound<'py, PyAny>)> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         let spec = self.specs(py, server, &[Arc::from(name)], timeout)?.remove(0);
-        let optimizer = options::optimizer_object(py, &spec.optimizer)?;
+        let optimizer = optimizer_object(py, &spec.optimizer)?;
         let shape = PyTuple::new(py, &spec.shape)?;
-        Ok((shape, spec.dtype.name(), options::apply_name(spec.apply), spec.group.to_string(), optimizer))
+        Ok((shape, spec.dtype.name(), apply_name(spec.apply), spec.group.to_string(), optimizer))
     }
 
     fn versions(&self, py: Python<'_>, names: Vec<String>, timeout: Option<f64>) -> PyResult<Versions> {
@@ -543,7 +553,7 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<(u64, Vec<String>)> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
-        let mode = options::group_mode(py, &mode)?;
+        let mode = group_mode(py, &mode)?;
         let seat = Seat { mode, rank, name };
         let joined =
             self.call(py, server, move |server| server.join(&group, &seat, timeout))?.or_raise(py)?;

@@ -1,7 +1,7 @@
-//! Values of a shared store where they lie, given to Python through the buffer protocol.
+//! A view of a shared store's values, given to Python through the buffer protocol.
 //!
-//! Threads and processes step them meanwhile, and Python reads and writes them: that is what the caller asks for. On this
-//! side no reference to them is ever made; the core touches them lane by lane, with atomics.
+//! Threads and processes step the values while Python reads and writes them, as the caller asks for. Rust never makes a
+//! reference to them: the core touches them lane by lane, with atomics.
 #![allow(unsafe_code)]
 
 use fastps_core::store::Live;
@@ -10,26 +10,26 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::ffi::c_int;
 
-/// The memory of one tensor's values, which stays for as long as anything looks at it.
-#[pyclass(frozen, module = "fastps._fastps", name = "LiveValues")]
+/// The memory of one tensor's values; it lives as long as any view of it.
+#[pyclass(frozen, module = "fastps._fastps", name = "SharedView")]
 #[derive(Debug)]
-pub(crate) struct LiveValues(Live);
+pub(crate) struct SharedView(Live);
 
-impl LiveValues {
+impl SharedView {
     pub(crate) fn new(live: Live) -> Self {
         Self(live)
     }
 }
 
 #[pymethods]
-impl LiveValues {
-    /// The tensor's.
+impl SharedView {
+    /// The tensor's shape.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.0.spec().shape)
     }
 
-    /// NumPy's name of the elements' type.
+    /// NumPy's name of the element type.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.0.spec().dtype.name()

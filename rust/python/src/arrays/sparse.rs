@@ -1,6 +1,6 @@
 //! Sparse gradients and the indices of rows, as Python has them.
 
-use crate::buffer::{Access, Borrowed, borrow};
+use crate::arrays::buffer::{Access, Borrowed, borrow};
 use crate::errors;
 use fastps_core::error::{Error, Kind};
 use fastps_core::verbs::SparseValues;

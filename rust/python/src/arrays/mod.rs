@@ -1,0 +1,5 @@
+//! Python's arrays: their memory borrowed without a copy, and memory of a shared store given to Python.
+
+pub(crate) mod buffer;
+pub(crate) mod shared_view;
+pub(crate) mod sparse;

@@ -1,0 +1,177 @@
+//! Pushes under way.
+
+use super::waiting::Turn;
+use crate::arrays::buffer::sweep;
+use crate::call::{self, Here};
+use crate::errors::OrRaise;
+use crate::results::failure::raise_push;
+use crate::results::{Names, Receipts};
+use fastps_core::verbs::{Pushed, Ticket};
+use pyo3::prelude::*;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The pushes of one client that nobody has asked about yet.
+#[derive(Debug, Default)]
+pub(crate) struct Unread {
+    flights: Mutex<Vec<Arc<Flight>>>,
+    /// Whether some of them may be done.
+    finished: AtomicBool,
+}
+
+impl Unread {
+    fn add(&self, flight: Arc<Flight>) {
+        lock(&self.flights).push(flight);
+    }
+
+    /// Whether no push is under way.
+    pub(crate) fn all_done(&self) -> bool {
+        lock(&self.flights).iter().all(|f| f.ticket.is_done())
+    }
+
+    /// Raises the error of a push that nobody has read, if it has told that it is finished.
+    pub(crate) fn raise(&self, py: Python<'_>) -> PyResult<()> {
+        if self.finished.swap(false, Ordering::Acquire) { self.raise_last(py) } else { Ok(()) }
+    }
+
+    /// The same, even if the push is only just finished and has not told yet.
+    pub(crate) fn raise_last(&self, py: Python<'_>) -> PyResult<()> {
+        let mut failed = None;
+        // Taken out first: nobody may wait for the lock with the GIL.
+        let mut done: Vec<_> = lock(&self.flights).extract_if(.., |flight| flight.ticket.is_done()).collect();
+        done.retain(|flight| {
+            if flight.read.load(Ordering::Acquire) {
+                return false;
+            }
+            // Whose time is up may have to end first, and whoever ends it may call Python back.
+            match py.detach(|| flight.ticket.wait(Duration::ZERO)) {
+                Some(Err(error)) if failed.is_none() => {
+                    flight.read.store(true, Ordering::Release);
+                    drop(lock(&flight.turn).take());
+                    failed = Some(error);
+                    false
+                }
+                Some(Err(_)) => {
+                    self.finished.store(true, Ordering::Release);
+                    true
+                }
+                Some(Ok(_)) => false,
+                None => true,
+            }
+        });
+        lock(&self.flights).append(&mut done);
+        failed.map_or(Ok(()), |error| Err(raise_push(py, &error)))
+    }
+}
+
+/// What a push under way shares with the thread that ends it.
+pub(crate) struct Flight {
+    ticket: Arc<dyn Ticket<Pushed>>,
+    read: AtomicBool,
+    turn: Mutex<Option<Turn>>,
+    callbacks: Mutex<Vec<Py<PyAny>>>,
+    ended: AtomicBool,
+}
+
+impl std::fmt::Debug for Flight {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Flight").field("done", &self.ticket.is_done()).finish_non_exhaustive()
+    }
+}
+
+impl Flight {
+    fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        drop(lock(&self.turn).take());
+        let callbacks = std::mem::take(&mut *lock(&self.callbacks));
+        if !callbacks.is_empty() {
+            Python::try_attach(|py| {
+                for callback in callbacks {
+                    if let Err(error) = callback.call0(py) {
+                        error.write_unraisable(py, None);
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// A push under way.
+#[pyclass(frozen, module = "fastps._fastps", name = "PushFlight")]
+#[derive(Debug)]
+pub(crate) struct PushFlight {
+    flight: Here<Arc<Flight>>,
+    names: Names,
+    unread: Option<Arc<Unread>>,
+}
+
+impl PushFlight {
+    /// `tracked`: an error that nobody reads is raised by the next call on the client.
+    pub(crate) fn start(
+        ticket: Arc<dyn Ticket<Pushed>>,
+        names: Names,
+        turn: Option<Turn>,
+        unread: &Arc<Unread>,
+        tracked: bool,
+    ) -> Self {
+        let flight = Arc::new(Flight {
+            ticket,
+            read: AtomicBool::new(false),
+            turn: Mutex::new(turn),
+            callbacks: Mutex::default(),
+            ended: AtomicBool::new(false),
+        });
+        let unread = tracked.then(|| unread.clone());
+        if let Some(unread) = &unread {
+            unread.add(flight.clone());
+        }
+        let (ended, tracker) = (flight.clone(), unread.clone());
+        flight.ticket.on_done(Box::new(move || {
+            if let Some(unread) = tracker {
+                unread.finished.store(true, Ordering::Release);
+            }
+            ended.end();
+        }));
+        Self { flight: Here::new("push handle", flight), names, unread }
+    }
+}
+
+#[pymethods]
+impl PushFlight {
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        let done = self.flight.get(py)?.ticket.is_done();
+        if done && let Some(unread) = &self.unread {
+            // Whoever has seen this gets the error with the next call, even if the callback comes a moment later.
+            unread.finished.store(true, Ordering::Release);
+        }
+        Ok(done)
+    }
+
+    /// The receipts; None after the timeout in seconds (None waits for ever).
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Receipts>> {
+        let flight = self.flight.get(py)?;
+        let timeout = timeout.map(|t| call::duration(py, t)).transpose()?;
+        let Some(pushed) = call::wait(py, &*flight.ticket, timeout)? else { return Ok(None) };
+        flight.read.store(true, Ordering::Release);
+        // Whoever has the result may push the list again, even if the callback comes a moment later.
+        drop(lock(&flight.turn).take());
+        sweep(py);
+        let receipts = pushed.or_raise(py)?;
+        Ok(Some(Receipts { names: self.names.clone(), receipts }))
+    }
+
+    /// Calls `callback()` once when done, from any thread; at once if it is.
+    fn on_done(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
+        let flight = self.flight.get(py)?;
+        lock(&flight.callbacks).push(callback);
+        if flight.ended.load(Ordering::Acquire) {
+            flight.end();
+        }
+        Ok(())
+    }
+}

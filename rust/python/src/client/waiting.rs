@@ -1,0 +1,132 @@
+//! What a call holds while its thread waits: arrays that a pull fills, and the turn of a bound list.
+
+use crate::arrays::buffer::{Access, Borrowed, borrow, empty};
+use crate::call;
+use crate::errors::{self, raise};
+use fastps_core::error::{Error, Kind};
+use fastps_core::tensor::TensorSpec;
+use fastps_core::verbs;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A bound list admits one push at a time; this is the one.
+#[derive(Debug)]
+pub(crate) struct Turn(Arc<AtomicBool>);
+
+impl Turn {
+    pub(crate) fn take(py: Python<'_>, busy: &Arc<AtomicBool>) -> PyResult<Self> {
+        if busy.swap(true, Ordering::Acquire) {
+            let got = "a second one before the first was done";
+            return Err(errors::config(py, "a bound list admits one push at a time", "one push", got));
+        }
+        Ok(Self(busy.clone()))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// The error of a tensor that was registered anew with another shape while it was pulled.
+pub(crate) fn reshaped(py: Python<'_>) -> PyErr {
+    raise(py, &Error::new(Kind::Shape, "a tensor changed its shape during the call; call again"))
+}
+
+/// Arrays that a pull fills; notices if a part stayed as it was.
+#[derive(Default)]
+pub(crate) struct Filler {
+    targets: Vec<Borrowed>,
+    /// Bytes of each that did not come yet.
+    missing: Vec<usize>,
+    misfit: bool,
+}
+
+impl Filler {
+    pub(crate) fn new(targets: Vec<Borrowed>) -> Self {
+        let missing = targets.iter().map(|target| target.dtype().size() * target.len()).collect();
+        Self { targets, missing, misfit: false }
+    }
+
+    fn is_full(&self) -> bool {
+        !self.misfit && self.missing.iter().all(|missing| *missing == 0)
+    }
+}
+
+/// A thread that waits for a push or a pull. The main thread notices Ctrl-C; then it is gone, nothing more is written to
+/// the arrays, and the call comes to its end by itself.
+pub(crate) struct Waiting {
+    filler: Filler,
+    turn: Option<Turn>,
+    is_main: bool,
+    interrupt: Option<PyErr>,
+}
+
+impl Waiting {
+    pub(crate) fn new(py: Python<'_>, filler: Filler, turn: Option<Turn>) -> PyResult<Self> {
+        Ok(Self { filler, turn, is_main: call::is_main(py)?, interrupt: None })
+    }
+
+    /// Lets go of the arrays; tells whether they are filled.
+    pub(crate) fn end(self) -> PyResult<bool> {
+        self.interrupt.map_or(Ok(self.filler.is_full()), Err)
+    }
+}
+
+impl verbs::Caller for Waiting {
+    fn take(&mut self, k: usize, at: usize, bytes: &[u8]) {
+        let filler = &mut self.filler;
+        filler.misfit |= !filler.targets[k].write(at, bytes);
+        filler.missing[k] = filler.missing[k].saturating_sub(bytes.len());
+    }
+
+    fn leaves(&mut self) -> Option<Box<dyn FnOnce() + Send>> {
+        if !self.is_main {
+            return None;
+        }
+        let checked = Python::attach(|py: Python<'_>| -> PyResult<()> { py.check_signals() });
+        self.interrupt = Some(checked.err()?);
+        let turn = self.turn.take();
+        Some(Box::new(|| drop(turn)))
+    }
+}
+
+/// Where pulled values go: the caller's arrays, or new ones.
+pub(crate) fn targets<'py>(
+    py: Python<'py>,
+    specs: &[Arc<TensorSpec>],
+    out: Option<&Bound<'py, PyDict>>,
+) -> PyResult<(Bound<'py, PyDict>, Vec<Borrowed>)> {
+    let values = PyDict::new(py);
+    let mut targets = Vec::with_capacity(specs.len());
+    for spec in specs {
+        let (array, target) = match out {
+            None => empty(py, spec.dtype, &spec.shape)?,
+            Some(out) => {
+                let given = out.get_item(&*spec.name)?.ok_or_else(|| {
+                    let error =
+                        Error::new(Kind::Config, "out= has no array for a tensor").tensor(spec.name.clone());
+                    raise(py, &error.expected("an array for every name", format!("{} arrays", out.len())))
+                })?;
+                let target = target(py, spec, &given)?;
+                (given, target)
+            }
+        };
+        values.set_item(&*spec.name, array)?;
+        targets.push(target);
+    }
+    Ok((values, targets))
+}
+
+/// The caller's array as a target.
+pub(crate) fn target(py: Python<'_>, spec: &TensorSpec, array: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
+    let target = borrow(array, &spec.name, Access::Write)?;
+    if target.shape() == spec.shape {
+        return Ok(target);
+    }
+    let error = Error::new(Kind::Shape, "the array of out= has another shape").tensor(spec.name.clone());
+    Err(raise(py, &error.expected(format!("{:?}", spec.shape), format!("{:?}", target.shape()))))
+}

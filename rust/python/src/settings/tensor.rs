@@ -1,0 +1,22 @@
+//! How pushes to a tensor are applied, by name.
+
+use crate::errors::config;
+use fastps_core::tensor::Apply;
+use pyo3::prelude::*;
+
+/// Reads how pushes meet each other.
+pub(crate) fn read_apply(py: Python<'_>, name: &str) -> PyResult<Apply> {
+    match name {
+        "exact" => Ok(Apply::Exact),
+        "hogwild" => Ok(Apply::Hogwild),
+        other => Err(config(py, "invalid apply", "\"exact\" or \"hogwild\"", format!("{other:?}"))),
+    }
+}
+
+/// The name of how pushes meet each other.
+pub(crate) fn apply_name(apply: Apply) -> &'static str {
+    match apply {
+        Apply::Exact => "exact",
+        Apply::Hogwild => "hogwild",
+    }
+}
