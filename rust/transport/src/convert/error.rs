@@ -153,6 +153,7 @@ pub fn error_from_status(status: &Status) -> Error {
         Code::DeadlineExceeded => Kind::Deadline,
         // Without details it was not our handler that said so: the connection or a proxy did.
         Code::Unavailable | Code::Cancelled | Code::Unknown | Code::Aborted => Kind::Connection,
+        Code::Internal if is_of_http2(status) => Kind::Connection,
         Code::Unimplemented | Code::FailedPrecondition | Code::AlreadyExists => Kind::Precondition,
         _ => Kind::Internal,
     };
@@ -163,6 +164,12 @@ pub fn error_from_status(status: &Status) -> Error {
         message = format!("{message} ({cause})");
     }
     Error::new(kind, message)
+}
+
+/// Whether HTTP/2 failed under a call: tonic says `Internal` also of a connection that its peer closed in order.
+fn is_of_http2(status: &Status) -> bool {
+    std::iter::successors(std::error::Error::source(status), |error| error.source())
+        .any(|error| error.is::<h2::Error>())
 }
 
 /// Whether tonic gave up, on either side, at the deadline that the call carries.
@@ -250,5 +257,13 @@ mod tests {
         assert_eq!(error_from_status(&Status::unavailable("refused")).kind, Kind::Connection);
         assert_eq!(error_from_status(&Status::deadline_exceeded("late")).kind, Kind::Deadline);
         assert_eq!(error_from_status(&Status::out_of_range("too large")).kind, Kind::Frame);
+        assert_eq!(error_from_status(&Status::internal("its bug")).kind, Kind::Internal);
+    }
+
+    #[test]
+    fn a_connection_that_its_peer_closes_in_order_is_no_internal_error() {
+        let status = Status::from_error(Box::new(h2::Error::from(h2::Reason::NO_ERROR)));
+        assert_eq!(status.code(), Code::Internal);
+        assert_eq!(error_from_status(&status).kind, Kind::Connection);
     }
 }
