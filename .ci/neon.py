@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiles the NEON leaf operations of rust/core/src/params/cell.rs and looks at the instructions.
+"""Compiles the NEON leaf operations of rust/core/src/memory/cell.rs and looks at the instructions.
 
 Without Rust's library for AArch64 the crate cannot be built for it. The leaf operations need no library:
 their macro and its NEON call are taken out of the file as they stand, and compiled alone. They are compiled,
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 TARGET = "aarch64-unknown-linux-gnu"
-SOURCE = Path("rust/core/src/params/cell.rs").read_text()
+SOURCE = Path("rust/core/src/memory/cell.rs").read_text()
 STUB = """
 #![feature(no_core, lang_items, rustc_attrs, repr_simd, decl_macro, auto_traits)]
 #![allow(internal_features, missing_docs, non_camel_case_types, dead_code)]

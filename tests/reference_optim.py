@@ -294,7 +294,7 @@ class AdamW(Adam):
 
 class Ftrl(Reference):
     """torch has none: written from algorithm 1 of McMahan et al., KDD 2013, in the order that
-    `rust/core/src/optim/ftrl.rs` states."""
+    `rust/core/src/kernel/optim/ftrl.rs` states."""
 
     names = ("z", "n")
 

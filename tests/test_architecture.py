@@ -15,21 +15,22 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "rust/core/src"
 
-# Modules of a level may import modules of lower levels only, never each other.
-CORE_LEVELS = [
-    {"error", "sync", "block", "dtype", "fault"},
-    {"isa", "lock", "barrier", "rows", "correction", "cut", "failpoint", "mode"},
-    {"params", "codec", "optim", "finite", "passes"},
-    {"tensor", "apply", "litmus", "linear", "factorize", "portions"},
-    {"frame", "directory", "sparse", "placement", "clients"},
-    {"record", "identity", "verbs"},
-    {"slice+policy", "outgoing", "outcome"},
-    {"group"},
-    {"shard", "held"},
-    {"store"},
-]
-# A policy decides about a slice's pushes and releases them to it: the one pair that knows each other.
-CORE_PAIRS = {"slice": "slice+policy", "policy": "slice+policy"}
+# What each folder of the core (and `shard.rs` at its root) may import of the others.
+CORE_FOLDERS: dict[str, set[str]] = {
+    "base": set(),
+    "memory": {"base"},
+    "kernel": {"base", "memory"},
+    "hogwild": {"base", "memory"},
+    "tensor": {"base", "kernel"},
+    "slice": {"base", "memory", "kernel", "tensor"},
+    "coordination": {"base", "memory", "tensor", "slice"},
+    "shard": {"base", "memory", "tensor", "slice", "coordination"},
+    "verbs": {"base", "kernel", "tensor", "slice", "coordination"},
+    "push": {"base", "kernel", "tensor", "slice", "verbs"},
+    "store": {"base", "kernel", "tensor", "slice", "coordination", "shard", "verbs", "push"},
+}
+# Files of one folder that import each other.
+CORE_FILE_CIRCLES : dict[str, set[tuple[str, str]]] = {}
 
 # What each crate of the workspace may depend on, among the workspace's own crates.
 CRATES = {
@@ -46,10 +47,10 @@ CRATES = {
 NOT_IN_CORE = {"tokio", "tonic", "prost", "h2", "hyper", "pyo3", "tracing", "log", "bytes", "futures-util"}
 
 UNSAFE_FILES = {
-    "rust/core/src/isa.rs",
-    "rust/core/src/params/cell.rs",
-    "rust/core/src/params/exposed.rs",
-    "rust/core/src/params/shared.rs",
+    "rust/core/src/base/isa.rs",
+    "rust/core/src/memory/cell.rs",
+    "rust/core/src/memory/exposed.rs",
+    "rust/core/src/memory/shared.rs",
     "rust/python/src/arrays/buffer.rs",
     "rust/python/src/arrays/buffer/dlpack.rs",
     "rust/python/src/arrays/shared_view.rs",
@@ -81,20 +82,49 @@ def dependencies(manifest: dict, kinds: tuple[str, ...] = ("dependencies", "buil
     return {name for table in tables for kind in kinds for name in table.get(kind, {})}
 
 
-def core_module(path: Path) -> str:
-    """The module of the crate that a file belongs to: its first folder, or its own name."""
-    name = path.relative_to(CORE).parts[0].removesuffix(".rs")
-    return CORE_PAIRS.get(name, name)
+def without_circle(imports: dict[str, set[str]]) -> None:
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"these import each other: {error.args[1]}")
+
+
+def core_folder(path: Path) -> str:
+    """The folder of the core that a file lies in, or its own name."""
+    return path.relative_to(CORE).parts[0].removesuffix(".rs")
+
+
+def names_after(source: str, prefix: str) -> set[str]:
+    """The names that follow a path's prefix: `prefix::name` and `prefix::{name, name::more}`."""
+    names = set(re.findall(rf"\b{prefix}::(\w+)", source))
+    for group in re.findall(rf"\b{prefix}::\{{(.*?)\}};", source, re.DOTALL):
+        depth_free = re.sub(r"\{[^{}]*\}", "", group)
+        names |= {item.strip().split("::")[0] for item in depth_free.split(",")} - {""}
+    return names
 
 
 def core_imports(path: Path) -> set[str]:
-    """The top-level modules that a file of the core names by `crate::`, tests included."""
-    source = without_comments_and_strings(path.read_text())
-    names = set(re.findall(r"\bcrate::(\w+)", source))
-    for group in re.findall(r"\buse crate::\{(.*?)\};", source, re.DOTALL):
-        depth_free = re.sub(r"\{[^{}]*\}", "", group)
-        names |= {item.strip().split("::")[0] for item in depth_free.split(",") if item.strip()}
-    return {CORE_PAIRS.get(name, name) for name in names} - {core_module(path)}
+    """The folders of the core that a file names by `crate::`, tests included."""
+    return names_after(without_comments_and_strings(path.read_text()), "crate") - {core_folder(path)}
+
+
+def file_imports(folder: Path) -> dict[str, set[str]]:
+    """What each file of a folder imports of the others, by their names or through the folder's `mod.rs`."""
+    files = {path.stem for path in folder.glob("*.rs")} - {"mod"}
+    files |= {path.name for path in folder.iterdir() if path.is_dir()}
+    exports: dict[str, str] = {}
+    for file in files:
+        for name in names_after((folder / "mod.rs").read_text(), rf"use {file}"):
+            exports[name] = file
+    own = "::".join(("crate", *folder.relative_to(CORE).parts))
+    imports: dict[str, set[str]] = {}
+    for file in files:
+        inside = folder / file
+        paths = rust_files(inside) if inside.is_dir() else [folder / f"{file}.rs"]
+        source = "".join(without_comments_and_strings(path.read_text()) for path in paths)
+        names = names_after(source, own) | (set() if inside.is_dir() else names_after(source, "super"))
+        imports[file] = ({exports.get(name, name) for name in names} & files) - {file}
+    return imports
 
 
 def test_crates_depend_in_one_direction() -> None:
@@ -127,21 +157,26 @@ def test_pyo3_is_in_the_python_crate_alone() -> None:
         assert uses == (name == "fastps-python"), name
 
 
-def test_every_core_module_has_a_level() -> None:
-    listed = set().union(*CORE_LEVELS)
-    found = {core_module(p) for p in rust_files(CORE)} - {"lib"}
-    assert found == listed, "a new module needs a level here and in the architecture page"
+def test_folders_of_the_core_import_lower_folders_only() -> None:
+    without_circle(CORE_FOLDERS)
+    files = [path for path in rust_files(CORE) if path.name != "lib.rs"]
+    assert {core_folder(path) for path in files} == set(CORE_FOLDERS)
+    for path in files:
+        wrong = core_imports(path) - CORE_FOLDERS[core_folder(path)]
+        assert not wrong, f"{path.relative_to(ROOT)} must not import {sorted(wrong)}"
 
 
-MODULES = [p for p in rust_files(CORE) if p.name != "lib.rs"]
+FOLDERS = sorted({path.parent for path in rust_files(CORE)} - {CORE})
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(CORE)))
-def test_core_modules_import_lower_levels_only(path: Path) -> None:
-    level = {module: k for k, modules in enumerate(CORE_LEVELS) for module in modules}
-    here = core_module(path)
-    wrong = {name for name in core_imports(path) if level.get(name, len(CORE_LEVELS)) >= level[here]}
-    assert not wrong, f"{here} (level {level[here]}) must not import {sorted(wrong)}"
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: str(p.relative_to(CORE)))
+def test_files_of_a_folder_of_the_core_form_no_circle(folder: Path) -> None:
+    allowed = CORE_FILE_CIRCLES.get(str(folder.relative_to(CORE)), set())
+    imports = file_imports(folder)
+    without_circle({file: {f for f in found if (file, f) not in allowed} for file, found in imports.items()})
+    unused = {(file, other) for file, other in allowed if other not in imports[file]}
+    assert not unused, f"no longer needed: {sorted(unused)}"
+    assert len(list(folder.glob("*.rs"))) <= 15, f"{folder.relative_to(ROOT)} has too many files"
 
 
 def test_atomics_and_locks_come_through_sync() -> None:

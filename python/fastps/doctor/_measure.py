@@ -33,7 +33,7 @@ PATIENCE = 5.0
 
 @dataclass
 class Trial:
-    """What the litmus saw of one instruction set at one place; see rust/core/src/litmus.rs."""
+    """What the litmus saw of one instruction set at one place; see rust/core/src/kernel/litmus.rs."""
 
     isa: str
     shift_bytes: int

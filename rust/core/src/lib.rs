@@ -1,54 +1,51 @@
 //! The core of fastps: what a parameter server does with bytes, without network, clock, async or Python.
 //!
-//! One push: [`finite`] check -> [`codec`] (with error feedback) -> [`frame`] -> [`shard`] -> [`mod@slice`], in its turn ->
-//! `apply`: fused decode + optimizer step, block by block -> version, [`record`] -> receipt. A pull runs it backwards.
+//! One push: [`finite`] check -> [`codec`] (with error feedback) -> [`frame`] -> [`shard`] -> [`mod@slice`], under its
+//! lock -> `apply`: fused decode + optimizer step, block by block -> version, [`record`] -> receipt. A pull runs it
+//! backwards.
 //!
-//! Who may import whom: `error, sync, dtype, block <- isa <- {params | codec | optim} <- apply <- policy <- shard <-
-//! store`; the modules in braces never import each other.
+//! A folder imports only folders to its left:
+//!
+//! ```text
+//! base <- memory <- kernel <- tensor <- slice <- coordination <- { verbs <- push | shard } <- store
+//! base <- memory <- hogwild
+//! ```
+//!
+//! - `base`: errors, locks and atomics, element types, instruction sets, seeded faults
+//! - `memory`: the bytes of a slice: plain, copy-on-write, racing, shared by processes; and their meter
+//! - `kernel`: optimizers, codecs, and the loops that run both block by block
+//! - `tensor`: what a tensor is, how it is cut and placed, versions
+//! - `slice`: the unit that is placed, locked, versioned and changed whole
+//! - `coordination`: groups of workers, portions of data
+//! - `verbs`: the calls of a parameter server and their values
+//! - `push`: a push checked before it leaves, and its answers afterwards
+//! - `shard`: the slices of one server
+//! - `store`: a parameter server in the caller's memory
+//! - `hogwild`: estimators trained by threads without locks
+//!
+//! Other crates name modules without their folder: `fastps_core::error`, `fastps_core::codec`.
 
-mod apply;
-pub mod barrier;
-pub mod block;
-mod clients;
-pub mod codec;
-pub mod correction;
-mod cut;
-pub mod directory;
-pub mod dtype;
-pub mod error;
-#[cfg(not(loom))]
-pub mod factorize;
-pub mod failpoint;
-pub mod fault;
-pub mod finite;
-pub mod frame;
-pub mod group;
-mod held;
-pub mod identity;
-pub mod isa;
-#[cfg(not(loom))]
-pub mod linear;
-pub mod litmus;
-pub mod lock;
-pub mod mode;
-pub mod optim;
+mod base;
+mod coordination;
 #[cfg(not(loom))] // The models end at the shard.
-pub mod outcome;
-#[cfg(not(loom))]
-pub mod outgoing;
-mod params;
-#[cfg(not(loom))]
-mod passes;
-pub mod placement;
-pub mod policy;
-pub mod portions;
-pub mod record;
-pub mod rows;
+mod hogwild;
+mod kernel;
+mod memory;
+mod push;
 pub mod shard;
 pub mod slice;
-pub mod sparse;
 #[cfg(not(loom))]
 pub mod store;
-mod sync;
 pub mod tensor;
 pub mod verbs;
+
+pub use base::{barrier, block, correction, dtype, error, failpoint, fault, isa, lock, mode};
+pub use coordination::{group, portions};
+#[cfg(not(loom))]
+pub use hogwild::{factorize, linear};
+pub use kernel::{codec, finite, litmus, optim, rows};
+pub use push::sparse;
+#[cfg(not(loom))]
+pub use push::{check as outgoing, outcome};
+pub use slice::{frame, identity, policy, record, shared_directory as directory};
+pub use tensor::placement;

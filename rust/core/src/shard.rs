@@ -1,23 +1,23 @@
 //! A shard: the slices that one server holds, their memory, and the one way in for pushes.
 
-use crate::clients::Clients;
-use crate::cut::Cuts;
-use crate::directory::SharedTensor;
-use crate::error::{Error, Kind, Result};
-use crate::fault::fault;
-use crate::frame::{Applied, Identity, Push};
-use crate::group::Groups;
-use crate::identity::Completion;
-use crate::isa::Isa;
-use crate::policy::Policy;
-use crate::record::Sink;
+use crate::base::cut::Cuts;
+use crate::base::error::{Error, Kind, Result};
+use crate::base::fault::fault;
+use crate::base::isa::Isa;
+use crate::base::sync::{Arc, AtomicU64, Ordering, RwLock, read, write};
+use crate::coordination::group::Groups;
+use crate::slice::clients::Clients;
+use crate::slice::frame::{Applied, Identity, Push};
+use crate::slice::identity::Completion;
+use crate::slice::policy::Policy;
+use crate::slice::record::Sink;
+use crate::slice::shared_directory::SharedTensor;
 use crate::slice::{Counters, Place, Resolved, Slice, Snapshot, Why};
-use crate::sync::{Arc, AtomicU64, Ordering, RwLock, read, write};
 use crate::tensor::{SliceId, TensorSpec};
 use foldhash::fast::RandomState;
 use std::collections::{HashMap, HashSet};
 
-pub use crate::params::{Charge, Exposed, Meter, Purpose};
+pub use crate::memory::{Charge, Exposed, Meter, Purpose};
 
 /// What a shard is made of.
 #[derive(Clone, Debug)]

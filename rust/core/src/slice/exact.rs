@@ -2,19 +2,19 @@
 
 use super::image::{Image, Standing};
 use super::round::Round;
+use super::slice::{Counters, Slice, staleness};
 use super::snapshot::{Bytes, Copied, Snapshot};
-use super::{Counters, Slice, staleness};
-use crate::apply::{Exact, apply, apply_rows};
-use crate::dtype::DType;
-use crate::error::{Error, Kind, Result};
-use crate::failpoint::reach;
-use crate::fault::fault;
-use crate::frame::{Action, Applied, Push};
-use crate::identity::{Identities, Outcome};
-use crate::isa::prefetch;
-use crate::params::{Buffer, Charge, Meter, Pieces, Purpose};
-use crate::rows::Indices;
-use crate::sync::{self, Counted as Arc};
+use crate::base::dtype::DType;
+use crate::base::error::{Error, Kind, Result};
+use crate::base::failpoint::reach;
+use crate::base::fault::fault;
+use crate::base::isa::prefetch;
+use crate::base::sync::{self, Counted as Arc};
+use crate::kernel::apply::{Exact, apply, apply_rows};
+use crate::kernel::rows::Indices;
+use crate::memory::{Buffer, Charge, Meter, Pieces, Purpose};
+use crate::slice::frame::{Action, Applied, Push};
+use crate::slice::identity::{Identities, Outcome};
 
 /// The first of a slice's arrays; the state follows.
 const PARAMS: usize = 0;

@@ -1,20 +1,20 @@
 //! The memory of a `hogwild` slice: no lock around the values, only around the table of identities.
 
 use super::image::{Image, Standing};
+use super::slice::{Slice, staleness};
 use super::snapshot::{Copied, Snapshot};
-use super::{Slice, staleness};
-use crate::apply::{Hogwild, ROW, apply_racing, apply_rows};
-use crate::block::{BLOCK, blocks};
-use crate::codec::CodecId;
-use crate::directory::SharedTensor;
-use crate::dtype::DType;
-use crate::error::Result;
-use crate::fault::fault;
-use crate::frame::{Action, Applied, Push};
-use crate::identity::{Completion, Identities, Outcome, Seen};
-use crate::params::{Counts, Meter, RacyBuffer};
-use crate::rows::Indices;
-use crate::sync::{Arc, Mutex, Ordering, lock};
+use crate::base::block::{BLOCK, blocks};
+use crate::base::dtype::DType;
+use crate::base::error::Result;
+use crate::base::fault::fault;
+use crate::base::sync::{Arc, Mutex, Ordering, lock};
+use crate::kernel::apply::{Hogwild, ROW, apply_racing, apply_rows};
+use crate::kernel::codec::CodecId;
+use crate::kernel::rows::Indices;
+use crate::memory::{Counts, Meter, RacyBuffer};
+use crate::slice::frame::{Action, Applied, Push};
+use crate::slice::identity::{Completion, Identities, Outcome, Seen};
+use crate::slice::shared_directory::SharedTensor;
 
 /// Pushes in a row whose update of the first block is probed: neighbours are the ones that race.
 const PROBED: u64 = 64;

@@ -1,15 +1,16 @@
 //! A slice as a value: all that it is at one version, and how a slice becomes that again. What came later is repeated
 //! from its records, bit for bit.
 
+use super::Snapshot;
 use super::exact::ExactMemory;
-use super::{Memory, Slice, Snapshot};
-use crate::error::{Error, Kind, Result};
-use crate::frame::{Action, Identity, Push};
-use crate::identity::{Outcome, Remembered, Seen};
-use crate::record::{Identities, Record};
+use super::slice::{Memory, Slice};
+use crate::base::error::{Error, Kind, Result};
+use crate::slice::frame::{Action, Identity, Push};
+use crate::slice::identity::{Outcome, Remembered, Seen};
+use crate::slice::record::{Identities, Record};
 use crate::tensor::Apply;
 
-/// Largest count that an image may have: what a push may claim ([`MAX_STEP`](crate::frame::MAX_STEP)) does not come near it, whatever is
+/// Largest count that an image may have: what a push may claim ([`MAX_STEP`](crate::slice::frame::MAX_STEP)) does not come near it, whatever is
 /// added to that, and what is added to this does not overflow.
 const MOST: u64 = 1 << 62;
 

@@ -1,11 +1,12 @@
 //! What a slice gives away and changes nothing for: values, rows, state, versions.
 
-use super::{Counters, Memory, Slice, Snapshot};
-use crate::error::Result;
-use crate::fault::fault;
-use crate::isa::prefetch;
-use crate::rows::Indices;
-use crate::verbs::SliceVersion;
+use super::Snapshot;
+use super::slice::{Counters, Memory, Slice};
+use crate::base::error::Result;
+use crate::base::fault::fault;
+use crate::base::isa::prefetch;
+use crate::kernel::rows::Indices;
+use crate::tensor::SliceVersion;
 
 /// Elements of rows that are worth asking for ahead; what is more, a CPU sees coming by itself.
 const FEW: usize = 4096;

@@ -1,11 +1,12 @@
 //! What became of a push whose answer got lost: applied, or fenced from now on.
 
-use super::{Memory, Slice, round};
-use crate::error::{Error, Kind, Result};
-use crate::fault::fault;
-use crate::frame::{Applied, Identity};
-use crate::identity::{Completion, Identities, Outcome, Seen};
-use crate::sync::lock;
+use super::round;
+use super::slice::{Memory, Slice};
+use crate::base::error::{Error, Kind, Result};
+use crate::base::fault::fault;
+use crate::base::sync::lock;
+use crate::slice::frame::{Applied, Identity};
+use crate::slice::identity::{Completion, Identities, Outcome, Seen};
 use crate::tensor::Apply;
 
 /// What a slice knows about a push whose answer got lost.

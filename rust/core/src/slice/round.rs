@@ -6,19 +6,19 @@
 //! gradients of a version are sparse, the step is of the rows that any of them names, and of no others.
 
 use super::exact::ExactMemory;
-use super::{Counters, Slice};
-use crate::apply::{Touch, add, add_rows};
-use crate::codec::CodecId;
-use crate::error::{Error, Kind, Result};
-use crate::fault::fault;
-use crate::finite;
-use crate::frame::{Action, Applied, Identity, Push};
-use crate::identity::{Completion, Outcome, Seen};
-use crate::mode::Quorum;
-use crate::params::{Buffer, Charge, Pieces, Purpose};
-use crate::policy::Share;
-use crate::record::{Identities, Record};
-use crate::rows::{Indices, RowSet};
+use super::slice::{Counters, Slice};
+use crate::base::error::{Error, Kind, Result};
+use crate::base::fault::fault;
+use crate::base::mode::Quorum;
+use crate::kernel::apply::{Touch, add, add_rows};
+use crate::kernel::codec::CodecId;
+use crate::kernel::finite;
+use crate::kernel::rows::{Indices, RowSet};
+use crate::memory::{Buffer, Charge, Pieces, Purpose};
+use crate::slice::frame::{Action, Applied, Identity, Push};
+use crate::slice::identity::{Completion, Outcome, Seen};
+use crate::slice::policy::Share;
+use crate::slice::record::{Identities, Record};
 use std::fmt;
 
 /// Which of the slice's arrays the sum is like: see [`Buffer::filled`].

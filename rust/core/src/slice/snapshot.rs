@@ -1,9 +1,9 @@
 //! What a pull gets: the bytes of one slice at one version.
 
-use crate::dtype::DType;
-use crate::error::Result;
-use crate::params::{Buffer, Charge, Meter, Purpose};
-use crate::sync::{Arc, Counted};
+use crate::base::dtype::DType;
+use crate::base::error::Result;
+use crate::base::sync::{Arc, Counted};
+use crate::memory::{Buffer, Charge, Meter, Purpose};
 
 /// Values or state of one slice at one version; an `exact` slice's values are pinned, not copied.
 #[derive(Clone, Debug)]

@@ -5,12 +5,12 @@ use super::places::Places;
 use super::push::UnderWay;
 use super::team::{Team, shared_out};
 use super::{Store, Tensor};
-use crate::dtype::View;
-use crate::error::{Error, Kind, Result};
-use crate::frame::Applied;
-use crate::outgoing;
+use crate::base::dtype::View;
+use crate::base::error::{Error, Kind, Result};
+use crate::base::sync::{Arc, Mutex, Ordering, lock};
+use crate::push::check;
 use crate::slice::Slice;
-use crate::sync::{Arc, Mutex, Ordering, lock};
+use crate::slice::frame::Applied;
 use crate::tensor::TensorSpec;
 use crate::verbs::{GradientRef, PushOptions, Pushed, SliceVersion, Versions};
 use rayon::prelude::*;
@@ -74,12 +74,12 @@ impl Store {
         let given = || {
             gradients.iter().zip(&all.tensors).filter_map(|(gradient, tensor)| Some(((*gradient)?, tensor)))
         };
-        outgoing::check_options(options, false)?;
-        rates.iter().flatten().try_for_each(|lr| outgoing::check_lr(*lr))?;
+        check::check_options(options, false)?;
+        rates.iter().flatten().try_for_each(|lr| check::check_lr(*lr))?;
         for (gradient, tensor) in given() {
-            outgoing::check_shape(gradient, &tensor.spec)?;
+            check::check_shape(gradient, &tensor.spec)?;
         }
-        outgoing::check_finite(self.shared.isa, given().map(|(gradient, _)| gradient), options, None)?;
+        check::check_finite(self.shared.isa, given().map(|(gradient, _)| gradient), options, None)?;
         let pushed = Places::new(all.generation, given().map(|(_, tensor)| tensor.clone()).collect());
 
         let push = UnderWay { rates, ..UnderWay::new(self.identity(), options) };

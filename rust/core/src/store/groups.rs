@@ -1,9 +1,9 @@
 //! Groups of workers that share a store in one process.
 
 use super::Store;
-use crate::error::{Error, Kind, Result};
-use crate::mode::{Clocks, Joined, Mode, Seat};
-use crate::sync::lock;
+use crate::base::error::{Error, Kind, Result};
+use crate::base::mode::{Clocks, Joined, Mode, Seat};
+use crate::base::sync::lock;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 

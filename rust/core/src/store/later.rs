@@ -2,8 +2,8 @@
 
 use super::places::Places;
 use super::settle::Begun;
-use crate::error::{Error, Kind};
-use crate::sync::{Arc, Mutex, lock};
+use crate::base::error::{Error, Kind};
+use crate::base::sync::{Arc, Mutex, lock};
 use crate::verbs::{Caller, Pushed, Ticket};
 use std::sync::Condvar;
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! Values where they lie, in memory that several processes have.
 
 use super::Store;
-use crate::directory::{Directory, SharedTensor};
-use crate::error::{Error, Kind, Result};
-use crate::sync::Arc;
+use crate::base::error::{Error, Kind, Result};
+use crate::base::sync::Arc;
+use crate::slice::shared_directory::{Directory, SharedTensor};
 use crate::tensor::TensorSpec;
 
 /// A tensor's values where they lie, in memory that other processes have, too.

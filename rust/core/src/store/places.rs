@@ -1,10 +1,10 @@
 //! Where the gradients of a push go: its tensors and their slices, looked up before anything is changed.
 
 use super::{Store, Tensor};
-use crate::error::Result;
+use crate::base::error::Result;
+use crate::base::sync::{Arc, Ordering};
+use crate::push::sparse::Gathered;
 use crate::slice::Slice;
-use crate::sparse::Gathered;
-use crate::sync::{Arc, Ordering};
 
 /// Where the gradients of a push go.
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! Portions of samples in process: threads wait for them.
 
 use super::Store;
-use crate::error::{Error, Kind, Result};
-use crate::portions::{Answer, Ask, Waiter};
-use crate::sync::lock;
+use crate::base::error::{Error, Kind, Result};
+use crate::base::sync::lock;
+use crate::coordination::portions::{Answer, Ask, Waiter};
 use std::sync::mpsc;
 use std::time::Duration;
 

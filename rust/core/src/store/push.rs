@@ -3,16 +3,16 @@
 use super::Store;
 use super::places::Places;
 use super::settle::{Answers, Begun};
-use crate::codec::{Codec, CodecId, ErrorFeedback, Position};
-use crate::dtype::View;
-use crate::error::{Kind, Result};
-use crate::frame::{Action, Applied, Base, Identity, Push};
-use crate::held::Residue;
-use crate::outcome::Collect;
-use crate::outgoing;
+use crate::base::dtype::View;
+use crate::base::error::{Kind, Result};
+use crate::base::sync::{Arc, Mutex, MutexGuard, Ordering, lock};
+use crate::kernel::codec::{Codec, CodecId, ErrorFeedback, Position};
+use crate::push::check;
+use crate::push::held::Residue;
+use crate::push::outcome::Collect;
+use crate::push::sparse::Gathered;
 use crate::slice::Slice;
-use crate::sparse::Gathered;
-use crate::sync::{Arc, Mutex, MutexGuard, Ordering, lock};
+use crate::slice::frame::{Action, Applied, Base, Identity, Push};
 use crate::verbs::{Gradient, GradientRef, PushOptions, Pushed, Versions};
 use rayon::prelude::*;
 use std::sync::OnceLock;
@@ -97,9 +97,9 @@ impl Store {
         let specs = places.tensors.iter().map(|tensor| &*tensor.spec);
         let mut feedback = options.feedback.as_deref().map(lock);
         let both = gradients.iter().copied().zip(specs);
-        outgoing::check(self.shared.isa, both.clone(), options, feedback.as_deref_mut())?;
+        check::check(self.shared.isa, both.clone(), options, feedback.as_deref_mut())?;
         if gradients.iter().any(|gradient| gradient.indices.is_some()) {
-            places.sparse = outgoing::gather(self.shared.isa, both, options)?;
+            places.sparse = check::gather(self.shared.isa, both, options)?;
             let begun = self.push_sparse(&places, |k| gradients[k].values, options)?;
             return Ok((places, begun));
         }
@@ -111,7 +111,7 @@ impl Store {
     pub fn bind(&self, gradients: Arc<Vec<Gradient>>) -> Result<Bound> {
         let places = self.look_up(gradients.iter().map(|gradient| &*gradient.name))?;
         for (gradient, tensor) in gradients.iter().zip(&places.tensors) {
-            outgoing::check_shape(gradient.borrow(), &tensor.spec)?;
+            check::check_shape(gradient.borrow(), &tensor.spec)?;
         }
         Ok(Bound { gradients, places: Mutex::new(places) })
     }
@@ -123,12 +123,12 @@ impl Store {
         if places.generation != self.shared.generation.load(Ordering::Acquire) {
             *places = self.look_up(gradients().map(|gradient| gradient.name))?;
             for (gradient, tensor) in gradients().zip(&places.tensors) {
-                outgoing::check_shape(gradient, &tensor.spec)?;
+                check::check_shape(gradient, &tensor.spec)?;
             }
         }
         let mut feedback = options.feedback.as_deref().map(lock);
-        outgoing::check_options(options, feedback.is_some())?;
-        outgoing::check_finite(self.shared.isa, gradients(), options, feedback.as_deref_mut())?;
+        check::check_options(options, feedback.is_some())?;
+        check::check_finite(self.shared.isa, gradients(), options, feedback.as_deref_mut())?;
         let begun = self.push_to(&places, |k| bound.gradients[k].values.view(), options, feedback)?;
         self.settle(&places, begun, options.timeout)
     }

@@ -1,12 +1,12 @@
 //! Tensors come and go; those of a shared store come to all of its processes.
 
 use super::{Store, Tensor, unknown};
-use crate::directory::{Directory, SharedTensor};
-use crate::dtype::View;
-use crate::error::{Error, Kind, Result};
-use crate::frame::Action;
-use crate::outgoing;
-use crate::sync::{Arc, Ordering, lock, write};
+use crate::base::dtype::View;
+use crate::base::error::{Error, Kind, Result};
+use crate::base::sync::{Arc, Ordering, lock, write};
+use crate::push::check;
+use crate::slice::frame::Action;
+use crate::slice::shared_directory::{Directory, SharedTensor};
 use crate::tensor::{SliceId, TensorSpec};
 use crate::verbs::PushError;
 use std::time::Duration;
@@ -19,7 +19,7 @@ impl Store {
         timeout: Duration,
     ) -> Result<()> {
         spec.validate()?;
-        outgoing::check_values(self.shared.isa, values, &spec)?;
+        check::check_values(self.shared.isa, values, &spec)?;
         let _one_at_a_time = lock(&self.shared.registering);
         if let Some(directory) = &self.shared.directory {
             return self.publish(directory, &spec, values, timeout);

@@ -2,11 +2,11 @@
 
 use super::Store;
 use super::places::Places;
-use crate::error::{Kind, Result};
-use crate::frame::{Applied, Identity};
-use crate::held::{HeldDoubt, Residue};
-use crate::outcome::{Collect, Outcomes};
-use crate::sync::{Arc, Ordering};
+use crate::base::error::{Kind, Result};
+use crate::base::sync::{Arc, Ordering};
+use crate::push::held::{HeldDoubt, Residue};
+use crate::push::outcome::{Collect, Outcomes};
+use crate::slice::frame::{Applied, Identity};
 use crate::verbs::{Pushed, Receipt};
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The slices of one call, shared out among threads that the caller lends.
 
 use super::Store;
-use crate::sync::{AtomicU32, Mutex, Ordering, lock};
+use crate::base::sync::{AtomicU32, Mutex, Ordering, lock};
 
 /// Threads that are lent for one call. Where others spin when they have nothing to do, threads of ours would have to wait for
 /// their cores.

@@ -1,0 +1,94 @@
+//! What an asynchronous mode asks of a slice where a gradient is stale: a smaller step, a refusal, less momentum.
+//! Decided under the slice's lock, where the staleness is known; the record of the push has what took effect.
+//!
+//! ```text
+//! tau = changes by others since the gradient's base        C = clients that push to the slice
+//! delay-adaptive    g * min(1, C / tau)        Koloskova, Stich, Jaggi 2022; Mishchenko, Bach, Even, Woodworth 2022
+//! tau > max         g * max / tau, or refused  (the smaller of the two factors counts)
+//! momentum          A = mu / (1 - mu) - (C - 1);  mu' = A / (1 + A), 0 if A <= 0
+//! ```
+//!
+//! The factor is on the gradient, not on the rate: with momentum or running means a step moves more than its own
+//! gradient, and only that is stale. The momentum is what makes the mean age of the gradients in a step what `mu` makes it for
+//! one worker (asynchrony begets momentum: Mitliagkas, Zhang, Hadjis, Re 2016).
+
+use crate::base::error::{Error, Kind, Result};
+
+/// What a push asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Correction {
+    /// A gradient that is staler than there are clients counts less.
+    pub delay_adaptive: bool,
+    /// Beyond this staleness it counts less, or is refused.
+    pub max_staleness: Option<u64>,
+    /// It is refused.
+    pub reject: bool,
+    /// The optimizer's momentum is reduced by what asynchrony adds.
+    pub momentum_matching: bool,
+}
+
+impl Correction {
+    /// Fails if a gradient of this staleness is to be refused.
+    pub(crate) fn check(self, staleness: Option<u64>) -> Result<()> {
+        match (self.max_staleness, staleness) {
+            (Some(max), Some(staleness)) if self.reject && staleness > max => {
+                let why = "the gradient is too stale: others have changed the slice since the values that it was computed from";
+                Err(Error::new(Kind::StalePush, why)
+                    .expected(format!("at most {max} changes"), format!("{staleness} changes")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The factor on a gradient of this staleness where so many clients push; 1 where the staleness is unknown.
+    pub(crate) fn factor(self, staleness: Option<u64>, clients: usize) -> f64 {
+        let Some(tau) = staleness.filter(|tau| *tau > 0) else { return 1.0 };
+        let share = |of: u64| (of as f64 / tau as f64).min(1.0);
+        let delay = if self.delay_adaptive { share(clients as u64) } else { 1.0 };
+        self.max_staleness.map_or(delay, |max| share(max).min(delay))
+    }
+
+    /// The momentum in place of `momentum` where so many clients push.
+    pub(crate) fn momentum(self, momentum: f64, clients: usize) -> f64 {
+        if !self.momentum_matching || clients <= 1 || momentum >= 1.0 {
+            return momentum;
+        }
+        let age = momentum / (1.0 - momentum) - (clients - 1) as f64;
+        if age > 0.0 { age / (1.0 + age) } else { 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stale_gradient_counts_less() {
+        let adaptive = Correction { delay_adaptive: true, ..Correction::default() };
+        for (staleness, clients, factor) in
+            [(None, 2, 1.0), (Some(0), 1, 1.0), (Some(3), 4, 1.0), (Some(4), 4, 1.0), (Some(8), 2, 0.25)]
+        {
+            assert_eq!(adaptive.factor(staleness, clients), factor, "{staleness:?} {clients}");
+            assert_eq!(Correction::default().factor(staleness, clients), 1.0);
+        }
+        let bounded = Correction { max_staleness: Some(2), ..adaptive };
+        assert_eq!(bounded.factor(Some(8), 4), 0.25);
+        assert_eq!(bounded.factor(Some(8), 1), 0.125);
+        assert_eq!(Correction { max_staleness: Some(0), ..bounded }.factor(Some(1), 4), 0.0);
+        assert!(bounded.check(Some(3)).is_ok());
+        let strict = Correction { reject: true, ..bounded };
+        assert!(strict.check(Some(2)).is_ok() && strict.check(None).is_ok());
+        let error = strict.check(Some(3)).unwrap_err();
+        assert_eq!((error.kind, error.got.as_deref()), (Kind::StalePush, Some("3 changes")));
+    }
+
+    #[test]
+    fn momentum_gives_way_to_what_asynchrony_adds() {
+        let matching = Correction { momentum_matching: true, ..Correction::default() };
+        for (clients, expected) in [(1, 0.9), (4, 0.857_142), (8, 0.666_666), (10, 0.0), (64, 0.0)] {
+            assert!((matching.momentum(0.9, clients) - expected).abs() < 1e-6, "{clients}");
+            assert_eq!(Correction::default().momentum(0.9, clients), 0.9);
+            assert_eq!(matching.momentum(0.0, clients), 0.0);
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! Groups: which workers train a set of tensors together, and what binds them. Tables without a clock and without a network: a
+//! worker that is gone is reported by whoever keeps its lease.
+//!
+//! A group is bound by its first worker, and free again when its last one has left. Who waits is told by whoever makes the
+//! waiting end.
+
+use crate::base::error::{Error, Kind, Result};
+use crate::base::fault::fault;
+use crate::base::mode::{Clocks, Joined, Mode, Quorum, Seat};
+use crate::base::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use crate::memory::{Charge, Meter, Purpose};
+use crate::slice::Slice;
+use crate::slice::frame::{Action, Push};
+use crate::slice::policy::{Admission, Held, Policy, Share};
+use crate::tensor::Apply;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Most groups with workers.
+const MOST_GROUPS: usize = 1 << 12;
+/// Most names in an answer or an error: so many that a person reads them, and that they fit a header.
+const NAMED: usize = 8;
+/// When a worker that finds no place may try again.
+const RETRY_MS: u64 = 200;
+/// What a place takes, with the longest name.
+const SEAT_BYTES: u64 = 512;
+
+/// Called once, with how far the group is, or why the worker waits no longer.
+pub type Advanced = Box<dyn FnOnce(Result<Clocks>) + Send>;
+
+/// Warm starts have tables of their own, beside those of what follows them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Room {
+    Warm,
+    Main,
+}
+
+#[derive(Debug)]
+struct Member {
+    seat: Seat,
+    clock: u64,
+    /// Counts those who came before.
+    order: u64,
+    _memory: Charge,
+}
+
+struct Waiting {
+    client: u64,
+    clock: u64,
+    done: Advanced,
+}
+
+struct Table {
+    mode: Mode,
+    members: BTreeMap<u64, Member>,
+    waiting: Vec<Waiting>,
+    /// Steps that were taken alone.
+    alone: u64,
+    came: u64,
+    /// As many workers as a version needs have been there at one time. From then on whoever goes is not waited for.
+    complete: bool,
+}
+
+type Tables = BTreeMap<(u32, Room), Table>;
+
+/// The groups of one shard, or of a store.
+#[derive(Default)]
+pub struct Groups {
+    tables: Mutex<Tables>,
+    /// Groups in which pushes wait for each other: mostly none, and then pushes look no further.
+    quorums: AtomicU64,
+}
+
+fn room(mode: Mode) -> Room {
+    if matches!(mode, Mode::WarmStart { .. }) { Room::Warm } else { Room::Main }
+}
+
+impl Table {
+    fn new(mode: Mode) -> Self {
+        Self { mode, members: BTreeMap::new(), waiting: Vec::new(), alone: 0, came: 0, complete: false }
+    }
+
+    /// The first of those who are there, the first who came first.
+    fn names(&self) -> Vec<String> {
+        named(self.members.values())
+    }
+
+    /// The same, for an error.
+    fn who(&self) -> String {
+        let (names, more) = (self.names().join(", "), self.members.len().saturating_sub(NAMED));
+        if more == 0 { names } else { format!("{names} and {more} more") }
+    }
+
+    fn leader(&self) -> Option<u64> {
+        self.members.iter().min_by_key(|(_, member)| member.order).map(|(client, _)| *client)
+    }
+
+    /// Of how many gradients a version is made, where it is.
+    fn needed(&self) -> Option<(Quorum, u32)> {
+        let Mode::Sync(quorum) = self.mode else { return None };
+        let present = if self.complete { self.members.len() as u32 } else { quorum.workers };
+        Some((quorum, quorum.workers.min(present)))
+    }
+
+    fn slowest(&self) -> u64 {
+        self.members.values().map(|member| member.clock).min().unwrap_or(0)
+    }
+
+    /// Whether a worker with this clock may go on.
+    fn ready(&self, client: u64, clock: u64) -> Option<Clocks> {
+        match self.mode {
+            Mode::Free | Mode::Sync(_) => Some(Clocks { slowest: self.slowest(), leads: false }),
+            Mode::Bounded { staleness } => {
+                let slowest = self.slowest();
+                (clock <= slowest.saturating_add(staleness)).then_some(Clocks { slowest, leads: false })
+            }
+            Mode::WarmStart { steps } => {
+                let leads = self.alone < steps && self.leader() == Some(client);
+                (leads || self.alone >= steps).then_some(Clocks { slowest: self.alone, leads })
+            }
+        }
+    }
+
+    /// Takes those out who may go on.
+    fn ready_ones(&mut self) -> Vec<(Advanced, Result<Clocks>)> {
+        let (mut told, mut waiting) = (Vec::new(), Vec::new());
+        for one in std::mem::take(&mut self.waiting) {
+            match self.ready(one.client, one.clock) {
+                Some(clocks) => told.push((one.done, Ok(clocks))),
+                None => waiting.push(one),
+            }
+        }
+        self.waiting = waiting;
+        told
+    }
+
+    /// Fails if the worker cannot be given a place beside those who are there.
+    fn admits(&self, client: u64, seat: &Seat) -> Result<()> {
+        let others = || self.members.iter().filter(|(other, _)| **other != client);
+        if others().next().is_none() {
+            return Ok(());
+        }
+        if seat.mode != self.mode {
+            let error = Error::new(
+                Kind::Precondition,
+                format!("the group's workers keep together in another way: {}", self.who()),
+            );
+            return Err(error.expected(self.mode, seat.mode));
+        }
+        let Mode::Sync(quorum) = self.mode else { return Ok(()) };
+        // Whoever died has its place until its lease ends: worth waiting for.
+        let taken = |what: String| {
+            let why = format!("{what} until a worker leaves or its lease ends: {}", self.who());
+            Err(Error::new(Kind::Unavailable, why).retry_after_ms(RETRY_MS))
+        };
+        if quorum.deterministic && others().any(|(_, member)| member.seat.rank == seat.rank) {
+            return taken(format!("rank {} is taken", seat.rank.unwrap_or(0)));
+        }
+        if others().count() as u64 >= u64::from(quorum.workers) + u64::from(quorum.backup) {
+            return taken(format!("all places of {} are taken", self.mode));
+        }
+        Ok(())
+    }
+}
+
+impl Groups {
+    /// Gives a worker its place, which it keeps until it leaves; again is the same as once.
+    pub fn join(&self, group: u32, client: u64, seat: Seat, meter: &Arc<Meter>) -> Result<Joined> {
+        seat.check()?;
+        let mut tables = lock(&self.tables);
+        let key = (group, room(seat.mode));
+        // Where others train already, nobody is first any more.
+        let main = tables.get(&(group, Room::Main)).is_some_and(|table| !table.members.is_empty());
+        if !tables.contains_key(&key) && tables.len() >= MOST_GROUPS {
+            let error = Error::new(Kind::Capacity, "too many groups have workers");
+            return Err(error
+                .expected(format!("at most {MOST_GROUPS}"), "one more")
+                .retry_after_ms(RETRY_MS));
+        }
+        let table = tables.entry(key).or_insert_with(|| Table::new(seat.mode));
+        table.admits(client, &seat)?;
+        if table.members.is_empty() {
+            *table = Table::new(seat.mode);
+        }
+        if let (Mode::WarmStart { steps }, true) = (seat.mode, main) {
+            table.alone = steps;
+        }
+        let clock = if let Some(member) = table.members.get_mut(&client) {
+            member.seat = seat;
+            member.clock
+        } else {
+            let memory = match meter.take(Purpose::Identities, SEAT_BYTES) {
+                Ok(memory) => memory,
+                Err(error) => {
+                    self.tidy(&mut tables);
+                    return Err(error);
+                }
+            };
+            let (clock, order) = (table.slowest(), table.came);
+            table.came += 1;
+            table.members.insert(client, Member { seat, clock, order, _memory: memory });
+            clock
+        };
+        // Alone in it, a worker may bind its group anew.
+        if let Some(member) = table.members.get(&client)
+            && member.seat.mode != table.mode
+        {
+            table.mode = member.seat.mode;
+            table.complete = false;
+        }
+        if let Mode::Sync(quorum) = table.mode {
+            table.complete |= table.members.len() as u64 >= u64::from(quorum.workers);
+        }
+        let joined = Joined { clock, present: table.members.len() as u64, workers: table.names() };
+        self.tidy(&mut tables);
+        Ok(joined)
+    }
+
+    /// Whether as many workers as a version needs have been there, so that whoever goes is not waited for.
+    pub fn is_complete(&self, group: u32) -> bool {
+        lock(&self.tables).get(&(group, Room::Main)).is_some_and(|table| table.complete)
+    }
+
+    /// Says so of a group that is taken on from a former server.
+    pub fn note_complete(&self, group: u32) {
+        if let Some(table) = lock(&self.tables).get_mut(&(group, Room::Main)) {
+            table.complete = true;
+        }
+    }
+
+    /// Says that a worker has taken so many steps; `done` is told when it may take the next.
+    pub fn advance(&self, group: u32, client: u64, warm: bool, clock: u64, done: Advanced) {
+        let told = {
+            let mut tables = lock(&self.tables);
+            let key = (group, if warm { Room::Warm } else { Room::Main });
+            match tables.get_mut(&key).filter(|table| table.members.contains_key(&client)) {
+                None => vec![(done, Err(not_there()))],
+                Some(table) => {
+                    if table.leader() == Some(client) {
+                        table.alone = table.alone.max(clock);
+                    }
+                    if let Some(member) = table.members.get_mut(&client) {
+                        member.clock = member.clock.max(clock);
+                    }
+                    // One call of a worker at a time: an earlier one has been given up.
+                    table.waiting.retain(|one| one.client != client);
+                    table.waiting.push(Waiting { client, clock, done });
+                    table.ready_ones()
+                }
+            }
+        };
+        tell(told);
+    }
+
+    /// Those whom a worker waits for: who is behind; in a warm start, who trains alone.
+    pub fn behind(&self, group: u32, client: u64, warm: bool) -> Vec<String> {
+        let tables = lock(&self.tables);
+        let Some(table) = tables.get(&(group, if warm { Room::Warm } else { Room::Main })) else {
+            return Vec::new();
+        };
+        let slowest = table.slowest();
+        let leader = table.leader();
+        let holds = |(other, member): &(&u64, &Member)| {
+            **other != client && if warm { leader == Some(**other) } else { member.clock == slowest }
+        };
+        named(table.members.iter().filter(holds).map(|(_, member)| member))
+    }
+
+    /// A worker leaves a group, or the warm start of one. Those who waited for it go on. False: it had no place there.
+    pub fn leave(&self, group: u32, client: u64, warm: bool) -> bool {
+        !self.leave_where(client, |key| key == (group, if warm { Room::Warm } else { Room::Main })).is_empty()
+    }
+
+    /// A worker that is gone leaves all its groups; which these are.
+    pub fn leave_all(&self, client: u64) -> Vec<u32> {
+        self.leave_where(client, |_| true)
+    }
+
+    /// Whether a client has a place anywhere.
+    pub fn has(&self, client: u64) -> bool {
+        lock(&self.tables).values().any(|table| table.members.contains_key(&client))
+    }
+
+    /// Whether a client has a place in this group, or its warm start.
+    pub fn has_place(&self, group: u32, client: u64) -> bool {
+        let tables = lock(&self.tables);
+        let has = |room| tables.get(&(group, room)).is_some_and(|table| table.members.contains_key(&client));
+        has(Room::Main) || has(Room::Warm)
+    }
+
+    /// Whether anyone has a place in this group.
+    pub fn is_joined(&self, group: u32) -> bool {
+        let tables = lock(&self.tables);
+        tables.contains_key(&(group, Room::Main)) || tables.contains_key(&(group, Room::Warm))
+    }
+
+    /// The groups in which it had any of these places.
+    fn leave_where(&self, client: u64, which: impl Fn((u32, Room)) -> bool) -> Vec<u32> {
+        let (mut told, mut left) = (Vec::new(), Vec::new());
+        {
+            let mut tables = lock(&self.tables);
+            for (key, table) in tables.iter_mut().filter(|(key, _)| which(**key)) {
+                if table.members.remove(&client).is_none() {
+                    continue;
+                }
+                left.push(key.0);
+                let gone = table.waiting.extract_if(.., |one| one.client == client);
+                told.extend(gone.map(|one| (one.done, Err(not_there()))));
+                if !fault("leaver_waited_for") {
+                    told.extend(table.ready_ones());
+                }
+            }
+            self.tidy(&mut tables);
+        }
+        tell(told);
+        left
+    }
+
+    /// Drops what nobody is in, and counts what pushes must look at.
+    fn tidy(&self, tables: &mut Tables) {
+        tables.retain(|_, table| !table.members.is_empty());
+        let quorums = tables.values().filter(|table| matches!(table.mode, Mode::Sync(_))).count();
+        self.quorums.store(quorums as u64, Ordering::Release);
+    }
+
+    /// Whether pushes wait for each other in any group.
+    #[inline]
+    pub(crate) fn any_quorum(&self) -> bool {
+        self.quorums.load(Ordering::Acquire) > 0
+    }
+
+    /// Places that are taken.
+    pub fn len(&self) -> usize {
+        lock(&self.tables).values().map(|table| table.members.len()).sum()
+    }
+
+    /// Whether no place is taken.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How a gradient takes part in a version of a group that is bound so.
+    fn share(&self, slice: &Slice, push: &Push<'_>) -> Option<Result<Share>> {
+        let tables = lock(&self.tables);
+        let table = tables.get(&(slice.group(), Room::Main))?;
+        let (quorum, needed) = table.needed()?;
+        let refuse = |why: &str| Some(Err(Error::new(Kind::Precondition, format!("{}: {why}", table.mode))));
+        let Some(member) = table.members.get(&push.identity.client) else {
+            return refuse("the group takes gradients of its own workers alone: join it first");
+        };
+        if slice.spec().apply == Apply::Hogwild {
+            return refuse("a hogwild tensor has no whole versions");
+        }
+        if push.correction.is_some() {
+            return refuse("no gradient of a version is stale, so nothing is to be corrected");
+        }
+        let rank = quorum.deterministic.then_some(member.seat.rank).flatten();
+        Some(Ok(Share { needed, quorum, rank }))
+    }
+}
+
+impl Policy for Groups {
+    #[inline]
+    fn admit(&self, slice: &Slice, push: &Push<'_>) -> Admission {
+        if !self.any_quorum() || push.action != Action::Gradient {
+            return Admission::Apply;
+        }
+        match self.share(slice, push) {
+            None => Admission::Apply,
+            Some(Ok(share)) => Admission::Share(share),
+            Some(Err(error)) => Admission::Refuse(error),
+        }
+    }
+
+    fn hold(&self, held: Held) {
+        held.release();
+    }
+
+    fn needed(&self, group: u32) -> Option<(Quorum, u32)> {
+        lock(&self.tables).get(&(group, Room::Main))?.needed()
+    }
+
+    fn forget(&self, client: u64) {
+        self.leave_all(client);
+    }
+}
+
+/// The names of the first who came.
+fn named<'a>(members: impl Iterator<Item = &'a Member>) -> Vec<String> {
+    let mut first: Vec<_> = members.collect();
+    first.sort_unstable_by_key(|member| member.order);
+    first.iter().take(NAMED).map(|member| member.seat.to_string()).collect()
+}
+
+fn tell(told: Vec<(Advanced, Result<Clocks>)>) {
+    for (done, result) in told {
+        done(result);
+    }
+}
+
+fn not_there() -> Error {
+    Error::new(Kind::Lease, "the worker has no place in the group: its lease ran out, or it has left")
+}
+
+impl fmt::Debug for Groups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Groups").field("places", &self.len()).finish_non_exhaustive()
+    }
+}

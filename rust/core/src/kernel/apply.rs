@@ -1,0 +1,346 @@
+//! The fused loop: decode, step, store; the only file that sees storage, codecs and optimizers together. Compiled once
+//! per (storage, codec, optimizer, instruction set); racing memory has one loop for all codecs but float32. A body whose
+//! elements lie there one by one is decoded in the step's own loop, the others block by block; nothing is ever decoded
+//! into a temporary the size of the tensor.
+
+use crate::base::block::{BLOCK, Block, Lane, Room, blocks};
+use crate::base::isa::{Isa, Kernel};
+use crate::base::sync::Ordering;
+use crate::kernel::codec::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody};
+use crate::kernel::optim::{MAX_SLOTS, Rule, SgdRule, SparseRule, Step};
+use crate::kernel::rows::{Indices, Layout, Runs};
+use crate::memory::{Buffer, Counts, RacyBuffer};
+use std::ops::Range;
+
+/// Parameters and optimizer state of one slice, a run at a time.
+pub(crate) trait Storage {
+    /// Most elements of one `update`.
+    const SPAN: usize;
+    /// Elements that are decoded together: a divisor of [`BLOCK`].
+    type Run: AsMut<[f32]>;
+    const RUN: Self::Run;
+    fn len(&self) -> usize;
+    /// The elements in the order of a push: racing pushes begin at different blocks. Each range begins at a block, or is empty.
+    type Ranges: Iterator<Item = Range<usize>>;
+    fn ranges(&self) -> Self::Ranges;
+    /// Steps the elements from `at` on, as many as `g` has. Not a closure: it must be inlined into the loop that carries
+    /// the target features.
+    fn update<R: Step, G: Lane>(&mut self, at: usize, rule: R, g: &[G]);
+}
+
+/// Plain memory under the slice's lock: updated in place.
+pub(crate) struct Exact<'a> {
+    pub(crate) params: &'a mut [f32],
+    pub(crate) state: &'a mut [Buffer],
+}
+
+impl Storage for Exact<'_> {
+    const SPAN: usize = usize::MAX;
+    type Run = Few;
+    const RUN: Few = Few([0.0; FEW]);
+    type Ranges = std::iter::Once<Range<usize>>;
+
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.params.len()
+    }
+
+    #[inline(always)]
+    fn ranges(&self) -> Self::Ranges {
+        std::iter::once(0..self.params.len())
+    }
+
+    #[inline(always)]
+    fn update<R: Step, G: Lane>(&mut self, at: usize, rule: R, g: &[G]) {
+        let len = g.len();
+        let used = self.state.len().min(MAX_SLOTS);
+        let mut slots: [&mut [f32]; MAX_SLOTS] = Default::default();
+        for (slot, buffer) in slots.iter_mut().zip(self.state.iter_mut()) {
+            *slot = &mut buffer.values_mut::<f32>()[at..at + len];
+        }
+        rule.step(&mut self.params[at..at + len], &mut slots[..used], g);
+    }
+}
+
+/// Elements of every codec's smallest block: so few that they stay in registers between decoder and step.
+const FEW: usize = 64;
+
+/// Room for them, aligned in case that they do not.
+#[repr(align(64))]
+pub(crate) struct Few([f32; FEW]);
+
+impl AsMut<[f32]> for Few {
+    #[inline(always)]
+    fn as_mut(&mut self) -> &mut [f32] {
+        &mut self.0
+    }
+}
+
+/// Elements of a row that racing memory steps at a time: little room is quickly made.
+pub(crate) const ROW: usize = 64;
+
+/// Racing memory: loaded into the first-level cache, at most `N` elements at a time, stepped there, stored back.
+pub(crate) struct Hogwild<'a, const N: usize = BLOCK> {
+    pub(crate) isa: Isa,
+    pub(crate) params: &'a RacyBuffer,
+    pub(crate) state: &'a [RacyBuffer],
+    pub(crate) first_block: usize,
+    /// Counts the updates of the first block that racing ones overwrite.
+    pub(crate) probe: Option<&'a Counts>,
+}
+
+impl<const N: usize> Hogwild<'_, N> {
+    /// As an update of the block at `at` begins: what its probe holds, if it has one.
+    #[inline(always)]
+    fn probe(&self, at: usize) -> Option<(&Counts, u64)> {
+        let counts = self.probe.filter(|_| at == 0)?;
+        Some((counts, counts.kept().load(Ordering::Relaxed)))
+    }
+}
+
+impl<const N: usize> Storage for Hogwild<'_, N> {
+    const SPAN: usize = N;
+    type Run = Room<N>;
+    const RUN: Room<N> = Room::ZERO;
+    type Ranges = std::array::IntoIter<Range<usize>, 2>;
+
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.params.len()
+    }
+
+    #[inline(always)]
+    fn ranges(&self) -> Self::Ranges {
+        let (n, first) = (self.params.len(), (self.first_block * BLOCK).min(self.params.len()));
+        [first..n, 0..first].into_iter()
+    }
+
+    #[inline(always)]
+    fn update<R: Step, G: Lane>(&mut self, at: usize, rule: R, g: &[G]) {
+        let len = g.len();
+        let (mut params, mut state) = (Room::<N>::ZERO, [Room::<N>::ZERO; MAX_SLOTS]);
+        let params = &mut params.0[..len];
+        let used = self.state.len().min(MAX_SLOTS);
+        let probe = self.probe(at);
+        self.params.load(self.isa, at, params);
+        let mut slots: [&mut [f32]; MAX_SLOTS] = Default::default();
+        for ((slot, memory), buffer) in slots.iter_mut().zip(state.iter_mut()).zip(self.state) {
+            *slot = &mut memory.0[..len];
+            buffer.load(self.isa, at, slot);
+        }
+        rule.step(params, &mut slots[..used], g);
+        self.params.store(self.isa, at, params);
+        if let Some((counts, kept)) = probe {
+            // Loaded and stored as the values are: who is overwritten there is overwritten here.
+            counts.kept().store(kept.wrapping_add(1), Ordering::Relaxed);
+            counts.probed().fetch_add(1, Ordering::Relaxed);
+        }
+        for (memory, buffer) in state.iter().zip(self.state) {
+            buffer.store(self.isa, at, &memory.0[..len]);
+        }
+    }
+}
+
+/// Applies one validated body to one slice.
+#[inline(always)]
+pub(crate) fn apply(isa: Isa, storage: Exact<'_>, codec: CodecId, body: &[u8], scale: f32, rule: Rule) {
+    let n = storage.len();
+    match codec {
+        CodecId::Float32 => with_body(isa, storage, Float32Body::new(body, n), scale, rule),
+        CodecId::BFloat16 => with_body(isa, storage, BFloat16Body::new(body, n), scale, rule),
+        CodecId::Int8 => with_body(isa, storage, Int8Body::new(body, n), scale, rule),
+        CodecId::OneBit => with_body(isa, storage, OneBitBody::new(body, n), scale, rule),
+    }
+}
+
+/// Adds one validated body to some values, each sum rounded once.
+pub(crate) fn add(isa: Isa, to: &mut [f32], codec: CodecId, body: &[u8], scale: f32) {
+    apply(isa, Exact { params: to, state: &mut [] }, codec, body, scale, Rule::Sgd(SgdRule::SUM));
+}
+
+/// Applies one to racing memory. That is stepped in blocks that are copied anyway, so a body's decoder need not be in the loop.
+#[inline(always)]
+pub(crate) fn apply_racing(
+    isa: Isa,
+    storage: Hogwild<'_>,
+    codec: CodecId,
+    body: &[u8],
+    scale: f32,
+    rule: Rule,
+) {
+    let n = storage.len();
+    match codec {
+        CodecId::Float32 => with_body(isa, storage, Float32Body::new(body, n), scale, rule),
+        _ => with_body(isa, storage, AnyBody { isa, codec, body, n }, scale, rule),
+    }
+}
+
+/// A body whose codec is known where the program runs, not where it is compiled.
+#[derive(Clone, Copy)]
+struct AnyBody<'a> {
+    isa: Isa,
+    codec: CodecId,
+    body: &'a [u8],
+    n: usize,
+}
+
+impl Body for AnyBody<'_> {
+    type Lane = f32;
+
+    #[inline(always)]
+    fn lanes(&self, _range: Range<usize>) -> Option<&[f32]> {
+        None
+    }
+
+    #[inline(always)]
+    fn decode(&self, at: usize, out: &mut [f32]) {
+        self.codec.decode_block(self.isa, self.body, self.n, at, out);
+    }
+}
+
+#[inline(always)]
+fn with_body(isa: Isa, storage: impl Storage, body: impl Body, scale: f32, rule: Rule) {
+    match rule {
+        Rule::Sgd(rule) => run(isa, Fused { storage, body, scale, rule }),
+        Rule::Momentum(rule) => run(isa, Fused { storage, body, scale, rule }),
+        Rule::Adagrad(rule) => run(isa, Fused { storage, body, scale, rule }),
+        Rule::Rmsprop(rule) => run(isa, Fused { storage, body, scale, rule }),
+        Rule::Adadelta(rule) => run(isa, Fused { storage, body, scale, rule }),
+        Rule::Adam(rule) => run(isa, Fused { storage, body, scale, rule }),
+        Rule::Ftrl(rule) => run(isa, Fused { storage, body, scale, rule }),
+    }
+}
+
+/// Unit tests have the scalar loops alone: all of them take minutes to compile, and `tests/api/isa.rs` has them all.
+#[inline(always)]
+fn run(isa: Isa, kernel: impl Kernel<Out = ()>) {
+    if cfg!(test) { kernel.run() } else { isa.run(kernel) }
+}
+
+struct Fused<S, B, R> {
+    storage: S,
+    body: B,
+    scale: f32,
+    rule: R,
+}
+
+impl<S: Storage, B: Body, R: Step> Kernel for Fused<S, B, R> {
+    type Out = ();
+    const WIDE: bool = B::WIDE;
+
+    #[inline(always)]
+    fn run(mut self) {
+        let lanes = self.scale == 1.0 && self.body.lanes(0..self.storage.len()).is_some();
+        // A loop and not two calls: each would be a copy of the step in each of some hundred kernels.
+        for range in self.storage.ranges() {
+            if lanes {
+                self.lanes(range);
+            } else {
+                self.runs(range);
+            }
+        }
+    }
+}
+
+impl<S: Storage, B: Body, R: Step> Fused<S, B, R> {
+    /// The elements of a body that is its own values.
+    #[inline(always)]
+    fn lanes(&mut self, Range { start: mut at, end }: Range<usize>) {
+        while at < end {
+            let Some(lanes) = self.body.lanes(at..end.min(at + S::SPAN)) else { return };
+            self.storage.update(at, self.rule, lanes);
+            at += lanes.len();
+        }
+    }
+
+    /// The same of any body.
+    #[inline(always)]
+    fn runs(&mut self, Range { start: mut at, end }: Range<usize>) {
+        let mut run = S::RUN;
+        let g = run.as_mut();
+        // Whole runs by themselves: their length is known where this is compiled.
+        while end - at >= g.len() {
+            self.run_at(at, g);
+            at += g.len();
+        }
+        if at < end {
+            // Of its own: a part of `run` would keep that in memory.
+            let mut rest = S::RUN;
+            self.run_at(at, &mut rest.as_mut()[..end - at]);
+        }
+    }
+
+    #[inline(always)]
+    fn run_at(&mut self, at: usize, g: &mut [f32]) {
+        self.body.decode(at, g);
+        if self.scale != 1.0 {
+            for x in g.iter_mut() {
+                *x *= self.scale;
+            }
+        }
+        self.storage.update(at, self.rule, &*g);
+    }
+}
+
+/// What a sparse push does to one slice.
+#[derive(Clone, Copy)]
+pub(crate) struct Touch<'a> {
+    pub(crate) layout: Layout,
+    pub(crate) indices: Indices<'a>,
+    pub(crate) codec: CodecId,
+    pub(crate) body: &'a [u8],
+    /// Elements of the body.
+    pub(crate) elements: usize,
+    pub(crate) scale: f32,
+}
+
+/// Applies one validated sparse body to its rows of one slice. The values are few: they are decoded a block at a time, and one
+/// loop per rule steps them, whatever their codec.
+pub(crate) fn apply_rows(isa: Isa, mut storage: impl Storage, touch: Touch<'_>, rule: SparseRule) {
+    let Touch { layout, indices, codec, body, elements, scale } = touch;
+    let mut runs = layout.runs(indices);
+    let mut block = Block::ZERO;
+    for (at, len) in blocks(elements) {
+        let g = &mut block.0[..len];
+        codec.decode_block(isa, body, elements, at, g);
+        if scale != 1.0 {
+            for x in g.iter_mut() {
+                *x *= scale;
+            }
+        }
+        let (storage, runs, g) = (&mut storage, &mut runs, &*g);
+        match rule {
+            SparseRule::Sgd(rule) => isa.run(StepRows { storage, runs, g, rule }),
+            SparseRule::Adagrad(rule) => isa.run(StepRows { storage, runs, g, rule }),
+            SparseRule::Adam(rule) => isa.run(StepRows { storage, runs, g, rule }),
+            SparseRule::Ftrl(rule) => isa.run(StepRows { storage, runs, g, rule }),
+        }
+    }
+}
+
+/// Adds one validated sparse body to its rows of some values.
+pub(crate) fn add_rows(isa: Isa, to: &mut [f32], touch: Touch<'_>) {
+    apply_rows(isa, Exact { params: to, state: &mut [] }, touch, SparseRule::Sgd(SgdRule::SUM));
+}
+
+/// Steps the next elements of the rows, as many as `g` has.
+struct StepRows<'a, 'b, S, R> {
+    storage: &'a mut S,
+    runs: &'a mut Runs<'b>,
+    g: &'a [f32],
+    rule: R,
+}
+
+impl<S: Storage, R: Step> Kernel for StepRows<'_, '_, S, R> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let mut g = self.g;
+        while let Some(run) = self.runs.next_of(g.len().min(S::SPAN)) {
+            let (now, later) = g.split_at(run.len());
+            self.storage.update(run.start, self.rule, now);
+            g = later;
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! bfloat16: the upper half of a float32, rounded to nearest even, little-endian. Integer arithmetic only, so
+//! that subnormals and flush-to-zero modes do not matter.
+
+use super::Body;
+use super::error_feedback::{self, Encoder};
+use crate::base::block::{BLOCK, Lane};
+use crate::base::error::{Error, Kind, Result};
+use crate::base::isa::{Isa, Kernel};
+use std::ops::Range;
+
+const WIDTH: usize = 2;
+const EXPONENT: u16 = 0x7F80;
+/// Largest finite magnitude.
+const LARGEST: u32 = 0x7F7F;
+const NAN: u32 = 0x7FC0;
+
+pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, body: &mut [u8]) {
+    error_feedback::encode(isa, values, residual, Writer { body });
+}
+
+/// Rounds to nearest even. A finite value beyond the largest bfloat16 becomes that one, not infinity: nobody
+/// accepts infinity, and error feedback keeps the rest. NaN and infinity, which callers have excluded unless
+/// told not to look, become NaN, so that the server refuses them.
+#[inline(always)]
+fn round(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let magnitude = bits & 0x7FFF_FFFF;
+    let rounded = magnitude.wrapping_add(0x7FFF).wrapping_add((magnitude >> 16) & 1) >> 16;
+    let finite = rounded.min(LARGEST);
+    let kept = if magnitude >= 0x7F80_0000 { NAN } else { finite };
+    ((bits >> 16) & 0x8000 | kept) as u16
+}
+
+struct Writer<'a> {
+    body: &'a mut [u8],
+}
+
+impl Encoder<BLOCK> for Writer<'_> {
+    #[inline(always)]
+    fn block(&mut self, at: usize, v: &[f32; BLOCK], len: usize) {
+        let (out, _) = self.body[WIDTH * at..][..WIDTH * len].as_chunks_mut::<WIDTH>();
+        for (out, &v) in out.iter_mut().zip(v) {
+            *out = round(v).to_le_bytes();
+        }
+    }
+
+    #[inline(always)]
+    fn unsaid(&self, at: usize, v: &[f32; BLOCK], e: &mut [f32]) {
+        let (body, _) = self.body[WIDTH * at..][..WIDTH * e.len()].as_chunks::<WIDTH>();
+        for ((e, v), b) in e.iter_mut().zip(v).zip(body) {
+            *e = v - widen(*b);
+        }
+    }
+}
+
+#[inline(always)]
+fn widen(bytes: [u8; WIDTH]) -> f32 {
+    f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
+}
+
+/// Refuses NaN and infinities.
+pub(super) fn validate(isa: Isa, body: &[u8]) -> Result<()> {
+    let (body, _) = body.as_chunks::<WIDTH>();
+    if isa.run(AllFinite { body }) {
+        return Ok(());
+    }
+    let bad = body.iter().position(|&b| !is_finite(b)).unwrap_or_default();
+    Err(Error::new(Kind::NonFinite, format!("element {bad} is not finite"))
+        .expected("finite bfloat16 values", body.get(bad).map_or(f32::NAN, |&b| widen(b))))
+}
+
+#[inline(always)]
+fn is_finite(bytes: [u8; WIDTH]) -> bool {
+    u16::from_le_bytes(bytes) & EXPONENT != EXPONENT
+}
+
+struct AllFinite<'a> {
+    body: &'a [[u8; WIDTH]],
+}
+
+impl Kernel for AllFinite<'_> {
+    type Out = bool;
+    #[inline(always)]
+    fn run(self) -> bool {
+        // Not `all`: leaving early would keep the loop from being vectorised.
+        self.body.iter().fold(true, |finite, &b| finite & is_finite(b))
+    }
+}
+
+impl Lane for [u8; WIDTH] {
+    #[inline(always)]
+    fn value(self) -> f32 {
+        widen(self)
+    }
+}
+
+/// A validated body of bfloat16 values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BFloat16Body<'a> {
+    body: &'a [u8],
+}
+
+impl<'a> BFloat16Body<'a> {
+    /// `body` holds `n` elements.
+    #[inline(always)]
+    pub(crate) fn new(body: &'a [u8], n: usize) -> Self {
+        debug_assert_eq!(body.len(), WIDTH * n);
+        Self { body }
+    }
+}
+
+impl Body for BFloat16Body<'_> {
+    type Lane = [u8; WIDTH];
+
+    #[inline(always)]
+    fn lanes(&self, range: Range<usize>) -> Option<&[[u8; WIDTH]]> {
+        Some(self.body[WIDTH * range.start..WIDTH * range.end].as_chunks().0)
+    }
+
+    #[inline(always)]
+    fn decode(&self, at: usize, out: &mut [f32]) {
+        let (body, _) = self.body[WIDTH * at..][..WIDTH * out.len()].as_chunks::<WIDTH>();
+        for (out, &b) in out.iter_mut().zip(body) {
+            *out = widen(b);
+        }
+    }
+}

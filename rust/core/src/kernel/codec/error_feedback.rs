@@ -1,0 +1,233 @@
+//! Error feedback (Seide et al. 2014; Karimireddy et al. 2019): what a body does not say is kept and added to
+//! the next gradient, so that over time nothing is lost. Here are the arithmetic of one step, the same for
+//! every codec, and the residuals of one worker.
+
+use super::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody};
+use crate::base::block::{Block, Room, blocks};
+use crate::base::error::{Error, Kind, Result};
+use crate::base::isa::{Isa, Kernel};
+use std::collections::BTreeMap;
+
+/// A codec's half of [`encode`]: writes a body, N elements at a time. The fewer, the sooner what a block needs is at hand
+/// again; N is a multiple of the codec's own blocks.
+pub(super) trait Encoder<const N: usize> {
+    /// Encodes the elements `at..at + len` given as `v[..len]`; the rest of `v` is zero.
+    fn block(&mut self, at: usize, v: &[f32; N], len: usize);
+    /// Leaves in `e` what the body does not say of the block `v` at `at`, which was just encoded: `v - decoded`; where the body
+    /// tells that it was not finite, what is there. Not by way of decoded values in memory: their stores would stand in the way
+    /// of the loads beside them.
+    fn unsaid(&self, at: usize, v: &[f32; N], e: &mut [f32]);
+}
+
+/// Encodes `v = values + residual`, block by block, and leaves `v - decoded` in the residual: one rounding
+/// each, never fused. What is subtracted is bit for bit what the server will decode.
+pub(super) fn encode<const N: usize>(
+    isa: Isa,
+    values: &[f32],
+    residual: Option<&mut [f32]>,
+    encoder: impl Encoder<N>,
+) {
+    match residual {
+        None => isa.run(Encode::<N, _> { values, encoder }),
+        Some(residual) => isa.run(EncodeSum::<N, _> { values, residual, encoder }),
+    }
+}
+
+/// Takes back that `values` were encoded: the residual is as before, but for the rounding of the sums. For bodies that tell what was
+/// not finite.
+pub(crate) fn take_back(isa: Isa, codec: CodecId, values: &[f32], body: &[u8], residual: &mut [f32]) {
+    let Some(block) = codec.telling() else { return };
+    let mut decoded = Block::ZERO;
+    for (k, (e, g)) in residual.chunks_mut(block).zip(values.chunks(block)).enumerate() {
+        if codec.block_was_finite(body, k) {
+            let decoded = &mut decoded.0[..e.len()];
+            codec.decode_block(isa, body, values.len(), k * block, decoded);
+            for ((e, d), g) in e.iter_mut().zip(decoded).zip(g) {
+                *e = *e + *d - g;
+            }
+        }
+    }
+}
+
+struct Encode<'a, const N: usize, E> {
+    values: &'a [f32],
+    encoder: E,
+}
+
+impl<const N: usize, E: Encoder<N>> Kernel for Encode<'_, N, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run(mut self) {
+        let (whole, rest) = self.values.as_chunks::<N>();
+        for (k, v) in whole.iter().enumerate() {
+            self.encoder.block(k * N, v, N);
+        }
+        if !rest.is_empty() {
+            let mut v = Room::<N>::ZERO;
+            v.0[..rest.len()].copy_from_slice(rest);
+            self.encoder.block(self.values.len() - rest.len(), &v.0, rest.len());
+        }
+    }
+}
+
+struct EncodeSum<'a, const N: usize, E> {
+    values: &'a [f32],
+    residual: &'a mut [f32],
+    encoder: E,
+}
+
+impl<const N: usize, E: Encoder<N>> Kernel for EncodeSum<'_, N, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run(mut self) {
+        let mut v = Room::<N>::ZERO;
+        let v = &mut v.0;
+        let (whole, g_rest) = self.values.as_chunks::<N>();
+        let (residuals, e_rest) = self.residual.as_chunks_mut::<N>();
+        for (k, (g, e)) in whole.iter().zip(residuals).enumerate() {
+            for ((v, g), e) in v.iter_mut().zip(g).zip(&*e) {
+                *v = g + e;
+            }
+            self.encoder.block(k * N, v, N);
+            self.encoder.unsaid(k * N, v, e);
+        }
+        if !g_rest.is_empty() {
+            let (at, len) = (N * whole.len(), g_rest.len());
+            v.fill(0.0);
+            for ((v, g), e) in v.iter_mut().zip(g_rest).zip(&*e_rest) {
+                *v = g + e;
+            }
+            self.encoder.block(at, v, len);
+            self.encoder.unsaid(at, v, e_rest);
+        }
+    }
+}
+
+/// The residuals of one worker (or one bound list), one per tensor. They are part of its state: saved and
+/// loaded, training goes on bit for bit.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ErrorFeedback {
+    residuals: BTreeMap<Box<str>, Vec<f32>>,
+}
+
+impl ErrorFeedback {
+    /// No residuals yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The residual of a tensor of `len` elements; zeros at first use. Refused if the tensor had another
+    /// length before: a residual belongs to elements, and nobody can tell which ones are still the same.
+    pub fn residual(&mut self, name: &str, len: usize) -> Result<&mut [f32]> {
+        // Looked up twice because an entry would need an owned name at every push.
+        if !self.residuals.contains_key(name) {
+            self.residuals.insert(name.into(), vec![0.0; len]);
+        }
+        let residual = self.existing(name)?;
+        if residual.len() != len {
+            return Err(Error::new(Kind::Shape, "the residual of error feedback has another length")
+                .tensor(name)
+                .expected(format!("{} elements", residual.len()), format!("{len} elements")));
+        }
+        Ok(residual)
+    }
+
+    /// Adds to the residual what a body says that was refused or fenced, so that a later push carries it: `n`
+    /// elements of the tensor from `first_element` on. On an error the residual is unchanged.
+    pub fn give_back(
+        &mut self,
+        isa: Isa,
+        name: &str,
+        first_element: usize,
+        codec: CodecId,
+        body: &[u8],
+        n: usize,
+    ) -> Result<()> {
+        codec.validate(isa, body, n).map_err(|e| e.tensor(name))?;
+        if crate::base::fault::fault("residual_lost") {
+            return Ok(());
+        }
+        let residual = self.existing(name)?;
+        let len = residual.len();
+        let Some(part) = first_element.checked_add(n).and_then(|end| residual.get_mut(first_element..end))
+        else {
+            return Err(Error::new(Kind::Shape, "a body to give back lies outside of its tensor")
+                .tensor(name)
+                .expected(format!("{len} elements"), format!("{n} elements from {first_element} on")));
+        };
+        // Two passes, because an overflow must not be found after half of the residual is changed.
+        if isa.run(GiveBack { codec, body, residual: part, store: false }) {
+            isa.run(GiveBack { codec, body, residual: part, store: true });
+            return Ok(());
+        }
+        Err(Error::new(Kind::NonFinite, "the residual of error feedback overflows").tensor(name))
+    }
+
+    /// All residuals in the order of their names, for saving.
+    pub fn entries(&self) -> impl Iterator<Item = (&str, &[f32])> {
+        self.residuals.iter().map(|(name, residual)| (&**name, &**residual))
+    }
+
+    /// Puts a saved residual in place, instead of the present one if there is one.
+    pub fn load(&mut self, name: &str, values: Vec<f32>) -> Result<()> {
+        if let Some(i) = values.iter().position(|x| !x.is_finite()) {
+            return Err(Error::new(
+                Kind::NonFinite,
+                format!("element {i} of a saved residual is not finite"),
+            )
+            .tensor(name)
+            .expected("a finite value", values[i]));
+        }
+        self.residuals.insert(name.into(), values);
+        Ok(())
+    }
+
+    /// Forgets all residuals, as after the model was loaded from elsewhere.
+    pub fn clear(&mut self) {
+        self.residuals.clear();
+    }
+
+    fn existing(&mut self, name: &str) -> Result<&mut Vec<f32>> {
+        self.residuals
+            .get_mut(name)
+            .ok_or_else(|| Error::new(Kind::UnknownTensor, "the tensor has no residual").tensor(name))
+    }
+}
+
+/// Whether all sums of residual and body are finite; stores them if told to.
+struct GiveBack<'a> {
+    codec: CodecId,
+    body: &'a [u8],
+    residual: &'a mut [f32],
+    store: bool,
+}
+
+impl Kernel for GiveBack<'_> {
+    type Out = bool;
+    #[inline(always)]
+    fn run(self) -> bool {
+        let n = self.residual.len();
+        match self.codec {
+            CodecId::Float32 => add(Float32Body::new(self.body, n), self.residual, self.store),
+            CodecId::BFloat16 => add(BFloat16Body::new(self.body, n), self.residual, self.store),
+            CodecId::Int8 => add(Int8Body::new(self.body, n), self.residual, self.store),
+            CodecId::OneBit => add(OneBitBody::new(self.body, n), self.residual, self.store),
+        }
+    }
+}
+
+#[inline(always)]
+fn add(body: impl Body, residual: &mut [f32], store: bool) -> bool {
+    let mut decoded = Block::ZERO;
+    let decoded = &mut decoded.0;
+    let mut finite = true;
+    for (at, len) in blocks(residual.len()) {
+        body.decode(at, &mut decoded[..len]);
+        for (e, d) in residual[at..at + len].iter_mut().zip(&*decoded) {
+            let sum = *e + d;
+            finite &= sum.is_finite();
+            *e = if store { sum } else { *e };
+        }
+    }
+    finite
+}

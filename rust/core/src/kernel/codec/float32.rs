@@ -1,0 +1,105 @@
+//! float32: the values themselves, little-endian.
+
+use super::Body;
+use super::error_feedback::{self, Encoder};
+use crate::base::block::{BLOCK, Lane};
+use crate::base::error::{Error, Kind, Result};
+use crate::base::isa::{Isa, Kernel};
+use std::ops::Range;
+
+const WIDTH: usize = 4;
+const EXPONENT: u32 = 0x7F80_0000;
+
+pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, body: &mut [u8]) {
+    error_feedback::encode(isa, values, residual, Writer { body });
+}
+
+struct Writer<'a> {
+    body: &'a mut [u8],
+}
+
+impl Encoder<BLOCK> for Writer<'_> {
+    #[inline(always)]
+    fn block(&mut self, at: usize, v: &[f32; BLOCK], len: usize) {
+        let (out, _) = self.body[WIDTH * at..][..WIDTH * len].as_chunks_mut::<WIDTH>();
+        for (out, v) in out.iter_mut().zip(v) {
+            *out = v.to_le_bytes();
+        }
+    }
+
+    #[inline(always)]
+    fn unsaid(&self, at: usize, v: &[f32; BLOCK], e: &mut [f32]) {
+        let (body, _) = self.body[WIDTH * at..][..WIDTH * e.len()].as_chunks::<WIDTH>();
+        for ((e, v), b) in e.iter_mut().zip(v).zip(body) {
+            *e = v - f32::from_le_bytes(*b);
+        }
+    }
+}
+
+/// Refuses NaN and infinities.
+pub(super) fn validate(isa: Isa, body: &[u8]) -> Result<()> {
+    let (body, _) = body.as_chunks::<WIDTH>();
+    if isa.run(AllFinite { body }) {
+        return Ok(());
+    }
+    let bad = body.iter().position(|&b| !is_finite(b)).unwrap_or_default();
+    Err(Error::new(Kind::NonFinite, format!("element {bad} is not finite"))
+        .expected("finite float32 values", body.get(bad).map_or(f32::NAN, |&b| f32::from_le_bytes(b))))
+}
+
+#[inline(always)]
+fn is_finite(bytes: [u8; WIDTH]) -> bool {
+    u32::from_le_bytes(bytes) & EXPONENT != EXPONENT
+}
+
+struct AllFinite<'a> {
+    body: &'a [[u8; WIDTH]],
+}
+
+impl Kernel for AllFinite<'_> {
+    type Out = bool;
+    #[inline(always)]
+    fn run(self) -> bool {
+        // Not `all`: leaving early would keep the loop from being vectorised.
+        self.body.iter().fold(true, |finite, &b| finite & is_finite(b))
+    }
+}
+
+impl Lane for [u8; WIDTH] {
+    #[inline(always)]
+    fn value(self) -> f32 {
+        f32::from_le_bytes(self)
+    }
+}
+
+/// A validated body of float32 values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Float32Body<'a> {
+    body: &'a [u8],
+}
+
+impl<'a> Float32Body<'a> {
+    /// `body` holds `n` elements.
+    #[inline(always)]
+    pub(crate) fn new(body: &'a [u8], n: usize) -> Self {
+        debug_assert_eq!(body.len(), WIDTH * n);
+        Self { body }
+    }
+}
+
+impl Body for Float32Body<'_> {
+    type Lane = [u8; WIDTH];
+
+    #[inline(always)]
+    fn lanes(&self, range: Range<usize>) -> Option<&[[u8; WIDTH]]> {
+        Some(self.body[WIDTH * range.start..WIDTH * range.end].as_chunks().0)
+    }
+
+    #[inline(always)]
+    fn decode(&self, at: usize, out: &mut [f32]) {
+        let (body, _) = self.body[WIDTH * at..][..WIDTH * out.len()].as_chunks::<WIDTH>();
+        for (out, &b) in out.iter_mut().zip(body) {
+            *out = f32::from_le_bytes(b);
+        }
+    }
+}

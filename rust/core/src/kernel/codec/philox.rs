@@ -1,0 +1,83 @@
+//! Philox4x32-10 (Salmon et al., SC 2011): random words that are a pure function of key and counter, so that
+//! stochastic rounding gives the same bytes in any order, on any device and in any language.
+
+const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+
+/// Counters that are computed together: enough independent products to hide the latency of a multiplication.
+pub(super) const LANES: usize = 32;
+
+/// The four output words of each of `LANES` consecutive counters. `counter` is the low half of the first one;
+/// the high half and the key are the same for all.
+#[inline(always)]
+pub(super) fn words(key: u64, counter: u64, high: u64) -> [[u32; LANES]; 4] {
+    let mut x = [[0u32; LANES], [0; LANES], [high as u32; LANES], [(high >> 32) as u32; LANES]];
+    let [x0, x1, x2, x3] = &mut x;
+    for (i, (low, high)) in x0.iter_mut().zip(x1.iter_mut()).enumerate() {
+        let c = counter.wrapping_add(i as u64);
+        *low = c as u32;
+        *high = (c >> 32) as u32;
+    }
+    let mut k = [key as u32, (key >> 32) as u32];
+    for _ in 0..10 {
+        for (((x0, x1), x2), x3) in x0.iter_mut().zip(&mut *x1).zip(&mut *x2).zip(&mut *x3) {
+            let a = u64::from(MULTIPLIERS[0]).wrapping_mul(u64::from(*x0));
+            let b = u64::from(MULTIPLIERS[1]).wrapping_mul(u64::from(*x2));
+            *x0 = (b >> 32) as u32 ^ *x1 ^ k[0];
+            *x2 = (a >> 32) as u32 ^ *x3 ^ k[1];
+            *x1 = b as u32;
+            *x3 = a as u32;
+        }
+        k[0] = k[0].wrapping_add(WEYL[0]);
+        k[1] = k[1].wrapping_add(WEYL[1]);
+    }
+    x
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::isa::{Isa, Kernel};
+
+    struct Words(u64, u64, u64);
+
+    impl Kernel for Words {
+        type Out = [[u32; LANES]; 4];
+        #[inline(always)]
+        fn run(self) -> Self::Out {
+            words(self.0, self.1, self.2)
+        }
+    }
+
+    fn lane(w: &[[u32; LANES]; 4], i: usize) -> [u32; 4] {
+        [w[0][i], w[1][i], w[2][i], w[3][i]]
+    }
+
+    #[test]
+    fn known_answers_of_random123() {
+        let cases = [
+            ((0, 0, 0), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
+            ((u64::MAX, u64::MAX, u64::MAX), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
+            (
+                (0x299f_31d0_a409_3822, 0x85a3_08d3_243f_6a88, 0x0370_7344_1319_8a2e),
+                [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+            ),
+        ];
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for ((key, counter, high), expected) in cases {
+                assert_eq!(lane(&isa.run(Words(key, counter, high)), 0), expected, "{}", isa.name());
+            }
+        }
+    }
+
+    #[test]
+    fn lanes_are_consecutive_counters() {
+        // Across the carry from the low to the high word of the counter.
+        let start = u64::from(u32::MAX) - 5;
+        let together = Isa::best().run(Words(7, start, 9));
+        for i in 0..LANES {
+            let alone = Isa::Scalar.run(Words(7, start + i as u64, 9));
+            assert_eq!(lane(&together, i), lane(&alone, 0));
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! Adam: Kingma & Ba, "Adam: A Method for Stochastic Optimization", arXiv 1412.6980, ICLR 2015; `AdamW`: Loshchilov &
+//! Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, ICLR 2019; `AMSGrad`: Reddi, Kale, Kumar, "On the
+//! Convergence of Adam and Beyond", arXiv 1904.09237, ICLR 2018.
+//!
+//! ```text
+//! g   = -g                              maximize
+//! p   = p * (1 - lr * weight_decay)     AdamW, weight_decay != 0
+//! g   = fma(weight_decay, p, g)         Adam, weight_decay != 0
+//! m   = lerp(m, g, 1 - beta1)
+//! v   = fma((1 - beta2) * g, g, v * beta2)
+//! x   = max(x, v)                       amsgrad, before the correction; else x = v
+//! d   = sqrt(x) / c2 + eps              c2 = (1 - beta2^t)^0.5 in float64
+//! p   = p + (-size * m) / d             size = lr / (1 - beta1^t) in float64
+//! ```
+//!
+//! `t` is the number of this step, counting from 1: steps of the slice, never epochs.
+
+use super::{AsItCame, Changed, Prepare, Step, invalid, lerp, non_negative};
+use crate::base::block::Lane;
+use crate::base::error::Result;
+use serde::{Deserialize, Serialize};
+use std::cell::Cell;
+
+/// Settings of Adam, named as torch names them (`betas` is the pair `beta1`, `beta2`).
+///
+/// States that go bad on finite gradients, as in torch: a gradient beyond about 1e19 divided by `sqrt(1 - beta2)` makes
+/// `exp_avg_sq` infinite for good (the element then stands still; with `beta2 = 0` it becomes NaN), and with
+/// `eps = 0` zero gradients give 0 / 0.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Adam {
+    /// Learning rate.
+    pub lr: f64,
+    /// Share of the old mean gradient that each step keeps.
+    pub beta1: f64,
+    /// Share of the old mean square that each step keeps.
+    pub beta2: f64,
+    /// Keeps the division finite.
+    pub eps: f64,
+    /// L2 penalty, added to the gradient (in [`AdamW`]: taken from the parameters).
+    pub weight_decay: f64,
+    /// Divide by the largest mean square so far.
+    pub amsgrad: bool,
+    /// Ascend instead of descend.
+    pub maximize: bool,
+}
+
+/// Adam with weight decay taken from the parameters rather than added to the gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AdamW(pub Adam);
+
+impl Default for Adam {
+    fn default() -> Self {
+        Self {
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.0,
+            amsgrad: false,
+            maximize: false,
+        }
+    }
+}
+
+impl Default for AdamW {
+    fn default() -> Self {
+        Self(Adam { weight_decay: 1e-2, ..Adam::default() })
+    }
+}
+
+impl Adam {
+    /// torch's conditions, and every number finite.
+    pub fn validate(&self) -> Result<()> {
+        non_negative("lr", self.lr)?;
+        non_negative("eps", self.eps)?;
+        for (argument, beta) in [("betas[0]", self.beta1), ("betas[1]", self.beta2)] {
+            if !(0.0..1.0).contains(&beta) {
+                return Err(invalid(argument, "a number >= 0 and < 1", beta));
+            }
+        }
+        non_negative("weight_decay", self.weight_decay)
+    }
+
+    /// State: the two moments, and the largest second moment so far if `amsgrad`.
+    pub fn slots(&self) -> Vec<&'static str> {
+        let mut slots = vec!["exp_avg", "exp_avg_sq"];
+        if self.amsgrad {
+            slots.push("max_exp_avg_sq");
+        }
+        slots
+    }
+
+    /// The scalars of one step. (torch counts steps in float32, up to 2^24; both corrections are 1 long before.)
+    #[inline(always)]
+    pub(crate) fn rule(&self, step: u64, lr: f64) -> AdamRule {
+        let (correction1, root_correction2) = corrections(self.beta1, self.beta2, step);
+        AdamRule {
+            neg_size: -(lr / correction1) as f32,
+            prepare: Changed::new(self.maximize, self.weight_decay),
+            shrink: 1.0,
+            rest1: (1.0 - self.beta1) as f32,
+            beta2: self.beta2 as f32,
+            rest2: (1.0 - self.beta2) as f32,
+            root_correction2: root_correction2 as f32,
+            eps: self.eps as f32,
+            amsgrad: self.amsgrad,
+        }
+    }
+}
+
+impl AdamW {
+    /// As [`Adam::validate`].
+    pub fn validate(&self) -> Result<()> {
+        self.0.validate()
+    }
+
+    /// As [`Adam::slots`].
+    pub fn slots(&self) -> Vec<&'static str> {
+        self.0.slots()
+    }
+
+    /// Adam's scalars, with the decay moved from the gradient to the parameters.
+    pub(crate) fn rule(&self, step: u64, lr: f64) -> AdamRule {
+        let weight_decay = self.0.weight_decay;
+        AdamRule {
+            shrink: (1.0 - lr * weight_decay) as f32,
+            ..Adam { weight_decay: 0.0, ..self.0 }.rule(step, lr)
+        }
+    }
+}
+
+/// `1 - beta1^t` and the root of `1 - beta2^t`. The tensors of a list mostly step alike, so each thread remembers its
+/// last answer: the powers cost as much as the step of a small tensor.
+pub(super) fn corrections(beta1: f64, beta2: f64, step: u64) -> (f64, f64) {
+    type Known = ((f64, f64, u64), (f64, f64));
+    thread_local!(static LAST: Cell<Option<Known>> = const { Cell::new(None) });
+    let asked = (beta1, beta2, step);
+    if let Some((known, answer)) = LAST.get()
+        && known == asked
+    {
+        return answer;
+    }
+    let t = step as f64 + 1.0;
+    let answer = (1.0 - beta1.powf(t), (1.0 - beta2.powf(t)).powf(0.5));
+    LAST.set(Some((asked, answer)));
+    answer
+}
+
+/// The scalars of one step of Adam or `AdamW`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AdamRule {
+    neg_size: f32,
+    prepare: Option<Changed>,
+    /// `AdamW`'s factor on the parameters; 1, which is exact, where there is no decay.
+    shrink: f32,
+    /// 1 - beta1.
+    rest1: f32,
+    beta2: f32,
+    /// 1 - beta2.
+    rest2: f32,
+    root_correction2: f32,
+    eps: f32,
+    amsgrad: bool,
+}
+
+impl AdamRule {
+    /// The new second moment.
+    #[inline(always)]
+    fn square(&self, v: f32, g: f32) -> f32 {
+        (self.rest2 * g).mul_add(g, v * self.beta2)
+    }
+
+    /// The new parameter.
+    #[inline(always)]
+    fn moved(&self, p: f32, m: f32, x: f32) -> f32 {
+        p + self.neg_size * m / (x.sqrt() / self.root_correction2 + self.eps)
+    }
+}
+
+impl Step for AdamRule {
+    #[inline(always)]
+    fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
+        match self.prepare {
+            None => self.prepared(AsItCame, p, state, g),
+            Some(prepare) => self.prepared(prepare, p, state, g),
+        }
+    }
+}
+
+impl AdamRule {
+    #[inline(always)]
+    fn prepared<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
+        match (state, self.amsgrad) {
+            ([m, v], false) => self.plain(prepare, p, m, v, g),
+            ([m, v, x], true) => self.amsgrad(prepare, p, m, v, x, g),
+            _ => unreachable!("Adam's state slots follow its settings"),
+        }
+    }
+
+    #[inline(always)]
+    fn plain<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[G]) {
+        let rule = *self;
+        for (((p, m), v), &g) in p.iter_mut().zip(m).zip(v).zip(g) {
+            let old = *p * rule.shrink;
+            let g = prepare.of(g, old);
+            *m = lerp(*m, g, rule.rest1);
+            *v = rule.square(*v, g);
+            *p = rule.moved(old, *m, *v);
+        }
+    }
+
+    #[inline(always)]
+    fn amsgrad<P: Prepare, G: Lane>(
+        &self,
+        prepare: P,
+        p: &mut [f32],
+        m: &mut [f32],
+        v: &mut [f32],
+        x: &mut [f32],
+        g: &[G],
+    ) {
+        let rule = *self;
+        for ((((p, m), v), x), &g) in p.iter_mut().zip(m).zip(v).zip(x).zip(g) {
+            let old = *p * rule.shrink;
+            let g = prepare.of(g, old);
+            *m = lerp(*m, g, rule.rest1);
+            *v = rule.square(*v, g);
+            // torch's maximum: NaN if either is.
+            *x = if *v > *x || v.is_nan() { *v } else { *x };
+            *p = rule.moved(old, *m, *x);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HALF: Adam = Adam {
+        lr: 1.0,
+        beta1: 0.5,
+        beta2: 0.75,
+        eps: 1.0,
+        weight_decay: 0.0,
+        amsgrad: false,
+        maximize: false,
+    };
+
+    #[test]
+    fn the_first_step_is_corrected_to_the_gradient() {
+        // m / (1 - beta1) = g and v / (1 - beta2) = g^2: the step is lr * g / (|g| + eps).
+        for beta1 in [0.0, 0.5, 0.75] {
+            let (mut p, mut m, mut v) = ([0.0; 3], [0.0; 3], [0.0; 3]);
+            let adam = Adam { beta1, ..HALF };
+            adam.rule(0, 1.0).step(&mut p, &mut [&mut m, &mut v], &[3.0; 3]);
+            assert_eq!((p, v), ([-0.75; 3], [0.25 * 9.0; 3]));
+            assert_eq!(m, [(1.0 - beta1 as f32) * 3.0; 3]);
+        }
+    }
+
+    #[test]
+    fn amsgrad_keeps_the_maximum_and_shows_nan() {
+        let rule = Adam { amsgrad: true, ..HALF }.rule(0, 1.0);
+        let (mut p, mut m, mut v) = ([0.0; 3], [0.0; 3], [0.0, 0.0, f32::NAN]);
+        let mut x = [9.0, 0.0, 1.0];
+        rule.step(&mut p, &mut [&mut m, &mut v, &mut x], &[2.0; 3]);
+        assert_eq!(x[..2], [9.0, 1.0]);
+        assert!(x[2].is_nan());
+        // 2 * 1 / (3 / 0.5 + 1).
+        assert_eq!(p[0], -2.0 / 7.0);
+    }
+
+    #[test]
+    fn decay_on_the_gradient_and_on_the_parameters() {
+        let decaying = Adam { weight_decay: 0.5, ..HALF };
+        let (mut p, mut m, mut v) = ([4.0], [0.0], [0.0]);
+        decaying.rule(0, 1.0).step(&mut p, &mut [&mut m, &mut v], &[1.0]);
+        assert_eq!((p, m), ([4.0 - 0.75], [1.5]));
+        let (mut p, mut m, mut v) = ([4.0], [0.0], [0.0]);
+        AdamW(decaying).rule(0, 1.0).step(&mut p, &mut [&mut m, &mut v], &[3.0]);
+        assert_eq!((p, m), ([2.0 - 0.75], [1.5]));
+        assert_eq!(AdamW::default().0.weight_decay, 1e-2);
+    }
+
+    #[test]
+    fn settings_are_checked() {
+        assert!(Adam::default().validate().is_ok() && AdamW::default().validate().is_ok());
+        let bad = [
+            (Adam { lr: -1.0, ..HALF }, "lr"),
+            (Adam { eps: f64::NAN, ..HALF }, "eps"),
+            (Adam { beta1: 1.0, ..HALF }, "betas[0]"),
+            (Adam { beta2: -0.1, ..HALF }, "betas[1]"),
+            (Adam { beta2: f64::NAN, ..HALF }, "betas[1]"),
+            (Adam { weight_decay: -1.0, ..HALF }, "weight_decay"),
+        ];
+        for (adam, argument) in bad {
+            assert!(adam.validate().unwrap_err().message.ends_with(argument));
+            assert!(AdamW(adam).validate().is_err());
+        }
+    }
+}

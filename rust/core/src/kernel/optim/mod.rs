@@ -1,0 +1,291 @@
+//! Optimizers: one file each, the formula and its paper in the header, torch's argument names, defaults and state
+//! names. The operations are torch's single-tensor CPU sequence with an IEEE square root: a fused multiply-add exactly
+//! where torch's kernels fuse, scalars computed in float64 and rounded once.
+
+mod adadelta;
+mod adagrad;
+mod adam;
+mod ftrl;
+mod lazy_adam;
+mod rmsprop;
+mod sgd;
+
+pub use adadelta::Adadelta;
+pub(crate) use adadelta::AdadeltaRule;
+pub use adagrad::Adagrad;
+pub(crate) use adagrad::AdagradRule;
+pub(crate) use adam::AdamRule;
+pub use adam::{Adam, AdamW};
+pub use ftrl::Ftrl;
+pub(crate) use ftrl::FtrlRule;
+pub(crate) use lazy_adam::LazyAdamRule;
+pub use rmsprop::Rmsprop;
+pub(crate) use rmsprop::RmspropRule;
+pub use sgd::Sgd;
+pub(crate) use sgd::{MomentumRule, SgdRule};
+
+use crate::base::block::Lane;
+use crate::base::error::{Error, Kind, Result};
+use serde::{Deserialize, Serialize};
+
+/// Where `eps` stands under a running mean of squares `s`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EpsMode {
+    /// `sqrt(s) + eps`: the papers' and torch's form.
+    #[default]
+    Outside,
+    /// `sqrt(s + eps)`: neon's Adagrad.
+    Inside,
+    /// `sqrt(s + eps) + eps`: neon's `RMSProp`.
+    Both,
+}
+
+/// An optimizer with its settings, all in float64 as Python has them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Optimizer {
+    /// Stochastic gradient descent.
+    Sgd(Sgd),
+    /// Adagrad.
+    Adagrad(Adagrad),
+    /// `RMSprop`.
+    Rmsprop(Rmsprop),
+    /// Adadelta.
+    Adadelta(Adadelta),
+    /// Adam.
+    Adam(Adam),
+    /// `AdamW`: Adam with decoupled weight decay.
+    AdamW(AdamW),
+    /// FTRL-proximal.
+    Ftrl(Ftrl),
+}
+
+/// An optimizer's scalars for one step, rounded to float32: what the loop over the blocks needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Rule {
+    Sgd(SgdRule),
+    Momentum(MomentumRule),
+    Adagrad(AdagradRule),
+    Rmsprop(RmspropRule),
+    Adadelta(AdadeltaRule),
+    Adam(AdamRule),
+    Ftrl(FtrlRule),
+}
+
+/// The same of a step that touches some rows only.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SparseRule {
+    Sgd(SgdRule),
+    Adagrad(AdagradRule),
+    Adam(LazyAdamRule),
+    Ftrl(FtrlRule),
+}
+
+impl Rule {
+    /// The same step with another momentum, where there is one.
+    pub(crate) fn with_momentum(self, momentum: f64) -> Self {
+        match self {
+            Self::Momentum(rule) => Self::Momentum(rule.with_momentum(momentum as f32)),
+            Self::Rmsprop(rule) => Self::Rmsprop(rule.with_momentum(momentum as f32)),
+            rule => rule,
+        }
+    }
+}
+
+/// One optimizer step on a run of elements.
+pub(crate) trait Step: Copy {
+    /// Updates parameters `p` and the state slots (in the order of [`Optimizer::slots`]) with gradient `g`; all have the
+    /// same length. One pass: arithmetic and memory then overlap.
+    fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]);
+}
+
+/// Most state slots that an optimizer can have.
+pub const MAX_SLOTS: usize = 3;
+
+impl Optimizer {
+    /// Checks every setting as torch does; the error names the argument, what was expected and what came.
+    pub fn validate(&self) -> Result<()> {
+        match self {
+            Self::Sgd(o) => o.validate(),
+            Self::Adagrad(o) => o.validate(),
+            Self::Rmsprop(o) => o.validate(),
+            Self::Adadelta(o) => o.validate(),
+            Self::Adam(o) => o.validate(),
+            Self::AdamW(o) => o.validate(),
+            Self::Ftrl(o) => o.validate(),
+        }
+    }
+
+    /// torch's names of the state tensors that these settings need, in storage order (at most [`MAX_SLOTS`]).
+    pub fn slots(&self) -> Vec<&'static str> {
+        match self {
+            Self::Sgd(o) => o.slots(),
+            Self::Adagrad(o) => o.slots(),
+            Self::Rmsprop(o) => o.slots(),
+            Self::Adadelta(o) => o.slots(),
+            Self::Adam(o) => o.slots(),
+            Self::AdamW(o) => o.slots(),
+            Self::Ftrl(o) => o.slots(),
+        }
+    }
+
+    /// What a state slot is filled with at registration (Adagrad's `initial_accumulator_value`, else 0).
+    pub fn initial_state(&self) -> f32 {
+        match self {
+            Self::Adagrad(o) => o.initial_accumulator_value as f32,
+            _ => 0.0,
+        }
+    }
+
+    /// The learning rate in the settings.
+    pub fn lr(&self) -> f64 {
+        match self {
+            Self::Sgd(o) => o.lr,
+            Self::Adagrad(o) => o.lr,
+            Self::Rmsprop(o) => o.lr,
+            Self::Adadelta(o) => o.lr,
+            Self::Adam(o) => o.lr,
+            Self::AdamW(o) => o.0.lr,
+            Self::Ftrl(o) => o.lr,
+        }
+    }
+
+    /// The momentum in the settings; 0 where there is none.
+    pub fn momentum(&self) -> f64 {
+        match self {
+            Self::Sgd(o) => o.momentum,
+            Self::Rmsprop(o) => o.momentum,
+            _ => 0.0,
+        }
+    }
+
+    /// The scalars of one step. `step` counts from 0: how many steps the slice has taken before this one. `lr`
+    /// replaces the settings' rate.
+    #[inline(always)]
+    pub(crate) fn rule(&self, step: u64, lr: f64) -> Rule {
+        match self {
+            Self::Sgd(o) => o.rule(step, lr),
+            Self::Adagrad(o) => Rule::Adagrad(o.rule(step, lr)),
+            Self::Rmsprop(o) => Rule::Rmsprop(o.rule(step, lr)),
+            Self::Adadelta(o) => Rule::Adadelta(o.rule(step, lr)),
+            Self::Adam(o) => Rule::Adam(o.rule(step, lr)),
+            Self::AdamW(o) => Rule::Adam(o.rule(step, lr)),
+            Self::Ftrl(o) => Rule::Ftrl(o.rule(lr)),
+        }
+    }
+
+    /// Fails, saying why, where a step that leaves untouched rows alone is not what these settings mean.
+    pub fn check_sparse(&self) -> Result<()> {
+        self.sparse_rule(0, self.lr()).map(drop)
+    }
+
+    /// The scalars of one step that touches some rows only: torch's sparse SGD, Adagrad and `SparseAdam`, and FTRL.
+    pub(crate) fn sparse_rule(&self, step: u64, lr: f64) -> Result<SparseRule> {
+        let decays = |weight_decay: f64| (weight_decay != 0.0).then_some("weight_decay shrinks every row");
+        let (why, rule) = match self {
+            Self::Sgd(o) if o.momentum != 0.0 => (Some("momentum moves every row"), None),
+            Self::Sgd(o) => match o.rule(step, lr) {
+                Rule::Sgd(rule) => (decays(o.weight_decay), Some(SparseRule::Sgd(rule))),
+                _ => (Some("momentum moves every row"), None),
+            },
+            Self::Adagrad(o) => (decays(o.weight_decay), Some(SparseRule::Adagrad(o.rule(step, lr)))),
+            Self::Adam(o) | Self::AdamW(AdamW(o)) if o.amsgrad => {
+                (Some("lazy Adam, as torch's SparseAdam, has no amsgrad"), None)
+            }
+            Self::Adam(o) | Self::AdamW(AdamW(o)) => {
+                (decays(o.weight_decay), Some(SparseRule::Adam(LazyAdamRule::new(o, step, lr))))
+            }
+            Self::Ftrl(o) => (None, Some(SparseRule::Ftrl(o.rule(lr)))),
+            Self::Rmsprop(_) => (Some("RMSprop's means decay in every row"), None),
+            Self::Adadelta(_) => (Some("Adadelta's means decay in every row"), None),
+        };
+        match (why, rule) {
+            (None, Some(rule)) => Ok(rule),
+            (why, _) => Err(Error::new(
+                Kind::Precondition,
+                format!("the tensor's optimizer takes no sparse pushes: {}", why.unwrap_or_default()),
+            )
+            .expected(
+                "SGD without momentum, Adagrad or Adam without amsgrad, all without weight_decay, or Ftrl",
+                format!("{self:?}"),
+            )),
+        }
+    }
+}
+
+/// An error about one argument.
+pub(crate) fn invalid(argument: &str, expected: &str, got: f64) -> Error {
+    Error::new(Kind::Config, format!("invalid {argument}")).expected(expected, got)
+}
+
+/// Fails unless `value` is at least 0 and finite, also when rounded to float32.
+pub(crate) fn non_negative(argument: &str, value: f64) -> Result<()> {
+    if (value as f32).is_finite() && value >= 0.0 {
+        Ok(())
+    } else {
+        Err(invalid(argument, "a finite number >= 0 (as float32)", value))
+    }
+}
+
+// What several rules share, for one element.
+
+/// What the gradient becomes before the rule sees it. A type, so that the usual case costs its loop nothing.
+pub(crate) trait Prepare: Copy {
+    /// The gradient for the parameter `p`.
+    fn of(self, g: impl Lane, p: f32) -> f32;
+}
+
+/// The gradient as it came.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AsItCame;
+
+/// Negated if `maximize`, then `fma(weight_decay, p, g)` if there is a decay.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Changed {
+    maximize: bool,
+    weight_decay: Option<f32>,
+}
+
+impl Changed {
+    /// `None` if nothing is to be done.
+    pub(crate) fn new(maximize: bool, weight_decay: f64) -> Option<Self> {
+        let weight_decay = decay(weight_decay);
+        (maximize || weight_decay.is_some()).then_some(Self { maximize, weight_decay })
+    }
+}
+
+impl Prepare for AsItCame {
+    #[inline(always)]
+    fn of(self, g: impl Lane, _p: f32) -> f32 {
+        g.value()
+    }
+}
+
+impl Prepare for Changed {
+    #[inline(always)]
+    fn of(self, g: impl Lane, p: f32) -> f32 {
+        let g = g.value();
+        let g = if self.maximize { -g } else { g };
+        self.weight_decay.map_or(g, |decay| decay.mul_add(p, g))
+    }
+}
+
+/// torch's `avg.lerp_(g, weight)`, which has two forms, so that `weight = 1` gives `g` exactly.
+#[inline(always)]
+pub(crate) fn lerp(avg: f32, g: f32, weight: f32) -> f32 {
+    if weight.abs() < 0.5 { weight.mul_add(g - avg, avg) } else { (weight - 1.0).mul_add(g - avg, g) }
+}
+
+/// A decay as the rules take it: none if 0, else rounded once (a tiny one may round to 0, and still counts).
+fn decay(weight_decay: f64) -> Option<f32> {
+    (weight_decay != 0.0).then_some(weight_decay as f32)
+}
+
+/// What is added (under, after) the square root. Adding 0 to what is never -0 is exact, so one loop serves all modes.
+pub(crate) fn split_eps(eps: f64, mode: EpsMode) -> (f32, f32) {
+    let eps = eps as f32;
+    match mode {
+        EpsMode::Outside => (0.0, eps),
+        EpsMode::Inside => (eps, 0.0),
+        EpsMode::Both => (eps, eps),
+    }
+}

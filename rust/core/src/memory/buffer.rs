@@ -1,0 +1,118 @@
+//! Plain memory of an `exact` slice.
+
+use super::meter::Charge;
+use super::pieces::{Piece, Pieces};
+use crate::base::dtype::DType;
+use bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
+use std::sync::OnceLock;
+
+const LINE: usize = 64;
+/// A whole slice takes whole pages; no system has larger ones.
+const PAGE: usize = 1 << 16;
+/// Bytes from which on the place in a page matters.
+const LARGE: usize = 1 << 16;
+/// How far apart in a page the large arrays of one slice begin, the gradient's too, which mostly begins near the start of
+/// one: a step walks along all of them at once, and streams that agree in the low bits of their addresses hold each other
+/// up.
+const STAGGER: usize = 5 * LINE;
+/// Arrays after which the places repeat.
+const PLACES: usize = 4;
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; LINE]);
+
+/// Values of one type, aligned to 64 bytes.
+pub(crate) struct Buffer {
+    memory: Memory,
+    /// The first value's byte.
+    start: usize,
+    dtype: DType,
+    len: usize,
+    /// Set when only a reader keeps the buffer alive: the slice's own memory is counted elsewhere.
+    charge: OnceLock<Charge>,
+}
+
+enum Memory {
+    Lines(Vec<Line>),
+    Piece(Piece),
+}
+
+impl Buffer {
+    /// `len` values of a slice's `array`-th array, written once so that the first push does not pay for the pages.
+    pub(crate) fn filled(dtype: DType, len: usize, value: f32, array: usize, pieces: &mut Pieces) -> Self {
+        let piece = pieces.take(Self::bytes_for(dtype, len) as usize, array);
+        Self::made(dtype, len, value, array, piece)
+    }
+
+    /// Memory for a copy of a slice's values: where others can read these, they can read the copy, too.
+    pub(crate) fn spare(&self) -> Self {
+        let piece = match &self.memory {
+            Memory::Piece(piece) => piece.spare(),
+            Memory::Lines(_) => None,
+        };
+        Self::made(self.dtype, self.len, 0.0, 0, piece)
+    }
+
+    fn made(dtype: DType, len: usize, value: f32, array: usize, piece: Option<Piece>) -> Self {
+        let lines = || vec![Line([0; LINE]); Self::bytes_for(dtype, len) as usize / LINE];
+        let memory = piece.map_or_else(|| Memory::Lines(lines()), Memory::Piece);
+        let start = if dtype.size() * len < LARGE { 0 } else { STAGGER * (1 + array % PLACES) };
+        let mut buffer = Self { memory, start, dtype, len, charge: OnceLock::new() };
+        match dtype {
+            DType::Float32 => buffer.values_mut().fill(value),
+        }
+        buffer
+    }
+
+    /// Bytes of memory that `len` values take.
+    pub(crate) fn bytes_for(dtype: DType, len: usize) -> u64 {
+        let bytes = dtype.size() * len;
+        let room = if bytes < LARGE { 0 } else { STAGGER * PLACES };
+        let unit = if len == dtype.slice_len() { PAGE } else { LINE };
+        (bytes + room).next_multiple_of(unit) as u64
+    }
+
+    /// Counts the buffer's memory until its last reader is done.
+    pub(crate) fn leave_to_readers(&self, charge: Charge) {
+        // A buffer is left once, so nothing is there to be replaced.
+        let _ = self.charge.set(charge);
+    }
+
+    /// Copies the values of a buffer of the same type and length.
+    pub(crate) fn copy_from(&mut self, other: &Self) {
+        self.values_mut::<u8>().copy_from_slice(other.bytes());
+    }
+
+    /// The values, for writing; `T` is what `dtype` names, or a byte.
+    pub(crate) fn values_mut<T: Pod>(&mut self) -> &mut [T] {
+        let (start, end) = (self.start, self.start + self.dtype.size() * self.len);
+        let memory: &mut [u8] = match &mut self.memory {
+            Memory::Lines(lines) => cast_slice_mut(lines),
+            Memory::Piece(piece) => piece,
+        };
+        cast_slice_mut(&mut memory[start..end])
+    }
+
+    /// Where the values begin in the shard's exposed memory, if they lie there.
+    pub(crate) fn exposed_at(&self) -> Option<usize> {
+        match &self.memory {
+            Memory::Piece(piece) => Some(piece.exposed_at()? + self.start),
+            Memory::Lines(_) => None,
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        let memory: &[u8] = match &self.memory {
+            Memory::Lines(lines) => cast_slice(lines),
+            Memory::Piece(piece) => piece,
+        };
+        &memory[self.start..][..self.dtype.size() * self.len]
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buffer").field("len", &self.len).finish_non_exhaustive()
+    }
+}

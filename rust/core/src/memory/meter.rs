@@ -1,0 +1,123 @@
+//! The memory of a shard, counted before it is taken: one limit for all of it, and what each purpose has of it.
+
+use crate::base::error::{Error, Kind, Result};
+use crate::base::sync::{Arc, AtomicU64, Ordering};
+
+/// What memory is taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Parameters, optimizer state and one spare per `exact` slice.
+    Slices,
+    /// Values or state copied for readers, and versions that only readers keep.
+    Copies,
+    /// Encoded answers on their way out.
+    Answers,
+    /// Pushes that a policy holds.
+    Held,
+    /// Sessions, what slices remember of their clients, and who has which portions of samples.
+    Identities,
+    /// Windows and buffers of connections.
+    Connections,
+    /// Which tensors and groups there are, and where; registrations under way.
+    Map,
+}
+
+const PURPOSES: usize = 7;
+
+/// Bytes in use, and the most there may be.
+#[derive(Debug)]
+pub struct Meter {
+    used: AtomicU64,
+    by: [AtomicU64; PURPOSES],
+    limit: u64,
+}
+
+/// Bytes that were taken; given back when dropped.
+#[derive(Debug)]
+pub struct Charge {
+    meter: Arc<Meter>,
+    purpose: Purpose,
+    bytes: u64,
+}
+
+impl Meter {
+    /// Nothing is in use.
+    pub fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self { used: AtomicU64::new(0), by: Default::default(), limit })
+    }
+
+    /// Bytes in use.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Bytes in use for one purpose.
+    pub fn used_for(&self, purpose: Purpose) -> u64 {
+        self.by[purpose as usize].load(Ordering::Relaxed)
+    }
+
+    /// Most bytes that may be in use.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Takes `bytes`, or says how many there are.
+    pub fn take(self: &Arc<Self>, purpose: Purpose, bytes: u64) -> Result<Charge> {
+        let mut charge = Charge { meter: self.clone(), purpose, bytes: 0 };
+        charge.grow_to(bytes)?;
+        Ok(charge)
+    }
+
+    fn add(&self, purpose: Purpose, bytes: u64) -> Result<()> {
+        let add = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit);
+        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
+            Ok(_) => {
+                self.by[purpose as usize].fetch_add(bytes, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(used) => Err(Error::new(Kind::Capacity, "the shard's memory is full")
+                .expected(
+                    format!("at most {} free bytes of {}", self.limit.saturating_sub(used), self.limit),
+                    format!("{bytes} bytes"),
+                )
+                .retry_after_ms(1000)),
+        }
+    }
+}
+
+impl Charge {
+    /// Takes what is missing to `bytes`; one that is as large stays as it is.
+    pub fn grow_to(&mut self, bytes: u64) -> Result<()> {
+        if bytes > self.bytes {
+            self.meter.add(self.purpose, bytes - self.bytes)?;
+            self.bytes = bytes;
+        }
+        Ok(())
+    }
+
+    /// Gives back what is more than `bytes`.
+    pub fn shrink_to(&mut self, bytes: u64) {
+        if bytes < self.bytes {
+            drop(self.split(self.bytes - bytes));
+        }
+    }
+
+    /// Gives back so many.
+    pub fn give_back(&mut self, bytes: u64) {
+        drop(self.split(bytes));
+    }
+
+    /// Cuts a part off.
+    pub(crate) fn split(&mut self, bytes: u64) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self { meter: self.meter.clone(), purpose: self.purpose, bytes }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.meter.by[self.purpose as usize].fetch_sub(self.bytes, Ordering::Relaxed);
+        self.meter.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,222 @@
+//! The first steps of a push, the same for a local store and a remote client: everything is checked before the first
+//! slice is changed or the first byte leaves.
+
+use crate::base::dtype::{Array, View};
+use crate::base::error::{Error, Kind, Result};
+use crate::base::isa::Isa;
+use crate::kernel::codec::{self, Codec, ErrorFeedback, Position};
+use crate::kernel::finite;
+use crate::push::sparse::Gathered;
+use crate::slice::frame::check_sparse_codec;
+use crate::tensor::TensorSpec;
+use crate::verbs::{GradientRef, PushOptions, State};
+use foldhash::fast::RandomState;
+use std::collections::HashSet;
+
+/// Checks shapes, settings and values of a whole push: its gradients, each with its tensor's spec.
+pub fn check<'a>(
+    isa: Isa,
+    gradients: impl Iterator<Item = (GradientRef<'a>, &'a TensorSpec)> + Clone,
+    options: &PushOptions,
+    feedback: Option<&mut ErrorFeedback>,
+) -> Result<()> {
+    check_form(gradients.clone(), options, feedback.is_some())?;
+    check_finite(isa, gradients.map(|(gradient, _)| gradient), options, feedback)
+}
+
+/// The same but for the values.
+pub fn check_form<'a>(
+    gradients: impl Iterator<Item = (GradientRef<'a>, &'a TensorSpec)>,
+    options: &PushOptions,
+    has_feedback: bool,
+) -> Result<()> {
+    check_options(options, has_feedback)?;
+    let (at_least, _) = gradients.size_hint();
+    let mut names = HashSet::with_capacity_and_hasher(at_least, RandomState::default());
+    for (gradient, spec) in gradients {
+        if !names.insert(gradient.name) {
+            let error = Error::new(Kind::Config, "a tensor stands twice in one push");
+            return Err(error.tensor(gradient.name));
+        }
+        if gradient.indices.is_some() {
+            check_sparse(gradient, spec, options, has_feedback)?;
+        } else {
+            check_shape(gradient, spec)?;
+        }
+    }
+    Ok(())
+}
+
+/// Fails unless a sparse gradient may be pushed like this, and has the tensor's dtype and its rows' shape.
+fn check_sparse(
+    gradient: GradientRef<'_>,
+    spec: &TensorSpec,
+    options: &PushOptions,
+    has_feedback: bool,
+) -> Result<()> {
+    let name = |error: Error| error.tensor(gradient.name);
+    check_dtype(gradient.values, spec)?;
+    spec.optimizer.check_sparse().map_err(name)?;
+    check_sparse_codec(options.codec.id()).map_err(name)?;
+    if has_feedback {
+        let error = Error::new(Kind::Config, "a sparse gradient has no error feedback");
+        return Err(name(error.expected("a push that is not bound", "one with residuals")));
+    }
+    let rows = gradient.indices.map_or(0, <[i64]>::len);
+    let mut shape = spec.shape.clone();
+    let Some(first) = shape.first_mut() else {
+        return Err(name(Error::new(Kind::Shape, "a scalar has no rows to be indexed")));
+    };
+    *first = rows as u64;
+    if gradient.shape == shape && gradient.values.len() == rows * spec.row_width() {
+        return Ok(());
+    }
+    let error = Error::new(Kind::Shape, "the values do not fit the indices");
+    Err(name(error.expected(format!("{shape:?}"), format!("{:?}", gradient.shape))))
+}
+
+/// The sparse gradients of a checked push as their slices get them; `None` for the others.
+pub fn gather<'a>(
+    isa: Isa,
+    gradients: impl Iterator<Item = (GradientRef<'a>, &'a TensorSpec)>,
+    options: &PushOptions,
+) -> Result<Vec<Option<Gathered>>> {
+    let check = options.check_finite || options.codec != Codec::Float32;
+    let one = |(gradient, spec): (GradientRef<'a>, &TensorSpec)| {
+        let View::Float32(values) = gradient.values;
+        let gather = |indices| Gathered::new(isa, spec, (indices, values), check, options.every_slice);
+        gradient.indices.map(gather).transpose()
+    };
+    gradients.map(one).collect()
+}
+
+/// Checks the settings of a push.
+pub fn check_options(options: &PushOptions, has_feedback: bool) -> Result<()> {
+    if options.codec == Codec::OneBit && !has_feedback {
+        return Err(Error::new(
+            Kind::Config,
+            "OneBit needs error feedback: push through a Worker or a bound list",
+        ));
+    }
+    options.lr.map_or(Ok(()), check_lr)?;
+    if let Some(scale) = options.scale.filter(|scale| !scale.is_finite()) {
+        return Err(Error::new(Kind::Config, "invalid scale").expected("a finite number", scale));
+    }
+    Ok(())
+}
+
+/// Checks a rate.
+pub fn check_lr(lr: f64) -> Result<()> {
+    if (lr as f32).is_finite() && lr >= 0.0 {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Config, "invalid lr").expected("a finite number >= 0", lr))
+}
+
+/// Scans a whole push for NaN and infinity. What is rounded or added to a residual must be finite, whatever the
+/// options say about checking.
+pub fn check_finite<'a>(
+    isa: Isa,
+    gradients: impl Iterator<Item = GradientRef<'a>>,
+    options: &PushOptions,
+    mut feedback: Option<&mut ErrorFeedback>,
+) -> Result<()> {
+    if !options.check_finite && options.codec == Codec::Float32 && feedback.is_none() {
+        return Ok(());
+    }
+    for GradientRef { name, values, .. } in gradients {
+        let View::Float32(values) = values;
+        let named = |error: Error| error.tensor(name);
+        let residual = match feedback.as_deref_mut() {
+            Some(feedback) => Some(&*feedback.residual(name, values.len()).map_err(named)?),
+            None => None,
+        };
+        finite::check(isa, values, residual).map_err(named)?;
+    }
+    Ok(())
+}
+
+/// As [`Codec::encode`], of values that were not checked. If one is not finite, `residual` is as before, but for the rounding
+/// of a sum.
+pub fn check_and_encode(
+    isa: Isa,
+    codec: Codec,
+    values: &[f32],
+    mut residual: Option<&mut [f32]>,
+    position: Position,
+) -> Result<Vec<u8>> {
+    let mut body = Vec::with_capacity(codec.id().body_len(values.len()));
+    if codec.id().telling().is_none() {
+        finite::check(isa, values, residual.as_deref())?;
+    }
+    codec.encode(isa, values, residual.as_deref_mut(), position, &mut body);
+    // Where the body tells, the values are read but once.
+    if !codec.id().was_finite(&body, values.len()) {
+        if let Some(residual) = residual.as_deref_mut() {
+            codec::take_back(isa, codec.id(), values, &body, residual);
+        }
+        finite::check(isa, values, residual.as_deref())?;
+        return Err(Error::new(Kind::Internal, "the two checks of a gradient disagree"));
+    }
+    Ok(body)
+}
+
+/// Fails unless the gradient has its tensor's dtype and shape.
+pub fn check_shape(gradient: GradientRef<'_>, spec: &TensorSpec) -> Result<()> {
+    if gradient.indices.is_some() {
+        let error = Error::new(Kind::Config, "a sparse gradient cannot be bound or assigned");
+        return Err(error.tensor(gradient.name).expected("values of the whole tensor", "some rows"));
+    }
+    check_dtype(gradient.values, spec)?;
+    if gradient.shape == spec.shape && gradient.values.len() == spec.elements() {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Shape, "the shape is not the registered one")
+        .tensor(gradient.name)
+        .expected(format!("{:?}", spec.shape), format!("{:?}", gradient.shape)))
+}
+
+/// Fails unless values that replace a tensor's have its type and number and are all finite.
+pub fn check_values(isa: Isa, values: View<'_>, spec: &TensorSpec) -> Result<()> {
+    check_dtype(values, spec)?;
+    let name = |error: Error| error.tensor(spec.name.clone());
+    if values.len() != spec.elements() {
+        return Err(name(Error::new(Kind::Shape, "the values do not fill the shape"))
+            .expected(format!("{:?}", spec.shape), format!("{} values", values.len())));
+    }
+    let View::Float32(values) = values;
+    finite::check(isa, values, None).map_err(name)
+}
+
+fn check_dtype(values: View<'_>, spec: &TensorSpec) -> Result<()> {
+    if values.dtype() == spec.dtype {
+        return Ok(());
+    }
+    Err(Error::new(Kind::DType, "the dtype is not the registered one")
+        .tensor(spec.name.clone())
+        .expected(spec.dtype.name(), values.dtype().name()))
+}
+
+/// The bodies of a state assignment, one per slice: all slots one after the other.
+pub fn state_bodies(spec: &TensorSpec, state: &State) -> Result<Vec<Vec<u8>>> {
+    let name = |error: Error| error.tensor(spec.name.clone());
+    let expected = spec.optimizer.slots();
+    let got: Vec<_> = state.slots.iter().map(|(slot, _)| *slot).collect();
+    if expected != got {
+        let error = Error::new(Kind::Config, "the state is not this optimizer's");
+        return Err(name(error.expected(format!("{expected:?}"), format!("{got:?}"))));
+    }
+    if state.steps.len() != spec.slice_count() {
+        let error = Error::new(Kind::Shape, "the state has step counts for another number of slices");
+        return Err(name(error.expected(spec.slice_count(), state.steps.len())));
+    }
+    if let Some((slot, values)) = state.slots.iter().find(|(_, values)| values.len() != spec.elements()) {
+        let error = Error::new(Kind::Shape, format!("state {slot} has the wrong length"));
+        return Err(name(error.expected(spec.elements(), values.len())));
+    }
+    let body = |range: std::ops::Range<usize>| {
+        let run = |(_, values): &(&str, Array)| values.view().get(range.clone()).bytes().to_vec();
+        state.slots.iter().flat_map(run).collect()
+    };
+    Ok(spec.slices().map(body).collect())
+}

@@ -1,0 +1,185 @@
+//! What travels to a slice and what comes back, after its lengths were checked once.
+
+use crate::base::correction::Correction;
+use crate::base::dtype::DType;
+use crate::base::error::{Error, Kind, Result};
+use crate::base::isa::Isa;
+use crate::kernel::codec::CodecId;
+use crate::kernel::optim::Optimizer;
+use crate::kernel::rows::{Indices, Layout};
+use crate::tensor::SliceId;
+
+/// Who pushed, and which of its pushes this is: what makes a repeat recognisable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// The client's incarnation: random, drawn anew by each client object.
+    pub client: u64,
+    /// Counts the client's pushes from 1; the same for all slices of one push.
+    pub sequence: u64,
+}
+
+/// The version that a gradient was computed from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Base {
+    /// The slice's version.
+    pub version: u64,
+    /// How many of its changes were the pusher's own, if it is known.
+    pub own: Option<u64>,
+}
+
+/// What a push does to its slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// An optimizer step.
+    Gradient,
+    /// Replaces the values.
+    Assign,
+    /// Replaces the optimizer state (all slots, one after the other) and the step count.
+    AssignState {
+        /// The new step count.
+        step: u64,
+    },
+}
+
+/// Largest step count that a state may claim: float64 holds it exactly, and no run comes near it.
+pub const MAX_STEP: u64 = 1 << 53;
+
+/// One push to one slice. The body is borrowed: from the caller's array, or from the message as it arrived.
+#[derive(Clone, Copy, Debug)]
+pub struct Push<'a> {
+    /// The slice.
+    pub slice: SliceId,
+    /// What it does.
+    pub action: Action,
+    /// Whose it is.
+    pub identity: Identity,
+    /// What it is based on.
+    pub base: Option<Base>,
+    /// Learning rate in place of the optimizer's.
+    pub lr: Option<f64>,
+    /// Factor on the gradient.
+    pub scale: Option<f32>,
+    /// Momentum in place of the optimizer's.
+    pub momentum: Option<f64>,
+    /// What its mode asks for where it is stale: decided by the slice, which puts the outcome into `scale` and `momentum`.
+    pub correction: Option<Correction>,
+    /// Elements that the sender believes the slice to have; of a sparse push, those that its rows have in the slice.
+    pub count: u64,
+    /// The rows that a sparse gradient is for; `None`: it is for all elements.
+    pub indices: Option<Indices<'a>>,
+    /// How the body is coded.
+    pub codec: CodecId,
+    /// The body.
+    pub body: &'a [u8],
+    /// The body is known to be finite and canonical: made in this process, after the finite check.
+    pub trusted: bool,
+    /// It cannot come again, and nobody asks what became of it: a slice that applies it at once need not remember it.
+    pub once: bool,
+}
+
+/// What a push is checked against.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target<'a> {
+    pub(crate) dtype: DType,
+    pub(crate) len: usize,
+    pub(crate) slots: usize,
+    pub(crate) layout: Layout,
+    pub(crate) optimizer: &'a Optimizer,
+}
+
+impl Push<'_> {
+    /// The one check of a push, before anything is looked up or changed: sizes against the slice's, settings, and every
+    /// byte of the body.
+    pub(crate) fn validate(&self, isa: Isa, target: Target<'_>) -> Result<()> {
+        let Target { dtype, slots, .. } = target;
+        let slice_len = match self.indices {
+            None => target.len,
+            Some(indices) => self.check_sparse(indices, target)?,
+        };
+        if self.count != slice_len as u64 {
+            return Err(Error::new(Kind::Shape, "the frame's element count is not the slice's")
+                .expected(format!("{slice_len} elements"), format!("{} elements", self.count)));
+        }
+        if let Some(lr) = self.lr.filter(|lr| !(*lr as f32).is_finite() || *lr < 0.0) {
+            return Err(Error::new(Kind::Config, "invalid lr of a push").expected("a finite number >= 0", lr));
+        }
+        if let Some(scale) = self.scale.filter(|scale| !scale.is_finite()) {
+            return Err(
+                Error::new(Kind::Config, "invalid scale of a push").expected("a finite number", scale)
+            );
+        }
+        // Only a log says one, and it is put in the place of the optimizer's.
+        if let Some(momentum) =
+            self.momentum.filter(|momentum| !(*momentum as f32).is_finite() || *momentum < 0.0)
+        {
+            return Err(Error::new(Kind::Config, "invalid momentum of a push")
+                .expected("a finite number >= 0", momentum));
+        }
+        if self.correction.is_some_and(|asked| asked.reject && asked.max_staleness.is_none()) {
+            return Err(Error::new(
+                Kind::Config,
+                "a push that is to be refused when it is too stale says when that is",
+            )
+            .expected("max_staleness", "nothing"));
+        }
+        if let Action::AssignState { step } = self.action
+            && step > MAX_STEP
+        {
+            return Err(Error::new(Kind::Config, "invalid step").expected("at most 2^53", step));
+        }
+        let plain = CodecId::plain(dtype);
+        if self.action != Action::Gradient && self.codec != plain {
+            return Err(Error::new(Kind::Frame, "an assignment is not compressed")
+                .expected(format!("codec {plain:?}"), format!("{:?}", self.codec)));
+        }
+        let elements = match self.action {
+            Action::Gradient | Action::Assign => slice_len,
+            Action::AssignState { .. } => slice_len * slots,
+        };
+        if crate::base::fault::fault("frame_length_trusted") {
+            return Ok(());
+        }
+        if self.trusted && self.body.len() == self.codec.body_len(elements) {
+            return Ok(());
+        }
+        match self.action {
+            // A state may have gone infinite on finite gradients (see `optim`); it is restored as it was.
+            Action::AssignState { .. } if self.body.len() == plain.body_len(elements) => Ok(()),
+            _ => self.codec.validate(isa, self.body, elements),
+        }
+    }
+
+    /// Whether a sparse push may be made at all; gives the number of its elements.
+    fn check_sparse(&self, indices: Indices<'_>, target: Target<'_>) -> Result<usize> {
+        if self.action != Action::Gradient {
+            return Err(Error::new(Kind::Frame, "an assignment is not sparse"));
+        }
+        check_sparse_codec(self.codec)?;
+        target.optimizer.check_sparse()?;
+        target.layout.elements(indices)
+    }
+}
+
+/// Fails for a codec that sparse pushes do not have.
+pub(crate) fn check_sparse_codec(codec: CodecId) -> Result<()> {
+    if codec != CodecId::OneBit {
+        return Ok(());
+    }
+    let why = "a sparse push has no error feedback, which OneBit needs: a residual would wait for rows that may never come again";
+    Err(Error::new(Kind::Config, why).expected("Float32, BFloat16 or Int8", "OneBit"))
+}
+
+/// What became of a push to one slice.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Applied {
+    /// The slice's version right after it.
+    pub version: u64,
+    /// How many changes up to that version were the pusher's own.
+    pub own: u64,
+    /// Changes by others between the base and this push; `None` when the base is unknown.
+    pub staleness: Option<u64>,
+    /// The factor that was put on the gradient.
+    pub scale: f32,
+    /// It had been applied before; nothing was changed now.
+    pub duplicate: bool,
+}

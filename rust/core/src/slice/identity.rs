@@ -1,0 +1,375 @@
+//! What a slice remembers of each client's pushes, so that a repeat is answered instead of applied again.
+//!
+//! Per client a window of the last [`WINDOW`] outcomes, forgotten as a whole when the client's lease ends.
+
+use crate::base::error::Result;
+use crate::base::isa::prefetch;
+use crate::base::sync::Arc;
+use crate::memory::{Charge, Meter, Purpose};
+use crate::slice::clients::{Clients, MET_BYTES, Met};
+use crate::slice::frame::{Applied, Identity};
+use crate::tensor::SliceId;
+use std::collections::VecDeque;
+
+/// How many outcomes per client and slice are remembered.
+pub const WINDOW: usize = 64;
+
+/// Clients of a table that is asked for as a whole.
+const FEW: usize = 8;
+
+/// Called once with what became of a push.
+pub type Completion = Box<dyn FnOnce(Result<Applied>) + Send>;
+
+/// What a slice knows about one push.
+pub(crate) enum Outcome {
+    Applied(Applied),
+    /// Never applied, and never will be.
+    Fenced,
+    /// Held by a policy; repeats wait here.
+    Held(Vec<Completion>),
+    /// A thread is applying it this moment (`hogwild`); repeats wait here.
+    Applying(Vec<Completion>),
+    /// Part of a version that waits for others; repeats and questions wait here.
+    Shared(Vec<Completion>),
+}
+
+/// What the table says about an identity that arrives.
+pub(crate) enum Seen<'a> {
+    /// The client has no entry yet: [`Identities::meet`] makes it.
+    Unmet,
+    New,
+    Before(&'a mut Outcome),
+    /// Older than the window.
+    Forgotten,
+}
+
+/// What the entry of one client takes when its window is full: taken whole when the client is met, so that no push
+/// has to count.
+const ENTRY_BYTES: u64 =
+    ((WINDOW + 1) * size_of::<(u64, Outcome)>() + 2 * size_of::<(u64, Client)>()) as u64 + MET_BYTES;
+
+struct Client {
+    /// Changes of the slice that were this client's.
+    own: u64,
+    /// Those of them that were no gradients.
+    assigned: u64,
+    /// Largest sequence that fell out of the window.
+    forgotten: u64,
+    /// Largest sequence noted: the window has none above it, so what is new is mostly known without a search.
+    newest: u64,
+    window: VecDeque<(u64, Outcome)>,
+    _charge: Charge,
+    _met: Met,
+}
+
+/// Whose table it is, and who counts its memory and its clients.
+pub(crate) struct Home<'a> {
+    pub(crate) meter: &'a Arc<Meter>,
+    pub(crate) clients: &'a Arc<Clients>,
+    pub(crate) slice: SliceId,
+}
+
+/// What a slice remembers of one client, as a value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Remembered {
+    /// The client.
+    pub client: u64,
+    /// Changes of the slice that were this client's.
+    pub own: u64,
+    /// Those of them that were no gradients.
+    pub assigned: u64,
+    /// Largest sequence that it remembers no more.
+    pub forgotten: u64,
+    /// Sequences in the order of their outcomes; `None`: fenced.
+    pub outcomes: Vec<(u64, Option<Applied>)>,
+}
+
+/// The table of one slice.
+#[derive(Default)]
+pub(crate) struct Identities {
+    /// By client. A list and no map, so that it can be asked for before it is looked at.
+    clients: Vec<(u64, Client)>,
+    /// A client and its `own`, ahead of the table: mostly one client changes a slice many times in a row.
+    recent: Option<(u64, u64)>,
+}
+
+impl Client {
+    fn find(&mut self, sequence: u64) -> Option<&mut Outcome> {
+        if sequence > self.newest {
+            return None;
+        }
+        let found = self.window.iter_mut().rev().find(|(noted, _)| *noted == sequence);
+        found.map(|(_, outcome)| outcome)
+    }
+}
+
+impl Identities {
+    /// Where a client is, or belongs.
+    fn place(&self, client: u64) -> std::result::Result<usize, usize> {
+        self.clients.binary_search_by_key(&client, |(known, _)| *known)
+    }
+
+    fn get(&self, client: u64) -> Option<&Client> {
+        self.place(client).ok().map(|at| &self.clients[at].1)
+    }
+
+    fn get_mut(&mut self, client: u64) -> Option<&mut Client> {
+        self.place(client).ok().map(|at| &mut self.clients[at].1)
+    }
+
+    pub(crate) fn look_up(&mut self, identity: Identity) -> Seen<'_> {
+        let Some(client) = self.get_mut(identity.client) else {
+            return Seen::Unmet;
+        };
+        let forgotten = identity.sequence <= client.forgotten;
+        match client.find(identity.sequence) {
+            Some(outcome) => Seen::Before(outcome),
+            None if forgotten => Seen::Forgotten,
+            None => Seen::New,
+        }
+    }
+
+    /// Makes the entry of a client that has none.
+    pub(crate) fn meet(&mut self, client: u64, home: &Home<'_>) -> Result<()> {
+        let charge = home.meter.take(Purpose::Identities, ENTRY_BYTES)?;
+        self.forget(client);
+        let entry = Client {
+            own: 0,
+            assigned: 0,
+            forgotten: 0,
+            newest: 0,
+            window: VecDeque::new(),
+            _charge: charge,
+            _met: home.clients.meet(client, home.slice),
+        };
+        if let Err(at) = self.place(client) {
+            self.clients.insert(at, (client, entry));
+        }
+        Ok(())
+    }
+
+    /// Notes an outcome, in place of an earlier one of the same identity; gives back who waited for it.
+    /// Of a client that was forgotten meanwhile, nothing is noted: its session is over.
+    pub(crate) fn note(&mut self, identity: Identity, outcome: Outcome) -> Vec<Completion> {
+        let Some(client) = self.get_mut(identity.client) else {
+            return Vec::new();
+        };
+        if let Some(old) = client.find(identity.sequence) {
+            return match std::mem::replace(old, outcome) {
+                Outcome::Held(waiting) | Outcome::Applying(waiting) | Outcome::Shared(waiting) => waiting,
+                Outcome::Applied(_) | Outcome::Fenced => Vec::new(),
+            };
+        }
+        if client.window.len() >= WINDOW {
+            // Pending ones must stay to be settled; the oldest settled outcome goes.
+            let settled = |(_, o): &(u64, Outcome)| matches!(o, Outcome::Applied(_) | Outcome::Fenced);
+            if let Some((sequence, _)) =
+                client.window.iter().position(settled).and_then(|at| client.window.remove(at))
+            {
+                client.forgotten = client.forgotten.max(sequence);
+            }
+        }
+        client.newest = client.newest.max(identity.sequence);
+        client.window.push_back((identity.sequence, outcome));
+        Vec::new()
+    }
+
+    /// Forgets a push that was refused after it had been claimed; gives back who waited for it.
+    pub(crate) fn withdraw(&mut self, identity: Identity) -> Vec<Completion> {
+        let Some(client) = self.get_mut(identity.client) else {
+            return Vec::new();
+        };
+        // A fence stays, whatever becomes of the push.
+        let held = |(sequence, outcome): &(u64, Outcome)| {
+            *sequence == identity.sequence && matches!(outcome, Outcome::Held(_) | Outcome::Shared(_))
+        };
+        let Some(at) = client.window.iter().rposition(held) else {
+            return Vec::new();
+        };
+        match client.window.remove(at) {
+            Some((_, Outcome::Held(waiting) | Outcome::Shared(waiting))) => waiting,
+            _ => Vec::new(),
+        }
+    }
+
+    /// Counts one more change by this client.
+    pub(crate) fn count_own(&mut self, client: u64) -> u64 {
+        let own = match self.recent {
+            Some((recent, own)) if recent == client => own + 1,
+            _ => {
+                self.settle_recent();
+                self.get(client).map_or(1, |entry| entry.own + 1)
+            }
+        };
+        self.recent = Some((client, own));
+        own
+    }
+
+    /// Makes the client the recent one, if it has an entry: counting its next change looks nothing up.
+    pub(crate) fn turn_to(&mut self, client: u64) -> bool {
+        if self.recent.is_some_and(|(recent, _)| recent == client) {
+            return true;
+        }
+        self.settle_recent();
+        self.recent = self.get(client).map(|entry| (client, entry.own));
+        self.recent.is_some()
+    }
+
+    fn settle_recent(&mut self) {
+        if let Some((client, own)) = self.recent.take()
+            && let Some(client) = self.get_mut(client)
+        {
+            client.own = own;
+        }
+    }
+
+    /// Asks for the table, as far as a search in it is short.
+    pub(crate) fn prefetch(&self) {
+        prefetch(&self.clients[..self.clients.len().min(FEW)]);
+    }
+
+    /// Asks for where the next outcome of a client is noted: in place of the oldest, or behind the last.
+    pub(crate) fn prefetch_window(&self, client: u64) {
+        let window = self.get(client).map(|client| &client.window);
+        let next =
+            window.and_then(|window| if window.len() < WINDOW { window.back() } else { window.front() });
+        if let Some(next) = next {
+            prefetch(std::slice::from_ref(next));
+        }
+    }
+
+    /// How many changes were this client's.
+    pub(crate) fn own(&self, client: u64) -> u64 {
+        match self.recent {
+            Some((recent, own)) if recent == client => own,
+            _ => self.get(client).map_or(0, |c| c.own),
+        }
+    }
+
+    /// Notes that a client's latest change was no gradient.
+    pub(crate) fn note_assigned(&mut self, client: u64) {
+        if let Some(client) = self.get_mut(client) {
+            client.assigned += 1;
+        }
+    }
+
+    /// Clients with a live lease that push gradients, this one included.
+    pub(crate) fn pushing(&self, this: u64) -> usize {
+        let pushes = |(client, entry): &&(u64, Client)| {
+            let recent = self.recent.filter(|(recent, _)| recent == client);
+            recent.map_or(entry.own, |(_, own)| own) > entry.assigned
+        };
+        1 + self.clients.iter().filter(|(client, _)| *client != this).filter(pushes).count()
+    }
+
+    /// Drops all that is known of a client.
+    pub(crate) fn forget(&mut self, client: u64) {
+        self.recent = self.recent.filter(|(recent, _)| *recent != client);
+        if let Ok(at) = self.place(client) {
+            self.clients.remove(at);
+        }
+    }
+
+    /// All that is settled, in the order of the clients. Of a push that is being applied this moment, nobody will be able to tell.
+    pub(crate) fn image(&self) -> Vec<Remembered> {
+        let remembered = |(client, entry): &(u64, Client)| {
+            let (mut forgotten, mut outcomes) = (entry.forgotten, Vec::with_capacity(entry.window.len()));
+            for (sequence, outcome) in &entry.window {
+                match outcome {
+                    Outcome::Applied(applied) => outcomes.push((*sequence, Some(*applied))),
+                    Outcome::Fenced => outcomes.push((*sequence, None)),
+                    Outcome::Applying(_) => forgotten = forgotten.max(*sequence),
+                    Outcome::Held(_) | Outcome::Shared(_) => {}
+                }
+            }
+            let (own, assigned) = (self.own(*client), entry.assigned);
+            Remembered { client: *client, own, assigned, forgotten, outcomes }
+        };
+        self.clients.iter().map(remembered).collect()
+    }
+
+    /// The table of an image.
+    pub(crate) fn restored(clients: &[Remembered], home: &Home<'_>) -> Result<Self> {
+        let mut table = Self::default();
+        for Remembered { client, own, assigned, forgotten, outcomes } in clients {
+            table.meet(*client, home)?;
+            if let Some(entry) = table.get_mut(*client) {
+                (entry.own, entry.assigned, entry.forgotten) = (*own, *assigned, *forgotten);
+            }
+            for (sequence, applied) in outcomes {
+                let outcome = applied.map_or(Outcome::Fenced, Outcome::Applied);
+                table.note(Identity { client: *client, sequence: *sequence }, outcome);
+            }
+        }
+        Ok(table)
+    }
+
+    /// Whether a client has an entry.
+    pub(crate) fn knows(&self, client: u64) -> bool {
+        self.place(client).is_ok()
+    }
+
+    /// Number of clients known.
+    pub(crate) fn len(&self) -> usize {
+        self.clients.len()
+    }
+}
+
+impl std::fmt::Debug for Identities {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Identities").field("clients", &self.clients.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn applied(version: u64) -> Outcome {
+        Outcome::Applied(Applied { version, own: version, staleness: None, scale: 1.0, duplicate: false })
+    }
+
+    #[test]
+    fn remembers_a_window_per_client() {
+        let (meter, clients) = (Meter::new(ENTRY_BYTES), Arc::default());
+        let home = |meter| Home { meter, clients: &clients, slice: SliceId(1) };
+        let mut table = Identities::default();
+        assert!(matches!(table.look_up(Identity { client: 7, sequence: 1 }), Seen::Unmet));
+        table.meet(7, &home(&meter)).unwrap();
+        assert!(table.meet(8, &home(&meter)).is_err());
+        for sequence in 1..=100 {
+            let identity = Identity { client: 7, sequence };
+            assert!(matches!(table.look_up(identity), Seen::New));
+            table.note(identity, applied(sequence));
+            assert!(
+                matches!(table.look_up(identity), Seen::Before(Outcome::Applied(a)) if a.version == sequence)
+            );
+        }
+        table.note(Identity { client: 7, sequence: 200 }, Outcome::Fenced);
+        for late in 102..104 {
+            let identity = Identity { client: 7, sequence: late };
+            assert!(matches!(table.look_up(identity), Seen::New));
+            table.note(identity, applied(late));
+            assert!(
+                matches!(table.look_up(identity), Seen::Before(Outcome::Applied(a)) if a.version == late)
+            );
+        }
+        assert!(matches!(
+            table.look_up(Identity { client: 7, sequence: 200 }),
+            Seen::Before(Outcome::Fenced)
+        ));
+        assert!(matches!(table.look_up(Identity { client: 7, sequence: 39 }), Seen::Forgotten));
+        assert!(matches!(table.look_up(Identity { client: 7, sequence: 40 }), Seen::Before(_)));
+        let entry = table.get(7).unwrap();
+        let taken = entry.window.capacity() * size_of::<(u64, Outcome)>() + size_of::<(u64, Client)>();
+        assert!(taken as u64 <= ENTRY_BYTES, "{taken}");
+        table.meet(8, &home(&Meter::new(ENTRY_BYTES))).unwrap();
+        assert!(table.turn_to(7) && table.turn_to(8) && !table.turn_to(9));
+        assert_eq!((table.count_own(7), table.count_own(7), table.count_own(8), table.own(7)), (1, 2, 1, 2));
+        assert_eq!((table.count_own(7), table.own(8)), (3, 1));
+        table.forget(7);
+        assert_eq!((table.own(7), table.own(8)), (0, 1));
+        assert!(matches!(table.look_up(Identity { client: 7, sequence: 100 }), Seen::Unmet));
+        assert_eq!(meter.used(), 0);
+    }
+}

@@ -1,0 +1,25 @@
+//! The slice: the unit that is placed, locked, versioned, and changed whole or not at all; with all that lives with
+//! it: memory, optimizer state, identities of pushes, policy, records.
+
+pub(crate) mod clients;
+mod exact;
+pub mod frame;
+mod hogwild;
+pub mod identity;
+mod image;
+pub mod policy;
+mod read;
+pub mod record;
+mod resolve;
+mod round;
+pub mod shared_directory;
+#[allow(clippy::module_inception)]
+mod slice;
+mod snapshot;
+
+pub use image::{Image, Standing};
+pub use resolve::Resolved;
+pub(crate) use round::Why;
+pub use slice::Slice;
+pub(crate) use slice::{Counters, Place};
+pub use snapshot::Snapshot;

@@ -1,0 +1,166 @@
+//! Policies decide when a push is applied. A push comes with a completion, so that a policy may hold it.
+
+use crate::base::correction::Correction;
+use crate::base::error::{Error, Result};
+use crate::base::mode::Quorum;
+use crate::base::sync::Arc;
+use crate::kernel::codec::CodecId;
+use crate::kernel::rows::Indices;
+use crate::memory::Charge;
+use crate::slice::Slice;
+use crate::slice::frame::{Action, Applied, Base, Identity, Push};
+use crate::slice::identity::{Completion, Outcome};
+use crate::tensor::SliceId;
+use std::fmt;
+
+/// What to do with a push.
+#[derive(Debug)]
+pub enum Admission {
+    /// Apply it now.
+    Apply,
+    /// Keep it; [`Policy::hold`] gets it.
+    Hold,
+    /// Refuse it.
+    Refuse(Error),
+    /// A gradient: add it to those that its version is made of.
+    Share(Share),
+}
+
+/// How a gradient takes part in a version.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    /// Of how many gradients the version is made: fewer than the quorum says where workers are gone.
+    pub needed: u32,
+    /// How they are put together.
+    pub quorum: Quorum,
+    /// Its place in the sum; `None`: in the order of arrival.
+    pub rank: Option<u32>,
+}
+
+/// Decides about pushes; one per shard.
+pub trait Policy: Send + Sync + fmt::Debug {
+    /// Decides about one push to one slice. Must not block.
+    fn admit(&self, slice: &Slice, push: &Push<'_>) -> Admission;
+    /// Takes a push that is to be held; releases it later, from any thread.
+    fn hold(&self, held: Held);
+    /// Of how many gradients a version of this group is made now, and how; `None`: of each one by itself.
+    fn needed(&self, _group: u32) -> Option<(Quorum, u32)> {
+        None
+    }
+    /// A client is gone.
+    fn forget(&self, _client: u64) {}
+}
+
+/// A push that waits, with a copy of its body. It must be released or refused; if it is dropped, its sender is told.
+pub struct Held {
+    slice: Arc<Slice>,
+    identity: Identity,
+    action: Action,
+    base: Option<Base>,
+    lr: Option<f64>,
+    scale: Option<f32>,
+    correction: Option<Correction>,
+    codec: CodecId,
+    count: u64,
+    indices: Option<Vec<u8>>,
+    body: Vec<u8>,
+    done: Option<Completion>,
+    _charge: Charge,
+}
+
+impl Held {
+    /// Memory that a held push takes: its body, itself, and its outcome where the client's window is full of pending
+    /// ones.
+    pub(crate) fn memory_for(push: &Push<'_>) -> u64 {
+        let indices = push.indices.map_or(0, |indices| indices.bytes().len());
+        (push.body.len() + indices + size_of::<Self>() + 2 * size_of::<(u64, Outcome)>()) as u64
+    }
+
+    pub(crate) fn new(slice: Arc<Slice>, push: &Push<'_>, done: Completion, charge: Charge) -> Self {
+        Self {
+            slice,
+            identity: push.identity,
+            action: push.action,
+            base: push.base,
+            lr: push.lr,
+            scale: push.scale,
+            correction: push.correction,
+            codec: push.codec,
+            count: push.count,
+            indices: push.indices.map(|indices| indices.bytes().to_vec()),
+            body: push.body.to_vec(),
+            done: Some(done),
+            _charge: charge,
+        }
+    }
+
+    /// The slice it is for.
+    pub fn slice(&self) -> SliceId {
+        self.slice.id()
+    }
+
+    /// Whose push it is.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Applies it now, unless it was fenced meanwhile.
+    pub fn release(mut self) {
+        let push = Push {
+            slice: self.slice.id(),
+            action: self.action,
+            identity: self.identity,
+            base: self.base,
+            lr: self.lr,
+            scale: self.scale,
+            momentum: None,
+            correction: self.correction,
+            count: self.count,
+            indices: self.indices.as_deref().map(Indices::new),
+            codec: self.codec,
+            body: &self.body,
+            trusted: true,
+            once: false,
+        };
+        let result = self.slice.apply_held(&push);
+        self.complete(result);
+    }
+
+    /// Refuses it: it counts as never seen.
+    pub fn refuse(mut self, error: Error) {
+        self.refuse_with(error);
+    }
+
+    fn refuse_with(&mut self, error: Error) {
+        for waiting in self.slice.withdraw(self.identity) {
+            waiting(Err(error.clone()));
+        }
+        self.complete(Err(error));
+    }
+
+    fn complete(&mut self, result: Result<Applied>) {
+        if let Some(done) = self.done.take() {
+            done(result);
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.done.is_some() {
+            self.refuse_with(Error::new(
+                crate::base::error::Kind::Unavailable,
+                "the push was held and then dropped",
+            ));
+        }
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held")
+            .field("slice", &self.slice())
+            .field("identity", &self.identity)
+            .finish_non_exhaustive()
+    }
+}

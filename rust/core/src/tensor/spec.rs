@@ -1,0 +1,161 @@
+//! What a tensor is, and how it is cut into slices: by its shape and dtype alone, never by the number of shards.
+
+use crate::base::dtype::DType;
+use crate::base::error::{Error, Kind, Result};
+use crate::kernel::optim::Optimizer;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// How pushes to one slice meet each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Apply {
+    /// One push at a time per slice; every pull of a slice is one whole version.
+    #[default]
+    Exact,
+    /// No locks (Niu et al. 2011): values never tear, racing pushes to the same element may overwrite each other.
+    Hogwild,
+}
+
+/// Identifies a slice in its cluster; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SliceId(pub u64);
+
+/// Longest tensor or group name, in bytes.
+pub const MAX_NAME: usize = 1024;
+/// Most dimensions of a shape.
+pub const MAX_DIMS: usize = 32;
+
+/// What a tensor is. Two registrations are the same if they are equal in all of this.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TensorSpec {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Row-major shape; empty = a scalar.
+    pub shape: Vec<u64>,
+    /// Element type.
+    pub dtype: DType,
+    /// How pushes meet each other.
+    pub apply: Apply,
+    /// Mode, quota and consistent cut attach to the group.
+    pub group: Arc<str>,
+    /// The rule that gradients are applied by.
+    pub optimizer: Optimizer,
+}
+
+impl TensorSpec {
+    /// Checks everything that does not depend on a store.
+    pub fn validate(&self) -> Result<()> {
+        let fail = |error: Error| Err(error.tensor(self.name.clone()));
+        for (what, name) in [("name", &self.name), ("group", &self.group)] {
+            if name.is_empty() || name.len() > MAX_NAME {
+                return fail(
+                    Error::new(Kind::Config, format!("invalid tensor {what}"))
+                        .expected(format!("1 to {MAX_NAME} bytes"), format!("{} bytes", name.len())),
+                );
+            }
+        }
+        if self.shape.len() > MAX_DIMS {
+            return fail(
+                Error::new(Kind::Shape, "too many dimensions")
+                    .expected(format!("at most {MAX_DIMS}"), self.shape.len()),
+            );
+        }
+        self.checked_elements()?;
+        self.optimizer.validate().or_else(fail)
+    }
+
+    fn checked_elements(&self) -> Result<usize> {
+        self.shape
+            .iter()
+            .try_fold(1_u64, |n, d| n.checked_mul(*d))
+            .filter(|n| *n <= (isize::MAX as u64) / 64)
+            .map(|n| n as usize)
+            .ok_or_else(|| {
+                Error::new(Kind::Shape, "the shape has too many elements")
+                    .tensor(self.name.clone())
+                    .expected("fewer than 2^57 elements", format!("{:?}", self.shape))
+            })
+    }
+
+    /// Number of elements of a validated spec.
+    pub fn elements(&self) -> usize {
+        self.checked_elements().unwrap_or(0)
+    }
+
+    /// Elements of a row: of what one index of the first dimension names; 0 where an empty tensor's would be too many.
+    pub fn row_width(&self) -> usize {
+        let width = self.shape.iter().skip(1).try_fold(1_u64, |n, d| n.checked_mul(*d));
+        width.unwrap_or(0) as usize
+    }
+
+    /// Number of slices; an empty tensor has one empty slice.
+    pub fn slice_count(&self) -> usize {
+        self.elements().div_ceil(self.dtype.slice_len()).max(1)
+    }
+
+    /// The elements of slice `index`.
+    pub fn slice_range(&self, index: usize) -> Range<usize> {
+        let (n, len) = (self.elements(), self.dtype.slice_len());
+        let len =
+            if crate::base::fault::fault("slice_border") { len - crate::base::block::BLOCK } else { len };
+        (index * len).min(n)..((index + 1) * len).min(n)
+    }
+
+    /// The elements of all slices, in order.
+    pub fn slices(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        (0..self.slice_count()).map(|k| self.slice_range(k))
+    }
+}
+
+impl fmt::Display for TensorSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { shape, dtype, apply, group, optimizer, .. } = self;
+        write!(f, "{} {shape:?} {apply:?} group {group:?} {optimizer:?}", dtype.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::optim::Sgd;
+
+    fn spec(shape: &[u64]) -> TensorSpec {
+        TensorSpec {
+            name: "w".into(),
+            shape: shape.to_vec(),
+            dtype: DType::Float32,
+            apply: Apply::Exact,
+            group: "default".into(),
+            optimizer: Optimizer::Sgd(Sgd::default()),
+        }
+    }
+
+    #[test]
+    fn slices_cover_the_tensor_once() {
+        assert_eq!(DType::Float32.slice_len(), 63 * 4096);
+        for n in [0_u64, 1, 258_047, 258_048, 258_049, 3 * 258_048 + 5] {
+            let spec = spec(&[n]);
+            let mut next = 0;
+            for range in spec.slices() {
+                assert_eq!(range.start, next);
+                next = range.end;
+            }
+            assert_eq!(next as u64, n);
+        }
+        assert_eq!(spec(&[0]).slice_count(), 1);
+        assert_eq!(spec(&[]).elements(), 1);
+    }
+
+    #[test]
+    fn absurd_shapes_are_refused() {
+        assert_eq!(spec(&[1 << 60]).validate().unwrap_err().kind, Kind::Shape);
+        assert_eq!(spec(&[1 << 40, 1 << 40]).validate().unwrap_err().kind, Kind::Shape);
+        assert_eq!(spec(&[1; 33]).validate().unwrap_err().kind, Kind::Shape);
+        // Empty, so it is a tensor, whatever its rows would be.
+        let empty = spec(&[0, 1 << 40, 1 << 40]);
+        assert!(empty.validate().is_ok());
+        assert_eq!((empty.elements(), empty.row_width()), (0, 0));
+    }
+}
