@@ -30,7 +30,17 @@ CORE_FOLDERS: dict[str, set[str]] = {
     "store": {"base", "kernel", "tensor", "slice", "coordination", "shard", "verbs", "push"},
 }
 # Files of one folder that import each other.
-CORE_FILE_CIRCLES : dict[str, set[tuple[str, str]]] = {}
+CORE_FILE_CIRCLES = {
+    # The encoders share their loop, which names them.
+    "kernel/codec": {("error_feedback", file) for file in ("bfloat16", "float32", "int8", "onebit")},
+    # Racing memory lies in regions, which are made of its lines.
+    "memory": {("cell", "shared")},
+    # A slice owns its memory, whose changes need the slice; a policy releases pushes to the slice.
+    "slice": {
+        *(("slice", file) for file in ("exact", "hogwild", "policy", "round")),
+        *(("exact", file) for file in ("image", "round")),
+    },
+}
 
 # What each crate of the workspace may depend on, among the workspace's own crates.
 CRATES = {
@@ -176,7 +186,6 @@ def test_files_of_a_folder_of_the_core_form_no_circle(folder: Path) -> None:
     without_circle({file: {f for f in found if (file, f) not in allowed} for file, found in imports.items()})
     unused = {(file, other) for file, other in allowed if other not in imports[file]}
     assert not unused, f"no longer needed: {sorted(unused)}"
-    assert len(list(folder.glob("*.rs"))) <= 15, f"{folder.relative_to(ROOT)} has too many files"
 
 
 def test_atomics_and_locks_come_through_sync() -> None:
@@ -280,9 +289,7 @@ def test_folders_of_a_crate_form_no_circle(crate: str) -> None:
 MOST_FILES = 15
 # Folders above the limit and how many source files they hold: a number may only fall, and a folder within the
 # limit leaves the list.
-LARGER_FOLDERS = {
-    "rust/core/src": 38,
-}
+LARGER_FOLDERS: dict[str, int] = {}
 
 
 def source_files_by_folder() -> dict[str, int]:

@@ -1,8 +1,9 @@
-//! What Python's overhead would hide, timed from Rust for `benchmarks/kernels.py`: codecs, bodies as a server applies
-//! them, threads that meet in one vector, lists of small tensors.
+//! What Python's overhead would hide, timed from Rust for `benchmarks/kernels.py`: codecs, bodies as a server
+//! applies them, threads that meet in one vector, lists of small tensors.
 //!
-//! Reads lines "CASE ELEMENTS REPETITIONS" from standard input and answers each with one line: the nanoseconds of every
-//! repetition. What a case needs is made at its first line and kept until another number of elements is asked for.
+//! Reads lines "CASE ELEMENTS REPETITIONS" from standard input and answers each with one line: the
+//! nanoseconds of every repetition. What a case needs is made at its first line and kept until another number
+//! of elements is asked for.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 use fastps_core::codec::{Codec, CodecId, Position};

@@ -1,8 +1,8 @@
 //! The core of fastps: what a parameter server does with bytes, without network, clock, async or Python.
 //!
-//! One push: [`finite`] check -> [`codec`] (with error feedback) -> [`frame`] -> [`shard`] -> [`mod@slice`], under its
-//! lock -> `apply`: fused decode + optimizer step, block by block -> version, [`record`] -> receipt. A pull runs it
-//! backwards.
+//! One push: [`finite`] check -> [`codec`] (with error feedback) -> [`frame`] -> [`shard`] -> [`mod@slice`],
+//! under its lock -> `apply`: fused decode + optimizer step, block by block -> version, [`record`] ->
+//! receipt. A pull runs it backwards.
 //!
 //! A folder imports only folders to its left:
 //!

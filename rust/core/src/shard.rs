@@ -121,7 +121,8 @@ impl Shard {
         self.config.exposed.as_ref()
     }
 
-    /// Takes the memory of these slices (identifier, index in the tensor), all or none; values and state start at 0.
+    /// Takes the memory of these slices (identifier, index in the tensor), all or none; values and state
+    /// start at 0.
     pub fn create(&self, spec: &Arc<TensorSpec>, group: u32, slices: &[(SliceId, usize)]) -> Result<()> {
         self.create_in(None, spec, group, slices)
     }
@@ -189,7 +190,8 @@ impl Shard {
         taken.map_err(|error| error.tensor(spec.name.clone()).shard(self.index()))
     }
 
-    /// Frees slices; unknown ones are ignored. Pulls that are being sent keep their values until they are done.
+    /// Frees slices; unknown ones are ignored. Pulls that are being sent keep their values until they are
+    /// done.
     pub fn remove(&self, slices: &[SliceId]) {
         let mut all = write(&self.slices);
         let removed: Vec<_> =
@@ -226,7 +228,8 @@ impl Shard {
         Error::new(Kind::UnknownTensor, message).shard(self.index())
     }
 
-    /// Applies, holds or refuses a push; `done` is called exactly once, perhaps later and from another thread.
+    /// Applies, holds or refuses a push; `done` is called exactly once, perhaps later and from another
+    /// thread.
     pub fn push(&self, push: &Push<'_>, done: impl FnOnce(Result<Applied>) + Send + 'static) {
         let mut done = Some(done);
         let settled = match self.slice(push.slice) {
@@ -245,8 +248,8 @@ impl Shard {
         }
     }
 
-    /// As [`Shard::push`], for a caller that has the slice. `None`: it must wait (a policy holds it, or it repeats one that
-    /// waits), and the answer goes to what `later` gives, once, perhaps from another thread.
+    /// As [`Shard::push`], for a caller that has the slice. `None`: it must wait (a policy holds it, or it
+    /// repeats one that waits), and the answer goes to what `later` gives, once, perhaps from another thread.
     #[inline(always)]
     pub fn push_to(
         &self,
@@ -306,7 +309,8 @@ impl Shard {
         }
     }
 
-    /// Whether a session that ends would take anything along: what slices remember of the client, or its place in a group.
+    /// Whether a session that ends would take anything along: what slices remember of the client, or its
+    /// place in a group.
     pub fn remembers(&self, client: u64) -> bool {
         self.clients.knows(client) || self.groups.has(client)
     }
@@ -352,9 +356,9 @@ impl Shard {
         self.touched.fetch_add(slices as u64, Ordering::Relaxed);
     }
 
-    /// Begins a cut over a group: this is its moment, and [`Slice::image_in_cut`] tells what each of its slices was then. Until
-    /// [`Shard::end_cut`] pushes take memory for what they overwrite of it, up to one more copy of the optimizer state;
-    /// fails where there is no room for that.
+    /// Begins a cut over a group: this is its moment, and [`Slice::image_in_cut`] tells what each of its
+    /// slices was then. Until [`Shard::end_cut`] pushes take memory for what they overwrite of it, up to one
+    /// more copy of the optimizer state; fails where there is no room for that.
     pub fn begin_cut(&self, group: &str) -> Result<()> {
         let own = |slice: &&Arc<Slice>| *slice.spec().group == *group;
         let needed: u64 = self.all().iter().filter(own).map(|slice| slice.cut_bytes()).sum();

@@ -1,10 +1,10 @@
-//! Models of the core's concurrency, checked by loom in every order of their steps that matters (`make loom`). They run the
-//! real code: the slice's lock, its table of identities, its two memories, the shard, on the scalar instruction set with
-//! tensors of one element. Each model has broken twins: the same model with a seeded fault (`fault.rs`), which loom must
-//! find, so that a model that proves nothing is noticed.
+//! Models of the core's concurrency, checked by loom in every order of their steps that matters (`make
+//! loom`). They run the real code: the slice's lock, its table of identities, its two memories, the shard, on
+//! the scalar instruction set with tensors of one element. Each model has broken twins: the same model with a
+//! seeded fault (`fault.rs`), which loom must find, so that a model that proves nothing is noticed.
 //!
-//! Models without a bound are exhaustive. A bound is the most preemptions (switches away from a thread that could go
-//! on) of the orders that are tried; loom tries all of them.
+//! Models without a bound are exhaustive. A bound is the most preemptions (switches away from a thread that
+//! could go on) of the orders that are tried; loom tries all of them.
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
@@ -71,7 +71,8 @@ fn spec(apply: Apply) -> TensorSpec {
     }
 }
 
-/// Pushes -1, which adds 1 to the slice's element; gives back where the answers will be, one per call of `done`.
+/// Pushes -1, which adds 1 to the slice's element; gives back where the answers will be, one per call of
+/// `done`.
 fn push(shard: &Shard, slice: SliceId, client: u64) -> Answers {
     push_as(shard, slice, Identity { client, sequence: 1 }, false)
 }
@@ -217,7 +218,8 @@ fn two_pushes_are_both_applied() {
     });
 }
 
-/// Pushes of a store, which cannot come again and are not remembered; one slice, two clients, two pushes of one.
+/// Pushes of a store, which cannot come again and are not remembered; one slice, two clients, two pushes of
+/// one.
 fn pushes_that_come_once(apply: Apply) {
     let shard = shard(apply);
     let other = thread::spawn({
@@ -270,7 +272,8 @@ fn a_repeat_meets_the_claim() {
     check("push and repeat, hogwild", None, faults, || push_and_repeat(Apply::Hogwild));
 }
 
-/// A push whose sender asks what became of it, while it is on its way: both answers agree, and so do the values.
+/// A push whose sender asks what became of it, while it is on its way: both answers agree, and so do the
+/// values.
 fn push_and_resolve(apply: Apply) {
     let shard = shard(apply);
     let sender = thread::spawn({
@@ -401,8 +404,8 @@ fn a_pull_is_one_whole_version() {
     });
 }
 
-/// One client pushes to two slices, the second on the strength of the first's answer; a cut begins meanwhile, and is
-/// written in the order that shows the most.
+/// One client pushes to two slices, the second on the strength of the first's answer; a cut begins meanwhile,
+/// and is written in the order that shows the most.
 fn push_twice_and_cut() {
     let shard = shard(Apply::Exact);
     let second = SliceId(6);
@@ -432,7 +435,8 @@ fn a_reader_hands_its_buffer_back() {
         let before = used(&shard);
         let pinned = shard.pull(0, SLICE).unwrap();
         push(&shard, SLICE, 1).one().unwrap();
-        // The first version's buffer is now the spare one; its reader goes while two pushes look for a spare buffer.
+        // The first version's buffer is now the spare one; its reader goes while two pushes look for a spare
+        // buffer.
         let reader = thread::spawn(move || {
             let value = f32::from_le_bytes(pinned.as_ref().try_into().unwrap());
             assert_eq!((pinned.version, value), (0, 0.0));

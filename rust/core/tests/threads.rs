@@ -1,5 +1,6 @@
-//! Many threads on one shard: the tests that `make tsan` watches. They keep to what ThreadSanitizer sees: threads are joined
-//! one by one, and answers come through the core's own lock, since std itself is not compiled for it.
+//! Many threads on one shard: the tests that `make tsan` watches. They keep to what ThreadSanitizer sees:
+//! threads are joined one by one, and answers come through the core's own lock, since std itself is not
+//! compiled for it.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use fastps_core::codec::CodecId;

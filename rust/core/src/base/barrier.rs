@@ -1,10 +1,11 @@
-//! Where threads wait for each other, again and again. Who waits looks for a moment before it sleeps; who leaves, in a panic
-//! too, ends the waiting of all.
+//! Where threads wait for each other, again and again. Who waits looks for a moment before it sleeps; who
+//! leaves, in a panic too, ends the waiting of all.
 
 use crate::base::fault::fault;
 use crate::base::sync::{AtomicU64, Mutex, Ordering, Thread, current, lock, park, spin_loop};
 
-/// Looks before a thread sleeps: some 50 us, where a wake-up takes 25 us. A model checker needs no more than one.
+/// Looks before a thread sleeps: some 50 us, where a wake-up takes 25 us. A model checker needs no more than
+/// one.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 2000 };
 /// In place of a count of meetings.
 const OVER: u64 = u64::MAX;
@@ -52,8 +53,8 @@ impl Barrier {
         }
         loop {
             let mut asleep = lock(&self.asleep);
-            // Whoever changes the count takes this lock afterwards, and finds this thread, or was seen here. Not once for all: who
-            // wakes for the meeting before may be late and take this thread away.
+            // Whoever changes the count takes this lock afterwards, and finds this thread, or was seen here.
+            // Not once for all: who wakes for the meeting before may be late and take this thread away.
             if past() {
                 return;
             }

@@ -1,4 +1,5 @@
-//! Blocks in, blocks out: all arithmetic is done on short runs of elements that stay in the first-level cache.
+//! Blocks in, blocks out: all arithmetic is done on short runs of elements that stay in the first-level
+//! cache.
 
 /// Elements of one block: a multiple of every codec's block, a divisor of every slice but a tensor's last.
 pub const BLOCK: usize = 1024;

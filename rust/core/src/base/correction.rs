@@ -1,5 +1,6 @@
-//! What an asynchronous mode asks of a slice where a gradient is stale: a smaller step, a refusal, less momentum.
-//! Decided under the slice's lock, where the staleness is known; the record of the push has what took effect.
+//! What an asynchronous mode asks of a slice where a gradient is stale: a smaller step, a refusal, less
+//! momentum. Decided under the slice's lock, where the staleness is known; the record of the push has what
+//! took effect.
 //!
 //! ```text
 //! tau = changes by others since the gradient's base        C = clients that push to the slice
@@ -8,9 +9,9 @@
 //! momentum          A = mu / (1 - mu) - (C - 1);  mu' = A / (1 + A), 0 if A <= 0
 //! ```
 //!
-//! The factor is on the gradient, not on the rate: with momentum or running means a step moves more than its own
-//! gradient, and only that is stale. The momentum is what makes the mean age of the gradients in a step what `mu` makes it for
-//! one worker (asynchrony begets momentum: Mitliagkas, Zhang, Hadjis, Re 2016).
+//! The factor is on the gradient, not on the rate: with momentum or running means a step moves more than its
+//! own gradient, and only that is stale. The momentum is what makes the mean age of the gradients in a step
+//! what `mu` makes it for one worker (asynchrony begets momentum: Mitliagkas, Zhang, Hadjis, Re 2016).
 
 use crate::base::error::{Error, Kind, Result};
 
@@ -40,7 +41,8 @@ impl Correction {
         }
     }
 
-    /// The factor on a gradient of this staleness where so many clients push; 1 where the staleness is unknown.
+    /// The factor on a gradient of this staleness where so many clients push; 1 where the staleness is
+    /// unknown.
     pub(crate) fn factor(self, staleness: Option<u64>, clients: usize) -> f64 {
         let Some(tau) = staleness.filter(|tau| *tau > 0) else { return 1.0 };
         let share = |of: u64| (of as f64 / tau as f64).min(1.0);

@@ -1,8 +1,9 @@
 //! A cut: the slices of a group as they were at one moment, while pushes go on.
 //!
-//! The moment is the store of a number that every change looks at, under its slice's lock. The first change of a slice
-//! behind it, or whoever writes the cut, takes the slice's image before anything else. So the cut has every change that
-//! was answered before the moment, and none that was sent on the strength of one that it has not.
+//! The moment is the store of a number that every change looks at, under its slice's lock. The first change
+//! of a slice behind it, or whoever writes the cut, takes the slice's image before anything else. So the cut
+//! has every change that was answered before the moment, and none that was sent on the strength of one that
+//! it has not.
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::{Arc, AtomicU64, Mutex, Ordering, lock};

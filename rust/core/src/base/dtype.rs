@@ -1,5 +1,6 @@
-//! The element type of parameters, and values of one type. Everything that carries values, from a caller's array to
-//! a slice's memory, says its type here: another type is a variant of these three, and the compiler names the rest.
+//! The element type of parameters, and values of one type. Everything that carries values, from a caller's
+//! array to a slice's memory, says its type here: another type is a variant of these three, and the compiler
+//! names the rest.
 
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -26,7 +27,8 @@ impl DType {
         }
     }
 
-    /// Elements of a full slice: the largest multiple of 4096 that fits, with its header, one 1 MiB HTTP/2 frame.
+    /// Elements of a full slice: the largest multiple of 4096 that fits, with its header, one 1 MiB HTTP/2
+    /// frame.
     pub const fn slice_len(self) -> usize {
         let itemsize = if self.size() < 4 { 4 } else { self.size() };
         4096 * (252 / itemsize)

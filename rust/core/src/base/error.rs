@@ -21,7 +21,8 @@ pub enum Kind {
     Frame,
     /// An option, name or setting is invalid.
     Config,
-    /// The request is in order, but what is there forbids it: another spec, a step that came too early, a server without a log.
+    /// The request is in order, but what is there forbids it: another spec, a step that came too early, a
+    /// server without a log.
     Precondition,
     /// The request does not fit the configured memory.
     Capacity,
@@ -37,7 +38,8 @@ pub enum Kind {
     UnknownOutcome,
     /// The principal's role does not allow the call.
     Denied,
-    /// Changes that were told are gone, since a server was started anew; [`Details::lost`] says which. Found by the client.
+    /// Changes that were told are gone, since a server was started anew; [`Details::lost`] says which. Found
+    /// by the client.
     VersionsLost,
     /// The server is stopping or not ready; try again later.
     Unavailable,
@@ -49,7 +51,8 @@ pub enum Kind {
     Internal,
 }
 
-/// An error with everything that a person needs to act on it. Boxed, so that a result that is well stays small.
+/// An error with everything that a person needs to act on it. Boxed, so that a result that is well stays
+/// small.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error(Box<Details>);
 
@@ -81,7 +84,8 @@ pub struct Lost {
     pub tensor: Arc<str>,
     /// The shard that was started anew.
     pub shard: u32,
-    /// How many of the client's own pushes are gone that were acknowledged; `None`: the server knows the client no more.
+    /// How many of the client's own pushes are gone that were acknowledged; `None`: the server knows the
+    /// client no more.
     pub own: Option<u64>,
     /// The newest version that the client was told.
     pub seen: u64,

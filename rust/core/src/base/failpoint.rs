@@ -1,9 +1,9 @@
-//! Failpoints: named places where a test ends the process at once, or has a call of the system fail. Compiled in by the cargo
-//! feature `failpoints` alone, which the tests of fastps-cli turn on and no release has.
+//! Failpoints: named places where a test ends the process at once, or has a call of the system fail. Compiled
+//! in by the cargo feature `failpoints` alone, which the tests of fastps-cli turn on and no release has.
 //!
-//! `FASTPS_FAILPOINT` says what happens: `log_written:3` kills the process (SIGKILL) the third time that it comes to
-//! `log_written`, and `log_sync:2:EIO` makes the second sync fail with that error (EIO or ENOSPC). Several are separated
-//! by commas.
+//! `FASTPS_FAILPOINT` says what happens: `log_written:3` kills the process (SIGKILL) the third time that it
+//! comes to `log_written`, and `log_sync:2:EIO` makes the second sync fail with that error (EIO or ENOSPC).
+//! Several are separated by commas.
 
 #[cfg(feature = "failpoints")]
 pub use chosen::{cut, fail, reach};

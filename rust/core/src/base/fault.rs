@@ -1,6 +1,6 @@
-//! Seeded faults: `make mutants` turns on one at a time and expects the test suite to notice. Compiled in by the cargo
-//! feature `mutants` alone, which no release has; chosen by `FASTPS_MUTANT`. The models of `make loom` choose theirs at
-//! run time, one per model.
+//! Seeded faults: `make mutants` turns on one at a time and expects the test suite to notice. Compiled in by
+//! the cargo feature `mutants` alone, which no release has; chosen by `FASTPS_MUTANT`. The models of `make
+//! loom` choose theirs at run time, one per model.
 
 /// Whether the fault of this name is on.
 #[cfg(all(feature = "mutants", not(loom)))]

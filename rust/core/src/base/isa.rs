@@ -1,4 +1,5 @@
-//! The instruction set as a plain value, chosen once per process, and the one place where a loop is compiled for it.
+//! The instruction set as a plain value, chosen once per process, and the one place where a loop is compiled
+//! for it.
 //!
 //! A [`Kernel`] is ordinary safe Rust whose `run` is inlined into one entry function per instruction set; the
 //! compiler vectorises each copy. All copies perform the same IEEE operations, so they agree bit for bit.
@@ -80,7 +81,8 @@ impl Isa {
         }
     }
 
-    /// The process's instruction set: `FASTPS_ISA` if set, else the best available. Decided at the first call.
+    /// The process's instruction set: `FASTPS_ISA` if set, else the best available. Decided at the first
+    /// call.
     pub fn get() -> Result<Self> {
         static CHOSEN: OnceLock<Result<Isa>> = OnceLock::new();
         CHOSEN
@@ -139,8 +141,9 @@ pub(crate) fn prefetch<T>(values: &[T]) {
 pub trait Kernel {
     /// What the loop gives back.
     type Out;
-    /// Whether AVX-512 is worth its while. Not for a loop that streams through memory and needs none of its masks: vectors of
-    /// a whole cache line come from the second-level cache and beyond up to a tenth more slowly than those of half a line.
+    /// Whether AVX-512 is worth its while. Not for a loop that streams through memory and needs none of its
+    /// masks: vectors of a whole cache line come from the second-level cache and beyond up to a tenth more
+    /// slowly than those of half a line.
     const WIDE: bool = true;
     /// The loop.
     fn run(self) -> Self::Out;

@@ -1,10 +1,10 @@
-//! The lock of an `exact` slice: it lets a running thread come back while the slice is hot in its cache, but no waiting
-//! thread is overtaken more than [`MAX_OVERTAKES`] times.
+//! The lock of an `exact` slice: it lets a running thread come back while the slice is hot in its cache, but
+//! no waiting thread is overtaken more than [`MAX_OVERTAKES`] times.
 //!
-//! Two threads that take turns strictly pay a cache miss per line and a wake-up per push; measured on one dense
-//! vector, a first-come-first-served lock costs up to 3.8 times one thread alone, this one 1.0 to 1.2 times. Waiting
-//! threads queue in order of arrival. A newcomer may overtake the queue while its front has been overtaken fewer than
-//! `MAX_OVERTAKES` times; then the lock is handed to the front directly.
+//! Two threads that take turns strictly pay a cache miss per line and a wake-up per push; measured on one
+//! dense vector, a first-come-first-served lock costs up to 3.8 times one thread alone, this one 1.0 to 1.2
+//! times. Waiting threads queue in order of arrival. A newcomer may overtake the queue while its front has
+//! been overtaken fewer than `MAX_OVERTAKES` times; then the lock is handed to the front directly.
 
 use crate::base::fault::fault;
 use crate::base::sync::{
@@ -16,13 +16,13 @@ use std::collections::VecDeque;
 /// How often a waiting thread may be overtaken. Once in a model checker, which goes through all orders.
 pub const MAX_OVERTAKES: u64 = if cfg!(loom) { 1 } else { 64 };
 
-/// How often a thread tries before it queues, and looks in the queue before it sleeps: about 2 and 50 us, where a
-/// wake-up takes 25 us. Whoever is overtaken meanwhile looks on: its turn comes near, and a lock that is handed to a
-/// sleeper is nobody's until that wakes up. A model checker needs no more than one look.
+/// How often a thread tries before it queues, and looks in the queue before it sleeps: about 2 and 50 us,
+/// where a wake-up takes 25 us. Whoever is overtaken meanwhile looks on: its turn comes near, and a lock that
+/// is handed to a sleeper is nobody's until that wakes up. A model checker needs no more than one look.
 const TRIES: u32 = if cfg!(loom) { 1 } else { 100 };
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 2000 };
-/// Each look at the lock takes its cache line from the holder, so that it is rare, more so in the queue, where a thread can
-/// look at its own flag instead.
+/// Each look at the lock takes its cache line from the holder, so that it is rare, more so in the queue,
+/// where a thread can look at its own flag instead.
 const LOOKS_PER_ATTEMPT: u32 = 32;
 const LOOKS_PER_TRY: u32 = 128;
 
@@ -37,8 +37,8 @@ pub struct SliceLock<T> {
     /// How often newcomers have overtaken a queue; changed by the lock's holder only.
     overtakes: AtomicU64,
     queue: Mutex<VecDeque<Waiter>>,
-    /// Never contended, whoever holds the word takes it: 4 ns of the 9 ns that an undisturbed lock and unlock take, and
-    /// the compiler checks what would otherwise be `unsafe`.
+    /// Never contended, whoever holds the word takes it: 4 ns of the 9 ns that an undisturbed lock and unlock
+    /// take, and the compiler checks what would otherwise be `unsafe`.
     data: Mutex<T>,
 }
 
@@ -163,7 +163,8 @@ impl<T> SliceLock<T> {
         Some(granted)
     }
 
-    /// The front of the queue takes the lock if it is free; whoever does not get it may note that it goes to sleep.
+    /// The front of the queue takes the lock if it is free; whoever does not get it may note that it goes to
+    /// sleep.
     fn leave_queue(&self, granted: &Arc<AtomicU32>, to_sleep: bool) -> bool {
         let mut queue = lock(&self.queue);
         let Some(at) = queue.iter().position(|waiter| Arc::ptr_eq(&waiter.granted, granted)) else {

@@ -1,5 +1,5 @@
-//! How the workers of a group keep together, as values: what the table of a group ([`crate::coordination::group`]) and whoever asks it speak
-//! of.
+//! How the workers of a group keep together, as values: what the table of a group
+//! ([`crate::coordination::group`]) and whoever asks it speak of.
 
 use crate::base::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,8 @@ const LONGEST_NAME: usize = 128;
 pub enum Mode {
     /// Nothing: each push is applied when it arrives.
     Free,
-    /// Stale synchronous parallel: nobody is more than `staleness` steps ahead of the slowest (Ho et al., 2013).
+    /// Stale synchronous parallel: nobody is more than `staleness` steps ahead of the slowest (Ho et al.,
+    /// 2013).
     Bounded {
         /// Steps.
         staleness: u64,

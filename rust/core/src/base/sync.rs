@@ -1,7 +1,7 @@
 //! The only import of atomics and locks, so that a model checker can take their place (`--cfg loom`).
 //!
-//! `Arc` is std's in every build: trait objects and method receivers need the real one. `Counted` is the `Arc` whose
-//! count the code looks at, and which the model checker therefore must see.
+//! `Arc` is std's in every build: trait objects and method receivers need the real one. `Counted` is the
+//! `Arc` whose count the code looks at, and which the model checker therefore must see.
 
 #[cfg(not(loom))]
 mod chosen {

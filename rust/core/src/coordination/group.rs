@@ -1,8 +1,8 @@
-//! Groups: which workers train a set of tensors together, and what binds them. Tables without a clock and without a network: a
-//! worker that is gone is reported by whoever keeps its lease.
+//! Groups: which workers train a set of tensors together, and what binds them. Tables without a clock and
+//! without a network: a worker that is gone is reported by whoever keeps its lease.
 //!
-//! A group is bound by its first worker, and free again when its last one has left. Who waits is told by whoever makes the
-//! waiting end.
+//! A group is bound by its first worker, and free again when its last one has left. Who waits is told by
+//! whoever makes the waiting end.
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::fault::fault;
@@ -57,7 +57,8 @@ struct Table {
     /// Steps that were taken alone.
     alone: u64,
     came: u64,
-    /// As many workers as a version needs have been there at one time. From then on whoever goes is not waited for.
+    /// As many workers as a version needs have been there at one time. From then on whoever goes is not
+    /// waited for.
     complete: bool,
 }
 
@@ -266,7 +267,8 @@ impl Groups {
         named(table.members.iter().filter(holds).map(|(_, member)| member))
     }
 
-    /// A worker leaves a group, or the warm start of one. Those who waited for it go on. False: it had no place there.
+    /// A worker leaves a group, or the warm start of one. Those who waited for it go on. False: it had no
+    /// place there.
     pub fn leave(&self, group: u32, client: u64, warm: bool) -> bool {
         !self.leave_where(client, |key| key == (group, if warm { Room::Warm } else { Room::Main })).is_empty()
     }

@@ -1,8 +1,10 @@
-//! Portions of a range of samples, leased to workers: which of an epoch are with whom, given back, or finished.
+//! Portions of a range of samples, leased to workers: which of an epoch are with whom, given back, or
+//! finished.
 //!
-//! A worker holds one portion at a time and finishes it with its next question. So a question that is repeated, because its
-//! answer got lost, changes nothing: whoever has not finished what it holds gets the same again. What the worker of an ended client
-//! held goes to others. The next epoch begins, for everybody, when every portion of the present one is finished.
+//! A worker holds one portion at a time and finishes it with its next question. So a question that is
+//! repeated, because its answer got lost, changes nothing: whoever has not finished what it holds gets the
+//! same again. What the worker of an ended client held goes to others. The next epoch begins, for everybody,
+//! when every portion of the present one is finished.
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::Arc;
@@ -114,7 +116,8 @@ pub struct Answer {
     pub given: Given,
 }
 
-/// Called with the answer of a worker that waits, once or never, while the tables are locked: it must not come back to them.
+/// Called with the answer of a worker that waits, once or never, while the tables are locked: it must not
+/// come back to them.
 pub type Waiter = Box<dyn FnOnce(Answer) + Send>;
 
 /// A client, and which of its workers.
@@ -268,7 +271,8 @@ pub struct Portions {
 }
 
 impl Portions {
-    /// No tables. Their numbers count up from `run`, random where workers may remember those of an earlier process.
+    /// No tables. Their numbers count up from `run`, random where workers may remember those of an earlier
+    /// process.
     pub fn new(run: u64, meter: Arc<Meter>) -> Self {
         Self { tables: BTreeMap::new(), run, meter }
     }
@@ -353,7 +357,8 @@ impl Portions {
         }
     }
 
-    /// The worker waits no longer; what it is told if nothing has come. `None`: an answer has just been given.
+    /// The worker waits no longer; what it is told if nothing has come. `None`: an answer has just been
+    /// given.
     pub fn withdraw(&mut self, client: u64, ask: &Ask) -> Option<Answer> {
         let table = self.tables.get_mut(&ask.samples.name)?;
         let worker = (client, ask.worker);
@@ -397,7 +402,8 @@ mod tests {
         Portions::new(0, Meter::new(u64::MAX))
     }
 
-    /// A worker as it behaves: it remembers what it was told, and finishes what it holds with the next question.
+    /// A worker as it behaves: it remembers what it was told, and finishes what it holds with the next
+    /// question.
     struct At {
         client: u64,
         ask: Ask,

@@ -1,6 +1,6 @@
-//! Factors of a matrix of which some entries are known, such as ratings: `r = mean + b_u + b_i + p_u . q_i`, by stochastic
-//! gradient descent of threads that share all factors without any lock (Niu et al. 2011; the model: Koren, Bell,
-//! Volinsky 2009).
+//! Factors of a matrix of which some entries are known, such as ratings: `r = mean + b_u + b_i + p_u . q_i`,
+//! by stochastic gradient descent of threads that share all factors without any lock (Niu et al. 2011; the
+//! model: Koren, Bell, Volinsky 2009).
 //!
 //! A bias is one more factor, whose partner in the other row is always 1. So both sides step by one rule:
 //! `p += lr (e q - reg p)`, `q += lr (e p - reg q)`, with the error e before the step.
@@ -16,8 +16,8 @@ use crate::memory::{LINE, LineKernel, Lines, RacyBuffer, run_lines};
 
 /// Ratings that a thread takes at once.
 const BLOCK: usize = 512;
-/// Users whose ratings come mixed with each other's: few enough for a core's own cache, enough that a step seldom waits
-/// for the one before.
+/// Users whose ratings come mixed with each other's: few enough for a core's own cache, enough that a step
+/// seldom waits for the one before.
 const GROUP: usize = 16;
 /// Most queues: each takes memory for every user. More threads share them.
 const QUEUES: usize = 16;
@@ -75,7 +75,8 @@ pub struct Factors {
     items: Side,
 }
 
-/// The rows of users or of items: factors, own bias, the other's bias's partner (or the other way round), padding of 0.
+/// The rows of users or of items: factors, own bias, the other's bias's partner (or the other way round),
+/// padding of 0.
 struct Side {
     rows: RacyBuffer,
     count: usize,
@@ -107,8 +108,9 @@ impl Factors {
         (self.users.count, self.items.count)
     }
 
-    /// Passes over checked ratings by threads that stay for all of them. After each pass `next` is given the sum of squared errors,
-    /// each before its step, and how many ratings were learned from: all, unless the pass was stopped. It says what comes next.
+    /// Passes over checked ratings by threads that stay for all of them. After each pass `next` is given the
+    /// sum of squared errors, each before its step, and how many ratings were learned from: all, unless the
+    /// pass was stopped. It says what comes next.
     pub fn train(
         &self,
         ratings: Ratings<'_>,
@@ -138,7 +140,8 @@ impl Factors {
     }
 }
 
-/// Asked after each pass. No type parameter: the loop would be compiled in the caller's crate, where it becomes no vectors.
+/// Asked after each pass. No type parameter: the loop would be compiled in the caller's crate, where it
+/// becomes no vectors.
 pub type Next<'a> = &'a mut dyn FnMut(f64, usize) -> Option<Epoch>;
 
 /// What comes next in a training.
@@ -239,7 +242,8 @@ impl LineKernel for Work<'_> {
 /// The order of a pass: a queue for each thread, that others help with when theirs is empty.
 #[derive(Debug)]
 pub struct Order {
-    /// The ratings of each thread's items by user: those of user u and thread t from `starts[t * users + u]` on.
+    /// The ratings of each thread's items by user: those of user u and thread t from `starts[t * users + u]`
+    /// on.
     sorted: Vec<u32>,
     starts: Vec<usize>,
     users: usize,
@@ -276,8 +280,9 @@ impl Order {
         }
     }
 
-    /// A new order of one queue. Each thread has items of its own, and goes over groups of users one after the other, in an order of
-    /// chance, each from another group on: so threads seldom meet at a row. The ratings of a group come shuffled.
+    /// A new order of one queue. Each thread has items of its own, and goes over groups of users one after
+    /// the other, in an order of chance, each from another group on: so threads seldom meet at a row. The
+    /// ratings of a group come shuffled.
     fn shuffle(&self, queue: usize, seed: u64) {
         let mut state = seed;
         let mut turns: Vec<usize> = (0..self.users).collect();
@@ -330,8 +335,8 @@ impl Side {
         Ok(Self { rows, count: biases.len(), bias, one })
     }
 
-    /// What a step leaves of each element, and what it then adds: so partners and biases that are off keep their values,
-    /// without a store of one element among vectors.
+    /// What a step leaves of each element, and what it then adds: so partners and biases that are off keep
+    /// their values, without a store of one element among vectors.
     fn fixed(&self, stride: usize, biases: bool) -> Fixed {
         let (mut kept, mut added) = (vec![1.0; stride], vec![0.0; stride]);
         (kept[self.one], added[self.one]) = (0.0, if biases { 1.0 } else { 0.0 });

@@ -1,4 +1,5 @@
-//! The estimators: models that threads train in one memory without locks, and how the threads share out the examples.
+//! The estimators: models that threads train in one memory without locks, and how the threads share out the
+//! examples.
 
 pub mod factorize;
 pub mod linear;

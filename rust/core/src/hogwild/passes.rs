@@ -1,5 +1,5 @@
-//! Passes over examples by several threads: they take blocks of the order from one counter and never wait for each other;
-//! they meet at the end of the pass alone.
+//! Passes over examples by several threads: they take blocks of the order from one counter and never wait for
+//! each other; they meet at the end of the pass alone.
 
 use crate::base::barrier::{Barrier, Seat};
 use crate::base::error::{Error, Kind, Result};
@@ -45,8 +45,8 @@ impl<'a> Deal<'a> {
     }
 }
 
-/// Runs the same work on so many threads, of which the caller's is the first, and gives all results in the order of the
-/// threads. Each is told its number.
+/// Runs the same work on so many threads, of which the caller's is the first, and gives all results in the
+/// order of the threads. Each is told its number.
 pub(crate) fn together<T: Send>(threads: usize, work: impl Fn(usize) -> T + Sync) -> Result<Vec<T>> {
     let work = &work;
     std::thread::scope(|scope| {
@@ -60,9 +60,10 @@ pub(crate) fn together<T: Send>(threads: usize, work: impl Fn(usize) -> T + Sync
     })
 }
 
-/// The same on threads that stay for many rounds: to start one takes as long as to learn from some thousand examples, and one that
-/// is started finds what it needs in another core's cache. `next` is called between two rounds by the caller's thread, changes
-/// what they share, and says whether there is another round. A round's work may meet the others, and ends if they do not come.
+/// The same on threads that stay for many rounds: to start one takes as long as to learn from some thousand
+/// examples, and one that is started finds what it needs in another core's cache. `next` is called between
+/// two rounds by the caller's thread, changes what they share, and says whether there is another round. A
+/// round's work may meet the others, and ends if they do not come.
 pub(crate) fn rounds<S: Send + Sync>(
     threads: usize,
     shared: S,

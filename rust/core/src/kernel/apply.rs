@@ -1,7 +1,7 @@
-//! The fused loop: decode, step, store; the only file that sees storage, codecs and optimizers together. Compiled once
-//! per (storage, codec, optimizer, instruction set); racing memory has one loop for all codecs but float32. A body whose
-//! elements lie there one by one is decoded in the step's own loop, the others block by block; nothing is ever decoded
-//! into a temporary the size of the tensor.
+//! The fused loop: decode, step, store; the only file that sees storage, codecs and optimizers together.
+//! Compiled once per (storage, codec, optimizer, instruction set); racing memory has one loop for all codecs
+//! but float32. A body whose elements lie there one by one is decoded in the step's own loop, the others
+//! block by block; nothing is ever decoded into a temporary the size of the tensor.
 
 use crate::base::block::{BLOCK, Block, Lane, Room, blocks};
 use crate::base::isa::{Isa, Kernel};
@@ -20,11 +20,12 @@ pub(crate) trait Storage {
     type Run: AsMut<[f32]>;
     const RUN: Self::Run;
     fn len(&self) -> usize;
-    /// The elements in the order of a push: racing pushes begin at different blocks. Each range begins at a block, or is empty.
+    /// The elements in the order of a push: racing pushes begin at different blocks. Each range begins at a
+    /// block, or is empty.
     type Ranges: Iterator<Item = Range<usize>>;
     fn ranges(&self) -> Self::Ranges;
-    /// Steps the elements from `at` on, as many as `g` has. Not a closure: it must be inlined into the loop that carries
-    /// the target features.
+    /// Steps the elements from `at` on, as many as `g` has. Not a closure: it must be inlined into the loop
+    /// that carries the target features.
     fn update<R: Step, G: Lane>(&mut self, at: usize, rule: R, g: &[G]);
 }
 
@@ -79,7 +80,8 @@ impl AsMut<[f32]> for Few {
 /// Elements of a row that racing memory steps at a time: little room is quickly made.
 pub(crate) const ROW: usize = 64;
 
-/// Racing memory: loaded into the first-level cache, at most `N` elements at a time, stepped there, stored back.
+/// Racing memory: loaded into the first-level cache, at most `N` elements at a time, stepped there, stored
+/// back.
 pub(crate) struct Hogwild<'a, const N: usize = BLOCK> {
     pub(crate) isa: Isa,
     pub(crate) params: &'a RacyBuffer,
@@ -158,7 +160,8 @@ pub(crate) fn add(isa: Isa, to: &mut [f32], codec: CodecId, body: &[u8], scale: 
     apply(isa, Exact { params: to, state: &mut [] }, codec, body, scale, Rule::Sgd(SgdRule::SUM));
 }
 
-/// Applies one to racing memory. That is stepped in blocks that are copied anyway, so a body's decoder need not be in the loop.
+/// Applies one to racing memory. That is stepped in blocks that are copied anyway, so a body's decoder need
+/// not be in the loop.
 #[inline(always)]
 pub(crate) fn apply_racing(
     isa: Isa,
@@ -211,7 +214,8 @@ fn with_body(isa: Isa, storage: impl Storage, body: impl Body, scale: f32, rule:
     }
 }
 
-/// Unit tests have the scalar loops alone: all of them take minutes to compile, and `tests/api/isa.rs` has them all.
+/// Unit tests have the scalar loops alone: all of them take minutes to compile, and `tests/api/isa.rs` has
+/// them all.
 #[inline(always)]
 fn run(isa: Isa, kernel: impl Kernel<Out = ()>) {
     if cfg!(test) { kernel.run() } else { isa.run(kernel) }
@@ -294,8 +298,8 @@ pub(crate) struct Touch<'a> {
     pub(crate) scale: f32,
 }
 
-/// Applies one validated sparse body to its rows of one slice. The values are few: they are decoded a block at a time, and one
-/// loop per rule steps them, whatever their codec.
+/// Applies one validated sparse body to its rows of one slice. The values are few: they are decoded a block
+/// at a time, and one loop per rule steps them, whatever their codec.
 pub(crate) fn apply_rows(isa: Isa, mut storage: impl Storage, touch: Touch<'_>, rule: SparseRule) {
     let Touch { layout, indices, codec, body, elements, scale } = touch;
     let mut runs = layout.runs(indices);

@@ -1,4 +1,5 @@
-//! The check for NaN and infinity: a whole push is scanned before its first byte leaves or the first slice changes.
+//! The check for NaN and infinity: a whole push is scanned before its first byte leaves or the first slice
+//! changes.
 
 use crate::base::block::blocks;
 use crate::base::error::{Error, Kind, Result};
@@ -35,8 +36,8 @@ fn magnitude(x: f32) -> u32 {
     x.to_bits() & 0x7FFF_FFFF
 }
 
-/// Fails with the index of the first element of `values` (plus `residual`, if given, of the same length) that is not
-/// finite.
+/// Fails with the index of the first element of `values` (plus `residual`, if given, of the same length) that
+/// is not finite.
 pub fn check(isa: Isa, values: &[f32], residual: Option<&[f32]>) -> Result<()> {
     if isa.run(Scan { values, residual }) {
         return Ok(());

@@ -1,9 +1,10 @@
 //! A trial of the claim on which `hogwild` rests: vectors that race may mix, lanes never tear.
 //!
-//! Two threads store vectors of one pattern each into the same line of racing memory; a third loads, and stores either
-//! pattern now and then, so that patterns meet also where only two of them have a core. A lane that is
-//! neither pattern was torn. No vendor promises this of wide vectors, so it is tried on the CPU at hand: in memory of this
-//! process, and in memory that each of the three has mapped for itself, as the processes of a shared store have.
+//! Two threads store vectors of one pattern each into the same line of racing memory; a third loads, and
+//! stores either pattern now and then, so that patterns meet also where only two of them have a core. A lane
+//! that is neither pattern was torn. No vendor promises this of wide vectors, so it is tried on the CPU at
+//! hand: in memory of this process, and in memory that each of the three has mapped for itself, as the
+//! processes of a shared store have.
 
 use crate::base::error::Result;
 use crate::base::isa::Isa;
@@ -16,7 +17,8 @@ const PAGE: u64 = 4096;
 const LINE: usize = 16;
 /// Elements that a line is shifted by, so that vectors straddle a border: none, half a line, one lane.
 const SHIFTS: [usize; 3] = [0, LINE / 2, 1];
-/// Loads of the third thread for each store of its own: the first ones may be answered with what it has just stored.
+/// Loads of the third thread for each store of its own: the first ones may be answered with what it has just
+/// stored.
 const LOADS: u64 = 16;
 /// Two values that differ in every bit, so that each part of a lane tells whose it is.
 const PATTERNS: [u32; 2] = [0x3355_1177, !0x3355_1177];
@@ -59,7 +61,8 @@ pub enum Mapping {
     Shared,
 }
 
-/// Loads `loads` lines at each place while others store into them. A million loads take about a tenth of a second.
+/// Loads `loads` lines at each place while others store into them. A million loads take about a tenth of a
+/// second.
 pub fn tearing(isa: Isa, mapping: Mapping, loads: u64) -> Result<TearReport> {
     let trial = |shift| Ok(trial(isa, &buffers(mapping)?, shift, loads));
     Ok(TearReport { isa, trials: SHIFTS.into_iter().map(trial).collect::<Result<_>>()? })

@@ -1,11 +1,11 @@
-//! Rows in a slice: which elements a sparse push or pull means. A row is what one index of a tensor's first dimension names; it may
-//! straddle the border of two slices, and then each slice has its part of it.
+//! Rows in a slice: which elements a sparse push or pull means. A row is what one index of a tensor's first
+//! dimension names; it may straddle the border of two slices, and then each slice has its part of it.
 
 use crate::base::error::{Error, Kind, Result};
 use std::ops::Range;
 
-/// Numbers of rows of one slice, ascending, as they travel: little-endian u32, counted from the row that the slice's first
-/// element belongs to.
+/// Numbers of rows of one slice, ascending, as they travel: little-endian u32, counted from the row that the
+/// slice's first element belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Indices<'a>(&'a [[u8; 4]]);
 

@@ -11,9 +11,9 @@ const LINE: usize = 64;
 const PAGE: usize = 1 << 16;
 /// Bytes from which on the place in a page matters.
 const LARGE: usize = 1 << 16;
-/// How far apart in a page the large arrays of one slice begin, the gradient's too, which mostly begins near the start of
-/// one: a step walks along all of them at once, and streams that agree in the low bits of their addresses hold each other
-/// up.
+/// How far apart in a page the large arrays of one slice begin, the gradient's too, which mostly begins near
+/// the start of one: a step walks along all of them at once, and streams that agree in the low bits of their
+/// addresses hold each other up.
 const STAGGER: usize = 5 * LINE;
 /// Arrays after which the places repeat.
 const PLACES: usize = 4;
@@ -39,7 +39,8 @@ enum Memory {
 }
 
 impl Buffer {
-    /// `len` values of a slice's `array`-th array, written once so that the first push does not pay for the pages.
+    /// `len` values of a slice's `array`-th array, written once so that the first push does not pay for the
+    /// pages.
     pub(crate) fn filled(dtype: DType, len: usize, value: f32, array: usize, pieces: &mut Pieces) -> Self {
         let piece = pieces.take(Self::bytes_for(dtype, len) as usize, array);
         Self::made(dtype, len, value, array, piece)

@@ -1,18 +1,19 @@
 //! The one file with racing memory access: the memory of `hogwild` slices.
 //!
-//! Threads load and store the same elements without any lock (Niu et al. 2011). In Rust a race between ordinary
-//! accesses is undefined behaviour, and no portable vector access is atomic. So the memory is never exposed as a
-//! slice, and exactly two leaf operations touch it, a load and a store: of vectors, or of one element for sparse
-//! work (`get`, `set`: plain atomics, which compile to plain moves). Their meaning is
+//! Threads load and store the same elements without any lock (Niu et al. 2011). In Rust a race between
+//! ordinary accesses is undefined behaviour, and no portable vector access is atomic. So the memory is never
+//! exposed as a slice, and exactly two leaf operations touch it, a load and a store: of vectors, or of one
+//! element for sparse work (`get`, `set`: plain atomics, which compile to plain moves). Their meaning is
 //!
 //! > one relaxed atomic access per 4-byte lane, in unspecified order,
 //!
-//! which is what the scalar backend below does literally (`load_scalar`, `store_scalar`). The vector backends are
-//! inline assembly that does the same to 4, 8 or 16 lanes with one instruction: it performs a subset of the behaviours
-//! of that loop, so it adds no operation that the abstract machine lacks. Assembly rather than intrinsics, because an
-//! intrinsic's load is an ordinary one that the compiler may repeat, split or merge. One lane width per buffer: 4
-//! bytes, never mixed, and every lane is aligned; a tail goes through the scalar backend. `cfg(fastps_scalar)`, Miri,
-//! loom and other CPUs use the scalar backend alone. `crate::kernel::litmus` tries on the CPU at hand what is claimed here.
+//! which is what the scalar backend below does literally (`load_scalar`, `store_scalar`). The vector backends
+//! are inline assembly that does the same to 4, 8 or 16 lanes with one instruction: it performs a subset of
+//! the behaviours of that loop, so it adds no operation that the abstract machine lacks. Assembly rather than
+//! intrinsics, because an intrinsic's load is an ordinary one that the compiler may repeat, split or merge.
+//! One lane width per buffer: 4 bytes, never mixed, and every lane is aligned; a tail goes through the scalar
+//! backend. `cfg(fastps_scalar)`, Miri, loom and other CPUs use the scalar backend alone.
+//! `crate::kernel::litmus` tries on the CPU at hand what is claimed here.
 #![allow(unsafe_code)]
 
 use super::shared::Region;
@@ -72,13 +73,14 @@ impl RacyBuffer {
         unsafe { self.first.add(i).as_ref() }
     }
 
-    /// Loads the elements from `at`. Every lane is one relaxed load. At a multiple of 16 no vector straddles a cache
-    /// line, which is faster.
+    /// Loads the elements from `at`. Every lane is one relaxed load. At a multiple of 16 no vector straddles
+    /// a cache line, which is faster.
     #[inline(always)]
     pub(crate) fn load(&self, isa: Isa, at: usize, out: &mut [f32]) {
         assert!(self.holds(at, out.len()), "a block outside its buffer");
         let base = self.first.as_ptr().cast::<f32>().cast_const().wrapping_add(at);
-        // SAFETY: the assertion keeps every vector inside the buffer, which `self` keeps alive; lanes are aligned.
+        // SAFETY: the assertion keeps every vector inside the buffer, which `self` keeps alive; lanes are
+        // aligned.
         let done = unsafe { vectors::load(isa, base, out) };
         load_scalar(self, at + done, &mut out[done..]);
     }
@@ -123,7 +125,8 @@ impl RacyBuffer {
     #[inline(always)]
     pub(crate) fn line(&self, lines: impl Lines, at: usize) -> [f32; LINE] {
         assert!(self.holds(at, LINE), "a line outside its buffer");
-        // SAFETY: the assertion keeps the line inside the buffer, which `self` keeps alive; lanes are aligned.
+        // SAFETY: the assertion keeps the line inside the buffer, which `self` keeps alive; lanes are
+        // aligned.
         unsafe { lines.load(self.first.as_ptr().wrapping_add(at)) }
     }
 
@@ -192,8 +195,8 @@ fn ask_for(p: *const AtomicU32) {
 /// Elements of a cache line.
 pub(crate) const LINE: usize = 16;
 
-/// How lines are loaded and stored by an instruction set that this CPU has: known where a loop is compiled, so that nothing
-/// is asked for each line.
+/// How lines are loaded and stored by an instruction set that this CPU has: known where a loop is compiled,
+/// so that nothing is asked for each line.
 pub(crate) trait Lines: Copy {
     /// # Safety
     /// `p` is valid for atomic loads of a line's lanes.
@@ -203,7 +206,8 @@ pub(crate) trait Lines: Copy {
     unsafe fn store(self, p: *const AtomicU32, values: &[f32; LINE]);
 }
 
-/// A loop over lines, compiled once per instruction set. `run` and all that it calls must be `#[inline(always)]`.
+/// A loop over lines, compiled once per instruction set. `run` and all that it calls must be
+/// `#[inline(always)]`.
 pub(crate) trait LineKernel {
     /// What the loop gives back.
     type Out;
@@ -263,8 +267,8 @@ macro_rules! leaf {
         #[target_feature(enable = $feature)]
         unsafe fn $load(p: *const f32) -> $vector {
             let vector: $vector;
-            // SAFETY: valid by the caller's promise; the meaning is one relaxed load per lane. Not `pure`: another
-            // thread may store between two executions.
+            // SAFETY: valid by the caller's promise; the meaning is one relaxed load per lane. Not `pure`:
+            // another thread may store between two executions.
             unsafe {
                 asm!($load_text, v = lateout($class) vector, p = in(reg) p,
                      options(nostack, preserves_flags, readonly));
@@ -422,7 +426,8 @@ mod vectors {
     use std::arch::aarch64::{float32x4_t, vld1q_f32, vst1q_f32};
     use std::arch::asm;
 
-    // LD1 and ST1 access element by element: each is atomic where it is aligned to itself, whatever the vector's place.
+    // LD1 and ST1 access element by element: each is atomic where it is aligned to itself, whatever the
+    // vector's place.
     leaf!(load_q, store_q, "neon", float32x4_t, vreg, "ld1 {{{v:v}.4s}}, [{p}]", "st1 {{{v:v}.4s}}, [{p}]");
     loops!(load_neon, store_neon, "neon", 4, load_q, store_q, vld1q_f32, vst1q_f32, NeonLines);
 

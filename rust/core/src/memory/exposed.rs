@@ -1,9 +1,11 @@
-//! Memory of values that other processes may read where they lie: pieces of one length, each the values of one whole slice.
-//! It has no name, all of its addresses are taken at once, and its pages as they are touched.
+//! Memory of values that other processes may read where they lie: pieces of one length, each the values of
+//! one whole slice. It has no name, all of its addresses are taken at once, and its pages as they are
+//! touched.
 //!
-//! This process alone writes it. The others get an opening of it that cannot be written, and it is sealed against shrinking;
-//! they read pieces that are pinned for them, and nothing here depends on what else they look at. A process of the same user
-//! that goes out of its way to write there garbles values, and nothing else.
+//! This process alone writes it. The others get an opening of it that cannot be written, and it is sealed
+//! against shrinking; they read pieces that are pinned for them, and nothing here depends on what else they
+//! look at. A process of the same user that goes out of its way to write there garbles values, and nothing
+//! else.
 #![allow(unsafe_code)]
 
 use crate::base::sync::{Arc, Mutex, lock};
@@ -36,8 +38,9 @@ struct Free {
 }
 
 impl Exposed {
-    /// Addresses for pieces of `bytes` in all, or of what the machine has if that is less. Fails where the system cannot pass
-    /// such memory on, and where it would end this process for touching a page that it does not have.
+    /// Addresses for pieces of `bytes` in all, or of what the machine has if that is less. Fails where the
+    /// system cannot pass such memory on, and where it would end this process for touching a page that it
+    /// does not have.
     pub fn new(bytes: u64) -> io::Result<Arc<Self>> {
         let count = (bytes.min(system::memory()) / PIECE as u64).max(1) as usize;
         let file = system::make((count * PIECE) as u64)?;
@@ -86,17 +89,18 @@ impl ExposedPiece {
 impl Deref for ExposedPiece {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: `index` is below the count of pieces and `len` at most a piece, so this is inside the mapping, which lives as
-        // long as `memory` and cannot shrink. All memory of the system is initialised. Each index is had by one piece at
-        // a time, and nobody but this process writes, so nobody changes it while it is borrowed.
+        // SAFETY: `index` is below the count of pieces and `len` at most a piece, so this is inside the
+        // mapping, which lives as long as `memory` and cannot shrink. All memory of the system is
+        // initialised. Each index is had by one piece at a time, and nobody but this process writes, so
+        // nobody changes it while it is borrowed.
         unsafe { std::slice::from_raw_parts(self.memory.memory.as_ptr().add(self.offset()), self.len) }
     }
 }
 
 impl DerefMut for ExposedPiece {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and borrowed alone. Other processes may look at the bytes meanwhile; they are told to only while
-        // somebody has the buffer pinned, when there is no such borrow.
+        // SAFETY: as above, and borrowed alone. Other processes may look at the bytes meanwhile; they are
+        // told to only while somebody has the buffer pinned, when there is no such borrow.
         unsafe {
             std::slice::from_raw_parts_mut(self.memory.memory.as_mut_ptr().add(self.offset()), self.len)
         }
@@ -144,7 +148,8 @@ mod system {
         Ok(file.into())
     }
 
-    /// Huge pages, if the system gives such memory any; and a dump of the process need not have values that it has not touched.
+    /// Huge pages, if the system gives such memory any; and a dump of the process need not have values that
+    /// it has not touched.
     pub(super) fn advise(memory: &MmapRaw) {
         let _ = memory.advise(Advice::HugePage);
         let _ = memory.advise(Advice::DontDump);

@@ -1,4 +1,5 @@
-//! The memory of a shard, counted before it is taken: one limit for all of it, and what each purpose has of it.
+//! The memory of a shard, counted before it is taken: one limit for all of it, and what each purpose has of
+//! it.
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::{Arc, AtomicU64, Ordering};

@@ -1,6 +1,6 @@
-//! Memory of large tensors, for which the system may use huge pages: a step over gigabytes then waits less for addresses
-//! to be translated. Pieces are mapped before the first of them is touched; the system lays them side by side, so that
-//! huge pages span them. Each is freed for itself, as its buffer goes.
+//! Memory of large tensors, for which the system may use huge pages: a step over gigabytes then waits less
+//! for addresses to be translated. Pieces are mapped before the first of them is touched; the system lays
+//! them side by side, so that huge pages span them. Each is freed for itself, as its buffer goes.
 //!
 //! The values of a shard whose clients may read them where they lie come out of its `exposed` memory.
 
@@ -52,7 +52,8 @@ impl Pieces {
         Self::default()
     }
 
-    /// Pieces of `len` bytes each for `slices` of so many `arrays`; none where that is little memory or the system has none to give.
+    /// Pieces of `len` bytes each for `slices` of so many `arrays`; none where that is little memory or the
+    /// system has none to give.
     pub(crate) fn new(len: usize, slices: usize, arrays: usize, exposed: Option<&Arc<Exposed>>) -> Self {
         let count = slices * (arrays - usize::from(exposed.is_some()));
         let count = if len.saturating_mul(count) < WORTHWHILE { 0 } else { count };

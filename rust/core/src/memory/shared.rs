@@ -1,11 +1,11 @@
-//! Memory that several processes map and step in place: that of a shared store. It has no name and nobody owns it, so it
-//! goes when the last process that has it is gone, killed or not. It is sealed against shrinking, so that no process can
-//! take away what another has mapped, and it grows before anything is mapped, so that a machine without memory says so
-//! at registration.
+//! Memory that several processes map and step in place: that of a shared store. It has no name and nobody
+//! owns it, so it goes when the last process that has it is gone, killed or not. It is sealed against
+//! shrinking, so that no process can take away what another has mapped, and it grows before anything is
+//! mapped, so that a machine without memory says so at registration.
 //!
-//! The other processes are of the same user and may write what and when they like. So no reference to plain bytes is
-//! ever made: what is racing is seen through atomics, for which every bit pattern is a value, and all else is read by
-//! the system, into a copy.
+//! The other processes are of the same user and may write what and when they like. So no reference to plain
+//! bytes is ever made: what is racing is seen through atomics, for which every bit pattern is a value, and
+//! all else is read by the system, into a copy.
 #![allow(unsafe_code)]
 
 use super::cell::Line;
@@ -107,7 +107,8 @@ impl SharedMemory {
         self.file.write_all_at(bytes, at).map_err(|error| failed("the shared store cannot be written", error))
     }
 
-    /// Maps `len` bytes, which must be there, from a page's border on; all their pages are in place afterwards.
+    /// Maps `len` bytes, which must be there, from a page's border on; all their pages are in place
+    /// afterwards.
     pub(crate) fn map(&self, at: u64, len: usize) -> Result<Region> {
         let fail = |error| failed("the shared store cannot be mapped", error);
         let there = self.file.metadata().map_err(fail)?.len();
@@ -140,8 +141,9 @@ impl Region {
     /// `count` lines of lanes from byte `at`.
     pub(super) fn lines(&self, at: usize, count: usize) -> &[Line] {
         self.check(at, count * size_of::<Line>(), align_of::<Line>());
-        // SAFETY: inside the mapping, which `self` keeps, aligned, and initialised as all memory of the system is. Lines
-        // are atomics: other processes may change them at any time, and no code of ours makes a plain access to them.
+        // SAFETY: inside the mapping, which `self` keeps, aligned, and initialised as all memory of the
+        // system is. Lines are atomics: other processes may change them at any time, and no code of ours
+        // makes a plain access to them.
         unsafe { std::slice::from_raw_parts(self.raw.as_ptr().add(at).cast(), count) }
     }
 

@@ -1,5 +1,5 @@
-//! What a model checker has in place of `shared.rs`: one memory for several "processes" that are threads of a model.
-//! Reading and writing are calls of the system, one at a time; the words of the head are atomics.
+//! What a model checker has in place of `shared.rs`: one memory for several "processes" that are threads of a
+//! model. Reading and writing are calls of the system, one at a time; the words of the head are atomics.
 
 use super::cell::Line;
 use crate::base::error::{Error, Kind, Result};

@@ -1,5 +1,5 @@
-//! The first steps of a push, the same for a local store and a remote client: everything is checked before the first
-//! slice is changed or the first byte leaves.
+//! The first steps of a push, the same for a local store and a remote client: everything is checked before
+//! the first slice is changed or the first byte leaves.
 
 use crate::base::dtype::{Array, View};
 use crate::base::error::{Error, Kind, Result};
@@ -113,8 +113,8 @@ pub fn check_lr(lr: f64) -> Result<()> {
     Err(Error::new(Kind::Config, "invalid lr").expected("a finite number >= 0", lr))
 }
 
-/// Scans a whole push for NaN and infinity. What is rounded or added to a residual must be finite, whatever the
-/// options say about checking.
+/// Scans a whole push for NaN and infinity. What is rounded or added to a residual must be finite, whatever
+/// the options say about checking.
 pub fn check_finite<'a>(
     isa: Isa,
     gradients: impl Iterator<Item = GradientRef<'a>>,
@@ -136,8 +136,8 @@ pub fn check_finite<'a>(
     Ok(())
 }
 
-/// As [`Codec::encode`], of values that were not checked. If one is not finite, `residual` is as before, but for the rounding
-/// of a sum.
+/// As [`Codec::encode`], of values that were not checked. If one is not finite, `residual` is as before, but
+/// for the rounding of a sum.
 pub fn check_and_encode(
     isa: Isa,
     codec: Codec,

@@ -1,5 +1,5 @@
-//! What an in-process push keeps of a slice whose push a policy holds: the way to ask what became of it, and what
-//! returns to error feedback if it is never applied.
+//! What an in-process push keeps of a slice whose push a policy holds: the way to ask what became of it, and
+//! what returns to error feedback if it is never applied.
 
 use crate::base::error::Result;
 use crate::base::isa::Isa;

@@ -1,4 +1,5 @@
-//! A push as its caller sees it: checked before anything moves, and its answers collected into receipts or an error.
+//! A push as its caller sees it: checked before anything moves, and its answers collected into receipts or an
+//! error.
 
 #[cfg(not(loom))]
 pub mod check;

@@ -58,7 +58,8 @@ pub struct Outcomes {
 }
 
 impl Outcomes {
-    /// Receipts if everything was applied, else what failed. `names`: of the gradients; `bytes`: sent per gradient.
+    /// Receipts if everything was applied, else what failed. `names`: of the gradients; `bytes`: sent per
+    /// gradient.
     pub fn into_pushed(self, names: &dyn Fn(usize) -> Arc<str>, bytes: &[u64]) -> Pushed {
         let whole = |k: usize| {
             let name = &names(k);

@@ -7,7 +7,8 @@ use crate::kernel::rows::Indices;
 use crate::tensor::TensorSpec;
 use std::ops::Range;
 
-/// The rows that a call names, each once and ascending: the order in which their elements are gathered and travel.
+/// The rows that a call names, each once and ascending: the order in which their elements are gathered and
+/// travel.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Elements of a row.
@@ -132,7 +133,8 @@ impl Plan {
         places.iter().map(|(_, place)| *place as usize)
     }
 
-    /// The rows of the caller's list, one after the other; those of the same row are summed in the order given.
+    /// The rows of the caller's list, one after the other; those of the same row are summed in the order
+    /// given.
     pub fn gather(&self, values: &[f32]) -> Vec<f32> {
         let mut gathered = Vec::with_capacity(self.elements());
         for k in 0..self.starts.len() - 1 {
@@ -154,7 +156,8 @@ impl Plan {
         self.starts.len() - 1 < self.order.len()
     }
 
-    /// Hands gathered elements from `first` on, as bytes, to their places in the caller's list: (element there, bytes).
+    /// Hands gathered elements from `first` on, as bytes, to their places in the caller's list: (element
+    /// there, bytes).
     pub fn scatter(&self, first: usize, bytes: &[u8], mut put: impl FnMut(usize, &[u8])) {
         let end = first + bytes.len() / size_of::<f32>();
         let mut at = first;
@@ -194,8 +197,8 @@ pub struct Gathered {
 }
 
 impl Gathered {
-    /// Of checked values; sums that are not finite are refused if that is asked for. Slices without such rows get nothing,
-    /// or an empty part.
+    /// Of checked values; sums that are not finite are refused if that is asked for. Slices without such rows
+    /// get nothing, or an empty part.
     pub fn new(
         isa: Isa,
         spec: &TensorSpec,

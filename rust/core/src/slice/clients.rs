@@ -1,4 +1,5 @@
-//! Which slices remember a client, so that a client that ends costs what it touched and not what the shard holds.
+//! Which slices remember a client, so that a client that ends costs what it touched and not what the shard
+//! holds.
 
 use crate::base::sync::{Arc, Mutex, lock};
 use crate::tensor::SliceId;

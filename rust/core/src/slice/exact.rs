@@ -21,7 +21,8 @@ const PARAMS: usize = 0;
 
 #[derive(Debug)]
 pub(super) struct ExactMemory {
-    /// Shared with the pulls that are being sent; a push that meets such a pin writes to a spare copy instead.
+    /// Shared with the pulls that are being sent; a push that meets such a pin writes to a spare copy
+    /// instead.
     params: Arc<Buffer>,
     /// The buffer that the last such push left behind; its pages are warm when the next one needs a copy.
     spare: Option<Arc<Buffer>>,
@@ -161,7 +162,8 @@ impl ExactMemory {
         }
     }
 
-    /// Everything at one version; the values are pinned, the state is copied, and counted if there is a meter.
+    /// Everything at one version; the values are pinned, the state is copied, and counted if there is a
+    /// meter.
     pub(super) fn image(&self, slice: &Slice, meter: Option<&sync::Arc<Meter>>) -> Result<Image> {
         let standing = Standing {
             version: self.version,
@@ -260,7 +262,8 @@ impl ExactMemory {
         self.identities.prefetch();
     }
 
-    /// Asks for the memory of some rows; where a client is to push them, also for their state and for its window.
+    /// Asks for the memory of some rows; where a client is to push them, also for their state and for its
+    /// window.
     pub(super) fn prefetch_rows(&self, slice: &Slice, rows: Indices<'_>, pushed_by: Option<u64>) {
         let (size, values) = (slice.spec.dtype.size(), self.params.bytes());
         if let Some(client) = pushed_by {
@@ -315,9 +318,9 @@ fn assign(slice: &Slice, push: &Push<'_>, body: &[u8], buffer: &mut Buffer) {
     }
 }
 
-/// The parameters for writing: in place if nobody reads them, else a copy, so that the reader keeps its version. Of
-/// the copies, one per slice is part of its memory; a further one is counted as long as its readers take, and refused
-/// when there is no room for it.
+/// The parameters for writing: in place if nobody reads them, else a copy, so that the reader keeps its
+/// version. Of the copies, one per slice is part of its memory; a further one is counted as long as its
+/// readers take, and refused when there is no room for it.
 fn unpinned<'a>(
     slice: &Slice,
     params: &'a mut Arc<Buffer>,

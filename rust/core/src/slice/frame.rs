@@ -61,9 +61,11 @@ pub struct Push<'a> {
     pub scale: Option<f32>,
     /// Momentum in place of the optimizer's.
     pub momentum: Option<f64>,
-    /// What its mode asks for where it is stale: decided by the slice, which puts the outcome into `scale` and `momentum`.
+    /// What its mode asks for where it is stale: decided by the slice, which puts the outcome into `scale`
+    /// and `momentum`.
     pub correction: Option<Correction>,
-    /// Elements that the sender believes the slice to have; of a sparse push, those that its rows have in the slice.
+    /// Elements that the sender believes the slice to have; of a sparse push, those that its rows have in the
+    /// slice.
     pub count: u64,
     /// The rows that a sparse gradient is for; `None`: it is for all elements.
     pub indices: Option<Indices<'a>>,
@@ -73,7 +75,8 @@ pub struct Push<'a> {
     pub body: &'a [u8],
     /// The body is known to be finite and canonical: made in this process, after the finite check.
     pub trusted: bool,
-    /// It cannot come again, and nobody asks what became of it: a slice that applies it at once need not remember it.
+    /// It cannot come again, and nobody asks what became of it: a slice that applies it at once need not
+    /// remember it.
     pub once: bool,
 }
 
@@ -88,8 +91,8 @@ pub(crate) struct Target<'a> {
 }
 
 impl Push<'_> {
-    /// The one check of a push, before anything is looked up or changed: sizes against the slice's, settings, and every
-    /// byte of the body.
+    /// The one check of a push, before anything is looked up or changed: sizes against the slice's, settings,
+    /// and every byte of the body.
     pub(crate) fn validate(&self, isa: Isa, target: Target<'_>) -> Result<()> {
         let Target { dtype, slots, .. } = target;
         let slice_len = match self.indices {

@@ -43,8 +43,8 @@ pub(crate) enum Seen<'a> {
     Forgotten,
 }
 
-/// What the entry of one client takes when its window is full: taken whole when the client is met, so that no push
-/// has to count.
+/// What the entry of one client takes when its window is full: taken whole when the client is met, so that no
+/// push has to count.
 const ENTRY_BYTES: u64 =
     ((WINDOW + 1) * size_of::<(u64, Outcome)>() + 2 * size_of::<(u64, Client)>()) as u64 + MET_BYTES;
 
@@ -270,7 +270,8 @@ impl Identities {
         }
     }
 
-    /// All that is settled, in the order of the clients. Of a push that is being applied this moment, nobody will be able to tell.
+    /// All that is settled, in the order of the clients. Of a push that is being applied this moment, nobody
+    /// will be able to tell.
     pub(crate) fn image(&self) -> Vec<Remembered> {
         let remembered = |(client, entry): &(u64, Client)| {
             let (mut forgotten, mut outcomes) = (entry.forgotten, Vec::with_capacity(entry.window.len()));

@@ -1,5 +1,5 @@
-//! A slice as a value: all that it is at one version, and how a slice becomes that again. What came later is repeated
-//! from its records, bit for bit.
+//! A slice as a value: all that it is at one version, and how a slice becomes that again. What came later is
+//! repeated from its records, bit for bit.
 
 use super::Snapshot;
 use super::exact::ExactMemory;
@@ -10,8 +10,8 @@ use crate::slice::identity::{Outcome, Remembered, Seen};
 use crate::slice::record::{Identities, Record};
 use crate::tensor::Apply;
 
-/// Largest count that an image may have: what a push may claim ([`MAX_STEP`](crate::slice::frame::MAX_STEP)) does not come near it, whatever is
-/// added to that, and what is added to this does not overflow.
+/// Largest count that an image may have: what a push may claim ([`MAX_STEP`](crate::slice::frame::MAX_STEP))
+/// does not come near it, whatever is added to that, and what is added to this does not overflow.
 const MOST: u64 = 1 << 62;
 
 /// A slice at one version (`hogwild`: perhaps in the middle of pushes).
@@ -39,8 +39,8 @@ pub struct Standing {
 }
 
 impl Slice {
-    /// The slice as a value. Holds its lock for as long as it takes to copy the state. The copy is not counted, so that a full
-    /// shard can be written, too: whoever writes it has one slice at a time.
+    /// The slice as a value. Holds its lock for as long as it takes to copy the state. The copy is not
+    /// counted, so that a full shard can be written, too: whoever writes it has one slice at a time.
     pub fn image(&self) -> Result<Image> {
         let image = match &self.memory {
             Memory::Exact(memory) => memory.lock().image(self, None),
@@ -49,8 +49,9 @@ impl Slice {
         image.map_err(|error| self.name(error))
     }
 
-    /// The slice as it was at the moment of the cut that is being written ([`Shard::begin_cut`](crate::shard::Shard::begin_cut)),
-    /// if that is over its group and it is `exact`; else as it is now.
+    /// The slice as it was at the moment of the cut that is being written
+    /// ([`Shard::begin_cut`](crate::shard::Shard::begin_cut)), if that is over its group and it is `exact`;
+    /// else as it is now.
     pub fn image_in_cut(&self) -> Result<Image> {
         let image = match &self.memory {
             Memory::Exact(memory) => memory.lock().image_in_cut(self),
@@ -96,8 +97,8 @@ impl Slice {
         restored.map_err(|error| self.name(error))
     }
 
-    /// Repeats a change from its record, without a record of its own. False: the slice has it already. The records of
-    /// an `exact` slice are repeated in their order; of a `hogwild` one only assignments can be.
+    /// Repeats a change from its record, without a record of its own. False: the slice has it already. The
+    /// records of an `exact` slice are repeated in their order; of a `hogwild` one only assignments can be.
     pub fn replay(&self, record: &Record<'_>) -> Result<bool> {
         let elements = match record.indices {
             None => self.len,

@@ -1,5 +1,5 @@
-//! The slice: the unit that is placed, locked, versioned, and changed whole or not at all; with all that lives with
-//! it: memory, optimizer state, identities of pushes, policy, records.
+//! The slice: the unit that is placed, locked, versioned, and changed whole or not at all; with all that
+//! lives with it: memory, optimizer state, identities of pushes, policy, records.
 
 pub(crate) mod clients;
 mod exact;

@@ -51,7 +51,8 @@ pub trait Policy: Send + Sync + fmt::Debug {
     fn forget(&self, _client: u64) {}
 }
 
-/// A push that waits, with a copy of its body. It must be released or refused; if it is dropped, its sender is told.
+/// A push that waits, with a copy of its body. It must be released or refused; if it is dropped, its sender
+/// is told.
 pub struct Held {
     slice: Arc<Slice>,
     identity: Identity,
@@ -69,8 +70,8 @@ pub struct Held {
 }
 
 impl Held {
-    /// Memory that a held push takes: its body, itself, and its outcome where the client's window is full of pending
-    /// ones.
+    /// Memory that a held push takes: its body, itself, and its outcome where the client's window is full of
+    /// pending ones.
     pub(crate) fn memory_for(push: &Push<'_>) -> u64 {
         let indices = push.indices.map_or(0, |indices| indices.bytes().len());
         (push.body.len() + indices + size_of::<Self>() + 2 * size_of::<(u64, Outcome)>()) as u64

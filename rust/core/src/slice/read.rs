@@ -12,8 +12,8 @@ use crate::tensor::SliceVersion;
 const FEW: usize = 4096;
 
 impl Slice {
-    /// The values at one version: pinned for `exact`, copied (perhaps in the middle of pushes) for `hogwild`. A
-    /// copy that does not fit is refused.
+    /// The values at one version: pinned for `exact`, copied (perhaps in the middle of pushes) for `hogwild`.
+    /// A copy that does not fit is refused.
     pub fn pull(&self, client: u64) -> Result<Snapshot> {
         Counters::count(&self.counters.pulls);
         let snapshot = match &self.memory {
@@ -43,8 +43,9 @@ impl Slice {
         Ok(SliceVersion { slice: self.id, version, own })
     }
 
-    /// Asks for the slice's own fields. Where the slices of one call lie far apart, waiting for memory is most of its work, so
-    /// that many are asked for before the first is used: the fields, then what they lead to, then the rows. Changes nothing.
+    /// Asks for the slice's own fields. Where the slices of one call lie far apart, waiting for memory is
+    /// most of its work, so that many are asked for before the first is used: the fields, then what they lead
+    /// to, then the rows. Changes nothing.
     pub fn prefetch(&self) {
         prefetch(std::slice::from_ref(self));
     }
@@ -56,8 +57,8 @@ impl Slice {
         }
     }
 
-    /// Asks for the rows; where a client is to push them, also for their state and for what is noted of the client. Changes
-    /// nothing, whatever the indices are.
+    /// Asks for the rows; where a client is to push them, also for their state and for what is noted of the
+    /// client. Changes nothing, whatever the indices are.
     pub fn prefetch_rows(&self, indices: Indices<'_>, pushed_by: Option<u64>) {
         if let (Memory::Exact(memory), Ok(..=FEW)) = (&self.memory, self.layout.elements(indices)) {
             memory.lock().prefetch_rows(self, indices, pushed_by);

@@ -1,5 +1,5 @@
-//! One record per applied change, handed to a sink (`exact`: in the order of the slice's versions): what a log, a standby or an
-//! audit needs to repeat it bit for bit.
+//! One record per applied change, handed to a sink (`exact`: in the order of the slice's versions): what a
+//! log, a standby or an audit needs to repeat it bit for bit.
 
 use crate::kernel::codec::CodecId;
 use crate::kernel::rows::Indices;

@@ -21,8 +21,9 @@ pub enum Resolved {
 }
 
 impl Slice {
-    /// What became of a push? If it was not applied, it is fenced here and now. Where it waits for others to make a version
-    /// together, the answer does, too: `later` is told, and what it is told is the answer, or asks again.
+    /// What became of a push? If it was not applied, it is fenced here and now. Where it waits for others to
+    /// make a version together, the answer does, too: `later` is told, and what it is told is the answer, or
+    /// asks again.
     pub fn resolve_later(
         &self,
         identity: Identity,

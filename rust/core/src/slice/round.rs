@@ -1,9 +1,10 @@
-//! A version that is made of the gradients of several workers (`Sync`): they are added up as they come, and the last that it
-//! needs takes the step for all of them.
+//! A version that is made of the gradients of several workers (`Sync`): they are added up as they come, and
+//! the last that it needs takes the step for all of them.
 //!
-//! A gradient belongs to the version behind the one that it is based on. What comes later than that version was made is refused.
-//! Each worker has one gradient in a version; nothing of it counts before the step, and its answer waits for that. Where all
-//! gradients of a version are sparse, the step is of the rows that any of them names, and of no others.
+//! A gradient belongs to the version behind the one that it is based on. What comes later than that version
+//! was made is refused. Each worker has one gradient in a version; nothing of it counts before the step, and
+//! its answer waits for that. Where all gradients of a version are sparse, the step is of the rows that any
+//! of them names, and of no others.
 
 use super::exact::ExactMemory;
 use super::slice::{Counters, Slice};
@@ -89,7 +90,8 @@ impl Round {
         add_rows(isa, sum, Touch { layout: slice.layout, indices, codec, body, elements, scale });
     }
 
-    /// The sum of all that is there, in the order that was asked for: in `sum` or, taken out of it, of some rows.
+    /// The sum of all that is there, in the order that was asked for: in `sum` or, taken out of it, of some
+    /// rows.
     fn complete(&mut self, slice: &Slice) -> Result<Option<Few>> {
         self.parts.sort_by_key(|part| part.kept.as_ref().map(|kept| kept.rank));
         let kept: Vec<_> = self.parts.iter_mut().filter_map(|part| part.kept.take()).collect();
@@ -163,7 +165,8 @@ pub(super) fn tell(told: Told) {
 }
 
 impl Slice {
-    /// Takes a gradient into the coming version. Its answer comes with the version, if not at once; others may get theirs.
+    /// Takes a gradient into the coming version. Its answer comes with the version, if not at once; others
+    /// may get theirs.
     pub(super) fn share(
         &self,
         memory: &mut ExactMemory,
@@ -216,7 +219,8 @@ impl ExactMemory {
             ));
         }
         if self.round.as_ref().map_or(0, |round| round.parts.len()) as u64 + 1 >= u64::from(share.needed) {
-            // Where readers leave no room for the version, only this gradient is refused, and may come again. What a cut pins, too.
+            // Where readers leave no room for the version, only this gradient is refused, and may come again.
+            // What a cut pins, too.
             self.meet_cut(slice);
             self.make_writable(slice)?;
         }

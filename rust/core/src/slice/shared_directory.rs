@@ -6,10 +6,10 @@
 //! the next      ...
 //! ```
 //!
-//! Entries, their counters, values and slots begin at pages' borders, and where they do follows from the spec alone. An
-//! entry is whole before the end of the list moves past it, and then never changes nor goes: so readers need no lock, and
-//! a process that dies while it appends leaves nothing that anybody sees. Appending needs the memory's lock, which the
-//! system takes from the dead.
+//! Entries, their counters, values and slots begin at pages' borders, and where they do follows from the spec
+//! alone. An entry is whole before the end of the list moves past it, and then never changes nor goes: so
+//! readers need no lock, and a process that dies while it appends leaves nothing that anybody sees. Appending
+//! needs the memory's lock, which the system takes from the dead.
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::fault::fault;
@@ -118,7 +118,8 @@ impl Directory {
         Ok(Self { memory, head, id: self.id, read: Mutex::new(PAGE) })
     }
 
-    /// Appends a tensor with these values. The caller has the lock, and has seen that there is none of this name.
+    /// Appends a tensor with these values. The caller has the lock, and has seen that there is none of this
+    /// name.
     pub fn append(&self, spec: &TensorSpec, values: &[u8]) -> Result<()> {
         if spec.apply == Apply::Exact {
             return Err(Error::new(Kind::Config, "a shared store has no locks, so it takes no exact tensor")

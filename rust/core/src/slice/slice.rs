@@ -1,5 +1,5 @@
-//! A slice: the unit that is placed, locked, versioned, checked, applied whole or refused whole. Its optimizer state,
-//! step count, version and table of identities live with it.
+//! A slice: the unit that is placed, locked, versioned, checked, applied whole or refused whole. Its
+//! optimizer state, step count, version and table of identities live with it.
 
 use super::exact::ExactMemory;
 use super::hogwild::HogwildMemory;
@@ -184,7 +184,8 @@ impl Slice {
         self.group
     }
 
-    /// Memory of a slice of `spec` with `len` elements, in bytes: parameters, state, and one spare for copy-on-write.
+    /// Memory of a slice of `spec` with `len` elements, in bytes: parameters, state, and one spare for
+    /// copy-on-write.
     pub(crate) fn memory_for(spec: &TensorSpec, len: usize) -> u64 {
         let arrays = 1 + spec.optimizer.slots().len() as u64;
         let bytes = match spec.apply {
@@ -194,7 +195,8 @@ impl Slice {
         bytes + 512
     }
 
-    /// Memory for `count` whole slices of `spec`, values and state, to be made at once; values in exposed memory, if there is any.
+    /// Memory for `count` whole slices of `spec`, values and state, to be made at once; values in exposed
+    /// memory, if there is any.
     pub(crate) fn pieces(spec: &TensorSpec, count: usize, exposed: Option<&Arc<Exposed>>) -> Pieces {
         if spec.apply == Apply::Hogwild {
             return Pieces::none();
@@ -203,8 +205,8 @@ impl Slice {
         Pieces::new(len, count, 1 + spec.optimizer.slots().len(), exposed)
     }
 
-    /// Applies or refuses a push and says so. Where it must wait (a policy holds it, or it repeats one that waits), the
-    /// answer goes to what `later` gives, once, perhaps from another thread.
+    /// Applies or refuses a push and says so. Where it must wait (a policy holds it, or it repeats one that
+    /// waits), the answer goes to what `later` gives, once, perhaps from another thread.
     #[inline(always)]
     pub(crate) fn push(
         self: &Arc<Self>,
@@ -317,8 +319,8 @@ impl Slice {
         }
     }
 
-    /// A new push goes the way that the policy says, if there is memory for what is remembered of it; a held one with
-    /// its own.
+    /// A new push goes the way that the policy says, if there is memory for what is remembered of it; a held
+    /// one with its own.
     fn admitted(
         &self,
         identities: &mut Identities,
@@ -466,8 +468,8 @@ impl Slice {
         }
     }
 
-    /// Makes the version that gradients wait for, if there are as many as are needed now; where none are put together any more, they
-    /// are refused.
+    /// Makes the version that gradients wait for, if there are as many as are needed now; where none are put
+    /// together any more, they are refused.
     pub(crate) fn end_round(&self, needed: Option<(Quorum, u32)>) {
         let Memory::Exact(memory) = &self.memory else { return };
         let mut memory = memory.lock();

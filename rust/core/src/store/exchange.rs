@@ -1,5 +1,5 @@
-//! A worker's step in one call: gradients are pushed, and the values of all tensors pulled. Each slice is copied out right
-//! after its own push, while the cache has it.
+//! A worker's step in one call: gradients are pushed, and the values of all tensors pulled. Each slice is
+//! copied out right after its own push, while the cache has it.
 
 use super::places::Places;
 use super::push::UnderWay;
@@ -31,11 +31,12 @@ pub struct Exchanged {
     pub versions: Result<Versions>,
 }
 
-/// Takes pulled values, from any thread, as [`Caller::take`](crate::verbs::Caller::take): index of the tensor, of the first
-/// element, bytes.
+/// Takes pulled values, from any thread, as [`Caller::take`](crate::verbs::Caller::take): index of the
+/// tensor, of the first element, bytes.
 pub type Take<'a> = &'a (dyn Fn(usize, usize, &[u8]) + Sync);
 
-/// A slice of the k-th tensor, and what is pushed to it: its place among all slices of the push, the whole tensor's values.
+/// A slice of the k-th tensor, and what is pushed to it: its place among all slices of the push, the whole
+/// tensor's values.
 struct Part<'a> {
     k: usize,
     slice: &'a Arc<Slice>,
@@ -55,9 +56,10 @@ impl Store {
         Ok(Exchange { names, places: Mutex::new(places) })
     }
 
-    /// Pushes gradients, uncompressed, of some of the tensors (`None`: not of this one), and pulls the values of all, which
-    /// contain them. `rates`: of each tensor in place of the options' one; may be empty. `team`: does the work in the place of
-    /// the store's own threads. On an error nothing was changed and nothing handed over.
+    /// Pushes gradients, uncompressed, of some of the tensors (`None`: not of this one), and pulls the values
+    /// of all, which contain them. `rates`: of each tensor in place of the options' one; may be empty.
+    /// `team`: does the work in the place of the store's own threads. On an error nothing was changed and
+    /// nothing handed over.
     pub fn exchange(
         &self,
         exchange: &Exchange,

@@ -1,4 +1,5 @@
-//! A push of which a policy holds something back, mostly until other workers push, too: what its caller has of it meanwhile.
+//! A push of which a policy holds something back, mostly until other workers push, too: what its caller has
+//! of it meanwhile.
 
 use super::places::Places;
 use super::settle::Begun;

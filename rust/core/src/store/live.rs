@@ -16,22 +16,22 @@ impl Live {
         self.0.spec()
     }
 
-    /// The first of as many values as the tensor has elements. Threads of other processes load and store them at any time:
-    /// no reference to them may be made.
+    /// The first of as many values as the tensor has elements. Threads of other processes load and store them
+    /// at any time: no reference to them may be made.
     pub fn as_ptr(&self) -> *const u8 {
         self.0.values()
     }
 }
 
 impl Store {
-    /// By what other processes of this user can open the store while this process lives, if its memory is shared; a
-    /// forked child has an address of its own.
+    /// By what other processes of this user can open the store while this process lives, if its memory is
+    /// shared; a forked child has an address of its own.
     pub fn address(&self) -> Option<String> {
         self.shared.directory.as_ref().map(Directory::address)
     }
 
-    /// A tensor's values where they lie, for as long as what is returned lives; other threads and processes step them
-    /// meanwhile.
+    /// A tensor's values where they lie, for as long as what is returned lives; other threads and processes
+    /// step them meanwhile.
     pub fn live(&self, name: &str) -> Result<Live> {
         let tensor = self.tensor(name)?;
         let shared = tensor.shared.clone().ok_or_else(|| {

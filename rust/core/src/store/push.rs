@@ -229,8 +229,8 @@ impl Store {
         results
     }
 
-    /// Pushes one slice of a tensor's values as they are. Inlined, as all that it calls up to the kernel: answers and
-    /// scalars that go through memory from function to function cost a tenth of a small push.
+    /// Pushes one slice of a tensor's values as they are. Inlined, as all that it calls up to the kernel:
+    /// answers and scalars that go through memory from function to function cost a tenth of a small push.
     #[inline(always)]
     pub(super) fn push_values(
         &self,
@@ -308,8 +308,8 @@ impl Store {
         Ok(())
     }
 
-    /// Pushes one slice, which is this part of the push and belongs to its k-th tensor; the answer, or nothing if a
-    /// policy holds it.
+    /// Pushes one slice, which is this part of the push and belongs to its k-th tensor; the answer, or
+    /// nothing if a policy holds it.
     #[inline(always)]
     fn push_part(
         &self,

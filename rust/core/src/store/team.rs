@@ -3,8 +3,8 @@
 use super::Store;
 use crate::base::sync::{AtomicU32, Mutex, Ordering, lock};
 
-/// Threads that are lent for one call. Where others spin when they have nothing to do, threads of ours would have to wait for
-/// their cores.
+/// Threads that are lent for one call. Where others spin when they have nothing to do, threads of ours would
+/// have to wait for their cores.
 pub trait Team: Sync {
     /// How many they are, the caller's own included.
     fn threads(&self) -> usize;
@@ -12,8 +12,9 @@ pub trait Team: Sync {
     fn run(&self, work: &(dyn Fn(usize) + Sync));
 }
 
-/// Elements from which on a call is worth more than one thread of a team. Fewer than with threads of the store's own, since
-/// these are awake when they are lent. Measured after backward, two threads: 0.7 times one thread's time from here on.
+/// Elements from which on a call is worth more than one thread of a team. Fewer than with threads of the
+/// store's own, since these are awake when they are lent. Measured after backward, two threads: 0.7 times one
+/// thread's time from here on.
 const SHARED_OUT: usize = 1 << 16;
 
 impl Store {
@@ -29,9 +30,9 @@ impl Store {
     }
 }
 
-/// Does the work of all parts with `threads` threads of a team, and gives what became of each, in their order; `size`: elements of
-/// one. Each thread begins at its own share, which is the same from call to call: its core's cache still has it. Whoever is done
-/// goes on with what others have not begun.
+/// Does the work of all parts with `threads` threads of a team, and gives what became of each, in their
+/// order; `size`: elements of one. Each thread begins at its own share, which is the same from call to call:
+/// its core's cache still has it. Whoever is done goes on with what others have not begun.
 pub(super) fn shared_out<P: Sync, T: Send>(
     (team, threads): (&dyn Team, usize),
     parts: &[P],

@@ -1,4 +1,5 @@
-//! What a tensor is, and how it is cut into slices: by its shape and dtype alone, never by the number of shards.
+//! What a tensor is, and how it is cut into slices: by its shape and dtype alone, never by the number of
+//! shards.
 
 use crate::base::dtype::DType;
 use crate::base::error::{Error, Kind, Result};
@@ -14,7 +15,8 @@ pub enum Apply {
     /// One push at a time per slice; every pull of a slice is one whole version.
     #[default]
     Exact,
-    /// No locks (Niu et al. 2011): values never tear, racing pushes to the same element may overwrite each other.
+    /// No locks (Niu et al. 2011): values never tear, racing pushes to the same element may overwrite each
+    /// other.
     Hogwild,
 }
 
@@ -84,7 +86,8 @@ impl TensorSpec {
         self.checked_elements().unwrap_or(0)
     }
 
-    /// Elements of a row: of what one index of the first dimension names; 0 where an empty tensor's would be too many.
+    /// Elements of a row: of what one index of the first dimension names; 0 where an empty tensor's would be
+    /// too many.
     pub fn row_width(&self) -> usize {
         let width = self.shape.iter().skip(1).try_fold(1_u64, |n, d| n.checked_mul(*d));
         width.unwrap_or(0) as usize

@@ -1,4 +1,5 @@
-//! The calls that an in-process store and a cluster of servers have in common, and the values they take and return.
+//! The calls that an in-process store and a cluster of servers have in common, and the values they take and
+//! return.
 
 mod parameter_server;
 mod values;

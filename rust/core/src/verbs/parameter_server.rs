@@ -43,8 +43,8 @@ pub trait ParameterServer: Send + Sync + fmt::Debug {
     ) -> Result<(Vec<Receipt>, Versions), PushError>;
     /// Pulls values into the caller's memory.
     fn pull(&self, names: &[Arc<str>], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions>;
-    /// Pulls some rows of tensors into the caller's memory, where those of a tensor stand one after the other in the order
-    /// given. The versions are those of the slices that have them.
+    /// Pulls some rows of tensors into the caller's memory, where those of a tensor stand one after the other
+    /// in the order given. The versions are those of the slices that have them.
     fn pull_rows(&self, rows: &[Rows], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions>;
     /// Pulls without waiting.
     fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>>;
@@ -56,8 +56,8 @@ pub trait ParameterServer: Send + Sync + fmt::Debug {
     fn load_state(&self, name: &str, state: &State, timeout: Duration) -> Result<Receipt, PushError>;
     /// Versions of tensors.
     fn versions(&self, names: &[Arc<str>], timeout: Duration) -> Result<Versions>;
-    /// Takes a place among the workers of a group, which are bound as the seat says; again is the same as once. Where a server
-    /// has none free, it waits for one until the timeout.
+    /// Takes a place among the workers of a group, which are bound as the seat says; again is the same as
+    /// once. Where a server has none free, it waits for one until the timeout.
     fn join(&self, group: &str, seat: &Seat, timeout: Duration) -> Result<Joined>;
     /// Gives the place in a group (`warm`: in its warm start) back. It goes with the client, too.
     fn leave(&self, group: &str, warm: bool, timeout: Duration) -> Result<()>;
@@ -67,8 +67,8 @@ pub trait ParameterServer: Send + Sync + fmt::Debug {
     fn portion(&self, ask: &Ask, wait: Duration, timeout: Duration) -> Result<Answer>;
     /// Counters.
     fn stats(&self, timeout: Duration) -> Result<Stats>;
-    /// Takes what servers that were started anew lack of what this client was told. From the first call on that is not raised by
-    /// other calls; nothing in process.
+    /// Takes what servers that were started anew lack of what this client was told. From the first call on
+    /// that is not raised by other calls; nothing in process.
     fn lost(&self) -> Vec<Lost> {
         Vec::new()
     }

@@ -58,7 +58,8 @@ pub struct GradientRef<'a> {
     pub indices: Option<&'a [i64]>,
 }
 
-/// Values for some rows of a tensor: a sparse gradient. Their shape is the tensor's, but for the number of rows.
+/// Values for some rows of a tensor: a sparse gradient. Their shape is the tensor's, but for the number of
+/// rows.
 #[derive(Clone, Debug)]
 pub struct SparseValues<V> {
     /// The rows.
@@ -116,10 +117,11 @@ pub struct PushOptions {
     pub based_on: Option<Arc<Versions>>,
     /// What is to become of gradients that are stale.
     pub correction: Option<Correction>,
-    /// Residuals; mandatory for [`Codec::OneBit`]. Content that a server refused or fenced is given back to them, but not what was
-    /// too stale.
+    /// Residuals; mandatory for [`Codec::OneBit`]. Content that a server refused or fenced is given back to
+    /// them, but not what was too stale.
     pub feedback: Option<Arc<Mutex<ErrorFeedback>>>,
-    /// A sparse gradient goes to slices with none of its rows, too: a version of several workers waits for each of them.
+    /// A sparse gradient goes to slices with none of its rows, too: a version of several workers waits for
+    /// each of them.
     pub every_slice: bool,
     /// Scan all values before anything is sent or changed.
     pub check_finite: bool,
@@ -253,12 +255,12 @@ pub type Pushed = Result<Vec<Receipt>, PushError>;
 
 /// Whoever waits for a call.
 pub trait Caller {
-    /// Takes pulled values: the index of the name in the call, the index of the first element, the values' bytes
-    /// (little-endian, whole elements). Called in any order, each element once.
+    /// Takes pulled values: the index of the name in the call, the index of the first element, the values'
+    /// bytes (little-endian, whole elements). Called in any order, each element once.
     fn take(&mut self, tensor: usize, first_element: usize, values: &[u8]);
 
-    /// Asked now and then in a long wait. A caller that waits no longer says what shall be done when the call, which
-    /// then goes on by itself, has ended; nothing more is handed to it.
+    /// Asked now and then in a long wait. A caller that waits no longer says what shall be done when the
+    /// call, which then goes on by itself, has ended; nothing more is handed to it.
     fn leaves(&mut self) -> Option<Box<dyn FnOnce() + Send>> {
         None
     }
@@ -283,7 +285,8 @@ impl Caller for Patient {
 pub struct State {
     /// Steps taken, per slice.
     pub steps: Vec<u64>,
-    /// torch's state names and the values, row-major, in the order of [`crate::kernel::optim::Optimizer::slots`].
+    /// torch's state names and the values, row-major, in the order of
+    /// [`crate::kernel::optim::Optimizer::slots`].
     pub slots: Vec<(&'static str, Array)>,
 }
 

@@ -1,4 +1,5 @@
-//! What becomes of stale gradients: each slice against the rule, under a schedule of arrivals that the test fixes.
+//! What becomes of stale gradients: each slice against the rule, under a schedule of arrivals that the test
+//! fixes.
 
 use fastps_core::codec::{Codec, ErrorFeedback};
 use fastps_core::correction::Correction;

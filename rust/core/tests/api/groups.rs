@@ -1,5 +1,6 @@
-//! Groups of workers: versions that several make together, clocks, warm starts, and workers that are gone. Arrivals come in an order that
-//! the test gives; what a slice becomes is compared, bit for bit, with a serial model of it.
+//! Groups of workers: versions that several make together, clocks, warm starts, and workers that are gone.
+//! Arrivals come in an order that the test gives; what a slice becomes is compared, bit for bit, with a
+//! serial model of it.
 
 use fastps_core::codec::{Codec, CodecId, Position};
 use fastps_core::dtype::DType;

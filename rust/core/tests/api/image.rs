@@ -1,5 +1,5 @@
-//! A slice's image and the records that follow it make the slice again, bit for bit: values, state, version, steps, and what
-//! it remembers of each push.
+//! A slice's image and the records that follow it make the slice again, bit for bit: values, state, version,
+//! steps, and what it remembers of each push.
 
 use fastps_core::codec::{Codec, CodecId, Position};
 use fastps_core::correction::Correction;

@@ -1,5 +1,5 @@
-//! Every instruction set gives the bits of the scalar one: optimizers and codecs together, in both kinds of memory, at every
-//! length around vectors and blocks and at every alignment. `codec.rs` has the encoders.
+//! Every instruction set gives the bits of the scalar one: optimizers and codecs together, in both kinds of
+//! memory, at every length around vectors and blocks and at every alignment. `codec.rs` has the encoders.
 
 use fastps_core::codec::{Codec, CodecId, Position};
 use fastps_core::dtype::DType;

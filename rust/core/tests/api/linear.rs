@@ -78,8 +78,8 @@ impl<I: Number + TryFrom<usize>> Data<I> {
     }
 }
 
-/// The rule as its formula says it, in float64 and over all coefficients in every step; gives coefficients and intercept,
-/// their means, and the losses of the last pass.
+/// The rule as its formula says it, in float64 and over all coefficients in every step; gives coefficients
+/// and intercept, their means, and the losses of the last pass.
 fn reference(s: Settings, x: &[f32], y: &[f32], weights: &[f32], passes: usize) -> (Vec<f64>, Vec<f64>, f64) {
     let n = x.len() / y.len();
     let (mut w, mut q, mut mean) = (vec![0.0_f64; n + 1], vec![0.0; n], vec![0.0; n + 1]);
@@ -220,7 +220,8 @@ fn several_threads_find_the_same_model() {
     }
 }
 
-/// All features are positive and come together, so that what one thread learns of one, the others learn of all.
+/// All features are positive and come together, so that what one thread learns of one, the others learn of
+/// all.
 #[test]
 fn threads_that_learn_the_same_neither_overshoot_nor_fall_behind() {
     let (rows, columns) = (32_768, 24);
@@ -254,7 +255,8 @@ fn threads_that_learn_the_same_neither_overshoot_nor_fall_behind() {
                 |i: usize| row(i).iter().zip(&coef).map(|(x, w)| f64::from(x * w)).sum::<f64>() + intercept;
             (0..rows).map(|i| s.loss.value(f64::from(targets[i]), p(i))).sum::<f64>() / rows as f64
         });
-        // Long steps end anywhere around the optimum, which is at .67; short ones are on their way, as far as one thread's.
+        // Long steps end anywhere around the optimum, which is at .67; short ones are on their way, as far as
+        // one thread's.
         let most = if eta0 < 1e-4 { 1.1 } else { 3.0 };
         assert!(losses.iter().all(|loss| *loss < most * losses[0]), "{eta0}: {losses:?}");
     }

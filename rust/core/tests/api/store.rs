@@ -256,7 +256,8 @@ fn identity(sequence: u64) -> Identity {
     Identity { client: 77, sequence }
 }
 
-/// What fault tests work on: a tensor of 3 slices and 100 small ones, once counting with SGD and once with Adam.
+/// What fault tests work on: a tensor of 3 slices and 100 small ones, once counting with SGD and once with
+/// Adam.
 struct Site {
     shard: Shard,
     /// Gets the same pushes without faults.
@@ -291,8 +292,8 @@ impl Site {
         site
     }
 
-    /// Plays a fault on every slice with two clients, one of Float32 and one of 1-bit, and compares. A play returns
-    /// what was applied, in its order.
+    /// Plays a fault on every slice with two clients, one of Float32 and one of 1-bit, and compares. A play
+    /// returns what was applied, in its order.
     fn everywhere(&self, play: impl Fn(&Scene<'_>) -> Vec<f32>) {
         for &(slice, elements, counts) in &self.slices {
             let (mut sum, mut version) = (0.0, 0);
@@ -372,7 +373,8 @@ fn a_repeat_is_answered_and_not_applied() {
             assert_eq!(scene.resolve(2), Ok(Resolved::Fenced));
             assert_eq!(answer(&scene.push(2, -1.0)).unwrap_err().kind, Kind::Fenced);
             let mut applied = vec![-1.0];
-            // Beyond its window a slice does not remember, and says so. The big slices are left out to save time.
+            // Beyond its window a slice does not remember, and says so. The big slices are left out to save
+            // time.
             if scene.elements <= 10 {
                 for sequence in 3..100 {
                     answer(&scene.push(sequence, -0.5)).unwrap();

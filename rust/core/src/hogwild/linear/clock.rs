@@ -1,10 +1,10 @@
 //! What depends on the count of examples alone: the step, and the sums of the penalties that were put off.
 //!
-//! L2 shrinks every coefficient with every example. So that an example costs its non-zeros only, the coefficients are
-//! kept as `scale * weights`, and the scale shrinks instead (Shalev-Shwartz, Singer, Srebro 2007). It is a function of
-//! the count alone, so threads that work on different examples know it without telling each other. The same is true of
-//! the L1 penalty that each coefficient should have had by now (Tsuruoka, Tsujii, Ananiadou 2009), and of the sum of scales that
-//! averaging needs.
+//! L2 shrinks every coefficient with every example. So that an example costs its non-zeros only, the
+//! coefficients are kept as `scale * weights`, and the scale shrinks instead (Shalev-Shwartz, Singer, Srebro
+//! 2007). It is a function of the count alone, so threads that work on different examples know it without
+//! telling each other. The same is true of the L1 penalty that each coefficient should have had by now
+//! (Tsuruoka, Tsujii, Ananiadou 2009), and of the sum of scales that averaging needs.
 
 use crate::base::error::{Error, Kind, Result};
 use crate::hogwild::linear::loss::Loss;
@@ -99,8 +99,8 @@ impl Settings {
         if self.penalty { self.alpha * self.l1_ratio } else { 0.0 }
     }
 
-    /// The count up to which steps are so long that threads would throw each other about: those of `Optimal` until they are
-    /// a tenth of the first. One thread takes them alone (the warm start of Dean et al. 2012).
+    /// The count up to which steps are so long that threads would throw each other about: those of `Optimal`
+    /// until they are a tenth of the first. One thread takes them alone (the warm start of Dean et al. 2012).
     pub(super) fn warm_up(&self) -> u64 {
         if self.schedule == Schedule::Optimal { (9.0 * self.first()) as u64 } else { 0 }
     }

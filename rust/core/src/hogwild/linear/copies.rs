@@ -1,8 +1,9 @@
 //! Threads that learn on copies of the coefficients.
 //!
-//! A core that writes a coefficient takes its cache line from the others, so threads that share the coefficients of frequent
-//! features mostly wait for memory. Here each has a copy (as in `HogWild++`, Zhang, Hsieh and Akella 2016). After some
-//! examples it adds what they taught to the shared coefficients, without a lock, and goes on from what those are then.
+//! A core that writes a coefficient takes its cache line from the others, so threads that share the
+//! coefficients of frequent features mostly wait for memory. Here each has a copy (as in `HogWild++`, Zhang,
+//! Hsieh and Akella 2016). After some examples it adds what they taught to the shared coefficients, without a
+//! lock, and goes on from what those are then.
 //!
 //! Threads that each go all the way to where their examples want a coefficient would together go several times as far. How
 //! far one goes tells `a`, the sum of its steps times the curvature of the loss in that coefficient: about a / (1 + a) of
@@ -15,10 +16,11 @@ use crate::base::isa::Isa;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::memory::{LINE, LineKernel, Lines, RacyBuffer, run_lines};
 
-/// Examples that a thread learns from before it meets the others, at least. With 256 the log-loss of w8a was .3 % higher by two
-/// threads than by one; with 64 it is the same, and takes a tenth longer.
+/// Examples that a thread learns from before it meets the others, at least. With 256 the log-loss of w8a was
+/// .3 % higher by two threads than by one; with 64 it is the same, and takes a tenth longer.
 const EVERY: usize = 64;
-/// Non-zeros that a thread works through for each coefficient that it exchanges; so meeting takes some tenth of its time.
+/// Non-zeros that a thread works through for each coefficient that it exchanges; so meeting takes some tenth
+/// of its time.
 const WORK: usize = 2;
 /// A pass shorter than so many meetings of each thread is not worth the copies.
 const MEETINGS: usize = 16;
@@ -40,9 +42,10 @@ pub(super) struct Curvature {
 }
 
 impl Curvature {
-    /// From a sample of the examples. The squares of a feature alone leave out that features come together, so that a step
-    /// for one is a step for the others, too; its products with the row's sum are right where all are learned in the same
-    /// direction. What is between them, nearer to the squares, was found by trial (docs/how-to/hogwild.md).
+    /// From a sample of the examples. The squares of a feature alone leave out that features come together,
+    /// so that a step for one is a step for the others, too; its products with the row's sum are right where
+    /// all are learned in the same direction. What is between them, nearer to the squares, was found by trial
+    /// (docs/how-to/hogwild.md).
     pub(super) fn of<R: Row>(
         examples: &Examples<'_>,
         columns: usize,
@@ -87,7 +90,8 @@ impl Curvature {
         EVERY.saturating_mul(threads).saturating_mul(MEETINGS) <= examples
     }
 
-    /// After how many examples each of so many threads meets the others; nothing if a pass is too short for that.
+    /// After how many examples each of so many threads meets the others; nothing if a pass is too short for
+    /// that.
     pub(super) fn every(&self, examples: usize, threads: usize) -> Option<usize> {
         let work = (WORK * self.columns.len()) as f64;
         let every = EVERY.max((work / self.length.max(1.0)) as usize);
@@ -119,7 +123,8 @@ pub(super) struct Own {
 }
 
 impl Meeting<'_> {
-    /// Examples that a thread takes at once. Many: the rows of a block's first examples were not asked for in advance.
+    /// Examples that a thread takes at once. Many: the rows of a block's first examples were not asked for in
+    /// advance.
     pub(super) fn block(&self) -> usize {
         self.every.min(LARGEST_BLOCK)
     }
@@ -142,8 +147,9 @@ impl Meeting<'_> {
         }
     }
 
-    /// Adds what was learned to the shared coefficients, and takes over what they are now. Two threads that do so with one
-    /// line at the same moment may lose what one of them learned there; so each begins elsewhere.
+    /// Adds what was learned to the shared coefficients, and takes over what they are now. Two threads that
+    /// do so with one line at the same moment may lose what one of them learned there; so each begins
+    /// elsewhere.
     pub(super) fn meet(&self, own: &mut Own, eta: f64) {
         let steps = eta * std::mem::take(&mut own.examples) as f64;
         run_lines(self.isa, Meet { meeting: self, own, steps: steps as f32 });

@@ -1,9 +1,9 @@
-//! Linear models trained by stochastic gradient descent, by threads without any lock (Niu et al. 2011): each on a copy of
-//! the coefficients, see `copies`, or all on the same ones. With one thread the steps are those of scikit-learn's
-//! `SGDClassifier` and `SGDRegressor`.
+//! Linear models trained by stochastic gradient descent, by threads without any lock (Niu et al. 2011): each
+//! on a copy of the coefficients, see `copies`, or all on the same ones. With one thread the steps are those
+//! of scikit-learn's `SGDClassifier` and `SGDRegressor`.
 //!
-//! An example costs its non-zeros: what a penalty does to all coefficients is put off, see `clock`. While threads work,
-//! coefficient j is `scale * weights[j]`; when they have met, the scale is folded in.
+//! An example costs its non-zeros: what a penalty does to all coefficients is put off, see `clock`. While
+//! threads work, coefficient j is `scale * weights[j]`; when they have met, the scale is folded in.
 
 mod clock;
 mod copies;
@@ -205,7 +205,8 @@ impl Linear {
         stop: Stop<'_>,
     ) -> Result<Pass> {
         let clock = Clock::new(&self.settings, self.t, self.truncation);
-        // What a race loses of a sum over all time is not small any more, so an average is made by one thread.
+        // What a race loses of a sum over all time is not small any more, so an average is made by one
+        // thread.
         let one = threads <= 1 || self.settings.average > 0 || clock.kept() < STEEP;
         let may_pay = !one && self.settings.l1() == 0.0 && Curvature::may_pay(examples.order.len(), threads);
         if may_pay && self.curvature.is_none() {
@@ -257,8 +258,8 @@ impl Linear {
         }
     }
 
-    /// Where threads meet that learn on copies. What an L1 penalty cut off two copies cannot be added up: there, and in
-    /// passes too short for copies, threads change the shared coefficients at once.
+    /// Where threads meet that learn on copies. What an L1 penalty cut off two copies cannot be added up:
+    /// there, and in passes too short for copies, threads change the shared coefficients at once.
     fn meeting(&self, examples: usize, threads: usize) -> Option<Meeting<'_>> {
         let curvature = self.curvature.as_ref()?;
         let every = curvature.every(examples, threads)?;
@@ -273,7 +274,8 @@ impl Linear {
         })
     }
 
-    /// Makes the weights the coefficients, and begins the sums of the clock anew. Nobody else works meanwhile.
+    /// Makes the weights the coefficients, and begins the sums of the clock anew. Nobody else works
+    /// meanwhile.
     fn fold(&self, clock: &Clock<'_>) {
         let mut average = lock(&self.average);
         for (j, sum) in average.weights.iter_mut().enumerate() {

@@ -1,4 +1,5 @@
-//! Examples as they lie in the caller's memory: dense rows, or compressed sparse rows (CSR) with 32-bit or 64-bit numbers.
+//! Examples as they lie in the caller's memory: dense rows, or compressed sparse rows (CSR) with 32-bit or
+//! 64-bit numbers.
 
 use crate::base::block::{Block, blocks};
 use crate::base::error::{Error, Kind, Result};
@@ -123,8 +124,8 @@ pub(super) trait Row {
     fn add(&self, isa: Isa, weights: &RacyBuffer, step: f32) {
         self.add_and_fetch(isa, weights, step, None);
     }
-    /// Adds a multiple to the weights, and meanwhile asks for the memory of another row: line by line, because a core waits when
-    /// it asks for many at once.
+    /// Adds a multiple to the weights, and meanwhile asks for the memory of another row: line by line,
+    /// because a core waits when it asks for many at once.
     fn add_and_fetch(&self, isa: Isa, weights: &RacyBuffer, step: f32, other: Option<&Self>);
     /// Asks for its memory.
     fn fetch(&self);

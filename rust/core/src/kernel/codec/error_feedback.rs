@@ -8,14 +8,14 @@ use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::{Isa, Kernel};
 use std::collections::BTreeMap;
 
-/// A codec's half of [`encode`]: writes a body, N elements at a time. The fewer, the sooner what a block needs is at hand
-/// again; N is a multiple of the codec's own blocks.
+/// A codec's half of [`encode`]: writes a body, N elements at a time. The fewer, the sooner what a block
+/// needs is at hand again; N is a multiple of the codec's own blocks.
 pub(super) trait Encoder<const N: usize> {
     /// Encodes the elements `at..at + len` given as `v[..len]`; the rest of `v` is zero.
     fn block(&mut self, at: usize, v: &[f32; N], len: usize);
-    /// Leaves in `e` what the body does not say of the block `v` at `at`, which was just encoded: `v - decoded`; where the body
-    /// tells that it was not finite, what is there. Not by way of decoded values in memory: their stores would stand in the way
-    /// of the loads beside them.
+    /// Leaves in `e` what the body does not say of the block `v` at `at`, which was just encoded: `v -
+    /// decoded`; where the body tells that it was not finite, what is there. Not by way of decoded values in
+    /// memory: their stores would stand in the way of the loads beside them.
     fn unsaid(&self, at: usize, v: &[f32; N], e: &mut [f32]);
 }
 
@@ -33,8 +33,8 @@ pub(super) fn encode<const N: usize>(
     }
 }
 
-/// Takes back that `values` were encoded: the residual is as before, but for the rounding of the sums. For bodies that tell what was
-/// not finite.
+/// Takes back that `values` were encoded: the residual is as before, but for the rounding of the sums. For
+/// bodies that tell what was not finite.
 pub(crate) fn take_back(isa: Isa, codec: CodecId, values: &[f32], body: &[u8], residual: &mut [f32]) {
     let Some(block) = codec.telling() else { return };
     let mut decoded = Block::ZERO;

@@ -102,8 +102,8 @@ impl CodecId {
         }
     }
 
-    /// Decodes a whole validated body; `out.len()` is the element count. For tests, residuals and state dictionaries:
-    /// the store decodes block by block.
+    /// Decodes a whole validated body; `out.len()` is the element count. For tests, residuals and state
+    /// dictionaries: the store decodes block by block.
     pub fn decode(self, isa: Isa, body: &[u8], out: &mut [f32]) {
         isa.run(WholeDecode { codec: self, body, out });
     }
@@ -212,10 +212,10 @@ impl Codec {
         }
     }
 
-    /// Appends the body of `values` to `out`. With a residual, encodes `values + residual` and leaves in `residual`
-    /// what the body does not say (error feedback; Seide et al. 2014). Callers have checked with
-    /// [`crate::kernel::finite::check`] that no value, and no sum with the residual, is non-finite, or look at what the
-    /// body tells: of a block that was not finite the residual is as it was.
+    /// Appends the body of `values` to `out`. With a residual, encodes `values + residual` and leaves in
+    /// `residual` what the body does not say (error feedback; Seide et al. 2014). Callers have checked with
+    /// [`crate::kernel::finite::check`] that no value, and no sum with the residual, is non-finite, or look
+    /// at what the body tells: of a block that was not finite the residual is as it was.
     pub fn encode(
         self,
         isa: Isa,

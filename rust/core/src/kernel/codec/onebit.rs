@@ -201,7 +201,8 @@ impl Body for OneBitBody<'_> {
     }
 }
 
-/// The values that bits choose. Two halves of 32 bits, because a vector has as many lanes of a word as of a value.
+/// The values that bits choose. Two halves of 32 bits, because a vector has as many lanes of a word as of a
+/// value.
 #[inline(always)]
 fn select(bits: &[u8; RUN / 8], [positive, negative]: [f32; 2], out: &mut [f32; RUN]) {
     let bits = u64::from_le_bytes(*bits);

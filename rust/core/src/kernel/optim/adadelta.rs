@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 
 /// Settings of Adadelta, named as torch names them.
 ///
-/// States that go bad on finite gradients, as in torch: a gradient beyond about 1e19 makes `square_avg` infinite for
-/// good (the element then stands still); `eps = 0` gives 0 / 0 at a zero gradient and never moves from a zero
-/// `acc_delta`.
+/// States that go bad on finite gradients, as in torch: a gradient beyond about 1e19 makes `square_avg`
+/// infinite for good (the element then stands still); `eps = 0` gives 0 / 0 at a zero gradient and never
+/// moves from a zero `acc_delta`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adadelta {
     /// Factor on the paper's update.

@@ -1,5 +1,5 @@
-//! Adagrad: Duchi, Hazan, Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization",
-//! JMLR 12, 2011.
+//! Adagrad: Duchi, Hazan, Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic
+//! Optimization", JMLR 12, 2011.
 //!
 //! ```text
 //! g   = -g                              maximize
@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 
 /// Settings of Adagrad, named as torch names them.
 ///
-/// Two states go bad on finite gradients, as in torch: a gradient beyond 1.8e19 makes `sum` infinite for good (the
-/// element then stands still), and with `eps = 0` a zero gradient on a zero `sum` gives 0 / 0 = NaN.
+/// Two states go bad on finite gradients, as in torch: a gradient beyond 1.8e19 makes `sum` infinite for good
+/// (the element then stands still), and with `eps = 0` a zero gradient on a zero `sum` gives 0 / 0 = NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adagrad {
     /// Learning rate.
@@ -66,7 +66,8 @@ impl Adagrad {
         vec!["sum"]
     }
 
-    /// The scalars of one step. (torch counts steps in float32 and so stops decaying at step 2^24; this does not.)
+    /// The scalars of one step. (torch counts steps in float32 and so stops decaying at step 2^24; this does
+    /// not.)
     pub(crate) fn rule(&self, step: u64, lr: f64) -> AdagradRule {
         let (eps_in, eps_out) = split_eps(self.eps, self.eps_mode);
         AdagradRule {

@@ -1,6 +1,6 @@
-//! Adam: Kingma & Ba, "Adam: A Method for Stochastic Optimization", arXiv 1412.6980, ICLR 2015; `AdamW`: Loshchilov &
-//! Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, ICLR 2019; `AMSGrad`: Reddi, Kale, Kumar, "On the
-//! Convergence of Adam and Beyond", arXiv 1904.09237, ICLR 2018.
+//! Adam: Kingma & Ba, "Adam: A Method for Stochastic Optimization", arXiv 1412.6980, ICLR 2015; `AdamW`:
+//! Loshchilov & Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, ICLR 2019; `AMSGrad`:
+//! Reddi, Kale, Kumar, "On the Convergence of Adam and Beyond", arXiv 1904.09237, ICLR 2018.
 //!
 //! ```text
 //! g   = -g                              maximize
@@ -23,9 +23,9 @@ use std::cell::Cell;
 
 /// Settings of Adam, named as torch names them (`betas` is the pair `beta1`, `beta2`).
 ///
-/// States that go bad on finite gradients, as in torch: a gradient beyond about 1e19 divided by `sqrt(1 - beta2)` makes
-/// `exp_avg_sq` infinite for good (the element then stands still; with `beta2 = 0` it becomes NaN), and with
-/// `eps = 0` zero gradients give 0 / 0.
+/// States that go bad on finite gradients, as in torch: a gradient beyond about 1e19 divided by `sqrt(1 -
+/// beta2)` makes `exp_avg_sq` infinite for good (the element then stands still; with `beta2 = 0` it becomes
+/// NaN), and with `eps = 0` zero gradients give 0 / 0.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adam {
     /// Learning rate.
@@ -90,7 +90,8 @@ impl Adam {
         slots
     }
 
-    /// The scalars of one step. (torch counts steps in float32, up to 2^24; both corrections are 1 long before.)
+    /// The scalars of one step. (torch counts steps in float32, up to 2^24; both corrections are 1 long
+    /// before.)
     #[inline(always)]
     pub(crate) fn rule(&self, step: u64, lr: f64) -> AdamRule {
         let (correction1, root_correction2) = corrections(self.beta1, self.beta2, step);
@@ -129,8 +130,8 @@ impl AdamW {
     }
 }
 
-/// `1 - beta1^t` and the root of `1 - beta2^t`. The tensors of a list mostly step alike, so each thread remembers its
-/// last answer: the powers cost as much as the step of a small tensor.
+/// `1 - beta1^t` and the root of `1 - beta2^t`. The tensors of a list mostly step alike, so each thread
+/// remembers its last answer: the powers cost as much as the step of a small tensor.
 pub(super) fn corrections(beta1: f64, beta2: f64, step: u64) -> (f64, f64) {
     type Known = ((f64, f64, u64), (f64, f64));
     thread_local!(static LAST: Cell<Option<Known>> = const { Cell::new(None) });

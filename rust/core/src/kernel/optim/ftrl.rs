@@ -1,5 +1,5 @@
-//! FTRL-proximal: `McMahan` et al., "Ad Click Prediction: a View from the Trenches", KDD 2013, algorithm 1, for every
-//! element by itself.
+//! FTRL-proximal: `McMahan` et al., "Ad Click Prediction: a View from the Trenches", KDD 2013, algorithm 1,
+//! for every element by itself.
 //!
 //! ```text
 //! g   = -g                                   maximize
@@ -11,8 +11,8 @@
 //! p   = (z - copysign(l1, z)) / -d           otherwise; d = fma(beta + sqrt(n), rate, l2)
 //! ```
 //!
-//! The parameters follow from `z` and `n`: what a registration or an assignment puts into `p` enters the next step of an element
-//! as the point of its gradient, and is replaced by it.
+//! The parameters follow from `z` and `n`: what a registration or an assignment puts into `p` enters the next
+//! step of an element as the point of its gradient, and is replaced by it.
 
 use super::{Step, invalid, non_negative};
 use crate::base::block::Lane;
@@ -24,7 +24,8 @@ use serde::{Deserialize, Serialize};
 /// A gradient beyond 1.8e19 makes `n` infinite, and the element not a number.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ftrl {
-    /// The paper's alpha, > 0. A push with an `lr` of 0 (or one whose inverse is infinite in float32) changes no value.
+    /// The paper's alpha, > 0. A push with an `lr` of 0 (or one whose inverse is infinite in float32) changes
+    /// no value.
     pub lr: f64,
     /// Added to the root: how slowly the first steps shrink the rate.
     pub beta: f64,

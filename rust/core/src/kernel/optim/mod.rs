@@ -1,6 +1,6 @@
-//! Optimizers: one file each, the formula and its paper in the header, torch's argument names, defaults and state
-//! names. The operations are torch's single-tensor CPU sequence with an IEEE square root: a fused multiply-add exactly
-//! where torch's kernels fuse, scalars computed in float64 and rounded once.
+//! Optimizers: one file each, the formula and its paper in the header, torch's argument names, defaults and
+//! state names. The operations are torch's single-tensor CPU sequence with an IEEE square root: a fused
+//! multiply-add exactly where torch's kernels fuse, scalars computed in float64 and rounded once.
 
 mod adadelta;
 mod adagrad;
@@ -93,8 +93,8 @@ impl Rule {
 
 /// One optimizer step on a run of elements.
 pub(crate) trait Step: Copy {
-    /// Updates parameters `p` and the state slots (in the order of [`Optimizer::slots`]) with gradient `g`; all have the
-    /// same length. One pass: arithmetic and memory then overlap.
+    /// Updates parameters `p` and the state slots (in the order of [`Optimizer::slots`]) with gradient `g`;
+    /// all have the same length. One pass: arithmetic and memory then overlap.
     fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]);
 }
 
@@ -158,8 +158,8 @@ impl Optimizer {
         }
     }
 
-    /// The scalars of one step. `step` counts from 0: how many steps the slice has taken before this one. `lr`
-    /// replaces the settings' rate.
+    /// The scalars of one step. `step` counts from 0: how many steps the slice has taken before this one.
+    /// `lr` replaces the settings' rate.
     #[inline(always)]
     pub(crate) fn rule(&self, step: u64, lr: f64) -> Rule {
         match self {
@@ -178,7 +178,8 @@ impl Optimizer {
         self.sparse_rule(0, self.lr()).map(drop)
     }
 
-    /// The scalars of one step that touches some rows only: torch's sparse SGD, Adagrad and `SparseAdam`, and FTRL.
+    /// The scalars of one step that touches some rows only: torch's sparse SGD, Adagrad and `SparseAdam`, and
+    /// FTRL.
     pub(crate) fn sparse_rule(&self, step: u64, lr: f64) -> Result<SparseRule> {
         let decays = |weight_decay: f64| (weight_decay != 0.0).then_some("weight_decay shrinks every row");
         let (why, rule) = match self {
@@ -280,7 +281,8 @@ fn decay(weight_decay: f64) -> Option<f32> {
     (weight_decay != 0.0).then_some(weight_decay as f32)
 }
 
-/// What is added (under, after) the square root. Adding 0 to what is never -0 is exact, so one loop serves all modes.
+/// What is added (under, after) the square root. Adding 0 to what is never -0 is exact, so one loop serves
+/// all modes.
 pub(crate) fn split_eps(eps: f64, mode: EpsMode) -> (f32, f32) {
     let eps = eps as f32;
     match mode {

@@ -1,5 +1,5 @@
-//! `RMSprop`: Tieleman & Hinton, "Neural Networks for Machine Learning", lecture 6a, 2012; centred as in Graves,
-//! "Generating Sequences With Recurrent Neural Networks", arXiv 1308.0850, 2013.
+//! `RMSprop`: Tieleman & Hinton, "Neural Networks for Machine Learning", lecture 6a, 2012; centred as in
+//! Graves, "Generating Sequences With Recurrent Neural Networks", arXiv 1308.0850, 2013.
 //!
 //! ```text
 //! g   = -g                              maximize
@@ -20,9 +20,9 @@ use serde::{Deserialize, Serialize};
 
 /// Settings of `RMSprop`, named as torch names them.
 ///
-/// States that go bad on finite gradients, as in torch: `centered` under a (nearly) constant gradient, where the
-/// rounding of `square_avg - grad_avg^2` can fall below 0 and its root is NaN; gradients beyond about 1e19, whose
-/// square makes `square_avg` infinite for good; `eps = 0` with zero gradients (0 / 0).
+/// States that go bad on finite gradients, as in torch: `centered` under a (nearly) constant gradient, where
+/// the rounding of `square_avg - grad_avg^2` can fall below 0 and its root is NaN; gradients beyond about
+/// 1e19, whose square makes `square_avg` infinite for good; `eps = 0` with zero gradients (0 / 0).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rmsprop {
     /// Learning rate.

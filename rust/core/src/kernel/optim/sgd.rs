@@ -84,8 +84,8 @@ impl Sgd {
     }
 }
 
-/// The scalars of one step without momentum. A rule of its own: in so short a loop a decoded gradient never leaves the
-/// registers.
+/// The scalars of one step without momentum. A rule of its own: in so short a loop a decoded gradient never
+/// leaves the registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SgdRule {
     neg_lr: f32,
