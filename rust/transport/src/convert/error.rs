@@ -169,7 +169,7 @@ pub fn error_from_status(status: &Status) -> Error {
 /// Whether HTTP/2 failed under a call: tonic says `Internal` also of a connection that its peer closed in order.
 fn is_of_http2(status: &Status) -> bool {
     std::iter::successors(std::error::Error::source(status), |error| error.source())
-        .any(|error| error.is::<h2::Error>())
+        .any(<dyn std::error::Error>::is::<h2::Error>)
 }
 
 /// Whether tonic gave up, on either side, at the deadline that the call carries.
