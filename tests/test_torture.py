@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from fastps.torture.check import INVARIANTS, check
 from fastps.torture.check.ledger import Account
+from fastps.torture.client.calls import Call
 from fastps.torture.history import History, read
 from fastps.torture.plan import PROFILES, Plan
 from fastps.torture.source import Planned, Recorded
@@ -97,6 +99,17 @@ def test_an_assigned_value_may_be_lost_in_a_crash_if_the_next_call_tells_it(
     after = assignment(3, 3.0, [["assign/0", 0, 1, 3, 2]] if told else None)
     events = [begin, life, *assignment(1, 1.0), *assignment(2, 2.0), *crashed, old, *after]
     assert {v.invariant for v in check([{"step": None, **event} for event in events])} == violated
+
+
+def test_a_call_is_not_charged_for_what_its_caller_does_after_the_deadline() -> None:
+    ignored = Call(1, "push_async", {}, 0.0, 0.0)
+    time.sleep(0.2)
+    ignored.is_waited_for()
+    waited = Call(2, "push_async", {}, 10.0, 0.0)
+    waited.is_waited_for()
+    time.sleep(0.2)
+    assert ignored.took() <= time.monotonic() - ignored.began - 0.2
+    assert waited.took() >= 0.2
 
 
 @pytest.mark.parametrize("profile", PROFILES)

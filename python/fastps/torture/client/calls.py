@@ -27,6 +27,15 @@ class Call:
     def __init__(self, n: int, verb: str, parts: Parts, limit: float, lag: float) -> None:
         self.n, self.verb, self.parts, self.limit, self.lag = n, verb, parts, limit, lag
         self.began = time.monotonic()
+        self._ignored = 0.0
+
+    def is_waited_for(self) -> None:
+        """The caller waits from here on; what it did before, past the deadline, is not the call's time."""
+        self._ignored = max(0.0, time.monotonic() - self.began - self.limit)
+
+    def took(self) -> float:
+        """Seconds that it has taken."""
+        return time.monotonic() - self.began - self._ignored
 
 
 def all_of(*names: str, units: float = 1.0) -> Parts:
@@ -71,7 +80,7 @@ class Calls:
         return Call(self._calls, verb, parts, limit, self._lag.seconds())
 
     def _end(self, call: Call, error: Exception | None, *, counts: bool = True) -> None:
-        took, lag = time.monotonic() - call.began, self._lag.seconds() - call.lag
+        took, lag = call.took(), self._lag.seconds() - call.lag
         fields: dict[str, Any] = {"applied": [], "refused": [], "doubts": [], "lost": []}
         if error is None:
             fields["applied"] = list(call.parts)

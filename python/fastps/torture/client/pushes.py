@@ -56,6 +56,7 @@ class Pushes(Calls):
             self._take(*under_way.popleft())
 
     def _take(self, call: Call, handle: Any) -> None:
+        call.is_waited_for()
         try:
             handle.result()
         except Exception as error:
