@@ -15,8 +15,9 @@ try:
 except ImportError as _error:
     raise ImportError("fastps.hogwild needs scikit-learn: pip install scikit-learn") from _error
 
+from fastps.hogwild._classifier import HogwildClassifier
 from fastps.hogwild._factorization import HogwildMatrixFactorization
-from fastps.hogwild._linear import HogwildClassifier, HogwildRegressor
+from fastps.hogwild._regressor import HogwildRegressor
 from fastps.hogwild._training import Epoch
 
 __all__ = ["Epoch", "HogwildClassifier", "HogwildMatrixFactorization", "HogwildRegressor"]
