@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import fastps
+from fastps._shared.servers import free_ports
 from fastps.torture.auditor import Auditor
 from fastps.torture.check import kept, starts
 from fastps.torture.client_lane import ClientLane
@@ -22,7 +23,7 @@ from fastps.torture.history import Event, History
 from fastps.torture.lag import Lag
 from fastps.torture.plan import CLIENTS, SHARDS, Action
 from fastps.torture.resources import resources
-from fastps.torture.servers import LEASE, LIMIT, Shard, free_ports
+from fastps.torture.servers import LEASE, LIMIT, Shard
 from fastps.torture.source import Source
 from fastps.torture.witness import Witness
 

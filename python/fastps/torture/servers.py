@@ -6,20 +6,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from fastps._shared import process
-from fastps._shared.children import Child, python_module
+from fastps._shared.servers import ServerProcess, free_ports
 from fastps.torture.history import History
 
-__all__ = ["LEASE", "LIMIT", "Shard", "free_ports"]
+__all__ = ["LEASE", "LIMIT", "Shard"]
 
 START = 60.0
 """Seconds in which a server must listen."""
@@ -34,18 +31,6 @@ LEASE = 10.0
 """Seconds for which a client may be silent."""
 
 _OPTIONS = ["--memory-limit", str(LIMIT), "--lease-ms", str(int(1000 * LEASE)), "--snapshot-every", "3"]
-
-
-def free_ports(count: int) -> list[int]:
-    """Not of those that the system gives to others: a server can have its port again."""
-    with contextlib.ExitStack() as stack:
-        ports: list[int] = []
-        while len(ports) < count:
-            port = random.randrange(20_000, 32_000)
-            with contextlib.suppress(OSError):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-                ports.append(port)
-        return ports
 
 
 class Shard:
@@ -79,19 +64,15 @@ class Shard:
     def _tell(self, what: str, step: int | None, **fields: Any) -> None:
         self._history.add("server", step, shard=self.index, what=what, pid=self.pid, **fields)
 
-    def _command(self, addresses: list[str]) -> list[str]:
-        listen = ["--listen", addresses[self.index], "--cluster", ",".join(addresses)]
-        return [*python_module("fastps", "serve"), *listen, "--data-dir", str(self.data), *_OPTIONS]
-
-    def _launch(self, addresses: list[str]) -> Child:
+    def _launch(self, addresses: list[str]) -> ServerProcess:
         self._starts += 1
         log = self.folder / f"shard-{self.index}-{self._starts}.log"
-        env = {process.LIFELINE: "stdin", "NO_COLOR": "1"}
-        return Child(self._command(addresses), log, env)
+        options = ["--data-dir", str(self.data), *_OPTIONS]
+        return ServerProcess(addresses[self.index], addresses, log, options)
 
-    def _start(self, addresses: list[str]) -> Child:
+    def _start(self, addresses: list[str]) -> ServerProcess:
         child = self._launch(addresses)
-        if not _listens(child, START):
+        if not child.listens(START):
             words = child.last_words()
             child.kill()
             raise RuntimeError(f"shard {self.index} did not come up: {words}")
@@ -140,7 +121,7 @@ class Shard:
         other = list(self.addresses)
         other[self.index] = f"127.0.0.1:{free_ports(1)[0]}"
         child = self._launch(other)
-        started = _listens(child, START)
+        started = child.listens(START)
         text = child.last_words()
         if "the port is in use" not in text:  # by another program: the directory was not even asked for
             self._history.add("second", step, shard=self.index, started=started, text=text)
@@ -167,15 +148,3 @@ class Shard:
                 self.child.process.wait(END)
         self.child.kill()
         self.child.close()
-
-
-def _listens(child: Child, seconds: float) -> bool:
-    """Whether it says so before it ends."""
-    late = time.monotonic() + seconds
-    while time.monotonic() < late:
-        line = child.read_line(0.05)
-        if line is not None and "listening on" in line:
-            return True
-        if line is None and child.process.poll() is not None and child.drained():
-            return False
-    return False
