@@ -1,5 +1,6 @@
 """Many threads, Ctrl-C, and the GIL."""
 
+import logging
 import os
 import signal
 import threading
@@ -117,6 +118,27 @@ def test_ctrl_c_ends_a_call_that_waits(server):
             finally:
                 timer.join(60)
             assert time.monotonic() - begin < 20
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_while_a_wait_is_logged_ends_the_call(server):
+    class Interrupting(logging.Handler):
+        def emit(self, record):
+            raise KeyboardInterrupt
+
+    handler, logger = Interrupting(), logging.getLogger("fastps")
+    with fastps.connect(server.addresses, timeout=60.0) as ps:
+        ps.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD())
+        server.stop()
+        begin = time.monotonic()
+        logger.addHandler(handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                ps.pull("w")
+                time.sleep(60)
+        finally:
+            logger.removeHandler(handler)
+        assert time.monotonic() - begin < 20  # and not the call's timeout
 
 
 @pytest.mark.usefixtures("ctrl_c")

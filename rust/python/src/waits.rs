@@ -1,20 +1,22 @@
-//! For what clients wait, as records of the logger "fastps" of Python's `logging`.
+//! What clients wait for, as records of the logger "fastps" of Python's `logging`.
 
 use fastps_client::{WaitsFor, on_wait};
+use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
-/// Has clients say for what they wait.
+/// Makes clients log what they wait for.
 pub(crate) fn listen() {
     on_wait(|what, text| {
-        // While the interpreter ends, it is told to no logger.
+        // While the interpreter shuts down, nothing is logged.
         Python::try_attach(|py| {
-            let logged = log(py, what, text);
-            logged.unwrap_or_else(|error| error.write_unraisable(py, None));
+            if let Err(error) = log(py, what, text) {
+                report(py, error);
+            }
         });
     });
 }
 
-/// A server that is not there is a warning, which Python shows unless it is told otherwise; a slow answer is not.
+/// Logs a server that cannot be reached as a warning, which Python shows by default, and a slow answer as information.
 fn log(py: Python<'_>, what: WaitsFor, text: &str) -> PyResult<()> {
     let logger = py.import("logging")?.call_method1("getLogger", ("fastps",))?;
     let level = match what {
@@ -22,4 +24,14 @@ fn log(py: Python<'_>, what: WaitsFor, text: &str) -> PyResult<()> {
         WaitsFor::Answer => "info",
     };
     logger.call_method1(level, ("%s", text)).map(drop)
+}
+
+/// Reports an error that logging raised. A Ctrl-C that Python noticed meanwhile is raised by the call that waits, which
+/// checks for signals.
+fn report(py: Python<'_>, error: PyErr) {
+    let interrupted = error.is_instance_of::<PyKeyboardInterrupt>(py);
+    if interrupted && py.import("_thread").and_then(|thread| thread.call_method0("interrupt_main")).is_ok() {
+        return;
+    }
+    error.write_unraisable(py, None);
 }
