@@ -530,9 +530,9 @@ class Failing:
     def __getattr__(self, name):
         return getattr(self._native, name)
 
-    def push_bound_async(self, bound, how, tracked):
-        if not self.errors:
-            return self._native.push_bound_async(bound, how, tracked)
+    def push_async(self, what, *how):
+        if not self.errors or type(what) is dict:
+            return self._native.push_async(what, *how)
         error = self.errors.pop(0)
         return SimpleNamespace(wait=lambda timeout: self._raise(error))
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import fastps
+from fastps import _fastps
 
 SHAPES = {"w": (3, 5), "b": (4,), "big": (2 * 63 * 4096 + 7,)}
 LATE = 60.0
@@ -220,9 +221,8 @@ def test_what_is_in_doubt_waits_for_the_others(ps):
     minus = {"w": np.full(3, -1, np.float32)}
     with fastps.Worker(ps, one, mode=mode) as a, fastps.Worker(ps, one, mode=mode) as b:
         with pytest.raises(fastps.PartialPush) as caught:
-            a._native.push_list_async(
-                minus, (None, None, None, a._fetches.installed, 0.5, None), False, False
-            ).wait(LATE)
+            settings = _fastps.PushSettings(based_on=a._fetches.installed, timeout=0.5)
+            a._native.push_async(minus, settings, False).wait(LATE)
         (doubt,) = caught.value.in_doubt
         with ThreadPoolExecutor(1) as pool:
             told = pool.submit(doubt.result, LATE)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final, overload
 
 from fastps._shared.types import Array, File
 from fastps.codecs import Codec
@@ -11,10 +11,6 @@ from fastps.optim import Optimizer
 
 # delay_adaptive, max_staleness, reject, momentum_matching
 _Correction: TypeAlias = tuple[bool, int | None, bool, bool]
-# codec, lr, scale, based_on, timeout, correction
-_How: TypeAlias = tuple[
-    Codec | None, float | None, float | None, Versions | None, float | None, _Correction | None
-]
 
 __all__ = [
     "BoundList",
@@ -27,6 +23,7 @@ __all__ = [
     "LocalSteps",
     "PullFlight",
     "PushFlight",
+    "PushSettings",
     "Receipt",
     "Receipts",
     "Server",
@@ -126,6 +123,18 @@ class PullFlight:
     ) -> tuple[dict[str, Array], Versions] | None: ...
 
 @final
+class PushSettings:
+    def __new__(
+        cls,
+        codec: Codec | None = None,
+        lr: float | None = None,
+        scale: float | None = None,
+        based_on: Versions | None = None,
+        timeout: float | None = None,
+        correction: _Correction | None = None,
+    ) -> PushSettings: ...
+
+@final
 class BoundList:
     @property
     def feedback(self) -> ErrorFeedback | None: ...
@@ -173,24 +182,25 @@ class Client:
     ) -> Client: ...
     @property
     def address(self) -> str | None: ...
-    def live(self, name: str) -> SharedView: ...
+    def view(self, name: str) -> SharedView: ...
     def another(self) -> Client: ...
     def register(
         self, name: str, values: Any, optimizer: Optimizer, apply: str, group: str, timeout: float | None
     ) -> None: ...
     def unregister(self, name: str, timeout: float | None) -> None: ...
-    def push(self, name: str, grad: Any, how: _How) -> Receipt: ...
-    def push_list(self, list: dict[str, Any], how: _How) -> Receipts: ...
-    def push_bound(self, list: BoundList, how: _How) -> Receipts: ...
-    def push_list_async(
-        self, list: dict[str, Any], how: _How, tracked: bool, every_slice: bool
+    @overload
+    def push(self, what: str, grad: Any, settings: PushSettings) -> Receipt: ...
+    @overload
+    def push(self, what: dict[str, Any] | BoundList, grad: None, settings: PushSettings) -> Receipts: ...
+    def push_async(
+        self,
+        what: dict[str, Any] | BoundList,
+        settings: PushSettings,
+        tracked: bool,
+        every_slice: bool = False,
     ) -> PushFlight: ...
-    def push_bound_async(self, list: BoundList, how: _How, tracked: bool) -> PushFlight: ...
     def push_pull(
-        self, list: dict[str, Any], out: dict[str, Any] | None, how: _How
-    ) -> tuple[dict[str, Array], Receipts, Versions]: ...
-    def push_pull_bound(
-        self, list: BoundList, out: dict[str, Any] | None, how: _How
+        self, what: dict[str, Any] | BoundList, out: dict[str, Any] | None, settings: PushSettings
     ) -> tuple[dict[str, Array], Receipts, Versions]: ...
     def exchange_of(self, params: dict[str, Any]) -> Exchange | None: ...
     def exchange(
@@ -198,7 +208,7 @@ class Client:
         list: Exchange,
         gradients: dict[str, Any],
         rates: dict[str, float] | None,
-        how: _How,
+        settings: PushSettings,
         threads: int,
     ) -> tuple[Receipts | None, Versions | None, FastpsError | None] | None: ...
     def pull(self, name: str, out: Any, timeout: float | None) -> tuple[Array, Versions]: ...

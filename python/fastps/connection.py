@@ -26,6 +26,9 @@ from fastps.server import Server
 __all__ = ["ParameterServer", "PushOptions", "TensorSpec", "connect"]
 
 Arrays = Mapping[str, Any]
+
+#: The settings of a push that gives none.
+_PLAIN = _fastps.PushSettings()
 _Kind = TypeVar("_Kind", bound="ParameterServer")
 
 
@@ -195,12 +198,12 @@ class ParameterServer:
         3
         """
         _check_gradient(name, grad)
-        how = (codec, lr, scale, based_on, timeout, None)
+        settings = _PLAIN
+        if not (codec is None and lr is None and scale is None and based_on is None and timeout is None):
+            settings = _fastps.PushSettings(codec, lr, scale, based_on, timeout)
         if isinstance(name, str):
-            return self._native.push(name, grad, how)
-        if type(name) is Bound:
-            return Receipts(self._native.push_bound(name._native, how))
-        return Receipts(self._native.push_list(_dict(name), how))
+            return self._native.push(name, grad, settings)
+        return Receipts(self._native.push(_gradients(name), None, settings))
 
     @overload
     def push_async(self, name: str, grad: Any, **how: Unpack[PushOptions]) -> PushHandle[Receipt]: ...
@@ -231,12 +234,10 @@ class ParameterServer:
         2
         """
         _check_gradient(name, grad)
-        how = (codec, lr, scale, based_on, timeout, None)
-        if type(name) is Bound:
-            return PushHandle(self._native.push_bound_async(name._native, how, True), None)
+        settings = _fastps.PushSettings(codec, lr, scale, based_on, timeout)
         if isinstance(name, str):
-            return PushHandle(self._native.push_list_async({name: grad}, how, True, False), name)
-        return PushHandle(self._native.push_list_async(_dict(name), how, True, False), None)
+            return PushHandle(self._native.push_async({name: grad}, settings, True), name)
+        return PushHandle(self._native.push_async(_gradients(name), settings, True), None)
 
     def push_pull(
         self,
@@ -272,16 +273,13 @@ class ParameterServer:
         (array([-0.5, -0.5], dtype=float32), 2, 2)
         """
         _check_gradient(name, grad)
-        how = (codec, lr, scale, based_on, timeout, None)
+        settings = _fastps.PushSettings(codec, lr, scale, based_on, timeout)
         if isinstance(name, str):
             into = None if out is None else {name: out}
-            values, receipts, versions = self._native.push_pull({name: grad}, into, how)
+            values, receipts, versions = self._native.push_pull({name: grad}, into, settings)
             return PushPulled(values[name], receipts.at(name), versions)
         into = None if out is None else _dict(out)
-        if type(name) is Bound:
-            values, receipts, versions = self._native.push_pull_bound(name._native, into, how)
-        else:
-            values, receipts, versions = self._native.push_pull(_dict(name), into, how)
+        values, receipts, versions = self._native.push_pull(_gradients(name), into, settings)
         return PushPulled(values, Receipts(receipts), versions)
 
     def bind(
@@ -590,6 +588,11 @@ def forked() -> None:
     global _reaching
     _reaching = threading.RLock()  # a thread that is not here may have held it
     _fastps.forked()
+
+
+def _gradients(given: Any) -> dict[str, Any] | _fastps.BoundList:
+    """A mapping or a bound list as the extension module takes it."""
+    return given._native if type(given) is Bound else _dict(given)
 
 
 def _dict(values: Any) -> dict[str, Any]:

@@ -112,10 +112,10 @@ class Store(ParameterServer):
         >>> w
         array([-1., -1.], dtype=float32)
         """
-        live: Any = self._native.live(name)
-        if 0 in live.shape:
-            return np.empty(live.shape, live.dtype)
-        return np.frombuffer(live, live.dtype).reshape(live.shape)
+        shared: Any = self._native.view(name)
+        if 0 in shared.shape:
+            return np.empty(shared.shape, shared.dtype)
+        return np.frombuffer(shared, shared.dtype).reshape(shared.shape)
 
     def another(self) -> Self:
         other = super().another()

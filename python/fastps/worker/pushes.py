@@ -50,7 +50,7 @@ class _Planned(NamedTuple):
     """A push to be made: gradients of one kind and one rate; whole ones are bound."""
 
     gradients: dict[str, Any]
-    how: Any
+    settings: _fastps.PushSettings
     bound: _fastps.BoundList | None
 
 
@@ -217,13 +217,13 @@ class Pushes:
         scale = None if self._accumulate == 1 else 1.0 / self._accumulate
         pushes: list[_Planned] = []
         for rate, part_of in _by_rate(ready, lr):
-            how = (None, rate, scale, oldest, None, self._mode._correction())
+            settings = _fastps.PushSettings(None, rate, scale, oldest, None, self._mode._correction())
             rows = {n: g for n, g in part_of.items() if isinstance(g, Sparse)}
             whole = {n: g for n, g in part_of.items() if not isinstance(g, Sparse)}
             if rows:  # first, since not every optimizer takes them
-                pushes.insert(0, _Planned(rows, how, None))
+                pushes.insert(0, _Planned(rows, settings, None))
             if whole:
-                pushes.append(_Planned(whole, how, self._bind(whole)))
+                pushes.append(_Planned(whole, settings, self._bind(whole)))
         return pushes
 
     def _check_sums(self, before: Mapping[str, Gradient | None]) -> None:
@@ -289,14 +289,14 @@ class Pushes:
 
     def _push(self, push: _Planned) -> None:
         """Pushes gradients of one kind: whole ones, which are bound, or rows."""
-        some, how, bound = push
+        some, settings, bound = push
         if bound is not None:
-            flight = self._native.push_bound_async(bound, how, False)
+            flight = self._native.push_async(bound, settings, False)
         elif isinstance(self._mode, Sync):
             # The version of each slice waits for the rows of every worker, even if there are none.
-            flight = self._native.push_list_async(some, how, False, True)
+            flight = self._native.push_async(some, settings, False, True)
         else:
-            self._tally.acknowledge(tuple(some), Receipts(self._native.push_list(some, how)))
+            self._tally.acknowledge(tuple(some), Receipts(self._native.push(some, None, settings)))
             return
         self._under_way.append(_Push(some, flight))
 

@@ -482,8 +482,9 @@ class Worker:
         if self._exchanged is None or not self._pushes.idle or type(grads) is not dict:
             return False
         one, rates = (None, dict(lr)) if isinstance(lr, Mapping) else (lr, None)
-        how = (None, one, None, self._fetches.installed, None, self._mode._correction())
-        done = self._native.exchange(self._exchanged, grads, rates, how, threads)
+        base, correction = self._fetches.installed, self._mode._correction()
+        settings = _fastps.PushSettings(None, one, None, base, None, correction)
+        done = self._native.exchange(self._exchanged, grads, rates, settings, threads)
         if done is None:
             return False
         receipts, versions, failed = done

@@ -7,12 +7,14 @@ mod portion;
 mod pull;
 mod pull_flight;
 mod push;
+mod settings;
 mod waiting;
 
 pub(crate) use exchange::Exchange;
 pub(crate) use flight::PushFlight;
 pub(crate) use pull_flight::PullFlight;
 pub(crate) use push::BoundList;
+pub(crate) use settings::PushSettings;
 
 use crate::arrays::buffer::{Access, array, empty, sweep, try_borrow};
 use crate::arrays::shared_view::SharedView;
@@ -21,8 +23,8 @@ use crate::call::{self, Here};
 use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
 use crate::openmp::Threads;
+use crate::results::Versions;
 use crate::results::receipts::Receipt;
-use crate::results::{Receipts, Versions};
 use crate::settings::codec::read_codec;
 use crate::settings::group::{GroupMode, group_mode};
 use crate::settings::optimizer::{optimizer_object, read_optimizer};
@@ -36,9 +38,9 @@ use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{ParameterServer, PushOptions, Rows, State, Values};
 use flight::Unread;
 use pull::{pull_into, pull_rows_into};
-use push::{How, List, PushPulled, gradient, push_lent, push_lent_list, pushed, send, wait_for};
+use push::{Gradients, List, PushPulled, gradient};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyString, PyTuple};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -149,11 +151,11 @@ impl Client {
         self.local.as_ref()?.address()
     }
 
-    /// The values of a tensor of a shared store, where they lie.
-    fn live(&self, py: Python<'_>, name: &str) -> PyResult<SharedView> {
+    /// A view of the values of a tensor in a shared store.
+    fn view(&self, py: Python<'_>, name: &str) -> PyResult<SharedView> {
         self.enter(py)?;
         let Some(store) = &self.local else {
-            let error = Error::new(Kind::Config, "a server's values cannot be looked at where they lie");
+            let error = Error::new(Kind::Config, "a server's values cannot be viewed in place; use pull()");
             return Err(errors::raise(py, &error.tensor(name)));
         };
         Ok(SharedView::new(store.live(name).or_raise(py)?))
@@ -201,95 +203,71 @@ impl Client {
         self.call(py, server, move |server| server.unregister(&name, timeout))?.or_raise(py)
     }
 
-    fn push(&self, py: Python<'_>, name: &str, grad: &Bound<'_, PyAny>, how: How<'_>) -> PyResult<Receipt> {
+    /// Pushes one gradient of the tensor named `what`, a dict of gradients by name, or a bound list; and waits.
+    fn push<'py>(
+        &self,
+        py: Python<'py>,
+        what: &Bound<'py, PyAny>,
+        grad: Option<&Bound<'py, PyAny>>,
+        settings: &PushSettings,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let server = self.enter(py)?;
-        let options = self.options(py, &how, None)?;
-        let done = if let Some(store) = self.at_once() {
-            push_lent(py, store, &[name], std::slice::from_ref(grad), &options)?
-        } else {
-            let gradients = Arc::new(vec![pushed(name, grad)?]);
-            let done = wait_for(py, server, &gradients, options, None)?;
-            drop(gradients);
-            sweep(py);
-            done
+        if let (Ok(name), Some(grad)) = (what.cast::<PyString>(), grad) {
+            let receipt = self.push_one(py, server, name.to_str()?, grad, settings)?;
+            return Ok(Bound::new(py, receipt)?.into_any());
+        }
+        let receipts = match Gradients::of(what)? {
+            Gradients::Listed(list) => self.push_list(py, server, list, settings)?,
+            Gradients::Bound(list) => self.push_bound(py, server, list, settings)?,
         };
-        let receipts = done.or_raise(py)?;
-        receipts
-            .first()
-            .map(Receipt::from)
-            .ok_or_else(|| errors::raise(py, &Error::new(Kind::Internal, "a push gave no receipt")))
+        Ok(Bound::new(py, receipts)?.into_any())
     }
 
-    fn push_list(&self, py: Python<'_>, list: &Bound<'_, PyDict>, how: How<'_>) -> PyResult<Receipts> {
-        let server = self.enter(py)?;
-        let options = self.options(py, &how, None)?;
-        if let Some(store) = self.at_once() {
-            return push_lent_list(py, store, list, &options);
-        }
-        send(py, server, List::borrow(list)?, options, None)
-    }
-
-    fn push_bound(&self, py: Python<'_>, list: &BoundList, how: How<'_>) -> PyResult<Receipts> {
-        let server = self.enter(py)?;
-        let options = self.bound_options(py, list, &how)?;
-        let turn = Turn::take(py, &list.busy)?;
-        if let (Some(store), Some(bound)) = (self.at_once(), &list.local) {
-            let pushed = call::work(py, list.elements, || store.push_bound(bound, &options));
-            drop(turn);
-            return Ok(Receipts { names: list.list.names.clone(), receipts: pushed.or_raise(py)? });
-        }
-        send(py, server, list.list.clone(), options, Some(turn))
-    }
-
-    fn push_list_async(
+    /// Starts to push a dict of gradients by name, or a bound list. `tracked`: the next call raises an error that is
+    /// not read. `every_slice`: slices without a row of a sparse gradient take part, too.
+    #[pyo3(signature = (what, settings, tracked, every_slice=false))]
+    fn push_async(
         &self,
         py: Python<'_>,
-        list: &Bound<'_, PyDict>,
-        how: How<'_>,
+        what: &Bound<'_, PyAny>,
+        settings: &PushSettings,
         tracked: bool,
         every_slice: bool,
     ) -> PyResult<PushFlight> {
         let server = self.enter(py)?;
-        let options = PushOptions { every_slice, ..self.options(py, &how, None)? };
-        self.send_async(py, server, &List::borrow(list)?, options, None, tracked)
+        match Gradients::of(what)? {
+            Gradients::Listed(list) => {
+                let options = PushOptions { every_slice, ..self.options(py, settings)? };
+                self.send_async(py, server, &List::borrow(list)?, options, None, tracked)
+            }
+            Gradients::Bound(list) => {
+                let options = PushOptions { every_slice, ..self.bound_options(py, list, settings)? };
+                let turn = Turn::take(py, &list.busy)?;
+                self.send_async(py, server, &list.list, options, Some(turn), tracked)
+            }
+        }
     }
 
-    fn push_bound_async(
-        &self,
-        py: Python<'_>,
-        list: &BoundList,
-        how: How<'_>,
-        tracked: bool,
-    ) -> PyResult<PushFlight> {
-        let server = self.enter(py)?;
-        let options = self.bound_options(py, list, &how)?;
-        let turn = Turn::take(py, &list.busy)?;
-        self.send_async(py, server, &list.list, options, Some(turn), tracked)
-    }
-
+    /// Pushes a dict of gradients by name, or a bound list, and pulls the same tensors.
     fn push_pull<'py>(
         &self,
         py: Python<'py>,
-        list: &Bound<'py, PyDict>,
+        what: &Bound<'py, PyAny>,
         out: Option<&Bound<'py, PyDict>>,
-        how: How<'py>,
+        settings: &PushSettings,
     ) -> PyResult<PushPulled<'py>> {
         let server = self.enter(py)?;
-        let options = self.options(py, &how, None)?;
-        self.send_pull(py, server, List::borrow_whole(list)?, options, out, None)
-    }
-
-    fn push_pull_bound<'py>(
-        &self,
-        py: Python<'py>,
-        list: &BoundList,
-        out: Option<&Bound<'py, PyDict>>,
-        how: How<'py>,
-    ) -> PyResult<PushPulled<'py>> {
-        let server = self.enter(py)?;
-        let options = self.bound_options(py, list, &how)?;
-        let turn = Turn::take(py, &list.busy)?;
-        self.send_pull(py, server, list.list.clone(), options, out, Some(turn))
+        match Gradients::of(what)? {
+            Gradients::Listed(list) => {
+                let options = self.options(py, settings)?;
+                self.send_pull(py, server, List::borrow_whole(list)?, options, out, None)
+            }
+            Gradients::Bound(list) => {
+                let options = self.bound_options(py, list, settings)?;
+                let turn = Turn::take(py, &list.busy)?;
+                self.send_pull(py, server, list.list.clone(), options, out, Some(turn))
+            }
+        }
     }
 
     /// A worker's tensors and arrays, for `exchange`; None where that is no shorter way.
@@ -307,11 +285,11 @@ impl Client {
         list: &Exchange,
         gradients: &Bound<'_, PyDict>,
         rates: Option<&Bound<'_, PyDict>>,
-        how: How<'_>,
+        settings: &PushSettings,
         threads: u32,
     ) -> PyResult<Option<Outcome>> {
         let server = self.enter(py)?;
-        let options = self.options(py, &how, None)?;
+        let options = self.options(py, settings)?;
         let team = Threads::of_torch(threads);
         match self.at_once() {
             Some(store) if list.is_of(py, server)? => {

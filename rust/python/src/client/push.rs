@@ -1,6 +1,7 @@
 //! Pushes: a list of gradients, lent for the call, kept for a flight, or bound.
 
 use super::flight::PushFlight;
+use super::settings::PushSettings;
 use super::waiting::{Filler, Turn, Waiting, reshaped, targets};
 use super::{Client, Shared};
 use crate::arrays::buffer::{Access, Borrowed, borrow, glance, is_plain, sweep};
@@ -8,10 +9,9 @@ use crate::arrays::sparse::Sparse;
 use crate::call::{self, Here};
 use crate::codecs::ErrorFeedback;
 use crate::errors::{self, OrRaise};
+use crate::results::receipts::Receipt;
 use crate::results::{Names, Receipts, Versions};
-use crate::settings::codec::read_codec;
 use fastps_core::codec::Codec;
-use fastps_core::correction::Correction;
 use fastps_core::error::{Error, Kind};
 use fastps_core::store::{Bound as Local, Store};
 use fastps_core::verbs::{Gradient, GradientRef, ParameterServer, PushOptions, Pushed, Values};
@@ -22,19 +22,6 @@ use std::sync::atomic::AtomicBool;
 
 /// Values by name, receipts, versions.
 pub(super) type PushPulled<'py> = (Bound<'py, PyDict>, Receipts, Versions);
-
-/// How a push is made: ``(codec, lr, scale, based_on, timeout, correction)``.
-pub(super) type How<'py> = (
-    Option<Bound<'py, PyAny>>,
-    Option<f64>,
-    Option<f32>,
-    Option<Bound<'py, Versions>>,
-    Option<f64>,
-    Option<Staleness>,
-);
-
-/// What is to become of a stale gradient: ``(delay_adaptive, max_staleness, reject, momentum_matching)``.
-type Staleness = (bool, Option<u64>, bool, bool);
 
 /// Gradients whose memory is looked up and pinned once, with their error feedback.
 #[pyclass(frozen, module = "fastps._fastps", name = "BoundList")]
@@ -52,62 +39,89 @@ pub(crate) struct BoundList {
 }
 
 impl Client {
-    pub(super) fn options(
-        &self,
-        py: Python<'_>,
-        how: &How<'_>,
-        feedback: Option<&ErrorFeedback>,
-    ) -> PyResult<PushOptions> {
-        let (codec, lr, scale, based_on, timeout, correction) = how;
-        let codec = read_codec(codec.as_ref())?;
-        if codec == Codec::OneBit && feedback.is_none() {
-            let error = Error::new(
-                Kind::Config,
-                "OneBit needs error feedback; push through a Worker or a bound list",
-            );
-            return Err(errors::raise(py, &error));
+    pub(super) fn options(&self, py: Python<'_>, settings: &PushSettings) -> PyResult<PushOptions> {
+        let codec = settings.codec.unwrap_or(Codec::Float32);
+        if codec == Codec::OneBit {
+            let message = "OneBit needs error feedback; push through a Worker or a bound list";
+            return Err(errors::raise(py, &Error::new(Kind::Config, message)));
         }
-        Ok(PushOptions {
-            codec,
-            lr: *lr,
-            scale: *scale,
-            based_on: based_on.as_ref().map(|v| v.get().0.clone()),
-            correction: correction.map(|(delay_adaptive, max_staleness, reject, momentum_matching)| {
-                Correction { delay_adaptive, max_staleness, reject, momentum_matching }
-            }),
-            feedback: feedback.map(|f| f.0.clone()),
-            every_slice: false,
-            check_finite: self.check_finite,
-            timeout: self.timeout(py, *timeout)?,
-        })
+        settings.options(py, self, codec, None)
     }
 
     pub(super) fn bound_options(
         &self,
         py: Python<'_>,
         list: &BoundList,
-        how: &How<'_>,
+        settings: &PushSettings,
     ) -> PyResult<PushOptions> {
-        if how.0.is_some() {
-            return Err(errors::config(
-                py,
-                "a bound list has its codec",
-                "codec= at bind()",
-                "codec= at a push",
-            ));
+        if settings.codec.is_some() {
+            let (expected, got) = ("codec= at bind()", "codec= at a push");
+            return Err(errors::config(py, "a bound list has its own codec", expected, got));
         }
         if !Arc::ptr_eq(list.server.get(py)?, self.server.get(py)?) {
-            return Err(errors::config(
-                py,
-                "wrong bound list",
-                "one made by this object's bind()",
-                "one of another",
-            ));
+            let expected = "one made by this object's bind()";
+            return Err(errors::config(py, "wrong bound list", expected, "one of another object"));
         }
-        let feedback = list.feedback.as_ref().map(Py::get);
-        let mut options = self.options(py, &(None, how.1, how.2, how.3.clone(), how.4, how.5), feedback)?;
-        options.codec = list.codec;
-        Ok(options)
+        settings.options(py, self, list.codec, list.feedback.as_ref().map(Py::get))
+    }
+
+    /// Pushes one gradient and waits.
+    pub(super) fn push_one(
+        &self,
+        py: Python<'_>,
+        server: &Shared,
+        name: &str,
+        grad: &Bound<'_, PyAny>,
+        settings: &PushSettings,
+    ) -> PyResult<Receipt> {
+        let options = self.options(py, settings)?;
+        let done = if let Some(store) = self.at_once() {
+            push_lent(py, store, &[name], std::slice::from_ref(grad), &options)?
+        } else {
+            let gradients = Arc::new(vec![pushed(name, grad)?]);
+            let done = wait_for(py, server, &gradients, options, None)?;
+            drop(gradients);
+            sweep(py);
+            done
+        };
+        let receipts = done.or_raise(py)?;
+        receipts
+            .first()
+            .map(Receipt::from)
+            .ok_or_else(|| errors::raise(py, &Error::new(Kind::Internal, "a push gave no receipt")))
+    }
+
+    /// Pushes a list and waits.
+    pub(super) fn push_list(
+        &self,
+        py: Python<'_>,
+        server: &Shared,
+        list: &Bound<'_, PyDict>,
+        settings: &PushSettings,
+    ) -> PyResult<Receipts> {
+        let options = self.options(py, settings)?;
+        if let Some(store) = self.at_once() {
+            return push_lent_list(py, store, list, &options);
+        }
+        send(py, server, List::borrow(list)?, options, None)
+    }
+
+    /// Pushes a bound list and waits.
+    pub(super) fn push_bound(
+        &self,
+        py: Python<'_>,
+        server: &Shared,
+        list: &BoundList,
+        settings: &PushSettings,
+    ) -> PyResult<Receipts> {
+        let options = self.bound_options(py, list, settings)?;
+        let turn = Turn::take(py, &list.busy)?;
+        if let (Some(store), Some(bound)) = (self.at_once(), &list.local) {
+            let pushed = call::work(py, list.elements, || store.push_bound(bound, &options));
+            drop(turn);
+            return Ok(Receipts { names: list.list.names.clone(), receipts: pushed.or_raise(py)? });
+        }
+        send(py, server, list.list.clone(), options, Some(turn))
     }
 
     pub(super) fn send_async(
@@ -176,6 +190,21 @@ pub(super) fn send(
     drop(list.gradients);
     sweep(py);
     Ok(Receipts { names: list.names, receipts: pushed.or_raise(py)? })
+}
+
+/// The gradients of a call: by name, or bound before.
+pub(super) enum Gradients<'a, 'py> {
+    Listed(&'a Bound<'py, PyDict>),
+    Bound(&'a BoundList),
+}
+
+impl<'a, 'py> Gradients<'a, 'py> {
+    pub(super) fn of(object: &'a Bound<'py, PyAny>) -> PyResult<Self> {
+        if let Ok(list) = object.cast::<PyDict>() {
+            return Ok(Self::Listed(list));
+        }
+        Ok(Self::Bound(object.cast::<BoundList>()?.get()))
+    }
 }
 
 /// Gradients of one push, their memory looked at.

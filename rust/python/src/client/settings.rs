@@ -1,0 +1,70 @@
+//! How a push is made: read once from Python's objects, checked by the core with the push.
+
+use super::Client;
+use crate::codecs::ErrorFeedback;
+use crate::results::Versions;
+use crate::settings::codec::read_codec;
+use fastps_core::codec::Codec;
+use fastps_core::correction::Correction;
+use fastps_core::verbs::{self, PushOptions};
+use pyo3::prelude::*;
+use std::sync::Arc;
+
+/// What to do with a stale gradient: ``(delay_adaptive, max_staleness, reject, momentum_matching)``.
+type Staleness = (bool, Option<u64>, bool, bool);
+
+/// The settings of a push; None leaves each as it is by default.
+#[pyclass(frozen, module = "fastps._fastps", name = "PushSettings")]
+#[derive(Debug)]
+pub(crate) struct PushSettings {
+    pub(super) codec: Option<Codec>,
+    lr: Option<f64>,
+    scale: Option<f32>,
+    based_on: Option<Arc<verbs::Versions>>,
+    timeout: Option<f64>,
+    correction: Option<Correction>,
+}
+
+#[pymethods]
+impl PushSettings {
+    #[new]
+    #[pyo3(signature = (codec=None, lr=None, scale=None, based_on=None, timeout=None, correction=None))]
+    fn new(
+        codec: Option<&Bound<'_, PyAny>>,
+        lr: Option<f64>,
+        scale: Option<f32>,
+        based_on: Option<&Bound<'_, Versions>>,
+        timeout: Option<f64>,
+        correction: Option<Staleness>,
+    ) -> PyResult<Self> {
+        let correction = correction.map(|(delay_adaptive, max_staleness, reject, momentum_matching)| {
+            Correction { delay_adaptive, max_staleness, reject, momentum_matching }
+        });
+        let codec = codec.map(|codec| read_codec(Some(codec))).transpose()?;
+        let based_on = based_on.map(|versions| versions.get().0.clone());
+        Ok(Self { codec, lr, scale, based_on, timeout, correction })
+    }
+}
+
+impl PushSettings {
+    /// For the core: with a codec and its error feedback, and the client's own defaults.
+    pub(super) fn options(
+        &self,
+        py: Python<'_>,
+        client: &Client,
+        codec: Codec,
+        feedback: Option<&ErrorFeedback>,
+    ) -> PyResult<PushOptions> {
+        Ok(PushOptions {
+            codec,
+            lr: self.lr,
+            scale: self.scale,
+            based_on: self.based_on.clone(),
+            correction: self.correction,
+            feedback: feedback.map(|f| f.0.clone()),
+            every_slice: false,
+            check_finite: client.check_finite,
+            timeout: client.timeout(py, self.timeout)?,
+        })
+    }
+}
