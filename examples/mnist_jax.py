@@ -1,10 +1,10 @@
-"""MNIST with JAX: any number of workers train one model, and together take each image once an epoch.
+"""MNIST with JAX: any number of workers train one model, and together use each image once per epoch.
 
     fastps serve                                     # terminal 1: a server at port 7070
     python examples/mnist_jax.py 127.0.0.1:7070      # terminal 2, 3, ...: a worker each
 
-The images: the four original .gz files in mnist/ of the folder FASTPS_DATA_DIR, or else the small digits that
-come with fastps. A second argument is the number of epochs, 5 without it.
+The images are the four original .gz files in mnist/ of the folder FASTPS_DATA_DIR, or else the small digits
+that come with fastps. An optional second argument is the number of epochs (default 5).
 """
 
 import os
@@ -41,7 +41,7 @@ def gradients(params: list, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 with fastps.connect(sys.argv[1]) as ps:
-    fastps.jax.register(ps, params, fastps.Adam(lr=3e-3))  # the first worker's; the others begin with them
+    fastps.jax.register(ps, params, fastps.Adam(lr=3e-3))  # the first worker's values win
     with fastps.jax.Worker(ps, params, mode=fastps.Async()) as worker:
         portions = fastps.data.Portions(ps, n=len(data.train_x), size=64, name="mnist")
         while portions.epoch < epochs:

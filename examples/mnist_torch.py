@@ -1,10 +1,10 @@
-"""MNIST with PyTorch: any number of workers train one model, and together take each image once an epoch.
+"""MNIST with PyTorch: any number of workers train one model, and together use each image once per epoch.
 
     fastps serve                                       # terminal 1: a server at port 7070
     python examples/mnist_torch.py 127.0.0.1:7070      # terminal 2, 3, ...: a worker each
 
-The images: the four original .gz files in mnist/ of the folder FASTPS_DATA_DIR, or else the small digits that
-come with fastps. A second argument is the number of epochs, 5 without it.
+The images are the four original .gz files in mnist/ of the folder FASTPS_DATA_DIR, or else the small digits
+that come with fastps. An optional second argument is the number of epochs (default 5).
 """
 
 import os

@@ -1,9 +1,9 @@
-"""A recommender: ratings as a sparse matrix, factors trained by two lock-free threads.
+"""A recommender: two lock-free threads train factors on a sparse matrix of ratings.
 
     pip install '.[sklearn]'      # in the checkout
     python examples/recommender.py
 
-The ratings are made up here: 1,000 people, 400 films, 40 ratings each, from hidden tastes.
+The ratings are synthetic: 1,000 people, 400 films, 40 ratings each, from hidden tastes.
 """
 
 import numpy as np
@@ -31,6 +31,6 @@ best, scores = model.recommend(0, 5, exclude=matrix[0].indices)
 for film, score in zip(best, scores, strict=True):
     print(f"film {film}: {score:.1f}")
 
-# New ratings, of a person who was not there before.
+# New ratings, by a new person.
 model.partial_fit(np.array([[people, 7], [people, 9]]), np.array([5.0, 1.0]))
 print("now", len(model.user_biases_), "people")

@@ -1,9 +1,9 @@
-"""Text classification with a scikit-learn pipeline, trained by two lock-free threads.
+"""Text classification: two lock-free threads train a scikit-learn pipeline.
 
     pip install '.[sklearn]'      # in the checkout
     python examples/text_classification.py
 
-The texts are made up here: words of two topics among words of none.
+The texts are synthetic: words of two topics among neutral words.
 """
 
 import random
@@ -34,7 +34,7 @@ OTHERS = [f"word{k}" for k in range(2000)]
 
 
 def texts(count: int, chance: random.Random) -> tuple[list[str], list[str]]:
-    """Short texts with two words of their topic, now and then one of the other."""
+    """Short texts with two words of their topic, and sometimes one of the other."""
     names = list(TOPICS)
     made, labels = [], []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""The script of torch_plain.py on a parameter server: as many processes as you like, where you like.
+"""The script of torch_plain.py on a parameter server, with any number of processes on any machines.
 
 fastps serve                                                         # terminal 1: a server at port 7070
 python examples/torch_server.py 127.0.0.1:7070                       # terminal 2, 3, ...: a worker each

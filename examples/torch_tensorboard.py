@@ -1,9 +1,9 @@
-"""torch_server.py with TensorBoard: loss, staleness and bytes of every worker, in five lines from on_step.
+"""torch_server.py with TensorBoard: five lines log the loss, staleness and bytes of every worker.
 
 pip install tensorboard
 fastps serve                                              # terminal 1: a server at port 7070
 python examples/torch_tensorboard.py 127.0.0.1:7070       # terminal 2, 3, ...: a worker each
-tensorboard --logdir runs                                 # and a page that draws them
+tensorboard --logdir runs                                 # a page with the curves
 """
 
 import os

@@ -1,10 +1,10 @@
-"""One worker of a linear regression. Start as many as you like, where you like, and stop them when you like.
+"""One worker of a linear regression. Start any number, on any machine, and stop them at any time.
 
     fastps serve --shards 2                                       # terminal 1: servers at ports 7070 and 7071
     python examples/train.py 127.0.0.1:7070,127.0.0.1:7071        # terminal 2, 3, ...: a worker each
 
-Every worker has data of its own, made from the same true weights. The parameters live in the servers:
-a worker that comes late begins where the others are, and one that goes away leaves behind what it has pushed.
+Every worker has its own data, made from the same true weights. The servers hold the parameters: a worker that
+joins late starts from the current values, and the pushes of a worker that leaves remain.
 """
 
 from __future__ import annotations
