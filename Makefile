@@ -1,29 +1,29 @@
-# `make` or `make help` lists the targets. Everything is installed into .venv and built in target/; nothing outside
-# this folder is written but the caches of pip and cargo.
+# `make` or `make help` lists the targets. Everything is installed into .venv and built in target/. Outside this folder
+# only the caches of pip and cargo are written.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
-# The wheel that tests run: dev has more assertions and is built sooner, with what the Rust tests need anyway; release is
-# the one that users get.
+# The profile of the wheel under test: dev has more assertions and builds faster, because it shares artifacts with the
+# Rust tests; release is what users get.
 PROFILE ?= dev
 BIN := $(CURDIR)/.venv/bin
 CARGO := env -u MAKEFLAGS cargo
 PIP := env -u MAKEFLAGS $(BIN)/python -m pip --quiet --disable-pip-version-check
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
-# What a wheel is made of: when nothing of it changed, nothing is built again.
+# The sources of a wheel: it is rebuilt only when one of them changes.
 SOURCES := $(wildcard Cargo.toml Cargo.lock pyproject.toml) \
            $(shell find rust python protos -type f -not -path '*/__pycache__/*' -not -name '*.so')
-# The extension module is linked by Python alone; its tests are those in tests/.
+# Only Python can link the extension module; the tests in tests/ cover it.
 RUST_TESTED := --workspace --exclude fastps-python
 export PYO3_PYTHON := $(BIN)/python
 export CARGO_TARGET_DIR := $(TARGET)
-# Packages come uncompiled and are compiled where tests first import them: of torch and JAX that is a small part.
+# Packages are installed uncompiled and compiled on first import: tests import only a small part of torch and JAX.
 unexport PYTHONDONTWRITEBYTECODE
 ifdef CI
-# A machine that builds once gains nothing from what makes the next build shorter.
+# A machine that builds once gains nothing from incremental compilation.
 export CARGO_INCREMENTAL := 0
 endif
 
@@ -36,17 +36,17 @@ help: ## List the targets
 demo: .venv/.demo ## Train a real model on 2 servers and 4 worker processes; options: make demo ARGS="--codec int8"
 	@$(BIN)/fastps demo $(ARGS)
 
-test: ## Run all tests and lints; says at the end what was skipped and why; options: make test PROFILE=release
+test: ## Run all tests and lints, and list what was skipped and why; options: make test PROFILE=release
 	@$(MAKE) --no-print-directory --jobs=2 tests beside-tests
 	@$(BIN)/python .ci/skipped.py $(TARGET)/pytest.xml $(TARGET)/rust-tests.txt
 
-# Two things at a time, where one alone leaves a core idle; each cargo has as many jobs as it likes.
+# Two targets at a time, because one leaves a core idle; cargo chooses its own number of jobs.
 tests: .venv/.test-$(PROFILE)
 	@$(MAKE) --no-print-directory test-rust
 	@$(MAKE) --no-print-directory test-python
 
-# With what the others leave over: tests wait for sockets and have deadlines, these have none. `test_stub` is in test-python.
-# Clippy comes last: it builds in the same folder as the tests, and one of the two waits.
+# At low priority: tests wait for sockets and have deadlines, these targets have none. `test_stub` is in test-python.
+# Clippy comes last: it builds in the same folder as the tests, so one of the two would wait.
 beside-tests: beside-checkers .venv/.test-$(PROFILE)
 	@nice $(MAKE) --no-print-directory lint-rust lint-python
 
@@ -76,7 +76,7 @@ $(TARGET)/go/bin/actionlint:
 	GOBIN=$(@D) GOMODCACHE=$(TARGET)/go/mod GOCACHE=$(TARGET)/go/cache GOFLAGS=-modcacherw CGO_ENABLED=0 \
 	  go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
-test-rust: # more threads than cores: many tests wait for each other's ends of a socket
+test-rust: # more threads than cores, because many tests wait for a socket
 	@mkdir -p $(TARGET)
 	RUST_TEST_THREADS=8 $(CARGO) test --locked $(RUST_TESTED) 2>&1 | tee $(TARGET)/rust-tests.txt
 
@@ -90,10 +90,10 @@ checkers:
 loom: ## Check the models of the core's locks and claims in every order of their steps
 	CARGO_TARGET_DIR=$(TARGET)/loom RUSTFLAGS="--cfg loom" cargo test --locked --quiet -p fastps-core --test loom
 
-tsan: ## Look for data races in the core's threads with ThreadSanitizer
+tsan: ## Check the core's threads for data races with ThreadSanitizer
 	CARGO_TARGET_DIR=$(TARGET)/tsan .ci/tsan
 
-miri: ## Look for undefined behaviour in the core with Miri, if it is installed
+miri: ## Check the core for undefined behaviour with Miri, if it is installed
 	CARGO_TARGET_DIR=$(TARGET)/miri .ci/miri
 
 neon: ## Compile the vector load and store for AArch64
@@ -117,7 +117,7 @@ bench-durable: .venv/.test-release ## Measure snapshots, the log and a start aga
 bench-training: .venv/.test-release ## Measure the PyTorch optimizer against torch's own and write benchmarks/README.md
 	$(BIN)/python benchmarks/training.py --output benchmarks/README.md $(ARGS)
 
-bench-connections: .venv/.test-release ## Measure what idle and many connections cost and write benchmarks/README.md
+bench-connections: .venv/.test-release ## Measure the cost of idle and of many connections and write benchmarks/README.md
 	$(BIN)/python benchmarks/connections.py --output benchmarks/README.md $(ARGS)
 
 bench-shared: .venv/.test-release ## Measure processes that train in one shared store against torch's and write benchmarks/README.md
@@ -126,30 +126,30 @@ bench-shared: .venv/.test-release ## Measure processes that train in one shared 
 acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check accuracy and ledger
 	$(BIN)/python tests/acceptance.py $(ARGS)
 
-mutants: .venv/.test-$(PROFILE) ## Seed one fault at a time and check that the tests notice it
+mutants: .venv/.test-$(PROFILE) ## Seed one fault at a time and check that the tests fail
 	$(BIN)/python tests/mutants.py $(ARGS)
 
-torture: .venv/.test-release ## Servers and clients under faults, 10 seeds of 5 minutes, and write docs/internals/reliability.md; options: make torture SEEDS="1 2" SECONDS=60
+torture: .venv/.test-release ## Run servers and clients under faults, 10 seeds of 5 minutes, and write docs/internals/reliability.md; options: make torture SEEDS="1 2" SECONDS=60
 	$(BIN)/python tests/reliability.py --seeds $(or $(SEEDS),1 2 3 4 5 6 7 8 9 10) --seconds $(or $(SECONDS),300) --jobs $(or $(JOBS),1)
 
-soak: .venv/.test-$(PROFILE) ## A million random steps over every transport, with a watchdog; options: make soak ARGS="--steps 10000"
+soak: .venv/.test-$(PROFILE) ## Run a million random steps over every transport, with a watchdog; options: make soak ARGS="--steps 10000"
 	$(BIN)/python tests/soak.py $(ARGS)
 
-kills: ## Kill a server and its clients 200 times, all at once; options: make kills KILLS=1000
+kills: ## Kill a server and its clients 200 times; options: make kills KILLS=1000
 	FASTPS_KILLS=$(or $(KILLS),200) $(CARGO) test --locked -p fastps-cli --test rpc everything_is_killed -- --nocapture
 
-fuzz: ## Feed each reader of files with random bytes; options: make fuzz SECONDS=60
+fuzz: ## Feed random bytes to each reader of files; options: make fuzz SECONDS=60
 	CARGO_TARGET_DIR=$(TARGET)/fuzz .ci/fuzz $(or $(SECONDS),600)
 
 docs: .venv/.docs ## Build the documentation into target/site and the Rust reference into target/doc
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(CARGO_TARGET_DIR)/site
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --workspace --quiet
 
-dev: .venv/.made | tools ## Build and install in place (editable), with all that tests need
+dev: .venv/.made | tools ## Build and install in place (editable), with everything that tests need
 	$(PIP) install --editable '.[test,demo]'
 	@rm -f .venv/.demo .venv/.test-*
 
-clean: ## Remove everything that was built or installed here
+clean: ## Remove everything built or installed here
 	rm -rf .venv $(TARGET) dist build .pytest_cache .mypy_cache .ruff_cache
 	find python tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -166,7 +166,7 @@ $(TARGET)/wheel/%/.built: $(SOURCES) .venv/.made | tools
 	@MATURIN_PEP517_ARGS="--profile $*" $(PIP) wheel --no-deps --wheel-dir $(@D) .
 	@touch $@
 
-# Installs the wheel of profile $(2), also over one of the same version, and what its extras $(1) name.
+# Installs the wheel of profile $(2), even over the same version, and the packages of its extras $(1).
 define install-wheel
 	@rm -f .venv/.demo .venv/.test-*
 	@$(PIP) install --force-reinstall --no-deps "$$(ls $(TARGET)/wheel/$(2)/*.whl)"
@@ -177,9 +177,9 @@ endef
 .venv/.demo: $(TARGET)/wheel/release/.built
 	$(call install-wheel,demo,release)
 
-# The packages that the tests need are fetched while the wheel is built.
+# Fetches the packages of the tests while the wheel is built.
 .venv/.test-%: $(SOURCES) .venv/.made | tools
-	@echo "Fetching what the tests need (torch is large) while the wheel is built."
+	@echo "Fetching the packages of the tests (torch is large) while the wheel is built."
 	@trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; \
 	$(BIN)/python .ci/extras.py test demo > .venv/extras.txt; \
 	$(PIP) install --no-compile --requirement .venv/extras.txt & extras=$$!; \
