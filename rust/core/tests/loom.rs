@@ -1,10 +1,10 @@
-//! Models of the core's concurrency, checked by loom in every order of their steps that matters (`make
-//! loom`). They run the real code: the slice's lock, its table of identities, its two memories, the shard, on
-//! the scalar instruction set with tensors of one element. Each model has broken twins: the same model with a
-//! seeded fault (`fault.rs`), which loom must find, so that a model that proves nothing is noticed.
+//! Models of the core's concurrency, checked by loom in every relevant order of their steps (`make loom`).
+//! They run the real code: the slice's lock, its table of identities, both kinds of memory and the shard, on
+//! the scalar instruction set with tensors of one element. Each model also runs with seeded faults
+//! (`fault.rs`), which loom must find, so a model that proves nothing is detected.
 //!
-//! Models without a bound are exhaustive. A bound is the most preemptions (switches away from a thread that
-//! could go on) of the orders that are tried; loom tries all of them.
+//! Models without a bound are exhaustive. A bound limits the preemptions per order (switches away from a
+//! thread that could continue); loom tries all orders within it.
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex};
 
 const SLICE: SliceId = SliceId(5);
 
-/// Checks a model, then that loom finds each fault in it.
+/// Checks a model, and that loom finds each seeded fault in it.
 fn check(name: &str, bound: Option<usize>, faults: &[&'static str], model: fn()) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = bound;
@@ -71,7 +71,7 @@ fn spec(apply: Apply) -> TensorSpec {
     }
 }
 
-/// Pushes -1, which adds 1 to the slice's element; gives back where the answers will be, one per call of
+/// Pushes -1, which adds 1 to the slice's element. Returns a list that receives the answers, one per call of
 /// `done`.
 fn push(shard: &Shard, slice: SliceId, client: u64) -> Answers {
     push_as(shard, slice, Identity { client, sequence: 1 }, false)
@@ -112,13 +112,13 @@ impl Answers {
     }
 }
 
-/// The version and the value of the slice. Here they are equal: every change adds 1.
+/// The slice's version and value, which are equal here: every change adds 1.
 fn pull(shard: &Shard) -> (u64, f32) {
     let pulled = shard.pull(0, SLICE).unwrap();
     (pulled.version, f32::from_le_bytes(pulled.as_ref().try_into().unwrap()))
 }
 
-/// Loads and stores, so that a second thread inside would be noticed.
+/// Loads and stores, so that a second thread inside is detected.
 fn count_up(count: &SliceLock<AtomicU64>) {
     let count = count.lock();
     count.store(count.load(Relaxed) + 1, Relaxed);
@@ -218,8 +218,8 @@ fn two_pushes_are_both_applied() {
     });
 }
 
-/// Pushes of a store, which cannot come again and are not remembered; one slice, two clients, two pushes of
-/// one.
+/// Pushes of a store, which are never repeated and not remembered; one slice, two clients with two pushes
+/// each.
 fn pushes_that_come_once(apply: Apply) {
     let shard = shard(apply);
     let other = thread::spawn({
@@ -272,8 +272,8 @@ fn a_repeat_meets_the_claim() {
     check("push and repeat, hogwild", None, faults, || push_and_repeat(Apply::Hogwild));
 }
 
-/// A push whose sender asks what became of it, while it is on its way: both answers agree, and so do the
-/// values.
+/// A push whose sender asks for the outcome while it is on its way: both answers agree with each other and
+/// with the value.
 fn push_and_resolve(apply: Apply) {
     let shard = shard(apply);
     let sender = thread::spawn({
@@ -312,7 +312,7 @@ fn a_fence_and_a_claim_exclude_each_other() {
     check("push and resolve, hogwild", None, faults, || push_and_resolve(Apply::Hogwild));
 }
 
-/// Three at once: the push, its repeat, and the question.
+/// Three at once: the push, its repeat, and the query for its outcome.
 fn push_repeat_and_resolve(apply: Apply) {
     let shard = shard(apply);
     let senders = [(); 2].map(|()| {
@@ -352,7 +352,7 @@ impl Policy for HoldAll {
     }
 }
 
-/// A held push is released while its sender asks, and while a repeat of it arrives.
+/// A held push is released while its sender asks for the outcome, or while a repeat arrives.
 fn release_and_resolve(apply: Apply) {
     let policy = Arc::new(HoldAll::default());
     let config = ShardConfig { policy: Some(policy.clone()), ..ShardConfig::new(0, 1 << 20, Isa::Scalar) };
@@ -404,8 +404,8 @@ fn a_pull_is_one_whole_version() {
     });
 }
 
-/// One client pushes to two slices, the second on the strength of the first's answer; a cut begins meanwhile,
-/// and is written in the order that shows the most.
+/// One client pushes to two slices, to the second after the first has answered. A cut starts meanwhile, and
+/// is written in the order that is most likely to show an error.
 fn push_twice_and_cut() {
     let shard = shard(Apply::Exact);
     let second = SliceId(6);
@@ -435,8 +435,8 @@ fn a_reader_hands_its_buffer_back() {
         let before = used(&shard);
         let pinned = shard.pull(0, SLICE).unwrap();
         push(&shard, SLICE, 1).one().unwrap();
-        // The first version's buffer is now the spare one; its reader goes while two pushes look for a spare
-        // buffer.
+        // The first version's buffer is now the spare one; its reader drops it while two pushes look for a
+        // spare buffer.
         let reader = thread::spawn(move || {
             let value = f32::from_le_bytes(pinned.as_ref().try_into().unwrap());
             assert_eq!((pinned.version, value), (0, 0.0));
@@ -504,7 +504,7 @@ fn a_removal_leaves_nothing_behind() {
     });
 }
 
-/// The names that a process finds in a shared store's list; an entry that is not whole is an error.
+/// The names that a process finds in a shared store's list; an incomplete entry is an error.
 fn listed(directory: &Directory) -> Vec<String> {
     let mut names = Vec::new();
     directory
@@ -555,7 +555,7 @@ fn value(shard: &Shard) -> f32 {
     bytemuck::pod_read_unaligned(shard.pull(0, SLICE).unwrap().as_ref())
 }
 
-/// Pushes -1, based on version 0; what it is told lands in the list.
+/// Pushes -1, based on version 0. The list receives the answers.
 fn contribute(shard: &Shard, client: u64, told: &Arc<Mutex<Vec<Result<Applied>>>>) {
     let body = (-1.0_f32).to_le_bytes();
     let push = Push {

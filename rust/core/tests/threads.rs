@@ -1,6 +1,5 @@
-//! Many threads on one shard: the tests that `make tsan` watches. They keep to what ThreadSanitizer sees:
-//! threads are joined one by one, and answers come through the core's own lock, since std itself is not
-//! compiled for it.
+//! Many threads on one shard; `make tsan` runs these tests under ThreadSanitizer. std is not instrumented, so
+//! threads are joined one by one and answers pass through the core's own lock.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use fastps_core::codec::CodecId;
@@ -20,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 const THREADS: u64 = 3;
-/// Pushes of each thread; few where every access is interpreted.
+/// Pushes of each thread; few under Miri, which interprets every access.
 const PUSHES: u64 = if cfg!(miri) { 4 } else { 200 };
 const LEN: usize = if cfg!(miri) { 40 } else { 2500 };
 const SLICE: SliceId = SliceId(5);
@@ -147,7 +146,8 @@ fn racing_pushes_to_a_hogwild_slice_tear_nothing() {
         for sequence in 1..=PUSHES {
             push(&shared, SLICE, Identity { client, sequence }, -1.0).unwrap();
             let values = elements(shared.pull(client, SLICE).unwrap().as_ref());
-            // Updates may overwrite each other, but each leaves a whole number that some order of them gives.
+            // Updates may overwrite each other, but each leaves a whole number that some order of updates
+            // gives.
             assert!(values.iter().all(|x| x.fract() == 0.0 && (0.0..=(PUSHES * THREADS) as f32).contains(x)));
         }
     });
@@ -175,11 +175,11 @@ fn slices_come_and_go_while_others_push() {
     assert!(counters.contains(&("slices", 0)) && counters.contains(&("memory_used", 0)), "{counters:?}");
 }
 
-/// The trainers of linear models and of factors: racing loads and stores, one counter, one intercept.
+/// Training of linear models and of factors: racing loads and stores, one counter, one intercept.
 #[test]
 fn threads_train_on_shared_coefficients() {
     const COLUMNS: usize = 20;
-    // Enough for the linear threads to learn on copies.
+    // Enough elements that the linear threads train on copies.
     let rows = if cfg!(miri) { 40 } else { 13_000 };
     let columns: Vec<i32> = (0..3 * rows as i32).map(|k| (k * k + k / 3) % COLUMNS as i32).collect();
     let values = vec![0.5_f32; 3 * rows];

@@ -1,4 +1,5 @@
-//! The checked-in code is what `protos/` says. `FASTPS_REGENERATE=1 cargo test -p fastps-proto` rewrites it.
+//! The checked-in code is what `protos/` generates. `FASTPS_REGENERATE=1 cargo test -p fastps-proto` rewrites
+//! it.
 
 use prost::Message;
 use std::path::{Path, PathBuf};
@@ -8,16 +9,16 @@ type Outcome = Result<(), Box<dyn std::error::Error>>;
 fn generate(into: &Path) -> Outcome {
     let protos = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../protos");
     let files = protox::compile([protos.join("fastps/v1/fastps.proto")], [protos])?;
-    // What reflection serves needs no comments, and they would treble the size.
+    // Reflection needs no comments, which would treble the size.
     let mut bare = files.clone();
     bare.file.iter_mut().for_each(|file| file.source_code_info = None);
     std::fs::write(into.join("fastps.v1.bin"), bare.encode_to_vec())?;
     tonic_prost_build::configure()
         .bytes(".")
-        // Rare, and a part of each message that is not.
+        // Rare, but part of each frequent message.
         .boxed(".fastps.v1.Header.table")
         .boxed(".fastps.v1.PartRefusal.refusal")
-        // A secret is for no log: it is written in `lib.rs`.
+        // Secrets must not be logged: its `Debug` is written in `lib.rs`.
         .skip_debug([".fastps.v1.HelloRequest"])
         .emit_rerun_if_changed(false)
         .out_dir(into)

@@ -1,5 +1,4 @@
-//! Any bytes that arrive as a frame: no panic, no change by what is refused, no memory beyond the message's
-//! own.
+//! Arbitrary bytes as a frame: no panic, no change by a refused frame, no memory beyond the message's own.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use bytes::Bytes;
@@ -21,16 +20,16 @@ use std::cell::Cell;
 use std::sync::{Arc, LazyLock, Mutex};
 
 const ELEMENTS: usize = 130;
-/// A number of elements that nobody has.
+/// A number of elements that no slice has.
 const HOSTILE: u64 = 1 << 60;
-/// What a case may allocate beyond the length of its message: the slice's next version (values and two slots
-/// of 130 elements), the answer, an error's words, and what the test harness does meanwhile.
+/// Bytes that a case may allocate beyond its message: the slice's next version (values and two slots of 130
+/// elements), the answer, an error's message, and what the test harness allocates meanwhile.
 const ALLOWANCE: usize = 8 << 10;
 
 #[global_allocator]
 static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
 
-/// Adds up the bytes allocated, also those freed again: no peak is higher.
+/// Adds up all allocated bytes, freed ones included: an upper bound of the peak.
 #[derive(Default)]
 struct Meter(usize);
 
@@ -64,12 +63,12 @@ static SHARD: LazyLock<Shard> = LazyLock::new(|| {
     shard
 });
 
-/// Gives a frame to the shard as the server does, and checks what the answer claims and what it took.
+/// Passes a frame to the shard as the server does, and checks the answer and the memory used.
 fn offer(frame: &pb::Frame) -> bool {
     let mut meter = Meter::default();
     let done = give(frame, &mut meter);
     meter.check(frame.encoded_len());
-    // In a server the session bounds how many clients a slice remembers.
+    // In a server, sessions bound the number of clients that a slice remembers.
     if let Some(header) = frame.header.as_ref().filter(|header| header.client > 9) {
         SHARD.forget_client(header.client);
     }
@@ -80,7 +79,7 @@ fn give(frame: &pb::Frame, meter: &mut Meter) -> bool {
     let Ok(request) = meter.during(|| convert::request_from_frame(frame)) else { return false };
     match request.verb {
         Verb::Push { push, .. } => change(&push, meter),
-        // Each part is applied or refused by itself.
+        // Each part is applied or refused separately.
         Verb::PushParts(parts, _) => {
             let push = |(k, part)| change(&parts.push(k, part).unwrap(), meter);
             parts.iter().enumerate().map(push).fold(false, |any, done| any | done)
@@ -100,7 +99,7 @@ fn give(frame: &pb::Frame, meter: &mut Meter) -> bool {
     }
 }
 
-/// Pushes; what is refused must change nothing.
+/// Pushes. A refused push must change nothing.
 fn change(push: &Push<'_>, meter: &mut Meter) -> bool {
     let values = || SHARD.pull(0, push.slice).map(|s| (s.version, s.as_ref().to_vec()));
     let before = values();
@@ -223,8 +222,7 @@ fn check<S: Strategy>(messages: S, test: impl Fn(S::Value)) {
     TestRunner::new(config).run(&messages, test).unwrap();
 }
 
-/// One test: the allocator counts for all threads, those of the test harness too, which begins and ends tests
-/// meanwhile.
+/// A single test: the allocator counts all threads, and the harness starts and ends tests on its own threads.
 #[test]
 fn any_bytes_that_arrive_as_a_frame() {
     well_formed_frames_do_get_through();

@@ -1,7 +1,6 @@
-//! The ring of shared memory (`rust/transport/src/wire/shm/ring.rs`), the very file, in every order of the
-//! steps of its two ends that matters: with loom's atomics in place of std's, in memory of two bytes. No byte
-//! may be lost, read early or overwritten, and nobody may sleep for ever. Each model has broken twins, in
-//! which loom must find the fault.
+//! The shared-memory ring, compiled from `rust/transport/src/wire/shm/ring.rs` itself with loom's atomics and
+//! two bytes of memory, in every relevant order of its two ends' steps. No byte may be lost, read early or
+//! overwritten, and no end may sleep for ever. Each model also runs with seeded faults, which loom must find.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -24,7 +23,7 @@ use std::sync::Arc;
 use tokio::io::ReadBuf;
 
 thread_local! {
-    /// A model's threads are all played by the thread that checks it.
+    /// One real thread runs all threads of a model.
     static FAULT: Cell<&'static str> = const { Cell::new("") };
 }
 
@@ -115,7 +114,7 @@ mod memory {
     }
 }
 
-/// Checks a model, then that loom finds each fault in it.
+/// Checks a model, and that loom finds each seeded fault in it.
 fn check(name: &str, faults: &[&'static str], model: fn()) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(4);
@@ -128,7 +127,7 @@ fn check(name: &str, faults: &[&'static str], model: fn()) {
     }
 }
 
-/// What stands for the socket between the two ends: whoever waits at it is woken.
+/// Stands in for the socket between the two ends: ringing it wakes the waiting end.
 #[derive(Clone)]
 struct Bell(Arc<Notify>);
 
@@ -148,7 +147,7 @@ fn may_sleep(ask: impl FnOnce() -> std::io::Result<bool>) -> bool {
     fault("nobody says that it sleeps") || ask().unwrap() || fault("no second look")
 }
 
-/// Writes all, sleeping where there is no room, as `stream` does.
+/// Writes all bytes, sleeping while the ring is full, as `stream` does.
 fn write(writer: &mut Writer, mut bytes: &[u8], mine: &Bell, peer: &Bell) {
     while !bytes.is_empty() {
         let n = writer.write([bytes], || peer.ring()).unwrap();
@@ -159,7 +158,7 @@ fn write(writer: &mut Writer, mut bytes: &[u8], mine: &Bell, peer: &Bell) {
     }
 }
 
-/// Reads so many bytes, sleeping where there are none.
+/// Reads so many bytes, sleeping while the ring is empty.
 fn read(reader: &mut Reader, n: usize, mine: &Bell, peer: &Bell) -> Vec<u8> {
     let mut bytes = vec![0; n];
     let mut buffer = ReadBuf::new(&mut bytes);
@@ -210,7 +209,7 @@ fn a_question_and_its_answer_meet() {
     });
 }
 
-/// The end of the socket comes after all bytes: whoever sees it looks once more.
+/// The end of the socket comes after all bytes: a reader that sees it checks the ring once more.
 #[test]
 fn what_was_written_before_the_end_is_read() {
     check("the end", &["no look after the end"], || {
@@ -247,7 +246,7 @@ fn what_was_written_before_the_end_is_read() {
     });
 }
 
-/// What was lent is read before the lender has it back and writes there again, and a lender that sleeps is
+/// Borrowed values are read before the lender has them back and overwrites them, and a sleeping lender is
 /// woken.
 #[test]
 fn what_is_lent_comes_back() {
@@ -273,7 +272,7 @@ fn what_is_lent_comes_back() {
     });
 }
 
-/// A peer that counts as it likes ends the stream; it reaches nothing beyond the ring.
+/// A peer with invalid counters ends the stream and reaches nothing beyond the ring.
 #[test]
 fn counts_that_cannot_be_are_refused() {
     loom::model(|| {

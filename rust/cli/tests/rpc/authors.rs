@@ -1,5 +1,5 @@
-//! The two native clients of fault tests: the first pushes Float32, the second 1-bit with error feedback.
-//! Proxies stand between them and the 3 shards, and a third client sees the truth.
+//! The two native clients of fault tests: one pushes Float32, the other 1-bit with error feedback. They reach
+//! the 3 shards through proxies; a third client reads the shards directly.
 
 use crate::cluster::Cluster;
 use crate::ledger::{self, Ledger, PATIENT, Part, SLICE, TENSORS, Tensor, gradient, until};
@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// One push: its gradients, and what they say of each slice, the residual included.
+/// One push: its gradients, and the value of each slice with the residual added.
 pub(crate) struct Sent {
     pub(crate) gradients: Vec<Gradient>,
     pub(crate) values: BTreeMap<Part, f32>,
@@ -24,7 +24,7 @@ pub(crate) struct Author {
     pub(crate) number: usize,
     feedback: Option<Arc<Mutex<ErrorFeedback>>>,
     round: usize,
-    /// What the residuals hold.
+    /// The value of each residual.
     owed: HashMap<Part, f32>,
 }
 
@@ -34,7 +34,7 @@ impl Author {
         Self { client, number, feedback, round: 0, owed: HashMap::new() }
     }
 
-    /// The next push to those of its tensors.
+    /// The next push, to the tensors of this client for which `which` holds.
     pub(crate) fn next(&mut self, which: impl Fn(&Tensor) -> bool) -> Sent {
         self.round += 1;
         let (mut gradients, mut values) = (Vec::new(), BTreeMap::new());
@@ -57,7 +57,7 @@ impl Author {
         PushOptions { codec, feedback, timeout, ..PushOptions::default() }
     }
 
-    /// Pushes everything and enters it; it must succeed.
+    /// Pushes to all tensors and records it in the ledger. The push must succeed.
     pub(crate) fn push(&mut self, ledger: &Ledger) {
         let sent = self.next(|_| true);
         let pushed = self.client.push(&sent.gradients, &self.options(PATIENT));
@@ -65,7 +65,7 @@ impl Author {
         self.enter(ledger, &sent, &pushed);
     }
 
-    /// Enters what became of a push, once nothing of it is in doubt; nothing may be unknown.
+    /// Records the outcome of a push, once no slice is in doubt; none may be unknown.
     pub(crate) fn enter(&mut self, ledger: &Ledger, sent: &Sent, pushed: &Pushed) {
         let partial = match pushed {
             Ok(_) => return sent.values.iter().for_each(|(part, value)| ledger.enter(*part, *value)),
@@ -80,7 +80,7 @@ impl Author {
         }
         applied.extend(partial.applied.iter().map(|(name, elements, _)| (part(name, elements.start), true)));
         applied.extend(partial.refused.iter().map(|(name, elements, _)| (part(name, elements.start), false)));
-        // What is not finite is never sent, nor kept for later.
+        // Values that are not finite are neither sent nor kept for later.
         let never = partial.refused.iter().filter(|(_, _, error)| error.kind == Kind::NonFinite);
         let never: Vec<_> = never.map(|(name, elements, _)| part(name, elements.start)).collect();
         for doubt in &partial.in_doubt {
@@ -99,7 +99,7 @@ impl Author {
     }
 }
 
-/// Three shards, two authors, the truth.
+/// Three shards, two authors, and the client that reads the shards directly.
 pub(crate) struct World {
     pub(crate) proxies: Proxies,
     pub(crate) cluster: Option<Cluster>,
@@ -117,7 +117,7 @@ impl World {
         assert!((0..3).all(|shard| cluster.counter(shard, "slices") > 10), "all shards take part");
         let author = |number| {
             let client = connect(&proxies.addresses());
-            // An answer from everywhere: all its streams are open before anything goes wrong.
+            // An answer from every shard: all streams are open before the first fault.
             ledger::pull(&*client, TENSORS.iter().map(|tensor| tensor.name.clone()).collect());
             Author::new(client, number)
         };
@@ -129,14 +129,14 @@ impl World {
         self.cluster.as_ref().unwrap()
     }
 
-    /// Both push once more, and everything is as acknowledged.
+    /// Both authors push once more; the servers must match the ledger.
     pub(crate) fn go_on(&mut self) {
         self.authors.iter_mut().for_each(|author| author.push(&self.ledger));
         self.ledger.check(&*self.truth);
     }
 
-    /// Loses the answers from now on. Both push; all of it has arrived, which is entered, and nobody was
-    /// told.
+    /// Drops all answers from now on. Both authors push; the ledger records their pushes, which have arrived
+    /// without an answer.
     pub(crate) fn unanswered(
         &mut self,
         which: impl Fn(&Tensor) -> bool,
@@ -155,7 +155,7 @@ impl World {
         pushes
     }
 
-    /// Ends the connections; new ones work.
+    /// Ends all connections; new ones work.
     pub(crate) fn reconnect(&self) {
         self.proxies.set_down(true);
         self.proxies.set_deaf(false);

@@ -1,4 +1,4 @@
-//! A CA and certificates of all kinds, as PEM files in a folder of their own.
+//! A CA and certificates of all kinds, as PEM files in a temporary folder.
 
 use fastps_server::TlsFiles;
 use hyper_util::rt::TokioIo;
@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint};
 
-/// A CA; its files go with it.
+/// A CA; dropping it removes its files.
 pub(crate) struct Ca {
     folder: PathBuf,
     issuer: Issuer<'static, KeyPair>,
@@ -38,17 +38,17 @@ impl Ca {
         &self.folder
     }
 
-    /// What a client has that trusts this CA and shows no certificate.
+    /// Files of a client that trusts this CA and has no certificate.
     pub(crate) fn trust(&self) -> TlsFiles {
         TlsFiles { ca: Some(self.folder.join("ca.pem")), ..TlsFiles::default() }
     }
 
-    /// A certificate for this machine; clients need none.
+    /// Files of a server for this machine; clients need no certificate.
     pub(crate) fn server(&self) -> TlsFiles {
         self.issue("server", &["127.0.0.1", "localhost"], |_| ())
     }
 
-    /// The same, with the CA's certificate behind it.
+    /// As `server`, followed by the CA's certificate.
     pub(crate) fn chained(&self) -> TlsFiles {
         let files = self.server();
         let read = |file: &Option<PathBuf>| std::fs::read_to_string(file.as_deref().unwrap()).unwrap();
@@ -57,12 +57,12 @@ impl Ca {
         TlsFiles { cert: Some(chain), ..files }
     }
 
-    /// The same, and who shows no certificate of this CA is turned away.
+    /// As `server`, and clients without a certificate of this CA are rejected.
     pub(crate) fn mutual(&self) -> TlsFiles {
         TlsFiles { ca: self.trust().ca, ..self.server() }
     }
 
-    /// A client's certificate, and trust in this CA.
+    /// A client's certificate and trust in this CA.
     pub(crate) fn client(&self) -> TlsFiles {
         TlsFiles { ca: self.trust().ca, ..self.issue("client", &["worker"], |_| ()) }
     }
@@ -91,7 +91,7 @@ impl Ca {
     }
 }
 
-/// A channel of generated stubs, with these files.
+/// A channel for generated stubs with these files.
 pub(crate) async fn channel(address: &str, files: &TlsFiles) -> Channel {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(files.ca.as_ref().unwrap()).unwrap()).unwrap();

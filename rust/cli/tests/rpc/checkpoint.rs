@@ -1,5 +1,5 @@
-//! `checkpoint restore` between real servers: with fewer or more shards everything is as it was, and goes on
-//! exactly.
+//! `checkpoint restore` between real servers: with fewer or more shards, all state is the same and training
+//! continues exactly.
 
 use crate::durable::{Served, options, pull, register, sgd};
 use crate::ledger::{AtTheEnd, PATIENT, SLICE, gradient, until};
@@ -38,7 +38,7 @@ fn files(folder: &Path, into: &mut BTreeMap<PathBuf, Vec<u8>>) {
     }
 }
 
-/// What a user can see.
+/// All state that a user can see.
 #[derive(Debug, PartialEq)]
 struct Seen {
     names: Vec<Arc<str>>,
@@ -77,7 +77,7 @@ fn change(client: &Client, times: usize) {
 fn reshape(from: u16, to: u16) {
     let mut served = Served::new(from);
     served.start();
-    // A plain client's tensor, the first one, lies on shard 0.
+    // The first tensor, of a plain client, lies on shard 0.
     let (route, slice) = block(async {
         let mut stub = Shard::connect(&served.address(), CLIENT).await;
         let mut stream = stub.exchange().await;
@@ -122,7 +122,7 @@ fn reshape(from: u16, to: u16) {
     }
     fresh.start();
     if to == 1 {
-        // A client of the former cluster is told, as soon as it has met the new one.
+        // A client of the old cluster gets an error as soon as it reaches the new one.
         let told = || client.versions(&["stub".into()], Duration::from_secs(2)).unwrap_err();
         until("it must connect anew", || told().message.contains("connect anew"));
     }
@@ -138,7 +138,7 @@ fn reshape(from: u16, to: u16) {
     }
 }
 
-/// The push that was answered before comes again, wherever its slice is now.
+/// Repeats the push that was answered before, wherever its slice is now.
 async fn repeat(served: &Served, route: Route, slice: u64) {
     let mut first = Shard::connect(&served.address(), CLIENT).await;
     let place = first.register(&spec("stub", 3)).await.unwrap().placement.unwrap();
@@ -167,7 +167,7 @@ fn two_shards_become_five() {
     reshape(2, 5);
 }
 
-/// A tensor of the cut as `checkpoint export --cut` writes it: the smallest and the largest value.
+/// The smallest and largest value of a tensor that `checkpoint export --cut` wrote.
 fn exported(served: &Served, file: &Path, name: &str) -> (f32, f32) {
     let bytes = std::fs::read(file).unwrap();
     assert!(served.child.is_some(), "a server is at work there");
@@ -196,7 +196,7 @@ fn a_cut_has_whatever_its_pushes_rely_on_over_all_shards() {
         for _ in 0..CLIENTS {
             let (client, stop) = (served.connect(Ack::Applied), &stop);
             scope.spawn(move || {
-                // Each push is sent on the strength of the answer to the one before it.
+                // Each push is sent after the answer to the previous one.
                 while !stop.load(Ordering::Relaxed) {
                     for name in ["a", "b"] {
                         client.push(&[gradient(name, vec![-1.0; 3 * SLICE])], &options(PATIENT)).unwrap();
@@ -217,7 +217,7 @@ fn a_cut_has_whatever_its_pushes_rely_on_over_all_shards() {
             let written = run(&["checkpoint", "export"], &[&served.folder.0, &file], &["--cut"]);
             assert!(written.status.success(), "{}", said(&written));
             let (a, b) = (exported(&served, &file, "a"), exported(&served, &file, "b"));
-            // Whole pushes of each client, but for its last one, which was not answered yet.
+            // Whole pushes of each client, except for its last one, which had no answer yet.
             assert!(b.1 <= a.0 && a.1 - b.0 <= CLIENTS as f32, "{a:?} {b:?}");
             assert!(b.0 > 0.0, "nothing was pushed");
         }

@@ -1,5 +1,5 @@
-//! The native client against real servers: the same numbers, bit for bit, as the store in one process, and
-//! every error as documented.
+//! The native client against real servers: the same numbers, bit for bit, as the in-process store, and every
+//! documented error.
 
 use crate::authors::World;
 use crate::cluster::Cluster;
@@ -102,7 +102,7 @@ const SHAPES: [(&str, &[u64]); 6] = [
 /// Receipts, bits of all values, version numbers and states.
 type Seen = (Vec<Receipt>, Vec<Vec<u32>>, Vec<Vec<(u64, u64)>>, Vec<State>);
 
-/// The same calls on anything; everything that can be seen of it.
+/// Makes the same calls on any implementation and returns everything visible.
 fn drive(ps: &dyn ParameterServer, optimizer: Optimizer, codec: Codec) -> Seen {
     for (k, (name, shape)) in SHAPES.iter().enumerate() {
         let n = shape.iter().product::<u64>() as usize;
@@ -236,7 +236,7 @@ fn versions_travel_without_values() {
     }
     let own = |client: &Client| numbers_of(&client.versions(&names, TIMEOUT).unwrap());
     assert_eq!((own(&a), own(&b)), (vec![vec![(2, 1); 3]], vec![vec![(2, 1); 3]]));
-    // They are the base of a push like those of a pull.
+    // They can be the base of a push, like those of a pull.
     let based_on = Some(Arc::new(a.versions(&names, TIMEOUT).unwrap()));
     let zero = [gradient("w", &[BIG], vec![0.0; BIG as usize])];
     b.push(&zero, &options(Codec::Float32)).unwrap();
@@ -307,7 +307,7 @@ fn a_refused_slice_leaves_the_others_applied() {
             *gradient = crate::ledger::gradient(&gradient.name, values);
         }
     };
-    // Float32 may go unchecked: the server refuses the slices that are not finite.
+    // Unchecked Float32 is sent: the server refuses the slices that are not finite.
     let author = &mut world.authors[0];
     let mut sent = author.next(|_| true);
     spoil(&mut sent.gradients, 0);
@@ -320,8 +320,7 @@ fn a_refused_slice_leaves_the_others_applied() {
     assert!(partial.refused.iter().all(|(_, elements, _)| *elements == (SLICE..2 * SLICE)));
     author.enter(&world.ledger, &sent, &pushed);
     world.ledger.check(&*world.truth);
-    // Encoded ones are looked at slice by slice, as they are encoded: the client refuses what the server
-    // would.
+    // The client checks slices as it encodes them, and refuses what the server would refuse.
     let author = &mut world.authors[1];
     let mut sent = author.next(|_| true);
     spoil(&mut sent.gradients, 1);
@@ -334,7 +333,7 @@ fn a_refused_slice_leaves_the_others_applied() {
     assert!(partial.refused.iter().all(|(_, elements, _)| *elements == (SLICE..2 * SLICE)));
     author.enter(&world.ledger, &sent, &pushed);
     world.ledger.check(&*world.truth);
-    // Checked, nothing is changed anywhere.
+    // With the check, nothing changes anywhere.
     let mut sent = author.next(|_| true);
     spoil(&mut sent.gradients, 1);
     let Err(PushError::Refused(error)) = author.client.push(&sent.gradients, &author.options(TIMEOUT)) else {
@@ -434,7 +433,7 @@ fn a_server_that_goes_away_ends_calls_at_their_deadline() {
         let [first, second] = [(); 2].map(|()| author.next(|_| true).gradients);
         assert!(author.client.push(&first, &short).is_err());
         let ticket = author.client.push_async(second, short);
-        // With error feedback a push waits for what is in doubt, before it returns.
+        // With error feedback, a push waits for slices in doubt before it returns.
         if let Ok(ticket) = ticket {
             let (tell, told) = std::sync::mpsc::channel();
             ticket.on_done(Box::new(move || tell.send(()).unwrap()));
@@ -491,7 +490,7 @@ fn closing_wakes_whoever_waits() {
     }
 }
 
-/// Every slice of the push is in doubt, and nobody can tell what became of it.
+/// Every slice of the push is in doubt, and its outcome is unknown.
 fn assert_unknown(push: &dyn Ticket<Pushed>, slices: usize) {
     let Err(PushError::Partial(partial)) = push.wait(TIMEOUT).unwrap() else { panic!("it cannot be known") };
     assert_eq!((partial.in_doubt.len(), partial.receipts.len(), partial.refused.len()), (slices, 0, 0));
@@ -517,7 +516,8 @@ fn a_lost_lease_makes_the_unanswered_unknown_and_the_rest_go_on() {
     let mut world = World::start(|config| config.lease = Duration::from_secs(6));
     let pushes = world.unanswered(|_| true, TIMEOUT);
     world.proxies.set_down(true);
-    // The one that sees the truth stays, or comes back; how many sessions have ended does not tell whose.
+    // The client that reads the shards directly stays or reconnects, so the number of ended sessions does not
+    // tell whose they were.
     let sessions = |shard: usize| world.cluster().counter(shard, "sessions");
     until("both sessions end everywhere", || (0..3).all(|shard| sessions(shard) == 1));
     let mut waits = Vec::new();
@@ -558,7 +558,7 @@ fn a_server_that_was_started_anew_is_noticed() {
             assert_eq!((error.kind, error.tensor.as_deref()), (Kind::UnknownTensor, Some(&*tensor.name)));
         }
     }
-    // Both register, and begin with new books.
+    // Both register again and start with a new ledger.
     world.authors.iter().for_each(|author| Ledger::register(&*author.client));
     world.ledger = Ledger::new();
     world.go_on();
@@ -568,7 +568,7 @@ fn a_server_that_was_started_anew_is_noticed() {
 fn a_doubt_settles_when_the_connection_is_back() {
     let mut world = World::start(|_| ());
     let first = world.unanswered(|tensor| !tensor.is_big(), TIMEOUT);
-    // Longer than it takes until all of it has arrived.
+    // Longer than everything takes to arrive.
     let timeout = Duration::from_secs(12);
     let second = world.unanswered(|_| true, timeout);
     let begin = Instant::now();
@@ -603,7 +603,7 @@ fn a_doubt_settles_when_the_connection_is_back() {
     world.go_on();
 }
 
-/// One slice's answer got lost, and it was sent again; the other's did not.
+/// The answer of one slice is lost and the push sent again; the other slice answers.
 #[test]
 fn a_receipt_tells_how_many_slices_had_the_push_before() {
     let cluster = Cluster::start(2);

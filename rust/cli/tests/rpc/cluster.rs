@@ -1,8 +1,8 @@
-//! Real servers of one cluster, in this process.
+//! A cluster of real servers in this process.
 
 use fastps_server::{Server, ServerConfig};
 
-/// A cluster that ends when it is dropped.
+/// A cluster that stops when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Cluster(Server);
 

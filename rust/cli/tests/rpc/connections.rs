@@ -1,6 +1,5 @@
-//! Many connections at rest: what they take, in fact and as it is counted, and what they leave to one that
-//! works. `FASTPS_CLIENTS` says how many clients there are, each with a connection for calls and one for
-//! frames.
+//! Many idle connections: their memory, measured and as counted, and their effect on an active one.
+//! `FASTPS_CLIENTS` sets the number of clients, each with one connection for calls and one for frames.
 
 use crate::ledger::{PATIENT, gradient, pull, register};
 use crate::peer::{Answers, EXCHANGE, call, connect, message};
@@ -19,7 +18,7 @@ use std::time::{Duration, Instant};
 
 const AT_MOST: u64 = 64 << 10;
 
-/// A server in a process of its own, so that its memory can be told from the test's.
+/// A server in its own process, so that its memory can be measured.
 struct Process {
     child: Child,
     address: String,
@@ -37,7 +36,7 @@ impl Process {
         Self { child, address }
     }
 
-    /// Bytes of memory that it has.
+    /// The resident memory of the process, in bytes.
     fn resident(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -56,7 +55,7 @@ fn options() -> PushOptions {
     PushOptions { timeout: PATIENT, ..PushOptions::default() }
 }
 
-/// Steps of a whole slice on a tensor of its own; how many.
+/// Steps on a tensor of one whole slice; returns how many.
 fn work(client: &Client, name: &str) {
     register(client, name, SLICE as usize, Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }));
     let ones = [gradient(name, vec![-1.0; SLICE as usize])];
@@ -69,7 +68,7 @@ fn work(client: &Client, name: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_at_rest_take_little_and_disturb_nobody() {
     let clients = std::env::var("FASTPS_CLIENTS").map_or(300, |n| n.parse::<u64>().unwrap());
-    // What rests fits, and what works; all of them at work would not.
+    // The idle connections and one active one fit; they would not fit if all were active.
     let server = Process::start((96 << 20) + 2 * clients * AT_MOST);
     let mut shard = Shard::connect(&server.address, CLIENT).await;
     let mut stream = shard.exchange().await;
@@ -97,10 +96,10 @@ async fn clients_at_rest_take_little_and_disturb_nobody() {
     assert_eq!(shard.counter("connections").await, 2 * clients + 3);
     assert_eq!(shard.counter("connections_refused").await, 0);
     let client = active.clone();
-    // How fast that is, benchmarks/connections.py measures.
+    // benchmarks/connections.py measures the speed.
     tokio::task::spawn_blocking(move || work(&client, "among")).await.unwrap();
 
-    // Some begin to work, one after the other, and rest again.
+    // Some become active, one after the other, and then idle again.
     for (n, (_, _, sending, answers)) in idle.iter_mut().take(4).enumerate() {
         for sequence in 1..3 {
             let mut frame = push(route, slice, 10 * n as u64 + sequence, &vec![-1.0; SLICE as usize]);
@@ -111,7 +110,7 @@ async fn clients_at_rest_take_little_and_disturb_nobody() {
             let values = bytes(&vec![2.0 * n as f32 + sequence as f32; SLICE as usize]);
             assert!(matches!(answer, Answer::Values { payload, .. } if payload == values));
         }
-        // On a busy machine those before it may rest already.
+        // On a busy machine, earlier ones may already be idle.
         let at_work = shard.counter("memory_connections").await;
         assert!(at_work > counted_now + (4 << 20), "{at_work} bytes are counted for what works");
     }
@@ -132,14 +131,14 @@ async fn clients_at_rest_take_little_and_disturb_nobody() {
 #[test]
 fn the_memory_of_closed_connections_is_given_back() {
     let server = Process::start(1 << 30);
-    // It raises this process's limit of open files, too.
+    // The client also raises this process's limit of open files.
     let options = ConnectOptions { timeout: PATIENT, ..ConnectOptions::default() };
     let client = Client::connect(std::slice::from_ref(&server.address), options).unwrap();
     let before = server.resident();
     let open = |_| {
         let mut socket = TcpStream::connect(&server.address).unwrap();
         socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
-        // The server has begun with it.
+        // The server has started to serve it.
         socket.read_exact(&mut [0; 9]).unwrap();
         socket
     };
@@ -177,20 +176,20 @@ async fn work_for_which_there_is_no_memory_ends_its_connection() {
         }
         shard.create(&mut stream, &format!("filler {k}"), &vec![0.0; n as usize]).await;
     }
-    // Small frames need no more than there is; a large one does.
+    // Small frames fit in the memory of an idle connection; a large one does not.
     let (_, sending, answers) = &mut resting[0];
     sending.send_data(message(&convert::read_frame(1, route, SliceId(slice), Read::Version)), false).unwrap();
     assert_eq!(answers.next().await.0, 1);
     sending.send_data(message(&push(route, slice, 1, &vec![1.0; SLICE as usize])), false).unwrap();
     assert!(within(answers.stream.data()).await.is_none_or(|data| data.is_err()));
-    // A new stream is told in words.
+    // A new stream gets an error with a message.
     let mut requests = connect(address, 4 << 20).await;
     let (response, _sending) = call(&mut requests, EXCHANGE);
     let response = within(response).await.unwrap();
     let status = tonic::Status::from_header_map(response.headers()).unwrap();
     let error = convert::error_from_status(&status);
     assert_eq!((error.kind, error.shard), (Kind::Capacity, Some(0)), "{error}");
-    // The others go on.
+    // The other connections continue.
     let (_, sending, answers) = &mut resting[1];
     sending.send_data(message(&convert::read_frame(2, route, SliceId(slice), Read::Version)), false).unwrap();
     assert_eq!(answers.next().await.0, 2);

@@ -1,4 +1,4 @@
-//! What becomes of stale gradients travels: servers do what a store of this process does, bit for bit.
+//! Corrections of stale gradients on servers give the same bits as on the in-process store.
 
 use crate::cluster::Cluster;
 use fastps_client::{Client, ConnectOptions};
@@ -31,7 +31,7 @@ fn gradient(values: Arc<dyn Values>) -> [Gradient; 1] {
     [Gradient { name: "w".into(), shape, values }]
 }
 
-/// What a schedule of pushes by two workers leads to: values, and staleness and scale of each receipt.
+/// Runs a schedule of pushes by two workers. Returns the values, and staleness and scale of each receipt.
 fn outcome(ps: &dyn ParameterServer) -> (Vec<u32>, Vec<(Option<u64>, f32)>) {
     let optimizer = Optimizer::Sgd(Sgd { lr: 0.3, momentum: 0.9, ..Sgd::default() });
     let (name, dtype, group) = ("w".into(), DType::Float32, "default".into());
@@ -55,7 +55,7 @@ fn outcome(ps: &dyn ParameterServer) -> (Vec<u32>, Vec<(Option<u64>, f32)>) {
     push(&*slow, &stale, 8);
     push(&*fast, &base(&*fast), 9);
 
-    // Too stale: refused by each slice, and not kept for a later push.
+    // Too stale: each slice refuses it, and it is not kept for a later push.
     let strict = Correction { reject: true, ..asked };
     let feedback = Arc::new(Mutex::new(ErrorFeedback::default()));
     let encoded = PushOptions {
@@ -78,7 +78,7 @@ fn outcome(ps: &dyn ParameterServer) -> (Vec<u32>, Vec<(Option<u64>, f32)>) {
     (values.into_iter().map(f32::to_bits).collect(), told)
 }
 
-/// The same of rows.
+/// The same with rows.
 fn sparse(ps: &dyn ParameterServer) -> Vec<(Option<u64>, f32)> {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
     let (name, dtype, group) = ("w".into(), DType::Float32, "default".into());

@@ -1,4 +1,4 @@
-//! Servers that keep what they hold: killed at any moment and started again, with clients that go on.
+//! Servers with a data directory, killed at any moment and restarted while clients continue.
 
 use crate::ledger::{AtTheEnd, PATIENT, floats, gradient, until};
 use fastps_client::{Ack, Client, ConnectOptions};
@@ -24,7 +24,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 const SLICE: usize = 258_048;
 
-/// A folder that goes with its owner.
+/// A folder that is removed on drop.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
@@ -43,7 +43,7 @@ impl Drop for Folder {
     }
 }
 
-/// A server in a process of its own, at the same addresses whenever it is started.
+/// A server in its own process, with the same addresses after every start.
 pub(crate) struct Served {
     pub(crate) folder: Folder,
     pub(crate) port: u16,
@@ -65,7 +65,7 @@ impl Served {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// What starts it, when `shell` has run.
+    /// The command that starts it after `shell`.
     pub(crate) fn command(&self, shell: &str, more: &[&str]) -> Command {
         let mut command = Command::new("sh");
         command.arg("-c").arg(format!("{shell} exec \"$0\" \"$@\""));
@@ -76,7 +76,7 @@ impl Served {
         command
     }
 
-    /// Starts it, and waits until it says that it is ready; `shell` runs before.
+    /// Runs `shell`, starts the server and waits until it reports that it is ready.
     pub(crate) fn start_after(&mut self, shell: &str, more: &[&str]) {
         let begin = Instant::now();
         loop {
@@ -87,7 +87,7 @@ impl Served {
             if ready {
                 return;
             }
-            // Some other test may have had the port for a moment.
+            // Another test may have held the port for a moment.
             assert!(begin.elapsed() < PATIENT, "the server does not start");
             self.wait();
             std::thread::sleep(Duration::from_millis(20));
@@ -103,14 +103,14 @@ impl Served {
         self.wait();
     }
 
-    /// Kills it when so many changes are in the log.
+    /// Kills it once the log has so many changes.
     fn kill_when_logged(&mut self, changes: usize) {
         let folder = self.folder.0.join("shard-0");
         until("all is in the log", || changes_in_log(&folder).2.len() == changes);
         self.kill();
     }
 
-    /// Gives its exit status.
+    /// Terminates it and returns its exit status.
     pub(crate) fn terminate(&mut self) -> Option<i32> {
         self.signal(Signal::TERM);
         self.wait()
@@ -171,7 +171,8 @@ pub(crate) fn pull(ps: &Client, name: &str) -> Vec<f32> {
     floats(ticket.wait(2 * PATIENT).unwrap().unwrap().values.remove(0))
 }
 
-/// Pushes -1 until told to stop; counts per slice what was applied, also what was in doubt for a while.
+/// Pushes -1 until `stop` is set. Counts the applied pushes per slice, including those that were in doubt for
+/// a while.
 pub(crate) fn push_on(
     ps: &Client,
     name: &str,
@@ -227,7 +228,7 @@ fn logged_pushes_survive_kills_to_the_last_one() {
             .iter()
             .enumerate()
             .map(|(k, client)| {
-                // One gives up soon, and asks later what became of it.
+                // One of them times out soon, and asks for the outcome later.
                 let (name, n) = if k == 0 { ("big", big) } else { ("small", small) };
                 let timeout = if k == 2 { Duration::from_millis(30) } else { PATIENT };
                 scope.spawn(move || push_on(client, name, n, timeout, stop))
@@ -256,12 +257,12 @@ fn logged_pushes_survive_kills_to_the_last_one() {
     }
 }
 
-/// The catalog that a start would find in a shard's files.
+/// The catalog that a start would read from a shard's files.
 pub(crate) fn catalog_on_disk(path: &Path) -> Catalog {
     recovered(path).0.catalog()
 }
 
-/// What a shard's files say, read beside the server.
+/// The first value in a shard's files.
 fn value_on_disk(path: &Path) -> f32 {
     let (journal, shard) = recovered(path);
     let slice = journal.catalog().slices().next().unwrap().0;
@@ -284,7 +285,7 @@ fn applied_pushes_come_back_as_far_as_the_log_has_them() {
     served.start();
     let mut pushed = 0.0;
     for round in 0..3 {
-        // A client of its own: nothing of it is under way when the server goes.
+        // A separate client, which has no push under way when the server is killed.
         let client = served.connect(Ack::Applied);
         if round == 0 {
             register(&client, "w", 100, Apply::Exact, sgd(), 0.0);
@@ -313,7 +314,7 @@ fn what_a_stopped_server_had_is_there_again() {
     register(&client, "racing", n, Apply::Hogwild, sgd(), 0.25);
     register(&client, "gone", 5, Apply::Exact, sgd(), 1.0);
     client.unregister("gone", PATIENT).unwrap();
-    // Killed: of a racing tensor the values that it was given come back.
+    // After a kill, a racing tensor has the values that were last assigned.
     served.kill();
     served.start();
     assert_eq!(pull(&client, "racing"), vec![0.25; n]);
@@ -328,14 +329,14 @@ fn what_a_stopped_server_had_is_there_again() {
         Generation::list(&path).unwrap()[0].as_ref().unwrap().verify().unwrap();
     }
     served.start();
-    // The client goes on by itself; its identities go on, too.
+    // The client continues by itself, under the same identities.
     let after =
         (pull(&client, "adam"), client.state("adam", PATIENT).unwrap(), client.names(PATIENT).unwrap());
     assert_eq!(before, after);
     assert_eq!(pull(&client, "racing"), vec![1.25; n]);
     let receipts = client.push(&[gradient("adam", vec![-1.0; n])], &options(PATIENT)).unwrap();
     assert!(!receipts[0].duplicate);
-    // It is the same tensor, and another one of its name is refused.
+    // It is the same tensor; another one of its name is refused.
     register(&client, "adam", n, Apply::Exact, Optimizer::Adam(Adam::default()), 0.0);
     register(&client, "gone", 7, Apply::Exact, sgd(), 2.0);
     assert_eq!(pull(&client, "gone"), [2.0; 7]);
@@ -386,7 +387,7 @@ fn a_log_that_outgrows_the_state_gets_a_snapshot() {
             until("the log is long enough", || newest_snapshot(&served.folder).is_some());
         }
         served.kill();
-        // What is behind a start counts, too.
+        // Log that a start replays counts too.
         served.start_after("", &["--snapshot-after", times]);
         let newest = newest_snapshot(&served.folder);
         assert_eq!(newest.is_some(), snapshots);
@@ -413,8 +414,7 @@ fn a_start_that_repeated_much_is_followed_by_a_snapshot() {
 #[test]
 fn a_closed_terminal_ends_a_server_as_sigterm_does() {
     let mut served = Served::new(1);
-    // The tests themselves may run under `nohup`, where a child ignores SIGHUP; not every system's `env` can
-    // undo that.
+    // The tests may run under `nohup`, where children ignore SIGHUP; not every system's `env` can undo that.
     let default = "env --default-signal=HUP";
     served.start_after(&format!("{default} true 2>/dev/null && exec {default} \"$0\" \"$@\";"), &[]);
     let client = served.connect(Ack::Applied);
@@ -447,7 +447,7 @@ fn a_snapshot_that_was_asked_for_is_what_a_start_finds() {
     let mut served = Served::new(2);
     served.start_after("", &["--keep", "1"]);
     let client = served.connect(Ack::Applied);
-    // Of a racing tensor snapshots alone have the pushes.
+    // Only snapshots have the pushes of a racing tensor.
     register(&client, "racing", 3 * SLICE, Apply::Hogwild, sgd(), 0.0);
     for _ in 0..2 {
         client.push(&[gradient("racing", vec![-1.0; 3 * SLICE])], &options(PATIENT)).unwrap();
@@ -483,7 +483,7 @@ fn a_snapshot_that_fails_is_told_to_whoever_asked() {
 #[test]
 fn a_file_that_cannot_grow_is_told_and_survived() {
     let mut served = Served::new(1);
-    // 512 KiB a file: the log breaks, and a snapshot makes up for it.
+    // 512 KiB a file: the log breaks, and a snapshot replaces it.
     served.start_after("trap '' XFSZ; ulimit -f 1024;", &[]);
     let client = served.connect(Ack::Logged);
     register(&client, "w", 1000, Apply::Exact, sgd(), 0.0);
@@ -493,7 +493,7 @@ fn a_file_that_cannot_grow_is_told_and_survived() {
         let (logged, applied) = (served.connect(Ack::Logged), served.connect(Ack::Applied));
         let (stop, count) = (&stop, &count);
         let end = AtTheEnd(stop);
-        // The first fills the log, and waits for the snapshot with the push that finds it full.
+        // This thread fills the log; the push that finds it full waits for the snapshot.
         scope.spawn(move || {
             while !stop.load(Ordering::Relaxed) {
                 count.fetch_add(u64::from(push(&logged).is_ok()), Ordering::Relaxed);
@@ -510,7 +510,7 @@ fn a_file_that_cannot_grow_is_told_and_survived() {
                 Err(PushError::Refused(error)) => {
                     assert!(error.kind == Kind::Unavailable && error.message.contains("log"), "{error}");
                     refused += 1;
-                    // Who does not ask for the log goes on.
+                    // A client that does not wait for the log continues.
                     push(&applied).unwrap();
                     count.fetch_add(1, Ordering::Relaxed);
                 }
@@ -531,7 +531,7 @@ fn a_file_that_cannot_grow_is_told_and_survived() {
 #[test]
 fn a_tensor_that_a_restart_would_not_know_is_not_registered() {
     let mut served = Served::new(1);
-    // 512 KiB a file: as long as the large tensor is there, neither the log nor a snapshot has room.
+    // 512 KiB a file: while the large tensor exists, neither the log nor a snapshot fits.
     served.start_after("trap '' XFSZ; ulimit -f 1024;", &[]);
     let client = served.connect(Ack::Applied);
     register(&client, "w", 100, Apply::Exact, sgd(), 0.0);
@@ -550,7 +550,7 @@ fn a_tensor_that_a_restart_would_not_know_is_not_registered() {
         });
         let error = add(&client, "small", 10, Duration::from_secs(3)).unwrap_err();
         assert!(error.message.contains("the log cannot be written"), "{error}");
-        // All else goes on.
+        // Everything else continues.
         push_one(&client, "w", 100);
         assert_eq!(client.names(PATIENT).unwrap(), ["w".into()]);
         assert_eq!(pull(&client, "w"), vec![1.0; 100]);
@@ -577,7 +577,7 @@ fn what_cannot_be_promised_is_refused() {
     let output = second.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && said.contains("another server (process"), "{said}");
-    // Without its files it is another server: nothing of the client is known, and the client is told so.
+    // Without its files it is another server: it does not know the client, which gets an error.
     let client = served.connect(Ack::Applied);
     register(&client, "w", 3, Apply::Exact, sgd(), 1.0);
     served.kill();
@@ -590,7 +590,7 @@ fn what_cannot_be_promised_is_refused() {
     });
 }
 
-/// The newest segment of the log, and where the changes of slices begin in it.
+/// The newest segment of the log, and the offsets of slice changes in it.
 fn changes_in_log(folder: &Path) -> (PathBuf, Vec<u8>, Vec<usize>) {
     let mut segments: Vec<_> =
         std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -598,7 +598,7 @@ fn changes_in_log(folder: &Path) -> (PathBuf, Vec<u8>, Vec<usize>) {
     segments.sort();
     let path = segments.pop().unwrap();
     let bytes = std::fs::read(&path).unwrap();
-    // A mark, a length, a checksum; then what the frame is: 2 is a push.
+    // A mark, a length, a checksum, and the kind of frame: 2 is a push.
     let (mut at, mut found) = (0, Vec::new());
     while at + 12 < bytes.len() {
         let length = u32::from_le_bytes(bytes[at + 4..at + 8].try_into().unwrap()) as usize;
@@ -610,8 +610,8 @@ fn changes_in_log(folder: &Path) -> (PathBuf, Vec<u8>, Vec<usize>) {
     (path, bytes, found)
 }
 
-/// As if the machine had lost power before the last changes were written. What says that they were is behind
-/// them.
+/// Cuts the last changes off, as if the machine had lost power before they were written, and with them the
+/// durable mark that follows.
 fn forget_last_pushes(folder: &Path, pushes: usize) {
     let (path, bytes, changes) = changes_in_log(folder);
     std::fs::write(path, &bytes[..changes[changes.len() - pushes]]).unwrap();
@@ -621,7 +621,8 @@ fn push_one(client: &Client, name: &str, n: usize) {
     client.push(&[gradient(name, vec![-1.0; n])], &options(PATIENT)).unwrap();
 }
 
-/// What the next call tells, until the client has met the server that was started anew.
+/// Repeats a call until the client has reached the restarted server. Returns the losses that the call
+/// reports.
 fn told(client: &Client, name: &str) -> Vec<Lost> {
     let begin = Instant::now();
     loop {
@@ -655,7 +656,7 @@ fn each_client_is_told_once_which_of_its_pushes_are_gone() {
     assert_eq!(told(&two, "w"), lost(2, 10));
     assert_eq!(told(&idle, "w"), lost(0, 10));
     for client in [&one, &two, &idle] {
-        // Once; from there everything goes on.
+        // Reported once; from there everything continues.
         assert_eq!(pull(client, "w"), [7.0; 10]);
         assert!(client.lost().is_empty());
     }
@@ -667,7 +668,7 @@ fn each_client_is_told_once_which_of_its_pushes_are_gone() {
         stats.client.into_iter().find(|(name, _)| name == "pushes_lost").unwrap().1
     };
     assert_eq!([counter(&one), counter(&two), counter(&idle)], [3, 2, 0]);
-    // Nothing is lost, and nothing is told.
+    // Nothing is lost, and nothing is reported.
     let before = pull(&one, "w");
     served.terminate();
     served.start();
@@ -692,14 +693,14 @@ fn what_was_under_way_hides_nothing_that_was_lost() {
     (0..6).for_each(|_| push_one(&client, "w", 10));
     (0..2).for_each(|_| push_one(&client, "racing", 10));
     served.kill_when_logged(8);
-    // Given to the client while nobody is there: sent when it is back, and after it was asked what is left.
+    // Queued while no server is there: sent when it is back, after the client has learned what is left.
     let tickets: Vec<_> = (0..4)
         .map(|_| client.push_async(vec![gradient("w", vec![-1.0; 10])], options(PATIENT)).unwrap())
         .collect();
     forget_last_pushes(&served.folder.0.join("shard-0"), 2);
     served.start();
     for (k, ticket) in tickets.into_iter().enumerate() {
-        // Those are applied, and say so.
+        // These are applied and get receipts.
         assert_eq!(ticket.wait(PATIENT).unwrap().unwrap()[0].version, 6 + k as u64);
     }
     let mut lost = told(&client, "w");
@@ -718,7 +719,7 @@ fn losses_of_two_restarts_add_up() {
     register(&client, "w", 10, Apply::Exact, sgd(), 0.0);
     (0..6).for_each(|_| push_one(&client, "w", 10));
     served.kill_when_logged(7);
-    // Given to the client while it has met no other server: a later call would tell the first loss.
+    // Queued before the client reaches another server: a later call would report the first loss.
     let push = |_| client.push_async(vec![gradient("w", vec![-1.0; 10])], options(PATIENT)).unwrap();
     let tickets: Vec<_> = (0..4).map(push).collect();
     forget_last_pushes(&served.folder.0.join("shard-0"), 3);
@@ -766,7 +767,7 @@ fn what_was_logged_is_never_told_to_be_lost() {
     assert!(client.lost().is_empty() && other.lost().is_empty());
 }
 
-/// Lets go whoever waits for a pipe to be written.
+/// Releases a reader that waits for a pipe to be written.
 struct Release(PathBuf);
 
 impl Drop for Release {
@@ -791,8 +792,8 @@ async fn whoever_comes_while_a_server_recovers_is_told_how_far_it_is() {
     register(&client, "w", n, Apply::Exact, sgd(), 0.0);
     push_one(&client, "w", n);
     served.terminate();
-    // An older snapshot, of which the server reads the manifest when it has the newest: it waits until
-    // somebody writes.
+    // An older snapshot: the server reads its manifest after the newest one, and blocks until the pipe is
+    // written.
     let older = served.folder.0.join("shard-0/generation-00000000");
     std::fs::create_dir(&older).unwrap();
     let manifest = older.join("MANIFEST");
@@ -810,7 +811,7 @@ async fn whoever_comes_while_a_server_recovers_is_told_how_far_it_is() {
         assert!(begin.elapsed() < PATIENT, "health is not answered");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // Time enough to connect on a busy machine; each of three calls takes all of it.
+    // Enough time to connect on a busy machine; each of three calls uses all of it.
     let brief = Duration::from_secs(6);
     let (asked, at) = (client.clone(), address.clone());
     let waiting = tokio::task::spawn_blocking(move || {
@@ -821,7 +822,7 @@ async fn whoever_comes_while_a_server_recovers_is_told_how_far_it_is() {
         assert!(error.message.contains(recovering), "{error}");
         let error = asked.versions(&["w".into()], brief).unwrap_err();
         assert!(error.message.contains(recovering), "{error}");
-        // Those that have the time wait.
+        // A call with a longer deadline waits.
         asked.push_async(vec![gradient("w", vec![-1.0; n])], options(PATIENT)).unwrap()
     });
     let waiting = waiting.await.unwrap();

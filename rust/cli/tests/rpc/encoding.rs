@@ -1,5 +1,5 @@
-//! Encoded pushes of several slices: the first are on their way, and may be answered, while the last are
-//! being encoded.
+//! Encoded pushes of several slices: the first are sent, and may be answered, while the last are being
+//! encoded.
 
 use crate::cluster::Cluster;
 use crate::ledger::until;
@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_mins(1);
 const SLICE: usize = 258_048;
 const LENGTH: usize = 2 * SLICE + 5;
 
-/// Values that do something when they are looked at for the n-th time.
+/// Values that run a closure when they are read for the n-th time.
 struct Watched {
     looks: AtomicUsize,
     nth: usize,
@@ -46,8 +46,8 @@ fn connect(cluster: &Cluster) -> Arc<Client> {
     client.unwrap()
 }
 
-/// A tensor of three slices, and how often a push looks at its values: the last time to encode the last
-/// slice.
+/// A tensor of three slices, and the number of times a push reads its values, the last time to encode the
+/// last slice.
 fn register(client: &Client, options: &PushOptions) -> usize {
     let spec = TensorSpec {
         name: "w".into(),
@@ -75,7 +75,7 @@ fn options(codec: Codec) -> PushOptions {
     PushOptions { codec, timeout: TIMEOUT, ..PushOptions::default() }
 }
 
-/// Versions of the tensor's slices.
+/// The versions of the tensor's slices.
 fn versions(client: &Client) -> Vec<u64> {
     let versions = client.versions(&["w".into()], TIMEOUT).unwrap();
     versions.tensors[0].1.iter().map(|slice| slice.version).collect()
@@ -91,7 +91,7 @@ fn the_first_slices_are_applied_while_the_last_is_encoded() {
         until("the first slices", || versions(&other)[..2] == [3, 3]);
         assert_eq!(versions(&other)[2], 2);
     };
-    // The call that waits, one that does not, and one that takes values meanwhile.
+    // A blocking push, an asynchronous one, and one that also pulls values.
     client.push(&[gradient(&watched(last, work))], &options).unwrap();
     assert_eq!(versions(&client), [3, 3, 3]);
     let ticket = client.push_async(vec![gradient(&watched(0, || ()))], options.clone()).unwrap();
@@ -127,7 +127,7 @@ fn slices_that_are_refused_meanwhile_go_back_to_the_residual() {
     assert!(matches!(error, PushError::Partial(_)), "{error:?}");
     let feedback = feedback.lock().unwrap();
     let residual = feedback.entries().next().unwrap().1;
-    // Of the last slice all of the gradient is there, with what was there before.
+    // The last slice has the whole gradient added to what was there before.
     let gradient = [-0.5, -0.5, -0.5, -0.5, 2.0];
     for ((now, before), gradient) in residual[2 * SLICE..].iter().zip(&before[2 * SLICE..]).zip(gradient) {
         assert!((now - before - gradient).abs() < 1e-5, "{now} {before} {gradient}");

@@ -1,6 +1,6 @@
-//! Exactly once over bad networks: a proxy cuts connections at any byte, in both directions, stalls, and
-//! swallows answers; a relay sends every frame twice. What the servers hold must be what the clients were
-//! told, to the last push.
+//! Exactly once over bad networks: a proxy cuts connections at any byte in both directions, stalls them and
+//! swallows answers; a relay sends every frame twice. The servers must hold exactly the pushes that the
+//! clients know as applied.
 
 use crate::certificates::Ca;
 use crate::cluster::Cluster;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 const PATIENT: Duration = Duration::from_mins(1);
 const SLICE: usize = 258_048;
-/// One tensor of three slices, and a hundred small ones.
+/// One tensor of three slices and a hundred small ones.
 static SHAPES: LazyLock<Vec<(Arc<str>, usize)>> = LazyLock::new(|| {
     let small = (0..100).map(|k| (format!("small {k}").into(), [1, 10, 64, 1000, 4097][k % 5]));
     std::iter::once(("big".into(), 2 * SLICE + 1000)).chain(small).collect()
@@ -38,7 +38,7 @@ struct World {
 }
 
 impl World {
-    /// Three shards behind proxies, two clients through them, one past them.
+    /// Three shards behind proxies, two clients that use the proxies, and one that connects directly.
     fn new(seed: u64) -> Self {
         Self::of(seed, Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }))
     }
@@ -53,13 +53,13 @@ impl World {
         Self::build(seed, optimizer, Some(&Ca::new()), |_| None)
     }
 
-    /// The same with relays between proxies and shards that send every frame twice.
+    /// The same with relays behind the proxies that send every frame twice.
     fn duplicating(seed: u64) -> Self {
         let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
         Self::build(seed, optimizer, None, |servers| Some(Relays::start(servers)))
     }
 
-    /// The same with proxies between clients and Unix sockets, too.
+    /// The same with proxies also in front of the Unix sockets.
     fn local(seed: u64) -> Self {
         let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
         Self::over(Transport::Unix, seed, optimizer, None, |_| None)
@@ -81,7 +81,7 @@ impl World {
         ca: Option<&Ca>,
         relays: impl FnOnce(&[String]) -> Option<Relays>,
     ) -> Self {
-        // The tests of this file run at the same time.
+        // The tests of this file run concurrently.
         let prefix = format!("hidden-{}-{seed}", std::process::id());
         let socket: &'static str =
             if transport == Transport::Unix { prefix.clone().leak() } else { "fastps" };
@@ -109,7 +109,7 @@ impl World {
         Self { proxies, _relays: relays, cluster, truth, clients }
     }
 
-    /// What the servers recognised as having come before.
+    /// The number of duplicates that the servers recognized.
     fn duplicates(&self) -> u64 {
         (0..3).map(|shard| self.cluster.counter(shard, "duplicates")).sum()
     }
@@ -144,7 +144,7 @@ fn gradients(value: impl Fn(usize, usize) -> f32) -> Vec<Gradient> {
     SHAPES.iter().enumerate().map(gradient).collect()
 }
 
-/// Counts, per slice of every tensor, how often it was changed.
+/// The number of changes of each slice of every tensor.
 type Ledger = Vec<Vec<u32>>;
 
 fn ledger() -> Ledger {
@@ -155,7 +155,7 @@ fn tensor(name: &str) -> usize {
     SHAPES.iter().position(|(n, _)| &**n == name).unwrap()
 }
 
-/// Pushes once and enters what is known to have been applied; every doubt must settle to something certain.
+/// Pushes once and counts the applied slices; every doubt must settle to a known outcome.
 fn push_and_enter(
     client: &Client,
     options: &PushOptions,
@@ -221,7 +221,7 @@ fn patient_pushes_are_applied_once_whatever_breaks_on_a_unix_socket() {
     applied_once(&World::local(10));
 }
 
-/// Until connections were cut so often at any byte; `FASTPS_CUTS` says how often.
+/// Pushes until so many connections have been cut at any byte; `FASTPS_CUTS` sets the number.
 fn applied_once(world: &World) {
     let wanted = std::env::var("FASTPS_CUTS").map_or(120, |n| n.parse::<u64>().unwrap());
     let late = PATIENT + Duration::from_millis(500 * wanted);
@@ -287,7 +287,7 @@ fn deadlines_leave_doubts_that_settle() {
     println!("doubts: {} applied, {} fenced; {} cuts", fates.0, fates.1, world.proxies.cuts());
 }
 
-/// What was applied plus what the residuals hold is the sum of all gradients, also when pushes end in doubt.
+/// Applied gradients and residuals add up to the sum of all gradients, even when pushes end in doubt.
 fn telescopes(world: &World, codec: Codec, timeout: impl Fn(u64) -> Duration + Sync) {
     let begin = Instant::now();
     let sums: Mutex<Vec<Vec<f64>>> = Mutex::new(SHAPES.iter().map(|(_, n)| vec![0.0; *n]).collect());
@@ -304,14 +304,14 @@ fn telescopes(world: &World, codec: Codec, timeout: impl Fn(u64) -> Duration + S
                         ((i * 31 + t * 7 + pushed as usize * 13 + k) % 17) as f32 / 8.0 - 1.0
                     };
                     let gradients = gradients(value);
-                    // The deadline of the next push is for it alone: doubts are waited for here.
+                    // Doubts are awaited here, so that they take no time from the next push's deadline.
                     client.settle(&feedback, PATIENT).unwrap();
                     let result =
                         client.push(&gradients, &options(codec, timeout(pushed), Some(feedback.clone())));
                     if let Err(PushError::Refused(error)) = result {
                         assert!(error.shard.is_some(), "not taken up: {error}");
                     }
-                    // Whatever was refused or fenced goes back to the residual: the gradients were taken up.
+                    // Refused and fenced gradients go back to the residual.
                     let mut sums = sums.lock().unwrap();
                     for (sum, gradient) in sums.iter_mut().zip(&gradients) {
                         let View::Float32(values) = gradient.values.view();

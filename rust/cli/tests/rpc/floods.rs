@@ -1,4 +1,5 @@
-//! Floods of control frames: each is cut within 1,000 frames, and nobody else notices.
+//! Floods of HTTP/2 control frames: the server ends each within 1,000 frames, and other clients are not
+//! affected.
 
 use crate::certificates::Ca;
 use crate::cluster::Cluster;
@@ -19,12 +20,12 @@ use std::time::Duration;
 const FRAMES: usize = 1000;
 const BATCH: usize = 100;
 const PATIENT: Duration = Duration::from_mins(1);
-/// What an honest call may take meanwhile, on a busy machine.
+/// The deadline of other clients' calls during a flood, on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(20);
 const GOAWAY: u8 = 7;
 const ACK: u8 = 1;
 const ENHANCE_YOUR_CALM: u32 = 0xb;
-/// By which a server knows a native client (see `protos/README.md`).
+/// The setting by which a server recognizes a native client (see `protos/README.md`).
 const NATIVE: u32 = 0x6670_7331;
 
 fn frame(kind: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -35,7 +36,7 @@ fn frame(kind: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Frames, and how many of them are sent at a time.
+/// The frames of a flood, and how many are sent at a time.
 fn floods() -> Vec<(&'static str, Vec<u8>, usize)> {
     vec![
         ("PING", frame(6, 0, &[7; 8]), FRAMES),
@@ -48,7 +49,7 @@ fn floods() -> Vec<(&'static str, Vec<u8>, usize)> {
     ]
 }
 
-/// The next frame: its type, its flags and its payload; `None`: the connection has ended.
+/// The next frame's type, flags and payload; `None` if the connection has ended.
 fn next(io: &mut impl Read) -> Option<(u8, u8, Vec<u8>)> {
     let mut header = [0; 9];
     match io.read_exact(&mut header) {
@@ -62,8 +63,8 @@ fn next(io: &mut impl Read) -> Option<(u8, u8, Vec<u8>)> {
     Some((kind, flags, payload))
 }
 
-/// The code of the GOAWAY with which the server has ended a connection that sent what it should not. `batch`
-/// frames are sent at a time; the next ones are sent once these are acknowledged.
+/// The code of the GOAWAY with which the server ended a flooding connection. Frames are sent in batches of
+/// `batch`, each after the previous one was acknowledged.
 fn ended(mut io: impl Read + Write, native: bool, flood: &[u8], batch: usize) -> Option<u32> {
     let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     let mark = [&6_u16.to_be_bytes()[..], &NATIVE.to_be_bytes()].concat();
@@ -92,7 +93,7 @@ fn secure(tcp: TcpStream, files: &TlsFiles) -> StreamOwned<ClientConnection, Tcp
     StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp)
 }
 
-/// Small steps until told to stop, each within its deadline.
+/// Takes small steps until `stop` is set, each within its deadline.
 fn work(client: &Client, stop: &AtomicBool) {
     register(client, "w", 1000, Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() }));
     let options = PushOptions { timeout: DEADLINE, ..PushOptions::default() };

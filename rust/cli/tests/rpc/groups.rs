@@ -1,4 +1,4 @@
-//! Workers that keep together, over connections that break: every step counts once, whatever was told of it.
+//! Groups of workers over connections that break: every step counts once, even if its answer was lost.
 
 use crate::cluster::Cluster;
 use crate::proxy::Proxies;
@@ -35,7 +35,7 @@ fn a_step_counts_once_whether_it_was_told_or_its_answer_was_lost() {
     truth.register(spec, View::Float32(&[0.0; 4]), PATIENT).unwrap();
     let broken = worker(&proxies.addresses(), "over connections that break");
     let other = worker(&cluster.addresses(), "the other");
-    // The other one's clock is ahead: the slowest is the one that is looked at.
+    // The other worker's clock is ahead, so this one is the slowest.
     other.advance(GROUP, false, 5, PATIENT).unwrap();
     let clock_after = |steps| {
         broken.advance(GROUP, false, steps, PATIENT).unwrap();

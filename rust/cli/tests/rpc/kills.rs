@@ -1,5 +1,5 @@
-//! Servers that are killed at named places (`fastps_core::failpoint`), and everything at once at random
-//! moments: what a receipt promised is there, and nothing counts twice.
+//! Servers killed at named places (`fastps_core::failpoint`), and all processes killed at random moments:
+//! what a receipt promised is there, and no push counts twice.
 
 use crate::durable::{Served, connect, options, pull, push_on, register, sgd};
 use crate::ledger::{AtTheEnd, PATIENT, gradient, until};
@@ -20,7 +20,8 @@ const SLICE: usize = 258_048;
 const BIG: usize = 2 * SLICE + 5;
 const KILL: i32 = 9;
 
-/// Places on the way of a push, in its order, and how often they are passed until the server ends there.
+/// Failpoints on the path of a push, in order, and how often each is passed before the server is killed
+/// there.
 const PUSH: [&str; 15] = [
     "header_read:30",
     "half_frame:10",
@@ -39,7 +40,7 @@ const PUSH: [&str; 15] = [
     "after_ack:30",
 ];
 
-/// Places on the way of a snapshot.
+/// Failpoints on the path of a snapshot.
 const SNAPSHOT: [&str; 17] = [
     "segment_create:3",
     "segment_created:3",
@@ -60,7 +61,7 @@ const SNAPSHOT: [&str; 17] = [
     "segment_delete:3",
 ];
 
-/// Places on the way of a start.
+/// Failpoints on the path of a start.
 const START: [&str; 10] = [
     "recovery_loaded:1",
     "recovery_replayed:1",
@@ -77,7 +78,7 @@ const START: [&str; 10] = [
 const SNAPSHOTS: [&str; 2] = ["--snapshot-every", "0.1"];
 
 impl Served {
-    /// Starts it, and waits until it has ended at a place.
+    /// Starts it, and waits until it has been killed at a failpoint.
     fn dies_at(&mut self, place: &str) {
         let (shell, begin) = (format!("export FASTPS_FAILPOINT={place};"), Instant::now());
         loop {
@@ -94,16 +95,16 @@ impl Served {
             if status.signal() == Some(KILL) {
                 return;
             }
-            // Some other test may have had the port for a moment.
+            // Another test may have held the port for a moment.
             assert!(begin.elapsed() < PATIENT, "{place}: {status}");
         }
     }
 }
 
-/// Clients whose pushes are answered when they are durable, each with a tensor of its own.
+/// Clients with `Ack::Logged`, each with its own tensor.
 struct Load {
     clients: Vec<Arc<Client>>,
-    /// Per tensor and slice, what must be there.
+    /// The expected value of each tensor's slices.
     counts: Vec<Vec<u64>>,
 }
 
@@ -144,7 +145,7 @@ impl Load {
         });
     }
 
-    /// Neither more nor less than what was applied is there.
+    /// The server holds exactly the applied pushes.
     fn check(&self, what: &str) {
         for (k, (client, counts)) in self.clients.iter().zip(&self.counts).enumerate() {
             for (values, count) in pull(client, &name(k)).chunks(SLICE).zip(counts) {
@@ -155,10 +156,10 @@ impl Load {
     }
 }
 
-/// How long a server that was started again gets pushes.
+/// How long a restarted server receives pushes.
 const A_WHILE: Duration = Duration::from_millis(30);
 
-/// Kills a server at one place after the other, under load, and starts it again.
+/// Kills a server under load at one failpoint after the other, and restarts it.
 fn kill_at(places: &[&str]) {
     let (mut served, mut load) = loaded();
     for place in places {
@@ -173,7 +174,7 @@ fn kill_at(places: &[&str]) {
     assert!(load.counts.iter().flatten().all(|count| *count > 0), "{:?}", load.counts);
 }
 
-/// A server that is not running, and those who push to it.
+/// A server that is not running, and its clients.
 fn loaded() -> (Served, Load) {
     let mut served = Served::new(2);
     served.start();
@@ -221,7 +222,7 @@ fn kills_during_recovery_cost_nothing() {
     }
 }
 
-/// What the log lacks then, the next snapshot has.
+/// After a failed write, the next snapshot has what the log lacks.
 #[test]
 fn a_call_of_the_system_that_fails_once_is_told_and_survived() {
     let (mut served, mut load) = loaded();
@@ -243,7 +244,7 @@ fn a_call_of_the_system_that_fails_once_is_told_and_survived() {
             served.start_after(&shell, &SNAPSHOTS);
             let says = || std::fs::read_to_string(&told).unwrap().contains("os error");
             until(error, says);
-            // From here on it is as before: this waits for the disk.
+            // From here on all is as before: this push waits for the disk.
             let client = served.connect(Ack::Logged);
             let one = || client.push(&[gradient("w1", vec![0.0; SIZES[1]])], &options(PATIENT)).is_ok();
             until("pushes work again", one);
@@ -256,11 +257,11 @@ fn a_call_of_the_system_that_fails_once_is_told_and_survived() {
     }
 }
 
-/// Tensors of this many rows, each pushed once or twice, tell a push that counted twice from one that did not
-/// come.
+/// The rows of a tensor. Each row is pushed once or twice, so a lost push differs from one that counted
+/// twice.
 const ROWS: usize = 1 << 16;
 
-/// A push of -1 to one row, by itself or beside others.
+/// Pushes -1 to one row, optionally together with another gradient.
 fn push_row(client: &Client, name: &str, row: usize, more: Option<Gradient>) -> Result<u64, PushError> {
     let values = SparseValues { indices: vec![row as i64], values: vec![-1.0_f32] };
     let row = Gradient { name: name.into(), shape: vec![1], values: Arc::new(values) };
@@ -268,11 +269,11 @@ fn push_row(client: &Client, name: &str, row: usize, more: Option<Gradient>) -> 
     client.push(&all, &options(PATIENT)).map(|receipts| receipts[0].version)
 }
 
-/// What a client that pushed one row after the other knows: the version after each, and whether it was told
-/// before the end.
+/// For each pushed row, the version after it, and whether the receipt came before the end.
 type Told = Vec<(u64, bool)>;
 
-/// Pushes one row after the other; stops at the first push that fails, which may have been applied or not.
+/// Pushes one row after the other. Stops at the first push that fails, which may or may not have been
+/// applied.
 fn push_rows(address: &str, ack: Ack, first: usize, stop: &AtomicBool) -> Told {
     let (client, mut told) = (connect(address, ack), Vec::new());
     while !stop.load(Ordering::SeqCst) && told.len() < ROWS / 2 {
@@ -307,7 +308,7 @@ fn applied_pushes_come_back_as_far_as_a_sync_had_covered() {
         let there = |rows: &[f32], told: &Told| {
             let told = told.iter().take_while(|(_, before)| *before).count();
             let there = rows.iter().take_while(|x| **x == 1.0).count();
-            // Behind the first that is lost nothing is there but the one that was under way.
+            // After the first lost push, no other may be there except the one under way.
             assert!(there >= told || rows[there..told].iter().all(|x| *x == 0.0), "{place}");
             (told, there)
         };
@@ -322,7 +323,7 @@ fn applied_pushes_come_back_as_far_as_a_sync_had_covered() {
     assert!(kept > 0);
 }
 
-/// A client in a process of its own, for the next test: says which row it is about to push, and which was
+/// A client in its own process, for the next test. Prints which row it is about to push and which one was
 /// acknowledged.
 #[test]
 fn a_client_that_will_be_killed() {
@@ -340,10 +341,10 @@ fn a_client_that_will_be_killed() {
 
 const SHARED: usize = SLICE + 5;
 
-/// What must be there at least, and may be there at most.
+/// The least and the most that a value may be.
 type Bounds = (f32, f32);
 
-/// A server with two shards, three clients, and their books over any number of kills.
+/// A server with two shards, three clients, and their expected values over any number of kills.
 struct Everything {
     served: Served,
     rows: Vec<Vec<Bounds>>,
@@ -352,7 +353,7 @@ struct Everything {
     next: [usize; 3],
 }
 
-/// All processes of a round; ended with it.
+/// All processes of a round, killed on drop.
 struct Group(i32);
 
 impl Group {
@@ -382,7 +383,7 @@ impl Everything {
         Self { served, rows, shared: [(0.0, 0.0); 2], next: [0; 3] }
     }
 
-    /// Starts all, and kills all after a time.
+    /// Starts all processes, and kills them after a while.
     fn round(&mut self, time: Duration) {
         let mut server = self.served.command("", &SNAPSHOTS).process_group(0).spawn().unwrap();
         let group = Group(server.id() as i32);
@@ -430,14 +431,15 @@ impl Everything {
         }
     }
 
-    /// What lies on disk is whole, at once, and within the books; from here on it is what must be there.
+    /// Checks that the state on disk is whole and within bounds; from here on, exactly this state must be
+    /// there.
     fn check(&mut self) {
         for shard in 0..2 {
             let path = self.served.folder.0.join(format!("shard-{shard}"));
             let (path, keep_for) = (path.clone(), Duration::ZERO);
             let settings =
                 Settings { path: path.clone(), shard, shards: 2, keep: 2, keep_for, accept_loss: false };
-            // Nobody has it any more.
+            // No process holds the lock any more.
             let journal = Journal::open(settings).unwrap();
             let held = Shard::new(ShardConfig::new(shard, 1 << 30, Isa::get().unwrap()));
             let report = journal.recover(&held).unwrap();
@@ -465,7 +467,7 @@ impl Everything {
     }
 }
 
-/// A value is within its bounds, and narrows them to itself.
+/// Checks that a value is within its bounds, and narrows them to it.
 fn enter(bounds: &mut Bounds, x: f32, name: &str, row: usize) {
     assert!(bounds.0 <= x && x <= bounds.1, "{name}, row {row}: {x}, not {bounds:?}");
     *bounds = (x, x);
@@ -482,14 +484,13 @@ fn everything_is_killed_at_once_at_random_moments() {
     let mut random = seed | 1;
     let mut everything = Everything::new();
     let mut round = 0;
-    // Where the machine is so slow that a client did not get to push anything, there are more rounds, and
-    // longer ones.
+    // If the machine is so slow that a client could not push, there are more and longer rounds.
     while round < kills || everything.next.contains(&0) {
         assert!(round < 4 * kills, "{round} kills, {:?} pushes", everything.next);
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        // While it starts, or while it works.
+        // During the start or during work.
         let most = if random.is_multiple_of(4) { 60 } else { 500 << (round / kills) };
         everything.round(Duration::from_millis((random >> 8) % most));
         everything.check();
@@ -504,8 +505,8 @@ fn everything_is_killed_at_once_at_random_moments() {
     }
 }
 
-/// The servers of these tests can be killed by name; `tests/test_wheel.py` looks for the same word in what
-/// users get.
+/// The servers of these tests have failpoints; `tests/test_wheel.py` looks for the same word in released
+/// binaries.
 #[test]
 fn the_server_of_these_tests_has_failpoints() {
     let program = std::fs::read(env!("CARGO_BIN_EXE_fastps-server")).unwrap();

@@ -1,9 +1,9 @@
-//! What every fault test works on: tensors of 3 slices and small ones for two clients of different codecs,
-//! and books of what was acknowledged.
+//! The tensors of every fault test, of 3 slices or small, pushed by two clients with different codecs, and a
+//! ledger of the acknowledged pushes.
 //!
-//! Both clients push to the counted tensors (SGD, a push of -1 adds 1), and each to Adam tensors of its own,
-//! where content and order show in every bit. All values of a slice are equal, so that 1-bit says them
-//! exactly, and what was refused or fenced is known to the last bit when the next push carries it.
+//! Both clients push to the counter tensors (SGD, a push of -1 adds 1), and each to its own Adam tensors, in
+//! which content and order affect every bit. All values of a slice are equal, so 1-bit encodes them exactly,
+//! and the next push shows to the last bit what was refused or fenced.
 
 use fastps_core::dtype::{Array, DType, View};
 use fastps_core::optim::{Adam, Optimizer, Sgd};
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
-/// The deadline of what must come.
+/// The deadline for answers that must come.
 pub(crate) const PATIENT: Duration = Duration::from_mins(1);
 pub(crate) const SLICE: usize = 258_048;
 const BIG: usize = 2 * SLICE + 5;
@@ -26,11 +26,11 @@ const SMALL: usize = 10;
 pub(crate) struct Tensor {
     pub(crate) name: Arc<str>,
     pub(crate) elements: usize,
-    /// The client that alone pushes to it; `None`: both do, and it counts.
+    /// The only client that pushes to it; `None` for a counter, to which both push.
     pub(crate) owner: Option<usize>,
 }
 
-/// A slice: its tensor in [`TENSORS`], and which slice of it.
+/// A slice: the index of its tensor in [`TENSORS`], and its index in the tensor.
 pub(crate) type Part = (usize, usize);
 
 pub(crate) static TENSORS: LazyLock<Vec<Tensor>> = LazyLock::new(|| {
@@ -68,7 +68,7 @@ impl Tensor {
         }
     }
 
-    /// What a client's push of this round says.
+    /// The value that a client pushes in this round.
     pub(crate) fn gradient(&self, round: usize) -> f32 {
         match self.owner {
             None => -1.0,
@@ -91,7 +91,7 @@ pub(crate) fn gradient(name: &str, values: Vec<f32>) -> Gradient {
 #[derive(Debug)]
 pub(crate) struct Ledger {
     counted: Mutex<HashMap<Part, f32>>,
-    /// Here a slice of an Adam tensor is a tensor of its own, so that it can be pushed alone.
+    /// In this store each slice of an Adam tensor is its own tensor, so that it can be pushed separately.
     mirror: Store,
 }
 
@@ -110,14 +110,14 @@ impl Ledger {
         Self { counted: Mutex::new(HashMap::new()), mirror }
     }
 
-    /// Registers everything.
+    /// Registers all tensors.
     pub(crate) fn register(ps: &dyn ParameterServer) {
         for tensor in &*TENSORS {
             register(ps, &tensor.name, tensor.elements, tensor.optimizer());
         }
     }
 
-    /// A push of this value to this slice was applied.
+    /// Records that a push of this value to this slice was applied.
     pub(crate) fn enter(&self, part: Part, value: f32) {
         let tensor = &TENSORS[part.0];
         if tensor.owner.is_none() {
@@ -133,7 +133,7 @@ impl Ledger {
         self.mirror.push(&[gradient(&mirrored(part), vec![value; elements])], &options).unwrap();
     }
 
-    /// The first difference between the books and the servers: counts, Adam's values and its state, bit for
+    /// The first difference between the ledger and the servers: counts, and Adam's values and state, bit for
     /// bit.
     pub(crate) fn difference(&self, ps: &dyn ParameterServer) -> Option<String> {
         let names: Vec<_> = TENSORS.iter().map(|tensor| tensor.name.clone()).collect();
@@ -188,7 +188,7 @@ pub(crate) fn floats(values: Array) -> Vec<f32> {
     }
 }
 
-/// Waits for something, but not for ever.
+/// Waits for a condition, up to a deadline.
 pub(crate) fn until(what: &str, condition: impl Fn() -> bool) {
     let begin = Instant::now();
     while !condition() {
@@ -197,7 +197,7 @@ pub(crate) fn until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Is set when this goes, so that a test that fails does not wait for threads that wait for it.
+/// Sets the flag on drop, so that a failing test does not wait for threads that wait for the flag.
 pub(crate) struct AtTheEnd<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for AtTheEnd<'_> {

@@ -1,5 +1,4 @@
-//! What the control plane refuses one client, so that all others keep what they have: memory, tensors,
-//! sessions, the disk.
+//! Limits of the control plane that protect other clients: memory, tensors, sessions, the disk.
 
 use crate::durable::Folder;
 use crate::stubs::{
@@ -39,7 +38,7 @@ async fn slices_of_a_registered_tensor_are_not_freed() {
     let other = owner.shards[0].register(&crate::stubs::spec("other", 1)).await.unwrap();
     for shard in 0..2 {
         let slices = on_shard(&place, shard).unwrap().slices;
-        // Not one of them, nor with others that could be.
+        // Neither a single slice of it, nor a mix with slices that could be freed.
         let mixed = [&slices[..1], &other.placement.as_ref().unwrap().slices].concat();
         for asked in [slices, mixed] {
             let refused = free(&mut stranger.shards[shard], asked).await.unwrap_err();
@@ -53,10 +52,10 @@ async fn slices_of_a_registered_tensor_are_not_freed() {
             owner.streams[*piece.1 as usize].ask(push(route, *piece.0, 1, &vec![-1.0; SLICE as usize])).await;
         assert!(matches!(receipt, Answer::Receipt(applied) if applied.version == 2), "{receipt:?}");
     }
-    // Nothing was changed for the other, either.
+    // Nothing changed for the other tensor either.
     let again = owner.shards[0].register(&crate::stubs::spec("other", 1)).await.unwrap();
     assert_eq!(again.reservation, other.reservation);
-    // Once it is unregistered, anybody may free them.
+    // Once the tensor is unregistered, any client may free its slices.
     unregister(&mut stranger.shards[0], "big").await;
     for shard in 0..2 {
         free(&mut stranger.shards[shard], on_shard(&place, shard).unwrap().slices).await.unwrap();
@@ -88,7 +87,7 @@ fn two_servers() -> [Server; 2] {
             let (listen, cluster) = (vec![cluster[k].clone()], cluster.clone());
             Server::start(&ServerConfig { listen, cluster, memory_limit: None, ..config() })
         };
-        // Some other test may have a port for a moment.
+        // Another test may hold a port for a moment.
         if let (Ok(first), Ok(second)) = (start(0), start(1)) {
             return [first, second];
         }
@@ -118,7 +117,7 @@ async fn while_shard_0_is_away_nothing_is_freed_that_may_be_registered() {
     let late = on_shard(&late, 1).unwrap();
     let refused = owner.shards[1].reserve_part(&spec("late", 2 * SLICE), &late).await.unwrap_err();
     assert!(refused.kind == Kind::Unavailable && refused.retry_after_ms.is_some(), "{refused}");
-    // What is known goes on.
+    // Known tensors still work.
     owner.shards[1].reserve_part(&open, &open_at).await.unwrap();
     free(&mut owner.shards[1], open_at.slices).await.unwrap();
 }
@@ -177,11 +176,11 @@ async fn a_group_without_tensors_is_not_joined() {
     }
     owner.fill(&spec("late", 1), &pending, 0.0).await;
     owner.shards[0].commit(pending.reservation).await.unwrap();
-    // The other shard has no slices of it, and may get some.
+    // The other shard has no slices of the group, and may get some.
     for shard in 0..2 {
         stranger.shards[shard].control.join(join(STRANGER, group)).await.unwrap();
     }
-    // A place is kept, and taken again, when the last tensor is gone.
+    // A place is kept, and can be taken again, after the last tensor is gone.
     unregister(&mut owner.shards[0], "late").await;
     stranger.shards[0].control.join(join(STRANGER, group)).await.unwrap();
     assert!(owner.shards[0].control.join(join(CLIENT, group)).await.is_err());
@@ -201,7 +200,7 @@ async fn a_connection_begins_so_many_sessions() {
                 refused += 1;
             }
         }
-        // A session that it has is renewed whatever it asks for besides.
+        // An existing session can be renewed whatever else the connection requests.
         shard.control.hello(hello(CLIENT)).await.unwrap();
     }
     assert!(refused > 0);
@@ -213,7 +212,7 @@ async fn a_connection_begins_so_many_sessions() {
 async fn registrations_take_memory_that_is_counted() {
     const LIMIT: u64 = 256 << 20;
     let (server, mut shard, _) = start_with(&ServerConfig { memory_limit: Some(LIMIT), ..config() }).await;
-    // As many slices as a tensor may have: the shard could not hold one of them.
+    // As many slices as a tensor may have; the shard could not hold one of them.
     for k in 0..600 {
         let refused = shard.register(&spec(&format!("huge {k}"), SLICE << 18)).await.unwrap_err();
         assert_eq!(refused.kind, Kind::Capacity, "{refused}");

@@ -1,5 +1,5 @@
-//! A server's memory with real connections: counted by purpose, bounded, given back, and not to be held by
-//! readers that stall.
+//! A server's memory with real connections: counted by purpose, bounded, returned, and not held by stalled
+//! readers.
 
 use crate::stubs::{hello, signed};
 use bytes::Bytes;
@@ -23,7 +23,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 
-/// Elements of a whole slice, and its bytes.
+/// Elements and bytes of a whole slice.
 const SLICE: usize = 63 * 4096;
 const BYTES: u64 = 4 * SLICE as u64;
 const LIMIT: u64 = 96 << 20;
@@ -33,7 +33,7 @@ fn start(change: impl FnOnce(&mut ServerConfig)) -> Server {
     let mut config = ServerConfig {
         listen: vec!["127.0.0.1:0".into()],
         memory_limit: Some(LIMIT),
-        // Peers do not renew theirs.
+        // Peers do not renew their sessions.
         lease: 10 * PATIENT,
         ..ServerConfig::default()
     };
@@ -45,7 +45,7 @@ fn counter(server: &Server, name: &str) -> u64 {
     server.counters()[0].iter().find(|(n, _)| *n == name).unwrap().1
 }
 
-/// The counters of all purposes together are what is in use, and that is within the limit.
+/// The counters of all purposes add up to the memory in use, which is within the limit.
 fn check_sum(server: &Server) {
     let all = &server.counters()[0];
     let counter = |name: &str| all.iter().find(|(n, _)| *n == name).unwrap().1;
@@ -69,7 +69,7 @@ fn timed<T>(message: T) -> Request<T> {
     request
 }
 
-/// A client with a connection of its own, whose windows are small: the server soon waits for it.
+/// A client with its own connection and small windows, so the server soon waits for it.
 struct Peer {
     control: ControlClient<Channel>,
     data: DataClient<Channel>,
@@ -107,7 +107,7 @@ impl Peer {
         Route { group: 1, epoch: 1, client: self.client }
     }
 
-    /// Registers a tensor of one slice, all zeros; its slice, or why not.
+    /// Registers a tensor of one slice of zeros. Returns the slice.
     async fn create(
         &mut self,
         stream: &mut Exchange,
@@ -216,20 +216,20 @@ async fn readers_that_stall_cannot_stop_pushes() {
     let mut stream = writer.exchange().await.unwrap();
     let slice = writer.create(&mut stream, "w", SLICE, pb::Apply::Exact).await.unwrap();
     let other = writer.create(&mut stream, "other", 4000, pb::Apply::Exact).await.unwrap();
-    // Three readers, each with a version of its own: one pin is the slice's own spare, the others take
+    // Three readers, each with a different version: one pin uses the slice's spare buffer, the others take
     // memory.
     let mut stalled = Vec::new();
     for client in 2..5 {
         let reader = Peer::connect(&server, client).await;
         let mut answers = reader.exchange().await.unwrap();
-        // Their connections work, and have their memory.
+        // Their connections are active and have their memory.
         assert!(matches!(answers.ask(push(reader.route(), other, 1, 4000)).await, Answer::Receipt(_)));
         assert!(matches!(answers.ask(pull(reader.route(), slice)).await, Answer::Values { .. }));
         stalled.push((reader, answers));
     }
     let ones = |n: u64| push(Route { group: 1, epoch: 1, client: 1 }, slice, n, SLICE);
     assert!(matches!(stream.ask(ones(2)).await, Answer::Receipt(_)));
-    // What is left is enough for half a copy.
+    // Leaves memory for half a copy.
     let mut k = 0;
     loop {
         let free = counter(&server, "memory_limit") - counter(&server, "memory_used");
@@ -259,7 +259,7 @@ async fn readers_that_stall_cannot_stop_pushes() {
         check_sum(&server);
     }
     assert_eq!(counter(&server, "streams_reset"), 2);
-    // The reader that stalled first gets what had been sent, and then the reason.
+    // The reader that stalled first receives what had been sent, and then the reason.
     let (_, answers) = &mut stalled[0];
     let status = loop {
         match answers.answer().await {
@@ -278,7 +278,7 @@ async fn readers_that_stall_cannot_stop_pushes() {
         let answer = answers.answer().await.unwrap();
         assert!(matches!(answer, Some(Answer::Values { .. })));
     }
-    // A reader that was reset may come back.
+    // A reader that was reset may reconnect.
     let mut again = stalled[0].0.exchange().await.unwrap();
     assert!(matches!(again.ask(pull(stalled[0].0.route(), slice)).await, Answer::Values { .. }));
 }
@@ -295,7 +295,7 @@ async fn a_hogwild_pull_that_does_not_fit_is_refused_and_fits_later() {
         assert!(matches!(stream.ask(pull(reader.route(), slice)).await, Answer::Values { .. }));
     }
     until("copies are given back", || counter(&server, "memory_copies") == 0).await;
-    // Room for two copies and a half.
+    // Memory for two and a half copies.
     let mut k = 0;
     loop {
         let free = LIMIT - counter(&server, "memory_used");
@@ -322,7 +322,7 @@ async fn a_hogwild_pull_that_does_not_fit_is_refused_and_fits_later() {
     assert!(matches!(stream.ask(pull(writer.route(), slice)).await, Answer::Values { .. }));
 }
 
-/// Holds every gradient until told.
+/// Holds every gradient until released.
 #[derive(Debug, Default)]
 struct Holding(Mutex<Vec<Held>>);
 
@@ -409,7 +409,7 @@ async fn connections_and_streams_for_which_there_is_no_room_are_told_so() {
     assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
     assert!(format!("{refused:?}").contains("memory is full"), "{refused:?}");
     assert!(counter(&server, "connections_refused") > 0);
-    // A client of ours says at once what is wrong.
+    // A native client reports the error at once.
     let addresses = server.addresses().to_vec();
     let options = ConnectOptions { timeout: PATIENT, ..ConnectOptions::default() };
     let begin = Instant::now();
@@ -417,7 +417,7 @@ async fn connections_and_streams_for_which_there_is_no_room_are_told_so() {
     let error = error.unwrap_err();
     assert_eq!(error.kind, Kind::Capacity, "{error}");
     assert!(error.to_string().contains("memory is full") && begin.elapsed() < PATIENT / 2, "{error}");
-    // One for which its first connection fits, and no stream of frames, does so, too.
+    // So does one whose first connection fits, but not its stream of frames.
     drop(peers.pop());
     until("room for one connection", || counter(&server, "connections") == peers.len() as u64).await;
     let addresses = server.addresses().to_vec();
@@ -427,7 +427,7 @@ async fn connections_and_streams_for_which_there_is_no_room_are_told_so() {
     let error = error.unwrap_err();
     assert_eq!(error.kind, Kind::Capacity, "{error}");
     assert!(error.to_string().contains("memory is full") && begin.elapsed() < PATIENT / 2, "{error}");
-    // The connections that are there go on, and a stream that does not fit is refused like any call.
+    // Existing connections still work, and a stream that does not fit is refused like any call.
     let status = peers[0].exchange().await.err().unwrap();
     assert_full(&convert::error_from_status(&status));
     peers[0].control.stats(timed(pb::StatsRequest {})).await.unwrap();

@@ -1,5 +1,5 @@
-//! The native data plane at its edges: DATA cut anywhere, windows of any size, readers and servers that
-//! stall, streams that are reset. Here the peer is `h2` itself, so that each byte is in the test's hands.
+//! The native data plane at its edges: DATA cut anywhere, windows of any size, stalled readers and servers,
+//! reset streams. The peer is `h2` itself, so the tests control every byte.
 
 use crate::cluster::Cluster;
 use crate::ledger::PATIENT;
@@ -39,7 +39,7 @@ async fn messages_may_be_cut_anywhere() {
     let (route, slice) = shard.create(&mut stream, "w", &[0.0; 3]).await;
     let (big_route, big) = shard.create(&mut stream, "big", &vec![0.0; SLICE as usize]).await;
     let mut random = Random(7);
-    // Windows of some bytes let answers trickle; then of the usual size.
+    // First windows of a few bytes, so that answers trickle; then of the usual size.
     for (window, most) in [(1, 1), (100, 3), (65_535, 40), (4 << 20, 5000), (1 << 30, 300_000)] {
         let mut requests = connect(&server.addresses()[0], window).await;
         let (response, mut sending) = call(&mut requests, EXCHANGE);
@@ -73,7 +73,7 @@ async fn messages_may_be_cut_anywhere() {
             }
         };
         tokio::join!(reading, writing);
-        // Our half ends, and so does the server's, in order.
+        // After this half ends, the server ends its own in order.
         sending.send_data(Bytes::new(), true).unwrap();
         assert!(within(answers.stream.data()).await.is_none());
         let trailers = within(answers.stream.trailers()).await.unwrap().unwrap();
@@ -88,7 +88,7 @@ async fn streams_end_alone() {
     let (server, mut shard, mut stream) = start().await;
     let (route, slice) = shard.create(&mut stream, "w", &[0.0; 3]).await;
     let mut requests = connect(&server.addresses()[0], 65_535).await;
-    // Other calls are not served here.
+    // A native connection serves no other calls.
     let (response, _sending) = call(&mut requests, "/fastps.v1.Control/Hello");
     assert_eq!(status(within(response).await.unwrap().headers()), "12");
     // Reset within a message.
@@ -111,12 +111,12 @@ async fn streams_end_alone() {
         let trailers = within(answers.stream.trailers()).await.unwrap().unwrap();
         assert_eq!(status(&trailers), code);
     }
-    // The connection goes on.
+    // The connection still works.
     let (response, mut sending) = call(&mut requests, EXCHANGE);
     let mut answers = Answers::of(response).await;
     sending.send_data(message(&push(route, slice, 1, &[1.0; 3])), false).unwrap();
     assert!(matches!(answers.next().await.1, Answer::Receipt(_)));
-    // A server that stops ends the stream in order, and then the connection.
+    // A stopping server ends the stream in order, and then the connection.
     let stopping = tokio::task::spawn_blocking(move || server.stop(Duration::from_secs(5)));
     assert!(within(answers.stream.data()).await.is_none());
     assert_eq!(status(&within(answers.stream.trailers()).await.unwrap().unwrap()), "0");
@@ -130,7 +130,7 @@ async fn the_slowest_reader_is_reset_when_memory_is_full() {
     let mut shard = Shard::connect(&server.addresses()[0], CLIENT).await;
     let mut stream = shard.exchange().await;
     let (route, slice) = shard.create(&mut stream, "w", &vec![0.0; SLICE as usize]).await;
-    // Its own answers have their memory from here on.
+    // From here on this connection has the memory for its answers.
     stream.pull(route, slice).await;
     let pull = message(&convert::read_frame(5, route, SliceId(slice), Read::Values));
     let mut readers = Vec::new();
@@ -141,7 +141,7 @@ async fn the_slowest_reader_is_reset_when_memory_is_full() {
     }
     let mut sequence = 0;
     for (_, sending, _) in &mut readers[..2] {
-        // Each pins a version of its own, twice, and does not read.
+        // Each pins a different version, twice, and does not read.
         (0..2).for_each(|_| sending.send_data(pull.clone(), false).unwrap());
         tokio::time::sleep(Duration::from_millis(200)).await;
         sequence += 1;
@@ -161,7 +161,7 @@ async fn the_slowest_reader_is_reset_when_memory_is_full() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     let receipt = stream.ask(push(route, slice, 3, &vec![1.0; SLICE as usize])).await;
     assert!(matches!(receipt, Answer::Receipt(_)), "{receipt:?}");
-    // The one that stalled first had to go, with its connection; the others were left alone.
+    // Only the reader that stalled first was reset, with its connection.
     assert_eq!(counter("streams_reset"), 1);
     let ended = within(async {
         let answers = &mut readers[0].2;
@@ -188,7 +188,7 @@ fn options(timeout: Duration) -> PushOptions {
     PushOptions { timeout, ..PushOptions::default() }
 }
 
-/// Carries a connection in pieces of random sizes, with random pauses.
+/// Forwards a connection in pieces of random sizes, with random pauses.
 async fn trickle(mut from: impl AsyncReadExt + Unpin, mut to: impl AsyncWriteExt + Unpin, seed: u64) {
     let mut random = Random(seed);
     let mut buffer = vec![0; 1 << 20];
@@ -303,7 +303,7 @@ fn a_server_on_this_machine_is_reached_without_the_network() {
         let transport = client.transport();
         assert!(transport.len() == 1 && transport[0].1.starts_with(way), "{transport:?}");
     }
-    // Whoever is between client and server stays there.
+    // A proxy between client and server is not bypassed.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let between = listener.local_addr().unwrap().to_string();
@@ -327,7 +327,7 @@ fn a_server_on_this_machine_is_reached_without_the_network() {
     runtime.shutdown_background();
 }
 
-/// A server that stops reading keeps a call, and its caller's memory, no longer than its deadline.
+/// If the server stops reading, a call returns at its deadline and releases the caller's memory.
 #[test]
 fn a_callers_memory_comes_back_at_the_deadline() {
     let cluster = Cluster::start(1);
@@ -346,7 +346,7 @@ fn a_callers_memory_comes_back_at_the_deadline() {
                     _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
                     () = async { drop(stopped.wait_for(|stop| *stop).await) } => {}
                 }
-                // The sockets stay open, and nobody reads.
+                // The sockets stay open, but are not read.
                 std::future::pending::<()>().await;
             });
         }
@@ -360,7 +360,7 @@ fn a_callers_memory_comes_back_at_the_deadline() {
     let values: Arc<Vec<f32>> = Arc::new(vec![1.0; n]);
     let gradient = Gradient { name: "w".into(), shape: vec![n as u64], values: values.clone() };
     let begin = Instant::now();
-    // Long enough for a first frame to be on its way, which is then in doubt.
+    // Long enough to send a first frame, which is then in doubt.
     let error = client.push(&[gradient], &options(Duration::from_secs(3))).unwrap_err();
     assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
     assert!(matches!(error, PushError::Partial(partial) if !partial.in_doubt.is_empty()));

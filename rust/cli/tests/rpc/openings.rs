@@ -1,4 +1,4 @@
-//! Connections that do not begin: they give way, and lock nobody out.
+//! Connections that never complete their opening: they give way and lock no other client out.
 
 use crate::certificates::Ca;
 use crate::cluster::Cluster;
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 const PATIENT: Duration = Duration::from_mins(1);
 /// Well before the 10 seconds that a handshake may take.
 const SOON: Duration = Duration::from_secs(9);
-/// More than may be there from one address.
+/// More than one address may have open.
 const MANY: usize = 300;
 
-/// Connections that have sent so much of a TLS handshake.
+/// Connections that have sent only these bytes of a TLS handshake.
 fn unfinished(cluster: &Cluster, sent: &[u8]) -> Vec<TcpStream> {
     let begin = |_| {
         let mut socket = TcpStream::connect(&cluster.addresses()[0]).unwrap();
-        // Those that gave way by now cannot be written to.
+        // Connections that have already given way cannot be written to.
         let _ = socket.write_all(sent);
         socket.set_read_timeout(Some(PATIENT)).unwrap();
         socket
@@ -46,13 +46,13 @@ fn silent_connections_lock_nobody_out() {
     let client = connect(&cluster, &ca);
     client.stats(PATIENT).unwrap();
     assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
-    // They are closed by themselves.
+    // The server closes them.
     for socket in &mut silent {
         let read = socket.read(&mut [0]);
         assert!(!matches!(read, Ok(1..)), "{read:?}");
     }
     assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
-    // Those that still do not begin do not delay the server's end.
+    // Connections in their opening do not delay the server's stop.
     let _silent = unfinished(&cluster, b"");
     let begin = Instant::now();
     drop((client, cluster));
@@ -71,7 +71,7 @@ fn handshakes_that_are_not_finished_lock_nobody_out() {
 #[test]
 fn silent_connections_take_no_memory_without_tls() {
     let cluster = Cluster::of(1, |config| config.memory_limit = Some(12 << 20));
-    // Connections at rest of that number do not fit.
+    // So many idle connections would not fit.
     let _silent = unfinished(&cluster, b"");
     let client = Client::connect(&cluster.addresses(), ConnectOptions::default()).unwrap();
     client.stats(PATIENT).unwrap();

@@ -1,4 +1,4 @@
-//! A native client made of `h2` itself, so that each byte is in the test's hands.
+//! A native client made of plain `h2`, so that tests control every byte.
 
 use crate::stubs::{signed, within};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -11,15 +11,15 @@ use prost::Message;
 use tokio::net::TcpStream;
 
 pub(crate) const EXCHANGE: &str = "/fastps.v1.Data/Exchange";
-/// By which a server knows a native client (see `protos/README.md`).
+/// The setting by which a server recognizes a native client (see `protos/README.md`).
 const NATIVE: u32 = 0x6670_7331;
 
-/// A native connection with this window for each stream and for all.
+/// A native connection with this window for each stream and for the whole connection.
 pub(crate) async fn connect(address: &str, window: u32) -> SendRequest<Bytes> {
     connect_marked(address, window, NATIVE).await
 }
 
-/// A connection with this mark; only [`NATIVE`] makes a native one of it.
+/// A connection with this setting; only [`NATIVE`] makes it a native one.
 pub(crate) async fn connect_marked(address: &str, window: u32, mark: u32) -> SendRequest<Bytes> {
     let socket = within(TcpStream::connect(address)).await.unwrap();
     socket.set_nodelay(true).unwrap();
@@ -34,7 +34,7 @@ pub(crate) fn call(requests: &mut SendRequest<Bytes>, path: &str) -> (ResponseFu
     call_as(requests, path, signed(()).into_parts().0.into_headers())
 }
 
-/// The same with these headers.
+/// As [`call`], with these headers.
 pub(crate) fn call_as(
     requests: &mut SendRequest<Bytes>,
     path: &str,
@@ -46,7 +46,7 @@ pub(crate) fn call_as(
     requests.send_request(request, false).unwrap()
 }
 
-/// A stream whose answers are read with pauses, so many bytes of window at a time.
+/// A stream whose answers are read with pauses, `window` bytes at a time.
 pub(crate) struct Answers {
     pub(crate) stream: RecvStream,
     bytes: BytesMut,

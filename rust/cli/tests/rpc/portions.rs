@@ -7,7 +7,7 @@ use fastps_proto::v1 as pb;
 use fastps_server::ServerConfig;
 use std::time::Duration;
 
-/// For the one portion that there is.
+/// A request for the only portion.
 fn question(client: u64, wait_ms: u32) -> pb::PortionRequest {
     pb::PortionRequest {
         client,
@@ -49,7 +49,7 @@ async fn a_call_that_was_given_up_is_given_nothing() {
     let (server, first, _stream) = start().await;
     let second = Shard::connect(&server.addresses()[0], CLIENT + 1).await;
     ask(&first, question(CLIENT, 0)).await.unwrap();
-    // On the connection of the first one, so that its end is read before what comes next.
+    // On the connection of the first one, so that the server reads its end before the next request.
     let given_up = ask(&first, question(CLIENT + 1, 60_000));
     assert!(tokio::time::timeout(Duration::from_millis(100), given_up).await.is_err());
     let then = pb::PortionThen::Leave.into();
@@ -76,7 +76,7 @@ async fn a_call_ends_at_its_deadline_with_a_refusal() {
     let (server, first, _stream) = start().await;
     let _second = Shard::connect(&server.addresses()[0], CLIENT + 1).await;
     ask(&first, question(CLIENT, 0)).await.unwrap();
-    // Through h2 itself: a generated client would end the call before the server does.
+    // Through plain h2: a generated client would end the call before the server does.
     let mut requests = connect_marked(&server.addresses()[0], 1 << 20, 16 << 10).await;
     let mut headers = signed(()).into_parts().0.into_headers();
     headers.insert("grpc-timeout", "100m".parse().unwrap());

@@ -1,5 +1,5 @@
-//! Proxies of TCP and Unix sockets that break connections: at any byte of either direction, after a stall,
-//! after swallowed answers.
+//! Proxies for TCP and Unix sockets that break connections: at any byte of either direction, after a stall,
+//! or after swallowing answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,11 +20,11 @@ pub(crate) struct Proxies {
 #[derive(Debug)]
 struct Shared {
     faulty: AtomicBool,
-    /// Nobody gets through.
+    /// No connection gets through.
     down: AtomicBool,
-    /// Answers are lost.
+    /// Answers are dropped.
     deaf: AtomicBool,
-    /// Ends the present connections.
+    /// Ends the current connections.
     begin: Notify,
     random: AtomicU64,
     cuts: AtomicU64,
@@ -39,14 +39,15 @@ impl Shared {
         z ^ (z >> 31)
     }
 
-    /// A byte of a connection: early ones (handshake, hello, headers) as likely as late ones.
+    /// A random byte offset in a connection; early ones (handshake, hello, headers) are as likely as late
+    /// ones.
     fn byte(&self, bits: u64) -> u64 {
         let scale = 1 << (5 + self.random() % (bits - 4));
         self.random() % scale
     }
 }
 
-/// What happens to one direction: how many bytes pass, and what then.
+/// The fault of one direction: how many bytes pass, and what happens then.
 #[derive(Clone, Copy)]
 struct Fault {
     after: u64,
@@ -81,13 +82,13 @@ impl Proxies {
         Self { addresses: addresses.collect(), shared, runtime: Some(runtime) }
     }
 
-    /// Stands between clients and the Unix sockets of these servers, whose names begin with `prefix` and not
-    /// as clients expect it.
+    /// Proxies the Unix sockets of these servers. Their names start with `prefix`, so clients find the
+    /// proxies instead.
     pub(crate) fn before_sockets(&self, prefix: &str, servers: usize) {
         let runtime = self.runtime.as_ref().unwrap();
         let prefix = &format!("@{prefix}-");
         let mut found = Vec::new();
-        // Each shard opens its own, some time after the server has started.
+        // Each shard opens its socket some time after the server has started.
         while found.len() < servers {
             let all = std::fs::read_to_string("/proc/net/unix").unwrap();
             let names = all.lines().filter_map(|line| line.rsplit(' ').next()?.strip_prefix(prefix));
@@ -106,18 +107,18 @@ impl Proxies {
         self.addresses.clone()
     }
 
-    /// Begins or ends the faults; present connections are cut when they begin.
+    /// Turns faults on or off; turning them on cuts the current connections.
     pub(crate) fn set_faulty(&self, faulty: bool) {
         self.shared.faulty.store(faulty, Ordering::SeqCst);
         self.shared.begin.notify_waiters();
     }
 
-    /// Loses all answers from now on, on present connections too.
+    /// Drops all answers from now on, also on current connections.
     pub(crate) fn set_deaf(&self, deaf: bool) {
         self.shared.deaf.store(deaf, Ordering::SeqCst);
     }
 
-    /// Cuts all connections and lets no new one through, or does again.
+    /// Cuts all connections and lets none through, or lets them through again.
     pub(crate) fn set_down(&self, down: bool) {
         self.shared.down.store(down, Ordering::SeqCst);
         self.shared.begin.notify_waiters();
@@ -195,7 +196,7 @@ fn count(shared: &Shared, broken: bool) {
     shared.cuts.fetch_add(u64::from(broken), Ordering::SeqCst);
 }
 
-/// Copies one direction until it ends, or until its fault; tells whether it was the fault.
+/// Copies one direction until it ends or its fault happens. Returns whether the fault happened.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,

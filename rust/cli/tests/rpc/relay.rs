@@ -1,5 +1,5 @@
-//! Relays that duplicate: every request frame reaches the shard twice, every call of the control plane once.
-//! What became of a push they tell only who asks again.
+//! Relays that send every request frame to the shard twice, and every control call once. The first query for
+//! the outcome of a push is refused, and must be repeated.
 
 use fastps_core::error::{Error, Kind};
 use fastps_proto::MAX_MESSAGE_BYTES;
@@ -20,7 +20,7 @@ use tonic::{Extensions, Request, Response, Status, Streaming};
 /// Frames that a relay holds in each direction of a stream.
 const ROOM: usize = 4;
 
-/// One relay per server; they end when they are dropped.
+/// One relay per server; they stop when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Relays {
     addresses: Vec<String>,
@@ -61,7 +61,7 @@ impl Drop for Relays {
     }
 }
 
-/// The way to one shard.
+/// The relay to one shard.
 #[derive(Clone, Debug)]
 struct Relay(Channel);
 
@@ -96,7 +96,7 @@ async fn twice(
         if let Some(header) = header
             && asked.insert((header.slice, header.client, header.sequence))
         {
-            // As a shard that has no memory for what it would have to remember.
+            // Answers like a shard that has no memory to record the fence.
             let full = Error::new(Kind::Capacity, "the shard's memory is full").retry_after_ms(20);
             if down.send(Ok(convert::refused(header.tag, &full))).await.is_err() {
                 return;
@@ -111,7 +111,7 @@ async fn twice(
     }
 }
 
-/// Of the two answers that each request gets, the client is given the first.
+/// Forwards the first of the two answers to each request.
 async fn once(mut answers: Streaming<pb::Frame>, down: Sender<Result<pb::Frame, Status>>) {
     let mut answered = HashSet::new();
     while let Some(answer) = answers.message().await.transpose() {
@@ -123,7 +123,7 @@ async fn once(mut answers: Streaming<pb::Frame>, down: Sender<Result<pb::Frame, 
     }
 }
 
-/// Calls that pass unchanged, there and back.
+/// Calls that are forwarded unchanged.
 macro_rules! forward {
     ($($call:ident($request:ident) -> $response:ident;)*) => {
         #[tonic::async_trait]

@@ -1,5 +1,5 @@
-//! A session is its client's alone: who knows the incarnation and not the secret is refused, on native and on
-//! plain connections, before and after the server was killed.
+//! A session belongs to its client: a caller that knows the incarnation but not the secret is refused, on
+//! native and on plain connections, before and after a kill of the server.
 
 use crate::durable::{self, Served};
 use crate::ledger::{PATIENT, gradient, until};
@@ -20,7 +20,7 @@ use tonic::metadata::BinaryMetadataValue;
 
 const OTHER: [u8; 16] = [7; 16];
 
-/// What a stranger may carry: nothing, what is no secret, another secret.
+/// What a stranger may send: no secret, an invalid one, another one.
 fn metadata() -> [Request<()>; 3] {
     let with = |value| {
         let mut request = Request::new(());
@@ -34,7 +34,7 @@ fn metadata() -> [Request<()>; 3] {
     ]
 }
 
-/// Frames of every kind in the victim's name; the question would fence its next push.
+/// Frames of every kind in the victim's name; the query would fence its next push.
 fn frames(route: Route, slice: u64, next: u64) -> Vec<pb::Frame> {
     let read = |what| convert::read_frame(9, route, SliceId(slice), what);
     vec![
@@ -75,7 +75,7 @@ async fn a_secret_outlives_a_server_that_is_killed() {
     let address = served.address();
     let logged = pb::HelloRequest { ack: pb::Ack::Logged.into(), ..hello(CLIENT) };
     let mut shard = Shard::connect(&address, CLIENT).await;
-    // What it has pushed is in the log when it is answered, and so is all before it.
+    // When a push is answered, it and everything before it are in the log.
     shard.control.hello(timed(logged)).await.unwrap();
     let mut stream = shard.exchange().await;
     let (route, slice) = shard.create(&mut stream, "w", &[0.0; 3]).await;
@@ -83,7 +83,7 @@ async fn a_secret_outlives_a_server_that_is_killed() {
         let next = 1 + u64::from(killed);
         is_locked_out(&address, route, slice, next).await;
         if killed {
-            // The client itself goes on where it was.
+            // The client itself continues where it was.
             shard = Shard::over_without_hello(&address).await;
             let renewed = pb::HelloRequest { renew: true, ..hello(CLIENT) };
             shard.control.hello(timed(renewed)).await.unwrap();
@@ -115,11 +115,11 @@ async fn neither_statistics_nor_debug_output_tell_an_incarnation() {
     drop(server);
 }
 
-/// A server that was started anew without what it knew lets others have any incarnation: its client takes
-/// another.
+/// A server that restarts without its state accepts any incarnation from any client. If a stranger took a
+/// client's incarnation, the client takes another.
 #[test]
 fn a_client_whose_incarnation_was_taken_goes_on_under_another() {
-    // The stranger's session does not end by itself.
+    // The stranger's session does not expire during the test.
     const LONG: [&str; 2] = ["--lease-ms", "3600000"];
     let mut served = Served::new(1);
     served.start_after("", &LONG);

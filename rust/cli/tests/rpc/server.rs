@@ -1,4 +1,4 @@
-//! The server through the generated client alone: what any gRPC client in any language can do.
+//! The server through the generated client only: what a gRPC client in any language can do.
 
 use crate::certificates::{Ca, channel};
 use crate::ledger::{PATIENT, Tensor, until};
@@ -197,7 +197,7 @@ async fn a_silent_client_loses_its_session() {
     let mut world = World::start(ServerConfig { lease, ..config() }).await;
     world.push(0, 1).await;
     world.push(1, 1).await;
-    // One slice on each shard: a pull is a sign of life.
+    // One slice on each shard; a pull renews the session.
     let pieces: Vec<_> = world.pieces.iter().copied().filter(Piece::is_of_big).collect();
     let mut of_shards: Vec<_> = pieces.iter().map(|piece| piece.shard).collect();
     of_shards.sort_unstable();
@@ -210,7 +210,7 @@ async fn a_silent_client_loses_its_session() {
             }
         }
     }
-    // The first is forgotten on every shard; the second is not, nor what it pushed.
+    // Every shard has forgotten the first client, but neither the second one nor its pushes.
     for piece in world.pieces_of(0) {
         let first = &mut world.peers[0];
         assert_eq!(first.refusal(piece, first.push(piece, 1, -1.0)).await.kind, Kind::Lease);
@@ -234,7 +234,7 @@ async fn a_silent_client_loses_its_session() {
             (2, 0)
         );
     }
-    // New incarnations go on where the old ones ended.
+    // New incarnations continue where the old ones ended.
     for peer in 0..2 {
         world.peers[peer] = Peer::connect(&world.server, 77 + peer as u64, peer).await;
         world.push(peer, 1).await;
@@ -302,7 +302,7 @@ async fn a_registration_is_waited_for_and_taken_over() {
         let values = vec![6.0; piece.elements];
         let frame = initial(second.route(*piece), piece.slice, again.reservation, &values);
         assert_eq!(second.refusal(*piece, frame).await.kind, Kind::Precondition);
-        // Nor does what is sealed take more slices, which would close it to everybody.
+        // A sealed registration accepts no more slices, which would block it for all clients.
         let more = Share { slices: vec![1 << 60], indices: vec![0], ..share };
         let refused = second.shards[piece.shard].reserve_part(&spec, &more).await.unwrap_err();
         assert!(refused.kind == Kind::Precondition && refused.message.contains("sealed"), "{refused}");
@@ -326,7 +326,7 @@ async fn a_push_that_waited_for_longer_than_its_session_lasts_is_refused() {
     shard.control.hold(timed(hold)).await.unwrap();
     let refused = stream.refusal(push(route, slice, 1, &[-1.0; 4])).await;
     assert_eq!(refused.kind, Kind::Lease, "{refused}");
-    // Nothing is left of the client, for nobody would ever remove it.
+    // Nothing of the client is left; it would never be removed.
     assert_eq!(shard.counter("identity_entries").await, 0);
     let other = Shard::connect(&server.addresses()[0], 77).await;
     let values = other.exchange().await.pull(Route { client: 77, ..route }, slice).await.1;
@@ -366,7 +366,7 @@ async fn shards_share_a_tensor() {
     assert_eq!((hello.protocol_minor, hello.role()), (1, pb::Role::Admin));
 }
 
-/// Reserves the slices of a tensor that lies on two shards, fills and seals them.
+/// Reserves, fills and seals the slices of a tensor on two shards.
 async fn seal_both(shards: &mut [Shard; 2], spec: &pb::TensorSpec) -> pb::RegisterResponse {
     let place = shards[0].register(spec).await.unwrap();
     let placement = place.placement.clone().unwrap();
@@ -391,7 +391,7 @@ async fn seal_both(shards: &mut [Shard; 2], spec: &pb::TensorSpec) -> pb::Regist
     place
 }
 
-/// A lease that runs out within the test, but not while a busy machine renews it.
+/// A lease that expires within the test, but not while a busy machine renews it.
 const SHORT: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -402,7 +402,7 @@ async fn what_is_sealed_and_never_committed_is_freed_and_what_is_committed_stays
     reservations_are_settled([first, second]).await;
 }
 
-/// Shard 1 asks shard 0, with TLS as with plain text.
+/// Shard 1 asks shard 0, with TLS and in plain text.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn servers_settle_over_tls() {
     let ca = Ca::new();
@@ -420,7 +420,7 @@ async fn reservations_are_settled(mut shards: [Shard; 2]) {
     let reservation_lease = SHORT;
     let w = spec("w", 2 * SLICE);
     let place = seal_both(&mut shards, &w).await;
-    // An owner that is slow, but alive, keeps its place.
+    // A slow owner that is alive keeps its registration.
     for _ in 0..8 {
         tokio::time::sleep(reservation_lease / 4).await;
         assert_eq!(shards[0].register(&w).await.unwrap().reservation, place.reservation);
@@ -428,7 +428,7 @@ async fn reservations_are_settled(mut shards: [Shard; 2]) {
     for shard in &mut shards {
         assert!(shard.counter("memory_slices").await > 4 * SLICE);
     }
-    // One that has died loses it, on every shard.
+    // A dead one loses it, on every shard.
     let late = Instant::now() + Duration::from_secs(20);
     for shard in &mut shards {
         while shard.counter("memory_slices").await > 0 {
@@ -450,7 +450,7 @@ async fn reservations_are_settled(mut shards: [Shard; 2]) {
     }
 }
 
-/// Holds every gradient until told.
+/// Holds every gradient until released.
 #[derive(Debug, Default)]
 struct Holding(Mutex<Vec<Held>>);
 
@@ -480,7 +480,7 @@ async fn held_pushes_are_answered_later_in_any_order() {
                 owed[piece.shard] += 1;
                 pushed += 1;
             }
-            // What is asked later is answered at once.
+            // A later request is answered at once.
             assert_eq!(client.pull(piece).await, (1, bytes(&vec![0.0; piece.elements])));
         }
     }
@@ -526,7 +526,7 @@ async fn a_reader_that_stalls_delays_nobody_and_pins_two_slices() {
         }
     }
     assert!(started.elapsed() < Duration::from_secs(30));
-    // The slices of a few elements fit the connection's window; of the others two are pinned.
+    // The small slices fit in the connection's window; two of the others are pinned.
     for piece in bigs.iter().filter(|piece| piece.elements as u64 == SLICE) {
         assert!(world.peers[0].shards[piece.shard].counter("pulls").await < READS as u64);
     }
@@ -546,7 +546,7 @@ async fn a_reader_that_stalls_delays_nobody_and_pins_two_slices() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn stopping_takes_no_longer_than_told_whatever_clients_do() {
-    // A server refuses only for a moment before it ends, which who is late for does not see.
+    // A stopping server refuses frames only for a moment, which a late client does not see.
     for _ in 0..10 {
         if stop_with_clients().await > 0 {
             return;
@@ -555,8 +555,7 @@ async fn stopping_takes_no_longer_than_told_whatever_clients_do() {
     panic!("nothing was ever refused");
 }
 
-/// Stops servers that have clients; how many of the clients' streams were refused something before they
-/// ended.
+/// Stops servers that have clients. Returns how many of the clients' streams got a refusal before they ended.
 async fn stop_with_clients() -> usize {
     let mut world = World::start(config()).await;
     for peer in 0..2 {
@@ -565,7 +564,7 @@ async fn stop_with_clients() -> usize {
     world.check();
     let World { mut peers, pieces, truth: _idle, server, .. } = world;
     let addresses = server.addresses().to_vec();
-    // Connections that speak no HTTP/2 at all, and those of a client that is idle.
+    // Connections that do not speak HTTP/2, and those of an idle client.
     let _mute: Vec<_> = addresses.iter().map(|a| std::net::TcpStream::connect(a).unwrap()).collect();
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -596,14 +595,14 @@ async fn stop_with_clients() -> usize {
             }
         }
     }
-    // The streams end by themselves.
+    // The server ends the streams.
     for stream in peers.iter_mut().flat_map(|peer| &mut peer.streams) {
         assert!(matches!(stream.message().await, Ok(None)));
     }
     let took = told.recv_timeout(PATIENT).unwrap();
     assert!(took < Duration::from_secs(5), "{took:?}");
     for address in addresses {
-        // Some other test may have the port for a moment.
+        // Another test may hold the port for a moment.
         until("the port is free", || std::net::TcpListener::bind(&address).is_ok());
     }
     refusals
@@ -636,7 +635,7 @@ async fn health_and_reflection_answer() {
 
 #[test]
 fn staleness_needs_a_base() {
-    // The header keeps an unknown base apart from base 0.
+    // The header distinguishes an unknown base from base 0.
     let route = Route { group: 1, epoch: 1, client: 1 };
     let body = bytes(&[1.0]);
     let push = Push {

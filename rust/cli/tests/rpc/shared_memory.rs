@@ -1,5 +1,5 @@
-//! Shared memory between real clients and real servers: cut at any moment, nothing is lost or applied twice;
-//! where there is no room for it, the Unix socket does.
+//! Shared memory between real clients and servers: whenever it is cut, nothing is lost or applied twice;
+//! without memory for it, the Unix socket is used.
 #![cfg(target_os = "linux")]
 
 use crate::cluster::Cluster;
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 const PATIENT: Duration = Duration::from_mins(1);
 const SLICE: usize = 258_048;
-/// Three slices, one, and some small ones.
+/// Tensors of three slices and of one, and some small ones.
 const SIZES: [usize; 6] = [2 * SLICE + 5, SLICE, 1000, 10, 1, 4097];
 
 fn connect(
@@ -42,7 +42,7 @@ fn register(client: &Client, k: usize) {
     register_full(client, name(k), SIZES[k], 0.0);
 }
 
-/// A tensor of which every element is `value`.
+/// Registers a tensor with `value` in every element.
 fn register_full(client: &Client, name: Arc<str>, elements: usize, value: f32) {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
     let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
@@ -64,10 +64,10 @@ fn options(timeout: Duration) -> PushOptions {
     PushOptions { timeout, ..PushOptions::default() }
 }
 
-/// What each slice must hold, by tensor and first element.
+/// The expected value of each slice, by tensor and first element.
 type Ledger = Mutex<HashMap<(Arc<str>, usize), u32>>;
 
-/// Pushes once and enters what was applied, once every doubt has settled; gives how many there were.
+/// Pushes once and counts the applied slices after every doubt has settled. Returns the number of doubts.
 fn push_and_enter(client: &Client, timeout: Duration, ledger: &Ledger) -> usize {
     let whole = |name: &Arc<str>| {
         let k = (0..SIZES.len()).find(|k| *self::name(*k) == **name).unwrap();
@@ -104,7 +104,7 @@ fn socket_name(address: &str) -> String {
     format!("fastps-{:016x}", answer.unwrap().into_inner().server)
 }
 
-/// The ends of this process's connections to the Unix socket of this name.
+/// This process's connections to the Unix socket of this name.
 fn sockets(name: &str) -> Vec<OwnedFd> {
     let this = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
     let numbers = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
@@ -117,8 +117,8 @@ fn sockets(name: &str) -> Vec<OwnedFd> {
     files.filter(is_ours).collect()
 }
 
-/// Cuts one connection to this socket after the other, after pauses of all lengths, until told to stop.
-/// Counts them.
+/// Cuts one connection to this socket after the other, after pauses of all lengths, until `stop` is set.
+/// Returns their number.
 fn cut(name: &str, stop: &AtomicBool, cuts: &AtomicU32) {
     let mut random = 0x1234_5678_u64;
     while !stop.load(Ordering::Relaxed) {
@@ -133,8 +133,8 @@ fn cut(name: &str, stop: &AtomicBool, cuts: &AtomicU32) {
     }
 }
 
-/// Two clients, patient and not, while their connections are cut: what the server holds is what they were
-/// told.
+/// Connections of two clients, with a long and a short deadline, are cut: the server holds exactly the pushes
+/// that they know as applied.
 #[test]
 fn every_push_counts_once_whatever_is_cut() {
     let cluster = Cluster::start(1);
@@ -147,7 +147,7 @@ fn every_push_counts_once_whatever_is_cut() {
     let (cuts, rounds) = (AtomicU32::new(0), AtomicU32::new(0));
     let seen = || (cuts.load(Ordering::Relaxed), rounds.load(Ordering::Relaxed));
     let enough = || seen().0 >= 50 && seen().1 >= 20;
-    // A slow machine takes longer for them.
+    // A slow machine needs more time.
     let goes_on = || begin.elapsed() < Duration::from_secs(8) || (!enough() && begin.elapsed() < PATIENT);
     let doubts: usize = std::thread::scope(|scope| {
         scope.spawn(|| cut(&socket, &stop, &cuts));
@@ -187,7 +187,7 @@ fn every_push_counts_once_whatever_is_cut() {
     assert!(enough(), "{cuts} cuts in {rounds} pushes");
 }
 
-/// A client may ask once; a second time is no HTTP/2, and ends the connection.
+/// A client may ask for shared memory once; a second request is invalid HTTP/2 and ends the connection.
 #[test]
 fn who_asks_again_is_not_served() {
     let path = std::env::temp_dir().join(format!("fastps-asks-{}", std::process::id()));
@@ -207,14 +207,14 @@ fn who_asks_again_is_not_served() {
     assert!(reason.contains("memory is full"), "{reason}");
     socket.write_all(ask).unwrap();
     let mut rest = Vec::new();
-    // Until the server closes the connection, with or without a farewell.
+    // Reads until the server closes the connection, with or without a GOAWAY.
     let _ = socket.read_to_end(&mut rest);
     assert!(!String::from_utf8_lossy(&rest).contains("memory is full"));
     assert_eq!(cluster.counter(0, "connections"), 0);
 }
 
-/// A client that does not read what it pulls fills its ring, and the server keeps two slices for it. Its
-/// neighbour pushes to the same tensor and pulls it meanwhile; what the slow one reads in the end are whole
+/// A client that does not read what it pulls fills its ring, and the server keeps two slices for it.
+/// Meanwhile another client pushes to the same tensor and pulls it. In the end the slow client reads whole
 /// versions of slices.
 #[test]
 fn a_slow_reader_slows_only_itself() {
@@ -232,7 +232,7 @@ fn a_slow_reader_slows_only_itself() {
     };
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
-            // The thread that waits reads for all of its client. It stops at the first slice.
+            // The waiting thread reads for its whole client. It stops at the first slice.
             let mut slices = 0;
             let mut take = |_: usize, _: usize, bytes: &[u8]| {
                 stalled.store(true, Ordering::Release);
@@ -268,8 +268,8 @@ fn a_slow_reader_slows_only_itself() {
     assert!(cluster.counter(0, "values_lent") >= 40 * SLICES as u64, "they are read where they lie");
 }
 
-/// A connection that is cut while its client is in the middle of a large pull is over: nothing that was lent
-/// keeps it. The client connects anew, and gets all.
+/// A connection that is cut during a large pull ends, although values are borrowed. The client reconnects and
+/// gets everything.
 #[test]
 fn a_connection_that_is_cut_in_mid_pull_ends() {
     const SLICES: usize = 20;
@@ -278,7 +278,7 @@ fn a_connection_that_is_cut_in_mid_pull_ends() {
     let client = connect(address, Transport::Shm, PATIENT).unwrap();
     register_full(&client, "w".into(), SLICES * SLICE, 3.0);
     let socket = socket_name(address);
-    // Its other connection, for calls, has no stream of frames, and takes less.
+    // The connection for calls has no stream of frames and takes less.
     let has_stream = || cluster.counter(0, "memory_connections") > 5 << 20;
     let mut slices = 0;
     let mut take = |_: usize, _: usize, bytes: &[u8]| {
@@ -300,7 +300,8 @@ fn a_connection_that_is_cut_in_mid_pull_ends() {
     assert_eq!(slices, SLICES);
 }
 
-/// No room for two rings: the socket stays, and says why; who insists is told.
+/// Without memory for two rings, the connection stays a Unix socket and says why; a client that requires
+/// shared memory gets an error.
 #[test]
 fn without_room_the_unix_socket_does() {
     let cluster = Cluster::of(1, |config| config.memory_limit = Some(14 << 20));

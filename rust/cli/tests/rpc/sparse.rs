@@ -1,4 +1,4 @@
-//! Sparse messages over connections that break in the middle of them: each part exactly once.
+//! Sparse messages over connections that break in the middle: each part is applied exactly once.
 
 use crate::cluster::Cluster;
 use crate::proxy::Proxies;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 const PATIENT: Duration = Duration::from_mins(1);
 const NAME: &str = "table";
-/// Rows straddle the borders of slices, of which there are 24 on two shards.
+/// Rows straddle the borders of the 24 slices, which lie on two shards.
 const WIDTH: usize = 100;
 const SLICE: usize = 258_048;
 const ROWS: usize = 24 * SLICE / WIDTH;
@@ -31,7 +31,7 @@ fn connect(addresses: &[String]) -> Arc<Client> {
     Client::connect(addresses, options).unwrap()
 }
 
-/// One client's pushes: rows in no order and with repeats, whole numbers, so that sums are exact.
+/// One client's pushes: unordered rows with repeats, and whole numbers, so that sums are exact.
 struct Batch {
     indices: Vec<i64>,
     values: Vec<f32>,
@@ -50,7 +50,7 @@ impl Batch {
         Gradient { name: NAME.into(), shape: vec![BATCH as u64, WIDTH as u64], values: Arc::new(values) }
     }
 
-    /// What SGD with a rate of 1 makes of the elements that lie in these.
+    /// Applies SGD with a rate of 1 to the elements in the range `applied`.
     fn enter(&self, book: &mut [f32], applied: &Range<usize>) {
         for (row, values) in self.indices.iter().zip(self.values.chunks(WIDTH)) {
             for (element, value) in (*row as usize * WIDTH..).zip(values) {
@@ -62,7 +62,7 @@ impl Batch {
     }
 }
 
-/// Pushes once and enters what was applied; gives how many slices were in doubt, and became applied or
+/// Pushes once and records the applied slices. Returns how many slices were in doubt and became applied or
 /// fenced.
 fn push_and_enter(client: &Client, batch: &Batch, timeout: Duration, book: &Mutex<Vec<f32>>) -> [u32; 2] {
     let mut fates = [0; 2];
@@ -105,9 +105,9 @@ fn pulled(client: &Client, indices: &[i64]) -> Vec<f32> {
     values
 }
 
-/// Until connections were cut so often, at any byte of either direction; `FASTPS_CUTS` says how often. One
-/// client waits as long as it takes, and nothing of it may be left in doubt; the other has deadlines that
-/// most pushes miss.
+/// Pushes until so many connections have been cut at any byte of either direction; `FASTPS_CUTS` sets the
+/// number. One client has no tight deadline and must end without doubts; the other has deadlines that most
+/// pushes miss.
 #[test]
 fn parts_are_applied_once_wherever_a_message_breaks() {
     let wanted = std::env::var("FASTPS_CUTS").map_or(100, |n| n.parse::<u64>().unwrap());

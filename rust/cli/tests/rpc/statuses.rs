@@ -1,4 +1,4 @@
-//! Refusals as statuses, against golden bytes that Python's `google.rpc` messages made.
+//! Refusals as gRPC statuses, against golden bytes made with Python's `google.rpc` messages.
 
 use bytes::Bytes;
 use fastps_core::error::{Details, Error};

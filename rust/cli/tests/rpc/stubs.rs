@@ -1,5 +1,5 @@
-//! A plain client made of generated stubs, one shard at a time, and two of them on the tensors of every fault
-//! test: the first sends Float32, the second 1-bit.
+//! A plain client made of generated stubs, for one shard, and two of them for the tensors of every fault
+//! test: one sends Float32, the other 1-bit.
 
 use crate::ledger::{Ledger, PATIENT, Part, TENSORS};
 use bytes::Bytes;
@@ -24,7 +24,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Status, Streaming};
 
 pub(crate) const CLIENT: u64 = 0xC11E;
-/// Every plain client's, so that one may go on where another left off.
+/// The secret of every plain client, so that one may continue where another left off.
 pub(crate) const SECRET: [u8; 16] = *b"a plain client's";
 pub(crate) const SLICE: u64 = 63 * 4096;
 
@@ -32,8 +32,7 @@ pub(crate) fn config() -> ServerConfig {
     ServerConfig {
         listen: vec!["127.0.0.1:0".into()],
         memory_limit: Some(64 << 20),
-        // These clients give no sign of life but their calls, and a busy machine may keep them silent for
-        // long.
+        // These clients renew their sessions only by calls, and a busy machine may delay those.
         lease: Duration::from_mins(10),
         ..ServerConfig::default()
     }
@@ -58,21 +57,21 @@ pub(crate) fn bytes(values: &[f32]) -> Bytes {
     values.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-/// A call of a plain client, with its secret.
+/// A plain client's request, with its secret and a deadline.
 pub(crate) fn timed<T>(message: T) -> Request<T> {
     let mut request = signed(message);
     request.set_timeout(Duration::from_secs(20));
     request
 }
 
-/// The same without a deadline.
+/// As [`timed`], without a deadline.
 pub(crate) fn signed<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert_bin("fastps-secret-bin", BinaryMetadataValue::from_bytes(&SECRET));
     request
 }
 
-/// A plain client's first words.
+/// A plain client's `Hello`.
 pub(crate) fn hello(client: u64) -> pb::HelloRequest {
     pb::HelloRequest { client, secret: Bytes::from_static(&SECRET), ..Default::default() }
 }
@@ -81,7 +80,7 @@ pub(crate) fn error(status: Status) -> Error {
     convert::error_from_status(&status)
 }
 
-/// The result of what must not take for ever.
+/// The result of work that must end in time.
 pub(crate) async fn within<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENT, work).await.expect("it takes for ever")
 }
@@ -104,7 +103,7 @@ impl Exchange {
         within(self.frames.send(frame)).await.unwrap();
     }
 
-    /// What comes next on the stream.
+    /// The next message of the stream.
     pub(crate) async fn message(&mut self) -> Result<Option<pb::Frame>, Status> {
         within(self.answers.message()).await
     }
@@ -121,7 +120,7 @@ impl Exchange {
         answer
     }
 
-    /// The same of a server that stops: nothing where it has ended the stream.
+    /// As [`Exchange::ask`], for a stopping server: `None` if it has ended the stream.
     pub(crate) async fn ask_while_it_lasts(&mut self, frame: pb::Frame) -> Option<Answer> {
         within(self.frames.send(frame)).await.ok()?;
         let answer = self.message().await.unwrap()?;
@@ -152,7 +151,7 @@ impl Shard {
         Self::over(within(channel.connect()).await.unwrap(), client).await
     }
 
-    /// Of a client that has said hello before.
+    /// For a client that already has a session.
     pub(crate) async fn over_without_hello(address: &str) -> Self {
         let channel = Channel::from_shared(format!("http://{address}")).unwrap();
         let channel = within(channel.connect()).await.unwrap();
@@ -180,7 +179,7 @@ impl Shard {
         self.control.register(timed(ask)).await.map(tonic::Response::into_inner).map_err(error)
     }
 
-    /// Reserves what lies on shard 0.
+    /// Reserves the slices on shard 0.
     pub(crate) async fn reserve(
         &mut self,
         spec: &pb::TensorSpec,
@@ -211,7 +210,7 @@ impl Shard {
         self.control.commit(timed(ask)).await.map(drop).map_err(error)
     }
 
-    /// The whole registration of a tensor of one slice, and the route of its frames.
+    /// Registers a tensor of one slice. Returns the route of its frames.
     pub(crate) async fn create(
         &mut self,
         exchange: &mut Exchange,
@@ -308,7 +307,7 @@ impl Piece {
         &TENSORS[self.part.0].name
     }
 
-    /// Of a tensor of several slices that both clients push to.
+    /// Belongs to the tensor of several slices to which both clients push.
     pub(crate) fn is_of_big(&self) -> bool {
         self.name() == "big"
     }
@@ -336,7 +335,7 @@ impl Peer {
         Route { group: piece.group, epoch: 1, client: self.shards[0].client }
     }
 
-    /// A push of one value to the whole slice, in this client's codec.
+    /// A push of one value to every element of the slice, in this client's codec.
     pub(crate) fn push(&self, piece: Piece, sequence: u64, value: f32) -> pb::Frame {
         let codec = [Codec::Float32, Codec::OneBit][self.number];
         let mut body = Vec::new();
@@ -413,7 +412,7 @@ pub(crate) fn on_shard(place: &pb::RegisterResponse, shard: usize) -> Option<Sha
     (!indices.is_empty()).then_some(Share { reservation, slices, indices, group })
 }
 
-/// A tensor of the books as the wire says it.
+/// A tensor of the ledger as a wire message.
 pub(crate) fn spec_of(tensor: usize) -> pb::TensorSpec {
     let tensor = &TENSORS[tensor];
     let mut spec = spec(&tensor.name, tensor.elements as u64);
@@ -423,7 +422,7 @@ pub(crate) fn spec_of(tensor: usize) -> pb::TensorSpec {
     spec
 }
 
-/// Three shards, two plain clients, the books, and a native client that sees the truth.
+/// Three shards, two plain clients, the ledger, and a native client that reads the shards directly.
 pub(crate) struct World {
     pub(crate) peers: Vec<Peer>,
     pub(crate) pieces: Vec<Piece>,
@@ -437,7 +436,7 @@ impl World {
         Self::start_without(config, None).await
     }
 
-    /// All tensors but this one are registered, by the first client.
+    /// Starts all, and has the first client register all tensors but this one.
     pub(crate) async fn start_without(config: ServerConfig, missing: Option<&str>) -> Self {
         let server = Server::start(&ServerConfig { shards: 3, memory_limit: None, ..config }).unwrap();
         let mut first = Peer::connect(&server, CLIENT, 0).await;
@@ -458,14 +457,14 @@ impl World {
         self.pieces.iter().filter(own).copied().collect()
     }
 
-    /// A push of this client to all its slices; each must be applied, and is entered.
+    /// Pushes to all slices of this client. Each must be applied, and is recorded.
     pub(crate) async fn push(&mut self, peer: usize, sequence: u64) {
         for piece in self.pieces_of(peer) {
             self.push_to(peer, piece, sequence).await;
         }
     }
 
-    /// The same to one slice; returns the version.
+    /// The same for one slice. Returns the version.
     pub(crate) async fn push_to(&mut self, peer: usize, piece: Piece, sequence: u64) -> u64 {
         let value = TENSORS[piece.part.0].gradient(sequence as usize);
         let frame = self.peers[peer].push(piece, sequence, value);

@@ -1,4 +1,5 @@
-//! TLS from both ends: who gets in, and what everybody else is told. Bytes that are cut are `exactly_once`'s.
+//! TLS from both ends: which clients get in, and which errors the others get. `exactly_once` tests cut
+//! connections.
 
 use crate::certificates::Ca;
 use crate::cluster::Cluster;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const PATIENT: Duration = Duration::from_mins(1);
-/// A refusal comes long before the deadline: nothing changes by trying again.
+/// A refusal comes long before the deadline, because it is not retried.
 const SOON: Duration = Duration::from_secs(10);
 /// Two slices and a part.
 const LARGE: usize = 600_001;
@@ -36,7 +37,7 @@ fn connect(cluster: &Cluster, options: ConnectOptions) -> Arc<Client> {
     Client::connect(&cluster.addresses(), options).unwrap()
 }
 
-/// Trains a step and looks whether it arrived.
+/// Takes a step and checks that it arrived.
 fn check(client: &Client, name: &str) {
     let optimizer = Optimizer::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
     let (dtype, apply, group) = (DType::Float32, Apply::Exact, "default".into());
@@ -56,7 +57,7 @@ fn check(client: &Client, name: &str) {
     assert!(got.iter().enumerate().all(|(k, value)| *value == k as f32));
 }
 
-/// Waits for what must come.
+/// Waits for a condition that must come true.
 fn until(come: impl Fn() -> bool) {
     let begin = Instant::now();
     while !come() {
@@ -65,7 +66,7 @@ fn until(come: impl Fn() -> bool) {
     }
 }
 
-/// The client's error, which must come soon, name the address and say this.
+/// The client's error, which must come soon, and contain the address and these words.
 fn refusal(address: &str, options: ConnectOptions, kind: Kind, says: &str) -> Error {
     let begin = Instant::now();
     let error = Client::connect(&[address.to_owned()], options).expect_err(says);
@@ -88,7 +89,7 @@ fn frames_travel_encrypted_or_within_this_machine() {
         let ways = client.transport();
         assert!(ways.len() == 2 && ways.iter().all(|(_, w)| w.starts_with(way)), "{ways:?}");
     }
-    // Somebody in between sees neither the tensor's name nor its values.
+    // A party in between sees neither the tensor's name nor its values.
     let server = cluster.addresses()[0].clone();
     let (between, seen) = tap(server);
     let client = Client::connect(&[between], options(ca.trust())).unwrap();
@@ -98,7 +99,7 @@ fn frames_travel_encrypted_or_within_this_machine() {
     assert!(!seen.windows(6).any(|bytes| bytes == b"nobody"));
 }
 
-/// Carries connections to a server and keeps what clients send there.
+/// Forwards connections to a server and keeps what clients send.
 fn tap(server: String) -> (String, Arc<std::sync::Mutex<Vec<u8>>>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -137,7 +138,7 @@ fn servers_that_are_not_trusted_are_refused() {
         refusal(&server.addresses()[0], options(ca.trust()), Kind::Denied, says);
         until(|| server.counter(0, "handshakes_failed") > 0);
     }
-    // The name may be told.
+    // The client may specify the name.
     let named = |name: &str| ConnectOptions { tls_server_name: Some(name.into()), ..options(ca.trust()) };
     check(&connect(&servers[2].0, named("host-a")), "w");
     refusal(&servers[2].0.addresses()[0], named("host-b"), Kind::Denied, "is for");
@@ -157,7 +158,7 @@ fn clients_that_are_not_trusted_are_refused() {
     }
     let client = connect(&cluster, ConnectOptions { transport: Transport::Tcp, ..options(ca.client()) });
     check(&client, "w");
-    // Each try failed once on the server, and nothing is left of it.
+    // Each attempt failed once on the server and left nothing behind.
     until(|| cluster.counter(0, "handshakes_failed") >= 3 && cluster.counter(0, "connections") == 2);
 }
 
@@ -178,7 +179,7 @@ fn no_one_gets_in_without_a_certificate_by_a_unix_socket() {
     assert!(client.transport()[0].1.starts_with("shm: "), "{:?}", client.transport());
 }
 
-/// What a server says that starts with a key of this mode.
+/// The output of a server that starts with a key file of this mode.
 fn said_of_a_key(ca: &Ca, mode: u32) -> String {
     let files = ca.server();
     let (cert, key) = (files.cert.unwrap(), files.key.unwrap());
@@ -208,7 +209,7 @@ fn tls_and_plain_text_tell_each_other() {
     let (plain, tls) = (cluster(TlsFiles::default()), cluster(ca.server()));
     refusal(&tls.addresses()[0], options(TlsFiles::default()), Kind::Denied, "this port speaks TLS");
     refusal(&plain.addresses()[0], options(ca.trust()), Kind::Denied, "does not speak TLS");
-    // So are peers that speak neither; and all this harms nobody.
+    // Peers that speak neither are refused too, and no other client is affected.
     for garbage in [&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], &[0x16, 3, 1, 0, 5, 1, 2, 3, 4, 5], &[0; 100]]
     {
         let mut socket = TcpStream::connect(&tls.addresses()[0]).unwrap();

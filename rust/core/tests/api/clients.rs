@@ -1,4 +1,4 @@
-//! What ends for one client costs what that client touched, however many slices the shard has.
+//! The end of a client costs time in proportion to the slices it touched, not to those of the shard.
 
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
@@ -10,7 +10,7 @@ use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
 use std::sync::Arc;
 
-/// A shard with so many slices of group 1 and two of group 2.
+/// A shard with `slices` slices in group 1 and two in group 2.
 fn shard(slices: u64) -> Shard {
     let shard = Shard::new(ShardConfig::new(0, u64::MAX, Isa::best()));
     for id in 1..=slices + 2 {
@@ -52,7 +52,7 @@ fn push(shard: &Shard, client: u64, slice: u64) {
     shard.push(&push, |applied| assert!(applied.is_ok(), "{applied:?}"));
 }
 
-/// What each of some calls touches.
+/// The number of slices that each call touches.
 fn touched(slices: u64) -> Vec<u64> {
     let shard = shard(slices);
     let workers = Quorum { workers: 2, backup: 0, deterministic: false, sum: false };
@@ -72,7 +72,7 @@ fn touched(slices: u64) -> Vec<u64> {
     count(&mut || shard.forget_client(1));
     assert!(!shard.remembers(1) && shard.remembers(2));
     assert_eq!(counter(&shard, "identity_entries"), 3);
-    // Those that wait for a worker are slices of its group.
+    // Only slices of its group wait for a worker.
     for client in [4, 5] {
         shard.groups().join(2, client, seat.clone(), shard.meter()).unwrap();
         assert!(shard.remembers(client));

@@ -1,5 +1,5 @@
-//! The codecs against the byte contract: golden vectors computed elsewhere, bit-equality of all instruction
-//! sets, error feedback.
+//! The codecs against the byte contract: independently computed golden vectors, bit equality of all
+//! instruction sets, error feedback.
 
 use fastps_core::codec::{Codec, CodecId, ErrorFeedback, Position};
 use fastps_core::error::Kind;
@@ -207,7 +207,7 @@ fn a_refusal_names_the_element_wherever_it_is() {
 
 #[test]
 fn what_is_not_finite_is_never_encoded_as_something_finite() {
-    // Only reached with the check switched off; then the server must be able to tell.
+    // Only reached without the check; then the server must detect it.
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::from_bits(0xFFFF_FFFF)] {
         for (isa, codec) in isas().into_iter().flat_map(|isa| CODECS.map(|codec| (isa, codec))) {
             let mut values = vec![1.0; 100];
@@ -247,7 +247,7 @@ fn all_instruction_sets_agree_bit_for_bit() {
     let lengths = (0..=257).chain([1023, 1024, 1025, 4095, 4096, 4097, 258_048, 258_049]);
     for n in lengths {
         for (kind, values) in inputs(n) {
-            // Small against the values, so that no sum overflows.
+            // Small compared with the values, so that no sum overflows.
             let before: Vec<f32> = values.iter().rev().map(|x| x * 2f32.powi(-20)).collect();
             for codec in CODECS {
                 let at = Position { first_element: 258_048, sequence: n as u64 };
@@ -391,7 +391,7 @@ fn what_was_refused_comes_back() {
     }
 }
 
-/// With a client that was told not to look in advance.
+/// For a client with `check_finite=False`.
 #[test]
 fn what_was_encoded_beside_something_not_finite_is_taken_back() {
     let n = 3000;
@@ -410,7 +410,7 @@ fn what_was_encoded_beside_something_not_finite_is_taken_back() {
         for (at, bad) in [(0_usize, f32::NAN), (1500, f32::NEG_INFINITY), (2999, f32::MAX)] {
             let (mut g, mut residual, mut before) = (g.clone(), before.clone(), before.clone());
             g[at] = bad;
-            // Of the last one the sum alone is too large.
+            // In the last case only the sum with the residual is too large.
             (residual[at], before[at]) = (1e38, 1e38);
             let error = check(&g, &mut residual).unwrap_err();
             assert!(
@@ -419,7 +419,7 @@ fn what_was_encoded_beside_something_not_finite_is_taken_back() {
             );
             for (i, (now, then)) in residual.iter().zip(&before).enumerate() {
                 let beside = i / 64 == at / 64;
-                // Sums of up to 1000 were rounded.
+                // Sums of up to 1000 are rounded.
                 let most = if beside { 0.0 } else { 4000.0 * f32::EPSILON };
                 assert!((now - then).abs() <= most, "{codec:?}, {i}: {now} for {then}");
             }

@@ -1,4 +1,4 @@
-//! What holds for every input: error bounds, symmetries, and that no bytes from outside can do harm.
+//! Properties of every input: error bounds, symmetries, and safe handling of arbitrary bytes.
 
 use fastps_core::codec::{Codec, CodecId, Position};
 use fastps_core::isa::Isa;
@@ -39,7 +39,7 @@ fn id() -> impl Strategy<Value = CodecId> {
     (0..4usize).prop_map(|i| CodecId::ALL[i])
 }
 
-/// Any finite float32, of every magnitude alike.
+/// Any finite float32; all magnitudes are equally likely.
 fn finite() -> impl Strategy<Value = f32> {
     any::<u32>().prop_map(f32::from_bits).prop_filter("finite", |x| x.is_finite())
 }
@@ -254,7 +254,7 @@ fn stochastic_rounding_is_unbiased() {
     for i in 0..16 {
         let (mean, variance) = (sum[i] / count[i], squares[i] / count[i]);
         assert!(variance <= step * step / 4.0 * 1.01, "{i}: {variance}");
-        // A 2^-16 of a step is what the floor of p may take away.
+        // The floor of p may take away 2^-16 of a step.
         let allowed = 4.0 * (variance / count[i]).sqrt() + step * 2f64.powi(-16);
         assert!(mean.abs() <= allowed, "{i}: {mean} > {allowed}");
     }

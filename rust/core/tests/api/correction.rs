@@ -1,5 +1,4 @@
-//! What becomes of stale gradients: each slice against the rule, under a schedule of arrivals that the test
-//! fixes.
+//! Stale gradients: each slice follows the rule of its correction, under a fixed schedule of arrivals.
 
 use fastps_core::codec::{Codec, ErrorFeedback};
 use fastps_core::correction::Correction;
@@ -78,11 +77,11 @@ fn equal_workers_are_untouched_and_a_straggler_counts_less() {
             }
         }
         assert_eq!(values(&store), [12.0; ROWS as usize]);
-        // 8 changes by others, 3 workers: who only registered is none.
+        // 8 changes by others, 3 workers: the client that only registered does not count.
         let receipt = push(&*workers[0], &options(&first[0], ADAPTIVE)).unwrap();
         assert_eq!((receipt.staleness, receipt.scale), (Some(8), 0.375), "{apply:?}");
         assert_eq!(values(&store), [12.375; ROWS as usize]);
-        // Its own factor counts, too, and the stricter of two limits.
+        // The push's own scale is multiplied in, and the stricter of two limits applies.
         let bounded = Correction { max_staleness: Some(2), ..ADAPTIVE };
         let scaled = PushOptions { scale: Some(-2.0), ..options(&first[1], bounded) };
         let receipt = push(&*workers[1], &scaled).unwrap();
@@ -109,7 +108,7 @@ fn what_is_too_stale_is_refused_and_changes_nothing() {
         assert_eq!(error.got.as_deref(), Some("2 changes"), "{error}");
         assert_eq!((base(&*slow), values(&store)), (before, vec![3.0; ROWS as usize]));
         push(&*slow, &options(&base(&*slow), strict)).unwrap();
-        // A residual does not get it back: the next push would carry it, as if it were fresh.
+        // The residual does not get it back: the next push would carry it as if it were fresh.
         let feedback = Arc::new(Mutex::new(ErrorFeedback::default()));
         push(&*fast, &options(&base(&*fast), strict)).unwrap();
         let encoded = PushOptions {
@@ -163,7 +162,7 @@ fn the_momentum_gives_way_to_asynchrony() {
             value -= velocity;
         }
     }
-    // One worker alone keeps the optimizer's own, 0.9: `age / (1 + age)` rounds to another float32.
+    // A single worker keeps the optimizer's momentum, 0.9: `age / (1 + age)` rounds to another float32.
     let got = values(&store);
     assert!(got.iter().all(|got| (got - value).abs() < 1e-5), "{got:?} {value}");
     assert!((value - 24.0).abs() > 1.0, "plain momentum would go elsewhere");

@@ -1,4 +1,4 @@
-//! A cut is all slices of a group at one moment, while pushes go on.
+//! A cut holds all slices of a group at one moment, while pushes continue.
 
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
@@ -29,7 +29,7 @@ fn shard(tensors: &[(&str, Apply)], optimizer: &Optimizer) -> Arc<Shard> {
     Arc::new(shard)
 }
 
-/// Pushes -1; the answer, or `None` if it comes later.
+/// Pushes -1. Returns the answer, or `None` if it comes later.
 fn contribute(shard: &Shard, slice: u64, identity: Identity, base: Option<Base>) -> Option<Result<Applied>> {
     let body: Vec<u8> = [-1.0_f32; N].iter().flat_map(|x| x.to_le_bytes()).collect();
     let push = Push {
@@ -52,7 +52,7 @@ fn contribute(shard: &Shard, slice: u64, identity: Identity, base: Option<Base>)
     shard.push_to(&slice, &push, || Box::new(|result| assert!(result.is_ok())))
 }
 
-/// A push of -1 that is answered at once.
+/// Pushes -1 and expects an immediate answer.
 fn push(shard: &Shard, slice: u64, client: u64, sequence: u64) {
     contribute(shard, slice, Identity { client, sequence }, None).unwrap().unwrap();
 }
@@ -78,10 +78,10 @@ fn pushes_behind_the_moment_are_in_no_slice_of_it() {
         let cut: Vec<_> = slices.iter().map(|slice| slice.image_in_cut().unwrap()).collect();
         assert!(same(&cut[0], &before[0]) && same(&cut[1], &before[1]));
         assert_eq!(slices[0].version(1).0, cut[0].standing.version + 3);
-        // Those are of no cut.
+        // These are not in the cut: another group, and a racing tensor.
         assert_eq!(cut[2].standing.version, before[2].standing.version + 1);
         assert_eq!(cut[3].standing.version, before[3].standing.version + 1);
-        // Nor is what is asked for twice.
+        // A second request returns the current state.
         assert_eq!(slices[0].image_in_cut().unwrap().standing.version, cut[0].standing.version + 3);
         shard.end_cut();
     }
@@ -115,7 +115,7 @@ fn a_cut_that_there_is_no_memory_for_is_refused_or_fails_and_no_push_does() {
     drop(taken);
     let taken = left(all);
     shard.begin_cut("a").unwrap();
-    // Others take it meanwhile.
+    // Other uses take the memory meanwhile.
     let more = left(0);
     push(&shard, 0, 1, 2);
     let failed = shard.slice(SliceId(0)).unwrap().image_in_cut().unwrap_err();
@@ -140,7 +140,7 @@ fn what_is_sent_on_the_strength_of_an_answer_is_not_in_a_cut_without_it() {
         });
         for _ in 0..300 {
             shard.begin_cut("a").unwrap();
-            // The later it is written, the further it would be.
+            // Without a cut, the slice that is read later would be further ahead.
             let [second, first] =
                 [1, 0].map(|k| shard.slice(SliceId(k)).unwrap().image_in_cut().unwrap().standing.version);
             shard.end_cut();

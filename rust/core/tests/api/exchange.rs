@@ -1,4 +1,4 @@
-//! A step in one call: against a push and a pull.
+//! `exchange`, a whole step in one call, against a push and a pull.
 
 use fastps_core::dtype::{DType, View};
 use fastps_core::error::Kind;
@@ -28,7 +28,7 @@ fn spec(name: &str, n: usize, apply: Apply) -> TensorSpec {
     }
 }
 
-/// A store with tensors "0", "1", ... of these lengths.
+/// A store with tensors "0", "1", ... of the given lengths.
 fn store(options: StoreOptions, lengths: &[usize], apply: Apply) -> Store {
     let store = Store::new(options).unwrap();
     for (k, n) in lengths.iter().enumerate() {
@@ -47,7 +47,7 @@ fn list(store: &Store, lengths: &[usize]) -> Exchange {
     store.exchange_of(&tensors.collect::<Vec<_>>()).unwrap()
 }
 
-/// Exchanges, with the values that were handed over.
+/// Calls `exchange`; also returns the values it copied out.
 fn exchange(
     store: &Store,
     list: &Exchange,
@@ -58,7 +58,7 @@ fn exchange(
     exchange_by(store, None, list, gradients, lengths, how)
 }
 
-/// The same, by threads that are lent.
+/// As [`exchange`], on the threads of a team.
 fn exchange_by(
     store: &Store,
     team: Option<&dyn Team>,
@@ -137,7 +137,7 @@ fn equals_a_push_and_a_pull() {
     }
 }
 
-/// So many threads, and how often they were asked.
+/// A team of so many threads, and the number of its runs.
 struct Lent(usize, AtomicUsize);
 
 impl Team for Lent {
@@ -176,7 +176,7 @@ fn threads_that_are_lent_change_no_bit() {
             assert_eq!(format!("{:?}", shared.versions.unwrap()), format!("{:?}", alone.versions.unwrap()));
         }
     }
-    // A few elements are not worth it.
+    // A few elements do not use the team.
     let (store, team) = (store(StoreOptions::default(), &[5], Apply::Exact), Lent(2, AtomicUsize::new(0)));
     let (list, how) = (list(&store, &[5]), PushOptions::default());
     let (done, _) = exchange_by(&store, Some(&team), &list, &[Some(vec![1.0; 5])], &[5], (&how, &[]));
@@ -206,7 +206,7 @@ fn what_is_wrong_changes_nothing() {
     assert_eq!(store.exchange_of(&[("1".into(), &[8])]).unwrap_err().kind, Kind::Shape);
     assert_eq!(store.exchange_of(&[("2".into(), &[8])]).unwrap_err().kind, Kind::UnknownTensor);
 
-    // A tensor that is registered anew is found again, unless it has another shape.
+    // A tensor that was registered again is found, unless its shape differs.
     for (n, kind) in [(7, None), (8, Some(Kind::Shape))] {
         store.unregister("1", SECOND).unwrap();
         store.register(spec("1", n, Apply::Exact), View::Float32(&vec![3.0; n]), SECOND).unwrap();
@@ -236,7 +236,7 @@ fn each_tensor_may_have_a_rate_of_its_own() {
     }
 }
 
-/// Holds everything.
+/// Holds every push.
 #[derive(Debug, Default)]
 struct HoldAll(Mutex<Vec<Held>>);
 

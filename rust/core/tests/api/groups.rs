@@ -1,6 +1,5 @@
-//! Groups of workers: versions that several make together, clocks, warm starts, and workers that are gone.
-//! Arrivals come in an order that the test gives; what a slice becomes is compared, bit for bit, with a
-//! serial model of it.
+//! Groups of workers: versions made by several workers, clocks, warm starts, and workers that leave. The
+//! order of arrivals is fixed, and each slice must equal a serial model bit for bit.
 
 use fastps_core::codec::{Codec, CodecId, Position};
 use fastps_core::dtype::DType;
@@ -26,7 +25,7 @@ const GROUP: u32 = 4;
 
 type Answer = Arc<Mutex<Option<Result<Applied>>>>;
 
-/// Records as a log would keep them: bodies and identities copied.
+/// The records, with bodies and identities copied, as a log keeps them.
 #[derive(Debug, Default)]
 struct Log(Mutex<Vec<(Record<'static>, Vec<u8>)>>);
 
@@ -167,7 +166,7 @@ fn gradient(seed: usize) -> Vec<f32> {
     (0..LEN).map(|k| ((k * 37 + seed * 101) % 97) as f32 / 31.0 - 1.5).collect()
 }
 
-/// SGD with momentum, as torch has it, on the sum of gradients in their order.
+/// SGD with momentum, as in torch, on the sum of gradients in order.
 struct Model {
     values: Vec<f32>,
     momentum: Vec<f32>,
@@ -200,7 +199,7 @@ fn a_version_is_the_mean_of_the_first_gradients_for_it() {
     let third = 1.0 / 3.0_f32;
     for round in 0..20_usize {
         let base = round as u64;
-        // Whose gradient comes in which place is another order in each round.
+        // Each round has another order of arrivals.
         let order: Vec<u64> = (0..4).map(|k| 1 + (k * (1 + 2 * (round as u64 % 2)) + base) % 4).collect();
         let gradients: Vec<_> = order.iter().map(|client| gradient(round * 7 + *client as usize)).collect();
         let answers: Vec<_> =
@@ -223,11 +222,11 @@ fn nothing_counts_before_its_version_is_made() {
     let g = gradient(1);
     let first = world.plain(1, 0, &g);
     assert!(waits(&first) && world.version() == 0 && world.values() == vec![0.0; LEN]);
-    // The same push once more waits with it; a second gradient of the worker does not count.
+    // A repeat of the push waits with it; a second gradient of the worker does not count.
     let again = world.send(&push(1, 1, 0, bytemuck::cast_slice(&g), CodecId::Float32));
     assert_eq!(kind(&world.plain(1, 0, &g)), Some(Kind::Precondition));
     assert!(waits(&first) && waits(&again));
-    // What is asked of it is answered when it is known.
+    // A query for its outcome is answered once the outcome is known.
     let identity = Identity { client: 1, sequence: 1 };
     let told = Arc::new(Mutex::new(false));
     let tell = told.clone();
@@ -246,7 +245,7 @@ fn nothing_counts_before_its_version_is_made() {
 fn ranks_give_the_order_of_the_sum() {
     let deterministic = Quorum { deterministic: true, ..quorum(4, 0) };
     let big = |x: f32| vec![x; LEN];
-    // In another order of the sum these give other bits.
+    // Another order of the sum gives other bits.
     let gradients = [big(1e8), big(1.0), big(-1e8), big(0.5)];
     let run = |order: [usize; 4], quorum: Quorum| {
         let mut world = World::new();
@@ -280,7 +279,7 @@ fn a_gradient_that_is_replaced_leaves_no_rate_behind() {
     let ones = vec![1.0_f32; LEN];
     let small = Push { lr: Some(1e-6), ..push(1, 1, 0, bytemuck::cast_slice(&ones), CodecId::Float32) };
     let old = world.send(&small);
-    // The worker was started anew while its earlier gradient waits.
+    // The worker restarted while its earlier gradient waits.
     world.shard.forget_client(1);
     world.join(3, mode, Some(0)).unwrap();
     let new = world.plain(3, 0, &ones);
@@ -314,7 +313,7 @@ fn groups_with_workers_are_bounded() {
     };
     (0..1 << 12).for_each(|group| join(group).unwrap());
     assert_eq!(join(1 << 12).unwrap_err().kind, Kind::Capacity);
-    // Where there is one already, it may come again.
+    // A worker of an existing group may join again.
     join(7).unwrap();
 }
 
@@ -331,7 +330,7 @@ fn the_sum_takes_the_step_once() {
     model.step(&[&a, &b], 1.0);
     assert_eq!(world.values(), model.values);
     assert_eq!(world.shard.slice(SLICE).unwrap().image().unwrap().standing.step, 1);
-    // The smallest rate that was asked for.
+    // The smallest requested learning rate applies.
     let bytes = bytemuck::cast_slice(&a);
     world.send(&Push { lr: Some(0.5), ..push(1, 50, 1, bytes, CodecId::Float32) });
     world.send(&Push { lr: Some(0.25), ..push(2, 51, 1, bytes, CodecId::Float32) });
@@ -358,13 +357,13 @@ fn a_worker_that_is_gone_is_not_waited_for() {
     model.step(&[&a, &b], 0.5);
     assert!(waiting.iter().all(|answer| applied(answer).version == 1));
     assert_eq!(world.values(), model.values);
-    // What it sends late is refused; it may come back.
+    // Late gradients of the dropped worker are refused; it may join again.
     assert_eq!(kind(&world.plain(3, 0, &a)), Some(Kind::Precondition));
     world.join(4, Mode::Sync(quorum(3, 0)), None).unwrap();
     let waiting = [world.plain(1, 1, &a), world.plain(2, 1, &b)];
     assert!(waiting.iter().all(waits));
     assert_eq!(applied(&world.plain(4, 1, &a)).version, 2);
-    // One that leaves with a gradient under way: the gradient counts, and is all there is to wait for.
+    // A worker leaves while its gradient waits: the gradient counts, and no more is expected of it.
     assert!(waits(&world.plain(4, 2, &a)));
     world.shard.leave(GROUP, 4, false);
     assert!(waits(&world.plain(1, 2, &a)) || world.version() == 3);
@@ -388,7 +387,7 @@ fn other_changes_end_a_version_under_way() {
     };
     assert_eq!(applied(&world.send(&assign)).version, 1);
     assert_eq!(kind(&waiting), Some(Kind::StalePush));
-    // It counts as never seen.
+    // The push counts as never received.
     let identity = Identity { client: 1, sequence: 1 };
     assert_eq!(world.shard.resolve(SLICE, identity).unwrap(), Resolved::Fenced);
     let codec = CodecId::Float32;
@@ -457,7 +456,7 @@ fn sparse_gradients_of_a_version_step_the_rows_that_anyone_names() {
         for base in 0..12_u64 {
             let order = [1, 2, 3].map(|k| 1 + (k + base) % 3);
             let given = order.map(|client| rows_of(4 * base as usize + client as usize));
-            // Now and then someone's gradient is of all rows.
+            // Some gradients have all rows.
             let whole = base % 4 == 3;
             for (k, (client, given)) in order.iter().zip(&given).enumerate() {
                 if whole && k == 1 {
@@ -489,7 +488,7 @@ fn sparse_gradients_of_a_version_step_the_rows_that_anyone_names() {
             assert_eq!(one.values.as_ref(), other.values.as_ref(), "{deterministic} {base}");
             assert_eq!(one.state.as_ref(), other.state.as_ref(), "{deterministic} {base}");
         }
-        // And the log has what repeats it.
+        // Replaying the log gives the same.
         let copy = Shard::new(ShardConfig::new(0, u64::MAX, Isa::Scalar));
         copy.create(&table(), GROUP, &[(SLICE, 0)]).unwrap();
         let copy = copy.slice(SLICE).unwrap();
@@ -499,7 +498,7 @@ fn sparse_gradients_of_a_version_step_the_rows_that_anyone_names() {
         }
         assert_eq!(copy.image().unwrap().values.as_ref(), world.image().values.as_ref());
         assert_eq!(copy.image().unwrap().standing, world.image().standing);
-        // A sum that is not finite changes nothing, and nothing of it is left.
+        // A sum that is not finite changes nothing and leaves nothing behind.
         let before = world.image();
         let huge = (vec![3, 9], vec![f32::MAX; 2 * WIDTH]);
         let answers = [1, 2, 3].map(|client| world.rows(client, 12, &huge));
@@ -557,7 +556,7 @@ fn a_gradient_of_a_removed_slice_waits_for_nobody() {
     assert!(waits(&answer));
     world.shard.remove(&[SLICE]);
     assert_eq!(kind(&answer), Some(Kind::UnknownTensor));
-    // Somebody had looked it up before.
+    // A push that looked the slice up before it was removed.
     let body = bytemuck::cast_slice::<f32, u8>(&[1.0; LEN]).to_vec();
     let late = world.shard.push_to(&slice, &push(2, 9, 0, &body, CodecId::Float32), || panic!("it waits"));
     assert_eq!(late.unwrap().unwrap_err().kind, Kind::UnknownTensor);
@@ -576,7 +575,7 @@ fn readers_that_leave_no_room_keep_back_the_last_gradient_alone() {
     world.plain(1, 0, &a);
     world.plain(2, 0, &b);
     model.step(&[&a, &b], 0.5);
-    // The values before and after are read; then the memory is taken.
+    // Readers hold the values before and after; then the memory is used up.
     let second = world.shard.pull(0, SLICE).unwrap();
     let one = world.plain(1, 1, &b);
     let meter = world.shard.meter().clone();
@@ -603,7 +602,7 @@ fn a_group_that_is_bound_anew_waits_for_all_of_its_workers() {
     assert_eq!(applied(&answer).version, 1);
 }
 
-/// A policy that knows nothing of groups.
+/// A policy without groups.
 #[derive(Debug)]
 struct Always;
 
@@ -641,7 +640,7 @@ fn a_group_is_bound_by_its_first_worker() {
     world.shard.leave(GROUP, 1, false);
     world.shard.forget_client(2);
     world.join(2, Mode::Free, None).unwrap();
-    // Alone, it may change its mind.
+    // The only worker may change the mode.
     world.join(2, Mode::Sync(quorum(1, 0)), None).unwrap();
     for (mode, rank) in [
         (Mode::Sync(quorum(0, 1)), None),
@@ -670,7 +669,7 @@ fn clocks(told: &Told) -> Option<(u64, bool)> {
 
 #[test]
 fn nobody_is_further_ahead_than_the_bound() {
-    // Against a serial model: whoever is drawn takes a step if the model lets him.
+    // Against a serial model: a random worker takes a step if the model allows it.
     for staleness in 0..4_u64 {
         let world = World::new();
         let mode = Mode::Bounded { staleness };
@@ -713,7 +712,7 @@ fn clocks_go_on_without_those_who_are_gone() {
     assert_eq!(world.shard.groups().behind(GROUP, 1, false), ["\"w3\""]);
     world.shard.forget_client(3);
     assert_eq!(clocks(&ahead), Some((1, false)));
-    // It is told so when it wakes up; who comes late begins with the slowest.
+    // It gets an error when it wakes up; a worker that joins late starts at the slowest clock.
     let late = advance(&world, 3, false, 1);
     assert_eq!(late.lock().unwrap().clone().unwrap().unwrap_err().kind, Kind::Lease);
     let seat = Seat { mode, rank: None, name: "late".to_owned() };
@@ -735,13 +734,13 @@ fn one_trains_alone_first() {
     assert_eq!(clocks(&advance(&world, 1, true, 2)), Some((2, true)));
     assert!(clocks(&second).is_none() && clocks(&third).is_none());
     assert_eq!(world.shard.groups().behind(GROUP, 3, true), ["\"w1\""]);
-    // The next one goes on where the first was.
+    // The next leader continues where the first one was.
     world.shard.forget_client(1);
     assert_eq!((clocks(&second), clocks(&third)), (Some((2, true)), None));
     world.join(2, Mode::Free, None).unwrap();
     assert_eq!(clocks(&advance(&world, 2, true, 3)), Some((3, false)));
     assert_eq!(clocks(&third), Some((3, false)));
-    // Who comes while others train is not kept waiting, either.
+    // A worker that joins while others train does not wait, either.
     assert!((2..=3).all(|client| world.shard.leave(GROUP, client, true)));
     assert!(!world.shard.leave(GROUP, 2, true));
     world.join(4, warm, None).unwrap();

@@ -1,5 +1,5 @@
-//! A slice's image and the records that follow it make the slice again, bit for bit: values, state, version,
-//! steps, and what it remembers of each push.
+//! A slice's image and the records after it restore the slice bit for bit: values, state, version, step
+//! count, and the outcomes of pushes.
 
 use fastps_core::codec::{Codec, CodecId, Position};
 use fastps_core::correction::Correction;
@@ -20,7 +20,7 @@ const ROWS: usize = 67;
 const WIDTH: usize = 5;
 const ID: SliceId = SliceId(7);
 
-/// What a sink was told, as its own.
+/// What a sink received, as owned values.
 #[derive(Clone, Debug)]
 enum Told {
     Record(Record<'static>, Option<Vec<u8>>, Vec<u8>),
@@ -81,7 +81,7 @@ fn optimizers() -> Vec<Optimizer> {
     ]
 }
 
-/// What one client does.
+/// One action of a client.
 #[derive(Clone, Debug)]
 struct Deed {
     client: u64,
@@ -103,12 +103,12 @@ fn values(n: usize, seed: u32) -> Vec<f32> {
     (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761) ^ seed) as i32 as f32 / 2e9).collect()
 }
 
-/// Does it; `sequences` counts what each client has pushed.
+/// Performs the action; `sequences` counts the pushes of each client.
 fn perform(shard: &Shard, spec: &TensorSpec, sequences: &mut [u64; 4], deed: &Deed) -> Option<Applied> {
     let isa = Isa::get().unwrap();
     let sequence = &mut sequences[deed.client as usize];
     let identity = |sequence| Identity { client: deed.client, sequence };
-    // Fenced before it came: the push that follows is refused.
+    // Fences the next push, which is then refused.
     if deed.what == 0 {
         assert_eq!(shard.resolve(ID, identity(*sequence + 1)).unwrap(), Resolved::Fenced);
     }
@@ -198,13 +198,13 @@ fn check(optimizer: Optimizer, deeds: &[Deed], cut: usize) {
         copy.restore(&image.standing, image.values.as_ref(), image.state.as_ref()).unwrap();
         same(&copy.image().unwrap(), &image);
         for (k, told) in told.iter().enumerate() {
-            // What the image has already changes nothing.
+            // A record that the image already includes changes nothing.
             let new = replay(&copy, told).unwrap();
             assert!(!matches!(told, Told::Record(..)) || new == (k >= at));
         }
         same(&copy.image().unwrap(), &truth);
         assert_eq!(restored.counters()[2], live.counters()[2], "identity entries");
-        // Both answer whatever comes next alike, repeats too.
+        // Both give the same answers to further pushes, repeats included.
         let (mut here, mut there) = (sequences, sequences);
         for client in 1..4 {
             for what in [1, 4, 1, 0] {
@@ -215,7 +215,7 @@ fn check(optimizer: Optimizer, deeds: &[Deed], cut: usize) {
             }
         }
         same(&copy.image().unwrap(), &slice.image().unwrap());
-        // The next round starts from the same truth.
+        // The next round starts from the same state.
         slice.restore(&truth.standing, truth.values.as_ref(), truth.state.as_ref()).unwrap();
     }
 }

@@ -1,5 +1,6 @@
 //! Every instruction set gives the bits of the scalar one: optimizers and codecs together, in both kinds of
-//! memory, at every length around vectors and blocks and at every alignment. `codec.rs` has the encoders.
+//! memory, at every length around vectors and blocks and at every alignment. The encoders are tested in
+//! `codec.rs`.
 
 use fastps_core::codec::{Codec, CodecId, Position};
 use fastps_core::dtype::DType;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 
 const SLICE: SliceId = SliceId(1);
 const CODECS: [Codec; 4] = [Codec::Float32, Codec::BFloat16, Codec::Int8 { seed: None }, Codec::OneBit];
-/// The longest slice of float32.
+/// The length of a whole float32 slice.
 const LONGEST: usize = 63 * 4096;
 
 /// Instruction sets of this machine. `FASTPS_REQUIRE_ISA=avx512,avx2` makes a missing one a failure.
@@ -73,7 +74,7 @@ fn values(n: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-/// The bytes, at a place that is `offset` bytes beside a multiple of 64, in memory that they are a part of.
+/// A copy of the bytes, `offset` bytes past a multiple of 64, in memory that extends beyond them.
 struct Placed {
     memory: Vec<u8>,
     start: usize,
@@ -99,7 +100,7 @@ fn encode(codec: Codec, values: &[f32]) -> Vec<u8> {
     body
 }
 
-/// One assignment and two gradients; the bytes of values and state.
+/// Applies one assignment and two gradients. Returns the bytes of values and state.
 fn trained(
     isa: Isa,
     apply: Apply,
@@ -164,7 +165,7 @@ fn assert_same_training(n: usize, optimizers: &[Optimizer], codecs: &[Codec], of
 fn optimizers_and_codecs_give_the_scalar_bits_at_every_length() {
     let all = optimizers();
     for n in (0..=257).chain([1023, 1024, 1025, 2047, 2048, 2049, 4095, 4097]) {
-        // Every optimizer at every length, with one of the codecs; the body lies anywhere.
+        // Every optimizer at every length, with one of the codecs and at any alignment of the body.
         assert_same_training(n, &all, &CODECS[n % 4..][..1], n * 7 % 64);
     }
 }
@@ -237,7 +238,7 @@ fn what_is_not_finite_is_found_at_every_place() {
     }
 }
 
-/// Prints what training gives on the process's own instruction set, for the test below.
+/// Prints the result of training on the process's own instruction set, for the test below.
 #[test]
 fn digest_of_the_chosen_instruction_set() {
     let isa = Isa::get().unwrap();

@@ -1,4 +1,4 @@
-//! Linear models: one thread against the formula without any trick, several threads against one.
+//! Linear models: one thread against the plain formula, several threads against one.
 
 use fastps_core::linear::{Csr, Examples, Linear, Loss, Number, Rows, Schedule, Settings, shuffle};
 
@@ -78,8 +78,8 @@ impl<I: Number + TryFrom<usize>> Data<I> {
     }
 }
 
-/// The rule as its formula says it, in float64 and over all coefficients in every step; gives coefficients
-/// and intercept, their means, and the losses of the last pass.
+/// The plain formula, in float64 and over all coefficients in every step. Returns coefficients and intercept,
+/// their means, and the losses of the last pass.
 fn reference(s: Settings, x: &[f32], y: &[f32], weights: &[f32], passes: usize) -> (Vec<f64>, Vec<f64>, f64) {
     let n = x.len() / y.len();
     let (mut w, mut q, mut mean) = (vec![0.0_f64; n + 1], vec![0.0; n], vec![0.0; n + 1]);
@@ -143,9 +143,9 @@ fn one_thread_follows_the_formula() {
     for loss in losses {
         for (penalty, l1_ratio) in penalties {
             for (schedule, average) in schedules.into_iter().flat_map(|s| [(s, 0), (s, 1), (s, 700)]) {
-                // The tricks must not show where steps shrink the coefficients to nothing, either.
+                // The shortcuts must not show even if steps shrink the coefficients to zero.
                 for (alpha, eta0) in [(1e-3, 0.05), (2.0, 0.3), (8.0, 0.125)] {
-                    // Where a step is that long, squares of errors grow: the result would say nothing.
+                    // With a step that long, squared errors grow and the result means nothing.
                     let unbounded = !matches!(loss, Loss::Logistic | Loss::Hinge);
                     if unbounded && schedule == Schedule::Optimal && alpha < 1.0 {
                         continue;
@@ -155,7 +155,7 @@ fn one_thread_follows_the_formula() {
                     let s = Settings { intercept_decay: 0.5, weight_pos: 1.5, weight_neg: 0.75, ..s };
                     let (expected, mean, losses) = reference(s, &dense, &data.targets, &data.weights, 3);
                     let mut all = vec![Rows::Csr32(data.csr()), Rows::Csr64(wide.csr())];
-                    // Dense rows have zeros, to which an L1 penalty applies, too.
+                    // Dense rows have zeros, to which an L1 penalty also applies.
                     if s.l1_ratio == 0.0 || !s.penalty {
                         all.push(Rows::Dense(&dense));
                     }
@@ -220,8 +220,7 @@ fn several_threads_find_the_same_model() {
     }
 }
 
-/// All features are positive and come together, so that what one thread learns of one, the others learn of
-/// all.
+/// All features are positive and occur together, so what one thread learns about one affects all the others.
 #[test]
 fn threads_that_learn_the_same_neither_overshoot_nor_fall_behind() {
     let (rows, columns) = (32_768, 24);
@@ -236,7 +235,7 @@ fn threads_that_learn_the_same_neither_overshoot_nor_fall_behind() {
         .map(|i| row(i).iter().enumerate().map(|(j, x)| x * (j as f32 - 8.0)).sum::<f32>() + 4.0 * draw())
         .collect();
     let order: Vec<u32> = (0..rows as u32).collect();
-    // From steps that go to the optimum within a few examples to steps that are far from it after the pass.
+    // From steps that reach the optimum within a few examples to steps that are far from it after the pass.
     for eta0 in [0.03, 0.003, 1e-5, 1e-7] {
         let s = Settings {
             loss: Loss::Squared,
@@ -255,7 +254,7 @@ fn threads_that_learn_the_same_neither_overshoot_nor_fall_behind() {
                 |i: usize| row(i).iter().zip(&coef).map(|(x, w)| f64::from(x * w)).sum::<f64>() + intercept;
             (0..rows).map(|i| s.loss.value(f64::from(targets[i]), p(i))).sum::<f64>() / rows as f64
         });
-        // Long steps end anywhere around the optimum, which is at .67; short ones are on their way, as far as
+        // Long steps end anywhere around the optimum, which is at .67; short ones get as far towards it as
         // one thread's.
         let most = if eta0 < 1e-4 { 1.1 } else { 3.0 };
         assert!(losses.iter().all(|loss| *loss < most * losses[0]), "{eta0}: {losses:?}");

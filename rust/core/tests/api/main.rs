@@ -1,5 +1,5 @@
-//! Tests of the core from outside: one program, since each would be linked with all of it. `tests/threads.rs`
-//! and `tests/loom.rs` are built in other ways as well and have their own.
+//! Tests of the core's public interface, in one program because each program links all of it.
+//! `tests/threads.rs` and `tests/loom.rs` are separate, because they are also built with other settings.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -1,4 +1,4 @@
-//! What a shard counts of its memory, and what it refuses when there is no more.
+//! A shard's memory accounting, and what it refuses when the memory is used up.
 
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, mpsc};
 const SLICE: SliceId = SliceId(5);
 const N: usize = 5000;
 
-/// A shard with one slice, and exactly `room` bytes besides it.
+/// A shard with one slice and exactly `room` bytes of free memory.
 fn shard_with(room: u64, apply: Apply, optimizer: Optimizer, policy: Option<Arc<dyn Policy>>) -> Shard {
     let shard = |limit: u64| {
         let mut config = ShardConfig::new(0, limit, Isa::best());
@@ -47,7 +47,7 @@ fn counter(shard: &Shard, name: &str) -> u64 {
     shard.counters().into_iter().find(|(n, _)| *n == name).unwrap().1
 }
 
-/// The counters of all purposes together are what is in use, and that is within the limit.
+/// The counters of all purposes add up to the memory in use, which is within the limit.
 fn check_sum(shard: &Shard) {
     let purposes = ["slices", "copies", "answers", "held", "identities", "connections", "map"];
     let sum: u64 = purposes.iter().map(|purpose| counter(shard, &format!("memory_{purpose}"))).sum();
@@ -102,7 +102,7 @@ fn a_copy_for_a_reader_that_does_not_fit_is_refused_and_fits_later() {
             assert_eq!(counter(&shard, "memory_copies"), 2 * copy);
             shard.pull(0, SLICE).unwrap();
         }
-        // A second owner of the same bytes takes no memory, and frees none.
+        // A second owner of the same bytes neither takes nor frees memory.
         let second = state.clone();
         drop(state);
         assert_full(&shard.pull_state(0, SLICE).unwrap_err());
@@ -201,7 +201,7 @@ fn held_pushes_are_counted_and_one_too_many_is_refused() {
         assert_eq!(policy.0.lock().unwrap().len(), 3);
         policy.0.lock().unwrap().pop().unwrap().release();
         assert_eq!(held[2].recv().unwrap().unwrap().version, 1);
-        // It counts as never seen, so the same push fits now.
+        // The push counts as never received, so it fits now.
         let again = push(&shard, 1, 4);
         policy.0.lock().unwrap().drain(..).for_each(Held::release);
         assert_eq!(again.recv().unwrap().unwrap().version, 4);
@@ -262,7 +262,7 @@ fn a_large_tensor_is_the_same_wherever_its_slices_lie() {
         assert!(values(&together).as_ref() == values(&apart).as_ref());
         assert!(state(&together).as_ref() == state(&apart).as_ref());
     };
-    // Each step meets pins, so it writes to the spare buffers that the one before left.
+    // Each step finds pins, so it writes to the spare buffers that the previous one left.
     for sequence in 1..=3 {
         let pins: Vec<_> = ids.iter().map(|(id, _)| (together.pull(1, *id), apart.pull(1, *id))).collect();
         step(&together, sequence);

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// The deadline of what must come.
+/// The deadline for answers that must come.
 const PATIENT: Duration = Duration::from_mins(1);
 const SLICE: usize = 63 * 4096;
 
@@ -208,7 +208,7 @@ fn error_feedback_telescopes() {
     }
 }
 
-// Below the verbs: one shard, pushes made by hand.
+// Below the verbs: one shard and hand-made pushes.
 
 fn shard_of(n: usize, apply: Apply, policy: Option<Arc<dyn Policy>>) -> Shard {
     let mut config = ShardConfig::new(3, u64::MAX, Isa::best());
@@ -256,13 +256,13 @@ fn identity(sequence: u64) -> Identity {
     Identity { client: 77, sequence }
 }
 
-/// What fault tests work on: a tensor of 3 slices and 100 small ones, once counting with SGD and once with
+/// The tensors of fault tests: one of 3 slices and 100 small ones, each once as an SGD counter and once with
 /// Adam.
 struct Site {
     shard: Shard,
-    /// Gets the same pushes without faults.
+    /// Receives the same pushes without faults.
     quiet: Shard,
-    /// Identifier, elements, whether it counts.
+    /// Identifier, elements, whether it is a counter.
     slices: Vec<(u64, usize, bool)>,
 }
 
@@ -292,8 +292,8 @@ impl Site {
         site
     }
 
-    /// Plays a fault on every slice with two clients, one of Float32 and one of 1-bit, and compares. A play
-    /// returns what was applied, in its order.
+    /// Plays a fault on every slice with two clients, Float32 and 1-bit, and compares. `play` returns the
+    /// applied values in order.
     fn everywhere(&self, play: impl Fn(&Scene<'_>) -> Vec<f32>) {
         for &(slice, elements, counts) in &self.slices {
             let (mut sum, mut version) = (0.0, 0);
@@ -330,7 +330,7 @@ struct Scene<'a> {
     codec: Codec,
     slice: u64,
     elements: usize,
-    /// Of the slice, before this client came.
+    /// The slice's version before this client.
     version: u64,
 }
 
@@ -339,7 +339,7 @@ impl Scene<'_> {
         Identity { client: self.client, sequence }
     }
 
-    /// A push of this value to every element.
+    /// Pushes this value to every element.
     fn push(&self, sequence: u64, value: f32) -> mpsc::Receiver<fastps_core::error::Result<Applied>> {
         let (done, answer) = mpsc::channel();
         let mut body = Vec::new();
@@ -440,7 +440,7 @@ fn versions_that_readers_keep_are_counted_and_bounded() {
     push_to(&shard, identity(applied + 1), &vec![-1.0; n]).recv_timeout(PATIENT).unwrap().unwrap();
 }
 
-/// Holds everything, unless it is open.
+/// Holds every push unless it is open.
 #[derive(Debug, Default)]
 struct HoldAll {
     held: Mutex<Vec<Held>>,
@@ -462,7 +462,7 @@ impl Policy for HoldAll {
     }
 }
 
-/// Another thread does it; it must not take for ever.
+/// Runs the work on another thread; it must end in time.
 fn elsewhere(work: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     std::thread::spawn(move || {
@@ -627,7 +627,7 @@ fn every_applied_change_leaves_one_record() {
     assert_eq!(*records, [(1, 1, 1.0, vec![0; 8]), (1, 2, 0.5, one)]);
 }
 
-/// The residual of "w", as a push of nothing would carry it.
+/// The residual of "w", which a zero gradient would carry.
 fn residual(feedback: &Mutex<ErrorFeedback>) -> Vec<f32> {
     feedback.lock().unwrap().entries().flat_map(|(_, values)| values.to_vec()).collect()
 }
@@ -647,7 +647,7 @@ fn what_was_held_and_never_applied_returns_to_the_residual() {
         timeout,
         ..options()
     };
-    // Refused while the call waits: the policy's thread needs the store's, not the other way round.
+    // Refused while the call waits: the policy's thread needs the store's, not vice versa.
     let refuser = policy.clone();
     let refusing = std::thread::spawn(move || {
         let late = Instant::now() + PATIENT;
@@ -666,7 +666,7 @@ fn what_was_held_and_never_applied_returns_to_the_residual() {
     assert!(matches!(refused, PushError::Refused(error) if error.kind == Kind::Unavailable));
     assert_eq!(residual(&feedback), vec![1.0; n], "the content of a refused push returns");
 
-    // Still held at the deadline: in doubt, and given back once, when it is fenced.
+    // Still held at the deadline: in doubt, and returned to the residual once, when it is fenced.
     let Err(PushError::Partial(partial)) = store.push(&ones, &pushed(Duration::ZERO)) else { panic!("held") };
     assert_eq!((partial.in_doubt.len(), residual(&feedback)), (3, vec![0.0; n]));
     for doubt in &partial.in_doubt {
