@@ -1,8 +1,8 @@
-"""What connections cost: memory at rest, what they take from one that works, CPU of the server with many.
+"""The cost of connections: memory of idle ones, their effect on an active one, CPU time of many.
 
     python benchmarks/connections.py [--clients 5000] [--quick] [--output benchmarks/README.md]
 
-The server is one shard in a process of its own. A client has two connections, as native clients do.
+The server is one shard in its own process. A client has two connections, as native clients do.
 The tables go to standard output and, between their markers, into `--output`.
 """
 

@@ -1,9 +1,9 @@
-"""What a data directory costs: snapshots under load, receipts that wait for the disk, the log, and a start.
+"""The cost of a data directory: snapshots under load, receipts that wait for the disk, the log, and a start.
 
     python benchmarks/durable.py [--quick] [--only snapshots] [--folder DIR] [--output benchmarks/README.md]
 
-One shard in a process of its own. Every figure stands beside a plain loop of `write`, `fdatasync` or `read`
-on files of the same folder, in the same rounds: a disk is not the same from minute to minute.
+The server is one shard in its own process. Disks vary from minute to minute, so each round also measures a
+plain loop of `write`, `fdatasync` or `read` on files in the same folder.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def snapshots(size: Size, folder: Path) -> list[str]:
         done.set()
         extra = server.memory("VmHWM") - before
         found = spans.result()
-        # And with nobody pushing, against the same bytes in one file.
+        # And without pushes, against the same bytes in one file.
         quiet, reference, chunk = [], [], bytes(1 << 20)
         for _ in range(size.rounds):
             since, until = next_snapshot(folder / "snapshots", threading.Event()) or (0.0, 0.0)

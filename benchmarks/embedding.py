@@ -1,12 +1,12 @@
-"""An embedding table on a server: rows by Zipf's law, pulled and pushed by two clients over TCP.
+"""An embedding table on a server: two clients pull and push rows by Zipf's law over TCP.
 
     python benchmarks/embedding.py [--quick] [--output benchmarks/README.md]
 
-One step of a client pulls the rows of a batch and pushes a gradient for them; the server applies Adagrad. How
-often a row is asked for says nothing about where it lies. References in the same rounds: two pairs of
-`reference/raw_socket.c` that move as many bytes, in one piece, and one thread of NumPy that does the
-arithmetic on a table of its own. Then: what a push of 1,000 rows takes in a small tensor and in a large one.
-Tables of 10 million rows take 5 GB, values and state; at most two exist at a time.
+In each step a client pulls the rows of a batch and pushes a gradient for them; the server applies Adagrad.
+A row's frequency is independent of its position. The references run in the same rounds: two pairs of
+`reference/raw_socket.c` that move as many bytes in one piece, and one NumPy thread that does the arithmetic
+on its own table. A further part measures a push of 1,000 rows in a small and in a large table. Tables of 10
+million rows take 5 GB, values and state; at most two exist at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the benchmarks share: C references, turns, medians, tables, the machine in words."""
+"""What the benchmarks share: C references, alternating rounds, medians, tables, the machine's description."""
 
 from __future__ import annotations
 

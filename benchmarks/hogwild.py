@@ -2,8 +2,8 @@
 
     python benchmarks/hogwild.py [--quick] [--output benchmarks/README.md]
 
-The C loops are in `reference/hogwild.c`. All variants take turns within each round; a ratio is the median
-of the rounds' ratios. a9a, w8a and MovieLens are read from FASTPS_DATA_DIR; without it they are left out.
+The C loops are in `reference/hogwild.c`. All variants alternate within each round; a ratio is the median of
+the rounds' ratios. a9a, w8a and MovieLens are read from FASTPS_DATA_DIR and skipped without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Connections that rest, made by hand so that thousands fit one Python process: HTTP/2, no more."""
+"""Idle HTTP/2 connections made by hand, so that thousands fit in one Python process."""
 
 from __future__ import annotations
 

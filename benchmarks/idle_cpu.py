@@ -1,4 +1,4 @@
-"""CPU time of a client and of a server that have nothing to do."""
+"""CPU time of an idle client and an idle server."""
 
 from __future__ import annotations
 

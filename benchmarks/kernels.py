@@ -2,10 +2,10 @@
 
     python benchmarks/kernels.py [--quick] [--only large,codecs,...] [--output benchmarks/README.md]
 
-The C references are in `reference/`, built here; before anything is timed, they must give the same bits as
+The C references are in `reference/` and built here; before any timing, they must give the same bits as
 fastps. The Rust program `rust/core/benches/kernels.rs` times what Python's overhead would hide. All variants
-take turns within each round; a ratio is the median of the rounds' ratios. Tables go to standard output and,
-between the markers of their section, into `--output`. torch and NumPy are measured where torch is installed.
+alternate within each round; a ratio is the median of the rounds' ratios. Tables go to standard output and,
+between the markers of their section, into `--output`. torch and NumPy are measured if torch is installed.
 """
 
 from __future__ import annotations

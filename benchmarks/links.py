@@ -1,8 +1,8 @@
-"""A slow network: two namespaces joined by virtual cards, whose queues let so much through (`tc tbf`).
+"""A slow network: two namespaces joined by virtual interfaces with limited bandwidth (`tc tbf`).
 
-The part of `transport.py` starts this file again in a network namespace of its own, as does this file the
-server, so nothing outside is touched and nothing stays. It takes root, `unshare`, `nsenter`, `ip` and `tc`;
-without them the table says so.
+A part of `transport.py`. It runs this file again in a new network namespace, which starts the server in
+another one, so nothing outside is changed and nothing remains. It needs root, `unshare`, `nsenter`, `ip` and
+`tc`; without them the table says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The same step by others, where they are installed; and by plain grpcio clients of fastps.
+"""The same step with other libraries, if installed, and with plain grpcio clients of fastps.
 
-A step of torch's RPC and of gloo sends the gradient to another process, which applies SGD with torch, and
-brings the values back. grpcio and Redis bring back as many bytes as they got and apply nothing.
+A step of torch's RPC or gloo sends the gradient to another process, which applies SGD with torch, and returns
+the values. grpcio and Redis return as many bytes as they received and apply nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adam in place of SGD at 64 MB: how much of the update is hidden behind the transport."""
+"""Adam instead of SGD at 64 MB: how much of the update is hidden behind the transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Before kernels.py times anything: the C references must give the same bits and bytes as fastps."""
+"""Checks, before kernels.py times anything, that the C references give the same bits and bytes as fastps."""
 
 from __future__ import annotations
 

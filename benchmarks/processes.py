@@ -1,4 +1,4 @@
-"""What the transport benchmarks start beside themselves: C references, servers, certificates."""
+"""The processes that the transport benchmarks start: C references and servers, with certificates."""
 
 from __future__ import annotations
 

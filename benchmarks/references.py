@@ -1,4 +1,4 @@
-"""What kernels.py drives: the C library of `reference/`, and the Rust program `benches/kernels.rs`."""
+"""The references that kernels.py drives: the C library of `reference/` and the Rust `benches/kernels.rs`."""
 
 from __future__ import annotations
 

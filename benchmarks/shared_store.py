@@ -2,8 +2,9 @@
 
     python benchmarks/shared_store.py [--quick] [--output benchmarks/README.md]
 
-A network of 64, 128 and 10 neurons on the digits of the package, batches of 32, SGD, Hogwild: the same loop,
-model and gradients by torch in both; only who holds the parameters and steps them differs. Both take turns.
+A network of 64, 128 and 10 neurons on the package's digits, batches of 32, SGD, Hogwild. Loop, model and
+gradients are torch's in both; only the holder of the parameters, which applies the steps, differs. The two
+variants alternate.
 """
 
 from __future__ import annotations

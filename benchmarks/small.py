@@ -1,4 +1,4 @@
-"""4 KB steps, where wake-ups are all that counts: both ends spinning, and nobody spinning."""
+"""4 KB steps, where only wake-ups matter: with both ends spinning, and with neither."""
 
 from __future__ import annotations
 

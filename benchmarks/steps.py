@@ -1,9 +1,9 @@
 """Push and pull over loopback, a Unix socket, shared memory and TLS, against raw sockets and raw memory.
 
-One step pushes N bytes of float32 gradient, has the server apply SGD, and brings the N bytes of values back.
-The server is one shard in a process of its own; the references are `reference/raw_socket.c` and
-`reference/shared_memory.c`, built here. All variants take turns within each round, so that whatever else
-happens on the machine happens to all of them; medians of all repetitions. What TLS may cost follows from how
+One step pushes N bytes of float32 gradient, has the server apply SGD, and returns N bytes of values. The
+server is one shard in its own process; the references `reference/raw_socket.c` and
+`reference/shared_memory.c` are built here. All variants alternate within each round, so that other load on
+the machine affects all of them, and the medians of all repetitions count. The bound for TLS follows from how
 fast one core encrypts (`openssl speed`).
 """
 

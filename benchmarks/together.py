@@ -1,6 +1,6 @@
-"""What workers cost each other: versions beside a slow one; the loss when some die, pause or come late.
+"""How workers affect each other: versions beside a slow worker, and the loss if some die, pause or join late.
 
-Parts of `training.py`. All workers are processes, and the server is one more.
+These are parts of `training.py`. All workers are processes, and the server is another one.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What the PyTorch optimizer costs: a step on a local store, and training over a server on this machine.
+"""The cost of the PyTorch optimizer: a step on a local store, and training over a server on this machine.
 
     python benchmarks/training.py [--quick] [--output benchmarks/README.md]
 
-`step()` alone, gradients given, and after each backward: torch's own optimizers (foreach and fused) and ours
-on a local store.
-Then whole steps of a ResNet-20 on random images: the plain script, and the same with parameters on a server.
-Then workers that keep together: see `together.py`; MNIST is looked for in FASTPS_DATA_DIR.
+The first part times `step()` with given gradients and after each backward pass: torch's own optimizers
+(foreach and fused) and fastps on a local store. The second times whole steps of a ResNet-20 on random images:
+the plain script, and the same with parameters on a server. For groups of workers see `together.py`, which
+reads MNIST from FASTPS_DATA_DIR.
 """
 
 from __future__ import annotations

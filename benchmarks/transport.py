@@ -1,9 +1,9 @@
-"""What a push and a pull cost, and who else costs what: several parts, each with a table of its own.
+"""The cost of a push and a pull, in fastps and in other libraries: several parts, each with its own table.
 
     python benchmarks/transport.py [--quick] [--only steps,small,...] [--output benchmarks/README.md]
 
-Each part takes one or two minutes, all of them about ten; with `--quick` seconds. The tables go to standard
-output and, each between the two markers of its part, into `--output`.
+Each part takes one or two minutes, all of them about ten; with `--quick` a few seconds. The tables go to
+standard output and, between the markers of their part, into `--output`.
 """
 
 from __future__ import annotations

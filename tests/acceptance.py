@@ -1,11 +1,10 @@
-"""Holds the main job to its promise (`make acceptance`): `fastps demo` as it is, 10 seeds, every codec.
+"""Checks that `fastps demo` keeps its promises with 10 seeds and every codec (`make acceptance`).
 
-Each run must reach 96 % test accuracy, end within 60 s, and reconcile its books (exit code 0). Then a
-server that acknowledges every push but applies every second one (the seeded fault `drop_half`, built
-here by cargo, see rust/core/src/base/fault.rs) must be caught: exit code 3. Exit code 1 if anything of
-this does not hold. `--mnist DIR` adds one run on MNIST: 97.5 % within five minutes; and a race on 3
-seeds: two workers that train with Downpour must reach 97.5 % in less time than one (the median of the
-ratios).
+Each run must reach 96 % test accuracy, end within 60 s, and reconcile its ledger (exit code 0). A server that
+acknowledges every push but applies every second one (the seeded fault `drop_half`, built here by cargo, see
+rust/core/src/base/fault.rs) must be caught: exit code 3. This script exits with 1 if any of this fails.
+`--mnist DIR` adds one run on MNIST (97.5 % within five minutes) and a race on 3 seeds: two Downpour workers
+must reach 97.5 % in less time than one (the median of the ratios).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a test file again, as a program, on one instruction set."""
+"""Runs a test file again as a program, on one instruction set."""
 
 from __future__ import annotations
 

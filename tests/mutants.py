@@ -1,9 +1,9 @@
-"""Turns on one seeded fault after the other and expects the test suite to go red (`make mutants`).
+"""Enables one seeded fault after the other and expects the test suite to fail (`make mutants`).
 
-The faults are compiled in by the cargo feature `mutants` (rust/core/src/base/fault.rs), chosen by
-FASTPS_MUTANT. The Rust tests run first; a fault that they do not see must be seen by pytest, which then
-runs against an installed package built with the same feature (`--pytest`). Exit code 1 if a fault
-survives, or if the suite is red without one.
+The cargo feature `mutants` compiles the faults in (rust/core/src/base/fault.rs); FASTPS_MUTANT selects one.
+The Rust tests run first. A fault that they miss must be found by pytest, which runs against an installed
+package built with the same feature (`--pytest`). The exit code is 1 if a fault survives, or if the suite
+fails without one.
 """
 
 from __future__ import annotations

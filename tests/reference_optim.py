@@ -1,9 +1,9 @@
-"""torch's optimizers in NumPy, bit by bit: torch's single-tensor CPU sequence with an IEEE square root.
+"""torch's optimizers in NumPy, bit for bit: torch's single-tensor CPU sequence with an IEEE square root.
 
 Written from torch 2.15's source (`torch/optim/*.py`, `_single_tensor_*`) and from what its CPU kernels
-compute, not from the Rust. Every array is float32; every float32 operation is one NumPy operation or one
+compute, not from the Rust code. Every array is float32; every float32 operation is one NumPy operation or one
 exact `fma`; scalars are Python floats, rounded to float32 once, where they meet an array. `scale` multiplies
-the gradient, first of all.
+the gradient first.
 """
 
 from __future__ import annotations

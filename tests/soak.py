@@ -1,9 +1,9 @@
-"""Random steps for as long as you like (`make soak`): none may stall, and in the end each was applied once.
+"""Random steps for as long as you like (`make soak`): none may stall, and each must be applied once.
 
-Steps of random sizes and kinds with random pauses, from two worker processes to a server in a third one: over
-every transport, pinned to cores and not, spinning and not, with other load beside them and without. Gradients
-are -1 and SGD's lr is 1, so that every value counts its pushes. Where a step makes no progress for a minute,
-the run fails and says where both sides stand. `tests/test_soak.py` is the short form.
+Two worker processes take steps of random sizes and kinds with random pauses on a server in a third process:
+over every transport, pinned to cores and not, spinning and not, with and without other load. Gradients are -1
+and SGD's lr is 1, so every value counts its pushes. If a step makes no progress for a minute, the run fails
+and prints the state of both sides. `tests/test_soak.py` is the short form.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Snapshots that are copied to S3 or to a folder: real servers, the command line, and moto in place of S3."""
+"""Snapshots copied to S3 or to a folder: real servers, the command line, and moto in place of S3."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def until_one_failed(ps: fastps.ParameterServer) -> None:
 
 
 def test_training_goes_on_where_nothing_can_be_copied(tmp_path: Path, monkeypatch) -> None:
-    """Nobody listens there; it is logged, and the server stops in time."""
+    """No server listens there; the failure is logged, and the server stops in time."""
     for name, value in {
         **AWS,
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}",

@@ -1,4 +1,4 @@
-"""Memory crosses without a copy, from whatever library it comes."""
+"""Arrays of every library are passed without a copy."""
 
 import array
 import gc

@@ -1,6 +1,6 @@
-"""`fastps checkpoint`: data directories without a server, snapshots by running ones.
+"""`fastps checkpoint`: data directories without a server, and snapshots by running ones.
 
-Faults are tried in rust/durable and rust/cli.
+Faults are tested in rust/durable and rust/cli.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`fastps.checkpoint`: one file of values and state; and torch runs that move to a store and back."""
+"""`fastps.checkpoint`: one file of values and state, and torch runs that move to a store and back."""
 
 from __future__ import annotations
 

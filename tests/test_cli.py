@@ -1,4 +1,4 @@
-"""`fastps` as a shell runs it: what becomes of output that cannot be written."""
+"""`fastps` in a shell: output that cannot be written."""
 
 from __future__ import annotations
 

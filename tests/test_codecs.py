@@ -1,5 +1,4 @@
-"""The byte contract from Python: the golden digests and vectors, also on every instruction set, and what
-encode and decode refuse.
+"""The byte contract from Python: golden digests and vectors on every instruction set, and refused input.
 
 `python tests/test_codecs.py` prints digests and vectors, on the instruction set in `FASTPS_ISA`.
 """

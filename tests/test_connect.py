@@ -1,4 +1,4 @@
-"""Where `fastps.connect` goes, for what a client says that it waits, and what a restart without data is."""
+"""Addresses of `fastps.connect`, its messages while it waits, and restarts without data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fastps.data`: every sample of an epoch once, whoever comes, leaves or dies."""
+"""`fastps.data`: every sample of an epoch comes once, whichever workers join, leave or die."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def portions(ps: fastps.ParameterServer, n: int = 10, size: int = 3, **options: 
 
 
 def work(addresses: str, pipe: Connection, options: dict[str, Any]) -> None:
-    """A worker process: does what it is told, and says what it took."""
+    """A worker process: executes commands and reports the portions it took."""
     with fastps.connect(addresses, timeout=PATIENT) as ps:
         mine = portions(ps, **options)
         iterator: Iterator[Any] = iter(())
@@ -213,7 +213,7 @@ def test_a_late_worker_joins_the_epoch_under_way(ps):
     assert late.epoch == early.epoch == 1
     taken.append(next(iterator))
     assert sorted(np.concatenate(taken)) == list(range(10))
-    late.finish()  # the last one but that of `early`, which nobody waits for
+    late.finish()  # the last one but that of `early`, for which no worker waits
     assert next(iterator, None) is None
     assert next(joined, None) is None
     assert late.epoch == early.epoch == 2
@@ -240,7 +240,7 @@ def test_who_waits_too_long_is_told_for_what(ps):
     assert next(iterator).tolist() == [0]
     with pytest.raises(fastps.DeadlineError, match=r"name='train'.* hold the last 1 portions .* 0\.2 s"):
         next(iter(waiter))
-    # It waits no longer: what comes back is free for whoever asks.
+    # It waits no longer: a returned portion is free for any worker.
     holder.close()
     assert next(iter(portions(ps, 1, timeout=0.0))).tolist() == [0]
 

@@ -1,4 +1,4 @@
-"""The main job as a stranger meets it: ``fastps demo`` in a subprocess, short; and its books on their own.
+"""The demo as a new user runs it: a short ``fastps demo`` in a subprocess, and its ledger separately.
 
 ``FASTPS_DEMO_PYTHON`` may name the interpreter that runs it (default: this one).
 """

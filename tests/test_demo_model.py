@@ -1,6 +1,4 @@
-"""The demo's model and data: hand-written gradients against finite differences, the fixed split, the idx
-reader.
-"""
+"""The demo's model and data: its gradients against finite differences, the fixed split, the idx reader."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The documentation does what it says: snippets run, links lead somewhere, names exist.
+"""The documentation is correct: snippets run, links resolve, names exist.
 
-Blocks marked `python` run one by one, each in an empty directory. The `bash` blocks of a page run one after
-the other in one shell; servers that they leave in the background must still be alive at its end. Blocks
-marked `text` are pictures.
+Blocks marked `python` run one by one, each in an empty directory. The `bash` blocks of a page run in order in
+one shell; servers that they leave in the background must still be alive at the end. Blocks marked `text` are
+pictures.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ PYTHON_BLOCKS = [
 ]
 
 
-@pytest.mark.timeout(300)  # where nobody has read torch from a slow disk before
+@pytest.mark.timeout(300)  # if torch is not yet cached and the disk is slow
 @pytest.mark.parametrize("block", PYTHON_BLOCKS)
 def test_python_block(block: str, tmp_path: Path) -> None:
     if "tensorboard" in block:
@@ -193,11 +193,11 @@ def test_the_jax_example_trains() -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("example", "tensor"), [("numpy", "w1"), ("torch", "0.weight"), ("jax", "0/w")])
 def test_two_workers_of_an_mnist_example_train_one_model(example: str, tensor: str) -> None:
-    """On the digits of the package: every portion of every epoch is one push, whoever took it."""
+    """On the package's digits: every portion of every epoch is one push, whichever worker took it."""
     environment = {name: value for name, value in ENVIRONMENT.items() if name != "FASTPS_DATA_DIR"}
     with fastps.serve() as server, fastps.connect(server.addresses) as ps:
         command = [sys.executable, str(ROOT / f"examples/mnist_{example}.py"), server.addresses]
-        # Nobody gets past the first epoch before both are there.
+        # No worker passes the first epoch before both are present.
         gate = fastps.data.Portions(ps, n=1442, size=64, name="mnist")
         next(iter(gate))
         workers = [

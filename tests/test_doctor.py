@@ -1,4 +1,4 @@
-"""`fastps doctor`: a real run, what it reads from a made-up machine, what it warns of, and its exit code."""
+"""`fastps doctor`: a real run, its findings and warnings on a made-up machine, and its exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers with a data directory, from Python. The faults are tried in rust/durable and rust/cli."""
+"""Servers with a data directory, from Python. Faults are tested in rust/durable and rust/cli."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals: each names tensor, what was expected and what came; nothing is changed by them."""
+"""Refused calls: each error names the tensor, what was expected and what it got; nothing changes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""fork: a clear error in the child. spawn: a client that was pickled connects again."""
+"""After a fork, the child gets a clear error. With spawn, a pickled client connects again."""
 
 import gc
 import multiprocessing

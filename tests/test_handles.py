@@ -1,4 +1,4 @@
-"""Pushes under way and bound lists."""
+"""Asynchronous pushes and bound lists."""
 
 import asyncio
 import threading

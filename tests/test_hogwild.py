@@ -1,4 +1,4 @@
-"""Estimators on lock-free threads: scikit-learn's own checks and results, threads, interruption."""
+"""Lock-free estimators: scikit-learn's own checks, results, threads, interruption."""
 
 # ruff: noqa: E402 -- scikit-learn may be missing
 
@@ -367,7 +367,7 @@ def test_a_warm_start_with_other_columns_is_refused(kind, model):
         warm.fit(X[:, :3], y)
     assert warm.n_features_in_ == 5
     np.testing.assert_array_equal(warm.predict(X), before)
-    if model is HogwildClassifier:  # other classes begin anew
+    if model is HogwildClassifier:  # other classes start over
         assert warm.fit(X[:, :3], y + 1).coef_.shape == (1, 3)
 
 
@@ -431,7 +431,7 @@ def test_factors_go_on_with_what_is_asked_for_now():
     np.testing.assert_allclose(small, factors, atol=1e-5)
     large = model.set_params(learning_rate=0.05).fit(matrix).user_factors_
     assert np.abs(large - factors).max() > 0.01
-    # Also where it began anew; and what has learned nothing yet has learned nothing.
+    # Also after it started over; and an untrained model has learned nothing.
     diverging = HogwildMatrixFactorization(4, learning_rate=1e4, random_state=0)
     for again in (model.set_params(warm_start=False, learning_rate=1e4), diverging):
         with np.errstate(all="ignore"), pytest.raises(ValueError, match="diverged"):

@@ -1,4 +1,4 @@
-"""Whoever has nothing to do sleeps, and spinning can be set."""
+"""Idle clients and servers sleep, and spinning is configurable."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Importing fastps: little, quiet, and nothing but NumPy."""
+"""Importing fastps is fast and silent, and imports only NumPy."""
 
 import subprocess
 import sys

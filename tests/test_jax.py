@@ -1,4 +1,4 @@
-"""`fastps.jax` on the CPU: names, types, steps, and optax beside it."""
+"""`fastps.jax` on the CPU: names, types, steps, and use with optax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a restart lost is told once, by whatever call comes first, or by a warning at the end."""
+"""A restart's losses are reported once, by the next call of any kind, or by a warning at the end."""
 
 from __future__ import annotations
 

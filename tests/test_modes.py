@@ -1,4 +1,4 @@
-"""`Worker` with `Async`: against serial training, a model of the arrivals, and what is refused."""
+"""`Worker` with `Async`: against serial training, against a model of the arrivals, and refused settings."""
 
 from __future__ import annotations
 
@@ -419,7 +419,7 @@ def test_rates_that_are_none(store, wrong):
 @pytest.mark.parametrize("codec", [None, fastps.BFloat16(), fastps.Int8(), fastps.OneBit()], ids=str)
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_what_is_not_finite_does_not_stay(server, mode, codec, accumulate):
-    """Nobody looks before the push: one error, and training goes on."""
+    """Without a check before the push: one error, and training continues."""
     with fastps.connect(server.addresses, check_finite=False) as ps:
         register(ps, fastps.SGD(lr=1.0))
         ones = {n: np.full(s, -1, np.float32) for n, s in SHAPES.items()}
@@ -716,7 +716,7 @@ def test_rows_that_were_not_applied_return(store):
 @pytest.mark.parametrize("codec", [None, fastps.OneBit()], ids=str)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_server_that_is_away_for_a_step(tmp_path, codec, overlap):
-    """Every step adds 1; those taken while nobody was there arrive later, once."""
+    """Every step adds 1; steps taken while no server was there arrive later, once."""
     with fastps.serve(data_dir=tmp_path) as server:
         address = server.addresses
         ps = fastps.connect(address, timeout=3.0, ack="logged")

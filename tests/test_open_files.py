@@ -1,4 +1,4 @@
-"""Limits of open files: a client raises the soft one, and says which one is in its way."""
+"""Limits of open files: a client raises the soft limit, and its error names the limit that it hit."""
 
 import subprocess
 import sys

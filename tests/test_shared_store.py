@@ -1,4 +1,4 @@
-"""A store shared by processes: the same memory by fork, spawn and address; the killed leave nothing."""
+"""A store shared by processes: the same memory by fork, spawn and address; killed processes leave nothing."""
 
 import contextlib
 import multiprocessing
@@ -259,7 +259,7 @@ for k in itertools.count():
         time.sleep(0.001 * (kill * 7 % 40))
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=DEADLINE)
-        # Nothing that it held stops anybody.
+        # Nothing that it held blocks another process.
         store.register(f"after{kill}", np.zeros(3, np.float32), SGD, apply="hogwild", timeout=10)
         version = store.push("count", np.full(1, -1, np.float32), timeout=10).version
         assert version == kill + 2

@@ -1,4 +1,4 @@
-"""Sparse pushes and pulls of rows: against a dictionary of rows, against torch, and what is refused.
+"""Sparse pushes and pulls: against a dictionary of rows, against torch, and refused input.
 
 `python tests/test_sparse.py` prints a digest per case, on the instruction set in `FASTPS_ISA`.
 """

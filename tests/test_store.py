@@ -1,4 +1,4 @@
-"""The verbs, in process and remote: what they take, give, and refuse."""
+"""The calls, in process and remote: their arguments, results and errors."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a worker counts about its pushes."""
+"""A worker's counters of its pushes."""
 
 from fastps.errors import Lost
 from fastps.worker.tally import Tally

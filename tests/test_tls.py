@@ -1,4 +1,4 @@
-"""TLS from Python: the options arrive, and what goes wrong is told by typed errors."""
+"""TLS from Python: the options take effect, and failures raise typed errors."""
 
 import multiprocessing
 import time

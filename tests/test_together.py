@@ -1,6 +1,6 @@
-"""Modes in which workers wait for each other: `Sync`, `Bounded`, `WarmStart`; `Hogwild`; `accumulate`.
+"""Modes in which workers wait for each other (`Sync`, `Bounded`, `WarmStart`), `Hogwild`, and `accumulate`.
 
-What slices and clocks do under other orders of arrival is in rust/core/tests/api/groups.rs; here are workers.
+rust/core/tests/api/groups.rs tests slices and clocks under other orders of arrival; here are workers.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def test_sync_of_sparse_gradients(ps, deterministic):
             serial.push({"table": both}, scale=1 / 3)
         expected = serial.pull("table")
     assert np.count_nonzero(expected.any(axis=1)) > 100
-    # Rows that nobody names are left alone.
+    # Rows that no worker names do not change.
     touched = np.unique(np.concatenate([np.concatenate(indices) for indices in named]))
     for params, stats in results:
         assert not np.delete(params, touched, axis=0).any()
@@ -325,7 +325,7 @@ def test_a_group_is_bound_by_its_first_worker(ps):
             assert caught.value.got.startswith(
                 type(mode).__name__ if type(mode) is not fastps.Local else "Async"
             )
-        # Whoever has no place cannot make versions of his own.
+        # A client without a place cannot make versions.
         with pytest.raises(fastps.ConfigError, match="join"):
             ps.push("b", np.ones(4, np.float32))
         ps.assign("b", np.ones(4, np.float32))
@@ -607,7 +607,7 @@ def test_hogwild_steps_in_place():
         with fastps.Worker(store, {"w": np.zeros(6)}, mode=fastps.Hogwild()) as worker:
             worker.step({"w": np.full(6, -1.0, np.float32)})
             assert (worker.params["w"] == 1).all()
-            store.push("w", np.full(6, -1.0, np.float32))  # nobody fetches
+            store.push("w", np.full(6, -1.0, np.float32))  # no worker fetches
             assert (worker.params["w"] == 2).all()
 
 

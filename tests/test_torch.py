@@ -1,4 +1,4 @@
-"""`ParameterServerOptimizer`: against torch.optim, and all that a torch optimizer is expected to do."""
+"""`ParameterServerOptimizer` against torch.optim, and the interface of a torch optimizer."""
 
 from __future__ import annotations
 

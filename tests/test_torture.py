@@ -1,4 +1,4 @@
-"""`fastps torture`: the checker on histories that are bad in one way each, the plan, and one short run."""
+"""`fastps torture`: the checker on histories with one violation each, the plan, and one short run."""
 
 from __future__ import annotations
 

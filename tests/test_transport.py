@@ -1,4 +1,4 @@
-"""How frames reach servers: which way is taken, what says so, and that all ways carry the same."""
+"""The route of frames to a server: which one is chosen and reported, and that all carry the same."""
 
 import multiprocessing
 import os
@@ -77,7 +77,7 @@ def test_sockets_and_memory_go_with_their_server():
         assert memory() - mapped == 8
     assert not made & {name for name, _ in all_sockets()}
     until(lambda: memory() == mapped + 2)
-    # A stopped server has its values as long as there is somebody to ask it.
+    # A stopped server keeps its values as long as its object exists.
     del server
     assert memory() == mapped
 

@@ -1,4 +1,4 @@
-"""Checked by mypy, and by `test_stub`; also runs."""
+"""Typed uses of the package: checked by mypy and `test_stub`, and run."""
 
 from __future__ import annotations
 

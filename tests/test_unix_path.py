@@ -1,4 +1,4 @@
-"""Servers that are reached by the path of their Unix socket alone."""
+"""Servers that clients reach only by the path of their Unix socket."""
 
 import os
 import signal

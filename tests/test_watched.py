@@ -1,4 +1,4 @@
-"""Writes to a model that are not fastps's own: they raise, and nothing that they wrote is lost."""
+"""Writes to a watched model by other code raise an error, and none of them is lost."""
 
 from __future__ import annotations
 

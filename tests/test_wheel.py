@@ -1,4 +1,4 @@
-"""The wheel as users get it: small, complete, and enough in an empty environment."""
+"""The released wheel: small, complete, and sufficient in an empty environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker must bite: `fastps torture` on a build with one fault at a time (`make mutants` runs it)."""
+"""`fastps torture` must find every seeded fault of a build (`make mutants` runs it)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TORTURED = {
     "entry_not_charged": ("--profile", "hostile", "--ack", "logged"),
     "lease_never_expires": ("--profile", "crash", "--ack", "logged"),
 }
-"""What the run is told for each fault; the fewest faults of its own that show it."""
+"""The options of the run for each fault; they inject as few other faults as possible."""
 
 EXPECTED = {
     "identity_off": {"ledger"},

@@ -1,9 +1,8 @@
-"""What every fault test works on: tensors of 3 slices and small ones, two clients of different codecs, and
-books of what was acknowledged.
+"""The tensors of every fault test, two clients with different codecs, and a ledger of acknowledged pushes.
 
-Both clients push to the counted tensors (SGD, a push of -1 adds 1), and each to Adam tensors of its own,
-where content and order show in every bit. All values of a slice are equal, so that 1-bit says them exactly,
-and what was refused or fenced is known to the last bit when the next push carries it.
+Both clients push to the counter tensors (SGD, a push of -1 adds 1), and each to its own Adam tensors, in
+which content and order affect every bit. All values of a slice are equal, so 1-bit encodes them exactly, and
+the next push shows to the last bit what was refused or fenced.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ class Author:
         applied = {(tensor, elements.start // SLICE) for tensor, elements, _ in partial.applied}
         applied |= {(name, k) for name in partial.receipts for k in range(len(self.tensors[name].slices))}
         told = [*refused, *applied, *fates]
-        assert sorted(told) == sorted(self.sent), "each slice is told of, and once"
+        assert sorted(told) == sorted(self.sent), "each slice is reported exactly once"
         for part, value in self.sent.items():
             fate = fates.get(part, "applied" if part in applied else "refused")
             if fate == "applied":

@@ -1,4 +1,4 @@
-"""The disk as it is: full, read-only, or gone under a server. Training goes on; what cannot be is refused."""
+"""A disk that is full, read-only or gone: training continues, and only what needs the disk is refused."""
 
 from __future__ import annotations
 

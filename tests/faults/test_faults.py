@@ -1,4 +1,4 @@
-"""Servers that go away, stall or are not there: nothing hangs, nothing is lost, nothing is applied twice."""
+"""Servers that die, stall or are missing: nothing hangs, nothing is lost, nothing is applied twice."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_stopped_shard_resolves_every_doubt(shards: Shards, transport: str) ->
 
 
 def _push_and_pull(address: str, transport: str, counts: Connection) -> None:
-    """Pushes and pulls until it is told to end."""
+    """Pushes and pulls until it receives a request to end."""
     grads = {"w": np.full(LARGE, -1.0, np.float32)}
     with fastps.connect(address, timeout=PATIENT, transport=transport) as ps:
         pushed = 0

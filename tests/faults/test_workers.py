@@ -1,4 +1,4 @@
-"""Workers in processes of their own that are killed, stopped and started anew, where others wait for them."""
+"""Worker processes that are killed, stopped and restarted while others wait for them."""
 
 from __future__ import annotations
 
@@ -142,17 +142,17 @@ def test_nobody_waits_for_a_worker_that_is_gone(
         # They wait for a lease, and go on.
         until(lambda: all(p.steps == 10 for p in others))
         if fault == signal.SIGKILL:
-            # Started anew, it takes part again.
+            # After a restart, it takes part again.
             victim.kill()
             processes[0] = Process(address, mode, 0)
             until(processes[0].is_ready)
             assert processes[0].told[0]["ready"] == ps.pull("w")[0]
         else:
             os.kill(victim.process.pid, signal.SIGCONT)
-            # It is back before the others leave: a group that all have left begins anew, and waits.
+            # It is back before the others leave: a group that all have left starts over, and waits.
             victim.step()
             until(lambda: victim.steps == 6)
-        # Whoever has taken its steps leaves, so that the others go on without it.
+        # A worker that has taken its steps leaves, so that the others continue without it.
         for p in processes:
             for _ in range(5 if p is victim else 6):
                 p.step()
@@ -192,7 +192,7 @@ def test_a_group_goes_on_when_its_servers_are_started_anew_and_a_worker_is_not(
             for _ in range(5):
                 p.step()
         until(lambda: all(p.steps == 5 for p in processes))
-        # A session of somebody who relies on the log begins when all before it is durable, on every server.
+        # A session that relies on the log starts once everything before it is durable, on every server.
         fastps.connect(address, ack="logged").close()
         victim, *others = processes
         victim.kill()

@@ -1,4 +1,4 @@
-"""Real servers, foreign clients with stubs made for this run, and native clients beside them."""
+"""Real servers, foreign clients with freshly generated stubs, and native clients beside them."""
 
 from __future__ import annotations
 

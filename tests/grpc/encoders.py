@@ -1,7 +1,7 @@
-"""The four codecs in NumPy, written from `protos/README.md`: no code is shared with fastps.
+"""The four codecs in NumPy, written from `protos/README.md`, without any code of fastps.
 
-A body is what one frame carries: the values of one slice. Where the slice lies in its tensor matters only to
-the stochastic 8-bit codec.
+A body holds the values of one slice. Only the stochastic 8-bit codec depends on the slice's position in its
+tensor.
 """
 
 from __future__ import annotations

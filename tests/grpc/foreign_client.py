@@ -1,7 +1,7 @@
-"""A client of the wire protocol in plain grpcio, written from `protos/` and from nothing else.
+"""A client of the wire protocol in plain grpcio, written from `protos/` only.
 
-The stubs are made at test time. It is also the shortest complete description of what a client in another
-language has to do: hello, map, registration, one frame per slice, and an answer to each.
+The stubs are generated when the tests run. It is also the shortest complete example for a client in another
+language: hello, map, registration, one frame per slice, and an answer to each.
 """
 
 from __future__ import annotations

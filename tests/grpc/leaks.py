@@ -1,4 +1,4 @@
-"""Whether files and messages tell what nothing may, however they encode it."""
+"""Finds bytes or numbers that must stay secret in files and messages, in any encoding."""
 
 from __future__ import annotations
 

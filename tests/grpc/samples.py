@@ -1,4 +1,4 @@
-"""Tensors and gradients of the conformance tests, and what no bad input may change."""
+"""Tensors and gradients of the conformance tests, and the state that bad input must not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad frames. Every case leaves values and versions alone, and the server goes on."""
+"""Bad frames: each leaves values and versions unchanged, and the server keeps working."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Window updates of an honest client, and the pings by which gRPC measures a connection, are no flood."""
+"""Window updates of an honest client and gRPC's bandwidth pings do not count as a flood."""
 
 from __future__ import annotations
 

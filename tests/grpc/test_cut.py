@@ -1,4 +1,4 @@
-"""A cut over all shards, taken by a client of another language."""
+"""A cut over all shards, taken by a client in another language."""
 
 from __future__ import annotations
 

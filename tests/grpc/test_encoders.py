@@ -1,4 +1,4 @@
-"""The encoders that the other tests rely on: golden digests, vectors, and the library's own bytes."""
+"""The encoders that other tests rely on: golden digests, vectors, and the library's own bytes."""
 
 from __future__ import annotations
 

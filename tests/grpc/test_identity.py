@@ -1,4 +1,4 @@
-"""Repeats, questions about lost answers, and staleness."""
+"""Repeated pushes, queries for lost answers, and staleness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gradient's way, bit for bit: foreign bytes, native pushes and the store in one process agree."""
+"""Foreign bytes, native pushes and the in-process store agree bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registration both ways, and what ends it: no memory, no lease."""
+"""Registration by foreign and native clients, and its ends: no memory, no lease."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse messages of a foreign client: many parts, each with its own outcome; native ones agree."""
+"""Sparse messages of a foreign client: many parts, each with its own outcome; native clients agree."""
 
 from __future__ import annotations
 

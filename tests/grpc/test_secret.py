@@ -1,4 +1,4 @@
-"""A client's secret: who knows a client's incarnation alone can do nothing in its name."""
+"""A client's secret: a caller that knows only the incarnation can do nothing in the client's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A foreign client over TLS: the same port, the same bytes, with a certificate where it is asked for one."""
+"""A foreign client over TLS: the same port and bytes, with a certificate if the server requires one."""
 
 from pathlib import Path
 

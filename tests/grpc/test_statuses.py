@@ -1,6 +1,6 @@
-"""Statuses as foreign gRPC programs read them: `grpcio-status`, and `grpcurl`, that is grpc-go.
+"""Statuses as foreign gRPC programs read them: `grpcio-status`, and `grpcurl`, which uses grpc-go.
 
-`replay` ends calls with the golden statuses: so every kind is read, also those that a healthy server never
+The server of `replay` ends calls with the golden statuses, which include kinds that a healthy server never
 sends.
 """
 

@@ -1,4 +1,4 @@
-"""What is legal but odd on a stream, and what ends one."""
+"""Legal but unusual use of a stream, and errors that end one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _stream(client: ForeignClient, shard: int) -> Iterator[Stream]:
 
 
 def ends_with_a_refusal(client: ForeignClient, stream: Stream, shard: int, expected: str, got: str) -> None:
-    """Nobody could read the message, so no answer can name its tag or tensor: the status tells the rest."""
+    """An unreadable message: no answer can name its tag or tensor, so the status describes the error."""
     with pytest.raises(grpc.RpcError) as ended:
         stream.receive()
     assert ended.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -1,4 +1,4 @@
-"""What a server does not know: it refuses values of enums wherever they stand, and drops fields."""
+"""The server refuses unknown enum values wherever they occur, and ignores unknown fields."""
 
 from __future__ import annotations
 
