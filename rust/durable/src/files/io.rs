@@ -1,7 +1,8 @@
-//! Errors of file operations, and making directory entries durable.
+//! Errors of file operations, JSON, and making directory entries durable.
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::failpoint::fail;
+use serde::Serialize;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -16,6 +17,11 @@ pub(crate) fn failed(what: &str, path: &Path, error: &std::io::Error) -> Error {
         _ => Kind::Internal,
     };
     Error::new(kind, format!("cannot {what} {}: {error}", path.display()))
+}
+
+/// Encodes a value as JSON.
+pub(crate) fn to_json(value: &impl Serialize) -> Result<Vec<u8>> {
+    serde_json::to_vec(value).map_err(|error| Error::new(Kind::Internal, error.to_string()))
 }
 
 /// Makes renames, creations and removals in a directory durable.

@@ -11,7 +11,7 @@ use crate::log::Log;
 use crate::log::segment::Segment;
 use crate::recovery::growth::Growth;
 use crate::recovery::history::{FileId, Lineage, UsedFiles};
-use crate::recovery::{self, KeptSnapshots, Progress, Report, Settings};
+use crate::recovery::{self, KeptSnapshots, Progress, Recovered, Report, Settings};
 use crate::snapshot::generation::{Generation, Summary};
 use crate::snapshot::manifest::Cut;
 use fastps_core::error::{Error, Kind, Result};
@@ -83,34 +83,14 @@ impl Journal {
             return Err(Error::new(Kind::Internal, "the shard was already recovered"));
         }
         let mut found = recovery::recover(&self.directory, &self.settings, shard, &self.progress)?;
-        let mut notes = Vec::new();
-        for (number, why) in &found.damaged {
-            let aside = self.directory.set_aside(*number)?;
-            notes.push(format!(
-                "snapshot {number} cannot be used and was moved to {}: {why}",
-                aside.display()
-            ));
-        }
-        found.report.notes.splice(..0, notes);
-        for other in &found.others {
-            let aside = match other {
-                FileId::Generation(number) => self.directory.set_aside(*number)?,
-                FileId::Segment(number) => self.directory.set_segment_aside(*number)?,
-            };
-            found.report.notes.push(format!("files of another server were moved to {}", aside.display()));
-        }
-        found.kept.retain(|(number, _)| !found.others.contains(&FileId::Generation(*number)));
+        self.set_unusable_aside(&mut found)?;
         let author = Author { incarnation: self.incarnation, predecessor: found.history.newest() };
         let lineage = found.history.lineage(&UsedFiles::default()).followed_by(found.origin.id, author);
         let segment = Segment::create(&self.directory, found.segment, false, found.origin, author)?;
         if let Some((last, end)) = found.last {
             Segment::reopen(&self.directory, last, end)?.end(&mut [], found.segment)?;
         }
-        let write = self.log.open(found.catalog, segment);
-        let writer = std::thread::Builder::new().name(format!("fastps-log-{}", self.settings.shard));
-        let writer = writer
-            .spawn(write)
-            .map_err(|error| Error::new(Kind::Internal, format!("cannot start the log thread: {error}")))?;
+        let writer = self.start_writer(found.catalog, segment)?;
         *files = Some(JournalState {
             origin: found.origin,
             author,
@@ -128,6 +108,35 @@ impl Journal {
             self.snapshot(shard)?;
         }
         Ok(found.report)
+    }
+
+    /// Renames damaged snapshots and the files of other servers, and reports that.
+    fn set_unusable_aside(&self, found: &mut Recovered) -> Result<()> {
+        let mut notes = Vec::new();
+        for (number, why) in &found.damaged {
+            let aside = self.directory.set_aside(*number)?;
+            notes.push(format!(
+                "snapshot {number} cannot be used and was moved to {}: {why}",
+                aside.display()
+            ));
+        }
+        found.report.notes.splice(..0, notes);
+        for other in &found.others {
+            let aside = match other {
+                FileId::Generation(number) => self.directory.set_aside(*number)?,
+                FileId::Segment(number) => self.directory.set_segment_aside(*number)?,
+            };
+            found.report.notes.push(format!("files of another server were moved to {}", aside.display()));
+        }
+        found.kept.retain(|(number, _)| !found.others.contains(&FileId::Generation(*number)));
+        Ok(())
+    }
+
+    fn start_writer(&self, catalog: Catalog, segment: Segment) -> Result<JoinHandle<()>> {
+        let run = self.log.open(catalog, segment);
+        let thread = std::thread::Builder::new().name(format!("fastps-log-{}", self.settings.shard));
+        let failed = |error| Error::new(Kind::Internal, format!("cannot start the log thread: {error}"));
+        thread.spawn(run).map_err(failed)
     }
 
     /// Progress of [`Journal::recover`]: bytes read, and bytes to read in all.

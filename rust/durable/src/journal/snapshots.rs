@@ -68,7 +68,7 @@ impl Journal {
         let logging = || self.log.pending_bytes() > 0;
         let (origin, author) = (files.origin, files.author);
         let synced = || self.log.synced();
-        let subject = SnapshotInput {
+        let input = SnapshotInput {
             slice: &slice,
             catalog,
             origin,
@@ -78,13 +78,20 @@ impl Journal {
             synced: &synced,
             logging: &logging,
         };
-        let generation = snapshot::write(&self.directory, number, &subject, || {
+        let generation = snapshot::write(&self.directory, number, &input, || {
             // After the slices were copied, so that the log reaches every version in them. A broken log
             // cannot be synced.
             let _ = self.log.sync(self.log.position());
         })?;
         reach("snapshot_complete");
         self.log.close_gap();
+        files.growth = Growth::after_snapshot(from, generation.summary().bytes);
+        self.keep(files, why, number, log)?;
+        Ok(generation.summary())
+    }
+
+    /// Keeps a new snapshot, and removes the files that are no longer kept.
+    fn keep(&self, files: &mut JournalState, why: SnapshotReason, number: u64, log: u64) -> Result<()> {
         let replaced = match why {
             SnapshotReason::Requested => None,
             SnapshotReason::LogTooLong => files.overgrown.replace(number),
@@ -92,15 +99,13 @@ impl Journal {
         let replaced = replaced.filter(|number| files.kept.iter().any(|(kept, _)| kept == number));
         files.kept.retain(|(kept, _)| Some(*kept) != replaced);
         files.kept.push_back((number, log));
-        files.growth = Growth::after_snapshot(from, generation.summary().bytes);
         while files.kept.len() > self.settings.keep.max(1) && !self.oldest_is_young(&files.kept) {
             files.kept.pop_front();
         }
         if let Some(replaced) = replaced {
             self.directory.discard(replaced)?;
         }
-        self.prune(files)?;
-        Ok(generation.summary())
+        self.prune(files)
     }
 
     /// Checks that the directory still belongs to this server: it may have been removed and recreated.

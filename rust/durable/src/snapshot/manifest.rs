@@ -2,8 +2,10 @@
 
 use crate::catalog::Catalog;
 use crate::files::checksum::crc32c;
+use crate::files::io::to_json;
 use crate::files::output::FileDigest;
 use crate::frame::{Author, Origin};
+use fastps_core::error::Result;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,8 +56,8 @@ pub struct Cut {
 
 impl Manifest {
     /// One line of JSON, and a line with its checksum.
-    pub(crate) fn text(&self) -> serde_json::Result<Vec<u8>> {
-        let mut text = serde_json::to_vec(self)?;
+    pub(crate) fn text(&self) -> Result<Vec<u8>> {
+        let mut text = to_json(self)?;
         let crc = crc32c(&text);
         text.extend_from_slice(format!("\ncrc32c {crc:08x}\n").as_bytes());
         Ok(text)

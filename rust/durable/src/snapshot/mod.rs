@@ -6,6 +6,7 @@ mod layout;
 mod load;
 pub(crate) mod manifest;
 pub(crate) mod safetensors;
+mod slice_files;
 mod write;
 
 pub(crate) use write::{SnapshotInput, write};

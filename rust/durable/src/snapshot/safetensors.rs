@@ -1,5 +1,7 @@
 //! The header of a safetensors file: its length, then JSON. The values follow in the order of the header.
 
+use crate::files::io::to_json;
+use fastps_core::error::Result;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,8 +36,8 @@ impl Layout {
     }
 
     /// The bytes that precede the values.
-    pub(crate) fn header(&self) -> serde_json::Result<Vec<u8>> {
-        let mut json = serde_json::to_vec(&self.entries)?;
+    pub(crate) fn header(&self) -> Result<Vec<u8>> {
+        let mut json = to_json(&self.entries)?;
         json.resize((8 + json.len()).next_multiple_of(ALIGNMENT_BYTES) - 8, b' ');
         let mut header = (json.len() as u64).to_le_bytes().to_vec();
         header.append(&mut json);

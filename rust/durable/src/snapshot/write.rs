@@ -4,13 +4,14 @@
 use crate::catalog::{Catalog, Reservation};
 use crate::files::directory::Directory;
 use crate::files::io::{failed, sync_directory};
-use crate::files::output::Output;
+use crate::files::output::{FileDigest, Output};
 use crate::files::removal::remove;
-use crate::frame::{self, Author, FORMAT, Origin, SliceEntry};
+use crate::frame::{Author, FORMAT, Origin};
 use crate::snapshot::generation::Generation;
-use crate::snapshot::layout::{in_order, layout};
-use crate::snapshot::manifest::{Cut, MANIFEST, Manifest, SLICES, STATE, VALUES};
-use fastps_core::error::{Error, Kind, Result};
+use crate::snapshot::layout::in_order;
+use crate::snapshot::manifest::{Cut, MANIFEST, Manifest};
+use crate::snapshot::slice_files::SliceFiles;
+use fastps_core::error::Result;
 use fastps_core::failpoint::{fail, reach};
 use fastps_core::slice::Slice;
 use fastps_core::tensor::SliceId;
@@ -45,14 +46,14 @@ pub(crate) struct SnapshotInput<'a> {
 pub(crate) fn write(
     directory: &Directory,
     number: u64,
-    subject: &SnapshotInput<'_>,
+    input: &SnapshotInput<'_>,
     after_last_slice: impl FnOnce(),
 ) -> Result<Generation> {
     let folder = directory.unfinished(number);
     remove(&folder)?;
     std::fs::create_dir(&folder).map_err(|error| failed("create", &folder, &error))?;
     reach("snapshot_create");
-    let written = write_into(&folder, number, subject, after_last_slice).and_then(|()| {
+    let written = write_into(&folder, number, input, after_last_slice).and_then(|()| {
         let name = directory.generation(number);
         // Another server may own the directory by now.
         let renamed = fail("snapshot_rename").and_then(|()| directory.lock().check());
@@ -72,57 +73,58 @@ pub(crate) fn write(
 fn write_into(
     folder: &Path,
     number: u64,
-    subject: &SnapshotInput<'_>,
+    input: &SnapshotInput<'_>,
     after_last_slice: impl FnOnce(),
 ) -> Result<()> {
-    let SnapshotInput { slice, catalog, origin, author, log, cut, synced, logging } = subject;
-    let slices = in_order(catalog);
-    let unwritable = |error: serde_json::Error| Error::new(Kind::Internal, error.to_string());
-    let headers = layout(&slices);
-    let (mut values, mut state) =
-        (Output::create(&folder.join(VALUES))?, Output::create(&folder.join(STATE))?);
-    let mut list = Output::create(&folder.join(SLICES))?;
-    values.write(&headers.0.header().map_err(unwritable)?)?;
-    state.write(&headers.1.header().map_err(unwritable)?)?;
-    let (mut gone, mut entry) = (BTreeSet::new(), Vec::new());
+    let slices = in_order(&input.catalog);
+    let mut files = SliceFiles::create(folder, &slices)?;
+    let gone = write_slices(&slices, input, &mut files)?;
+    after_last_slice();
+    let files = files.finish()?;
+    let manifest = manifest(number, input, files, gone);
+    reach("snapshot_manifest");
+    let mut file = Output::create(&folder.join(MANIFEST))?;
+    file.write(&manifest.text()?)?;
+    file.finish()?;
+    sync_directory(folder)
+}
+
+/// Writes all slices. Returns those that were freed meanwhile.
+fn write_slices(
+    slices: &[(u64, usize, &Reservation)],
+    input: &SnapshotInput<'_>,
+    files: &mut SliceFiles,
+) -> Result<BTreeSet<u64>> {
+    let (logging, of_cut) = (input.logging, input.cut.is_some());
+    let mut gone = BTreeSet::new();
     let mut begun = Instant::now();
-    for (id, index, reservation) in &slices {
+    for (id, index, reservation) in slices {
         // While pushes are logged, writing pauses after each slice for as long as the slice took. Pushes that
         // wait for a cut are held as copies, so a cut is written without pauses.
-        if cut.is_none() && logging() {
+        if !of_cut && logging() {
             std::thread::sleep(begun.elapsed());
         }
         begun = Instant::now();
-        let Some(slice) = slice(SliceId(*id)) else {
+        let Some(slice) = (input.slice)(SliceId(*id)) else {
             gone.insert(*id);
-            fill(*index, reservation, &mut values, &mut state)?;
+            files.write_zeros(*index, reservation)?;
             continue;
         };
-        let image = if cut.is_some() { slice.image_in_cut()? } else { slice.image()? };
-        let piece = SliceEntry {
-            slice: *id,
-            values: values.write(image.values.as_ref())?,
-            state: state.write(image.state.as_ref())?,
-            standing: image.standing,
-        };
-        entry.clear();
-        if !frame::slice(&mut entry, &piece) {
-            return Err(Error::new(Kind::Capacity, "a slice remembers too many clients for one entry"));
-        }
-        frame::seal(&mut entry);
-        list.write(&entry)?;
-        let interval = if logging() { SYNC_INTERVAL_WITH_LOG_BYTES } else { SYNC_INTERVAL_BYTES };
-        values.sync_every(interval)?;
-        state.sync_every(interval)?;
+        files.write(*id, if of_cut { slice.image_in_cut()? } else { slice.image()? })?;
+        files.sync_every(if logging() { SYNC_INTERVAL_WITH_LOG_BYTES } else { SYNC_INTERVAL_BYTES })?;
     }
-    after_last_slice();
-    let files = [(VALUES, values), (STATE, state), (SLICES, list)];
-    let mut written = BTreeMap::new();
-    for (name, file) in files {
-        written.insert(name.to_owned(), file.finish()?);
-    }
+    Ok(gone)
+}
+
+fn manifest(
+    number: u64,
+    input: &SnapshotInput<'_>,
+    files: BTreeMap<String, FileDigest>,
+    gone: BTreeSet<u64>,
+) -> Manifest {
+    let SnapshotInput { catalog, origin, author, log, cut, synced, .. } = input;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let manifest = Manifest {
+    Manifest {
         format: FORMAT,
         id: origin.id,
         shard: origin.shard,
@@ -133,25 +135,9 @@ fn write_into(
         predecessor: author.predecessor,
         durable: Some(synced()).filter(|(number, _)| number >= log),
         written: now.map_or(0, |since| since.as_secs()),
-        files: written,
+        files,
         gone,
         cut: cut.clone(),
         catalog: catalog.clone(),
-    };
-    reach("snapshot_manifest");
-    let mut file = Output::create(&folder.join(MANIFEST))?;
-    file.write(&manifest.text().map_err(unwritable)?)?;
-    file.finish()?;
-    sync_directory(folder)
-}
-
-/// Writes zeros for a slice that was freed meanwhile, so that all others stay where the headers say.
-fn fill(index: usize, reservation: &Reservation, values: &mut Output, state: &mut Output) -> Result<()> {
-    let spec = &reservation.spec;
-    let zeros = vec![0; spec.dtype.size() * spec.slice_range(index).len()];
-    values.write(&zeros)?;
-    for _ in spec.optimizer.slots() {
-        state.write(&zeros)?;
     }
-    Ok(())
 }

@@ -59,8 +59,7 @@ fn write(tensors: &[Tensor<'_>], state: bool, output: &mut Output) -> Result<()>
             layout.add(format!("{}.{slot}", spec.name), spec.shape.clone(), bytes);
         }
     }
-    let unwritable = |error: serde_json::Error| Error::new(Kind::Internal, error.to_string());
-    output.write(&layout.header().map_err(unwritable)?)?;
+    output.write(&layout.header()?)?;
     for Tensor { holding, slices, .. } in tensors {
         for slice in slices {
             output.write(slice.image()?.values.as_ref())?;

@@ -57,9 +57,8 @@ impl Fetched {
         let path = shard_folder(&self.unfinished, manifest.shard);
         let directory = Directory::open(&path)?;
         let generation = directory.generation(manifest.generation);
-        let unwritable = |error: serde_json::Error| Error::new(Kind::Internal, error.to_string());
         let mut output = Output::create(&generation.join(MANIFEST))?;
-        output.write(&manifest.text().map_err(unwritable)?)?;
+        output.write(&manifest.text()?)?;
         output.finish()?;
         sync_directory(&generation)?;
         let Manifest { log, generation, .. } = manifest;

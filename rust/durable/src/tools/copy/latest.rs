@@ -1,5 +1,6 @@
 //! The `latest` file, which names the newest copy of a shard's snapshots, and the names of copies.
 
+use crate::files::io::to_json;
 use crate::frame::{check_format, random_id};
 use fastps_core::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
@@ -26,7 +27,7 @@ pub struct Latest {
 impl Latest {
     /// Encodes it as JSON.
     pub fn text(&self) -> Result<Vec<u8>> {
-        serde_json::to_vec(self).map_err(|error| Error::new(Kind::Internal, error.to_string()))
+        to_json(self)
     }
 
     /// Parses and checks it. `place` appears in errors.
