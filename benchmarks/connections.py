@@ -33,7 +33,7 @@ COUNTS = (1, 2, 8, 64)
 
 
 class Server:
-    """One shard in a process of its own."""
+    """One shard in its own process."""
 
     def __init__(self, *options: str) -> None:
         command = [sys.executable, "-m", "fastps", "serve", "--listen", "127.0.0.1:0", "--lease-ms", "600000"]
@@ -76,7 +76,7 @@ def step(ps: fastps.ParameterServer, name: str, floats: int) -> Step:
 
 
 def at_rest(clients: int, quick: bool) -> list[str]:
-    """Memory of connections at rest, and the steps of one client beside them."""
+    """Memory of idle connections, and the steps of one active client."""
     transports = ("tcp", "unix")
     with ExitStack() as stack:
         runners = {}
@@ -130,7 +130,7 @@ def cpu_per_byte(quick: bool) -> list[str]:
                 stack.enter_context(fastps.connect(server.address, transport="tcp", spin_us=spin_us))
                 for _ in range(count)
             ]
-            # As many tensors however many clients there are: what differs is the connections alone.
+            # The same number of tensors for any number of clients: only the connections differ.
             tensors = max(COUNTS)
             steps: list[list[Step]] = [[] for _ in clients]
             for k in range(tensors):

@@ -47,7 +47,7 @@ QUICK = Size(tensors=8, rounds=2, seconds=0.5)
 
 
 class Server(Child):
-    """A shard in a process of its own."""
+    """A shard in its own process."""
 
     def __init__(self, folder: Path | None, **options: Any) -> None:
         super().__init__(serve, {"data_dir": folder, "snapshot_every": 1e6, "snapshot_after": 0, **options})
@@ -82,7 +82,7 @@ def register(ps: fastps.ParameterServer, tensors: int, optimizer: fastps.Optimiz
 
 
 def written(folder: Path, chunk: bytes, count: int, sync: bool) -> float:
-    """Seconds that so many writes to a new file take, each made durable or only the last."""
+    """Seconds for a number of writes to a new file, with each made durable or only the last."""
     path = folder / "reference"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
@@ -141,7 +141,7 @@ def newest(folder: Path) -> int:
 
 
 def next_snapshot(folder: Path, done: threading.Event) -> tuple[float, float] | None:
-    """When the next snapshot begins and is complete."""
+    """The times at which the next snapshot starts and is complete."""
     last = newest(folder)
     unfinished = folder / "shard-0" / f"generation-{last + 1:08}.tmp"
     while not unfinished.exists():

@@ -56,7 +56,7 @@ def zipf(rng: np.random.Generator, rows: int, count: int) -> Any:
 
 
 def batches(rows: int, seed: int, count: int = 64) -> list[Any]:
-    """The rows of so many steps."""
+    """The rows of a number of steps."""
     rng = np.random.default_rng(seed)
     return [zipf(rng, rows, BATCH) for _ in range(count)]
 
@@ -71,7 +71,7 @@ def for_a_while(step: Callable[[Any], object], of: list[Any], seconds: float) ->
 
 
 def client(pipe: Connection, address: str, rows: int, seed: int) -> None:
-    """A client in a process of its own."""
+    """A client in its own process."""
     of, out = batches(rows, seed), np.zeros((BATCH, WIDTH), np.float32)
     gradient = np.random.default_rng(seed).normal(scale=0.1, size=(BATCH, WIDTH)).astype(np.float32)
     with fastps.connect(address, transport="tcp") as ps:
@@ -178,7 +178,7 @@ def speed(size: Size) -> list[str]:
 
 
 def same_slices(rows: int) -> list[Any]:
-    """Lists of 1,000 rows, 40 in each of 25 slices that lie as far apart as the tensor has room."""
+    """Lists of 1,000 rows, 40 in each of 25 slices, spread over the whole tensor."""
     rng, slices = np.random.default_rng(1), 25
     apart = rows // ROWS_PER_SLICE // slices
     # The last slice of the small tensor is not a whole one.
@@ -197,7 +197,7 @@ def pushes(ps: fastps.ParameterServer, name: str, rows: int) -> Callable[[], obj
 
 
 def tensors(size: Size) -> list[str]:
-    """What a push of 1,000 rows takes, whatever the tensor's size."""
+    """The time of a push of 1,000 rows, for tensors of different sizes."""
     small, large = 100_000, size.rows
     rows = []
     for where in ("in process", "TCP"):

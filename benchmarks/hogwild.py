@@ -101,7 +101,7 @@ class Reference:
 
 
 def pointer(array: Any) -> ctypes.c_void_p:
-    """Where it begins."""
+    """The address of its first element."""
     return ctypes.c_void_p(array.ctypes.data)
 
 
@@ -127,7 +127,7 @@ def scikit(seed: int = 0, **more: Any) -> SGDClassifier:
 
 
 def epochs(data: Split, threads: int) -> Runner:
-    """The epochs alone, without what `fit` checks before."""
+    """Only the epochs, without the checks of `fit`."""
     settings = model(threads)._settings(True, (1.0, 1.0))
     y = np.where(data.y > 0, np.float32(1), np.float32(-1))
     rows, columns = data.x.shape
@@ -175,7 +175,7 @@ def speed(c: Reference, data: Split, rounds: int) -> list[str]:
 
 
 def quality(sets: dict[str, tuple[Split, float, int]]) -> list[str]:
-    """Log-loss and accuracy after so many epochs, means over seeds, and of the differences per seed."""
+    """Log-loss and accuracy after a number of epochs: means over seeds, and of the differences per seed."""
     rows = []
     for name, (data, alpha, seeds) in sets.items():
         results: dict[str, list[tuple[float, float, float]]] = {}
@@ -215,7 +215,7 @@ def quality(sets: dict[str, tuple[Split, float, int]]) -> list[str]:
 
 
 def factorization(c: Reference, folder: Path, rounds: int, seeds: int) -> list[str]:
-    """MovieLens: what locks cost, what threads gain, and that the error stays."""
+    """MovieLens: the cost of locks, the gain from threads, and the same error."""
     with gzip.open(folder / "movielens-latest-small/ratings.csv.gz") as file:
         raw = np.loadtxt(file, delimiter=",", skiprows=1, usecols=(0, 1, 2))
     users, items = (np.unique(raw[:, k], return_inverse=True)[1].astype(np.int32) for k in (0, 1))
@@ -275,7 +275,7 @@ def svm_light(folder: Path, name: str) -> Split:
     def load(file: str) -> tuple[Any, Any]:
         with gzip.open(folder / name / file) as stream:
             x, y = load_svmlight_file(stream, n_features={"a9a": 123, "w8a": 300}[name], dtype=np.float32)
-        # scikit-learn takes 32-bit numbers alone.
+        # scikit-learn takes only 32-bit numbers.
         x.indices, x.indptr = x.indices.astype(np.int32), x.indptr.astype(np.int32)
         return x, (y > 0).astype(int)
 

@@ -21,7 +21,7 @@ SMALL, LARGE = 4 << 10, 64 << 20
 
 
 def _stream(pipe: Connection, address: str, transport: str) -> None:
-    """A client in a process of its own that makes so many large steps."""
+    """A client in its own process that takes a number of large steps."""
     with fastps.connect(address, check_finite=False, transport=transport) as ps:
         run = runner(step(ps, f"large {transport}", LARGE))
         pipe.send("ready")
@@ -39,7 +39,7 @@ class Pair:
         self.alone: list[int] = []
 
     def turn(self, steps: int) -> None:
-        """Small steps for as long as these large ones last, and some alone."""
+        """Small steps during the large ones, and some without them."""
         self.alone += self._run(200)
         took: list[int] = []
         thread = threading.Thread(target=lambda: took.extend(self._large(steps)))

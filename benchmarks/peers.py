@@ -143,7 +143,7 @@ def torch_module() -> Any:
 def torch_step(
     torch: Any, rule: Rule, gradients: list[Floats], threads: int, **how: bool
 ) -> Callable[[], None]:
-    """A step of torch.optim on parameters of its own."""
+    """A step of torch.optim on its own parameters."""
     parameters = [torch.zeros(gradient.shape, requires_grad=True) for gradient in gradients]
     for parameter, gradient in zip(parameters, gradients, strict=True):
         # A copy: torch's foreach version of Nesterov changes it.

@@ -55,7 +55,7 @@ class Reference:
 
 
 class Child:
-    """A function of a module in a process of its own, with a pipe."""
+    """A function of a module in its own process, with a pipe."""
 
     def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -98,7 +98,7 @@ def cpu_time(pid: int) -> int:
 
 
 def serve(pipe: Connection, options: dict[str, Any]) -> None:
-    """A server, of one shard unless told otherwise, until told to stop."""
+    """Runs a server, by default of one shard, until it receives a request to stop."""
     with fastps.serve(**{"shards": 1, **options}) as server:
         pipe.send(server.addresses)
         pipe.recv()
@@ -106,7 +106,7 @@ def serve(pipe: Connection, options: dict[str, Any]) -> None:
 
 @contextmanager
 def server_process(**options: Any) -> Iterator[str]:
-    """A server in a process of its own; these are options of `fastps.serve`. Its addresses."""
+    """Starts a server in its own process, with options of `fastps.serve`. Returns its addresses."""
     child = Child(serve, options)
     try:
         yield child.pipe.recv()

@@ -34,7 +34,7 @@ class Memory:
 
 
 def address(memory: Memory | NDArray[Any]) -> int:
-    """Where it begins."""
+    """The address of its first element."""
     array = memory.array if isinstance(memory, Memory) else memory
     return int(array.ctypes.data)
 
@@ -131,7 +131,7 @@ class RustBench:
 
 
 def build_rust() -> Path:
-    """Builds the Rust program, optimised as releases are, and says where it lies."""
+    """Builds the Rust program with the optimizations of releases, and returns its path."""
     command = ["cargo", "bench", "--locked", "--package", "fastps-core", "--bench", "kernels", "--no-run"]
     command += ["--message-format", "json", "--quiet"]
     output = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout

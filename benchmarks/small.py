@@ -41,7 +41,7 @@ def _references(folder: Path, stack: ExitStack) -> dict[str, Runner]:
 def small(quick: bool) -> list[str]:
     """The table."""
     with ExitStack() as stack:
-        # A client that sleeps may not look at how others spin: it has a server of its own.
+        # A sleeping client has its own server, so that spinning clients do not affect it.
         runners: dict[str, Runner] = {}
         for mood, spin_us in SPIN_US.items():
             address = stack.enter_context(server_process(spin_us=spin_us))

@@ -24,7 +24,7 @@ SMALL = {"w": np.zeros(1000, np.float32)}
 
 
 def paced(pipe: Connection, address: str, mode: fastps.modes.Mode, seconds: float) -> None:
-    """Takes steps whose gradients take so long each, until told to end."""
+    """Takes steps whose gradients take a given time each, until it receives a request to end."""
     with fastps.connect(address, timeout=60.0) as ps, fastps.Worker(ps, SMALL, mode=mode) as worker:
         pipe.send("ready")
         while not pipe.poll():

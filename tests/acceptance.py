@@ -72,7 +72,7 @@ def judge(options: list[str], goal: float, limit: float) -> tuple[str, str | Non
 
 
 def seconds_to(goal: float, workers: int, seed: int, mnist: str) -> float:
-    """Until so many workers beside one server had this test accuracy; infinity if they never had."""
+    """Seconds until workers of one server reach this test accuracy; infinity if they never do."""
     with tempfile.TemporaryDirectory(prefix="fastps-acceptance-") as folder:
         options = ["--data", "mnist", "--data-dir", mnist, "--seed", str(seed), "--no-kill", "--shards", "1"]
         options += ["--workers", str(workers), *RACE]

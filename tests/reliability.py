@@ -30,7 +30,7 @@ def run(seed: int, seconds: float) -> dict[str, Any]:
 
 
 def cpu() -> str:
-    """The processor's name, where the system tells it."""
+    """The processor's name, if the system provides it."""
     try:
         found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

@@ -77,7 +77,7 @@ class Setting:
 
 
 class Server:
-    """A server in a process of its own."""
+    """A server in its own process."""
 
     def __init__(self, setting: Setting) -> None:
         command = [sys.executable, "-m", "fastps", "serve", "--listen", "127.0.0.1:0"]
@@ -193,7 +193,7 @@ def _queues(address: str) -> Iterator[str]:
 
 
 def where_both_stand(server: Server, workers: list[Worker]) -> str:
-    """Everything that may tell why nothing moves."""
+    """Everything that may explain why nothing moves."""
     for worker in workers:
         worker.asked.set()
     lines = ["server:", *_threads(server.process.pid)]

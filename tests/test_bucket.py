@@ -118,7 +118,7 @@ def until_copied(url: str, log: Path, numbers: dict[int, int]) -> None:
 
 
 def test_a_cluster_comes_back_from_copies_alone(url: str, tmp_path: Path) -> None:
-    """Killed with its disk; what came after the copy is lost, and told."""
+    """Killed with its disk; changes after the copy are lost and reported."""
     log, port = tmp_path / "log", free_port()
     kept = {"w": np.arange(LARGE, dtype=np.float32), "small": np.ones(3, np.float32)}
     options = ("--copy-to", url, "--snapshot-every", "3600")
@@ -149,7 +149,7 @@ def test_a_cluster_comes_back_from_copies_alone(url: str, tmp_path: Path) -> Non
             np.testing.assert_array_equal(values, state[name])
         ps.push("small", np.ones(3, np.float32))
         ps.close()
-        # It goes on in the same place, and its last snapshot is copied, too.
+        # It continues in the same place, and its last snapshot is copied too.
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert latest(url) == {0: 2, 1: 2}, log.read_text()
@@ -160,7 +160,7 @@ def test_a_cluster_comes_back_from_copies_alone(url: str, tmp_path: Path) -> Non
 
 
 def call_until_it_is_told(ps: fastps.ParameterServer, shards: set[int]) -> None:
-    """A call that the restart interrupts is answered; the next one tells."""
+    """A call that the restart interrupts is answered; the next one reports the loss."""
     end = time.monotonic() + 60
     while shards:
         assert time.monotonic() < end, shards

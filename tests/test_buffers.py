@@ -141,7 +141,7 @@ def test_a_buffer_in_use_stays_locked(w):
 
 
 class Capsule:
-    """A library that speaks DLPack alone, through a NumPy array."""
+    """A library that speaks only DLPack, through a NumPy array."""
 
     def __init__(self, array, versioned=True):
         self.array, self.versioned = array, versioned

@@ -20,7 +20,7 @@ INITIAL = np.arange(600_000, dtype=np.float32).reshape(3, -1)
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """What a server of two shards has left behind."""
+    """The data directory of a stopped server with two shards."""
     path = tmp_path / "data"
     with fastps.serve(shards=2, data_dir=path) as server, fastps.connect(server.addresses) as ps:
         ps.register("w", INITIAL, optimizer=fastps.Adam(lr=0.5))

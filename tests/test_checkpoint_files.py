@@ -323,7 +323,7 @@ def test_fresh_optimizers_and_what_does_not_fit(store):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize(("rule", "settings"), THEIRS, ids=lambda x: str(x))
 def test_checkpoints_of_torch_distributed(ps, tmp_path, rule, settings):
-    """What torch wrote comes into a store, and what the store writes torch reads as its own."""
+    """A store loads what torch wrote, and torch loads what the store writes."""
     kind = getattr(torch.optim, rule)
 
     def fresh(seed=0):

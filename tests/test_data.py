@@ -43,7 +43,7 @@ def work(addresses: str, pipe: Connection, options: dict[str, Any]) -> None:
 
 
 class Process:
-    """A worker in a process of its own."""
+    """A worker in its own process."""
 
     def __init__(self, server: fastps.Server, **options: Any) -> None:
         self.pipe, other = SPAWN.Pipe()
@@ -158,7 +158,7 @@ def test_processes_share_epochs(server, start, workers):
         assert all(len(indices) == 7 for indices in begun)
         for process in processes:
             process.tell("epoch")
-        # An iteration that was left begins again with the portion that it was at.
+        # An abandoned iteration restarts with its current portion.
         taken = [process.says() for process in processes]
         assert [of_one[0] for of_one in taken] == begun
         assert sorted(flat(flat(taken))) == list(range(200))
@@ -221,7 +221,7 @@ def test_a_late_worker_joins_the_epoch_under_way(ps):
 
 @pytest.mark.parametrize("ending", ["finish", "close"])
 def test_a_worker_that_waits_is_woken(ps, ending):
-    """By the end of the epoch, or by a portion that came back."""
+    """By the end of the epoch, or by a returned portion."""
     holder, waiter = portions(ps, 2, 1), portions(ps, 2, 1)
     held = next(iter(holder)).tolist()
     with ThreadPoolExecutor(1) as threads:

@@ -89,7 +89,7 @@ def test_python_block(block: str, tmp_path: Path) -> None:
         pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     (tmp_path / "snippet.py").write_text(block)
     printed = run([sys.executable, "snippet.py"], tmp_path, 240).splitlines()
-    # A comment behind a print that looks like a value is the output.
+    # A comment after a print that looks like a value is the output.
     for shown in re.findall(r"print\(.*\)  # ([\[\d-].*)$", block, re.MULTILINE):
         assert shown in printed
 

@@ -76,7 +76,7 @@ def test_what_a_restart_lost_is_told_once(tmp_path: Path) -> None:
 
 
 def call_until_it_is_told(ps: fastps.ParameterServer) -> None:
-    """A call that the restart interrupts is answered; the next one tells."""
+    """A call that the restart interrupts is answered; the next one reports the loss."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         ps.versions("w")

@@ -126,7 +126,7 @@ def test_rates_are_jax_s_numbers(store):
 
 
 def test_local_steps_by_optax(ps):
-    """Each worker takes steps of its own, and pushes how far it came (as the example does)."""
+    """Each worker takes its own steps and pushes its progress (as the example does)."""
     params = model()
     fastps.jax.register(ps, params, fastps.SGD(lr=0.7))
     optimizer = optax.adam(0.02)

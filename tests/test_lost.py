@@ -159,7 +159,7 @@ def lost_so_far(ps: fastps.ParameterServer) -> int:
 
 
 def until_it_is_found(ps: fastps.ParameterServer) -> None:
-    """The client meets the server in its own time; asking for counters tells it nothing."""
+    """The client reconnects in its own time; a request for counters reports no loss."""
     end = time.monotonic() + 60
     while not lost_so_far(ps):
         assert time.monotonic() < end, "the client has found no loss"

@@ -139,7 +139,7 @@ def test_stale_gradients_count_less_or_not_at_all(ps, rng, asked, apply):
 
 
 def test_what_is_too_stale_is_dropped_and_training_goes_on(ps):
-    """Not kept for a later push, whatever codec it travels by: it would be staler then."""
+    """No codec keeps it for a later push, which would be even staler."""
     register(ps, fastps.SGD(lr=1.0))
     mode = fastps.Async(max_staleness=0, on_stale="reject")
     for codec in (None, fastps.Int8(), fastps.OneBit()):
@@ -178,7 +178,7 @@ def test_only_what_is_too_stale_is_dropped(ps):
 
 
 def test_gradients_that_are_the_parameters(store):
-    """Each is read before a pull writes it, whatever the order."""
+    """Each is read before a pull writes it, in any order."""
     register(store, fastps.SGD(lr=0.5))
     for k, name in enumerate(SHAPES):
         store.assign(name, np.full(SHAPES[name], k + 1, np.float32))
@@ -512,7 +512,7 @@ def test_local_steps_are_not_pushed_ahead(store):
 
 
 class Unsure:
-    """An answer that is missing, and what comes of it."""
+    """A missing answer, and its outcome."""
 
     def __init__(self, tensor, elements, fate):
         self.tensor, self.shard, self.elements, self.fate = tensor, 0, elements, fate
@@ -522,7 +522,7 @@ class Unsure:
 
 
 class Failing:
-    """A worker's client of which pushes end as told, once each."""
+    """A worker's client whose pushes end as specified, once each."""
 
     def __init__(self, native, *errors):
         self._native, self.errors = native, list(errors)

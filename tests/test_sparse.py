@@ -249,7 +249,7 @@ def test_what_travels_in_many_messages(ps: fastps.ParameterServer, rng: np.rando
 
 
 def test_every_element_of_a_slice(ps: fastps.ParameterServer, rng: np.random.Generator) -> None:
-    """The largest part there is, beside a small one."""
+    """The largest possible part, beside a small one."""
     n = SLICE + 3
     ps.register("w", np.zeros(n, np.float32), optimizer=fastps.SGD(lr=1.0))
     gradient = rng.integers(-8, 8, n).astype(np.float32)
@@ -386,7 +386,7 @@ def test_pulls_of_rows_pin_nothing(store: fastps.Store) -> None:
 
 @pytest.mark.parametrize("apply", ["exact", "hogwild"])
 def test_many_clients_at_once(server: fastps.Server, apply: str) -> None:
-    """Each has rows of its own, in the same slices: nothing is lost, in either kind of memory."""
+    """Each has its own rows in the same slices: nothing is lost, in either kind of memory."""
     shape, steps = (3000, 250), 30
 
     def work(client: int) -> None:

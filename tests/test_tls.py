@@ -14,7 +14,7 @@ LARGE = 600_001
 
 
 def train(ps):
-    """Some steps of a worker, and a pull; the worker is a client with connections of its own."""
+    """Some steps of a worker, and a pull; the worker is a client with its own connections."""
     params = {"w": np.zeros(LARGE, np.float32)}
     ps.register("w", params["w"], optimizer=fastps.SGD(lr=1.0))
     with fastps.Worker(ps, params, mode=fastps.Local(push_every=1, pull_every=1, lr=1.0)) as worker:

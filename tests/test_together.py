@@ -142,7 +142,7 @@ def test_sync_of_sparse_gradients(ps, deterministic):
 
 
 def test_the_slowest_is_not_waited_for(ps):
-    """Two of three make a version; the third's gradients come too late, are counted, and it goes on."""
+    """Two of three make a version; the third's late gradients are counted, and it continues."""
     register(ps, fastps.SGD(lr=1.0))
     mode = fastps.Sync(workers=2, backup=1)
     with ExitStack() as stack:
@@ -157,7 +157,7 @@ def test_the_slowest_is_not_waited_for(ps):
         together(2, lambda k: [slow, fast[0]][k].step(ones(-1.0)))
         assert all((p == 4).all() for p in slow.params.values())
         assert (slow.stats()["rejected"], fast[0].stats()["rejected"]) == (1, 0)
-        # Rows that come too late are refused in every slice, and those of the others count.
+        # Late rows are refused in every slice, and those of the others count.
         rows = {"big": fastps.Sparse(np.array([1, 2 * 63 * 4096]), np.ones(2, np.float32))}
         together(2, lambda k: [slow, fast[0]][k].step(rows))
         fast[1].step(rows)
@@ -189,13 +189,13 @@ def test_sync_without_enough_workers_says_who_is_there(server):
             together(2, lambda k: [worker, other][k].step(ones(-1.0)))
             assert all((p == 3).all() for p in worker.params.values())
             worker.close()
-            # Who has left is not waited for.
+            # A worker that has left is not waited for.
             other.step(ones(-1.0))
             assert all((p == 4).all() for p in other.params.values())
 
 
 def test_pushes_that_wait_for_each_other_wait_for_nothing_else(ps):
-    """One thread pushes for two workers; two begin their steps at different tensors."""
+    """One thread pushes for two workers, which start their steps at different tensors."""
     register(ps, fastps.SGD(lr=1.0))
     mode = fastps.Sync(workers=2)
     with fastps.Worker(ps, zeros(), mode=mode) as a, fastps.Worker(ps, zeros(), mode=mode) as b:
@@ -432,7 +432,7 @@ def test_a_deadline_in_one_group_is_made_up_for_in_the_others(server):
 
 
 def test_parameters_that_a_worker_does_not_get_leave_it_as_it_was(groups):
-    """Neither those of a group with another mode, nor those of a wrong shape."""
+    """Neither parameters in a group with another mode, nor parameters of a wrong shape."""
     with (
         fastps.Worker(groups, {"z": np.zeros(3)}, mode=fastps.Sync(workers=1)),
         fastps.Worker(groups, {"x": np.zeros(3)}, mode=fastps.Bounded(0)) as worker,
@@ -451,7 +451,7 @@ def test_parameters_that_a_worker_does_not_get_leave_it_as_it_was(groups):
 
 
 def test_who_fails_is_not_waited_for():
-    """Neither whose last push was refused, nor who never was a worker."""
+    """Neither a worker whose last push was refused, nor a client that never was a worker."""
     with fastps.serve(lease=600) as server, fastps.connect(server.addresses, timeout=20.0) as ps:
         register(ps, fastps.SGD(lr=1.0))
         mode = fastps.Bounded(0)
@@ -593,7 +593,7 @@ def test_another_goes_on_with_a_warm_start(ps):
             led.step(ones(-1.0))
         late = other.result(LATE)
         assert (late.params["w"] == 4).all()
-        # Who comes now does not wait.
+        # A worker that joins now does not wait.
         with fastps.Worker(ps, zeros(), mode=mode) as third:
             third.step(ones(-1.0))
         led.close()

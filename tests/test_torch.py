@@ -865,7 +865,7 @@ OPENMP = pytest.mark.skipif(
 
 
 def alone(code):
-    """What a process of its own prints."""
+    """The output of a separate process."""
     call = [sys.executable, "-c", STARTS + code]
     done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
@@ -893,7 +893,7 @@ print(os.waitpid(child, 0)[1])
 
 
 def test_threads_train_one_model(store):
-    """Each with a model and an optimizer of its own."""
+    """Each with its own model and optimizer."""
     errors = []
 
     def work(rank):
@@ -920,7 +920,7 @@ def test_threads_train_one_model(store):
 
 
 class Late:
-    """Stands for a GPU where there is none: a copy comes when it is waited for, and not before."""
+    """Simulates a GPU: a copy arrives only when it is waited for."""
 
     def __init__(self):
         self.queued = []

@@ -110,7 +110,7 @@ def serve(pipe: Connection) -> None:
 
 
 def push(pipe: Connection, addresses: str) -> None:
-    """Pushes until it is killed, and tells of each push that was applied."""
+    """Pushes until it is killed, and reports each applied push."""
     with fastps.connect(addresses, transport="shm") as ps:
         gradient = np.full(LARGE, -1, np.float32)
         while True:
@@ -150,7 +150,7 @@ def test_killed_clients_leave_nothing():
             except EOFError:
                 pass
             until(lambda: memory() == mapped)
-        # A push whose answer was on its way when its client was killed may count.
+        # A push whose answer was under way when its client was killed may count.
         applied = ps.pull("w")
         for first in range(0, LARGE, 63 * 4096):
             part = applied[first : first + 63 * 4096]

@@ -42,7 +42,7 @@ def child(*command: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def serving(path: Path):
-    """`fastps serve` in a process of its own."""
+    """`fastps serve` in its own process."""
     return child("-m", "fastps", "serve", "--listen", "127.0.0.1:0", "--listen-unix", str(path))
 
 

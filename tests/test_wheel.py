@@ -48,7 +48,7 @@ def test_links_of_its_description_lead_somewhere() -> None:
 
 
 def test_nobody_can_kill_it_by_name() -> None:
-    """Failpoints (rust/core/src/base/failpoint.rs) are in the servers of the Rust tests alone."""
+    """Failpoints (rust/core/src/base/failpoint.rs) exist only in the servers of the Rust tests."""
     with zipfile.ZipFile(WHEEL) as archive:
         (extension,) = (name for name in archive.namelist() if name.endswith(".so"))
         program = archive.read(extension)

@@ -345,7 +345,7 @@ def test_state_of_other_parameters_is_refused(store):
 
 
 def test_state_of_another_mode_or_codec_is_refused(store):
-    """What a worker has no place for is not dropped in silence, nor are old values taken for the present."""
+    """State without a place in the worker is not dropped silently; old values do not count as current."""
     register(store, fastps.SGD(lr=1.0))
     ones = {n: np.ones(s, np.float32) for n, s in SHAPES.items()}
     rows = {"w": fastps.Sparse([1], np.ones((1, 5), np.float32))}

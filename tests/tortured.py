@@ -52,7 +52,7 @@ def build() -> Path:
 def violations(folder: Path, mutant: str, arguments: tuple[str, ...], seed: int) -> set[str]:
     """The invariants that a run finds violated."""
     command = [sys.executable, "-P", "-m", "fastps", "torture", "--json", "--seed", str(seed)]
-    # A run waits up to 30 s at its end for what clients leave behind.
+    # A run waits up to 30 s at its end until nothing of its clients is left.
     command += ["--seconds", "15", *arguments]
     env = {**os.environ, "PYTHONPATH": str(folder), "FASTPS_MUTANT": mutant}
     run = subprocess.run(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, timeout=3 * SECONDS)

@@ -26,7 +26,7 @@ Part = tuple[str, int]
 
 @dataclass(frozen=True)
 class Tensor:
-    """`owner` is the client that alone pushes to it, None: both do, and it counts."""
+    """`owner` is the only client that pushes to it; None for a counter, to which both push."""
 
     size: int
     owner: int | None = None
@@ -51,7 +51,7 @@ class Ledger:
 
     def __init__(self, ps: fastps.ParameterServer) -> None:
         self.counted: defaultdict[Part, Account] = defaultdict(Account)
-        # A slice of an Adam tensor is a tensor of its own here, so that it can be pushed alone.
+        # Each slice of an Adam tensor is its own tensor here, so that it can be pushed separately.
         self.mirror = fastps.Store()
         for name, tensor in TENSORS.items():
             ps.register(name, np.zeros(tensor.size, np.float32), optimizer=tensor.optimizer)

@@ -50,7 +50,7 @@ def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]
 
 
 def serve(data: Path, told: Path) -> tuple[subprocess.Popen[str], str]:
-    """A server in a process of its own, and its address; what it logs goes to a file."""
+    """A server in its own process, and its address; its log output goes to a file."""
     command = [sys.executable, "-m", "fastps", "serve", "--listen", "127.0.0.1:0", "--data-dir", data]
     with told.open("a") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -85,7 +85,7 @@ def refused(ps: fastps.ParameterServer, gradient: np.ndarray) -> bool:
 
 def test_a_full_disk_stops_what_must_be_on_it_and_nothing_else(small_disk: Path, tmp_path: Path) -> None:
     filler, told = small_disk / "filler", tmp_path / "told"
-    # Room for what registering writes, and then for neither a push nor a snapshot.
+    # Enough space to register, and then for neither a push nor a snapshot.
     filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 7 * N))
     process, address = serve(small_disk / "data", told)
     try:
@@ -137,7 +137,7 @@ def test_files_that_are_removed_under_a_server_are_missed(tmp_path: Path) -> Non
             logged.register("w", np.zeros(3, np.float32), optimizer=fastps.SGD(lr=1.0))
             logged.push("w", one)
             shutil.rmtree(data / "shard-0")
-            # What is written now is nowhere: who waits for it waits for a snapshot, and others are refused.
+            # The log has a gap: clients that wait for it wait for a snapshot, and others are refused.
             waits = logged.push_async("w", one)
             until(lambda: "was removed" in told.read_text())
             with pytest.raises(fastps.UnavailableError, match="was removed"):

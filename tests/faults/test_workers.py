@@ -45,7 +45,7 @@ with fastps.connect(address, timeout=30) as ps:
 
 
 class Process:
-    """A worker. `told` is what it said."""
+    """A worker process. `told` is its output."""
 
     def __init__(self, address: str, mode: fastps.Sync | fastps.Bounded, rank: int) -> None:
         value = [type(mode).__name__, json.dumps(asdict(mode))]
@@ -65,7 +65,7 @@ class Process:
         self.process.stdin.flush()
 
     def no_more(self) -> None:
-        """It leaves after the steps that it was told to take."""
+        """It leaves after its number of steps."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 
@@ -139,7 +139,7 @@ def test_nobody_waits_for_a_worker_that_is_gone(
         for _ in range(5):
             for p in others:
                 p.step()
-        # They wait for a lease, and go on.
+        # They wait for one lease, and continue.
         until(lambda: all(p.steps == 10 for p in others))
         if fault == signal.SIGKILL:
             # After a restart, it takes part again.
@@ -160,7 +160,7 @@ def test_nobody_waits_for_a_worker_that_is_gone(
         for p in processes:
             p.end()
         first, *rest = [told["error"] for told in processes[0].told[-6:]]
-        # Its lease is over: what it sends is refused, and it says so; then it goes on from new values.
+        # Its lease is over: its push is refused, which it reports; then it continues from new values.
         assert first == ("LeaseError" if fault == signal.SIGSTOP else None)
         assert rest == [None] * 5
         assert [told["error"] for p in others for told in p.told[1:]] == [None] * 32
@@ -198,7 +198,7 @@ def test_a_group_goes_on_when_its_servers_are_started_anew_and_a_worker_is_not(
         victim.kill()
         for k in range(2):
             servers.restart(k)
-        # The servers know who was there; they wait for one lease, and go on.
+        # The servers know the workers; they wait for one lease, and continue.
         for p in others:
             for _ in range(5):
                 p.step()

@@ -134,7 +134,7 @@ class ForeignClient:
         options = [
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", MAX_MESSAGE),
-            # Each client object has connections of its own.
+            # Each client object has its own connections.
             ("grpc.use_local_subchannel_pool", 1),
         ]
         if credentials is None:
@@ -196,7 +196,7 @@ class ForeignClient:
         settings: Mapping[str, float] | None = None,
         **fields: Any,
     ) -> Message:
-        """A tensor's spec; float32, exact and in the default group unless told otherwise."""
+        """A tensor's spec; by default float32, exact and in the default group."""
         fields = {"dtype": self.pb.DTYPE_FLOAT32, "apply": self.pb.APPLY_EXACT, "group": "default"} | fields
         rule = self.pb.Optimizer(name=optimizer, settings=settings or {})
         return self.pb.TensorSpec(name=name, shape=list(shape), optimizer=rule, **fields)

@@ -66,7 +66,7 @@ def test_writes_wait_until_all_shards_have_begun(stubs: Stubs, tmp_path: Path) -
         ]
         subprocess.run([*command, "--cut"], check=True, capture_output=True)
         assert (load_file(tmp_path / "cut")["w"] == 1).all()
-        # One that is given up lets everybody go on.
+        # After an abandoned cut, every client continues.
         hold(foreign, 0, cut=6, hold_ms=10_000)
         hold(foreign, 0, cut=6)
         writer.push("w", ones)

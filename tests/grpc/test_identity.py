@@ -33,7 +33,7 @@ def test_resolve_tells_or_fences(foreign: ForeignClient, fresh_name: FreshName) 
     assert [h.kind for h in answers] == [pb.KIND_RECEIPT, pb.KIND_FENCED, pb.KIND_FENCED]
     assert answers[0].duplicate
     assert answers[0].version == applied.version
-    # What is fenced stays fenced, for a late frame and for a second question.
+    # A fenced push stays fenced, for a late frame and for a second query.
     late = foreign.exchange(name, frames)
     kinds = [a.header.refusal.kind for a in late]
     assert kinds == ["", "fenced", "fenced"]

@@ -174,7 +174,7 @@ def test_assign_and_state(
         assert foreign.accepted(answer).kind == pb.KIND_RECEIPT
     assert native.pull(name).tobytes() == values.tobytes()
     assert foreign.pull(name)[1] == [version + 1 for version in before]
-    # An assignment is not a step, and leaves the state alone.
+    # An assignment is not a step, and does not change the state.
     again = foreign.pull_state(name)
     assert [(n, s.tobytes()) for n, s in again] == [(n, s.tobytes()) for n, s in saved]
     foreign.sequence += 1

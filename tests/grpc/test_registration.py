@@ -95,7 +95,7 @@ def test_an_unsealed_tensor_does_not_exist(
     for refused in foreign.stream(0).exchange([gradient, *reads]):
         assert refused.header.refusal.kind == "unknown_tensor"
         assert refused.header.refusal.retry_after_ms > 0
-    # Not all values have come: neither sealed nor committed.
+    # Values are missing: neither sealed nor committed.
     for shard, method, request in [(0, "Seal", seal), (1, "Seal", seal), (0, "Commit", commit)]:
         with pytest.raises(Refused) as early:
             foreign.call(shard, method, request)
@@ -209,7 +209,7 @@ def test_an_expired_lease_ends_the_session_for_good(stubs: Stubs) -> None:
         for late in (frame, asked):
             (answer,) = sleeper.exchange("leased", [late])
             assert answer.header.refusal.kind == "lease"
-        # What the slices remembered of its pushes may be gone, so it never comes back under this number.
+        # The slices may have forgotten its pushes, so it never returns under this number.
         for renew in (True, False):
             with pytest.raises(Refused) as refused:
                 sleeper.hello(0, renew=renew)

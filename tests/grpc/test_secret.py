@@ -18,7 +18,7 @@ from samples import STATUS
 import fastps
 
 ONES = np.ones(3, np.float32)
-DRAWN = 0  # a stranger draws a secret of its own
+DRAWN = 0  # a stranger draws its own secret
 
 
 @pytest.fixture(scope="module")

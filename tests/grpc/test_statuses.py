@@ -98,7 +98,7 @@ def grpcurl() -> str:
 
 
 def call(*arguments: str) -> dict[str, Any]:
-    """The status that grpcurl tells of a call that fails."""
+    """The status that grpcurl reports for a failing call."""
     command = [grpcurl(), "-plaintext", "-format-error", "-max-time", str(TIMEOUT), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT)
     assert done.returncode > 64, done
@@ -120,7 +120,7 @@ def check(status: dict[str, Any], refusal: dict[str, Any], code: str) -> None:
 
 @pytest.mark.timeout(600)  # it may have to be built
 def test_grpcurl_reads_every_kind(replay: str) -> None:
-    # The package has the sources beside what is made of them.
+    # The package has the sources beside the generated code.
     common = Path(error_details_pb2.__file__).parents[2]
     protos = ["-import-path", str(ROOT / "protos"), "-proto", "fastps/v1/fastps.proto"]
     protos += ["-import-path", str(common), "-proto", "google/rpc/error_details.proto"]

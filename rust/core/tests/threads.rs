@@ -179,7 +179,7 @@ fn slices_come_and_go_while_others_push() {
 #[test]
 fn threads_train_on_shared_coefficients() {
     const COLUMNS: usize = 20;
-    // Enough elements that the linear threads train on copies.
+    // Enough rows that the linear threads train on copies.
     let rows = if cfg!(miri) { 40 } else { 13_000 };
     let columns: Vec<i32> = (0..3 * rows as i32).map(|k| (k * k + k / 3) % COLUMNS as i32).collect();
     let values = vec![0.5_f32; 3 * rows];

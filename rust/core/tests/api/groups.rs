@@ -313,7 +313,7 @@ fn groups_with_workers_are_bounded() {
     };
     (0..1 << 12).for_each(|group| join(group).unwrap());
     assert_eq!(join(1 << 12).unwrap_err().kind, Kind::Capacity);
-    // A worker of an existing group may join again.
+    // An existing group accepts its worker again.
     join(7).unwrap();
 }
 
