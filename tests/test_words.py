@@ -76,7 +76,7 @@ def wide_comments() -> Iterator[str]:
                 yield f"{path.relative_to(ROOT)}:{number}"
     for path in [*sources("python", ".py"), *sources("python", ".pyi")]:
         for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-            if token.type in (tokenize.COMMENT, tokenize.STRING):
+            if token.type in (tokenize.COMMENT, tokenize.STRING) and not token.line[: token.start[1]].strip():
                 for k, line in enumerate(token.line.splitlines()):
                     if len(line) > COLUMNS:
                         yield f"{path.relative_to(ROOT)}:{token.start[0] + k}"
