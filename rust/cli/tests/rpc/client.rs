@@ -12,9 +12,9 @@ use fastps_core::error::Kind;
 use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, Optimizer, Rmsprop, Sgd};
 use fastps_core::store::{Store, StoreOptions};
 use fastps_core::tensor::{Apply, TensorSpec};
+use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{
-    Fate, Gradient, ParameterServer, Patient, PushError, PushOptions, Pushed, Receipt, State, Ticket,
-    Versions,
+    Fate, Gradient, Patient, PushError, PushOptions, Pushed, Receipt, State, Ticket, Versions,
 };
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -9,7 +9,8 @@ use fastps_core::error::Kind;
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::store::{Store, StoreOptions};
 use fastps_core::tensor::{Apply, TensorSpec};
-use fastps_core::verbs::{Gradient, ParameterServer, PushError, PushOptions, SparseValues, Values, Versions};
+use fastps_core::verbs::prelude::*;
+use fastps_core::verbs::{Gradient, PushError, PushOptions, SparseValues, Values, Versions};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 

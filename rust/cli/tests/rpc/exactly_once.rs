@@ -12,7 +12,8 @@ use fastps_core::dtype::{DType, View};
 use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::store::{Store, StoreOptions};
 use fastps_core::tensor::{Apply, TensorSpec};
-use fastps_core::verbs::{Fate, Gradient, ParameterServer, PushError, PushOptions};
+use fastps_core::verbs::prelude::*;
+use fastps_core::verbs::{Fate, Gradient, PushError, PushOptions};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 

@@ -8,7 +8,7 @@ use fastps_core::error::Kind;
 use fastps_core::mode::{Mode, Seat};
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::tensor::{Apply, TensorSpec};
-use fastps_core::verbs::ParameterServer;
+use fastps_core::verbs::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 use crate::certificates::Ca;
 use crate::cluster::Cluster;
 use fastps_client::{Client, ConnectOptions};
-use fastps_core::verbs::ParameterServer;
+use fastps_core::verbs::prelude::*;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;

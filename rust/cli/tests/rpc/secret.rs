@@ -11,7 +11,7 @@ use fastps_client::Ack;
 use fastps_core::dtype::{DType, View};
 use fastps_core::error::Kind;
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
-use fastps_core::verbs::ParameterServer;
+use fastps_core::verbs::prelude::*;
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::{self, Answer, Read, Route};
 use http::HeaderMap;

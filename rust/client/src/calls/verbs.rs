@@ -19,8 +19,8 @@ use fastps_core::portions::{Answer, Ask};
 use fastps_core::sparse::Plan;
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{
-    Caller, Gradient, ParameterServer, Patient, Pulled, PushError, PushOptions, Pushed, Receipt, Rows, State,
-    Stats, Ticket, Versions,
+    Caller, Gradient, ParameterServer, Patient, PullTensors, Pulled, PushError, PushOptions, PushTensors,
+    Pushed, Receipt, Rows, State, Stats, TensorRegistry, Ticket, TrainTogether, Versions,
 };
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::Read;
@@ -48,15 +48,7 @@ impl Client {
     }
 }
 
-impl ParameterServer for Client {
-    fn client(&self) -> u64 {
-        self.shared.client
-    }
-
-    fn another(&self) -> Result<Arc<dyn ParameterServer>> {
-        Ok(self.again()?)
-    }
-
+impl TensorRegistry for Client {
     fn register(&self, spec: TensorSpec, values: View<'_>, timeout: Duration) -> Result<()> {
         self.register_tensor(spec, values, timeout)
     }
@@ -78,7 +70,9 @@ impl ParameterServer for Client {
         self.refresh(Vec::new(), after(timeout))?;
         Ok(self.map.names())
     }
+}
 
+impl PushTensors for Client {
     fn push_for(&self, caller: &mut dyn Caller, gradients: &[Gradient], options: &PushOptions) -> Pushed {
         let call = self.start_push(gradients, options, None)?;
         self.finish(&call, caller)?;
@@ -103,6 +97,35 @@ impl ParameterServer for Client {
         Ok((pushed(&self.shared, &call, gradients.len())?, versions(&call, id)))
     }
 
+    fn assign(&self, gradient: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
+        let (epoch, entries) = self.look_up(std::iter::once(&gradient.name), after(timeout))?;
+        let entry = &entries[0];
+        outgoing::check_shape(gradient.borrow(), &entry.spec)?;
+        outgoing::check_values(Isa::get()?, gradient.values.view(), &entry.spec)?;
+        let memory = Memory::new(gradient.values.clone());
+        let body = |range| (Action::Assign, Payload::Lent(memory.clone(), range));
+        let bodies = entry.spec.slices().map(body).collect();
+        let call = self.start_assign(entry, bodies, vec![memory.clone()], epoch, timeout);
+        call.wait(Duration::MAX, None)?;
+        Self::one(pushed(&self.shared, &call, 1))
+    }
+
+    fn load_state(&self, name: &str, state: &State, timeout: Duration) -> Result<Receipt, PushError> {
+        let name: Arc<str> = name.into();
+        let (epoch, entries) = self.look_up(std::iter::once(&name), after(timeout))?;
+        let entry = &entries[0];
+        let bodies = outgoing::state_bodies(&entry.spec, state)?;
+        let assign = |(body, step): (Vec<u8>, &u64)| {
+            (Action::AssignState { step: *step }, Payload::Owned(body.into()))
+        };
+        let bodies = bodies.into_iter().zip(&state.steps).map(assign).collect();
+        let call = self.start_assign(entry, bodies, Vec::new(), epoch, timeout);
+        call.wait(Duration::MAX, None)?;
+        Self::one(pushed(&self.shared, &call, 1))
+    }
+}
+
+impl PullTensors for Client {
     fn pull(&self, names: &[Arc<str>], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
         let deadline = after(timeout);
         let (epoch, entries) = self.look_up(names.iter(), deadline)?;
@@ -138,38 +161,11 @@ impl ParameterServer for Client {
         }))
     }
 
-    fn assign(&self, gradient: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
-        let (epoch, entries) = self.look_up(std::iter::once(&gradient.name), after(timeout))?;
-        let entry = &entries[0];
-        outgoing::check_shape(gradient.borrow(), &entry.spec)?;
-        outgoing::check_values(Isa::get()?, gradient.values.view(), &entry.spec)?;
-        let memory = Memory::new(gradient.values.clone());
-        let body = |range| (Action::Assign, Payload::Lent(memory.clone(), range));
-        let bodies = entry.spec.slices().map(body).collect();
-        let call = self.start_assign(entry, bodies, vec![memory.clone()], epoch, timeout);
-        call.wait(Duration::MAX, None)?;
-        Self::one(pushed(&self.shared, &call, 1))
-    }
-
     fn state(&self, name: &str, timeout: Duration) -> Result<State> {
         let deadline = after(timeout);
         let name: Arc<str> = name.into();
         let (epoch, entries) = self.look_up(std::iter::once(&name), deadline)?;
         self.pull_state(&entries[0], epoch, deadline)
-    }
-
-    fn load_state(&self, name: &str, state: &State, timeout: Duration) -> Result<Receipt, PushError> {
-        let name: Arc<str> = name.into();
-        let (epoch, entries) = self.look_up(std::iter::once(&name), after(timeout))?;
-        let entry = &entries[0];
-        let bodies = outgoing::state_bodies(&entry.spec, state)?;
-        let assign = |(body, step): (Vec<u8>, &u64)| {
-            (Action::AssignState { step: *step }, Payload::Owned(body.into()))
-        };
-        let bodies = bodies.into_iter().zip(&state.steps).map(assign).collect();
-        let call = self.start_assign(entry, bodies, Vec::new(), epoch, timeout);
-        call.wait(Duration::MAX, None)?;
-        Self::one(pushed(&self.shared, &call, 1))
     }
 
     fn versions(&self, names: &[Arc<str>], timeout: Duration) -> Result<Versions> {
@@ -180,7 +176,9 @@ impl ParameterServer for Client {
         self.finish_pull(&call, &mut Patient)?;
         Ok(versions(&call, id))
     }
+}
 
+impl TrainTogether for Client {
     fn join(&self, group: &str, seat: &Seat, timeout: Duration) -> Result<Joined> {
         self.join_group(group, seat, timeout)
     }
@@ -195,6 +193,16 @@ impl ParameterServer for Client {
 
     fn portion(&self, ask: &Ask, wait: Duration, timeout: Duration) -> Result<Answer> {
         self.ask_for_portion(ask, wait, timeout)
+    }
+}
+
+impl ParameterServer for Client {
+    fn client(&self) -> u64 {
+        self.shared.client
+    }
+
+    fn another(&self) -> Result<Arc<dyn ParameterServer>> {
+        Ok(self.again()?)
     }
 
     fn stats(&self, timeout: Duration) -> Result<Stats> {

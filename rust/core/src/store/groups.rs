@@ -4,6 +4,8 @@ use super::Store;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::mode::{Clocks, Joined, Mode, Seat};
 use crate::base::sync::lock;
+use crate::coordination::portions::{Answer, Ask};
+use crate::verbs::TrainTogether;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
@@ -21,8 +23,10 @@ impl Store {
             names.len() - 1
         }) as u32
     }
+}
 
-    pub(super) fn join_group(&self, group: &str, seat: &Seat) -> Result<Joined> {
+impl TrainTogether for Store {
+    fn join(&self, group: &str, seat: &Seat, _timeout: Duration) -> Result<Joined> {
         if self.shared.directory.is_some() && seat.mode != Mode::Free {
             let why = "processes that share a store do not wait for each other: that needs a server";
             return Err(Error::new(Kind::Config, why).expected(Mode::Free, seat.mode));
@@ -36,19 +40,14 @@ impl Store {
         Ok(joined)
     }
 
-    pub(super) fn leave_group(&self, group: &str, warm: bool) {
+    fn leave(&self, group: &str, warm: bool, _timeout: Duration) -> Result<()> {
         let key = (self.group(group), warm);
         lock(&self.seats).0.retain(|(place, _)| *place != key);
         self.shared.shard.leave(key.0, self.client, warm);
+        Ok(())
     }
 
-    pub(super) fn advance_in(
-        &self,
-        group: &str,
-        warm: bool,
-        steps: u64,
-        timeout: Duration,
-    ) -> Result<Clocks> {
+    fn advance(&self, group: &str, warm: bool, steps: u64, timeout: Duration) -> Result<Clocks> {
         let key = (self.group(group), warm);
         let clock = match lock(&self.seats).0.iter_mut().find(|(place, _)| *place == key) {
             Some((_, clock)) => {
@@ -68,6 +67,10 @@ impl Store {
                 Err(Error::new(Kind::Unavailable, "another call of this worker waits in its place"))
             }
         }
+    }
+
+    fn portion(&self, ask: &Ask, wait: Duration, _timeout: Duration) -> Result<Answer> {
+        self.ask_for_portion(ask, wait)
     }
 }
 

@@ -6,7 +6,9 @@ mod later;
 mod live;
 mod places;
 mod portions;
+mod pull;
 mod push;
+mod push_tensors;
 mod register;
 mod settle;
 mod team;
@@ -18,32 +20,20 @@ pub use push::Bound;
 pub use register::same_spec;
 pub use team::Team;
 
-use crate::base::dtype::{Array, View};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::Isa;
-use crate::base::mode::{Clocks, Joined, Seat};
 use crate::base::sync::{Arc, AtomicU64, Mutex, Ordering, RwLock, lock, read};
-use crate::coordination::portions::{Answer, Ask, Portions};
-use crate::kernel::codec::CodecId;
-use crate::push::check;
-use crate::push::outcome::Collect;
-use crate::push::sparse::Plan;
+use crate::coordination::portions::Portions;
 use crate::shard::{Shard, ShardConfig};
 use crate::slice::Slice;
-use crate::slice::frame::{Action, Identity, Push};
+use crate::slice::frame::Identity;
 use crate::slice::policy::Policy;
 use crate::slice::record::Sink;
 use crate::slice::shared_directory::{Directory, SharedTensor};
 use crate::tensor::TensorSpec;
-use crate::verbs::{
-    Caller, Done, Gradient, ParameterServer, Pulled, PushError, PushOptions, Pushed, Receipt, Rows,
-    SliceVersion, State, Stats, Ticket, Versions,
-};
+use crate::verbs::{ParameterServer, Stats};
 use foldhash::fast::RandomState;
 use groups::Seats;
-use later::Later;
-use places::Places;
-use settle::Begun;
 use std::collections::HashMap;
 use std::sync::{OnceLock, RwLockReadGuard};
 use std::time::Duration;
@@ -213,50 +203,6 @@ impl Store {
         let build = || rayon::ThreadPoolBuilder::new().num_threads(self.shared.threads).build().ok();
         self.shared.pool.get_or_init(build).as_ref()
     }
-
-    /// Hands over a slice's values: the tensor's first element that they are of, their bytes.
-    fn pull_slice(&self, slice: &Slice, take: impl FnOnce(usize, &[u8])) -> Result<SliceVersion> {
-        let snapshot = slice.pull(self.client)?;
-        take(slice.range().start, snapshot.as_ref());
-        Ok(SliceVersion { slice: slice.id(), version: snapshot.version, own: snapshot.own })
-    }
-
-    fn change(
-        &self,
-        tensor: &Arc<Tensor>,
-        actions: &[(Action, &[u8])],
-        timeout: Duration,
-    ) -> Result<Receipt, PushError> {
-        let identity = self.identity();
-        let late = OnceLock::new();
-        let change = |(part, slice): (usize, &Arc<Slice>)| {
-            let (action, body) = actions[part];
-            let push = Push {
-                slice: slice.id(),
-                action,
-                identity,
-                base: None,
-                lr: None,
-                scale: None,
-                momentum: None,
-                correction: None,
-                count: slice.len() as u64,
-                indices: None,
-                codec: CodecId::plain(tensor.spec.dtype),
-                body,
-                trusted: false,
-                once: true,
-            };
-            self.shared.shard.push_to(slice, &push, || late.get_or_init(Arc::<Collect>::default).expect(part))
-        };
-        let answers = tensor.slices.iter().enumerate().map(change).collect();
-        let bytes = actions.iter().map(|(_, body)| body.len() as u64).sum();
-        let places = Places::new(0, vec![tensor.clone()]);
-        let late = late.into_inner();
-        let begun = Begun { identity, answers, late, residues: Vec::new(), sent: Some(vec![bytes]) };
-        let mut receipts = self.settle(&places, begun, timeout)?;
-        receipts.pop().ok_or_else(|| Error::new(Kind::Internal, "a change without a receipt").into())
-    }
 }
 
 impl ParameterServer for Store {
@@ -266,173 +212,6 @@ impl ParameterServer for Store {
 
     fn another(&self) -> Result<Arc<dyn ParameterServer>> {
         Ok(Arc::new(self.sibling()))
-    }
-
-    fn register(&self, spec: TensorSpec, values: View<'_>, timeout: Duration) -> Result<()> {
-        self.register_tensor(spec, values, timeout)
-    }
-
-    fn unregister(&self, name: &str, _timeout: Duration) -> Result<()> {
-        self.unregister_tensor(name)
-    }
-
-    fn spec(&self, name: &str, _timeout: Duration) -> Result<Arc<TensorSpec>> {
-        Ok(self.tensor(name)?.spec.clone())
-    }
-
-    fn names(&self, _timeout: Duration) -> Result<Vec<Arc<str>>> {
-        self.refresh()?;
-        let mut names: Vec<_> = self.tensors().keys().cloned().collect();
-        names.sort();
-        Ok(names)
-    }
-
-    fn push_for(&self, caller: &mut dyn Caller, gradients: &[Gradient], options: &PushOptions) -> Pushed {
-        let borrowed: Vec<_> = gradients.iter().map(Gradient::borrow).collect();
-        let (places, begun) = self.begin(&borrowed, options)?;
-        if begun.late.is_none() {
-            return self.settle(&places, begun, options.timeout);
-        }
-        self.count(&places, &begun);
-        Later::start(places, begun, options.timeout).wait_for(caller)
-    }
-
-    fn push_async(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>> {
-        let borrowed: Vec<_> = gradients.iter().map(Gradient::borrow).collect();
-        let (places, begun) = self.begin(&borrowed, &options)?;
-        if begun.late.is_some() {
-            self.count(&places, &begun);
-            return Ok(Later::start(places, begun, options.timeout));
-        }
-        match self.settle(&places, begun, options.timeout) {
-            // What a check found is the call's own error, as it is over the network.
-            Err(PushError::Refused(error)) => Err(error),
-            pushed => Ok(Arc::new(Done(pushed))),
-        }
-    }
-
-    fn push_pull(
-        &self,
-        gradients: &[Gradient],
-        options: &PushOptions,
-        caller: &mut dyn Caller,
-    ) -> Result<(Vec<Receipt>, Versions), PushError> {
-        let receipts = self.push_for(caller, gradients, options)?;
-        let names: Vec<_> = gradients.iter().map(|g| g.name.clone()).collect();
-        Ok((receipts, self.pull(&names, options.timeout, caller)?))
-    }
-
-    fn pull(&self, names: &[Arc<str>], _timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
-        let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
-        let mut versions = Versions { client: self.client, tensors: Vec::with_capacity(names.len()) };
-        for (k, tensor) in tensors.iter().enumerate() {
-            let mut of_slices = Vec::with_capacity(tensor.slices.len());
-            for slice in &tensor.slices {
-                of_slices.push(self.pull_slice(slice, |at, bytes| caller.take(k, at, bytes))?);
-            }
-            versions.tensors.push((tensor.spec.name.clone(), of_slices));
-        }
-        Ok(versions)
-    }
-
-    fn pull_rows(&self, rows: &[Rows], _timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
-        let plan = |rows: &Rows| {
-            let tensor = self.tensor(&rows.name)?;
-            Ok((Plan::new(&tensor.spec, &rows.indices)?, tensor))
-        };
-        let plans = rows.iter().map(plan).collect::<Result<Vec<_>>>()?;
-        let mut versions = Versions { client: self.client, tensors: Vec::with_capacity(rows.len()) };
-        let mut values = Vec::new();
-        for (k, (plan, tensor)) in plans.iter().enumerate() {
-            let mut of_slices = Vec::with_capacity(plan.parts().len());
-            for part in plan.parts() {
-                let slice = &tensor.slices[part.slice];
-                values.clear();
-                of_slices.push(slice.pull_rows(self.client, plan.indices(part), &mut values)?);
-                plan.scatter(part.elements.start, &values, |at, values| caller.take(k, at, values));
-            }
-            versions.tensors.push((tensor.spec.name.clone(), of_slices));
-        }
-        Ok(versions)
-    }
-
-    fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {
-        let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
-        let mut values: Vec<_> =
-            tensors.iter().map(|tensor| Array::zeros(tensor.spec.dtype, tensor.spec.elements())).collect();
-        let versions = self.pull(&names, timeout, &mut |k: usize, first: usize, bytes: &[u8]| {
-            values[k].write(first, bytes);
-        })?;
-        Ok(Arc::new(Done(Ok(Pulled { values, versions }))))
-    }
-
-    fn assign(&self, gradient: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
-        let tensor = self.tensor(&gradient.name)?;
-        check::check_shape(gradient.borrow(), &tensor.spec)?;
-        let values = gradient.values.view();
-        check::check_values(self.shared.isa, values, &tensor.spec)?;
-        let actions: Vec<(Action, &[u8])> =
-            tensor.spec.slices().map(|range| (Action::Assign, values.get(range).bytes())).collect();
-        self.change(&tensor, &actions, timeout)
-    }
-
-    fn state(&self, name: &str, _timeout: Duration) -> Result<State> {
-        let tensor = self.tensor(name)?;
-        let elements = tensor.spec.elements();
-        let names = tensor.spec.optimizer.slots();
-        let mut state = State {
-            steps: Vec::new(),
-            slots: names.into_iter().map(|name| (name, Array::zeros(tensor.spec.dtype, elements))).collect(),
-        };
-        for slice in &tensor.slices {
-            let snapshot = slice.pull_state(self.client)?;
-            state.steps.push(snapshot.step);
-            let range = tensor.spec.slice_range(slice.index());
-            for (k, (_, values)) in state.slots.iter_mut().enumerate() {
-                values.write(range.start, &snapshot.as_ref()[k * slice.bytes()..][..slice.bytes()]);
-            }
-        }
-        Ok(state)
-    }
-
-    fn load_state(&self, name: &str, state: &State, timeout: Duration) -> Result<Receipt, PushError> {
-        let tensor = self.tensor(name)?;
-        let bodies = check::state_bodies(&tensor.spec, state)?;
-        let actions: Vec<(Action, &[u8])> = bodies
-            .iter()
-            .zip(&state.steps)
-            .map(|(body, step)| (Action::AssignState { step: *step }, body.as_slice()))
-            .collect();
-        self.change(&tensor, &actions, timeout)
-    }
-
-    fn versions(&self, names: &[Arc<str>], _timeout: Duration) -> Result<Versions> {
-        let of = |name: &Arc<str>| {
-            let tensor = self.tensor(name)?;
-            let slices = tensor.slices.iter().map(|slice| {
-                let (version, own) = slice.version(self.client);
-                SliceVersion { slice: slice.id(), version, own }
-            });
-            Ok((name.clone(), slices.collect()))
-        };
-        Ok(Versions { client: self.client, tensors: names.iter().map(of).collect::<Result<_>>()? })
-    }
-
-    fn join(&self, group: &str, seat: &Seat, _timeout: Duration) -> Result<Joined> {
-        self.join_group(group, seat)
-    }
-
-    fn leave(&self, group: &str, warm: bool, _timeout: Duration) -> Result<()> {
-        self.leave_group(group, warm);
-        Ok(())
-    }
-
-    fn advance(&self, group: &str, warm: bool, steps: u64, timeout: Duration) -> Result<Clocks> {
-        self.advance_in(group, warm, steps, timeout)
-    }
-
-    fn portion(&self, ask: &Ask, wait: Duration, _timeout: Duration) -> Result<Answer> {
-        self.ask_for_portion(ask, wait)
     }
 
     fn stats(&self, _timeout: Duration) -> Result<Stats> {

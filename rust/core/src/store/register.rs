@@ -8,16 +8,11 @@ use crate::push::check;
 use crate::slice::frame::Action;
 use crate::slice::shared_directory::{Directory, SharedTensor};
 use crate::tensor::{SliceId, TensorSpec};
-use crate::verbs::PushError;
+use crate::verbs::{PushError, TensorRegistry};
 use std::time::Duration;
 
-impl Store {
-    pub(super) fn register_tensor(
-        &self,
-        spec: TensorSpec,
-        values: View<'_>,
-        timeout: Duration,
-    ) -> Result<()> {
+impl TensorRegistry for Store {
+    fn register(&self, spec: TensorSpec, values: View<'_>, timeout: Duration) -> Result<()> {
         spec.validate()?;
         check::check_values(self.shared.isa, values, &spec)?;
         let _one_at_a_time = lock(&self.shared.registering);
@@ -43,6 +38,34 @@ impl Store {
         Ok(())
     }
 
+    fn unregister(&self, name: &str, _timeout: Duration) -> Result<()> {
+        if self.shared.directory.is_some() {
+            self.tensor(name)?;
+            let error =
+                Error::new(Kind::Config, "a shared store keeps its tensors: other processes may step them");
+            return Err(error.tensor(name));
+        }
+        let mut tensors = write(&self.shared.tensors);
+        let tensor = tensors.remove(name).ok_or_else(|| unknown(name))?;
+        self.shared.generation.fetch_add(1, Ordering::Release);
+        drop(tensors);
+        self.shared.shard.remove(&tensor.slices.iter().map(|slice| slice.id()).collect::<Vec<_>>());
+        Ok(())
+    }
+
+    fn spec(&self, name: &str, _timeout: Duration) -> Result<Arc<TensorSpec>> {
+        Ok(self.tensor(name)?.spec.clone())
+    }
+
+    fn names(&self, _timeout: Duration) -> Result<Vec<Arc<str>>> {
+        self.refresh()?;
+        let mut names: Vec<_> = self.tensors().keys().cloned().collect();
+        names.sort();
+        Ok(names)
+    }
+}
+
+impl Store {
     /// Registers a tensor with all processes; the caller has seen to it that this one registers no other.
     fn publish(
         &self,
@@ -82,21 +105,6 @@ impl Store {
         self.shared.shard.create_in(shared.as_ref(), spec, group, &ids)?;
         let slices = ids.iter().map(|(id, _)| self.shared.shard.slice(*id)).collect::<Result<Vec<_>>>()?;
         Ok(Tensor { spec: spec.clone(), slices, elements: spec.elements(), shared })
-    }
-
-    pub(super) fn unregister_tensor(&self, name: &str) -> Result<()> {
-        if self.shared.directory.is_some() {
-            self.tensor(name)?;
-            let error =
-                Error::new(Kind::Config, "a shared store keeps its tensors: other processes may step them");
-            return Err(error.tensor(name));
-        }
-        let mut tensors = write(&self.shared.tensors);
-        let tensor = tensors.remove(name).ok_or_else(|| unknown(name))?;
-        self.shared.generation.fetch_add(1, Ordering::Release);
-        drop(tensors);
-        self.shared.shard.remove(&tensor.slices.iter().map(|slice| slice.id()).collect::<Vec<_>>());
-        Ok(())
     }
 }
 

@@ -2,10 +2,23 @@
 //! return.
 
 mod parameter_server;
+mod pull_tensors;
+mod push_tensors;
+mod tensor_registry;
+mod train_together;
 mod values;
+
+/// The traits of a parameter server: what a file that calls one imports.
+pub mod prelude {
+    pub use super::{ParameterServer, PullTensors, PushTensors, TensorRegistry, TrainTogether};
+}
 
 pub use crate::tensor::{SliceVersion, Versions};
 pub use parameter_server::ParameterServer;
+pub use pull_tensors::PullTensors;
+pub use push_tensors::PushTensors;
+pub use tensor_registry::TensorRegistry;
+pub use train_together::TrainTogether;
 pub use values::{
     Caller, Done, Fate, Gradient, GradientRef, InDoubt, PartialPush, Patient, Pulled, PushError, PushOptions,
     Pushed, Receipt, Rows, SparseValues, State, Stats, Ticket, Values,

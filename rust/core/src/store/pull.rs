@@ -1,0 +1,97 @@
+//! Pulls from a store: slice by slice into the caller's memory.
+
+use super::Store;
+use crate::base::dtype::Array;
+use crate::base::error::Result;
+use crate::base::sync::Arc;
+use crate::push::sparse::Plan;
+use crate::slice::Slice;
+use crate::tensor::{SliceVersion, Versions};
+use crate::verbs::{Caller, Done, PullTensors, Pulled, Rows, State, Ticket};
+use std::time::Duration;
+
+impl Store {
+    /// Hands over a slice's values: the tensor's first element that they are of, their bytes.
+    pub(super) fn pull_slice(&self, slice: &Slice, take: impl FnOnce(usize, &[u8])) -> Result<SliceVersion> {
+        let snapshot = slice.pull(self.client)?;
+        take(slice.range().start, snapshot.as_ref());
+        Ok(SliceVersion { slice: slice.id(), version: snapshot.version, own: snapshot.own })
+    }
+}
+
+impl PullTensors for Store {
+    fn pull(&self, names: &[Arc<str>], _timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
+        let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
+        let mut versions = Versions { client: self.client, tensors: Vec::with_capacity(names.len()) };
+        for (k, tensor) in tensors.iter().enumerate() {
+            let mut of_slices = Vec::with_capacity(tensor.slices.len());
+            for slice in &tensor.slices {
+                of_slices.push(self.pull_slice(slice, |at, bytes| caller.take(k, at, bytes))?);
+            }
+            versions.tensors.push((tensor.spec.name.clone(), of_slices));
+        }
+        Ok(versions)
+    }
+
+    fn pull_rows(&self, rows: &[Rows], _timeout: Duration, caller: &mut dyn Caller) -> Result<Versions> {
+        let plan = |rows: &Rows| {
+            let tensor = self.tensor(&rows.name)?;
+            Ok((Plan::new(&tensor.spec, &rows.indices)?, tensor))
+        };
+        let plans = rows.iter().map(plan).collect::<Result<Vec<_>>>()?;
+        let mut versions = Versions { client: self.client, tensors: Vec::with_capacity(rows.len()) };
+        let mut values = Vec::new();
+        for (k, (plan, tensor)) in plans.iter().enumerate() {
+            let mut of_slices = Vec::with_capacity(plan.parts().len());
+            for part in plan.parts() {
+                let slice = &tensor.slices[part.slice];
+                values.clear();
+                of_slices.push(slice.pull_rows(self.client, plan.indices(part), &mut values)?);
+                plan.scatter(part.elements.start, &values, |at, values| caller.take(k, at, values));
+            }
+            versions.tensors.push((tensor.spec.name.clone(), of_slices));
+        }
+        Ok(versions)
+    }
+
+    fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>> {
+        let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
+        let mut values: Vec<_> =
+            tensors.iter().map(|tensor| Array::zeros(tensor.spec.dtype, tensor.spec.elements())).collect();
+        let versions = self.pull(&names, timeout, &mut |k: usize, first: usize, bytes: &[u8]| {
+            values[k].write(first, bytes);
+        })?;
+        Ok(Arc::new(Done(Ok(Pulled { values, versions }))))
+    }
+
+    fn state(&self, name: &str, _timeout: Duration) -> Result<State> {
+        let tensor = self.tensor(name)?;
+        let elements = tensor.spec.elements();
+        let names = tensor.spec.optimizer.slots();
+        let mut state = State {
+            steps: Vec::new(),
+            slots: names.into_iter().map(|name| (name, Array::zeros(tensor.spec.dtype, elements))).collect(),
+        };
+        for slice in &tensor.slices {
+            let snapshot = slice.pull_state(self.client)?;
+            state.steps.push(snapshot.step);
+            let range = tensor.spec.slice_range(slice.index());
+            for (k, (_, values)) in state.slots.iter_mut().enumerate() {
+                values.write(range.start, &snapshot.as_ref()[k * slice.bytes()..][..slice.bytes()]);
+            }
+        }
+        Ok(state)
+    }
+
+    fn versions(&self, names: &[Arc<str>], _timeout: Duration) -> Result<Versions> {
+        let of = |name: &Arc<str>| {
+            let tensor = self.tensor(name)?;
+            let slices = tensor.slices.iter().map(|slice| {
+                let (version, own) = slice.version(self.client);
+                SliceVersion { slice: slice.id(), version, own }
+            });
+            Ok((name.clone(), slices.collect()))
+        };
+        Ok(Versions { client: self.client, tensors: names.iter().map(of).collect::<Result<_>>()? })
+    }
+}

@@ -1,0 +1,22 @@
+//! Everything that reads values, optimizer state or versions.
+
+use super::values::{Caller, Pulled, Rows, State, Ticket};
+use crate::base::error::Result;
+use crate::tensor::Versions;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Reads of tensors: values, rows, optimizer state, versions.
+pub trait PullTensors: Send + Sync {
+    /// Pulls values into the caller's memory.
+    fn pull(&self, names: &[Arc<str>], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions>;
+    /// Pulls some rows of tensors into the caller's memory, where those of a tensor stand one after the other
+    /// in the order given. The versions are those of the slices that have them.
+    fn pull_rows(&self, rows: &[Rows], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions>;
+    /// Pulls without waiting.
+    fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>>;
+    /// A tensor's optimizer state.
+    fn state(&self, name: &str, timeout: Duration) -> Result<State>;
+    /// Versions of tensors.
+    fn versions(&self, names: &[Arc<str>], timeout: Duration) -> Result<Versions>;
+}

@@ -1,0 +1,30 @@
+//! Everything that changes values or optimizer state.
+
+use super::values::{Caller, Gradient, Patient, PushError, PushOptions, Pushed, Receipt, State, Ticket};
+use crate::base::error::Result;
+use crate::tensor::Versions;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Changes of tensors: gradients, new values, new optimizer state.
+pub trait PushTensors: Send + Sync {
+    /// Pushes and waits until everything is applied.
+    fn push(&self, gradients: &[Gradient], options: &PushOptions) -> Pushed {
+        self.push_for(&mut Patient, gradients, options)
+    }
+    /// The same for a caller that may leave.
+    fn push_for(&self, caller: &mut dyn Caller, gradients: &[Gradient], options: &PushOptions) -> Pushed;
+    /// Pushes without waiting: scans and queues before it returns.
+    fn push_async(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>>;
+    /// Pushes and pulls the same tensors; the values contain the push.
+    fn push_pull(
+        &self,
+        gradients: &[Gradient],
+        options: &PushOptions,
+        caller: &mut dyn Caller,
+    ) -> Result<(Vec<Receipt>, Versions), PushError>;
+    /// Replaces a tensor's values.
+    fn assign(&self, gradient: &Gradient, timeout: Duration) -> Result<Receipt, PushError>;
+    /// Replaces a tensor's optimizer state.
+    fn load_state(&self, name: &str, state: &State, timeout: Duration) -> Result<Receipt, PushError>;
+}

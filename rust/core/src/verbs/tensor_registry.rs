@@ -1,0 +1,19 @@
+//! Which tensors there are.
+
+use crate::base::dtype::View;
+use crate::base::error::Result;
+use crate::tensor::TensorSpec;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The tensors that exist: created, removed, looked up.
+pub trait TensorRegistry: Send + Sync {
+    /// Creates a tensor; nothing happens if it exists with the same spec.
+    fn register(&self, spec: TensorSpec, values: View<'_>, timeout: Duration) -> Result<()>;
+    /// Removes a tensor.
+    fn unregister(&self, name: &str, timeout: Duration) -> Result<()>;
+    /// What a tensor is.
+    fn spec(&self, name: &str, timeout: Duration) -> Result<Arc<TensorSpec>>;
+    /// The names of all tensors, sorted.
+    fn names(&self, timeout: Duration) -> Result<Vec<Arc<str>>>;
+}
