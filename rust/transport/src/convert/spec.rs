@@ -3,164 +3,66 @@
 use super::request::unknown;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::optim::{Adadelta, Adagrad, Adam, AdamW, EpsMode, Ftrl, Optimizer, Rmsprop, Sgd};
+use fastps_core::optim::{EpsMode, Optimizer, Value};
 use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_proto::v1 as pb;
-use std::collections::HashMap;
-
-/// One setting of an optimizer: torch's name of the argument, and where the value lies.
-enum Setting<'a> {
-    Number(&'a mut f64),
-    Flag(&'a mut bool),
-}
-
-use Setting::{Flag, Number};
-
-fn name(optimizer: &Optimizer) -> &'static str {
-    match optimizer {
-        Optimizer::Sgd(_) => "sgd",
-        Optimizer::Adagrad(_) => "adagrad",
-        Optimizer::Rmsprop(_) => "rmsprop",
-        Optimizer::Adadelta(_) => "adadelta",
-        Optimizer::Adam(_) => "adam",
-        Optimizer::AdamW(_) => "adamw",
-        Optimizer::Ftrl(_) => "ftrl",
-    }
-}
-
-fn by_name(name: &str) -> Option<Optimizer> {
-    Some(match name {
-        "sgd" => Optimizer::Sgd(Sgd::default()),
-        "adagrad" => Optimizer::Adagrad(Adagrad::default()),
-        "rmsprop" => Optimizer::Rmsprop(Rmsprop::default()),
-        "adadelta" => Optimizer::Adadelta(Adadelta::default()),
-        "adam" => Optimizer::Adam(Adam::default()),
-        "adamw" => Optimizer::AdamW(AdamW::default()),
-        "ftrl" => Optimizer::Ftrl(Ftrl::default()),
-        _ => return None,
-    })
-}
-
-/// The settings of an optimizer by their names on the wire: the one table, read and written through.
-fn settings(optimizer: &mut Optimizer) -> Vec<(&'static str, Setting<'_>)> {
-    match optimizer {
-        Optimizer::Sgd(o) => vec![
-            ("lr", Number(&mut o.lr)),
-            ("momentum", Number(&mut o.momentum)),
-            ("dampening", Number(&mut o.dampening)),
-            ("weight_decay", Number(&mut o.weight_decay)),
-            ("nesterov", Flag(&mut o.nesterov)),
-            ("maximize", Flag(&mut o.maximize)),
-        ],
-        Optimizer::Adagrad(o) => vec![
-            ("lr", Number(&mut o.lr)),
-            ("lr_decay", Number(&mut o.lr_decay)),
-            ("weight_decay", Number(&mut o.weight_decay)),
-            ("initial_accumulator_value", Number(&mut o.initial_accumulator_value)),
-            ("eps", Number(&mut o.eps)),
-            ("maximize", Flag(&mut o.maximize)),
-        ],
-        Optimizer::Rmsprop(o) => vec![
-            ("lr", Number(&mut o.lr)),
-            ("alpha", Number(&mut o.alpha)),
-            ("eps", Number(&mut o.eps)),
-            ("weight_decay", Number(&mut o.weight_decay)),
-            ("momentum", Number(&mut o.momentum)),
-            ("centered", Flag(&mut o.centered)),
-            ("maximize", Flag(&mut o.maximize)),
-        ],
-        Optimizer::Adadelta(o) => vec![
-            ("lr", Number(&mut o.lr)),
-            ("rho", Number(&mut o.rho)),
-            ("eps", Number(&mut o.eps)),
-            ("weight_decay", Number(&mut o.weight_decay)),
-            ("maximize", Flag(&mut o.maximize)),
-        ],
-        Optimizer::Adam(o) | Optimizer::AdamW(AdamW(o)) => vec![
-            ("lr", Number(&mut o.lr)),
-            ("beta1", Number(&mut o.beta1)),
-            ("beta2", Number(&mut o.beta2)),
-            ("eps", Number(&mut o.eps)),
-            ("weight_decay", Number(&mut o.weight_decay)),
-            ("amsgrad", Flag(&mut o.amsgrad)),
-            ("maximize", Flag(&mut o.maximize)),
-        ],
-        Optimizer::Ftrl(o) => vec![
-            ("lr", Number(&mut o.lr)),
-            ("beta", Number(&mut o.beta)),
-            ("l1", Number(&mut o.l1)),
-            ("l2", Number(&mut o.l2)),
-            ("maximize", Flag(&mut o.maximize)),
-        ],
-    }
-}
-
-/// Where `eps` stands, for the optimizers that let one choose.
-fn eps_mode(optimizer: &mut Optimizer) -> Option<&mut EpsMode> {
-    match optimizer {
-        Optimizer::Adagrad(o) => Some(&mut o.eps_mode),
-        Optimizer::Rmsprop(o) => Some(&mut o.eps_mode),
-        _ => None,
-    }
-}
 
 /// An optimizer as it travels: every setting is written, so that defaults may differ between the two ends.
 pub fn optimizer_to_wire(optimizer: &Optimizer) -> pb::Optimizer {
-    let mut copy = *optimizer;
-    let mode = match eps_mode(&mut copy) {
-        Some(EpsMode::Inside) => "inside",
-        Some(EpsMode::Both) => "both",
-        Some(EpsMode::Outside) | None => "",
-    };
-    let values = settings(&mut copy).into_iter().map(|(name, setting)| {
-        let value = match setting {
-            Number(v) => *v,
-            Flag(v) => f64::from(u8::from(*v)),
+    let mut wire = pb::Optimizer { name: optimizer.name().to_owned(), ..Default::default() };
+    for setting in { *optimizer }.settings() {
+        let value = match setting.value {
+            Value::Number(value) => *value,
+            Value::Flag(value) => f64::from(u8::from(*value)),
+            Value::EpsMode(mode) => {
+                if *mode != EpsMode::Outside {
+                    mode.name().clone_into(&mut wire.eps_mode);
+                }
+                continue;
+            }
         };
-        (name.to_owned(), value)
-    });
-    pb::Optimizer { name: name(optimizer).to_owned(), settings: values.collect(), eps_mode: mode.to_owned() }
+        wire.settings.insert(setting.name.to_owned(), value);
+    }
+    wire
 }
 
 /// An optimizer as it arrived; what it does not set has torch's default.
 pub fn optimizer_from_wire(wire: &pb::Optimizer) -> Result<Optimizer> {
-    let mut optimizer = by_name(&wire.name).ok_or_else(|| {
-        Error::new(Kind::Config, "unknown optimizer")
-            .expected("sgd, adagrad, rmsprop, adadelta, adam, adamw or ftrl", format!("{:?}", wire.name))
+    let mut optimizer = Optimizer::by_name(&wire.name).ok_or_else(|| {
+        Error::new(Kind::Config, "unknown optimizer").expected(
+            format!("one of {}", Optimizer::all().map(|known| known.name()).join(", ")),
+            format!("{:?}", wire.name),
+        )
     })?;
-    {
-        let mut known: HashMap<_, _> = settings(&mut optimizer).into_iter().collect();
-        for (name, value) in &wire.settings {
-            match known.get_mut(name.as_str()) {
-                Some(Number(v)) => **v = *value,
-                Some(Flag(v)) if *value == 0.0 || *value == 1.0 => **v = *value == 1.0,
-                Some(Flag(_)) => {
-                    return Err(Error::new(Kind::Config, format!("invalid {name}")).expected("0 or 1", value));
-                }
-                None => {
-                    let mut names: Vec<_> = known.keys().copied().collect();
-                    names.sort_unstable();
-                    return Err(Error::new(Kind::Config, format!("{} has no such setting", wire.name))
-                        .expected(format!("one of {}", names.join(", ")), format!("{name:?}")));
-                }
-            }
+    let mode = match wire.eps_mode.as_str() {
+        "" => EpsMode::Outside,
+        name => EpsMode::by_name(name).ok_or_else(|| {
+            Error::new(Kind::Config, "invalid eps_mode")
+                .expected("outside, inside or both", format!("{name:?}"))
+        })?,
+    };
+    let (modes, mut settings): (Vec<_>, Vec<_>) =
+        optimizer.settings().into_iter().partition(|setting| matches!(setting.value, Value::EpsMode(_)));
+    for (name, value) in &wire.settings {
+        let Some(setting) = settings.iter_mut().find(|setting| setting.name == name) else {
+            let mut names: Vec<_> = settings.iter().map(|setting| setting.name).collect();
+            names.sort_unstable();
+            return Err(Error::new(Kind::Config, format!("{} has no such setting", wire.name))
+                .expected(format!("one of {}", names.join(", ")), format!("{name:?}")));
+        };
+        match &mut setting.value {
+            Value::Number(place) => **place = *value,
+            Value::Flag(place) if *value == 0.0 || *value == 1.0 => **place = *value == 1.0,
+            _ => return Err(Error::new(Kind::Config, format!("invalid {name}")).expected("0 or 1", value)),
         }
     }
-    let mode = match wire.eps_mode.as_str() {
-        "" | "outside" => EpsMode::Outside,
-        "inside" => EpsMode::Inside,
-        "both" => EpsMode::Both,
-        other => {
-            return Err(Error::new(Kind::Config, "invalid eps_mode")
-                .expected("outside, inside or both", format!("{other:?}")));
-        }
-    };
-    match eps_mode(&mut optimizer) {
-        Some(place) => *place = mode,
-        None if mode == EpsMode::Outside => {}
-        None => {
-            return Err(Error::new(Kind::Config, format!("{} has no eps_mode", wire.name))
-                .expected("outside", format!("{:?}", wire.eps_mode)));
+    if modes.is_empty() && mode != EpsMode::Outside {
+        return Err(Error::new(Kind::Config, format!("{} has no eps_mode", wire.name))
+            .expected("outside", format!("{:?}", wire.eps_mode)));
+    }
+    for setting in modes {
+        if let Value::EpsMode(place) = setting.value {
+            *place = mode;
         }
     }
     Ok(optimizer)
@@ -239,18 +141,11 @@ pub fn spec_difference(registered: &TensorSpec, other: &TensorSpec) -> Option<(S
         .or_else(|| text("dtype", registered.dtype.name().into(), other.dtype.name().into()))
         .or_else(|| text("apply", format!("{:?}", registered.apply), format!("{:?}", other.apply)))
         .or_else(|| text("group", registered.group.to_string(), other.group.to_string()))
-        .or_else(|| text("optimizer", name(&a).into(), name(&b).into()))
+        .or_else(|| text("optimizer", a.name().into(), b.name().into()))
         .or_else(|| {
-            let pairs = settings(&mut a).into_iter().zip(settings(&mut b));
-            pairs.into_iter().find_map(|((name, x), (_, y))| match (x, y) {
-                (Number(x), Number(y)) if x != y => Some((name.to_owned(), x.to_string(), y.to_string())),
-                (Flag(x), Flag(y)) if x != y => Some((name.to_owned(), x.to_string(), y.to_string())),
-                _ => None,
-            })
-        })
-        .or_else(|| {
-            (registered != other).then(|| {
-                ("eps_mode".to_owned(), format!("{:?}", eps_mode(&mut a)), format!("{:?}", eps_mode(&mut b)))
+            let mut pairs = a.settings().into_iter().zip(b.settings());
+            pairs.find_map(|(x, y)| {
+                (x.value != y.value).then(|| (x.name.to_owned(), x.value.to_string(), y.value.to_string()))
             })
         })
 }
@@ -262,25 +157,27 @@ mod tests {
     type Spoil = fn(&mut pb::TensorSpec);
 
     fn all() -> [Optimizer; 7] {
-        ["sgd", "adagrad", "rmsprop", "adadelta", "adam", "adamw", "ftrl"].map(|n| by_name(n).unwrap())
+        Optimizer::all()
     }
 
     #[test]
     fn every_setting_survives_both_ways() {
         for optimizer in all() {
-            let count = settings(&mut { optimizer }).len();
+            let count = { optimizer }.settings().len();
             for index in 0..count {
                 let mut changed = optimizer;
-                match &mut settings(&mut changed)[index].1 {
-                    Number(v) => **v = 0.125,
-                    Flag(v) => **v = !**v,
+                match &mut changed.settings()[index].value {
+                    Value::Number(v) => **v = 0.125,
+                    Value::Flag(v) => **v = !**v,
+                    Value::EpsMode(v) => **v = EpsMode::Both,
                 }
                 assert_ne!(changed, optimizer);
                 let wire = optimizer_to_wire(&changed);
-                assert_eq!(wire.settings.len(), count);
+                let modes = usize::from(matches!(optimizer, Optimizer::Adagrad(_) | Optimizer::Rmsprop(_)));
+                assert_eq!(wire.settings.len(), count - modes);
                 assert_eq!(optimizer_from_wire(&wire).unwrap(), changed);
             }
-            let empty = pb::Optimizer { name: name(&optimizer).into(), ..Default::default() };
+            let empty = pb::Optimizer { name: optimizer.name().into(), ..Default::default() };
             assert_eq!(optimizer_from_wire(&empty).unwrap(), optimizer);
         }
     }

@@ -11,47 +11,31 @@
 //!
 //! The paper has no learning rate (`lr = 1`); it puts `eps` inside both roots, and so does torch.
 
-use super::{AsItCame, Changed, Prepare, Step, invalid, non_negative};
+use super::settings::settings;
+use super::{AsItCame, Changed, Prepare, Step};
 use crate::base::block::Lane;
-use crate::base::error::Result;
-use serde::{Deserialize, Serialize};
 
-/// Settings of Adadelta, named as torch names them.
-///
-/// States that go bad on finite gradients, as in torch: a gradient beyond about 1e19 makes `square_avg`
-/// infinite for good (the element then stands still); `eps = 0` gives 0 / 0 at a zero gradient and never
-/// moves from a zero `acc_delta`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Adadelta {
-    /// Factor on the paper's update.
-    pub lr: f64,
-    /// Share of the old means that each step keeps.
-    pub rho: f64,
-    /// Starts the updates, and keeps the division finite.
-    pub eps: f64,
-    /// L2 penalty, added to the gradient.
-    pub weight_decay: f64,
-    /// Ascend instead of descend.
-    pub maximize: bool,
-}
-
-impl Default for Adadelta {
-    fn default() -> Self {
-        Self { lr: 1.0, rho: 0.9, eps: 1e-6, weight_decay: 0.0, maximize: false }
+settings! {
+    /// Settings of Adadelta, named as torch names them.
+    ///
+    /// States that go bad on finite gradients, as in torch: a gradient beyond about 1e19 makes `square_avg`
+    /// infinite for good (the element then stands still); `eps = 0` gives 0 / 0 at a zero gradient and never
+    /// moves from a zero `acc_delta`.
+    pub struct Adadelta {
+        /// Factor on the paper's update.
+        lr: f64 = 1.0, NonNegative;
+        /// Share of the old means that each step keeps.
+        rho: f64 = 0.9, UpToOne;
+        /// Starts the updates, and keeps the division finite.
+        eps: f64 = 1e-6, NonNegative;
+        /// L2 penalty, added to the gradient.
+        weight_decay: f64 = 0.0, NonNegative;
+        /// Ascend instead of descend.
+        maximize: bool = false;
     }
 }
 
 impl Adadelta {
-    /// torch's conditions, and every number finite.
-    pub fn validate(&self) -> Result<()> {
-        non_negative("lr", self.lr)?;
-        if !(0.0..=1.0).contains(&self.rho) {
-            return Err(invalid("rho", "a number from 0 to 1", self.rho));
-        }
-        non_negative("eps", self.eps)?;
-        non_negative("weight_decay", self.weight_decay)
-    }
-
     /// State: the mean squares of gradients and of updates.
     #[allow(clippy::unused_self, reason = "the same signature for every optimizer")]
     pub fn slots(&self) -> Vec<&'static str> {

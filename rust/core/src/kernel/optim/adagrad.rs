@@ -9,57 +9,34 @@
 //! p   = p + (-clr * g) / d              clr = lr / (1 + step * lr_decay) in float64, step counting from 0
 //! ```
 
-use super::{AsItCame, Changed, EpsMode, Prepare, Step, non_negative, split_eps};
+use super::settings::settings;
+use super::{AsItCame, Changed, EpsMode, Prepare, Step, split_eps};
 use crate::base::block::Lane;
-use crate::base::error::Result;
-use serde::{Deserialize, Serialize};
 
-/// Settings of Adagrad, named as torch names them.
-///
-/// Two states go bad on finite gradients, as in torch: a gradient beyond 1.8e19 makes `sum` infinite for good
-/// (the element then stands still), and with `eps = 0` a zero gradient on a zero `sum` gives 0 / 0 = NaN.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Adagrad {
-    /// Learning rate.
-    pub lr: f64,
-    /// Step n (from 0) uses `lr / (1 + n * lr_decay)`.
-    pub lr_decay: f64,
-    /// L2 penalty, added to the gradient.
-    pub weight_decay: f64,
-    /// What `sum` starts with.
-    pub initial_accumulator_value: f64,
-    /// Keeps the division finite.
-    pub eps: f64,
-    /// Where `eps` stands.
-    pub eps_mode: EpsMode,
-    /// Ascend instead of descend.
-    pub maximize: bool,
-}
-
-impl Default for Adagrad {
-    fn default() -> Self {
-        Self {
-            lr: 1e-2,
-            lr_decay: 0.0,
-            weight_decay: 0.0,
-            initial_accumulator_value: 0.0,
-            eps: 1e-10,
-            eps_mode: EpsMode::Outside,
-            maximize: false,
-        }
+settings! {
+    /// Settings of Adagrad, named as torch names them.
+    ///
+    /// Two states go bad on finite gradients, as in torch: a gradient beyond 1.8e19 makes `sum` infinite for good
+    /// (the element then stands still), and with `eps = 0` a zero gradient on a zero `sum` gives 0 / 0 = NaN.
+    pub struct Adagrad {
+        /// Learning rate.
+        lr: f64 = 1e-2, NonNegative;
+        /// Step n (from 0) uses `lr / (1 + n * lr_decay)`.
+        lr_decay: f64 = 0.0, NonNegative;
+        /// L2 penalty, added to the gradient.
+        weight_decay: f64 = 0.0, NonNegative;
+        /// What `sum` starts with.
+        initial_accumulator_value: f64 = 0.0, NonNegative;
+        /// Keeps the division finite.
+        eps: f64 = 1e-10, NonNegative;
+        /// Where `eps` stands.
+        eps_mode: EpsMode = EpsMode::Outside;
+        /// Ascend instead of descend.
+        maximize: bool = false;
     }
 }
 
 impl Adagrad {
-    /// torch's conditions, and every number finite.
-    pub fn validate(&self) -> Result<()> {
-        non_negative("lr", self.lr)?;
-        non_negative("lr_decay", self.lr_decay)?;
-        non_negative("weight_decay", self.weight_decay)?;
-        non_negative("initial_accumulator_value", self.initial_accumulator_value)?;
-        non_negative("eps", self.eps)
-    }
-
     /// State: the sum of squared gradients.
     #[allow(clippy::unused_self, reason = "the same signature for every optimizer")]
     pub fn slots(&self) -> Vec<&'static str> {

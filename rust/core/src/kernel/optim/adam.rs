@@ -15,52 +15,40 @@
 //!
 //! `t` is the number of this step, counting from 1: steps of the slice, never epochs.
 
-use super::{AsItCame, Changed, Prepare, Step, invalid, lerp, non_negative};
+use super::settings::settings;
+use super::{AsItCame, Changed, Prepare, Step, lerp};
 use crate::base::block::Lane;
 use crate::base::error::Result;
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 
-/// Settings of Adam, named as torch names them (`betas` is the pair `beta1`, `beta2`).
-///
-/// States that go bad on finite gradients, as in torch: a gradient beyond about 1e19 divided by `sqrt(1 -
-/// beta2)` makes `exp_avg_sq` infinite for good (the element then stands still; with `beta2 = 0` it becomes
-/// NaN), and with `eps = 0` zero gradients give 0 / 0.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Adam {
-    /// Learning rate.
-    pub lr: f64,
-    /// Share of the old mean gradient that each step keeps.
-    pub beta1: f64,
-    /// Share of the old mean square that each step keeps.
-    pub beta2: f64,
-    /// Keeps the division finite.
-    pub eps: f64,
-    /// L2 penalty, added to the gradient (in [`AdamW`]: taken from the parameters).
-    pub weight_decay: f64,
-    /// Divide by the largest mean square so far.
-    pub amsgrad: bool,
-    /// Ascend instead of descend.
-    pub maximize: bool,
+settings! {
+    /// Settings of Adam, named as torch names them (`betas` is the pair `beta1`, `beta2`).
+    ///
+    /// States that go bad on finite gradients, as in torch: a gradient beyond about 1e19 divided by `sqrt(1 -
+    /// beta2)` makes `exp_avg_sq` infinite for good (the element then stands still; with `beta2 = 0` it becomes
+    /// NaN), and with `eps = 0` zero gradients give 0 / 0.
+    pub struct Adam {
+        /// Learning rate.
+        lr: f64 = 1e-3, NonNegative;
+        /// Share of the old mean gradient that each step keeps.
+        beta1: f64 = 0.9, BelowOne;
+        /// Share of the old mean square that each step keeps.
+        beta2: f64 = 0.999, BelowOne;
+        /// Keeps the division finite.
+        eps: f64 = 1e-8, NonNegative;
+        /// L2 penalty, added to the gradient (in [`AdamW`]: taken from the parameters).
+        weight_decay: f64 = 0.0, NonNegative;
+        /// Divide by the largest mean square so far.
+        amsgrad: bool = false;
+        /// Ascend instead of descend.
+        maximize: bool = false;
+    }
 }
 
 /// Adam with weight decay taken from the parameters rather than added to the gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW(pub Adam);
-
-impl Default for Adam {
-    fn default() -> Self {
-        Self {
-            lr: 1e-3,
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-            weight_decay: 0.0,
-            amsgrad: false,
-            maximize: false,
-        }
-    }
-}
 
 impl Default for AdamW {
     fn default() -> Self {
@@ -69,18 +57,6 @@ impl Default for AdamW {
 }
 
 impl Adam {
-    /// torch's conditions, and every number finite.
-    pub fn validate(&self) -> Result<()> {
-        non_negative("lr", self.lr)?;
-        non_negative("eps", self.eps)?;
-        for (argument, beta) in [("betas[0]", self.beta1), ("betas[1]", self.beta2)] {
-            if !(0.0..1.0).contains(&beta) {
-                return Err(invalid(argument, "a number >= 0 and < 1", beta));
-            }
-        }
-        non_negative("weight_decay", self.weight_decay)
-    }
-
     /// State: the two moments, and the largest second moment so far if `amsgrad`.
     pub fn slots(&self) -> Vec<&'static str> {
         let mut slots = vec!["exp_avg", "exp_avg_sq"];

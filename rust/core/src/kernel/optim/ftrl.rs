@@ -14,45 +14,38 @@
 //! The parameters follow from `z` and `n`: what a registration or an assignment puts into `p` enters the next
 //! step of an element as the point of its gradient, and is replaced by it.
 
-use super::{Step, invalid, non_negative};
+use super::Step;
+use super::settings::{invalid, settings};
 use crate::base::block::Lane;
 use crate::base::error::Result;
-use serde::{Deserialize, Serialize};
 
-/// Settings of FTRL-proximal, named as the paper names them; its alpha is `lr`.
-///
-/// A gradient beyond 1.8e19 makes `n` infinite, and the element not a number.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Ftrl {
-    /// The paper's alpha, > 0. A push with an `lr` of 0 (or one whose inverse is infinite in float32) changes
-    /// no value.
-    pub lr: f64,
-    /// Added to the root: how slowly the first steps shrink the rate.
-    pub beta: f64,
-    /// L1 penalty: elements of little weight are exactly 0.
-    pub l1: f64,
-    /// L2 penalty.
-    pub l2: f64,
-    /// Ascend instead of descend.
-    pub maximize: bool,
-}
-
-impl Default for Ftrl {
-    fn default() -> Self {
-        Self { lr: 0.1, beta: 1.0, l1: 0.0, l2: 0.0, maximize: false }
+settings! {
+    /// Settings of FTRL-proximal, named as the paper names them; its alpha is `lr`.
+    ///
+    /// A gradient beyond 1.8e19 makes `n` infinite, and the element not a number.
+    pub struct Ftrl {
+        /// The paper's alpha, > 0. A push with an `lr` of 0 (or one whose inverse is infinite in float32) changes
+        /// no value.
+        lr: f64 = 0.1, NonNegative;
+        /// Added to the root: how slowly the first steps shrink the rate.
+        beta: f64 = 1.0, NonNegative;
+        /// L1 penalty: elements of little weight are exactly 0.
+        l1: f64 = 0.0, NonNegative;
+        /// L2 penalty.
+        l2: f64 = 0.0, NonNegative;
+        /// Ascend instead of descend.
+        maximize: bool = false;
     }
+    checked together by check_together
 }
 
 impl Ftrl {
-    /// A rate above 0, penalties of at least 0, and every number finite.
-    pub fn validate(&self) -> Result<()> {
-        non_negative("lr", self.lr)?;
-        if !((1.0 / self.lr) as f32).is_finite() {
-            return Err(invalid("lr", "a number > 0 whose inverse is finite (as float32)", self.lr));
+    /// What its ranges do not say.
+    fn check_together(&self) -> Result<()> {
+        if ((1.0 / self.lr) as f32).is_finite() {
+            return Ok(());
         }
-        non_negative("beta", self.beta)?;
-        non_negative("l1", self.l1)?;
-        non_negative("l2", self.l2)
+        Err(invalid("lr", "a number > 0 whose inverse is finite (as float32)", self.lr))
     }
 
     /// State: the gradients' sum, corrected for the steps taken, and the sum of their squares.

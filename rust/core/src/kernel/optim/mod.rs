@@ -8,6 +8,7 @@ mod adam;
 mod ftrl;
 mod lazy_adam;
 mod rmsprop;
+mod settings;
 mod sgd;
 
 pub use adadelta::Adadelta;
@@ -21,6 +22,7 @@ pub(crate) use ftrl::FtrlRule;
 pub(crate) use lazy_adam::LazyAdamRule;
 pub use rmsprop::Rmsprop;
 pub(crate) use rmsprop::RmspropRule;
+pub use settings::{Setting, Value};
 pub use sgd::Sgd;
 pub(crate) use sgd::{MomentumRule, SgdRule};
 
@@ -102,6 +104,58 @@ pub(crate) trait Step: Copy {
 pub const MAX_SLOTS: usize = 3;
 
 impl Optimizer {
+    /// Every optimizer, with its default settings.
+    pub fn all() -> [Self; 7] {
+        [
+            Self::Sgd(Sgd::default()),
+            Self::Adagrad(Adagrad::default()),
+            Self::Rmsprop(Rmsprop::default()),
+            Self::Adadelta(Adadelta::default()),
+            Self::Adam(Adam::default()),
+            Self::AdamW(AdamW::default()),
+            Self::Ftrl(Ftrl::default()),
+        ]
+    }
+
+    /// The optimizer of this name, with its default settings.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::all().into_iter().find(|optimizer| optimizer.name() == name)
+    }
+
+    /// Its name on the wire, in lower case.
+    pub fn name(&self) -> &'static str {
+        self.names().0
+    }
+
+    /// Its name as the papers write it.
+    pub fn title(&self) -> &'static str {
+        self.names().1
+    }
+
+    fn names(&self) -> (&'static str, &'static str) {
+        match self {
+            Self::Sgd(_) => ("sgd", "SGD"),
+            Self::Adagrad(_) => ("adagrad", "Adagrad"),
+            Self::Rmsprop(_) => ("rmsprop", "RMSprop"),
+            Self::Adadelta(_) => ("adadelta", "Adadelta"),
+            Self::Adam(_) => ("adam", "Adam"),
+            Self::AdamW(_) => ("adamw", "AdamW"),
+            Self::Ftrl(_) => ("ftrl", "Ftrl"),
+        }
+    }
+
+    /// The table of its settings, to read and to write.
+    pub fn settings(&mut self) -> Vec<Setting<'_>> {
+        match self {
+            Self::Sgd(o) => o.settings(),
+            Self::Adagrad(o) => o.settings(),
+            Self::Rmsprop(o) => o.settings(),
+            Self::Adadelta(o) => o.settings(),
+            Self::Adam(o) | Self::AdamW(AdamW(o)) => o.settings(),
+            Self::Ftrl(o) => o.settings(),
+        }
+    }
+
     /// Checks every setting as torch does; the error names the argument, what was expected and what came.
     pub fn validate(&self) -> Result<()> {
         match self {
@@ -210,20 +264,6 @@ impl Optimizer {
                 format!("{self:?}"),
             )),
         }
-    }
-}
-
-/// An error about one argument.
-pub(crate) fn invalid(argument: &str, expected: &str, got: f64) -> Error {
-    Error::new(Kind::Config, format!("invalid {argument}")).expected(expected, got)
-}
-
-/// Fails unless `value` is at least 0 and finite, also when rounded to float32.
-pub(crate) fn non_negative(argument: &str, value: f64) -> Result<()> {
-    if (value as f32).is_finite() && value >= 0.0 {
-        Ok(())
-    } else {
-        Err(invalid(argument, "a finite number >= 0 (as float32)", value))
     }
 }
 

@@ -13,61 +13,37 @@
 //! p   = fma(-lr, b, p)                  momentum > 0
 //! ```
 
-use super::{AsItCame, Changed, EpsMode, Prepare, Step, lerp, non_negative, split_eps};
+use super::settings::settings;
+use super::{AsItCame, Changed, EpsMode, Prepare, Step, lerp, split_eps};
 use crate::base::block::Lane;
-use crate::base::error::Result;
-use serde::{Deserialize, Serialize};
 
-/// Settings of `RMSprop`, named as torch names them.
-///
-/// States that go bad on finite gradients, as in torch: `centered` under a (nearly) constant gradient, where
-/// the rounding of `square_avg - grad_avg^2` can fall below 0 and its root is NaN; gradients beyond about
-/// 1e19, whose square makes `square_avg` infinite for good; `eps = 0` with zero gradients (0 / 0).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Rmsprop {
-    /// Learning rate.
-    pub lr: f64,
-    /// Share of the old mean that each step keeps.
-    pub alpha: f64,
-    /// Keeps the division finite.
-    pub eps: f64,
-    /// L2 penalty, added to the gradient.
-    pub weight_decay: f64,
-    /// Momentum; 0 keeps no buffer.
-    pub momentum: f64,
-    /// Divide by the standard deviation rather than the root of the mean square.
-    pub centered: bool,
-    /// Where `eps` stands.
-    pub eps_mode: EpsMode,
-    /// Ascend instead of descend.
-    pub maximize: bool,
-}
-
-impl Default for Rmsprop {
-    fn default() -> Self {
-        Self {
-            lr: 1e-2,
-            alpha: 0.99,
-            eps: 1e-8,
-            weight_decay: 0.0,
-            momentum: 0.0,
-            centered: false,
-            eps_mode: EpsMode::Outside,
-            maximize: false,
-        }
+settings! {
+    /// Settings of `RMSprop`, named as torch names them.
+    ///
+    /// States that go bad on finite gradients, as in torch: `centered` under a (nearly) constant gradient, where
+    /// the rounding of `square_avg - grad_avg^2` can fall below 0 and its root is NaN; gradients beyond about
+    /// 1e19, whose square makes `square_avg` infinite for good; `eps = 0` with zero gradients (0 / 0).
+    pub struct Rmsprop {
+        /// Learning rate.
+        lr: f64 = 1e-2, NonNegative;
+        /// Share of the old mean that each step keeps.
+        alpha: f64 = 0.99, NonNegative;
+        /// Keeps the division finite.
+        eps: f64 = 1e-8, NonNegative;
+        /// L2 penalty, added to the gradient.
+        weight_decay: f64 = 0.0, NonNegative;
+        /// Momentum; 0 keeps no buffer.
+        momentum: f64 = 0.0, NonNegative;
+        /// Divide by the standard deviation rather than the root of the mean square.
+        centered: bool = false;
+        /// Where `eps` stands.
+        eps_mode: EpsMode = EpsMode::Outside;
+        /// Ascend instead of descend.
+        maximize: bool = false;
     }
 }
 
 impl Rmsprop {
-    /// torch's conditions, and every number finite.
-    pub fn validate(&self) -> Result<()> {
-        non_negative("lr", self.lr)?;
-        non_negative("eps", self.eps)?;
-        non_negative("momentum", self.momentum)?;
-        non_negative("weight_decay", self.weight_decay)?;
-        non_negative("alpha", self.alpha)
-    }
-
     /// State: the mean square, then the velocity if there is momentum, then the mean if centred.
     pub fn slots(&self) -> Vec<&'static str> {
         let mut slots = vec!["square_avg"];

@@ -14,44 +14,34 @@
 //! The learning rate stays outside the velocity `b`, as in torch: a schedule does not rescale what is stored.
 //! With these operations every result equals `torch.optim.SGD` bit for bit.
 
-use super::{AsItCame, Changed, Prepare, Rule, Step, invalid, non_negative};
+use super::settings::{invalid, settings};
+use super::{AsItCame, Changed, Prepare, Rule, Step};
 use crate::base::block::Lane;
 use crate::base::error::Result;
 use crate::base::fault::fault;
-use serde::{Deserialize, Serialize};
 
-/// Settings of stochastic gradient descent, named as torch names them.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Sgd {
-    /// Learning rate.
-    pub lr: f64,
-    /// Momentum; 0 keeps no state.
-    pub momentum: f64,
-    /// Share of the gradient that does not enter the momentum buffer, from the second step on.
-    pub dampening: f64,
-    /// L2 penalty, added to the gradient.
-    pub weight_decay: f64,
-    /// Nesterov's momentum; needs momentum and no dampening.
-    pub nesterov: bool,
-    /// Ascend instead of descend.
-    pub maximize: bool,
-}
-
-impl Default for Sgd {
-    fn default() -> Self {
-        Self { lr: 1e-3, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: false, maximize: false }
+settings! {
+    /// Settings of stochastic gradient descent, named as torch names them.
+    pub struct Sgd {
+        /// Learning rate.
+        lr: f64 = 1e-3, NonNegative;
+        /// Momentum; 0 keeps no state.
+        momentum: f64 = 0.0, NonNegative;
+        /// Share of the gradient that does not enter the momentum buffer, from the second step on.
+        dampening: f64 = 0.0, Finite;
+        /// L2 penalty, added to the gradient.
+        weight_decay: f64 = 0.0, NonNegative;
+        /// Nesterov's momentum; needs momentum and no dampening.
+        nesterov: bool = false;
+        /// Ascend instead of descend.
+        maximize: bool = false;
     }
+    checked together by check_together
 }
 
 impl Sgd {
-    /// torch's conditions, and every number finite.
-    pub fn validate(&self) -> Result<()> {
-        non_negative("lr", self.lr)?;
-        non_negative("momentum", self.momentum)?;
-        non_negative("weight_decay", self.weight_decay)?;
-        if !self.dampening.is_finite() {
-            return Err(invalid("dampening", "a finite number", self.dampening));
-        }
+    /// What its ranges do not say.
+    fn check_together(&self) -> Result<()> {
         if self.nesterov && self.momentum == 0.0 {
             return Err(invalid("momentum", "a number > 0 with nesterov", self.momentum));
         }
