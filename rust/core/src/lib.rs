@@ -46,6 +46,6 @@ pub use hogwild::{factorize, linear};
 pub use kernel::{codec, finite, litmus, optim, rows};
 pub use push::sparse;
 #[cfg(not(loom))]
-pub use push::{check as outgoing, outcome};
+pub use push::{check as outgoing, outcome, residue};
 pub use slice::{frame, identity, policy, record, shared_directory as directory};
 pub use tensor::placement;

@@ -68,10 +68,10 @@ impl Encoder<'_> {
         drop(feedback);
         let body = Bytes::from(body);
         *lock(&part.residue) = self.options.feedback.as_ref().map(|feedback| Residue {
+            isa: self.isa,
             feedback: feedback.clone(),
             tensor: gradient.name.clone(),
-            first_element: part.elements.start,
-            elements: part.elements.len(),
+            elements: part.elements.clone(),
             codec: codec.id(),
             body: body.clone(),
         });

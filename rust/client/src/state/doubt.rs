@@ -3,9 +3,8 @@
 
 use crate::state::runtime::{Process, lock};
 use bytes::Bytes;
-use fastps_core::codec::{CodecId, ErrorFeedback};
+use fastps_core::codec::ErrorFeedback;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::isa::Isa;
 use fastps_core::verbs::{Fate, InDoubt};
 use std::fmt;
 use std::ops::Range;
@@ -13,28 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What a body says, to be given back to its residual if it was refused or fenced.
-pub(crate) struct Residue {
-    pub(crate) feedback: Arc<Mutex<ErrorFeedback>>,
-    pub(crate) tensor: Arc<str>,
-    pub(crate) first_element: usize,
-    pub(crate) elements: usize,
-    pub(crate) codec: CodecId,
-    pub(crate) body: Bytes,
-}
-
-impl Residue {
-    /// Consumed by giving back: it cannot happen twice.
-    pub(crate) fn give_back(self) -> Result<()> {
-        lock(&self.feedback).give_back(
-            Isa::get()?,
-            &self.tensor,
-            self.first_element,
-            self.codec,
-            &self.body,
-            self.elements,
-        )
-    }
-}
+pub(crate) type Residue = fastps_core::residue::Residue<Bytes>;
 
 /// A slice of a push that was sent and not answered in time.
 pub(crate) struct Doubt {

@@ -6,7 +6,7 @@ use crate::base::sync::{AtomicU64, Mutex, Ordering, Thread, current, lock, park,
 
 /// Looks before a thread sleeps: some 50 us, where a wake-up takes 25 us. A model checker needs no more than
 /// one.
-const LOOKS: u32 = if cfg!(loom) { 1 } else { 2000 };
+const LOOKS_BEFORE_SLEEP: u32 = if cfg!(loom) { 1 } else { 2000 };
 /// In place of a count of meetings.
 const OVER: u64 = u64::MAX;
 
@@ -31,7 +31,7 @@ impl Barrier {
     pub fn new(threads: usize) -> Self {
         Self {
             threads: threads as u64,
-            looks: if has_a_core_each(threads) { LOOKS } else { 0 },
+            looks: if has_a_core_each(threads) { LOOKS_BEFORE_SLEEP } else { 0 },
             arrived: AtomicU64::new(0),
             meetings: AtomicU64::new(0),
             asleep: Mutex::new(Vec::new()),

@@ -19,8 +19,8 @@ pub const MAX_OVERTAKES: u64 = if cfg!(loom) { 1 } else { 64 };
 /// How often a thread tries before it queues, and looks in the queue before it sleeps: about 2 and 50 us,
 /// where a wake-up takes 25 us. Whoever is overtaken meanwhile looks on: its turn comes near, and a lock that
 /// is handed to a sleeper is nobody's until that wakes up. A model checker needs no more than one look.
-const TRIES: u32 = if cfg!(loom) { 1 } else { 100 };
-const LOOKS: u32 = if cfg!(loom) { 1 } else { 2000 };
+const TRIES_BEFORE_QUEUE: u32 = if cfg!(loom) { 1 } else { 100 };
+const LOOKS_BEFORE_SLEEP: u32 = if cfg!(loom) { 1 } else { 2000 };
 /// Each look at the lock takes its cache line from the holder, so that it is rare, more so in the queue,
 /// where a thread can look at its own flag instead.
 const LOOKS_PER_ATTEMPT: u32 = 32;
@@ -108,7 +108,7 @@ impl<T> SliceLock<T> {
     }
 
     fn wait(&self) {
-        for look in 0..TRIES {
+        for look in 0..TRIES_BEFORE_QUEUE {
             if look % LOOKS_PER_ATTEMPT == 0 && self.is_free() && self.try_word() {
                 return;
             }
@@ -121,7 +121,7 @@ impl<T> SliceLock<T> {
         let enough = overtakes + MAX_OVERTAKES;
         loop {
             let mut look = 0;
-            while look < LOOKS {
+            while look < LOOKS_BEFORE_SLEEP {
                 look += 1;
                 if granted.load(Ordering::Acquire) != 0 {
                     return;

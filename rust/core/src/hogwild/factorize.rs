@@ -5,13 +5,13 @@
 //! A bias is one more factor, whose partner in the other row is always 1. So both sides step by one rule:
 //! `p += lr (e q - reg p)`, `q += lr (e p - reg q)`, with the error e before the step.
 
-pub use crate::hogwild::passes::Stop;
+pub use crate::hogwild::work_queue::Stop;
 
 use crate::base::barrier::Seat;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::Isa;
 use crate::base::sync::{Mutex, RwLock, RwLockReadGuard, lock, read, write};
-use crate::hogwild::passes::{Deal, rounds, shuffle, split_mix};
+use crate::hogwild::work_queue::{Deal, rounds, shuffle, split_mix};
 use crate::memory::{LINE, LineKernel, Lines, RacyBuffer, run_lines};
 
 /// Ratings that a thread takes at once.

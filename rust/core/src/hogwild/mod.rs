@@ -3,4 +3,4 @@
 
 pub mod factorize;
 pub mod linear;
-pub(crate) mod passes;
+pub(crate) mod work_queue;

@@ -37,8 +37,8 @@ pub(crate) struct Exact<'a> {
 
 impl Storage for Exact<'_> {
     const SPAN: usize = usize::MAX;
-    type Run = Few;
-    const RUN: Few = Few([0.0; FEW]);
+    type Run = RegisterRun;
+    const RUN: RegisterRun = RegisterRun([0.0; REGISTER_RUN]);
     type Ranges = std::iter::Once<Range<usize>>;
 
     #[inline(always)]
@@ -63,14 +63,14 @@ impl Storage for Exact<'_> {
     }
 }
 
-/// Elements of every codec's smallest block: so few that they stay in registers between decoder and step.
-const FEW: usize = 64;
+/// Elements of a run: every codec's smallest block, which stays in registers between decoder and step.
+const REGISTER_RUN: usize = 64;
 
 /// Room for them, aligned in case that they do not.
 #[repr(align(64))]
-pub(crate) struct Few([f32; FEW]);
+pub(crate) struct RegisterRun([f32; REGISTER_RUN]);
 
-impl AsMut<[f32]> for Few {
+impl AsMut<[f32]> for RegisterRun {
     #[inline(always)]
     fn as_mut(&mut self) -> &mut [f32] {
         &mut self.0

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 const NAME: &str = "fastps-store";
 /// How long a registration sleeps before it looks whether another is over.
-const PAUSE: Duration = Duration::from_millis(1);
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The memory, as a file without a name.
 #[derive(Debug)]
@@ -76,8 +76,8 @@ impl SharedMemory {
             match own.try_lock() {
                 Ok(()) => return Ok(own),
                 Err(TryLockError::WouldBlock) if waited < timeout => {
-                    std::thread::sleep(PAUSE);
-                    waited += PAUSE;
+                    std::thread::sleep(LOCK_RETRY_INTERVAL);
+                    waited += LOCK_RETRY_INTERVAL;
                 }
                 Err(TryLockError::WouldBlock) => {
                     let message = "another process is registering a tensor in the shared store";

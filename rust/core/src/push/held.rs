@@ -1,10 +1,8 @@
-//! What an in-process push keeps of a slice whose push a policy holds: the way to ask what became of it, and
-//! what returns to error feedback if it is never applied.
+//! A slice of an in-process push that a policy still held at the deadline: how its caller asks what became of it.
 
 use crate::base::error::Result;
-use crate::base::isa::Isa;
 use crate::base::sync::{Arc, Mutex, lock};
-use crate::kernel::codec::{CodecId, ErrorFeedback};
+use crate::push::residue::Residue;
 use crate::slice::frame::Identity;
 use crate::slice::identity::Completion;
 use crate::slice::{Resolved, Slice};
@@ -13,36 +11,18 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// A held body and the residuals that it came from.
-#[derive(Debug)]
-pub(crate) struct Residue {
-    pub(crate) isa: Isa,
-    pub(crate) slice: Arc<Slice>,
-    pub(crate) feedback: Arc<Mutex<ErrorFeedback>>,
-    pub(crate) codec: CodecId,
-    pub(crate) body: Vec<u8>,
-}
-
-impl Residue {
-    /// Gives the content back to the residual: it was not applied and never will be.
-    pub(crate) fn give_back(&self) -> Result<()> {
-        let (name, range) = (&self.slice.spec().name, self.slice.range());
-        lock(&self.feedback).give_back(self.isa, name, range.start, self.codec, &self.body, range.len())
-    }
-}
-
 /// A slice whose push a policy still held at the deadline.
 #[derive(Debug)]
 pub(crate) struct HeldDoubt {
     slice: Arc<Slice>,
     identity: Identity,
-    residue: Mutex<Option<Residue>>,
+    residue: Mutex<Option<Residue<Vec<u8>>>>,
     /// Told when the slice knows more, once it was asked.
     told: Mutex<Option<Receiver<()>>>,
 }
 
 impl HeldDoubt {
-    pub(crate) fn new(slice: Arc<Slice>, identity: Identity, residue: Option<Residue>) -> Self {
+    pub(crate) fn new(slice: Arc<Slice>, identity: Identity, residue: Option<Residue<Vec<u8>>>) -> Self {
         Self { slice, identity, residue: Mutex::new(residue), told: Mutex::default() }
     }
 

@@ -3,7 +3,10 @@
 
 #[cfg(not(loom))]
 pub mod check;
+#[cfg(not(loom))]
 pub(crate) mod held;
 #[cfg(not(loom))]
 pub mod outcome;
+#[cfg(not(loom))]
+pub mod residue;
 pub mod sparse;

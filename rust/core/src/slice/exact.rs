@@ -69,32 +69,33 @@ impl ExactMemory {
 
     /// Applies a push that is new, under the slice's lock. On an error nothing was changed.
     #[inline(always)]
-    pub(super) fn change(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
+    pub(super) fn apply_and_record(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
         match push.correction {
-            None => self.change_as_it_is(slice, push),
+            None => self.apply_corrected(slice, push),
             Some(correction) => {
                 let push = slice.corrected(push, correction, self.version, &self.identities);
-                self.change_as_it_is(slice, &push)
+                self.apply_corrected(slice, &push)
             }
         }
     }
 
+    /// The same of a push that needs no correction any more.
     #[inline(always)]
-    fn change_as_it_is(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
-        let applied = self.repeat(slice, push)?;
+    fn apply_corrected(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
+        let applied = self.replay(slice, push)?;
         reach("applied");
         slice.record(push, applied);
         Ok(applied)
     }
 
-    /// The same of a push whose record is there already.
+    /// The same without a record: of a change that is being replayed from its record, or is recorded afterwards.
     #[inline(always)]
-    pub(super) fn repeat(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
+    pub(super) fn replay(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
         self.meet_cut(slice);
         let dropped = fault("drop_half") && push.identity.sequence.is_multiple_of(2);
         match push.action {
             Action::Gradient if dropped => {}
-            Action::Gradient => self.step(slice, push)?,
+            Action::Gradient => self.step_optimizer(slice, push)?,
             Action::Assign => {
                 let params = unpinned(slice, &mut self.params, &mut self.spare)?;
                 assign(slice, push, push.body, params);
@@ -127,7 +128,7 @@ impl ExactMemory {
 
     /// The optimizer's step. On an error nothing was changed.
     #[inline(always)]
-    pub(super) fn step(&mut self, slice: &Slice, push: &Push<'_>) -> Result<()> {
+    pub(super) fn step_optimizer(&mut self, slice: &Slice, push: &Push<'_>) -> Result<()> {
         let (optimizer, lr) = (&slice.spec.optimizer, slice.lr(push));
         let params = unpinned(slice, &mut self.params, &mut self.spare)?;
         let storage = match slice.spec.dtype {

@@ -54,7 +54,7 @@ impl HogwildMemory {
     }
 
     /// Applies a push whose identity this thread has claimed; gives back the repeats that waited for it.
-    pub(super) fn change(&self, slice: &Slice, push: &Push<'_>) -> (Applied, Vec<Completion>) {
+    pub(super) fn apply_and_record(&self, slice: &Slice, push: &Push<'_>) -> (Applied, Vec<Completion>) {
         let corrected;
         let push = match push.correction {
             None => push,
@@ -181,8 +181,8 @@ impl HogwildMemory {
         self.counts.assigns().fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Repeats an assignment. False: the slice has it already.
-    pub(super) fn repeat(&self, slice: &Slice, push: &Push<'_>, version: u64) -> Result<bool> {
+    /// Replays an assignment from its record. False: the slice has it already.
+    pub(super) fn replay(&self, slice: &Slice, push: &Push<'_>, version: u64) -> Result<bool> {
         if self.counts.version().load(Ordering::Acquire) >= version {
             return Ok(false);
         }

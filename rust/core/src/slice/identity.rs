@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 pub const WINDOW: usize = 64;
 
 /// Clients of a table that is asked for as a whole.
-const FEW: usize = 8;
+const MAX_PREFETCHED_CLIENTS: usize = 8;
 
 /// Called once with what became of a push.
 pub type Completion = Box<dyn FnOnce(Result<Applied>) + Send>;
@@ -225,7 +225,7 @@ impl Identities {
 
     /// Asks for the table, as far as a search in it is short.
     pub(crate) fn prefetch(&self) {
-        prefetch(&self.clients[..self.clients.len().min(FEW)]);
+        prefetch(&self.clients[..self.clients.len().min(MAX_PREFETCHED_CLIENTS)]);
     }
 
     /// Asks for where the next outcome of a client is noted: in place of the oldest, or behind the last.

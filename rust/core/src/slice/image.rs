@@ -12,7 +12,7 @@ use crate::tensor::Apply;
 
 /// Largest count that an image may have: what a push may claim ([`MAX_STEP`](crate::slice::frame::MAX_STEP))
 /// does not come near it, whatever is added to that, and what is added to this does not overflow.
-const MOST: u64 = 1 << 62;
+const MAX_COUNT: u64 = 1 << 62;
 
 /// A slice at one version (`hogwild`: perhaps in the middle of pushes).
 #[derive(Clone, Debug)]
@@ -86,7 +86,7 @@ impl Slice {
         let counts = [version, step, assigns]
             .into_iter()
             .chain(clients.iter().flat_map(|client| [&client.own, &client.assigned]));
-        if let Some(count) = counts.into_iter().find(|count| **count > MOST) {
+        if let Some(count) = counts.into_iter().find(|count| **count > MAX_COUNT) {
             let error = Error::new(Kind::Internal, "the image has a count that nobody reaches");
             return Err(self.name(error.expected("at most 2^62", count)));
         }
@@ -128,7 +128,7 @@ impl Slice {
             Memory::Hogwild(_) if gradient => {
                 Err(Error::new(Kind::Config, "gradients of a hogwild tensor cannot be repeated"))
             }
-            Memory::Hogwild(memory) => memory.repeat(self, &push, record.version),
+            Memory::Hogwild(memory) => memory.replay(self, &push, record.version),
         });
         repeated.map_err(|error| self.name(error))
     }
@@ -154,12 +154,12 @@ impl Slice {
             }
         }
         if shared_by.is_empty() {
-            return memory.repeat(self, push).map(|_| true);
+            return memory.replay(self, push).map(|_| true);
         }
         if push.action != Action::Gradient {
             return Err(Error::new(Kind::Internal, "what several workers did together is a gradient"));
         }
-        memory.repeat_shared(self, push, shared_by).map(|_| true)
+        memory.replay_shared(self, push, shared_by).map(|_| true)
     }
 
     /// Repeats the promise never to apply a push, unless the slice knows better already.

@@ -9,7 +9,7 @@ use crate::kernel::rows::Indices;
 use crate::tensor::SliceVersion;
 
 /// Elements of rows that are worth asking for ahead; what is more, a CPU sees coming by itself.
-const FEW: usize = 4096;
+const MAX_PREFETCHED_ELEMENTS: usize = 4096;
 
 impl Slice {
     /// The values at one version: pinned for `exact`, copied (perhaps in the middle of pushes) for `hogwild`.
@@ -60,7 +60,9 @@ impl Slice {
     /// Asks for the rows; where a client is to push them, also for their state and for what is noted of the
     /// client. Changes nothing, whatever the indices are.
     pub fn prefetch_rows(&self, indices: Indices<'_>, pushed_by: Option<u64>) {
-        if let (Memory::Exact(memory), Ok(..=FEW)) = (&self.memory, self.layout.elements(indices)) {
+        if let (Memory::Exact(memory), Ok(..=MAX_PREFETCHED_ELEMENTS)) =
+            (&self.memory, self.layout.elements(indices))
+        {
             memory.lock().prefetch_rows(self, indices, pushed_by);
         }
     }

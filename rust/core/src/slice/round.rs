@@ -284,7 +284,7 @@ impl ExactMemory {
         let stepped = round.complete(slice).and_then(|few| {
             round.parts.iter().for_each(|part| Identities::put(&mut ids, part.identity));
             let push = sum_of(slice, &round, few.as_ref(), last, share);
-            self.step_shared(slice, &push, Identities::new(&ids).unwrap_or_default())
+            self.apply_and_record_shared(slice, &push, Identities::new(&ids).unwrap_or_default())
         });
         let mut told = Told::new();
         match stepped {
@@ -303,29 +303,29 @@ impl ExactMemory {
         told
     }
 
-    /// One step by a sum, for all who have a part in it; the record of it is written.
-    fn step_shared(
+    /// Applies one step by a sum for all workers with a part in it, and records it.
+    fn apply_and_record_shared(
         &mut self,
         slice: &Slice,
         push: &Push<'_>,
         shared_by: Identities<'_>,
     ) -> Result<Vec<(Applied, Vec<Completion>)>> {
-        let applied = self.repeat_shared(slice, push, shared_by)?;
+        let applied = self.replay_shared(slice, push, shared_by)?;
         if let (Some(sink), Some((one, _))) = (&slice.sink, applied.first()) {
             sink.record(&Record { shared_by, ..slice.record_of(push, *one) });
         }
         Ok(applied)
     }
 
-    /// The same of a step whose record is there already.
-    pub(super) fn repeat_shared(
+    /// The same without a record.
+    pub(super) fn replay_shared(
         &mut self,
         slice: &Slice,
         push: &Push<'_>,
         shared_by: Identities<'_>,
     ) -> Result<Vec<(Applied, Vec<Completion>)>> {
         self.meet_cut(slice);
-        self.step(slice, push)?;
+        self.step_optimizer(slice, push)?;
         self.version += 1;
         let (version, scale) = (self.version, push.scale.unwrap_or(1.0));
         let note = |identity: Identity| {

@@ -214,15 +214,9 @@ impl Slice {
         policy: &dyn Policy,
         later: impl FnOnce() -> Completion,
     ) -> Option<Result<Applied>> {
-        let checked = push.validate(self.isa, self.target());
-        if let (true, Err(_), Memory::Exact(memory)) = (fault("check_after_apply"), &checked, &self.memory)
-            && push.body.len() == self.bytes()
-        {
-            let _ = memory.lock().change(self, push);
-        }
-        if let Err(error) = checked {
+        if let Err(error) = self.check(push) {
             Counters::count(&self.counters.refused);
-            return Some(Err(self.name(error)));
+            return Some(Err(error));
         }
         reach("validated");
         let admission = policy.admit(self, push);
@@ -242,7 +236,7 @@ impl Slice {
                 match self.arrive(&mut memory.identities, version, push, admission, later) {
                     Arrival::Apply => {
                         reach("identity_checked");
-                        let applied = memory.change(self, push);
+                        let applied = memory.apply_and_record(self, push);
                         if memory.round.is_some() && applied.is_ok() {
                             let told = memory.give_up_round(self, Why::Changed);
                             drop(memory);
@@ -259,7 +253,7 @@ impl Slice {
         };
         match (arrival, &self.memory) {
             (Arrival::Apply, Memory::Hogwild(memory)) => {
-                let (applied, waiting) = memory.change(self, push);
+                let (applied, waiting) = memory.apply_and_record(self, push);
                 answer_all(waiting, applied);
                 Some(Ok(applied))
             }
@@ -269,6 +263,23 @@ impl Slice {
             }
             (Arrival::Answer(result), _) => Some(result),
             (Arrival::Waits | Arrival::Apply, _) => None,
+        }
+    }
+
+    /// Checks a push before anything of it is applied.
+    #[inline(always)]
+    fn check(&self, push: &Push<'_>) -> Result<()> {
+        let checked = push.validate(self.isa, self.target());
+        if fault("check_after_apply") && checked.is_err() {
+            self.apply_unchecked(push);
+        }
+        checked.map_err(|error| self.name(error))
+    }
+
+    /// What the seeded fault `check_after_apply` does with a bad push.
+    fn apply_unchecked(&self, push: &Push<'_>) {
+        if let (Memory::Exact(memory), true) = (&self.memory, push.body.len() == self.bytes()) {
+            let _ = memory.lock().apply_and_record(self, push);
         }
     }
 
@@ -366,7 +377,7 @@ impl Slice {
                     return Err(fenced());
                 };
                 let waiting = std::mem::take(waiting);
-                match memory.change(self, push) {
+                match memory.apply_and_record(self, push) {
                     Ok(applied) => (applied, waiting),
                     Err(error) => {
                         memory.identities.withdraw(push.identity);
@@ -389,7 +400,7 @@ impl Slice {
                 };
                 *outcome = Outcome::Applying(waiting);
                 drop(identities);
-                memory.change(self, push)
+                memory.apply_and_record(self, push)
             }
         };
         answer_all(waiting, applied);

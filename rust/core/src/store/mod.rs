@@ -120,7 +120,7 @@ impl Tensor {
 }
 
 /// Elements above which one call is worth more than one thread.
-const PARALLEL: usize = 1 << 19;
+const MIN_PARALLEL_ELEMENTS: usize = 1 << 19;
 
 impl Store {
     /// An empty store.
@@ -197,7 +197,7 @@ impl Store {
 
     /// The store's own threads, started by the first call that is large enough for them.
     fn pool(&self, elements: usize) -> Option<&rayon::ThreadPool> {
-        if elements < PARALLEL || self.shared.threads == 1 {
+        if elements < MIN_PARALLEL_ELEMENTS || self.shared.threads == 1 {
             return None;
         }
         let build = || rayon::ThreadPoolBuilder::new().num_threads(self.shared.threads).build().ok();

@@ -2,14 +2,14 @@
 
 use super::Store;
 use super::places::Places;
-use super::settle::{Answers, Begun};
+use super::settle::{Answers, Begun, Residues};
 use crate::base::dtype::View;
 use crate::base::error::{Kind, Result};
 use crate::base::sync::{Arc, Mutex, MutexGuard, Ordering, lock};
 use crate::kernel::codec::{Codec, CodecId, ErrorFeedback, Position};
 use crate::push::check;
-use crate::push::held::Residue;
 use crate::push::outcome::Collect;
+use crate::push::residue::Residue;
 use crate::push::sparse::Gathered;
 use crate::slice::Slice;
 use crate::slice::frame::{Action, Applied, Base, Identity, Push};
@@ -41,12 +41,7 @@ impl<'o> UnderWay<'o> {
 
     /// All slices have got it.
     #[inline(always)]
-    pub(super) fn begun(
-        self,
-        answers: Answers,
-        residues: Vec<(usize, Residue)>,
-        sent: Option<Vec<u64>>,
-    ) -> Begun {
+    pub(super) fn begun(self, answers: Answers, residues: Residues, sent: Option<Vec<u64>>) -> Begun {
         Begun { identity: self.identity, answers, late: self.late.into_inner(), residues, sent }
     }
 
@@ -251,7 +246,7 @@ impl Store {
         values: impl Fn(usize) -> View<'a>,
         mut feedback: Option<MutexGuard<'_, ErrorFeedback>>,
         sent: &mut [u64],
-    ) -> Result<(Answers, Vec<(usize, Residue)>)> {
+    ) -> Result<(Answers, Residues)> {
         let UnderWay { identity, options, .. } = *push;
         let codec = options.codec.id();
         let (mut results, mut residues, mut body) = (Vec::new(), Vec::new(), Vec::new());
@@ -281,9 +276,10 @@ impl Store {
         feedback: &Arc<Mutex<ErrorFeedback>>,
         codec: CodecId,
         body: &[u8],
-    ) -> Residue {
-        let (slice, feedback) = (slice.clone(), feedback.clone());
-        Residue { isa: self.shared.isa, slice, feedback, codec, body: body.to_vec() }
+    ) -> Residue<Vec<u8>> {
+        let (tensor, elements) = (slice.spec().name.clone(), slice.range());
+        let feedback = feedback.clone();
+        Residue { isa: self.shared.isa, feedback, tensor, elements, codec, body: body.to_vec() }
     }
 
     fn encode(

@@ -4,8 +4,9 @@ use super::Store;
 use super::places::Places;
 use crate::base::error::{Kind, Result};
 use crate::base::sync::{Arc, Ordering};
-use crate::push::held::{HeldDoubt, Residue};
+use crate::push::held::HeldDoubt;
 use crate::push::outcome::{Collect, Outcomes};
+use crate::push::residue::Residue;
 use crate::slice::frame::{Applied, Identity};
 use crate::verbs::{Pushed, Receipt};
 use std::collections::HashMap;
@@ -14,14 +15,16 @@ use std::time::Duration;
 /// What became of each slice, in the order of [`Places::parts`]; nothing yet of those that a policy holds.
 pub(super) type Answers = Vec<Option<Result<Applied>>>;
 
+/// What must not be lost of slices whose push a policy holds, by their place among [`Places::parts`].
+pub(super) type Residues = Vec<(usize, Residue<Vec<u8>>)>;
+
 /// A push whose slices have got it.
 pub(super) struct Begun {
     pub(super) identity: Identity,
     pub(super) answers: Answers,
     /// Gathers the answers that a policy holds back.
     pub(super) late: Option<Arc<Collect>>,
-    /// What must not be lost of those.
-    pub(super) residues: Vec<(usize, Residue)>,
+    pub(super) residues: Residues,
     /// Bytes of each tensor; `None`: as many as its values have.
     pub(super) sent: Option<Vec<u64>>,
 }
@@ -34,7 +37,8 @@ impl Begun {
 
     /// Waits for what a policy holds, and makes receipts of all answers.
     pub(super) fn end(mut self, places: &Places, timeout: Duration) -> Pushed {
-        let mut residues: HashMap<usize, Residue> = std::mem::take(&mut self.residues).into_iter().collect();
+        let mut residues: HashMap<usize, Residue<Vec<u8>>> =
+            std::mem::take(&mut self.residues).into_iter().collect();
         for (part, result) in self.late.take().map(|late| late.wait(timeout)).unwrap_or_default() {
             if let (Some(residue), Err(error)) = (residues.remove(&part), &result)
                 && error.kind != Kind::StalePush

@@ -10,7 +10,7 @@ mod copies;
 mod loss;
 mod rows;
 
-pub use crate::hogwild::passes::{Stop, shuffle};
+pub use crate::hogwild::work_queue::{Stop, shuffle};
 pub use clock::{Schedule, Settings};
 pub use loss::Loss;
 pub use rows::{Csr, Number, Rows};
@@ -18,7 +18,7 @@ pub use rows::{Csr, Number, Rows};
 use crate::base::error::Result;
 use crate::base::isa::{Isa, prefetch};
 use crate::base::sync::{AtomicU64, Mutex, Ordering, lock};
-use crate::hogwild::passes::{Deal, together};
+use crate::hogwild::work_queue::{Deal, together};
 use crate::memory::RacyBuffer;
 use clock::Clock;
 use copies::{Curvature, Meeting};

@@ -1,0 +1,33 @@
+//! The content of an encoded body, kept until its slice has answered: a body that is never applied returns to error
+//! feedback. Store and client keep one for each slice in doubt.
+
+use crate::base::error::Result;
+use crate::base::isa::Isa;
+use crate::base::sync::{Arc, Mutex, lock};
+use crate::kernel::codec::{CodecId, ErrorFeedback};
+use std::ops::Range;
+
+/// One slice's body, and the residual that its content belongs to.
+#[derive(Debug)]
+pub struct Residue<B> {
+    /// For the arithmetic.
+    pub isa: Isa,
+    /// The residuals.
+    pub feedback: Arc<Mutex<ErrorFeedback>>,
+    /// The tensor.
+    pub tensor: Arc<str>,
+    /// The slice's elements in the tensor.
+    pub elements: Range<usize>,
+    /// How the body is encoded.
+    pub codec: CodecId,
+    /// The body.
+    pub body: B,
+}
+
+impl<B: AsRef<[u8]>> Residue<B> {
+    /// Returns the content to the residual: it was not applied and never will be. Consumed, so that this happens once.
+    pub fn give_back(self) -> Result<()> {
+        let Self { isa, feedback, tensor, elements, codec, body } = self;
+        lock(&feedback).give_back(isa, &tensor, elements.start, codec, body.as_ref(), elements.len())
+    }
+}
