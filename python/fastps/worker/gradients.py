@@ -1,4 +1,4 @@
-"""Gradients that wait for a worker's next push, in memory of its own."""
+"""Gradients that wait for a worker's next push, summed in the worker's own memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from fastps import _fastps
 from fastps._fastps import Sparse, Versions
 from fastps._shared.types import Array
-from fastps.errors import DTypeError, NonFiniteError, ShapeError
 
 __all__ = ["Gradient", "Gradients", "check", "finite", "part"]
 
@@ -26,11 +26,11 @@ def whole(gradient: Any) -> Array:
 
 
 class Gradients:
-    """Sums of gradients by name; adding takes time, and memory once.
+    """Sums of gradients by name; the memory of a sum is allocated once.
 
     Attributes:
-        waiting: Names to what the next push takes, whole or sparse.
-        base: What the oldest of it is based on; None where versions are not known.
+        waiting: Names to the sums that the next push takes, whole or sparse.
+        base: Versions that the oldest gradient was computed at; None if they are unknown.
     """
 
     def __init__(self, params: Mapping[str, Array]) -> None:
@@ -46,28 +46,28 @@ class Gradients:
         return self._arrays[name]
 
     def arrays(self, names: Iterable[str]) -> dict[str, Array]:
-        """Memory with these tensors' sums, for whoever adds to them himself; he begins them if none waits."""
+        """The sums of these tensors, for a caller that adds to them; if none waits, the caller sets them."""
         if self.waiting and len(self.waiting) != len(self._params):
             for name in names:
                 if name in self.waiting:
                     self._whole(name)
                 else:
-                    self.array(name)[...] = -0.0  # plus x is x, also if that is -0.0
+                    self.array(name)[...] = -0.0  # -0.0 + x is x for every x, -0.0 included
         elif len(self._arrays) != len(self._params):
             for name in names:
                 self.array(name)
         return self._arrays
 
     def filled(self, names: Container[str], base: Versions | None) -> None:
-        """Somebody has put something into these tensors' memory."""
+        """Notes that a caller has added to these tensors' sums."""
         if not self.waiting:
             self.base = base
         if len(self.waiting) != len(self._params):
             self.waiting |= {name: self._arrays[name] for name in self._params if name in names}
 
-    @np.errstate(over="ignore", invalid="ignore")  # the push will tell
+    @np.errstate(over="ignore", invalid="ignore")  # the push reports it
     def add(self, name: str, gradient: Any, base: Versions | None) -> None:
-        """Adds to what waits."""
+        """Adds a gradient to the sum."""
         if not self.waiting:
             self.base = base
         waits = self.waiting.get(name)
@@ -88,17 +88,17 @@ class Gradients:
             self._whole(name)[...] += whole(gradient)
 
     def take_back(self, name: str, gradient: Any) -> None:
-        """Adds what a server has not applied."""
+        """Adds a gradient that a server has not applied."""
         self.add(name, gradient, None)
         self.base = None
 
     def kept(self, name: str) -> Gradient | None:
-        """What waits of a tensor, as it stays when more is added."""
+        """The sum of a tensor, as a copy if later gradients would change it."""
         waits = self.waiting.get(name)
         return waits.copy() if isinstance(waits, np.ndarray) else waits
 
     def undo(self, before: Mapping[str, Gradient | None]) -> None:
-        """Goes back to what was `kept` before something was added."""
+        """Restores sums that were `kept` before gradients were added."""
         for name, waits in before.items():
             if waits is None:
                 self.waiting.pop(name, None)
@@ -119,7 +119,7 @@ class Gradients:
 
 
 def part(gradient: Any, elements: range, like: Array) -> Gradient:
-    """What of a gradient lies in some of the tensor's elements, as a copy."""
+    """The part of a gradient that lies in a range of the tensor's elements, as a copy."""
     if not isinstance(gradient, Sparse):
         some = np.zeros_like(like)
         chosen = slice(elements.start, elements.stop)
@@ -136,57 +136,32 @@ def part(gradient: Any, elements: range, like: Array) -> Gradient:
 
 
 def finite(gradient: Any) -> bool:
-    """Whether all values are."""
+    """Whether all values are finite."""
     values = np.asarray(gradient.values) if isinstance(gradient, Sparse) else whole(gradient)
     with np.errstate(all="ignore"):
-        # The sum of what is finite is finite, nearly always.
+        # A finite sum proves that all values are finite, and costs one pass.
         return math.isfinite(values.sum()) or bool(np.isfinite(values).all())
 
 
-def check(name: str, gradient: Any, like: Array, looks: bool) -> None:
-    """Raises what a push of the gradient would raise; `looks`: also if it is not finite."""
+def check(name: str, gradient: Any, like: Array, check_finite: bool) -> None:
+    """Raises the error that a push of the gradient would raise.
+
+    Args:
+        name: Its tensor's name.
+        gradient: In any memory layout, since it is summed.
+        like: The worker's array of the tensor.
+        check_finite: Also raise `NonFiniteError`.
+    """
+    _fastps.check_gradient(name, _contiguous(gradient), like.shape, check_finite)
+
+
+def _contiguous(gradient: Any) -> Any:
+    """The gradient, or a copy in C order if it has another layout."""
     sparse = isinstance(gradient, Sparse)
     try:
         values = np.asarray(gradient.values) if sparse else whole(gradient)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # each library has its own
-        raise DTypeError(
-            f"tensor {name!r}: not an array of float32 in this machine's memory: {error}",
-            tensor=name,
-            expected="float32 in host memory",
-            got=type(gradient).__name__,
-        ) from error
-    if values.dtype != np.float32:
-        raise DTypeError(
-            f"tensor {name!r}: expected float32, got {values.dtype}",
-            tensor=name,
-            expected="float32",
-            got=str(values.dtype),
-        )
-    if sparse and not like.ndim:
-        raise ShapeError(f"tensor {name!r}: a scalar has no rows to be indexed", tensor=name)
-    rows = np.asarray(gradient.indices) if sparse else None
-    shape = like.shape if rows is None else (rows.size, *like.shape[1:])
-    if values.shape != shape:
-        raise ShapeError(
-            f"tensor {name!r}: the gradient has another shape: expected {shape}, got {values.shape}",
-            tensor=name,
-            expected=str(shape),
-            got=str(values.shape),
-        )
-    if rows is not None and rows.size and (rows.min() < 0 or rows.max() >= len(like)):
-        expected, got = f"0 to {len(like) - 1}", f"{rows.min()} to {rows.max()}"
-        raise ShapeError(
-            f"tensor {name!r}: an index is out of range: expected {expected}, got {got}",
-            tensor=name,
-            expected=expected,
-            got=got,
-        )
-    if looks and not finite(values):
-        at = int(np.flatnonzero(~np.isfinite(values))[0])
-        got = str(values.reshape(-1)[at])
-        raise NonFiniteError(
-            f"tensor {name!r}: element {at} of the gradient is {got}; nothing was sent or changed",
-            tensor=name,
-            expected="finite values",
-            got=got,
-        )
+    except (BufferError, RuntimeError, TypeError, ValueError):  # the check reports what it is
+        return gradient
+    if values.flags.c_contiguous and values.flags.aligned:
+        return gradient
+    return Sparse(gradient.indices, values.copy()) if sparse else values.copy()

@@ -1,5 +1,5 @@
-//! The extension module `fastps._fastps`: converts Python's objects to values of the core and the client, and their
-//! results back. It holds no arithmetic. `python/fastps` is the only caller; users import that.
+//! The extension module `fastps._fastps`: converts Python's objects to values of the core and the client, and
+//! their results back. It holds no arithmetic. `python/fastps` is the only caller; users import that.
 
 // Docstrings here are read by Python users.
 #![allow(clippy::doc_markdown)]
@@ -46,6 +46,8 @@ mod _fastps {
     use super::settings::codec::check_codec;
     #[pymodule_export]
     use super::settings::optimizer::check_optimizer;
+    #[pymodule_export]
+    use super::training::check::check_gradient;
     #[pymodule_export]
     use super::training::estimators::{FactorTrainer, LinearTrainer};
     #[pymodule_export]

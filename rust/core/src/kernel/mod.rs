@@ -4,5 +4,6 @@ pub(crate) mod apply;
 pub mod codec;
 pub mod finite;
 pub mod litmus;
+pub mod local_step;
 pub mod optim;
 pub mod rows;

@@ -71,8 +71,7 @@ fn check_sparse(
     if gradient.shape == shape && gradient.values.len() == rows * spec.row_width() {
         return Ok(());
     }
-    let error = Error::new(Kind::Shape, "the values do not fit the indices");
-    Err(name(error.expected(format!("{shape:?}"), format!("{:?}", gradient.shape))))
+    Err(wrong_shape(gradient, &shape))
 }
 
 /// The sparse gradients of a checked push as their slices get them; `None` for the others.
@@ -171,9 +170,12 @@ pub fn check_shape(gradient: GradientRef<'_>, spec: &TensorSpec) -> Result<()> {
     if gradient.shape == spec.shape && gradient.values.len() == spec.elements() {
         return Ok(());
     }
-    Err(Error::new(Kind::Shape, "the shape is not the registered one")
-        .tensor(gradient.name)
-        .expected(format!("{:?}", spec.shape), format!("{:?}", gradient.shape)))
+    Err(wrong_shape(gradient, &spec.shape))
+}
+
+fn wrong_shape(gradient: GradientRef<'_>, expected: &[u64]) -> Error {
+    let error = Error::new(Kind::Shape, "wrong shape").tensor(gradient.name);
+    error.expected(format!("{expected:?}"), format!("{:?}", gradient.shape))
 }
 
 /// Fails unless values that replace a tensor's have its type and number and are all finite.

@@ -37,25 +37,29 @@ pub struct RowPart {
 /// Most indices of one call.
 const MAX_INDICES: usize = u32::MAX as usize;
 
+/// Fails if an index names no row of the tensor; gives the number of rows.
+pub fn check_indices(spec: &TensorSpec, indices: &[i64]) -> Result<u64> {
+    let name = |error: Error| error.tensor(spec.name.clone());
+    let Some(&rows) = spec.shape.first() else {
+        return Err(name(Error::new(Kind::Shape, "a scalar has no rows to be indexed")));
+    };
+    if indices.len() > MAX_INDICES {
+        let error = Error::new(Kind::Shape, "too many indices");
+        return Err(name(error.expected(format!("at most {MAX_INDICES}"), indices.len())));
+    }
+    if let Some(i) = indices.iter().position(|&row| row < 0 || row as u64 >= rows) {
+        let expected =
+            if rows == 0 { "none, as there are no rows".into() } else { format!("0 to {}", rows - 1) };
+        let error = Error::new(Kind::Shape, format!("index {i} is out of range"));
+        return Err(name(error.expected(expected, indices[i])));
+    }
+    Ok(rows)
+}
+
 impl Plan {
     /// Of the indices of a call, in any order, perhaps with repeats; fails for one that names no row.
     pub fn new(spec: &TensorSpec, indices: &[i64]) -> Result<Self> {
-        let name = |error: Error| error.tensor(spec.name.clone());
-        let Some(&rows) = spec.shape.first() else {
-            return Err(name(Error::new(Kind::Shape, "a scalar has no rows to be indexed")));
-        };
-        if indices.len() > MAX_INDICES {
-            return Err(name(
-                Error::new(Kind::Shape, "too many indices")
-                    .expected(format!("at most {MAX_INDICES}"), indices.len()),
-            ));
-        }
-        if let Some(i) = indices.iter().position(|&row| row < 0 || row as u64 >= rows) {
-            let expected =
-                if rows == 0 { "none, as there are no rows".into() } else { format!("0 to {}", rows - 1) };
-            let error = Error::new(Kind::Shape, format!("index {i} is out of range"));
-            return Err(name(error.expected(expected, indices[i])));
-        }
+        let rows = check_indices(spec, indices)?;
         let order = sorted(indices, rows);
         let mut plan = Self {
             width: spec.row_width(),

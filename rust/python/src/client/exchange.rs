@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A store, and whose threads do its work, if not its own.
+/// A store, and the threads that do its work instead of its own.
 type By<'a> = (&'a Store, Option<&'a Threads>);
 
 /// Receipts, versions of the values that were installed, and what failed.
@@ -70,7 +70,7 @@ impl Exchange {
         Ok(Arc::ptr_eq(self.server.get(py)?, server))
     }
 
-    /// What is given of each tensor; `None`: something is given of another one, or nothing at all.
+    /// The gradient of each tensor; `None` if one is of another tensor, or if there are none.
     fn given<'py>(&self, gradients: &Bound<'py, PyDict>) -> PyResult<Option<Vec<Option<Bound<'py, PyAny>>>>> {
         let (mut given, mut left) = (Vec::with_capacity(self.names.len()), gradients.len());
         for name in self.names.iter() {
@@ -86,7 +86,8 @@ impl Exchange {
         self.names.iter().map(of).collect()
     }
 
-    /// Steps, if all is as usual; `None`: nothing was done, and whoever goes the long way will be told why.
+    /// Takes the step in one call if that is possible; `None`: nothing was done, and the ordinary way reports
+    /// why.
     pub(super) fn step(
         &self,
         py: Python<'_>,

@@ -1,4 +1,4 @@
-//! Pushes under way.
+//! Pushes in progress.
 
 use super::waiting::Turn;
 use crate::arrays::buffer::sweep;
@@ -16,7 +16,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The pushes of one client that nobody has asked about yet.
+/// The pushes of one client whose results are not read yet.
 #[derive(Debug, Default)]
 pub(crate) struct Unread {
     flights: Mutex<Vec<Arc<Flight>>>,
@@ -34,21 +34,21 @@ impl Unread {
         lock(&self.flights).iter().all(|f| f.ticket.is_done())
     }
 
-    /// Raises the error of a push that nobody has read, if it has told that it is finished.
+    /// Raises the unread error of a push that has reported its end.
     pub(crate) fn raise(&self, py: Python<'_>) -> PyResult<()> {
         if self.finished.swap(false, Ordering::Acquire) { self.raise_last(py) } else { Ok(()) }
     }
 
-    /// The same, even if the push is only just finished and has not told yet.
+    /// Raises the unread error of any push that has ended, reported or not.
     pub(crate) fn raise_last(&self, py: Python<'_>) -> PyResult<()> {
         let mut failed = None;
-        // Taken out first: nobody may wait for the lock with the GIL.
+        // Taken out first: no thread may wait for the lock while it holds the GIL.
         let mut done: Vec<_> = lock(&self.flights).extract_if(.., |flight| flight.ticket.is_done()).collect();
         done.retain(|flight| {
             if flight.read.load(Ordering::Acquire) {
                 return false;
             }
-            // Whose time is up may have to end first, and whoever ends it may call Python back.
+            // A push past its deadline may have to end first, and ending it may call back into Python.
             match py.detach(|| flight.ticket.wait(Duration::ZERO)) {
                 Some(Err(error)) if failed.is_none() => {
                     flight.read.store(true, Ordering::Release);
@@ -69,7 +69,7 @@ impl Unread {
     }
 }
 
-/// What a push under way shares with the thread that ends it.
+/// The state that a push in progress shares with the thread that ends it.
 pub(crate) struct Flight {
     ticket: Arc<dyn Ticket<Pushed>>,
     read: AtomicBool,
@@ -101,7 +101,7 @@ impl Flight {
     }
 }
 
-/// A push under way.
+/// A push in progress.
 #[pyclass(frozen, module = "fastps._fastps", name = "PushFlight")]
 #[derive(Debug)]
 pub(crate) struct PushFlight {
@@ -111,7 +111,7 @@ pub(crate) struct PushFlight {
 }
 
 impl PushFlight {
-    /// `tracked`: an error that nobody reads is raised by the next call on the client.
+    /// `tracked`: the next call on the client raises an error that is not read.
     pub(crate) fn start(
         ticket: Arc<dyn Ticket<Pushed>>,
         names: Names,
@@ -146,26 +146,27 @@ impl PushFlight {
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         let done = self.flight.get(py)?.ticket.is_done();
         if done && let Some(unread) = &self.unread {
-            // Whoever has seen this gets the error with the next call, even if the callback comes a moment later.
+            // A caller that saw this gets the error with the next call, even if the callback runs a moment
+            // later.
             unread.finished.store(true, Ordering::Release);
         }
         Ok(done)
     }
 
-    /// The receipts; None after the timeout in seconds (None waits for ever).
+    /// The receipts; None after the timeout in seconds (None: no limit).
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Receipts>> {
         let flight = self.flight.get(py)?;
         let timeout = timeout.map(|t| call::duration(py, t)).transpose()?;
         let Some(pushed) = call::wait(py, &*flight.ticket, timeout)? else { return Ok(None) };
         flight.read.store(true, Ordering::Release);
-        // Whoever has the result may push the list again, even if the callback comes a moment later.
+        // A caller with the result may push the list again, even if the callback runs a moment later.
         drop(lock(&flight.turn).take());
         sweep(py);
         let receipts = pushed.or_raise(py)?;
         Ok(Some(Receipts { names: self.names.clone(), receipts }))
     }
 
-    /// Calls `callback()` once when done, from any thread; at once if it is.
+    /// Calls `callback()` once when done, from any thread; at once if it is done already.
     fn on_done(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
         let flight = self.flight.get(py)?;
         lock(&flight.callbacks).push(callback);

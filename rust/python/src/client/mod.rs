@@ -1,5 +1,5 @@
-//! A client of parameters, wherever they lie: one method per verb. Each takes Python's objects apart, calls the core
-//! once for the whole list, without the GIL, and puts the result together.
+//! A client of a store or of servers, with one method per verb. Each method converts its arguments, makes one
+//! call for the whole list without the GIL, and converts the result.
 
 mod exchange;
 mod flight;
@@ -17,6 +17,7 @@ pub(crate) use push::BoundList;
 pub(crate) use settings::PushSettings;
 
 use crate::arrays::buffer::{Access, array, empty, sweep, try_borrow};
+use crate::arrays::gradient::whole_gradient;
 use crate::arrays::shared_view::SharedView;
 use crate::arrays::sparse;
 use crate::call::{self, Here};
@@ -33,13 +34,14 @@ use exchange::Outcome;
 use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
 use fastps_core::mode::{Mode, Seat};
+use fastps_core::outgoing::check_shape;
 use fastps_core::store::{Memory, Store, StoreOptions};
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{PushOptions, Rows, State, Values};
 use flight::Unread;
 use pull::{pull_into, pull_rows_into};
-use push::{Gradients, List, PushPulled, gradient};
+use push::{Gradients, List, PushPulled};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 use std::sync::Arc;
@@ -47,7 +49,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use waiting::{Turn, target, targets};
 
-/// A server, wherever it is.
+/// A store in this process, or servers.
 type Shared = Arc<dyn ParameterServer>;
 
 /// The compiled half of `fastps.Store` and of what `fastps.connect` returns.
@@ -61,7 +63,7 @@ pub(crate) struct Client {
     timeout: Duration,
     unread: Arc<Unread>,
     closed: AtomicBool,
-    /// Its pushes wait for those of other workers, so they must not hold what those need to come.
+    /// Its pushes wait for those of other workers, so they must not hold the GIL meanwhile.
     waits: AtomicBool,
 }
 
@@ -80,7 +82,7 @@ impl Client {
         Self { server, local, check_finite, timeout, unread: Arc::default(), closed, waits }
     }
 
-    /// What every verb begins with: the fork check, and the error of an earlier push that nobody has read.
+    /// The start of every verb: checks for a fork and raises the unread error of an earlier push.
     fn enter(&self, py: Python<'_>) -> PyResult<&Shared> {
         let server = self.server.get(py)?;
         if self.closed.load(Ordering::Relaxed) {
@@ -95,7 +97,7 @@ impl Client {
         seconds.map_or(Ok(self.timeout), |seconds| call::duration(py, seconds))
     }
 
-    /// The store of this process, where a push to it is over at once.
+    /// The store of this process, if a push to it does not wait.
     fn at_once(&self) -> Option<&Arc<Store>> {
         self.local.as_ref().filter(|_| !self.waits.load(Ordering::Relaxed))
     }
@@ -140,13 +142,13 @@ impl Client {
         Ok(Self::local(store, check_finite, Duration::from_secs(30)))
     }
 
-    /// Seconds that a call may take, where it says nothing else.
+    /// The default timeout of a call, in seconds.
     #[getter(timeout)]
     fn default_timeout(&self) -> f64 {
         self.timeout.as_secs_f64()
     }
 
-    /// By what other processes can open the store, if its memory is shared. A forked child may ask, too.
+    /// The address by which other processes open the store, if it is shared; also in a forked child.
     #[getter]
     fn address(&self) -> Option<String> {
         self.local.as_ref()?.address()
@@ -183,7 +185,7 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let server = self.enter(py)?;
-        let initial = gradient(name, values)?;
+        let initial = whole_gradient(name, values)?;
         let spec = TensorSpec {
             name: initial.name.clone(),
             shape: initial.shape.clone(),
@@ -204,7 +206,8 @@ impl Client {
         self.call(py, server, move |server| server.unregister(&name, timeout))?.or_raise(py)
     }
 
-    /// Pushes one gradient of the tensor named `what`, a dict of gradients by name, or a bound list; and waits.
+    /// Pushes one gradient of the tensor named `what`, a dict of gradients by name, or a bound list; and
+    /// waits.
     fn push<'py>(
         &self,
         py: Python<'py>,
@@ -224,8 +227,8 @@ impl Client {
         Ok(Bound::new(py, receipts)?.into_any())
     }
 
-    /// Starts to push a dict of gradients by name, or a bound list. `tracked`: the next call raises an error that is
-    /// not read. `every_slice`: slices without a row of a sparse gradient take part, too.
+    /// Starts to push a dict of gradients by name, or a bound list. `tracked`: the next call raises an error
+    /// that is not read. `every_slice`: slices without a row of a sparse gradient take part, too.
     #[pyo3(signature = (what, settings, tracked, every_slice=false))]
     fn push_async(
         &self,
@@ -271,15 +274,16 @@ impl Client {
         }
     }
 
-    /// A worker's tensors and arrays, for `exchange`; None where that is no shorter way.
+    /// A worker's tensors and arrays, for `exchange`; None if that cannot be used.
     fn exchange_of(&self, py: Python<'_>, params: &Bound<'_, PyDict>) -> PyResult<Option<Exchange>> {
         let server = self.enter(py)?;
         self.local.as_ref().map_or(Ok(None), |store| Exchange::new(py, server, store, params))
     }
 
-    /// Pushes gradients, of some tensors or of all, with rates by name if they differ, and pulls everything into the
-    /// worker's arrays: receipts, versions, and what failed after all was checked. None: nothing was done, because
-    /// something is wrong or unusual. `threads`: how many torch has, which then do the work; 0: the store's own do.
+    /// Pushes gradients, of some tensors or of all, with rates by name if they differ, and pulls everything
+    /// into the worker's arrays: receipts, versions, and what failed after all was checked. None: nothing was
+    /// done, because something is wrong or unusual. `threads`: how many torch has, which then do the work; 0:
+    /// the store's own do.
     fn exchange(
         &self,
         py: Python<'_>,
@@ -385,14 +389,9 @@ impl Client {
         let tensors: Vec<_> = gradients.iter().map(|g| g.name.clone()).collect();
         let specs = self.specs(py, server, &tensors, timeout)?;
         for (gradient, spec) in gradients.iter().zip(&specs) {
-            if gradient.shape != spec.shape {
-                let error =
-                    Error::new(Kind::Shape, "the gradient has another shape").tensor(spec.name.clone());
-                let error = error.expected(format!("{:?}", spec.shape), format!("{:?}", gradient.shape));
-                return Err(errors::raise(py, &error));
-            }
+            check_shape(gradient.borrow(), spec).or_raise(py)?;
         }
-        // Float32 says everything; the others keep what they do not say.
+        // Float32 loses nothing; the other codecs need a residual.
         let feedback = match feedback {
             None if codec != Codec::Float32 => Some(Py::new(py, ErrorFeedback::default())?),
             given => given,
@@ -412,7 +411,7 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<Receipt> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
-        let values = gradient(name, values)?;
+        let values = whole_gradient(name, values)?;
         let receipt = self.call(py, server, move |server| server.assign(&values, timeout))?;
         sweep(py);
         receipt.or_raise(py).map(|r| Receipt::from(&r))
@@ -521,7 +520,7 @@ impl Client {
         Ok(Versions(Arc::new(versions.or_raise(py)?)))
     }
 
-    /// Takes a place among the workers of a group: how many there are, and the names of some.
+    /// Joins a group; returns the number of its workers and the names of some.
     fn join(
         &self,
         py: Python<'_>,
@@ -545,8 +544,8 @@ impl Client {
         self.call(py, server, move |server| server.leave(&group, warm, timeout))?.or_raise(py)
     }
 
-    /// Says that so many more steps are taken, and waits for the next one's turn: steps of the slowest, and whether this worker
-    /// trains alone.
+    /// Says that so many more steps are taken, and waits for the next one's turn: steps of the slowest, and
+    /// whether this worker trains alone.
     fn advance(
         &self,
         py: Python<'_>,
@@ -562,8 +561,9 @@ impl Client {
         Ok((clocks.slowest, clocks.leads))
     }
 
-    /// Asks for a portion of samples. `samples`: name, n, size, seed; `at`: the run, epoch and finished portion that the worker
-    /// knows. Gives run, epoch, unfinished portions, portion, and whether the epoch is over.
+    /// Asks for a portion of samples. `samples`: name, n, size, seed; `at`: the run, epoch and finished
+    /// portion that the worker knows. Gives run, epoch, unfinished portions, portion, and whether the epoch
+    /// is over.
     #[allow(clippy::too_many_arguments)]
     fn portion(
         &self,
@@ -603,7 +603,8 @@ impl Client {
         Ok(result)
     }
 
-    /// Waits for pushes under way, at most the client's timeout, and ends; raises an error that nobody has read.
+    /// Waits for pushes in progress, at most the client's timeout, and ends the session; raises an unread
+    /// error.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let server = self.server.get(py)?;
         if self.closed.swap(true, Ordering::Relaxed) {
@@ -624,13 +625,13 @@ impl Client {
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// What restarted servers lack: tensor, shard, own pushes, version seen, version now. Other calls raise
-    /// nothing of it from the first call on.
+    /// What restarted servers lost: tensor, shard, own pushes, version seen, version now. After the first
+    /// call, other calls no longer raise it.
     fn lost(&self, py: Python<'_>) -> PyResult<Vec<errors::LostFields>> {
         Ok(self.server.get(py)?.lost().iter().map(errors::lost_fields).collect())
     }
 
-    /// For each server: its address, and how it is reached.
+    /// The address of each server and how it is reached.
     #[getter]
     fn transport(&self, py: Python<'_>) -> PyResult<Vec<(String, String)>> {
         Ok(self.server.get(py)?.transport())

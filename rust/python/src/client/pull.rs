@@ -23,7 +23,7 @@ impl Client {
         let find = |server: &Shared, names: &[Arc<str>], timeout| {
             names.iter().map(|n| server.spec(n, timeout)).collect::<Result<Vec<_>, _>>()
         };
-        // Usually the map is at hand, and no server has to be asked.
+        // Usually the map is known, and no server has to be asked.
         match py.detach(|| find(server, names, Duration::ZERO)) {
             Err(error) if is_not_known_yet(&error) => {
                 let names = names.to_vec();
@@ -34,7 +34,7 @@ impl Client {
     }
 }
 
-/// Whether a server must be asked. Every other error is the caller's: some are told only once.
+/// Whether a server must be asked. Every other error goes to the caller: some are reported only once.
 fn is_not_known_yet(error: &Error) -> bool {
     matches!(error.kind, Kind::Deadline | Kind::Connection | Kind::Unavailable)
 }

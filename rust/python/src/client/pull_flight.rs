@@ -1,4 +1,4 @@
-//! Pulls under way.
+//! Pulls in progress.
 
 use super::waiting::{reshaped, targets};
 use crate::arrays::buffer::sweep;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 type PullTicket = Arc<dyn Ticket<Result<Pulled, Error>>>;
 
-/// A pull under way.
+/// A pull in progress.
 #[pyclass(frozen, module = "fastps._fastps", name = "PullFlight")]
 pub(crate) struct PullFlight {
     ticket: Here<PullTicket>,
@@ -33,8 +33,8 @@ impl PullFlight {
         Ok(self.ticket.get(py)?.is_done())
     }
 
-    /// Copies the values into `out` (name to array; new arrays if None) and tells their versions; None after the
-    /// timeout in seconds (None waits for ever).
+    /// Copies the values into `out` (name to array; new arrays if None) and returns them with their versions;
+    /// None after the timeout in seconds (None: no limit).
     fn install<'py>(
         &self,
         py: Python<'py>,

@@ -5,6 +5,7 @@ use super::settings::PushSettings;
 use super::waiting::{Filler, Turn, Waiting, reshaped, targets};
 use super::{Client, Shared};
 use crate::arrays::buffer::{Access, Borrowed, borrow, glance, is_plain, sweep};
+use crate::arrays::gradient::gradient;
 use crate::arrays::sparse::Sparse;
 use crate::call::{self, Here};
 use crate::codecs::ErrorFeedback;
@@ -79,7 +80,7 @@ impl Client {
         let done = if let Some(store) = self.at_once() {
             push_lent(py, store, &[name], std::slice::from_ref(grad), &options)?
         } else {
-            let gradients = Arc::new(vec![pushed(name, grad)?]);
+            let gradients = Arc::new(vec![gradient(name, grad)?]);
             let done = wait_for(py, server, &gradients, options, None)?;
             drop(gradients);
             sweep(py);
@@ -221,7 +222,7 @@ impl List {
         let (mut names, mut gradients) = (Vec::with_capacity(arrays.len()), Vec::with_capacity(arrays.len()));
         for (name, array) in arrays {
             let name = name.cast_into::<PyString>()?;
-            gradients.push(pushed(name.to_str()?, &array)?);
+            gradients.push(gradient(name.to_str()?, &array)?);
             names.push(name.unbind());
         }
         Ok(Self { names: Arc::new(names), gradients: Arc::new(gradients) })
@@ -253,7 +254,7 @@ pub(super) fn push_lent(
     }
     if arrays.iter().any(Bound::is_instance_of::<Sparse>) {
         let all = names.iter().zip(arrays);
-        let gradients = all.map(|(name, array)| pushed(name, array)).collect::<PyResult<Vec<_>>>()?;
+        let gradients = all.map(|(name, array)| gradient(name, array)).collect::<PyResult<Vec<_>>>()?;
         let elements = gradients.iter().map(|gradient| gradient.values.view().len()).sum();
         let pushed = call::work(py, elements, || store.push(&gradients, options));
         drop(gradients);
@@ -298,7 +299,8 @@ pub(super) fn push_lent_list(
     Ok(Receipts { names: Arc::new(names), receipts })
 }
 
-/// The gradients of a push that keeps the GIL, because it will be over at once, if a glance at their arrays is enough.
+/// The gradients of a push that keeps the GIL, because it will be over at once, if a glance at their arrays
+/// is enough.
 fn glances<'a>(names: &[&'a str], arrays: &'a [Bound<'_, PyAny>]) -> Option<Vec<GradientRef<'a>>> {
     if !arrays.iter().all(is_plain) {
         return None;
@@ -312,21 +314,6 @@ fn glances<'a>(names: &[&'a str], arrays: &'a [Bound<'_, PyAny>]) -> Option<Vec<
         gradients.push(GradientRef { name, shape, values, indices: None });
     }
     Some(gradients)
-}
-
-/// A gradient of a push, whole or sparse, whose memory is kept.
-pub(super) fn pushed(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Gradient> {
-    let Ok(sparse) = array.cast::<Sparse>() else {
-        return gradient(name, array);
-    };
-    let sparse = sparse.get().borrow(array.py(), name)?;
-    Ok(Gradient { name: name.into(), shape: sparse.values.shape().to_vec(), values: Arc::new(sparse) })
-}
-
-/// A gradient whose memory is kept.
-pub(super) fn gradient(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Gradient> {
-    let values = borrow(array, name, Access::Read)?;
-    Ok(Gradient { name: name.into(), shape: values.shape().to_vec(), values: Arc::new(values) })
 }
 
 #[pymethods]

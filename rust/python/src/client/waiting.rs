@@ -11,7 +11,7 @@ use pyo3::types::PyDict;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A bound list admits one push at a time; this is the one.
+/// The right to push a bound list, which admits one push at a time.
 #[derive(Debug)]
 pub(crate) struct Turn(Arc<AtomicBool>);
 
@@ -31,16 +31,16 @@ impl Drop for Turn {
     }
 }
 
-/// The error of a tensor that was registered anew with another shape while it was pulled.
+/// The error for a tensor that was registered again with another shape while it was pulled.
 pub(crate) fn reshaped(py: Python<'_>) -> PyErr {
     raise(py, &Error::new(Kind::Shape, "a tensor changed its shape during the call; call again"))
 }
 
-/// Arrays that a pull fills; notices if a part stayed as it was.
+/// Arrays that a pull fills; tracks whether all of their bytes arrived.
 #[derive(Default)]
 pub(crate) struct Filler {
     targets: Vec<Borrowed>,
-    /// Bytes of each that did not come yet.
+    /// Bytes of each that have not arrived yet.
     missing: Vec<usize>,
     misfit: bool,
 }
@@ -56,8 +56,8 @@ impl Filler {
     }
 }
 
-/// A thread that waits for a push or a pull. The main thread notices Ctrl-C; then it is gone, nothing more is written to
-/// the arrays, and the call comes to its end by itself.
+/// A thread that waits for a push or a pull. If the main thread notices Ctrl-C, it leaves the call: nothing
+/// more is written to its arrays, and the call ends on its own.
 pub(crate) struct Waiting {
     filler: Filler,
     turn: Option<Turn>,
@@ -70,7 +70,7 @@ impl Waiting {
         Ok(Self { filler, turn, is_main: call::is_main(py)?, interrupt: None })
     }
 
-    /// Lets go of the arrays; tells whether they are filled.
+    /// Releases the arrays; returns whether they are filled.
     pub(crate) fn end(self) -> PyResult<bool> {
         self.interrupt.map_or(Ok(self.filler.is_full()), Err)
     }
@@ -94,7 +94,7 @@ impl verbs::Caller for Waiting {
     }
 }
 
-/// Where pulled values go: the caller's arrays, or new ones.
+/// The targets of a pull: the caller's arrays, or new ones.
 pub(crate) fn targets<'py>(
     py: Python<'py>,
     specs: &[Arc<TensorSpec>],
@@ -127,6 +127,6 @@ pub(crate) fn target(py: Python<'_>, spec: &TensorSpec, array: &Bound<'_, PyAny>
     if target.shape() == spec.shape {
         return Ok(target);
     }
-    let error = Error::new(Kind::Shape, "the array of out= has another shape").tensor(spec.name.clone());
+    let error = Error::new(Kind::Shape, "wrong shape of the array in out=").tensor(spec.name.clone());
     Err(raise(py, &error.expected(format!("{:?}", spec.shape), format!("{:?}", target.shape()))))
 }

@@ -1,4 +1,4 @@
-//! The trainers behind `fastps.hogwild`: NumPy's arrays are read where they lie, passes run without the GIL.
+//! The trainers of `fastps.hogwild`: they read NumPy's arrays in place and train without the GIL.
 
 use crate::call::{SLICE, is_main};
 use crate::errors::{OrRaise, config, raise};
@@ -14,8 +14,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::Instant;
 
-/// A linear model in training on one set of examples. `rows` is a float32 matrix or (data, indices, indptr) of a CSR matrix, both
-/// of whose index arrays are int32 or int64. They must not change while it lives.
+/// A linear model in training on one set of examples. `rows` is a float32 matrix or (data, indices, indptr)
+/// of a CSR matrix, both of whose index arrays are int32 or int64. They must not change while it lives.
 #[pyclass(frozen, module = "fastps._fastps")]
 pub(crate) struct LinearTrainer {
     rows: Matrix,
@@ -25,8 +25,8 @@ pub(crate) struct LinearTrainer {
     state: Mutex<State<Linear, Vec<u32>>>,
 }
 
-/// The factors of a matrix in training on one set of ratings: users, items (int32), values (float32). Factors are matrices with a row
-/// for each user or item; biases have an element for each.
+/// The factors of a matrix in training on one set of ratings: users, items (int32), values (float32). Factors
+/// are matrices with a row for each user or item; biases have an element for each.
 #[pyclass(frozen, module = "fastps._fastps")]
 pub(crate) struct FactorTrainer {
     users: Py<PyArray1<i32>>,
@@ -117,7 +117,7 @@ impl Reading<'_> {
     }
 }
 
-/// Never waits: whoever holds it may be waiting for the GIL.
+/// Never waits: the thread that holds the lock may be waiting for the GIL.
 fn state<'a, S>(py: Python<'_>, state: &'a Mutex<S>) -> PyResult<MutexGuard<'a, S>> {
     match state.try_lock() {
         Ok(state) => Ok(state),
@@ -128,8 +128,8 @@ fn state<'a, S>(py: Python<'_>, state: &'a Mutex<S>) -> PyResult<MutexGuard<'a, 
     }
 }
 
-/// Works without the GIL. Before each block the main thread, whose work it is too, may look whether a signal's handler raises: then the
-/// work is told to stop, what came of it is kept, and the exception raised.
+/// Works without the GIL. Before each block the main thread, whose work it is too, may look whether a
+/// signal's handler raises: then the work is stopped, its result is kept, and the exception is raised.
 fn interruptible<T: Send>(
     py: Python<'_>,
     work: impl FnOnce(Stop<'_>) -> Result<T, Error> + Send,
@@ -225,8 +225,8 @@ impl LinearTrainer {
         })
     }
 
-    /// One pass, in a new order if there is a seed; `eta` replaces the step of a constant schedule. Gives the sum of losses
-    /// (0 unless asked for) and how many examples were learned from.
+    /// One pass, in a new order if there is a seed; `eta` replaces the step of a constant schedule. Gives the
+    /// sum of losses (0 unless asked for) and how many examples were learned from.
     fn epoch(
         &self,
         py: Python<'_>,
@@ -317,8 +317,9 @@ impl FactorTrainer {
         Ok(Self { users, items, values, threads, state: Mutex::new(State { model, order }) })
     }
 
-    /// Passes in a new order if there is a seed, else in the last one, with a step of this length. After each, `then` is given the sum
-    /// of squared errors and how many ratings were learned from; it gives seed and step of the next one, or None at the end.
+    /// Passes in a new order if there is a seed, else in the last one, with a step of this length. After
+    /// each, `then` is given the sum of squared errors and how many ratings were learned from; it gives seed
+    /// and step of the next one, or None at the end.
     fn train(
         &self,
         py: Python<'_>,

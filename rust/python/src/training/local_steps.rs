@@ -1,11 +1,15 @@
-//! A worker's local step, for all its tensors in one call: `acc <- acc + g`, `W <- fma(-lr, g, W)`.
+//! A worker's local steps, of all its tensors in one call; the arithmetic is the core's.
 
+use super::check::spec_of;
 use crate::arrays::buffer::{Access, Borrowed, borrow, sweep};
 use crate::errors::{self, OrRaise};
-use fastps_core::block::blocks;
 use fastps_core::error::{Error, Kind};
 use fastps_core::finite;
-use fastps_core::isa::{Isa, Kernel};
+use fastps_core::isa::Isa;
+use fastps_core::local_step::local_step;
+use fastps_core::outgoing::check_shape;
+use fastps_core::tensor::TensorSpec;
+use fastps_core::verbs::{GradientRef, Values};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::{Mutex, TryLockError};
@@ -14,33 +18,8 @@ use std::sync::{Mutex, TryLockError};
 #[pyclass(frozen, module = "fastps._fastps", name = "LocalSteps")]
 #[derive(Debug)]
 pub(crate) struct LocalSteps {
-    tensors: Mutex<Vec<(String, Borrowed)>>,
+    tensors: Mutex<Vec<(TensorSpec, Borrowed)>>,
     isa: Isa,
-}
-
-struct Step<'a> {
-    params: &'a mut [f32],
-    sum: &'a mut [f32],
-    gradient: &'a [f32],
-    neg_lr: f32,
-    first: bool,
-}
-
-impl Kernel for Step<'_> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        for (at, len) in blocks(self.gradient.len()) {
-            let g = &self.gradient[at..at + len];
-            self.params[at..at + len].iter_mut().zip(g).for_each(|(p, g)| *p = self.neg_lr.mul_add(*g, *p));
-            let sum = &mut self.sum[at..at + len];
-            if self.first {
-                sum.copy_from_slice(g);
-            } else {
-                sum.iter_mut().zip(g).for_each(|(s, g)| *s += *g);
-            }
-        }
-    }
 }
 
 #[pymethods]
@@ -51,13 +30,13 @@ impl LocalSteps {
         for (name, array) in params {
             let name: String = name.extract()?;
             let memory = borrow(&array, &name, Access::Write)?;
-            tensors.push((name, memory));
+            tensors.push((spec_of(&name, memory.shape()), memory));
         }
         Ok(Self { tensors: Mutex::new(tensors), isa: Isa::get().or_raise(py)? })
     }
 
-    /// One step: checks everything, then changes the parameters and the arrays of `sums` (name to array of the
-    /// parameter's size). `first`: the sums begin with this gradient.
+    /// One step: checks everything, then changes the parameters and the arrays of `sums` (name to array of
+    /// the parameter's size). `first`: the sums begin with this gradient.
     fn step(
         &self,
         py: Python<'_>,
@@ -67,61 +46,57 @@ impl LocalSteps {
         first: bool,
         check_finite: bool,
     ) -> PyResult<()> {
-        // Never waits: whoever holds it may be waiting for the GIL.
+        // Never waits: the thread that holds the lock may be waiting for the GIL.
         let mut tensors = match self.tensors.try_lock() {
             Ok(tensors) => tensors,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => {
-                return Err(errors::config(
-                    py,
-                    "a worker takes one step at a time",
-                    "one thread",
-                    "another one",
-                ));
+                let message = "a worker takes one step at a time";
+                return Err(errors::config(py, message, "one thread", "another one"));
             }
         };
         let mut work = Vec::with_capacity(tensors.len());
         let missing = |name: &str, expected: usize, got: usize| {
-            let error =
-                Error::new(Kind::Config, "a step takes a gradient of every parameter and of nothing else");
+            let error = Error::new(
+                Kind::Config,
+                "a local step needs a gradient of every parameter and of no other tensor",
+            );
             errors::raise(py, &error.tensor(name).expected(format!("{expected} gradients"), format!("{got}")))
         };
-        for (name, params) in &mut *tensors {
+        for (spec, params) in &mut *tensors {
+            let (spec, name) = (&*spec, &*spec.name);
             let gradient = gradients
-                .get_item(&*name)?
+                .get_item(name)?
                 .ok_or_else(|| missing(name, gradients.len() + 1, gradients.len()))?;
-            let sum = sums.get_item(&*name)?.ok_or_else(|| missing(name, 1, 0))?;
+            let sum = sums.get_item(name)?.ok_or_else(|| missing(name, 1, 0))?;
             let gradient = borrow(&gradient, name, Access::Read)?;
             let sum = borrow(&sum, name, Access::Write)?;
-            if gradient.shape() != params.shape() || sum.shape() != params.shape() {
-                let error = Error::new(Kind::Shape, "the gradient has another shape").tensor(&**name);
-                let error =
-                    error.expected(format!("{:?}", params.shape()), format!("{:?}", gradient.shape()));
-                return Err(errors::raise(py, &error));
+            for values in [&gradient, &sum] {
+                let (shape, values) = (values.shape(), values.view());
+                check_shape(GradientRef { name, shape, values, indices: None }, spec).or_raise(py)?;
             }
             if gradient.overlaps(params) || gradient.overlaps(&sum) || sum.overlaps(params) {
-                let error =
-                    Error::new(Kind::Config, "the gradient lies in the worker's own memory").tensor(&**name);
-                return Err(errors::raise(py, &error));
+                let error = Error::new(Kind::Config, "the gradient lies in the worker's own memory");
+                return Err(errors::raise(py, &error.tensor(name)));
             }
             work.push((name, params, sum, gradient));
         }
         if gradients.len() != work.len() {
-            let known = |name: &str| work.iter().any(|(n, ..)| **n == name);
+            let known = |name: &str| work.iter().any(|(n, ..)| *n == name);
             let names: Vec<String> = gradients.keys().extract()?;
             let other = names.into_iter().find(|n| !known(n)).unwrap_or_default();
             return Err(missing(&other, work.len(), gradients.len()));
         }
-        let (isa, neg_lr) = (self.isa, -lr as f32);
+        let isa = self.isa;
         let checked = py.detach(|| {
             if check_finite {
                 for (name, _, _, gradient) in &work {
-                    finite::check(isa, gradient.f32s(), None).map_err(|e| e.tensor(&***name))?;
+                    finite::check(isa, gradient.f32s(), None).map_err(|e| e.tensor(*name))?;
                 }
             }
             for (_, params, sum, gradient) in &mut work {
                 let (params, sum) = (params.f32s_mut(), sum.f32s_mut());
-                isa.run(Step { params, sum, gradient: gradient.f32s(), neg_lr, first });
+                local_step(isa, params, sum, gradient.f32s(), lr, first);
             }
             Ok::<_, Error>(())
         });
