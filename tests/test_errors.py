@@ -136,8 +136,8 @@ def test_servers_that_go_away(leaving):
         np.testing.assert_array_equal(rest, grads[name], name)
 
 
-NO_ARRAY = "an array beside the name"
-NO_NAME = "a tensor's name beside the array"
+NO_ARRAY = "an array with the name"
+NO_NAME = "a tensor's name with the array"
 
 
 @pytest.mark.parametrize("verb", ["push", "push_async", "push_pull"])

@@ -95,7 +95,7 @@ def test_the_servers_values_come_back(store, kind):
     with wrap(model, store, **options) as optimizer:
         with torch.no_grad():
             model[0].weight.mul_(3)
-        with pytest.raises(fastps.ForeignWriteError, match=r"^tensor '0\.weight' was"):
+        with pytest.raises(fastps.ForeignWriteError, match=r'tensor "0\.weight"'):
             optimizer.step()
         optimizer.pull_model()
         there = torch.from_numpy(store.pull("0.weight")).to(model[0].weight.dtype)
@@ -215,7 +215,7 @@ def test_a_model_that_is_not_finite_drops_no_gradient(store):
     with fastps.Worker(store, params, mode=mode) as worker:
         worker.step(dict.fromkeys("ab", np.ones(2, np.float32)))
         worker.params["b"][1] = np.nan
-        with pytest.raises(fastps.NonFiniteError, match="'b'"):
+        with pytest.raises(fastps.NonFiniteError, match='"b"'):
             worker.push_model()
         assert store.pull("a").tolist() == [0, 0]
         worker.flush()

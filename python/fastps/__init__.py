@@ -1,5 +1,5 @@
-"""fastps: a parameter server. It holds a model's weights, so that machines of any speed can train one
-model together.
+"""fastps: a parameter server. It holds a model's weights, so that machines of any speed train one model
+together.
 
 >>> import fastps, numpy as np
 >>> with fastps.Store() as store:                       # in process; no server
@@ -8,8 +8,8 @@ model together.
 ...     store.pull("w")
 array([-0.5, -0.5, -0.5], dtype=float32)
 
-`Store` and what `connect` returns have the same verbs; `serve` starts real servers; `Worker` is the client of
-a training loop. Importing fastps starts no thread.
+A `Store` and the result of `connect` have the same methods; `serve` starts real servers; a `Worker` is the
+client of a training loop. Importing fastps starts no thread.
 """
 
 import importlib as _importlib
@@ -112,7 +112,7 @@ __all__ = [
     "serve",
 ]
 
-#: Parts that not everybody needs, most of them with packages of their own; imported when they are named.
+#: Optional parts, most of which need other packages; each is imported when it is first used.
 _EXTRAS = ("checkpoint", "data", "hogwild", "jax", "torch")
 
 
@@ -122,6 +122,6 @@ def __getattr__(name: str) -> _ModuleType:
     raise AttributeError(f"module 'fastps' has no attribute {name!r}")
 
 
-# A child is told what to do instead of waiting for threads that it lacks.
+# A forked child raises an error instead of waiting for threads that it does not have.
 if hasattr(_os, "register_at_fork"):
     _os.register_at_fork(after_in_child=_forked)

@@ -1,8 +1,8 @@
-"""One safetensors file of parameters and optimizer state, from and into whatever `ParameterServer`.
+"""Saves parameters and optimizer state of any `ParameterServer` to one safetensors file, and loads it.
 
-Each tensor is under its name, and each slot of its optimizer beside it, as ``w.exp_avg`` (the names that
-``fastps checkpoint export --state`` gives them, too); optimizers and step counts are in the file's metadata.
-Any reader of safetensors opens it. Needs the package ``safetensors`` (``pip install safetensors``).
+Each tensor has its own name, and each slot of its optimizer a name such as ``w.exp_avg`` (as from
+``fastps checkpoint export --state``); optimizers and step counts are in the file's metadata. Any safetensors
+reader opens the file. Needs the package ``safetensors`` (``pip install safetensors``).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _KEY, _FORMAT = "fastps", 1
 
 
 def save(ps: ParameterServer, path: File, names: Iterable[str] | None = None) -> None:
-    """Writes tensors with their optimizer state to a file; it is complete or is not there.
+    """Writes tensors and their optimizer state to a file, completely or not at all.
 
-    Values and state are read one after the other, so let nobody push meanwhile.
+    Values and state are read one after the other, so no worker should push at the same time.
 
     Args:
-        ps: `fastps.Store` or what `fastps.connect` returns.
+        ps: A `fastps.Store` or the result of `fastps.connect`.
         path: The file, replaced if it exists.
-        names: Which tensors, or which one; None: all.
+        names: Names of tensors, or one name; None: all.
 
     Raises:
-        UnknownTensorError: There is no tensor of such a name.
+        UnknownTensorError: There is no tensor of this name.
         ImportError: The package ``safetensors`` is not installed.
         OSError: The file cannot be written.
 
@@ -81,13 +81,12 @@ def save(ps: ParameterServer, path: File, names: Iterable[str] | None = None) ->
 
 
 def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = None) -> list[str]:
-    """Puts a file's tensors into a store: registers those that are not there, and replaces the others.
+    """Loads a file's tensors into a store: registers new ones and replaces the others.
 
     Args:
-        ps: `fastps.Store` or what `fastps.connect` returns.
+        ps: A `fastps.Store` or the result of `fastps.connect`.
         path: A file of `save`, or any safetensors file of float32 tensors.
-        optimizer: For a file that says none, and only for such; its tensors then begin with a new
-            optimizer's state, those that were there before, too.
+        optimizer: Only for a file without optimizers; all its tensors then start with new optimizer state.
 
     Returns:
         The names of the file's tensors.
@@ -95,8 +94,8 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
     Raises:
         DTypeError: A tensor is not float32; nothing was changed.
         NonFiniteError: A value, not of optimizer state, is NaN or infinite; nothing was changed.
-        ConfigError: The file says no optimizer and none was given, it says its own and one was given, it is
-            of a later version, or a tensor exists with another shape or optimizer. Nothing was changed.
+        ConfigError: The file has no optimizers and none was given, it has its own and one was given, it is of
+            a later version, or a tensor exists with another shape or optimizer. Nothing was changed.
         OSError: The file cannot be read.
         ImportError: The package ``safetensors`` is not installed.
     """
@@ -105,7 +104,7 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
         with library.safe_open(path, framework="np") as file:
             about = (file.metadata() or {}).get(_KEY)
             keys = list(file.keys())
-            for key in keys:  # before any is read: NumPy has not all types
+            for key in keys:  # before any is read: NumPy lacks some types
                 _expect_float32(path, key, file.get_slice(key).get_dtype())
             arrays = {key: file.get_tensor(key) for key in keys}
     except library.SafetensorError as error:

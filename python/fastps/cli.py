@@ -1,8 +1,8 @@
 """The command line: ``fastps demo | serve | status | checkpoint | doctor | torture`` and ``fastps-server``.
 
-Exit codes: 0 success; 1 failure, told in one line that names the fix; 2 wrong usage; 3 (``demo``) pushes
-and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 nobody reads the
-output any more. ``FASTPS_TRACEBACK=1`` shows tracebacks instead of the one line.
+Exit codes: 0 success; 1 failure, explained in one line that names the fix; 2 wrong usage; 3 (``demo``)
+pushes and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 the reader of
+the output is gone. ``FASTPS_TRACEBACK=1`` shows tracebacks instead of the one line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fastps._shared.process import (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``fastps``: run one subcommand; the exit code."""
+    """``fastps``: runs a subcommand; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     return _guarded(lambda: _run(arguments))
 
@@ -39,7 +39,7 @@ def server() -> int:
 def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["serve"]:  # its options are defined once, in Rust
         return _serve(arguments[1:])
-    if arguments[:1] == ["checkpoint"]:  # as its are
+    if arguments[:1] == ["checkpoint"]:  # so are its options
         return _checkpoint(arguments[1:])
     parser = _parser()
     args = parser.parse_args(arguments)
@@ -63,11 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fastps", description="A parameter server: sharded, asynchronous, fast."
     )
-    parser.add_argument("--version", action="store_true", help="print the version and end")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     demo = commands.add_parser(
         "demo",
-        help="train a classifier by Downpour SGD on this machine: servers, workers, a kill, a picture",
+        help="train a classifier by Downpour SGD on this machine, with a worker killed half-way",
         description="Start shard servers and workers on this machine, train a classifier on handwritten\n"
         "digits by Downpour SGD, kill a worker half-way, start a late one, and show that training goes on.",
     )
@@ -78,10 +78,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser(
         "checkpoint",
-        help="save, list, verify, restore, export, upload or fetch what servers keep (... --help)",
+        help="save, list, verify, restore, export, upload or fetch snapshots (... --help)",
         add_help=False,
     )
-    status = commands.add_parser("status", help="numbers of a running cluster")
+    status = commands.add_parser("status", help="show counters of a running cluster")
     status.add_argument("addresses", metavar="ADDRESSES", help="host:port of each shard, separated by commas")
     status.add_argument(
         "--timeout", type=float, default=5.0, metavar="S", help="seconds to wait for an answer (5)"
@@ -94,17 +94,17 @@ def _parser() -> argparse.ArgumentParser:
     status.set_defaults(execute=_status)
     physician = commands.add_parser(
         "doctor",
-        help="is this machine fit: instruction sets, tearing, memory, wake-ups, loopback, limits",
-        description="Look at this machine and measure its parts for about ten seconds; warn of what would\n"
-        "surprise. Exit code 1 if a lane of a vector tears, else 0.",
+        help="check this machine: instruction sets, tearing, memory, wake-ups, loopback, limits",
+        description="Examine this machine and measure its parts for about ten seconds; warn about problems.\n"
+        "Exit code 1 if a lane of a vector tears, else 0.",
     )
     doctor.add_arguments(physician)
     physician.set_defaults(execute=doctor.execute)
     torturer = commands.add_parser(
         "torture",
-        help="own servers and clients under faults: is anything lost, counted twice, late or untold",
-        description="Start servers and clients on this machine, kill, stop, cut and flood them, and check\n"
-        "what every client was told against what the servers hold.",
+        help="inject faults into servers and clients, and check that nothing is lost or counted twice",
+        description="Start servers and clients on this machine, kill, stop, cut and flood them, and compare\n"
+        "the answers to every client with the servers' state.",
     )
     torture.add_arguments(torturer)
     torturer.set_defaults(execute=torture.execute)
@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(arguments: list[str]) -> int:
-    """Run the Rust command line; it returns when the server has stopped."""
+    """Runs the server's command line, in Rust; returns when the server has stopped."""
     from fastps import _fastps
 
     attach_server()
@@ -120,19 +120,19 @@ def _serve(arguments: list[str]) -> int:
 
 
 def _checkpoint(arguments: list[str]) -> int:
-    """Run the Rust command line on data directories, or have servers write there."""
+    """Runs the command line for checkpoints, in Rust."""
     from fastps import _fastps
 
     return int(_fastps.checkpoint_cli(arguments))
 
 
 def _status(args: argparse.Namespace) -> int:
-    """Print what the shards say about themselves."""
+    """Prints the counters of all shards."""
     import fastps
 
     tls = {"tls_ca": args.tls_ca, "tls_cert": args.tls_cert, "tls_key": args.tls_key}
     with fastps.connect(args.addresses, timeout=args.timeout, **tls) as ps:
-        stats = {"shards": ps.stats()["shards"]}  # of the client only what this command did
+        stats = {"shards": ps.stats()["shards"]}  # not the client's, which are of this command
     if args.json:
         print(json.dumps(stats, default=str))
     else:
@@ -153,8 +153,8 @@ def _lines(value: Any, indent: str = "") -> list[str]:
 
 
 def _guarded(action: Callable[[], int]) -> int:
-    """Run a subcommand; turn what it raises into one line on standard error and an exit code."""
-    if sys.stdout is None:  # closed, as by >&-: what is printed goes nowhere
+    """Runs a subcommand; turns an exception into one line on standard error and an exit code."""
+    if sys.stdout is None:  # closed, as by >&-: discards the output
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 until the end
     try:
         code = _exit_code(action)
@@ -166,7 +166,7 @@ def _guarded(action: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("fastps: stopped by Ctrl-C", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of our output is gone: end quietly
+    except BrokenPipeError:  # the reader of the output is gone
         return 128 + 13
     except Exception as error:
         if os.environ.get("FASTPS_TRACEBACK") == "1":
@@ -181,12 +181,12 @@ def _guarded(action: Callable[[], int]) -> int:
 def _exit_code(action: Callable[[], int]) -> int:
     try:
         return action()
-    except SystemExit as end:  # argparse's, after --help or a wrong option
+    except SystemExit as end:  # from argparse, after --help or a wrong option
         return int(end.code or EXIT_OK)
 
 
 def _drop_output() -> None:
-    """What cannot be written goes nowhere: the interpreter would try again at its end, and complain."""
+    """Discards output that cannot be written, which the interpreter would report when it exits."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,7 +1,7 @@
-"""Codecs: how gradients travel. The bytes are a contract (``protos/README.md``), the same in every language.
+"""Codecs: how gradients are encoded. The bytes are a contract (``protos/README.md``) for every language.
 
-A codec alone forgets what its bytes do not say. A `fastps.Worker` and a bound list (`fastps.Store.bind`) keep
-that in an `ErrorFeedback` and add it to the next gradient (Seide et al. 2014; Karimireddy et al. 2019).
+A lossy codec drops part of a gradient. A `fastps.Worker` and a bound list (`fastps.Store.bind`) keep that
+part in an `ErrorFeedback` and add it to the next gradient (Seide et al. 2014; Karimireddy et al. 2019).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["BFloat16", "Codec", "ErrorFeedback", "Float32", "Int8", "OneBit"]
 
 @dataclass(frozen=True)
 class Codec:
-    """What all codecs are; make one of the subclasses. Invalid settings raise `fastps.ConfigError`."""
+    """Base of all codecs; use a subclass. Invalid settings raise `fastps.ConfigError`."""
 
     _kind: ClassVar[str] = ""
 
@@ -27,21 +27,21 @@ class Codec:
         _fastps.check_codec(self)
 
     def encode(self, array: Any, residual: Any = None, *, first_element: int = 0, sequence: int = 0) -> bytes:
-        """The body of one slice.
+        """Encodes one slice; returns its body.
 
         Args:
             array: C-contiguous float32, any shape, read in row-major order; finite.
             residual: Writable C-contiguous float32 of as many elements, or None. If given, ``array +
-                residual`` is encoded, and what the body does not say is left in `residual` (error feedback).
-            first_element: Index in its tensor of the first element, a multiple of 8; only stochastic rounding
+                residual`` is encoded, and `residual` is set to what the body lacks (error feedback).
+            first_element: Index of the first element in its tensor, a multiple of 8; only stochastic rounding
                 uses it.
             sequence: Number of the push; only stochastic rounding uses it.
 
         Raises:
             NonFiniteError: A value, or its sum with the residual, is NaN or infinite; `residual` is
                 unchanged.
-            DTypeError, ShapeError: Not such an array.
-            ConfigError: `first_element` or `sequence` is negative, or not such an integer.
+            DTypeError, ShapeError: `array` or `residual` is not as described.
+            ConfigError: `first_element` or `sequence` is not as described.
 
         >>> import numpy as np
         >>> fastps.BFloat16().encode(np.array([1.0, -2.0], np.float32)).hex()
@@ -51,7 +51,7 @@ class Codec:
         return _fastps.encode(self, array, residual, *at)
 
     def decode(self, body: Any, n: int) -> Array:
-        """What a body of `n` elements says, as a new float32 array of shape ``(n,)``.
+        """Decodes a body of `n` elements; returns a new float32 array of shape ``(n,)``.
 
         Args:
             body: Bytes (or a contiguous buffer of bytes) as `encode` returns them.
@@ -59,7 +59,7 @@ class Codec:
 
         Raises:
             FrameError: `body` is not a body of `n` elements.
-            ConfigError: `n` is negative, or no integer.
+            ConfigError: `n` is negative or not an integer.
 
         >>> fastps.BFloat16().decode(bytes.fromhex("803f00c0"), 2)
         array([ 1., -2.], dtype=float32)
@@ -69,24 +69,24 @@ class Codec:
 
 @dataclass(frozen=True)
 class Float32(Codec):
-    """The gradient as it is: 4 bytes an element. The default."""
+    """The gradient unchanged: 4 bytes per element. The default."""
 
     _kind = "float32"
 
 
 @dataclass(frozen=True)
 class BFloat16(Codec):
-    """The upper half of each float32, rounded to nearest even: 2 bytes an element."""
+    """The upper half of each float32, rounded to nearest even: 2 bytes per element."""
 
     _kind = "bfloat16"
 
 
 @dataclass(frozen=True)
 class Int8(Codec):
-    """One signed byte an element, one power-of-two scale per 64 elements: 8.125 bits an element.
+    """One signed byte per element, one power-of-two scale per 64 elements: 8.125 bits per element.
 
     Args:
-        block: Elements that share a scale; only 64.
+        block: Elements that share a scale; must be 64.
         stochastic: Round up or down at random, unbiased (Philox4x32-10, counted by element and push).
         seed: Key of the random numbers, 0 to 2**64 - 1; only with `stochastic`.
 
@@ -102,12 +102,12 @@ class Int8(Codec):
 
 @dataclass(frozen=True)
 class OneBit(Codec):
-    """One sign bit an element, two means per 1024 elements (Seide et al., Interspeech 2014).
+    """One sign bit per element, two means per 1024 elements (Seide et al., Interspeech 2014).
 
-    Only with error feedback: in a `fastps.Worker` or a bound list; elsewhere it raises `fastps.ConfigError`.
+    Needs error feedback, so it raises `fastps.ConfigError` except in a `fastps.Worker` or a bound list.
 
     Args:
-        block: Elements that share the two means; only 1024.
+        block: Elements that share the two means; must be 1024.
     """
 
     _kind = "onebit"

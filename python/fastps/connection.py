@@ -1,4 +1,4 @@
-"""The verbs of a `ParameterServer`, and `connect`, which reaches servers."""
+"""`ParameterServer`, the methods of every store and client, and `connect`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _Kind = TypeVar("_Kind", bound="ParameterServer")
 
 
 class PushOptions(TypedDict, total=False):
-    """How a push is made, as `ParameterServer.push` explains."""
+    """Options of a push; see `ParameterServer.push`."""
 
     codec: Codec | None
     lr: float | None
@@ -44,17 +44,17 @@ class PushOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a tensor is.
+    """Description of a tensor.
 
     Attributes:
-        name: Its name, 1 to 1024 bytes of UTF-8.
+        name: Name, 1 to 1024 bytes of UTF-8.
         shape: Row-major shape; ``()`` is a scalar.
         dtype: Element type; ``"float32"``.
         apply: ``"exact"``: one push at a time per slice, and every pull of a slice is one whole version;
             ``"hogwild"``: no locks (Niu et al. 2011), values never tear, racing pushes to the same element
             may overwrite each other.
-        group: What mode, quota and consistent cut attach to.
-        optimizer: The rule that gradients are applied by.
+        group: The group that mode, quota and consistent cut belong to.
+        optimizer: The rule by which gradients are applied.
     """
 
     name: str
@@ -66,21 +66,22 @@ class TensorSpec:
 
 
 class ParameterServer:
-    """Parameters, wherever they lie; make one with `fastps.Store` or `fastps.connect`.
+    """Parameters, in this process or on servers; make one with `fastps.Store` or `fastps.connect`.
 
-    Arrays are C-contiguous float32 in host memory: NumPy arrays, anything with the buffer protocol or DLPack,
-    torch CPU tensors (detached) included. They are used in place, without a copy; leave them unchanged until
-    the call returns. Anything else raises `fastps.DTypeError` or `fastps.ShapeError`; nothing is converted
-    silently.
+    Arrays are C-contiguous float32 in host memory: NumPy arrays, or anything with the buffer protocol or
+    DLPack, such as detached torch CPU tensors. They are used in place, without a copy; do not change them
+    until the call returns. Anything else raises `fastps.DTypeError` or `fastps.ShapeError`; nothing is
+    converted silently.
 
-    All verbs may be called from many threads. Each takes ``timeout``, in seconds; None means the one of
-    `connect`. After ``fork`` the child gets `fastps.ForkError`. Use it as a context manager, or call `close`.
+    All methods may be called from several threads. Each takes ``timeout`` in seconds; None means the timeout
+    of `connect`. After ``fork`` the child gets `fastps.ForkError`. Use it as a context manager, or call
+    `close`.
     """
 
     __slots__ = ("__weakref__", "_native", "_reattach")
 
     _native: _fastps.Client
-    #: An address and options, so that what was pickled goes there when first used; None if it cannot be.
+    #: Address and options by which an unpickled client connects; None if it cannot be pickled.
     _reattach: tuple[str, dict[str, Any]] | None
 
     def __init__(self, native: _fastps.Client, reattach: tuple[str, dict[str, Any]] | None = None) -> None:
@@ -99,18 +100,18 @@ class ParameterServer:
         *,
         timeout: float | None = None,
     ) -> None:
-        """Creates a tensor with these values. The same spec again changes nothing: the present value is kept.
+        """Creates a tensor with these values. Registering the same spec again keeps the present values.
 
         Args:
             name: 1 to 1024 bytes of UTF-8.
-            array: Initial values; their shape is the tensor's.
-            optimizer: Such as ``fastps.Adagrad(lr=0.1)``.
+            array: Initial values, which also define the shape.
+            optimizer: For example ``fastps.Adagrad(lr=0.1)``.
             apply: See `TensorSpec`.
             group: See `TensorSpec`.
 
         Raises:
             ConfigError: The tensor exists with another spec.
-            CapacityError: It does not fit the configured memory.
+            CapacityError: It does not fit into the configured memory.
             NonFiniteError: A value is NaN or infinite.
 
         >>> store = fastps.Store()
@@ -129,21 +130,21 @@ class ParameterServer:
         return self._native.names(timeout)
 
     def spec(self, name: str, *, timeout: float | None = None) -> TensorSpec:
-        """What a tensor is. Raises `UnknownTensorError` if there is none."""
+        """The description of a tensor. Raises `UnknownTensorError` if there is none."""
         return TensorSpec(name, *self._native.spec(name, timeout))
 
     def versions(self, names: str | Iterable[str] | None = None, *, timeout: float | None = None) -> Versions:
-        """The present versions of tensors: how many changes each slice has seen, its registration included.
+        """The present versions of tensors: the number of changes of each slice, registration included.
 
         Args:
             names: A name, or several; None: all tensors.
 
         Returns:
-            `Versions`: ``versions[name]`` is the least of the tensor's slices, ``versions.slices(name)`` a
-            tuple with one number per slice.
+            `Versions`: ``versions[name]`` is the smallest version of the tensor's slices,
+            ``versions.slices(name)`` a tuple with one version per slice.
 
         Raises:
-            UnknownTensorError: There is no tensor of such a name.
+            UnknownTensorError: There is no tensor of this name.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
         """
         if names is None:
@@ -173,21 +174,20 @@ class ParameterServer:
             name: A tensor's name, with `grad`; or a mapping of names to gradients, sent as one list; or a
                 list made by `bind`.
             grad: Gradient of the tensor's shape, or a `fastps.Sparse` one of some rows; a list may have both.
-            codec: How gradients travel; None is `fastps.Float32`. `fastps.OneBit` needs a bound list or a
-                `Worker`.
-            lr: Learning rate of this step, in place of the optimizers'.
+            codec: How gradients are encoded; None is `fastps.Float32`. `fastps.OneBit` needs a bound list or
+                a `Worker`.
+            lr: Learning rate of this step, instead of the optimizers'.
             scale: Factor on the gradients.
-            based_on: The `Versions` that a pull returned; makes the receipts tell the staleness.
+            based_on: The `Versions` that a pull returned; the receipts then have the staleness.
 
         Returns:
-            A `Receipt`, or a Mapping of them that owns its numbers. A receipt always means "applied".
+            A `Receipt`, or a Mapping of them by name. A receipt always means "applied".
 
         Raises:
             UnknownTensorError, ShapeError, DTypeError, NonFiniteError: Nothing was sent or changed.
-            ConfigError: An option is invalid, a name came without an array, or a mapping or bound list came
-                with one, or a sparse gradient for an optimizer or codec that takes none; nothing was sent
-                or changed.
-            PartialPush: Some slices were, or may have been, applied; it tells which.
+            ConfigError: An option is invalid, a name has no array, a mapping or bound list has one, or an
+                optimizer or codec takes no sparse gradients; nothing was sent or changed.
+            PartialPush: Some slices were, or may have been, applied; it lists them.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
 
         >>> store = fastps.Store()
@@ -222,10 +222,10 @@ class ParameterServer:
         based_on: Versions | None = None,
         timeout: float | None = None,
     ) -> PushHandle[Any]:
-        """Pushes without waiting. Scans the gradients now, reads them until the handle is done.
+        """Pushes without waiting. Checks the gradients now, and reads them until the handle is done.
 
-        Arguments as `push`. Errors that are found at once are raised at once; later ones by the handle, and
-        where nobody asks it, by the next call on this object.
+        Arguments as for `push`. Errors found now are raised now; later errors are raised by the handle or, if
+        it is not asked, by the next call on this object.
 
         >>> store = fastps.Store()
         >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=0.5))
@@ -253,7 +253,7 @@ class ParameterServer:
     ) -> PushPulled:
         """Pushes, and pulls the same tensors in the same round trip: the values contain the push.
 
-        Arguments as `push`; `out` as in `pull`.
+        Arguments as for `push`; `out` as for `pull`.
 
         Returns:
             A `PushPulled`, ``(values, receipts, versions)``: for one name an ndarray and a `Receipt`, for a
@@ -263,7 +263,7 @@ class ParameterServer:
         Raises:
             UnknownTensorError, ShapeError, DTypeError, NonFiniteError, ConfigError: As `push` does, and for
                 an `out` that does not fit; nothing was sent or changed.
-            PartialPush: Some slices were, or may have been, applied; it tells which.
+            PartialPush: Some slices were, or may have been, applied; it lists them.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
 
         >>> store = fastps.Store()
@@ -290,16 +290,16 @@ class ParameterServer:
         feedback: ErrorFeedback | None = None,
         timeout: float | None = None,
     ) -> Bound:
-        """Looks up and pins the memory of gradients that will be pushed again and again.
+        """Looks up and pins the memory of gradients that will be pushed repeatedly.
 
         Args:
             grads: Names to arrays; keep filling these same arrays.
             codec: As in `push`, for all pushes of the list.
-            feedback: Residuals to go on with (saved ones, for instance); None begins without.
+            feedback: Residuals to start with, such as saved ones; None starts with none.
 
         Returns:
             A `Bound` for `push`, `push_async` and `push_pull`. It owns its error feedback and admits one push
-            at a time: a second one before the first is done raises `ConfigError`.
+            at a time: a second push before the first is done raises `ConfigError`.
 
         >>> store = fastps.Store()
         >>> store.register("w", np.zeros(4, np.float32), optimizer=fastps.SGD(lr=1.0))
@@ -362,22 +362,22 @@ class ParameterServer:
         versions: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Reads values. Each slice of an ``exact`` tensor is one whole version; slices may differ in theirs.
+        """Reads values. Each slice of an ``exact`` tensor is one version; versions of slices may differ.
 
         Args:
             names: A name, or several.
-            indices: Rows to be pulled in place of the whole tensor: integers in any order, repeats included
-                (a mapping of them for several names). The value has one row for each; `out`, too.
-            out: Writable C-contiguous float32 of the tensor's shape (a mapping of them for several names) to
-                be filled in place, and returned. None makes new NumPy arrays.
+            indices: Rows to pull instead of the whole tensor: integers in any order, repeats allowed (a
+                mapping of them for several names). The value, and `out`, have one row for each.
+            out: Writable C-contiguous float32 of the tensor's shape (a mapping of them for several names),
+                which is filled and returned. None makes new NumPy arrays.
             versions: Return ``(values, versions)``; pass the latter to a later push as ``based_on``.
 
         Returns:
-            float32 ndarray for one name, dict of them for several.
+            A float32 ndarray for one name, a dict of them for several.
 
         Raises:
-            UnknownTensorError, ShapeError, DTypeError, ConfigError: An index is out of range or no integer,
-                or an array does not fit.
+            UnknownTensorError, ShapeError, DTypeError, ConfigError: An index is out of range or not an
+                integer, or an array does not fit.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
 
         >>> store = fastps.Store()
@@ -417,18 +417,18 @@ class ParameterServer:
     # -- values and state ------------------------------------------------------------------------------------
 
     def assign(self, name: str, array: Any, *, timeout: float | None = None) -> Receipt:
-        """Replaces a tensor's values; no optimizer step, and the optimizer's state stays.
+        """Replaces a tensor's values without an optimizer step; the optimizer's state stays.
 
         Args:
             name: A tensor's name.
-            array: Its new values, of the tensor's shape. They must be finite, whatever ``check_finite`` is.
+            array: New values, of the tensor's shape. They must be finite even with ``check_finite=False``.
 
         Returns:
-            A `Receipt`: every slice has these values, and its version went up by one.
+            A `Receipt`: every slice has these values and a version higher by one.
 
         Raises:
             UnknownTensorError, ShapeError, DTypeError, NonFiniteError: Nothing was sent or changed.
-            PartialPush: Some slices were, or may have been, replaced; it tells which.
+            PartialPush: Some slices were, or may have been, replaced; it lists them.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
 
         >>> store = fastps.Store()
@@ -439,10 +439,10 @@ class ParameterServer:
         return self._native.assign(name, array, timeout)
 
     def state(self, name: str, *, timeout: float | None = None) -> dict[str, Any]:
-        """A copy of a tensor's optimizer state, under torch's names.
+        """A copy of a tensor's optimizer state, by torch's names.
 
         Returns:
-            ``"step"``: steps taken so far, an int64 array with one number per slice; and each state tensor
+            ``"step"``: steps taken, an int64 array with one number per slice; and each state tensor
             (``"exp_avg"``, for instance), float32 of the tensor's shape.
 
         >>> store = fastps.Store()
@@ -455,7 +455,7 @@ class ParameterServer:
         return state
 
     def load_state(self, name: str, state: Arrays, *, timeout: float | None = None) -> Receipt:
-        """Replaces a tensor's optimizer state, given as `state` returns it.
+        """Replaces a tensor's optimizer state, in the form that `state` returns.
 
         Args:
             name: A tensor's name.
@@ -463,24 +463,25 @@ class ParameterServer:
                 shape. torch's SGD counts no steps, so its state may come without ``"step"``.
 
         Returns:
-            A `Receipt`: every slice has this state, and its version went up by one.
+            A `Receipt`: every slice has this state and a version higher by one.
 
         Raises:
             UnknownTensorError: There is no tensor of this name.
-            ConfigError: Names are missing or too many, or ``"step"`` is not as many integers from 0 to 2**53.
-            ShapeError, DTypeError: A state tensor has not the tensor's shape, or is not float32.
-            PartialPush: Some slices were, or may have been, replaced; it tells which.
+            ConfigError: Names are missing or unknown, or ``"step"`` is not one integer, or one per slice,
+                from 0 to 2**53.
+            ShapeError, DTypeError: A state tensor does not have the tensor's shape, or is not float32.
+            PartialPush: Some slices were, or may have been, replaced; it lists them.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
         """
         slots = dict(state)
         if "step" not in slots and isinstance(self.spec(name, timeout=timeout).optimizer, SGD):
-            # Only the first step differs from the others: it fills the buffer.
+            # Only the first step differs: it fills the buffer.
             slots["step"] = int("momentum_buffer" in slots)
         steps = np.atleast_1d(np.asarray(slots.pop("step", ())))
         if steps.ndim != 1 or steps.size == 0 or not _are_steps(steps):
             expected, got = "integers from 0 to 2**53", repr(state.get("step"))
             raise ConfigError(
-                f'invalid "step" in the state of tensor {name!r}: expected {expected}, got {got}',
+                f'invalid "step" in the state (tensor "{name}"): expected {expected}, got {got}',
                 tensor=name,
                 expected=expected,
                 got=got,
@@ -492,8 +493,8 @@ class ParameterServer:
 
         Returns:
             ``{"client": {name: n}, "shards": [{"address": "host:port", "counters": {name: n}}, ...]}``, the
-            shards in the order of their indices; in process one shard with the address ``""``. Bytes are
-            those of gradients and values; ``"bytes_saved"`` is what a codec left out of float32.
+            shards in the order of their indices; a store is one shard with the address ``""``. Bytes are
+            those of gradients and values; ``"bytes_saved"`` is what codecs saved compared to float32.
 
         Raises:
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
@@ -503,16 +504,16 @@ class ParameterServer:
     # -- life ------------------------------------------------------------------------------------------------
 
     def another(self) -> Self:
-        """Another client of the same parameters, with an identity of its own, as each `Worker` has one."""
+        """Another client of the same parameters, with its own identity, such as each `Worker` uses."""
         other = object.__new__(type(self))
         ParameterServer.__init__(other, self._native.another(), self._reattach)
         return other
 
     def close(self) -> None:
-        """Waits for pushes under way and ends the session; raises an error of theirs that nobody has read.
+        """Waits for pushes in progress and ends the session; raises an error of a push that was not read.
 
-        Gives a `RuntimeWarning` of a loss (`VersionsLost`) that no call has raised. A second call does
-        nothing; every other verb then raises `ConfigError`.
+        Gives a `RuntimeWarning` for a loss (`VersionsLost`) that no call has raised. A second call does
+        nothing; every other method then raises `ConfigError`.
         """
         self._close(stacklevel=3)
 
@@ -526,7 +527,7 @@ class ParameterServer:
 
     @property
     def transport(self) -> dict[str, str]:
-        """How each server is reached and why, by address; empty in process.
+        """How each server is reached and why, by address; empty for a store.
 
         ``shm: ..``, ``unix: ..``, ``tcp: ..`` or ``tcp with TLS: ..``.
         """
@@ -548,11 +549,11 @@ class ParameterServer:
             return
         try:
             self._close(stacklevel=3)
-        except Exception as late:  # the block's own error is the one to see
+        except Exception as late:  # the block's own error matters
             error.add_note(f"closing also failed: {late}")
 
     def __getattr__(self, name: str) -> Any:
-        # Only reached when a slot is empty: a client that was pickled connects when it is first used.
+        # Only called when a slot is empty: an unpickled client connects when it is first used.
         reattach = object.__getattribute__(self, "_reattach") if name == "_native" else None
         if reattach is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -573,7 +574,7 @@ class ParameterServer:
         return f"<fastps.{type(self).__name__} {where}>"
 
 
-#: Held while a pickled client connects: once for all its threads. A signal's handler may take it again.
+#: Held while an unpickled client connects, once for all threads; reentrant, for signal handlers.
 _reaching = threading.RLock()
 
 
@@ -584,9 +585,9 @@ def attach(kind: type[_Kind], reattach: tuple[str, dict[str, Any]]) -> _Kind:
 
 
 def forked() -> None:
-    """In a forked child: what has threads is gone."""
+    """Called in a forked child, which has none of its parent's threads."""
     global _reaching
-    _reaching = threading.RLock()  # a thread that is not here may have held it
+    _reaching = threading.RLock()  # a thread of the parent may have held it
     _fastps.forked()
 
 
@@ -605,27 +606,27 @@ def _dict(values: Any) -> dict[str, Any]:
 
 
 def _are_steps(steps: np.ndarray[Any, Any]) -> bool:
-    """Whether they are integers that a server counts to, of whatever type."""
+    """Whether they are integers from 0 to 2**53, of any type."""
     if steps.dtype.kind not in "biuf":
         return False
     return bool(np.all((steps >= 0) & (steps <= 2**53) & (steps == np.floor(steps))))
 
 
 def _check_gradient(name: Any, grad: Any) -> None:
-    """A name has an array beside it, a mapping or a bound list has none."""
+    """Raises unless a name comes with an array, and a mapping or bound list without one."""
     if isinstance(name, str) is (grad is not None):
         return
-    tensor, expected, got = None, "a tensor's name beside the array", type(name).__name__
+    tensor, expected, got = None, "a tensor's name with the array", type(name).__name__
     if isinstance(name, str):
-        tensor, expected, got = name, "an array beside the name", "None"
-    where = "" if tensor is None else f" (tensor {tensor!r})"
+        tensor, expected, got = name, "an array with the name", "None"
+    where = "" if tensor is None else f' (tensor "{tensor}")'
     raise ConfigError(
         f"wrong arguments{where}: expected {expected}, got {got}", tensor=tensor, expected=expected, got=got
     )
 
 
 def _addresses(given: Any) -> str:
-    """Addresses as one text; `given` as for `connect`."""
+    """Addresses as one string; `given` is the argument of `connect`."""
     if isinstance(given, Server):
         return given.addresses
     if isinstance(given, str):
@@ -664,42 +665,42 @@ def connect(
 ) -> ParameterServer:
     """Connects to the shards of a parameter server.
 
-    A client that waits for a server for a second says so, once for each wait, as a warning of the logger
-    ``"fastps"``; a slow answer of a server that is there is an ``INFO`` record.
+    A client that waits for a server for more than a second logs a warning to the logger ``"fastps"``, once
+    per wait; a slow answer of a reachable server is an ``INFO`` record.
 
     Args:
         addresses: ``"host:port,host:port"`` or a list of ``"host:port"``, in any order; one is enough to find
-            the others. Or what `fastps.serve` returned, or a port of this machine, such as 7070.
-            ``"unix:///path"`` is a server on this machine that was given this path (``--listen-unix``): calls
-            and tensors reach it there alone, without TLS. Shards that are not named are reached over TCP, so
-            name the sockets of all.
-        timeout: Seconds after which a call gives up; each verb can override it.
-        check_finite: Scan gradients for NaN and infinity before anything is sent. False saves that scan:
-            the servers refuse slices with such values in any case, and what is encoded is looked at slice
-            by slice; but other slices of the same push may have been applied by then (`PartialPush`).
-        transport: ``"tcp"``, ``"unix"`` or ``"shm"`` pins how gradients and values reach the servers. By
-            default a server of the same user on the same machine is reached through shared memory (where it
-            has none to give, through its Unix socket), others over TCP; `ParameterServer.transport` tells
-            which and why. ``"tcp"`` contradicts a ``"unix:///path"``.
-        spin_us: Microseconds for which a call looks for its answer before it sleeps, where that paid of late;
-            a call that sleeps takes longer, one that looks takes the core meanwhile. 0: never, at most 1 s.
+            the others. Or the result of `fastps.serve`, or a port of this machine, such as 7070.
+            ``"unix:///path"`` is a server on this machine that listens on this path (``--listen-unix``); it
+            is used only through that socket, without TLS. Shards that are not listed are reached over TCP, so
+            list the sockets of all.
+        timeout: Seconds after which a call fails; each method can override it.
+        check_finite: Scan gradients for NaN and infinity before anything is sent. False skips that scan:
+            servers still refuse slices with such values, but other slices of the same push may be applied by
+            then (`PartialPush`).
+        transport: ``"tcp"``, ``"unix"`` or ``"shm"`` fixes how gradients and values reach the servers. By
+            default, servers of the same user on this machine are reached through shared memory (or a Unix
+            socket if they have no memory for that), others over TCP; `ParameterServer.transport` says which
+            and why. ``"tcp"`` does not go with ``"unix:///path"``.
+        spin_us: Busy-poll time before a call sleeps, in microseconds (adaptive; 0 disables it; at most 1 s).
+            Polling shortens calls and occupies a core.
         ack: What a receipt means. ``"applied"``: the push is in the server's memory. ``"logged"``: it is also
-            in the server's log on disk (``--data-dir``), so that it outlives the server's process and
-            machine; a push then waits for the disk. Of a `hogwild` tensor only snapshots outlive the process.
-        tls_ca: Speak TLS, to servers whose certificate was signed by a CA of this PEM file.
-        tls_cert: This client's own certificate (PEM), its issuers behind it, for servers that ask for one.
-        tls_key: Its private key (PEM); a `RuntimeWarning` if others than its owner can read it.
-        tls_server_name: The name in the servers' certificates, where that is not the host of their address.
+            in the server's log on disk (``--data-dir``), so it survives a crash of the process or machine; a
+            push then waits for the disk. Of `hogwild` tensors only snapshots survive.
+        tls_ca: Use TLS, and trust servers whose certificate a CA in this PEM file has signed.
+        tls_cert: This client's certificate (PEM), followed by its issuers, for servers that ask for one.
+        tls_key: Its private key (PEM); a `RuntimeWarning` if other users can read it.
+        tls_server_name: The name in the servers' certificates, if it is not the host of their address.
 
     Returns:
-        A `ParameterServer`, to be used as a context manager. Pickled (for ``spawn``), it connects anew when
-        first used.
+        A `ParameterServer`, to be used as a context manager. It can be pickled (for ``spawn``); the copy
+        connects when first used.
 
     Raises:
-        ConnectionLostError, DeadlineError: No server there; says where it tried.
-        PermissionDeniedError: A server's certificate is not trusted, it does not accept ours, or one
-            end speaks TLS and the other does not; a Unix socket is another user's.
-        CapacityError: This process may open no more files, or a server has no memory for another client.
+        ConnectionLostError, DeadlineError: No server could be reached; the error lists the addresses.
+        PermissionDeniedError: A server's certificate is not trusted, it does not accept ours, only one end
+            uses TLS, or a Unix socket belongs to another user.
+        CapacityError: This process cannot open more files, or a server has no memory for another client.
         ConfigError: An address or option is invalid, a TLS file cannot be read, or a server keeps no log for
             ``ack="logged"``.
     """

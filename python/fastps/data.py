@@ -1,6 +1,6 @@
-"""Which worker takes which samples: portions of an epoch, leased by the server.
+"""Distributes samples among workers: portions of an epoch, leased by the server.
 
-Workers that join, leave or die change nothing about what an epoch is: every sample once. Torch is not needed.
+An epoch has every sample once, even if workers join, leave or die. Torch is not needed.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ __all__ = ["Indices", "Portions", "Sampler"]
 #: Indices of samples, int64.
 Indices: TypeAlias = NDArray[np.int64]
 
-#: The longest that a server keeps an answer, in seconds.
+#: How long a server may delay an answer, in seconds.
 _WAIT = 5.0
 
 
 class Portions:
-    """The samples 0 to `n`, shared among all workers that use one `name`: each epoch has each of them once.
+    """The samples 0 to `n` - 1, distributed among all workers that use one `name`; an epoch has each once.
 
-    Iterating gives one epoch's portions as arrays of indices, until the epoch is over for everybody. A
-    portion is finished when the next one is asked for, or with `finish`. Portions of a worker that died,
-    whose client was closed or whose lease ran out go to others; a worker that finds none free waits until
-    one comes back, or the epoch is over. A worker that comes late joins the epoch under way.
+    Iterating yields one epoch's portions as arrays of indices until all workers have finished the epoch. A
+    portion is finished when the next one is requested, or by `finish`. Portions of a worker that dies,
+    closes its client or misses its lease go to others; a worker that finds none free waits until one is
+    returned or the epoch is over. A worker that joins late takes part in the current epoch.
 
-    The order is drawn anew in each epoch, by each worker itself, from `seed` and the epoch alone: the stable
-    argsort of the first `n` words of NumPy's ``Philox(key=[seed, epoch])``. The server knows numbers of
-    portions, in the memory of its shard 0: if it is started anew, the epoch under way begins anew, and a
-    `RuntimeWarning` says so. The same happens when no worker was left.
+    Each epoch has its own order, which every worker computes from `seed` and the epoch: the stable argsort
+    of the first `n` words of NumPy's ``Philox(key=[seed, epoch])``. Shard 0 keeps the numbers of the portions
+    in memory: if it restarts, or if no worker is left, the current epoch starts over, and a `RuntimeWarning`
+    says so.
 
     Args:
-        ps: `fastps.Store` (for threads) or what `fastps.connect` returns.
+        ps: A `fastps.Store` (for threads) or the result of `fastps.connect`.
         n: Number of samples.
-        size: Samples of a portion; the last one may be shorter.
+        size: Samples per portion; the last one may be shorter.
         seed: 0 to 2**64 - 1.
-        name: By which workers find each other, 1 to 256 bytes of UTF-8. They must agree in all of the above.
-        epoch: The one to begin with if no other worker is there, for a run that goes on.
-        timeout: Seconds to wait for portions that others hold; None: as long as they hold them. A server that
-            does not answer is told apart by the timeout of `ps`.
+        name: Identifies workers that share samples, 1 to 256 bytes of UTF-8. They must agree in all of the
+            above.
+        epoch: The first epoch if no other worker is present, for a run that continues.
+        timeout: Seconds to wait for portions that others hold; None: no limit. For a server that does not
+            answer, the timeout of `ps` applies.
 
     Attributes:
-        epoch: The epoch that is iterated, or comes next. Where workers come late, count epochs by it.
+        epoch: The current epoch, or the next one. Count epochs by it if workers may join late.
 
     Raises:
         ConfigError: An argument is invalid. While iterating: others use this name with another `n`, `size` or
-            `seed` (both are named); the store is shared by processes, which need a server.
+            `seed` (the error shows both); the store is shared by processes, which need a server.
         DeadlineError: Others held portions for longer than `timeout`.
-        CapacityError: Too many names or workers, or no memory left on the server.
-        DeadlineError, ConnectionLostError, UnavailableError: The server could not be reached; iterating again
-            goes on.
+        CapacityError: There are too many names or workers, or the server has no memory left.
+        DeadlineError, ConnectionLostError, UnavailableError: The server could not be reached; iterate again
+            to continue.
 
-    One thread at a time iterates; threads make a `Portions` each. An iteration that was left by ``break``
-    begins again with the portion that it was at.
+    Use one `Portions` per thread. An iteration that was left by ``break`` starts again with the same portion.
 
     >>> store = fastps.Store()
     >>> portions = fastps.data.Portions(store, n=5, size=2, name="train")
@@ -72,7 +72,7 @@ class Portions:
     >>> portions.epoch
     1
 
-    With torch, ``DataLoader(dataset, batch_sampler=portions)`` makes each portion a batch; `sampler` is for
+    With torch, ``DataLoader(dataset, batch_sampler=portions)`` makes each portion a batch; use `sampler` for
     batches of another size.
     """
 
@@ -100,11 +100,11 @@ class Portions:
         self._name = name
         self._timeout = timeout
         self._worker = secrets.randbits(63) + 1
-        self._run = 0  # the server's table; 0: not asked yet
+        self._run = 0  # the server's run of this name; 0: not known yet
         self._epoch = integer("epoch", epoch, 0, 2**62)
         self._begun = False  # has taken portions of this epoch
         self._held: int | None = None
-        self._finished: int | None = None  # and the server has not heard of it
+        self._finished: int | None = None  # not reported to the server yet
         self._order: tuple[int, Indices] | None = None
 
     @property
@@ -112,7 +112,7 @@ class Portions:
         return self._epoch
 
     def __len__(self) -> int:
-        """Portions of an epoch, of all workers together."""
+        """Number of portions of an epoch, over all workers."""
         return -(-self._n // self._size)
 
     def __iter__(self) -> Iterator[Indices]:
@@ -122,9 +122,9 @@ class Portions:
             self._finished = self._held
 
     def sampler(self) -> Sampler:
-        """The same one by one, for ``DataLoader(dataset, batch_size=.., sampler=portions.sampler())``.
+        """The samples one by one, for ``DataLoader(dataset, batch_size=.., sampler=portions.sampler())``.
 
-        A batch may then have samples of two portions; the first one is finished when the second is asked for.
+        A batch may then have samples of two portions; the first is finished when the second is requested.
 
         >>> store = fastps.Store()
         >>> sorted(fastps.data.Portions(store, n=5, size=2).sampler())
@@ -133,7 +133,7 @@ class Portions:
         return Sampler(self)
 
     def finish(self) -> None:
-        """Says that the portion at hand is finished, without asking for the next; nothing without one.
+        """Finishes the current portion without requesting another; does nothing if there is none.
 
         >>> store = fastps.Store()
         >>> portions = fastps.data.Portions(store, n=4, size=2)
@@ -146,7 +146,7 @@ class Portions:
             self._held = None
 
     def close(self) -> None:
-        """Gives back the portion at hand, if it is not finished. Closing `ps` does the same."""
+        """Returns the current portion to the server if it is not finished. Closing `ps` does the same."""
         if self._run != 0 and not self._ps.closed:
             self._ask("leave", 0.0)
         self._run, self._held, self._begun = 0, None, False
@@ -182,8 +182,8 @@ class Portions:
                 return portion
             if end is not None and time.monotonic() >= end:
                 raise DeadlineError(
-                    f"{self!r}: other workers hold the last {unfinished} portions for more than "
-                    f"{self._timeout} s"
+                    f"timed out after {self._timeout} s: other workers hold the last {unfinished} portions "
+                    f"of {self!r}"
                 )
 
     def _ask(self, then: Literal["take", "rest", "leave"], wait: float) -> tuple[int | None, bool, int]:
@@ -193,11 +193,11 @@ class Portions:
         run, epoch, unfinished, portion, over = answer
         forgotten = self._begun and run != self._run and not over
         self._run, self._finished = run, None
-        if not over or then == "take":  # what is over ends the iteration, not the middle of it
+        if not over or then == "take":  # the end of an epoch ends the iteration, but not `finish` or `close`
             self._epoch = epoch
         if forgotten and then != "leave":
             warnings.warn(
-                f"{self!r}: the server was started anew, or no worker was left: epoch {epoch} begins anew",
+                f"the server was restarted, or no worker was left: epoch {epoch} of {self!r} starts over",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -205,7 +205,7 @@ class Portions:
 
     def _indices(self, portion: int) -> Indices:
         if self._order is None or self._order[0] != self._epoch:
-            self._order = None  # its memory is free for the next
+            self._order = None  # frees its memory before the next one is made
             self._order = (self._epoch, _order(self._n, self._seed, self._epoch))
         return self._order[1][portion * self._size : (portion + 1) * self._size].copy()
 
@@ -223,7 +223,7 @@ class Sampler:
         self._portions = portions
 
     def __len__(self) -> int:
-        """Samples of an epoch, of all workers together."""
+        """Number of samples of an epoch, over all workers."""
         return self._portions._n
 
     def __iter__(self) -> Iterator[int]:
@@ -233,6 +233,6 @@ class Sampler:
 
 
 def _order(n: int, seed: int, epoch: int) -> Indices:
-    """The order of an epoch, the same with every version of NumPy."""
+    """The order of an epoch, equal in every version of NumPy."""
     words = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(n)
     return np.argsort(words, kind="stable")

@@ -1,7 +1,7 @@
-"""Every exception of fastps.
+"""The exceptions of fastps.
 
-The same fields come from the core, from a server and from the edge, so that a refusal always names the
-tensor, the shard, what was expected and what came.
+An error has the same fields wherever it arises, in this process or on a server: the tensor, the shard, what
+was expected and what was given.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ __all__ = [
 
 
 class FastpsError(Exception):
-    """Base of all exceptions of fastps; raised itself only for a bug in fastps.
+    """Base of all exceptions of fastps; raised directly only for a bug in fastps.
 
     Attributes:
-        tensor: Name of the tensor concerned, or None.
+        tensor: Name of the tensor, or None.
         shard: Index of the shard that refused, or None (in process, or before anything was sent).
-        expected: What would have been right, in words, or None.
-        got: What came instead, in words, or None.
-        retry_after: Seconds after which trying again makes sense, or None.
+        expected: What was expected, in words, or None.
+        got: What was given instead, in words, or None.
+        retry_after: Seconds after which a retry makes sense, or None.
     """
 
     tensor: str | None
@@ -82,7 +82,7 @@ class UnknownTensorError(FastpsError, KeyError):
 
 
 class ShapeError(FastpsError, ValueError):
-    """A shape or memory layout is not the registered one, or not C-contiguous."""
+    """A shape is not the registered one, or an array is not C-contiguous."""
 
 
 class DTypeError(FastpsError, TypeError):
@@ -94,7 +94,7 @@ class NonFiniteError(FastpsError, ValueError):
 
 
 class FrameError(FastpsError, ValueError):
-    """Bytes are malformed: wrong length, checksum, codec, or a body that no encoder writes."""
+    """Bytes are malformed: wrong length, checksum or codec, or a body that no encoder writes."""
 
 
 class ConfigError(FastpsError, ValueError):
@@ -106,15 +106,15 @@ class CapacityError(FastpsError, MemoryError):
 
 
 class StaleEpochError(FastpsError):
-    """The call was made for another epoch of the cluster's map."""
+    """The call was made for a different epoch of the cluster's map."""
 
 
 class StalePush(FastpsError):  # noqa: N818
-    """The gradient is staler than its mode allows: it was refused, changed nothing and is not kept."""
+    """The gradient is staler than its mode allows: it was refused, changed nothing and is dropped."""
 
 
 class LeaseError(FastpsError):
-    """The client has no session there, or its lease ran out."""
+    """The client has no session on the server, or its lease ran out."""
 
 
 class FencedError(FastpsError):
@@ -122,23 +122,23 @@ class FencedError(FastpsError):
 
 
 class UnknownOutcomeError(FastpsError):
-    """Nobody can tell any more whether the push was applied."""
+    """It is no longer known whether the push was applied."""
 
 
 class PermissionDeniedError(FastpsError, PermissionError):
-    """The role does not allow the call, or TLS does not allow the connection."""
+    """The client's role does not allow the call, or TLS does not allow the connection."""
 
 
 class UnavailableError(FastpsError):
-    """The server is stopping or not ready; try again later."""
+    """The server is stopping or not ready; retry later."""
 
 
 class DeadlineError(FastpsError, TimeoutError):
-    """The call's time was up."""
+    """The call did not finish before its deadline."""
 
 
 class ConnectionLostError(FastpsError, ConnectionError):
-    """The connection was lost, or could not be made."""
+    """The connection was lost or could not be made."""
 
 
 class ForkError(FastpsError, RuntimeError):
@@ -148,8 +148,8 @@ class ForkError(FastpsError, RuntimeError):
 class ForeignWriteError(FastpsError, RuntimeError):
     """Something else wrote to a parameter that a worker fills; nothing was sent or changed.
 
-    ``push_model()`` of the worker or optimizer gives what was written to the servers, ``pull_model()``
-    replaces it by their values.
+    ``push_model()`` of the worker or optimizer sends the written values to the servers; ``pull_model()``
+    replaces them with the servers' values.
     """
 
 
@@ -163,33 +163,33 @@ class InDoubts(tuple["InDoubt", ...]):
     __slots__ = ()
 
     def result(self, timeout: float = 30.0) -> list[Literal["applied", "fenced", "unknown"]]:
-        """Waits until the servers tell what became of every slice, also over reconnections.
+        """Waits until the outcome of every slice is known, also across reconnections.
 
         Args:
-            timeout: Seconds for all together.
+            timeout: Seconds for all slices together.
 
         Returns:
             One word per slice, in order: ``"applied"``; ``"fenced"``: not applied, and never will be;
-            ``"unknown"``: nobody can tell any more.
+            ``"unknown"``: the server no longer knows.
 
         Raises:
-            DeadlineError: A server has not told yet; ask again.
+            DeadlineError: A server has not answered yet; call again.
         """
         end = time.monotonic() + timeout
         return [doubt.result(max(0.0, end - time.monotonic())) for doubt in self]
 
 
 class PartialPush(FastpsError):  # noqa: N818
-    """A push of which some slices were applied, or may have been, and others not.
+    """A push of which some slices were, or may have been, applied and others not.
 
     Attributes:
-        error: The first refusal, or what cut the call short (also the ``__cause__``).
+        error: The first refusal, or what ended the call early (also the ``__cause__``).
         receipts: Receipts of the tensors that were applied whole.
         refused: ``(tensor, elements, error)`` of each slice that was refused; ``elements`` is a ``range`` of
             the tensor in row-major order.
-        applied: ``(tensor, elements, version)`` of each slice that was applied, of tensors not applied whole.
-        in_doubt: Slices whose answer is missing; ``in_doubt.result(timeout)`` tells of all what became of
-            them, ``result(timeout)`` of each one of it alone, also after a reconnection.
+        applied: ``(tensor, elements, version)`` of each applied slice, for tensors not applied whole.
+        in_doubt: Slices whose answer is missing; ``in_doubt.result(timeout)`` waits for the outcome of all of
+            them, ``in_doubt[k].result(timeout)`` for that of one, also after a reconnection.
     """
 
     error: FastpsError
@@ -226,15 +226,15 @@ class PartialPush(FastpsError):  # noqa: N818
 
 
 class Lost(NamedTuple):
-    """What a restarted server lacks of a tensor; where slices differ, of the one that lost most.
+    """What a restarted server lost of a tensor; where slices differ, of the slice that lost most.
 
     Attributes:
         tensor: Its name.
         shard: Index of the shard that was restarted.
-        own: Own pushes that were acknowledged and are gone; None where the server has forgotten this client.
-        seen: The newest version that this client was told.
-        now: The version that the server had when it was back. Changes by others are gone if it is smaller by
-            more than `own`.
+        own: Acknowledged pushes of this client that are lost; None if the server no longer knows the client.
+        seen: The newest version that this client saw.
+        now: The version that the server had after its restart. Changes by others are lost, too, if it is
+            smaller by more than `own`.
     """
 
     tensor: str
@@ -245,12 +245,12 @@ class Lost(NamedTuple):
 
 
 class VersionsLost(FastpsError):  # noqa: N818
-    """A server was restarted without changes that this client had been told of; with ``ack="applied"`` the
-    log may lack the last ones. Raised once, by the next call, which has done nothing: call again to go on.
-    If there is no next call, ``close`` gives a `RuntimeWarning`.
+    """A server was restarted and lost changes that this client had seen; with ``ack="applied"`` the log may
+    lack the last ones. The next call raises this once and does nothing else: call again to continue. If there
+    is no next call, ``close`` gives a `RuntimeWarning`.
 
     Attributes:
-        lost: A `Lost` for each restart, tensor and shard. The ``own`` of all that a client receives add up to
+        lost: A `Lost` for each restart, tensor and shard. The sum of their ``own`` is
             ``stats()["client"]["pushes_lost"]``.
 
     >>> fastps.VersionsLost("", lost=[("w", 0, 3, 12, 9)]).lost

@@ -176,7 +176,7 @@ class Worker:
 
 
 def _unflatten(arrays: Mapping[str, Array], like: Any) -> Any:
-    """New JAX arrays, of copies made now: JAX would copy later, and the next fetch fills `arrays` anew."""
+    """New JAX arrays, of copies made now: JAX would copy later, and the next fetch overwrites `arrays`."""
     leaves, structure = jax.tree_util.tree_flatten(like)
     made = [jnp.asarray(a.copy(), leaf.dtype) for a, leaf in zip(arrays.values(), leaves, strict=True)]
     return jax.tree_util.tree_unflatten(structure, made)

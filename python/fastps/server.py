@@ -1,4 +1,4 @@
-"""Servers from Python: the same code as the ``fastps-server`` program, in this process."""
+"""`serve`: shard servers in this process, by the same code as the program ``fastps-server``."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Server:
         self.addresses: str = ",".join(self.address_list)
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Refuses new calls, finishes those under way, and ends; a second call does nothing.
+        """Refuses new calls, finishes those in progress, and stops; a second call does nothing.
 
         Args:
-            timeout: Seconds after which connections are cut.
+            timeout: Seconds after which connections are closed.
 
         Raises:
-            UnavailableError: What it holds is not on its disk (``data_dir``), and cannot be saved.
-            DeadlineError: A thread of it could not be made to leave in time.
+            UnavailableError: The state is not on disk (``data_dir``) and cannot be saved.
+            DeadlineError: A thread did not stop in time.
         """
         self._native.stop(timeout)
 
@@ -78,38 +78,37 @@ def serve(
     copy_to: str | None = None,
     accept_loss: bool = False,
 ) -> Server:
-    """Starts gRPC shard servers in this process, on threads of their own; ``fastps serve`` from Python.
+    """Starts gRPC shard servers on threads of this process; ``fastps serve`` from Python.
 
     Args:
-        shards: Shards of this process.
+        shards: Number of shards in this process.
         listen: ``"host:port"`` of the first shard (the others get the next ports), or one address for each.
             Port 0 is any free port.
-        memory_limit: Most bytes that this process takes for tensors, readers and connections; None: 80 % of
-            the memory that the machine or container has.
-        lease: Seconds that a client may be silent before it is forgotten.
-        tls_cert: Speak TLS, with this certificate (PEM), its issuers behind it.
-        tls_key: Its private key (PEM); a `RuntimeWarning` if others than its owner can read it.
+        memory_limit: Most bytes for tensors, readers and connections; None: 80 % of the memory of the
+            machine or container.
+        lease: Seconds of silence after which a client's session ends.
+        tls_cert: Use TLS with this certificate (PEM), followed by its issuers.
+        tls_key: Its private key (PEM); a `RuntimeWarning` if other users can read it.
         tls_ca: Ask clients for a certificate that a CA of this PEM file has signed.
-        local: With `tls_ca`: let processes of this user on this machine in without a certificate, by a Unix
-            socket and shared memory, as servers without `tls_ca` do.
-        insecure: Needed to listen off loopback without TLS: nothing is encrypted and everybody is admin.
+        local: With `tls_ca`: admit processes of this user on this machine without a certificate, through a
+            Unix socket and shared memory, as servers without `tls_ca` do.
+        insecure: Needed to listen off loopback without TLS: nothing is encrypted and every client is admin.
         listen_unix: Paths of Unix sockets beside the ports, one per shard, for clients of the same user on
             this machine that connect to ``"unix:///path"``. The files are removed when the server stops.
-        cluster: Addresses of all shards where other processes serve some of them, in the order of their
-            indices.
-        advertise: How others reach this process, where that is not the address it listens on.
-        spin_us: Microseconds for which a shard looks for a client's next frame before it sleeps, where that
-            paid of late; 0: never, at most 1 s. Not for a client whose pushes wait for the disk.
-        data_dir: Keep snapshots and a log here, a folder for each shard, and start from them; None: nothing
-            outlives this process.
-        snapshot_every: Seconds between two snapshots.
-        snapshot_after: A snapshot is taken, too, when the log behind the last one is longer than so many
-            times the state; 0: never for that.
-        keep: How many snapshots are kept, at least 1, and the log from the oldest of them on.
-        keep_for: Besides, every snapshot that is younger than this is kept, in seconds.
-        copy_to: Copy each snapshot there, too: ``"s3://bucket/prefix"``, with the settings that the
-            environment has (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ...), or ``"file:///folder"``.
-        accept_loss: Start with what can be read of `data_dir`, although something that was durable cannot.
+        cluster: Addresses of all shards in the order of their indices, if other processes serve some of them.
+        advertise: The address at which others reach this process, if it is not the one it listens on.
+        spin_us: Busy-poll time before a shard sleeps, in microseconds (adaptive; 0 disables it; at most 1 s).
+            Not used for clients whose pushes wait for the disk.
+        data_dir: Keep snapshots and a log in this folder, one subfolder per shard, and start from them; None:
+            nothing survives this process.
+        snapshot_every: Seconds between snapshots.
+        snapshot_after: Also take a snapshot when the log since the last one exceeds this multiple of the
+            state's size; 0 disables that.
+        keep: Number of snapshots to keep, at least 1, with the log from the oldest of them on.
+        keep_for: Also keep every snapshot younger than this many seconds.
+        copy_to: Also copy each snapshot to ``"s3://bucket/prefix"``, with settings from the environment
+            (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ...), or to ``"file:///folder"``.
+        accept_loss: Start with what is readable in `data_dir` even if durable data is missing or damaged.
 
     Returns:
         A `Server`, to be used as a context manager.

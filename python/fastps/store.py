@@ -1,4 +1,4 @@
-"""`Store` keeps parameters in this process, for itself or for several processes of this machine."""
+"""`Store`: parameters in the memory of this process, or shared by processes of this machine."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["Store"]
 
 
 class Store(ParameterServer):
-    """Parameters in this process; no server. The same verbs as `connect`.
+    """Parameters in this process, without a server. It has the same methods as a client from `connect`.
 
     Args:
-        threads: Most threads that one call uses, its own included; None: as many as there are cores. Only
-            calls on large tensors use more than one.
-        check_finite: Scan gradients for NaN and infinity before anything is changed. False saves that scan
-            for uncompressed pushes without error feedback, and only there: such a push then applies what
-            comes. Codecs other than `fastps.Float32` and error feedback always scan.
+        threads: Most threads that one call uses, including its own; None: one per core. Only calls on large
+            tensors use more than one.
+        check_finite: Scan gradients for NaN and infinity before anything is changed. False skips that scan
+            only for uncompressed pushes without error feedback, which then apply any value. Other codecs and
+            error feedback always scan.
         memory_limit: Most bytes of parameters and optimizer state; None: no limit.
 
         shared: Keep the parameters in memory that other processes of this user can open (Linux): by fork, by
-            pickling the store (``spawn``), or with `Store.open` and `Store.address`. All tensors are then
-            ``apply="hogwild"``: processes step them in place, without locks, and a racing push may overwrite
-            another's (``stats()`` tells how many updates were probed and how many of those were lost). A
-            receipt is this process's own; nothing is logged. The memory has no name and goes with the last
-            process that has it, however that ends.
+            pickling the store (``spawn``), or with `Store.open` and `Store.address`. All tensors must then be
+            ``apply="hogwild"``: processes update them in place without locks, and racing pushes may overwrite
+            each other (``stats()`` has the number of updates probed, and of those lost). Receipts are for
+            this process only; nothing is logged. The memory has no name and is freed with the last process
+            that has it open, however that ends.
 
     >>> with fastps.Store() as store:
     ...     store.register("w", np.zeros(2, np.float32), optimizer=fastps.Adagrad(lr=0.1))
@@ -64,21 +64,21 @@ class Store(ParameterServer):
         *,
         memory_limit: int | None = None,
     ) -> Self:
-        """Opens the shared store that a process of this user made; both then have the same parameters.
+        """Opens a shared store of another process of this user; both then use the same parameters.
 
         Args:
-            address: What `Store.address` gives in a process that has it open, and still lives.
-            threads: As for `Store`; each process has its own.
-            check_finite: As for `Store`; each process has its own.
-            memory_limit: As for `Store`; each process has its own.
+            address: `Store.address` of a live process that has the store open.
+            threads: As for `Store`; a setting of this process.
+            check_finite: As for `Store`; a setting of this process.
+            memory_limit: As for `Store`; a setting of this process.
 
         Raises:
-            UnavailableError: That process is gone, is another user's, or has closed the store.
-            ConfigError: This is no such address.
+            UnavailableError: That process has ended, is another user's, or has closed the store.
+            ConfigError: `address` is not the address of a store.
 
         >>> store = fastps.Store(shared=True)
         >>> store.register("w", np.zeros(2, np.float32), fastps.SGD(lr=1.0), apply="hogwild")
-        >>> other = fastps.Store.open(store.address)  # in whatever process
+        >>> other = fastps.Store.open(store.address)  # in any process
         >>> other.push("w", np.ones(2, np.float32)).version
         2
         >>> store.pull("w")
@@ -91,15 +91,15 @@ class Store(ParameterServer):
 
     @property
     def address(self) -> str | None:
-        """By what other processes open a shared store while this one lives; None if it is not shared."""
+        """The address by which other processes open this store while it is open here; None if not shared."""
         return self._native.address
 
     def view(self, name: str) -> Array:
-        """The values of a shared store's tensor where they lie, as a writable ndarray: no copy is made.
+        """The values of a tensor in a shared store, as a writable ndarray of the same memory.
 
-        Pushes of all processes show in it as they happen, perhaps in the middle of one; what is written to
-        it is there for all of them. ``torch.from_numpy`` makes a tensor of the same memory. It outlives the
-        store.
+        It shows the pushes of all processes as they happen, possibly in the middle of one, and all processes
+        see what is written to it. ``torch.from_numpy`` makes a tensor of the same memory. The array stays
+        valid after the store is closed.
 
         Raises:
             UnknownTensorError: There is no tensor of this name.
@@ -131,10 +131,10 @@ class Store(ParameterServer):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._reattach is None:
             raise TypeError(
-                "a Store lives in one process and cannot be pickled; make it with shared=True, or start a "
-                "server with fastps.serve() and pickle what fastps.connect() returns"
+                "a Store that is not shared cannot be pickled; create it with shared=True, or start a server "
+                "with fastps.serve() and pickle the result of fastps.connect()"
             )
-        # By this process's address, which is there even if the one that made the store is not.
+        # By the address of this process, since the one that made the store may have ended.
         return attach, (type(self), (self._native.address, self._reattach[1]))
 
 
@@ -146,12 +146,12 @@ def _options(threads: int | None, check_finite: bool, memory_limit: int | None) 
     }
 
 
-#: Stores with shared memory that this process has open.
+#: The shared stores that this process has open.
 _shared: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """In a forked child: what has threads is gone, but shared memory is opened anew when it is next used."""
+    """Called in a forked child, where shared stores reopen their memory when they are next used."""
     forked()
     for store in list(_shared):
         if store._reattach is not None:

@@ -1,1 +1,1 @@
-"""What several parts of the package use, and nobody else."""
+"""Private modules that several parts of the package use."""

@@ -1,4 +1,4 @@
-"""Arguments from outside, before anything uses them."""
+"""Checks of arguments: each returns the value as the type it is used as, or raises `ConfigError`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fastps.errors import ConfigError
 
 __all__ = ["as_rate", "as_seconds", "at_least", "flag", "given", "integer", "integer_or_none", "invalid"]
 
-#: Larger numbers do not travel.
+#: The largest integer that fits the wire format.
 _MOST = 2**63 - 1
 _MOST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def at_least(least: int, name: str, value: Any, most: int = _MOST, also: str = "") -> int:
-    """The integer; fails unless it is one that is not smaller, nor larger than anything could be."""
+    """An integer from `least` to `most`."""
     number = _index(value)
     if number is None or not least <= number <= most:
         limit = "" if most == _MOST else f" and <= {most}"
@@ -27,7 +27,7 @@ def at_least(least: int, name: str, value: Any, most: int = _MOST, also: str = "
 
 
 def integer(name: str, value: Any, least: int = 0, most: int = 2**64 - 1) -> int:
-    """The integer, as the compiled part takes it; fails unless it is one in this range."""
+    """An integer in the range that the extension module takes."""
     number = _index(value)
     if number is None or not least <= number <= most:
         raise invalid(name, f"an integer from {least} to {most}", value)
@@ -39,7 +39,7 @@ def integer_or_none(name: str, value: Any) -> int | None:
 
 
 def as_rate(name: str, value: Any) -> float:
-    """The number as a float; fails unless it is finite and >= 0, as a float32, too."""
+    """A float >= 0 that is finite, also as float32."""
     if type(value) is float and 0 <= value <= _MOST_FLOAT32:
         return value
     rate = _float(value)
@@ -49,7 +49,7 @@ def as_rate(name: str, value: Any) -> float:
 
 
 def as_seconds(name: str, value: Any) -> float:
-    """The number as a float; fails unless it is finite and > 0."""
+    """A finite float > 0."""
     seconds = _float(value)
     if not 0 < seconds < math.inf:
         raise invalid(name, "seconds > 0", value)
@@ -57,13 +57,13 @@ def as_seconds(name: str, value: Any) -> float:
 
 
 def flag(name: str, value: object) -> None:
-    """Fails unless the value is a bool."""
+    """Raises unless the value is a bool."""
     if not isinstance(value, bool):
         raise invalid(name, "True or False", value)
 
 
 def given(mode: object, name: str, value: object) -> None:
-    """Sets what a frozen value was given, as the type that it has."""
+    """Sets an attribute of a frozen dataclass to its checked value."""
     object.__setattr__(mode, name, value)
 
 
@@ -72,7 +72,7 @@ def invalid(name: str, expected: str, got: object) -> ConfigError:
 
 
 def _float(value: Any) -> float:
-    """NaN for what is no number."""
+    """The value as a float; NaN if it is not a number."""
     number = hasattr(value, "__float__") and not isinstance(value, (bool, np.bool_))
     try:
         return float(value) if number else math.nan

@@ -17,14 +17,12 @@ from pathlib import Path
 __all__ = ["Child", "python_module"]
 
 _INHERITED = ("FASTPS_ISA", "FASTPS_LOG", "FASTPS_MUTANT", "FASTPS_TRACEBACK")
-"""All that children take over of the user's ``FASTPS_...``: the others are options of a server of the
-user's own, such as the folder of its data.
-"""
+"""The user's ``FASTPS_...`` variables that children inherit; the others configure the user's own server."""
 
 
 def python_module(*arguments: str) -> list[str]:
     """The command that runs a module of this package in a fresh interpreter."""
-    # The working directory stays off the module path, unless fastps itself was found there.
+    # The working directory stays off the module path, unless fastps itself is there.
     found_here = Path(__file__).resolve().parents[2] == Path.cwd()
     return [sys.executable, *([] if found_here else ["-P"]), "-m", *arguments]
 
@@ -60,27 +58,27 @@ class Child:
                 self.lines.put(line.decode(errors="replace").rstrip("\n"))
 
     def tell(self, line: str) -> None:
-        """Write one line to its standard input; nothing if it is gone."""
+        """Writes one line to its standard input; does nothing if it has ended."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(line.encode() + b"\n")
             self.process.stdin.flush()
 
     def read_lines(self) -> Iterator[str]:
-        """The lines that have come since the last call."""
+        """The lines that have arrived since the last call."""
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self.lines.get_nowait()
 
     def read_line(self, timeout: float) -> str | None:
-        """The next line; None if none comes in `timeout` seconds."""
+        """The next line; None if none arrives in `timeout` seconds."""
         try:
             return self.lines.get(timeout=max(0.0, timeout))
         except queue.Empty:
             return None
 
     def drained(self) -> bool:
-        """Whether all that it wrote has been handed out by :meth:`read_lines`."""
+        """Whether all its output has been read."""
         return not self._reader.is_alive() and self.lines.empty()
 
     def last_words(self) -> str:
@@ -89,12 +87,12 @@ class Child:
         return lines[-1] if lines else "it left no message"
 
     def kill(self) -> None:
-        """SIGKILL; then collect it. Nothing if it has ended."""
+        """Sends SIGKILL and waits for the end."""
         self.process.kill()
         self.process.wait()
 
     def close(self) -> None:
-        """Release the pipe and delete an empty log."""
+        """Closes the pipe and deletes an empty log."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()

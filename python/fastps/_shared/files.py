@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and files that only their owner may read."""
+"""Files that are written whole, and a check of who may read a key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastps._shared.types import File
 
 @contextlib.contextmanager
 def replaced(path: File) -> Iterator[Path]:
-    """Where to write what takes the place of `path` when it is complete and durable."""
+    """Gives a path to write to; the file replaces `path` when it is complete and durable."""
     unfinished = Path(f"{os.fspath(path)}.tmp")
     try:
         yield unfinished
@@ -27,17 +27,17 @@ def replaced(path: File) -> Iterator[Path]:
 
 
 def warn_if_shared(key: File | None, stacklevel: int) -> None:
-    """Gives a `RuntimeWarning` if others than its owner can read or change a TLS key.
+    """Gives a `RuntimeWarning` if other users can read or change a TLS key.
 
     Args:
-        key: Its path; one that cannot be looked at is reported by what reads it.
+        key: Its path; if it is not accessible, the code that reads it reports that.
         stacklevel: As for `warnings.warn`, seen from the caller.
     """
     with contextlib.suppress(OSError):
         mode = 0 if key is None else os.stat(key).st_mode & 0o777
         if mode & 0o077:
             warnings.warn(
-                f"others than its owner can read or change the TLS key {key} (mode {mode:03o}): chmod 600",
+                f"other users can read or change the TLS key {key} (mode {mode:03o}): run chmod 600",
                 RuntimeWarning,
                 stacklevel=stacklevel + 1,
             )

@@ -1,4 +1,4 @@
-"""What calls give back: receipts, pushes under way, bound lists."""
+"""What calls return: receipts, handles of pushes, bound lists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R", covariant=True)
 
 
 class Receipts(Mapping[str, Receipt]):
-    """Receipts by tensor name, in the order of the push; owns its numbers, makes a `Receipt` when asked."""
+    """Receipts by tensor name, in the order of the push; makes each `Receipt` when it is accessed."""
 
     __slots__ = ("_native",)
 
@@ -52,11 +52,11 @@ class Receipts(Mapping[str, Receipt]):
 
 
 class PushPulled(NamedTuple):
-    """What `push_pull` gives back: the values contain the push.
+    """Result of `push_pull`; the values contain the push.
 
     Attributes:
         values: float32 ndarray, or dict of them, as the push named its tensors.
-        receipts: `Receipt`, or Mapping of them.
+        receipts: `Receipt`, or a Mapping of them.
         versions: `Versions` of the values; the base of later pushes.
     """
 
@@ -66,10 +66,10 @@ class PushPulled(NamedTuple):
 
 
 class PushHandle(Generic[R]):
-    """A push under way, from `push_async`.
+    """A push in progress, from `push_async`.
 
-    Its arrays are read until it is done: leave them unchanged so long. It can be awaited in asyncio. An error
-    that nobody reads here is raised by the next call on the object that pushed, or by its ``close()``.
+    Its arrays are read until it is done; leave them unchanged until then. It can be awaited in asyncio. The
+    next call on the object that pushed, or its ``close()``, raises an error that was not read here.
     """
 
     __slots__ = ("_flight", "_name")
@@ -92,12 +92,14 @@ class PushHandle(Generic[R]):
             As ``push`` does.
 
         Raises:
-            DeadlineError: Not done in `timeout` seconds; the push goes on, ask again.
-            FastpsError: Whatever ``push`` would have raised.
+            DeadlineError: Not done in `timeout` seconds; the push continues, so call again.
+            FastpsError: As ``push`` would have raised.
         """
         receipts = self._flight.wait(timeout)
         if receipts is None:
-            raise DeadlineError(f"the push is not done after {timeout} s; it goes on")
+            raise DeadlineError(
+                f"the push is not done after {timeout} s; it continues, so call result() again"
+            )
         result: Any = Receipts(receipts) if self._name is None else receipts.at(self._name)
         return result  # type: ignore[no-any-return]
 
@@ -112,7 +114,7 @@ class PushHandle(Generic[R]):
                 future.set_result(None)
 
         def done() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
                 loop.call_soon_threadsafe(wake)
 
         self._flight.on_done(done)
@@ -124,13 +126,13 @@ class PushHandle(Generic[R]):
 
 
 class Bound:
-    """Gradients that are pushed again and again, from `fastps.Store.bind`.
+    """Gradients that are pushed repeatedly, from `fastps.Store.bind`.
 
-    Their memory is looked up and pinned once. Fill the same arrays anew, then ``x.push(bound)``. Owns its
-    error feedback; admits one push at a time.
+    Their memory is looked up and pinned once. Fill the same arrays with new values, then ``x.push(bound)``. A
+    bound list owns its error feedback and admits one push at a time.
 
     Attributes:
-        feedback: The `ErrorFeedback`; None with `fastps.Float32`, which forgets nothing.
+        feedback: The `ErrorFeedback`; None with `fastps.Float32`, which loses nothing.
     """
 
     __slots__ = ("_native",)

@@ -1,4 +1,4 @@
-"""Warnings of what restarted servers lack, where no call raises it."""
+"""Warnings about pushes that restarted servers lost, where no call raises an error."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def warn_of(lost: Iterable[Lost], whose: str, stacklevel: int) -> None:
     """Gives one `RuntimeWarning` that lists all losses.
 
     Args:
-        lost: What is gone.
-        whose: Whose pushes they were, ``"client"`` or ``"worker"``.
+        lost: The losses.
+        whose: Who made the lost pushes, ``"client"`` or ``"worker"``.
         stacklevel: As for `warnings.warn`, seen from the caller.
     """
     texts = []

@@ -1,9 +1,8 @@
-"""What the command line and its child processes share: how they fail, and that a child ends when its parent
-does, even when the parent was killed by SIGKILL.
+"""What the command line and its child processes share: exit codes, and a child that ends with its parent.
 
-For that the parent holds the write end of the child's standard input; the kernel closes it whenever and
-however the parent ends, and the child reads end-of-file. On Linux the kernel also sends SIGKILL to a child
-that does not get to read it.
+The parent holds the write end of the child's standard input. However the parent ends, also by SIGKILL, the
+kernel closes that end and the child reads end-of-file. On Linux the kernel also sends SIGKILL to a child that
+is not reading.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 LIFELINE = "FASTPS_LIFELINE"
-"""The demo sets it to ``stdin`` for its server processes; ``fastps serve`` then watches its input."""
+"""Set to ``stdin`` by a parent of server processes; ``fastps serve`` then watches its standard input."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 class CommandError(Exception):
-    """A subcommand cannot go on; the message is one line that names the fix."""
+    """A subcommand cannot continue; the message is one line that names the fix."""
 
     exit_code = EXIT_FAILED
 
@@ -41,7 +40,7 @@ class Interrupted(BaseException):
 
 
 def hold_on_to(parent: int) -> None:
-    """Ask the kernel (Linux) to kill this process when its parent dies; leave now if it is gone already."""
+    """Has the kernel (Linux) kill this process when its parent dies; exits now if the parent is gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -49,7 +48,7 @@ def hold_on_to(parent: int) -> None:
 
 
 def watch_stdin(on_line: Callable[[str], object], on_eof: Callable[[], None]) -> None:
-    """Read standard input on a daemon thread: each line goes to ``on_line``, its end calls ``on_eof``."""
+    """Reads standard input on a daemon thread: calls ``on_line`` for each line, and ``on_eof`` at its end."""
 
     def read() -> None:
         # Not sys.stdin: its lock, held by a blocked reader, would stall the interpreter's exit.
@@ -64,6 +63,6 @@ def watch_stdin(on_line: Callable[[str], object], on_eof: Callable[[], None]) ->
 
 
 def attach_server() -> None:
-    """In a server process that the demo started: stop gracefully when standard input ends; else nothing."""
+    """Stops this server gracefully when standard input ends, if a parent process asked for that."""
     if os.environ.get(LIFELINE) == "stdin":
         watch_stdin(lambda _: None, lambda: os.kill(os.getpid(), signal.SIGTERM))

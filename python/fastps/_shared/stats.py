@@ -1,4 +1,4 @@
-"""Numbers about numbers."""
+"""Statistics of counted samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def percentile(histogram: Mapping[int, int], share: float) -> int | None:
-    """Smallest value that a share (0 to 1) of the samples does not exceed; None without samples."""
+    """The smallest value that a share (0 to 1) of the samples does not exceed; None without samples."""
     need = share * sum(histogram.values())
     seen = 0
     for value in sorted(histogram):

@@ -1,4 +1,4 @@
-"""Types shared by the face's modules."""
+"""Types that several modules use."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 #: A float32 NumPy array.
 Array: TypeAlias = NDArray[np.float32]
 
-#: Where a file is.
+#: The path of a file.
 File: TypeAlias = str | os.PathLike[str]
 
-#: Learning rates in place of the optimizers': one, or names to them; None: theirs.
+#: Learning rates that replace the optimizers': one rate, or rates by name; None leaves the optimizers'.
 Rates: TypeAlias = float | Mapping[str, float] | None

@@ -33,7 +33,7 @@ REPORT_EVERY = 0.2
 
 @dataclass(frozen=True)
 class Orders:
-    """What a worker is told on its first line of input."""
+    """The first line of a worker's input."""
 
     config: Config
     addresses: str

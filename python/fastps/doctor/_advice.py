@@ -12,7 +12,7 @@ CLOCKS = {"tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page"}
 """Clock sources that are read without a system call; the last two are the TSC of a virtual machine."""
 
 TORN = (
-    'a value of a tensor with apply="hogwild" can become a number that nobody wrote. Use apply="exact", '
+    'a value of a tensor with apply="hogwild" can become a number that was never written. Use apply="exact", '
     "or set FASTPS_ISA to an instruction set whose lanes do not tear, and report which CPU this is"
 )
 

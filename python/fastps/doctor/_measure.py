@@ -216,7 +216,7 @@ def _with_connection(
 
 @contextlib.contextmanager
 def _child(arguments: list[str], seconds: float) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of `_echo.py`; killed at the end, and when it takes too long, so that nobody waits for it."""
+    """A process of `_echo.py`; killed at the end, and when it takes too long."""
     command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_echo.py")), *arguments]
     pipe = subprocess.PIPE
     child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0)

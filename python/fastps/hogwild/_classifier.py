@@ -24,7 +24,7 @@ class HogwildClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
     With one thread the result depends on `random_state` alone, and the steps are `SGDClassifier`'s. With more
     it depends on timing, too. X is a NumPy array or a SciPy matrix: float32 in C order, or in CSR, is read
     where it lies; everything else is converted once (float64 to float32, other sparse formats to CSR).
-    Several classes are told from the rest one by one.
+    With several classes, one problem per class separates it from the others.
 
     Differences: `n_jobs` threads train one problem together, not several at once; the stopping criterion
     takes the penalty at an epoch's end; the order of a shuffled epoch is another for the same seed.
@@ -42,10 +42,10 @@ class HogwildClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         meets the others every few hundred examples; with an L1 penalty, or few examples, all change the same
         ones, and one alone begins while the steps of "optimal" are very long. One alone makes an `average`
     callback : called with an `Epoch` after each epoch; ends training by returning True
-    store : a `fastps.Store(shared=True)`, its address, or what `fastps.connect` gives. There others see
-        `coef_` (problems, features) and `intercept_`, both float32, and change them: each epoch adds what it
-        has learned, and the next one begins with what is there. `fit` begins anew there, too; `partial_fit`,
-        and `fit` with `warm_start`, with what they find
+    store : a `fastps.Store(shared=True)`, its address, or the result of `fastps.connect`. Others see `coef_`
+        (problems, features) and `intercept_` there, both float32, and may change them: each epoch adds what
+        it learned, and the next one starts from the values there. `fit` resets them; `partial_fit`, and `fit`
+        with `warm_start`, continue from them
 
     Attributes
     ----------

@@ -152,7 +152,7 @@ class HogwildMatrixFactorization(RegressorMixin, BaseEstimator):  # type: ignore
         if self.rank != self.user_factors_.shape[1]:
             raise ValueError(
                 f"rank is {self.rank}, but {self.user_factors_.shape[1]} factors were learned: "
-                "fit without warm_start begins anew"
+                "fit without warm_start to start over"
             )
         if self.learning_rate != self._began_with:
             self._step = self._began_with = float(self.learning_rate)

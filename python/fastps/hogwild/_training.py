@@ -1,4 +1,4 @@
-"""What the estimators share: threads, seeds, when to stop, and what is told after each epoch."""
+"""What the estimators share: threads, seeds, early stopping and progress."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Epoch:
     """What a `callback` is given after each epoch.
 
     `number` counts from 1. `loss` is the mean loss of the examples, each before its step; None with early
-    stopping, where `score` is that of the validation set. `label` is the class that is told from the rest,
-    None if there is one problem alone. `examples` were learned from in `seconds`.
+    stopping, where `score` is that of the validation set. `label` is the class that the problem separates
+    from the others, None if there is only one problem. `examples` were learned from in `seconds`.
     """
 
     number: int
@@ -34,7 +34,7 @@ class Epoch:
 
 
 class DivergedError(ValueError):
-    """What was learned is no number any more."""
+    """Training diverged: a parameter is no longer finite."""
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ def seeds(random: np.random.RandomState, shuffle: bool) -> Callable[[], int | No
 
 
 class Progress:
-    """Tells callback and, if asked, the terminal about each epoch."""
+    """Reports each epoch to the callback and, if asked, to the terminal."""
 
     def __init__(self, verbose: int, callback: Callback | None, max_iter: int, label: Any = None) -> None:
         self._verbose, self._callback = verbose, callback
@@ -87,7 +87,7 @@ class Progress:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody wants to know the loss."""
+        """Whether the loss is shown or passed to a callback."""
         return bool(self._verbose) or self._callback is not None
 
     def tell(self, number: int, loss: float | None, score: float | None, examples: int) -> bool:
@@ -132,5 +132,5 @@ class Patience:
         return self._waited >= self._epochs
 
     def again(self) -> None:
-        """Waits anew, after the step was lowered."""
+        """Starts counting again, after the step was lowered."""
         self._waited = 0

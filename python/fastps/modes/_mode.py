@@ -1,4 +1,4 @@
-"""What `Worker` asks of every mode."""
+"""The base of the modes: what `Worker` needs to know of each."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from typing import ClassVar
 
 __all__ = ["Binding", "Mode"]
 
-#: What binds a group, as the compiled module takes it: kind, numbers, flags.
+#: The mode of a group, as the extension module takes it: kind, numbers, flags.
 Binding = tuple[str, list[int], list[bool]]
 
 
 class Mode:
-    """How a worker and the parameter server keep together; a value.
+    """How a worker stays in step with the other workers; a value.
 
     Attributes:
         push_every: Steps between pushes.
         pull_every: Steps between fetches.
-        overlap: Fetched values are installed `pull_every` steps later.
+        overlap: Fetched values are installed `pull_every` steps later, while the worker computes.
     """
 
     push_every: int = 1
     pull_every: int = 1
     overlap: bool = False
 
-    #: The rate of local steps; None without them.
+    #: Learning rate of local steps; None if steps are not local.
     _local_lr: float | None = None
-    #: Pushes wait for each other's, or workers for each other: a fetch comes behind that.
+    #: Workers or their pushes wait for each other; a fetch follows that wait.
     _together: ClassVar[bool] = False
 
     def _correction(self) -> tuple[bool, int | None, bool, bool] | None:
-        """What a push asks its server to do about staleness."""
+        """What a server does with stale gradients: see `Async`."""
         return None
 
     def _binding(self) -> Binding:
-        """What it expects the other workers of its groups to be bound by."""
+        """The mode that all workers of its groups must use."""
         return "free", [], []

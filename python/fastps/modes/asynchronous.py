@@ -1,4 +1,4 @@
-"""`Async`: every gradient is applied when it arrives."""
+"""`Async`: gradients are applied when they arrive."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ __all__ = ["Async"]
 class Async(Mode):
     """Asynchronous training: each step pushes gradients, applied when they arrive, and fetches values.
 
-    Nobody waits for anybody. Each push says the versions that its gradients were computed at, so that its
-    receipt tells the staleness: how many pushes of others came in between. With one worker, and without
+    Workers never wait for each other. Each push names the versions that its gradients were computed at, so
+    its receipt has the staleness: the number of pushes by others in between. With one worker and without
     `overlap`, this is serial training by the server's optimizer, bit for bit.
 
     Args:
-        max_staleness: The staleness tau beyond which `on_stale` says what to do; None: no bound.
-        on_stale: ``"scale"``: the gradient counts by max_staleness / tau. ``"reject"``: the server refuses
-            it; `Worker` counts that (``stats()["rejected"]``), drops the gradient and goes on.
-        delay_adaptive: A gradient counts by min(1, C / tau), where C is the number of workers that push to
-            the slice (Koloskova et al. 2022, Mishchenko et al. 2022). A single worker and equal workers are
-            untouched; one that is much slower than the others does less harm.
-        momentum_matching: The optimizer's momentum (SGD's, RMSprop's) gives way to what asynchrony adds
+        max_staleness: Bound on the staleness tau, beyond which `on_stale` applies; None: no bound.
+        on_stale: ``"scale"``: the gradient is scaled by max_staleness / tau. ``"reject"``: the server refuses
+            it; `Worker` counts that (``stats()["rejected"]``), drops the gradient and continues.
+        delay_adaptive: A gradient is scaled by min(1, C / tau), where C is the number of workers that push to
+            the slice (Koloskova et al. 2022, Mishchenko et al. 2022). This changes nothing for one worker or
+            equally fast ones; a much slower worker does less harm.
+        momentum_matching: Reduces the optimizer's momentum (SGD's, RMSprop's) by what asynchrony adds
             (Mitliagkas et al. 2016): with A = mu / (1 - mu) - (C - 1) it is A / (1 + A), and 0 where A <= 0.
-        overlap: True: the fetch of step k is installed at the end of step k + 1, so that push and fetch of a
-            step travel while the next gradient is computed; gradients are then one step of this worker old.
-            False: at the end of step k.
+        overlap: True: the fetch of step k is installed at the end of step k + 1, so push and fetch of a step
+            run while the next gradient is computed; gradients are then computed at values one step old.
+            False: the fetch is installed at the end of step k.
 
-    Each slice decides for itself when the push arrives; the receipt's `scale` is what took effect.
+    Each slice applies this on its own when the push arrives; the receipt's `scale` is the factor used.
 
     Raises:
-        ConfigError: An argument out of its range.
+        ConfigError: An argument is out of range.
 
     >>> fastps.Async(max_staleness=8)
     Async(max_staleness=8, on_stale='scale', delay_adaptive=True, momentum_matching=False, overlap=False)
@@ -48,7 +48,7 @@ class Async(Mode):
     overlap: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        least = 0 if self.on_stale == "reject" else 1  # times 0 would be a refusal that nobody is told
+        least = 0 if self.on_stale == "reject" else 1  # a factor of 0 would silently drop the gradient
         if self.max_staleness is not None:
             bound = at_least(least, "max_staleness", self.max_staleness, also=", or None")
             given(self, "max_staleness", bound)

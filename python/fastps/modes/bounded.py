@@ -1,4 +1,4 @@
-"""`Bounded`: nobody runs far ahead of the slowest."""
+"""`Bounded`: no worker runs far ahead of the slowest one."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["Bounded"]
 @dataclass(frozen=True)
 class Bounded(Mode):
     """Stale synchronous parallel (Ho et al., NIPS 2013): every gradient is applied when it arrives, and no
-    worker is more than `staleness` steps ahead of the slowest living one.
+    worker is more than `staleness` steps ahead of the slowest live one.
 
-    A worker's clock counts its steps, beginning with the slowest one's when it joins. At the end of a step,
-    when its push is applied, it waits until the slowest worker's clock is at most `staleness` behind; then it
-    fetches. So its values contain all pushes but those of the last `staleness` steps of others. A worker that
-    is gone (closed, killed, stopped for a lease) is waited for no longer; one that comes back joins anew.
+    A worker's clock counts its steps and starts at the slowest worker's clock. At the end of a step, when its
+    push is applied, it waits until the slowest clock is at most `staleness` behind; then it fetches. Its
+    values therefore contain all pushes except those of the last `staleness` steps of others. A worker that
+    is closed, killed or misses its lease is dropped; if it returns, it joins as a new one.
 
-    Binds its group: all workers have the same value.
+    All workers of a group must use the same value.
 
     Args:
         staleness: Steps, >= 0; with 0, all workers take each step together.
 
     Raises:
-        ConfigError: An argument out of its range.
+        ConfigError: An argument is out of range.
 
     >>> fastps.Bounded(staleness=3)
     Bounded(staleness=3)

@@ -22,13 +22,13 @@ class Local(Mode):
     Args:
         push_every: The paper's n_push, >= 1.
         pull_every: The paper's n_fetch, >= 1.
-        lr: Rate of the local steps ``W <- W - lr * g``, finite and >= 0; the shards' optimizers have their
-            own.
-        overlap: True: the fetch that follows step k is installed at the end of step k + `pull_every`, waiting
-            if need be. False: at the end of step k.
+        lr: Learning rate of the local steps ``W <- W - lr * g``, finite and >= 0; the shards' optimizers
+            have their own.
+        overlap: True: the fetch that follows step k is installed at the end of step k + `pull_every`, which
+            waits for it if necessary. False: at the end of step k.
 
     Raises:
-        ConfigError: A number out of its range.
+        ConfigError: An argument is out of range.
 
     >>> fastps.Local(push_every=5, pull_every=5, lr=0.05)
     Local(push_every=5, pull_every=5, lr=0.05, overlap=True)

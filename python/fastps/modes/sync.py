@@ -1,4 +1,4 @@
-"""`Sync`: a version is made of the gradients of several workers."""
+"""`Sync`: each version is one step by the gradients of several workers."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ __all__ = ["Sync"]
 
 @dataclass(frozen=True)
 class Sync(Mode):
-    """Synchronous training with backup workers (Chen et al., 2016): a version is one step by the mean of the
-    first `workers` gradients that are based on the version before it.
+    """Synchronous training with backup workers (Chen et al., 2016): each version is one step by the mean of
+    the first `workers` gradients that are based on the previous version.
 
-    Each slice decides for itself. A step pushes, waits until the version is made that its gradient is part
-    of, and fetches it. A gradient that comes when its version is made already is refused: `Worker` drops it,
-    counts it (``stats()["rejected"]``), fetches, and goes on. The optimizer takes one step per version, with
-    the smallest of the rates that the gradients came with.
+    Each slice decides on its own. A step pushes, waits for the version that its gradient is part of, and
+    fetches it. A gradient that arrives after its version is complete is refused: `Worker` drops it, counts it
+    (``stats()["rejected"]``), fetches, and continues. The optimizer takes one step per version, with the
+    smallest learning rate among the gradients.
 
-    Until `workers` of them have joined, everybody waits. From then on a worker that is gone (closed, killed,
-    stopped for a lease) is not waited for: a version is then made of as many gradients as there are workers,
-    at most `workers`. With too few, a step fails at its deadline and says who is there.
+    All workers wait until `workers` of them have joined. From then on, a worker that is closed, killed or
+    misses its lease is dropped, and a version needs as many gradients as there are workers, at most
+    `workers`. If too few are present, a step fails at its deadline and names the workers that are present.
 
-    Binds its group: all workers have the same value, and there are at most `workers` + `backup` of them.
-    Takes gradients of `exact` tensors, whole or `fastps.Sparse`: where all of a version are sparse, the step
-    is of the rows that any of them names. All workers give gradients of the same tensors, be it of no rows.
+    All workers of a group must use the same value, and there are at most `workers` + `backup` of them. Works
+    with `exact` tensors and with whole or `fastps.Sparse` gradients: if all gradients of a version are
+    sparse, the step updates the rows that any of them names. All workers must push gradients of the same
+    tensors, even if they name no rows.
 
     Args:
         workers: Gradients per version, 1 to 65,536.
-        backup: Workers beyond those, 0 to 65,536: so many slow ones are not waited for.
-        deterministic: True: a version sums its gradients in the order of their workers' ranks (`Worker`'s
-            `rank`), so that the same gradients give the same bits. The servers keep all of them until then.
-            False: in the order of arrival, kept as one sum.
+        backup: Additional workers, 0 to 65,536: a version does not wait for this many slow ones.
+        deterministic: True: a version sums its gradients in the order of the workers' ranks (`Worker`'s
+            `rank`), so the same gradients give the same bits; the servers hold all of them until then.
+            False: gradients are summed in the order of arrival.
         reduce: ``"mean"`` or ``"sum"``.
 
     Raises:
-        ConfigError: An argument out of its range.
+        ConfigError: An argument is out of range.
 
     >>> fastps.Sync(workers=4, backup=1)
     Sync(workers=4, backup=1, deterministic=False, reduce='mean')

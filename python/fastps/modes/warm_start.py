@@ -1,4 +1,4 @@
-"""`WarmStart`: one worker trains alone first."""
+"""`WarmStart`: one worker trains first, before the others start."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["WarmStart"]
 
 @dataclass(frozen=True)
 class WarmStart(Mode):
-    """Warm start (Dean et al., NIPS 2012): the first worker that comes trains alone for some steps; the
-    others wait, and begin with its values.
+    """Warm start (Dean et al., NIPS 2012): the first worker trains by itself for some steps; the others wait
+    and start from its values.
 
-    The first one trains as with `fastps.Async`. The others wait in `Worker`'s constructor. If it is gone
-    before its steps are taken, the next one goes on where it was. When they are taken, all go on with `then`.
-    Whoever comes while others train already begins with `then`.
+    The first worker trains as with `fastps.Async`; the others wait in `Worker`'s constructor. If it is gone
+    before it has taken its steps, the next one continues from there. After those steps all continue with
+    `then`; a worker that joins later starts with `then`.
 
     Args:
-        steps: Steps that are taken alone, >= 1.
+        steps: Steps that the first worker takes, >= 1.
         then: The mode after that; not another `WarmStart`.
-        timeout: The longest that another worker waits, in seconds, > 0.
+        timeout: How long another worker waits at most, in seconds, > 0.
 
     Raises:
-        ConfigError: An argument out of its range.
+        ConfigError: An argument is out of range.
 
     >>> fastps.WarmStart(steps=100, then=fastps.Bounded(staleness=3))
     WarmStart(steps=100, then=Bounded(staleness=3), timeout=86400.0)
@@ -38,7 +38,7 @@ class WarmStart(Mode):
     def __post_init__(self) -> None:
         given(self, "steps", at_least(1, "steps", self.steps))
         if not isinstance(self.then, Mode) or isinstance(self.then, WarmStart):
-            raise invalid("then", "a mode, and not WarmStart", self.then)
+            raise invalid("then", "a mode other than WarmStart", self.then)
         given(self, "timeout", as_seconds("timeout", self.timeout))
 
     def _binding(self) -> Binding:

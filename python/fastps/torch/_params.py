@@ -21,7 +21,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Gpu:
-    """Copies between a GPU and pinned memory, on a stream of their own: nobody waits for the whole GPU."""
+    """Copies between a GPU and pinned memory on their own stream, so no call waits for the whole GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._module = device, torch.get_device_module(device)
@@ -42,7 +42,7 @@ class Gpu:
         self._stream.synchronize()
 
     def show(self, entries: Iterable[Entry]) -> None:
-        """Begins to fill parameters; what the GPU is told from now on finds them filled."""
+        """Starts to fill parameters; GPU work that is submitted from now on sees the new values."""
         with self._after_what_is_queued():
             for entry in entries:
                 values = torch.from_numpy(entry.array)

@@ -39,7 +39,7 @@ def save_distributed(
     """Writes a store's values and optimizer state as a checkpoint of `torch.distributed.checkpoint`.
 
     The model and its optimizer get them, too, as from `from_store`. Buffers are the model's. What has taken
-    no step yet is there with a state of 0 steps. Let nobody push meanwhile.
+    no step yet is there with a state of 0 steps. No worker should push at the same time.
 
     Args:
         ps: As for `from_store`.
@@ -81,7 +81,7 @@ def load_distributed(
     """Puts a checkpoint of `torch.distributed.checkpoint` into a store, its optimizer state included.
 
     The model and its optimizer get it, too; the optimizer's settings stay as they are. torch keeps what it
-    says of a checkpoint's tensors as a pickle: load none that somebody else may have made. A parameter of
+    says of a checkpoint's tensors as a pickle: load only those you trust. A parameter of
     whose state the checkpoint has nothing was not trained yet.
 
     Args:
@@ -89,7 +89,7 @@ def load_distributed(
         model: As for `to_store`.
         optimizer: As for `to_store`.
         prefix: As for `to_store`.
-        path: Directory of the checkpoint; whoever wrote it may have had any number of processes.
+        path: Directory of the checkpoint; it may be from any number of processes.
         keys: As for `save_distributed`.
 
     Raises:
@@ -181,7 +181,7 @@ def _compare(there: Mapping[str, Any], part: str, wanted: Mapping[str, Any]) -> 
 
 @contextlib.contextmanager
 def _by_this_process_alone() -> Iterator[None]:
-    """torch warns of what it is told by `no_dist`."""
+    """Suppresses torch's warning about `no_dist`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield

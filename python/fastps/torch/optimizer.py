@@ -183,7 +183,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         """Pushes the gradients, and installs new values as the mode says.
 
         Args:
-            closure: Computes the loss and the gradients anew, and returns the loss.
+            closure: Recomputes the loss and the gradients, and returns the loss.
             loss: For ``on_step``, without a closure.
 
         Returns:

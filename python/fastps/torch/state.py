@@ -42,7 +42,7 @@ def to_store(
     """Puts a model and its torch optimizer's state into a store, so that training goes on there.
 
     Parameters that are not there are registered with the same rule and settings; those that are get the
-    values and state. Let nobody push meanwhile.
+    values and state. No worker should push at the same time.
 
     Args:
         ps: `fastps.Store` or what `fastps.connect` returns.
@@ -63,7 +63,7 @@ def from_store(
 ) -> None:
     """Puts a store's values and optimizer state into a model and its torch optimizer: `to_store` backwards.
 
-    Where a tensor's slices have taken different numbers of steps, torch is told the largest.
+    Where a tensor's slices have taken different numbers of steps, torch gets the largest.
 
     Args:
         ps: As for `to_store`.

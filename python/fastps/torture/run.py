@@ -166,7 +166,7 @@ class Run:
             auditor.look(action.step, action.args)
 
     def _finish(self, auditor: Auditor) -> None:
-        """All faults are over: everything open is told, everything is looked at, everything is given back."""
+        """After the last fault: reports what is open, checks everything and releases all resources."""
         for proxy in self.proxies:
             proxy.delay = 0.0
             proxy.cut()

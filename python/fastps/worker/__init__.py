@@ -1,4 +1,4 @@
-"""`Worker`, the client of a training loop, and what it is made of."""
+"""`Worker`, the client of a training loop. The other modules here are its parts."""
 
 from fastps.worker.step import Step
 from fastps.worker.worker import Worker

@@ -1,4 +1,4 @@
-"""Parts of a worker's pushes of which it is not known yet whether they were applied."""
+"""Parts of a worker's pushes that are in doubt: it is not known yet whether they were applied."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Doubts"]
 
 
 class Doubts:
-    """What is in doubt, in the order in which it became so; true while there is something.
+    """The parts in doubt, oldest first; true while there are any.
 
     Args:
-        timeout: Seconds that an answer about one part is waited for.
+        timeout: Seconds to wait for the answer about one part.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -24,17 +24,17 @@ class Doubts:
         return bool(self._parts)
 
     def add(self, doubt: InDoubt, gradient: Gradient | None) -> None:
-        """Keeps a doubt, and what goes with the next push if it is fenced."""
+        """Adds a part, and the gradient that goes with the next push if the part is fenced."""
         self._parts.append((doubt, gradient))
 
     def settle(self, waiting: Gradients, wait: bool) -> None:
-        """Finds out what became of them; without `wait`, only what can be told at once.
+        """Asks for the outcome of all parts; without `wait`, stops at the first that is not known yet.
 
-        What was fenced is added to `waiting`.
+        Adds fenced parts to `waiting`.
 
         Raises:
-            UnknownOutcomeError: Of a part nobody can tell any more.
-            FastpsError: Not all could be asked about; the rest stays in doubt.
+            UnknownOutcomeError: The outcome of a part is no longer known.
+            FastpsError: A server could not be asked; the rest stays in doubt.
         """
         unknown = None
         while self._parts:
@@ -54,14 +54,14 @@ class Doubts:
                 unknown = doubt
         if unknown is not None:
             raise UnknownOutcomeError(
-                f"nobody can tell whether a push was applied (tensor {unknown.tensor!r}, shard "
-                f"{unknown.shard}); it is neither repeated nor returned",
+                f'the outcome of a push is unknown (tensor "{unknown.tensor}", shard {unknown.shard}); it is '
+                "neither repeated nor added to the next push",
                 tensor=unknown.tensor,
                 shard=unknown.shard,
             )
 
     def forget_unknown(self) -> bool:
-        """Drops those of which nobody can tell any more; whether there were any."""
+        """Drops the parts whose outcome is no longer known; returns whether there were any."""
         unknown = [doubt for doubt, _ in self._parts if _is_unknown(doubt)]
         self._parts = [kept for kept in self._parts if kept[0] not in unknown]
         return bool(unknown)

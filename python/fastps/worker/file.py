@@ -1,4 +1,4 @@
-"""A worker's state as one file: NumPy's ``.npz``, whose members have checksums, and no pickle."""
+"""A worker's state as one file: NumPy's ``.npz``, with a checksum per member and without pickle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBERS, _ARRAYS, _ROWS = ("step", "summed"), ("sum", "params", "residuals"), "
 
 
 def write(path: File, state: Mapping[str, Any]) -> None:
-    """Writes what `Worker.state_dict` gave."""
+    """Writes a state from `Worker.state_dict`."""
     arrays: dict[str, Any] = {}
 
     def kept(array: Any) -> str:
@@ -38,13 +38,14 @@ def write(path: File, state: Mapping[str, Any]) -> None:
 
 
 def read(path: File) -> dict[str, Any]:
-    """What `write` wrote; `ConfigError` if it is not that, or damaged."""
+    """Reads a file of `write`; raises `ConfigError` if it is another file or damaged."""
     try:
         with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
             if about["format"] != _FORMAT:
                 raise ConfigError(
-                    f"{os.fspath(path)} is of another version of fastps",
+                    f"{os.fspath(path)} has an unknown format: expected format {_FORMAT}, "
+                    f"got format {about['format']!r}",
                     expected=f"format {_FORMAT}",
                     got=f"format {about['format']!r}",
                 )
@@ -70,4 +71,4 @@ def read(path: File) -> dict[str, Any]:
         zipfile.BadZipFile,
         zlib.error,
     ) as error:
-        raise ConfigError(f"{os.fspath(path)} is no whole file of a worker's state: {error}") from error
+        raise ConfigError(f"{os.fspath(path)} is not a valid file of a worker's state: {error}") from error

@@ -1,4 +1,4 @@
-"""A worker's places in the groups of its tensors: who keeps together with whom."""
+"""A worker's membership in the groups of its tensors."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ class Groups:
 
     Args:
         native: The worker's own client.
-        rank: Its place in the order of workers, or None.
-        name: For people; None: machine and process.
+        rank: Its position in the order of workers, or None.
+        name: Shown where others wait for it; None: machine and process.
     """
 
     def __init__(self, native: _fastps.Client, rank: int | None, name: str | None) -> None:
         self._native = native
         self._rank = rank
         self._name = f"{os.uname().nodename} pid {os.getpid()}" if name is None else name
-        # In one order for all workers: two that waited in each other's next group would wait for ever.
+        # In the same order for all workers: two that waited in each other's next group would deadlock.
         self._names: list[str] = []
         self._bound: Mode | None = None
         self._warm: WarmStart | None = None
         self._warm_group = ""
-        #: Groups where a wait is not over, to steps that they have not been told yet.
+        #: Groups where a wait is not over, to the steps that are not reported there yet.
         self._due: dict[str, int] = {}
 
     def add(self, names: Iterable[str]) -> list[str]:
-        """Takes on the groups of more tensors, or none of them; tells which are new."""
+        """Joins the groups of more tensors, all or none; returns the new ones."""
         groups = {self._native.spec(name, None)[3] for name in names}
         new = sorted(groups.difference(self._names))
         if self._bound is not None:
@@ -47,15 +47,15 @@ class Groups:
         return new
 
     def remove(self, names: list[str]) -> None:
-        """Takes back what `add` told."""
+        """Leaves groups that `add` returned."""
         self._names = [group for group in self._names if group not in names]
         self._give_back(names)
 
     def bind(self, mode: Mode) -> None:
-        """Takes a place in each group, as the mode says.
+        """Joins each group with a mode.
 
         Raises:
-            ConfigError: A group is bound by another mode; nobody's place is changed.
+            ConfigError: A group runs another mode; no membership is changed.
             UnavailableError: All places are taken.
         """
         try:
@@ -70,25 +70,25 @@ class Groups:
             self._native.join(group, mode._binding(), self._rank, self._name, None)
 
     def come_back(self) -> None:
-        """Takes the places again, of a worker that was not waited for any more."""
+        """Joins again, after the worker missed its lease."""
         self._due.clear()
         if self._bound is not None:
             self._join(self._bound, self._names)
 
     def wait(self, steps: int) -> None:
-        """Says that steps were taken, and waits until the next may be.
+        """Reports steps, and waits until the next one may be taken.
 
-        A wait that ended at its deadline is made up for.
+        A wait that ended at its deadline is repeated by the next call.
         """
         if self._bound is None:
             return
         if steps:
             self._due = {group: self._due.get(group, 0) + steps for group in self._names}
-        # All groups are told before one is waited for: who joined while another was between two of them may
-        # be ahead in one and behind in the other, and both would wait for ever, each in another group.
+        # Reports to all groups before it waits for one: a worker that joined while another one was between
+        # two groups may be ahead in one and behind in the other, and they would deadlock.
         for timeout in ([0.0] if len(self._due) > 1 else []) + [None]:
             for group in list(self._due):
-                told, self._due[group] = self._due[group], 0  # told even if the wait fails
+                told, self._due[group] = self._due[group], 0  # reported even if the wait fails
                 try:
                     self._native.advance(group, False, told, timeout)
                 except DeadlineError:
@@ -98,7 +98,7 @@ class Groups:
                     del self._due[group]
 
     def workers(self) -> str:
-        """Who is there, for an error."""
+        """The workers that are present, for an error text."""
         assert self._bound is not None
         rooms = {
             g: self._native.join(g, self._bound._binding(), self._rank, self._name, None) for g in self._names
@@ -112,7 +112,7 @@ class Groups:
     # -- warm start ------------------------------------------------------------------------------------------
 
     def warm_up(self, mode: WarmStart) -> bool:
-        """Waits for the end of a warm start, or until this worker is the one that trains alone."""
+        """Waits for the end of a warm start, or until this worker is the one that trains in it."""
         self._warm, self._warm_group = mode, self._names[0]
         group = self._warm_group
         self._native.join(group, mode._binding(), self._rank, self._name, None)
@@ -122,14 +122,14 @@ class Groups:
         return leads
 
     def stepped_alone(self) -> bool:
-        """Counts a step that was taken alone; whether the next one will be, too."""
+        """Counts a step of the warm start; returns whether this worker takes the next one, too."""
         mode = self._warm
         assert mode is not None
         steps, leads = self._native.advance(self._warm_group, True, 1, None)
         if leads:
             return True
         if steps < mode.steps:
-            raise DeadlineError("another worker has taken over the warm start")
+            raise DeadlineError("another worker has taken over the warm start; this one missed its lease")
         self._end_warm_start(mode)
         return False
 
@@ -143,7 +143,7 @@ class Groups:
             self._native.leave(self._warm_group, True, timeout)
 
     def leave(self, timeout: float | None = None) -> None:
-        """Gives all places back, so that nobody waits for this worker."""
+        """Leaves all groups, so that no worker waits for this one."""
         self._leave_warm_start(timeout)
         if self._bound is not None:
             self._bound = None

@@ -1,4 +1,4 @@
-"""A worker's pushes: what waits for the next one, what is under way, and what became of it."""
+"""A worker's pushes: sends gradients, waits for their outcome, and keeps what was not applied."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from fastps.worker.unapplied import Unapplied
 
 __all__ = ["LISTS", "Pushes", "Refused"]
 
-#: Lists of tensors that are kept, one for each choice of them that was pushed, or stepped locally.
+#: Most bound lists to keep, one for each set of tensors that was pushed or stepped locally.
 LISTS = 32
 
-#: What is wrong with gradients as they were given: nothing was sent or changed.
+#: The gradients themselves are invalid: nothing was sent or changed.
 Refused = (NonFiniteError, ShapeError, DTypeError, ConfigError)
 
 
 @dataclass(frozen=True)
 class _Push:
-    """A push under way, and what it reads."""
+    """A push in progress, and the gradients that it reads."""
 
     gradients: dict[str, Any]
     flight: _fastps.PushFlight
@@ -57,20 +57,20 @@ class _Planned(NamedTuple):
 class Pushes:
     """Sends a worker's gradients, and keeps what was not applied for the next push.
 
-    Each `base` is the versions of the values that gradients were computed from.
+    Each `base` has the versions that gradients were computed at.
 
     Args:
         native: The worker's own client.
         params: Names to the worker's arrays; more may come.
-        codec: How gradients travel.
-        accumulate: So many steps make one push.
-        tally: Where pushes are counted.
+        codec: How gradients are encoded.
+        accumulate: Steps per push.
+        tally: Counts pushes.
 
     Attributes:
-        every: So many steps make one push, with the mode as it is.
-        direct: Gradients are read where the caller has them.
-        summed: Gradients in the sum, where steps are local.
-        refused: Nothing was taken of what `start` was given last.
+        every: Steps per push in the present mode.
+        direct: Gradients are read from the caller's arrays.
+        summed: Gradients in the sum, if steps are local.
+        refused: The last call of `start` took nothing.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Pushes:
         self._feedback = None if isinstance(codec, Float32) else ErrorFeedback()
         self._accumulate = accumulate
         self._tally = tally
-        # A sum is filled while the one before it is under way.
+        # One sum is filled while the other is being pushed.
         self._sums = [Gradients(params) for _ in range(2)]
         self._lists: list[dict[tuple[str, ...], _fastps.BoundList]] = [{}, {}]
         self._filling = 0  # which sum
         self._begun: set[str] = set()
-        self._pushing = False  # something of the coming step is already under way
+        self._pushing = False  # part of the next step is already in progress
         self._under_way: list[_Push] = []
         self._unapplied = Unapplied(params, tally, self._feedback is not None, native.timeout)
         self._doubts = self._unapplied.doubts
@@ -95,7 +95,7 @@ class Pushes:
         self.refused = False
 
     def follow(self, mode: Mode) -> None:
-        """Goes on with a mode."""
+        """Continues with a mode."""
         self._mode = mode
         self._unapplied.follow(mode)
         local = mode._local_lr is not None
@@ -104,46 +104,48 @@ class Pushes:
 
     @property
     def sum(self) -> Gradients:
-        """What the next push takes."""
+        """The sum that the next push takes."""
         return self._sums[self._filling]
 
     @property
     def keeps_residuals(self) -> bool:
-        """Whether its codec does not say everything."""
+        """Whether its codec is lossy."""
         return self._feedback is not None
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits, is under way or in doubt."""
+        """Whether nothing waits, is in progress or in doubt."""
         return not (self._under_way or self._pushing or self._doubts or self.sum.waiting)
 
     # -- sending ---------------------------------------------------------------------------------------------
 
     def check_names(self, grads: Mapping[str, Any]) -> None:
-        """Raises if there is a gradient of what the worker has not."""
+        """Raises if there is a gradient of an unknown tensor."""
         unknown = grads.keys() - self._params.keys()
         if unknown:
             name = min(unknown)
             raise ConfigError(
-                f"a gradient of tensor {name!r}, which the worker has not",
+                f'the worker has no such tensor (tensor "{name}"): expected names from {list(self._params)}, '
+                f"got {name!r}",
                 tensor=name,
                 expected=str(list(self._params)),
                 got=name,
             )
 
     def check(self, grads: Mapping[str, Any], lr: Rates) -> None:
-        """Raises what is wrong with a step's gradients, before one is kept or sent."""
+        """Raises if a step's gradients are invalid, before one is kept or sent."""
         self.check_names(grads)
         twice = grads.keys() & self._begun
         if twice:
             name = min(twice)
             raise ConfigError(
-                f"a second gradient of tensor {name!r} in one step",
+                f'a second gradient in one step (tensor "{name}"): expected one gradient, got another one by '
+                "begin() before",
                 tensor=name,
                 expected="one gradient",
                 got="one by begin() before",
             )
-        # One push from where they lie looks at all of them itself before the first is sent.
+        # A single push from the caller's arrays checks all of them itself before it sends the first.
         back = self.sum.waiting or self._doubts
         rows = any(isinstance(g, Sparse) for g in grads.values())
         if back or rows or isinstance(lr, Mapping) or not self.direct:
@@ -156,7 +158,7 @@ class Pushes:
             self.sum.add(name, gradient, base)
 
     def begin(self, grads: Mapping[str, Any], lr: Rates, base: Versions | None) -> None:
-        """Starts to push some of the coming step's gradients."""
+        """Starts to push some gradients of the next step."""
         self.check(grads, lr)
         self.start(grads, lr, base)
         self._begun.update(grads)
@@ -264,21 +266,23 @@ class Pushes:
                 self.sum.add(name, gradient, base)
 
     def let_go(self) -> None:
-        """A step was refused: its caller has the arrays back that are read by what it has begun."""
+        """After a refused step: stops reading the caller's arrays that `begin` was given."""
         if self._pushing:
-            with contextlib.suppress(FastpsError):  # the refusal is told, and what failed comes back
+            with contextlib.suppress(
+                FastpsError
+            ):  # the refusal is raised, and what failed returns to the sum
                 self.finish()
             self._pushing = bool(self._begun)
 
     def _drop_broken(self) -> None:
-        """Drops sums that no server will ever take."""
+        """Drops sums that are not finite, which no server would accept."""
         broken = [name for name, gradient in self.sum.waiting.items() if not finite(gradient)]
         _remove(broken, self.sum.waiting)
         self._tally.rejected += bool(broken)
         self.summed *= bool(self.sum.waiting)
 
     def _bind(self, whole: dict[str, Any]) -> _fastps.BoundList:
-        if self.direct:  # the arrays are others at every step
+        if self.direct:  # the arrays differ at every step
             return self._native.bind(whole, None, None, None)
         names, lists = tuple(whole), self._lists[self._filling]
         if names not in lists:
@@ -301,7 +305,7 @@ class Pushes:
         self._under_way.append(_Push(some, flight))
 
     def turn(self) -> None:
-        """What is under way is left alone until it is done; the other sum is filled."""
+        """Leaves the sum that is being pushed alone until that is done, and fills the other one."""
         if not self._pushing:
             return
         self._pushing = False
@@ -314,7 +318,7 @@ class Pushes:
     # -- what became of them ---------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Waits for the pushes under way."""
+        """Waits for the pushes in progress."""
         failed: FastpsError | None = None
         while self._under_way:
             push = self._under_way[0]
@@ -336,13 +340,13 @@ class Pushes:
             raise failed
 
     def rest(self) -> None:
-        """Waits until nothing is under way or in doubt."""
+        """Waits until nothing is in progress or in doubt."""
         self.turn()
         self.finish()
         self._doubts.settle(self.sum, wait=True)
 
     def flush(self, lr: Rates, base: Versions | None) -> None:
-        """Pushes what waits, and waits until nothing is under way or in doubt."""
+        """Pushes what waits, and waits until nothing is in progress or in doubt."""
         self.rest()
         if self.sum.waiting:
             try:
@@ -365,7 +369,7 @@ class Pushes:
     # -- state -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What waits, and what error feedback keeps, as copies; of `Worker.state_dict`."""
+        """Copies of the waiting gradients and residuals, for `Worker.state_dict`."""
         waiting = self.sum.waiting
         rows = {n: g for n, g in waiting.items() if isinstance(g, Sparse)}
         return {
@@ -376,11 +380,11 @@ class Pushes:
         }
 
     def forget(self) -> None:
-        """Drops what waits for the next push, and what error feedback keeps."""
+        """Drops waiting gradients and residuals."""
         self.load_state_dict({"sum": {}, "residuals": {}, "summed": 0})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave, which was found to be of these parameters."""
+        """Restores a state of `state_dict` that fits these parameters."""
         self.sum.waiting.clear()
         for name, values in state["sum"].items():
             self.sum.add(name, np.reshape(values, self._params[name].shape), None)

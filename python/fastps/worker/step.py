@@ -1,4 +1,4 @@
-"""What `Worker` reports of a step."""
+"""`Step`: what `Worker` reports after each step."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["Step"]
 
 
 class Step(NamedTuple):
-    """What a worker's step did, as `Worker`'s ``on_step`` is told it.
+    """What a worker's step did; the argument of `Worker`'s ``on_step``.
 
     Attributes:
         step: Steps so far, this one included.
-        loss: As given to ``step``.
-        staleness: Largest staleness of the pushes that were acknowledged in this step; None without one.
-        bytes: Their encoded gradients.
+        loss: As passed to ``step``.
+        staleness: Largest staleness of the pushes acknowledged in this step; None if there are none.
+        bytes: Bytes of their encoded gradients.
     """
 
     step: int

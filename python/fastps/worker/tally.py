@@ -1,4 +1,4 @@
-"""What a worker counts about its pushes."""
+"""Counters of a worker's pushes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Tally"]
 
 
 class Tally:
-    """Counters about pushes, as `Worker.stats` gives them.
+    """Counters of pushes, as `Worker.stats` returns them.
 
     Attributes:
-        rejected: Pushes of which something was too stale or not finite, and was dropped.
-        bytes_saved: What float32 would have needed beyond the encoded gradients.
-        told: Staleness and bytes of what was acknowledged in this step, as `Step` has them.
+        rejected: Pushes with a part that was too stale or not finite and was dropped.
+        bytes_saved: Bytes that float32 would have needed in addition to the encoded gradients.
+        told: Staleness and bytes of the pushes acknowledged in this step, as in `Step`.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Tally:
         self._bytes_pushed = 0
 
     def acknowledge(self, names: tuple[str, ...], receipts: Receipts) -> None:
-        """Counts a push that was applied whole."""
+        """Counts a push that was applied completely."""
         self._acknowledged[names] += 1
         self._bytes_pushed += receipts.bytes
         staleness, sent = self.told
@@ -44,18 +44,18 @@ class Tally:
         self.told = staleness, sent + receipts.bytes
 
     def acknowledge_some(self, names: Iterable[str]) -> None:
-        """Counts the tensors of a push that were applied where others were not."""
+        """Counts the tensors that were applied, of a push that failed for others."""
         for name in names:
             self._acknowledged[(name,)] += 1
 
     def lose(self, lost: Iterable[Lost]) -> None:
-        """Counts what restarts lost, by tensor and shard."""
+        """Counts what restarted servers lost, by tensor and shard."""
         for one in lost:
             self._lost[one.tensor, one.shard] += one.own or 0
 
     @property
     def lost(self) -> dict[str, int]:
-        """Acknowledged pushes that restarts lost, by name, on the shard that lost most."""
+        """Acknowledged pushes that restarted servers lost, by name, on the shard that lost most."""
         most: dict[str, int] = {}
         for (tensor, _), pushes in self._lost.items():
             most[tensor] = max(most.get(tensor, 0), pushes)

@@ -40,7 +40,7 @@ class Unapplied:
         self.doubts = Doubts(timeout)
 
     def follow(self, mode: Mode) -> None:
-        """Goes on with a mode."""
+        """Continues with a mode."""
         self._sync = isinstance(mode, Sync)
 
     def take_back(

@@ -1,4 +1,4 @@
-"""Writes to tensors that share their memory with a worker, by their version counters."""
+"""Detects writes to tensors that share memory with a worker, by their version counters."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Watched"]
 
 
 class Watched:
-    """Tensors and the versions that they had when the worker was done with them.
+    """Tensors with the version counters that they had after the worker's last write.
 
-    torch counts the writes to a tensor in ``_version``, but for those through ``.data`` or a NumPy view, and
-    through the memory itself, as a worker's own are. Arrays that count nothing are not watched.
+    torch counts the writes to a tensor in ``_version``, except those through ``.data``, a NumPy view or the
+    memory itself, as a worker's own. Arrays without a counter are not watched.
 
     >>> class Counting:
     ...     _version = 0
@@ -32,8 +32,8 @@ class Watched:
     def __init__(self, tensors: Iterable[tuple[str, Any]], owner: str) -> None:
         """
         Args:
-            tensors: With their names.
-            owner: Whose `push_model` and `pull_model` an error names.
+            tensors: Names and tensors.
+            owner: The object whose `push_model` and `pull_model` an error names.
         """
         self._owner = owner
         self._names: list[str] = []
@@ -54,7 +54,7 @@ class Watched:
                 self._seen.append(version)
 
     def note(self) -> None:
-        """All writes until now are known."""
+        """Accepts all writes until now."""
         self._seen = [tensor._version for tensor in self._tensors]
 
     @property
@@ -73,9 +73,9 @@ class Watched:
         written = self.written
         more = f" and {len(written) - 1} more" if len(written) > 1 else ""
         raise ForeignWriteError(
-            f"tensor {written[0]!r}{more} was written to by something other than the {self._owner}; its next "
-            f"values from the servers would replace what was written. {self._owner}.push_model() gives the "
-            f"present values to the servers, {self._owner}.pull_model() takes theirs",
+            f'something other than the {self._owner} wrote to its parameters (tensor "{written[0]}"{more}); '
+            f"the next fetch would overwrite that. {self._owner}.push_model() sends the present values to "
+            f"the servers, {self._owner}.pull_model() fetches theirs",
             tensor=written[0],
             expected=f"the values that the {self._owner} left there",
             got="other values",
@@ -85,6 +85,6 @@ class Watched:
 def _version(tensor: Any) -> int | None:
     try:
         version = tensor._version
-    except (AttributeError, RuntimeError):  # torch: one that was made in inference mode
+    except (AttributeError, RuntimeError):  # torch: a tensor made in inference mode
         return None
     return version if isinstance(version, int) else None

@@ -1,4 +1,4 @@
-"""`Worker`: the one place where modes live."""
+"""`Worker`: carries out a mode, step by step."""
 
 from __future__ import annotations
 
@@ -41,44 +41,44 @@ __all__ = ["Worker"]
 
 
 class Worker:
-    """Trains on its own copy of the parameters, and keeps together with the others as its mode says.
+    """Trains on its own copy of the parameters and stays in step with other workers as its mode defines.
 
     With `fastps.Local` (Downpour's client) a `step` adds the gradients to a sum and takes a local step
-    ``W <- W - lr * g``; now and then the sum is pushed and the parameters are fetched. With the other modes
-    every step pushes its gradients and fetches new values. A worker is a client of its own, never registers,
-    and pulls first. While it lives it has a place among the workers of its tensors' groups; who is silent for
-    a lease (10 s, unless the server says otherwise) loses it, and is not waited for.
+    ``W <- W - lr * g``; every few steps it pushes the sum and fetches the parameters. With the other modes
+    every step pushes its gradients and fetches new values. A worker is a client of its own; it registers no
+    tensors and pulls first. It has a place among the workers of its tensors' groups; a worker that misses its
+    lease (10 s unless the server sets another) loses its place, and the others no longer wait for it.
 
     Args:
-        ps: `fastps.Store` or what `fastps.connect` returns.
-        params: Names to arrays of the registered shapes, for their names and shapes; the values are pulled.
+        ps: A `fastps.Store` or the result of `fastps.connect`.
+        params: Names to arrays of the registered shapes. Only names and shapes are used; values are pulled.
         mode: `fastps.Async`, `fastps.Local`, `fastps.Bounded`, `fastps.Sync`, `fastps.Hogwild` or
             `fastps.WarmStart`.
-        codec: How gradients travel; None is `fastps.Float32`. What it does not say is kept and added to the
-            next push (error feedback); what a server refuses or fences returns to the next push as well.
-            Sparse gradients travel as float32.
-        copy: False: the memory of `params` is the worker's own from now on, and values are pulled straight
-            into it. They are writable, C-contiguous and float32: arrays, buffers or torch tensors on the CPU.
-            What else is written there is lost with the next values. Writes to torch tensors are noticed
-            (`ForeignWriteError`), but for those through ``.data`` or a NumPy view; writes to arrays are not.
+        codec: How gradients are encoded; None is `fastps.Float32`. What a codec drops is added to the next
+            push (error feedback), and so is what a server refuses or fences. Sparse gradients are sent as
+            float32.
+        copy: False: the worker takes over the memory of `params` and pulls values straight into it. They are
+            writable, C-contiguous float32 arrays, buffers or torch CPU tensors. The next fetch overwrites
+            what anything else writes there. Such writes raise `ForeignWriteError` for torch tensors, except
+            through ``.data`` or a NumPy view; for arrays they go unnoticed.
         on_step: Called with a `Step` at the end of each one.
-        accumulate: So many steps make one push, of the mean of their gradients, and one fetch; 1 with
-            `fastps.Local`, which has ``push_every``. What `flush` finds counts by 1 / accumulate each.
-        rank: Place in the order of workers, from 0; ``Sync(deterministic=True)`` needs it.
-        name: For people, where others wait for this worker; None: machine and process.
+        accumulate: Steps per push, which is of the mean of their gradients, and per fetch; must be 1 with
+            `fastps.Local`, which has ``push_every``. `flush` pushes each gradient times 1 / accumulate.
+        rank: Position in the order of workers, from 0; ``Sync(deterministic=True)`` needs it.
+        name: Shown where others wait for this worker; None: machine and process.
 
     Attributes:
-        params: Names to the worker's own float32 arrays. They change only inside `step` and `add`; treat
-            them as read-only.
-        mode: As given.
+        params: Names to the worker's own float32 arrays. They change only in `step` and `add`; treat them as
+            read-only.
+        mode: The mode given.
 
     Raises:
-        ConfigError: The mode is not one for these tensors, or the group is bound by another one.
-        UnavailableError: All workers of `fastps.Sync` are there already.
+        ConfigError: The mode does not fit these tensors, or the group runs another mode.
+        UnavailableError: All places of `fastps.Sync` are taken.
         UnknownTensorError: A name is not registered.
         ShapeError: A shape is not the registered one.
 
-    Not for several threads at once.
+    Not safe for use by several threads at once.
 
     >>> store = fastps.Store()
     >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.Adagrad(lr=0.5))
@@ -110,7 +110,8 @@ class Worker:
         then = mode.then if isinstance(mode, WarmStart) else mode
         if accumulate > 1 and then._local_lr is not None:
             raise ConfigError(
-                "fastps.Local has push_every in the place of accumulate",
+                "fastps.Local uses push_every instead of accumulate: "
+                f"expected accumulate=1, got accumulate={accumulate}",
                 expected="accumulate=1",
                 got=f"accumulate={accumulate}",
             )
@@ -131,10 +132,10 @@ class Worker:
         codec = Float32() if codec is None else codec
         self._pushes = Pushes(self._native, self.params, codec, accumulate, self._tally)
         self._fetches = Fetches(self._native, self.params, self._views)
-        self._note_lost()  # from here on it is counted, and not raised
+        self._note_lost()  # from here on losses are counted, not raised
         self._watched = Watched((), "worker")
         self._groups = Groups(self._native, rank, name)
-        self._alone = False  # it is the one that trains in a warm start
+        self._alone = False  # whether it is the one that trains in a warm start
         try:
             self._groups.add(params)
             if isinstance(mode, WarmStart) and params:
@@ -148,7 +149,7 @@ class Worker:
             raise
 
     def _follow(self, mode: Mode) -> None:
-        """Goes on with a mode."""
+        """Continues with a mode."""
         self._mode = mode
         self._pushes.follow(mode)
         self._pull_every = self._accumulate
@@ -157,23 +158,25 @@ class Worker:
             self._pull_every = mode.pull_every
             looks = self._native.check_finite
             self._local = LocalStepper(self.params, self._pushes, mode._local_lr, looks)
-        #: For steps that push and fetch in one call.
+        #: Set if a step pushes and fetches in one call.
         self._exchanged: _fastps.Exchange | None = None
 
     def add(self, params: Mapping[str, Any], *, copy: bool = True) -> None:
-        """Takes on more parameters, from the next step on. Arguments as for `Worker`.
+        """Adds parameters from the next step on. Arguments as for `Worker`.
 
-        With `fastps.Local` only these are pulled; with other modes all are, so that the next gradients are of
-        values that were fetched together.
+        With `fastps.Local` only these are pulled; with other modes all are, so that the next gradients are
+        computed at values that were fetched together.
 
         Raises:
-            ConfigError: It has one of them already.
-            UnknownTensorError, ShapeError: A name is not registered, or with another shape.
+            ConfigError: The worker already has one of them.
+            UnknownTensorError, ShapeError: A name is not registered, or has another shape.
         """
         twice = sorted(params.keys() & self.params.keys())
         if twice:
             raise ConfigError(
-                f"the worker has tensor {twice[0]!r} already", tensor=twice[0], got="a second one"
+                f'the worker already has this tensor (tensor "{twice[0]}")',
+                tensor=twice[0],
+                got="a second one",
             )
         self._watched.check()
         self._pushes.finish()
@@ -206,24 +209,24 @@ class Worker:
     # -- training --------------------------------------------------------------------------------------------
 
     def step(self, grads: Mapping[str, Any], *, lr: Rates = None, loss: float | None = None) -> None:
-        """Takes the gradients of one minibatch, computed at `params`; may push, fetch and install.
+        """Takes the gradients of one minibatch, computed at `params`; pushes and fetches as the mode defines.
 
         Args:
-            grads: Names to float32 gradients of the parameters' shapes. Those of some will do, the others
-                take no step (`fastps.Sync`: the same ones for all workers); one may be `fastps.Sparse`, but
-                not with `fastps.Local`. Not kept: reuse the arrays after the call.
-            lr: Learning rate of what this step pushes, in place of the optimizers'; or names to rates.
-            loss: For ``on_step``.
+            grads: Names to float32 gradients of the parameters' shapes. Tensors without one take no step
+                (with `fastps.Sync` all workers must give the same ones). A gradient may be `fastps.Sparse`,
+                but not with `fastps.Local`. The arrays may be reused after the call.
+            lr: Learning rate of this step's push, or names to rates; None uses the optimizers'.
+            loss: Passed to ``on_step``.
 
         Raises:
-            NonFiniteError, ShapeError, DTypeError, ConfigError: The gradients are not such; nothing was
-                changed. Two that add up to what is not finite, and those that servers refuse as such because
-                they were not looked at before (``check_finite=False``), were taken and are dropped.
+            NonFiniteError, ShapeError, DTypeError, ConfigError: A gradient is invalid; nothing was changed.
+                Exceptions: gradients whose sum is not finite, and those that a server finds not finite
+                because of ``check_finite=False``, were taken and are dropped.
             ForeignWriteError: Something else wrote to the worker's torch tensors (``copy=False``); nothing
                 was sent or changed.
-            DeadlineError: The others did not come in time; says who is there, or who is behind.
-            LeaseError: The worker was silent for longer than its lease, so others went on without it; its
-                gradients were dropped. It has its place again, and new values.
+            DeadlineError: The other workers were not there in time; names those present or those behind.
+            LeaseError: The worker missed its lease, so the others continued without it; its gradients were
+                dropped. It has its place again and has fetched new values.
             FastpsError: A push or fetch failed. The step itself was taken; what was refused goes with the
                 next push (with `fastps.Sync` it is dropped: the next gradient is of another version).
         """
@@ -232,7 +235,7 @@ class Worker:
         if self._step_at_once(grads, lr, loss):
             return
         if self._ps.closed:
-            raise ConfigError("the worker is closed", expected="an open one", got="a closed one")
+            raise ConfigError("the worker is closed", expected="an open worker", got="a closed one")
         self._groups.wait(0)
         self._tally.told = (None, 0)
         k, pushes = self._steps + 1, self._pushes
@@ -267,10 +270,10 @@ class Worker:
             self._on_step(Step(k, loss, *self._tally.told))
 
     def begin(self, grads: Mapping[str, Any], *, lr: Rates = None) -> None:
-        """Starts to push some of the coming step's gradients, while others are still computed.
+        """Starts to push some gradients of the next step while others are still computed.
 
         Args:
-            grads: As for `step`, which takes the others. The arrays are read until that returns.
+            grads: As for `step`, which takes the others. The arrays are read until `step` returns.
             lr: As for `step`.
 
         Raises:
@@ -279,8 +282,9 @@ class Worker:
         """
         if self._local is not None:
             raise ConfigError(
-                "gradients of a local step are not pushed ahead of it",
-                expected="another mode than fastps.Local",
+                "begin() needs gradients that are pushed: expected a mode other than fastps.Local, got "
+                f"{self.mode!r}",
+                expected="a mode other than fastps.Local",
                 got=repr(self.mode),
             )
         lr = as_rates(lr, self.params)
@@ -288,22 +292,22 @@ class Worker:
         self._pushes.begin(grads, lr, self._fetches.installed)
 
     def flush(self) -> None:
-        """Pushes what waits and returns when every push is acknowledged. `params` stay as they are.
+        """Pushes all waiting gradients and returns when every push is acknowledged; `params` do not change.
 
-        What error feedback keeps goes with the next step's push, also what was refused or fenced.
+        What error feedback holds, and what was refused or fenced, goes with the next step's push.
         """
         self._pushes.flush(self._lr, self._fetches.installed)
 
     def push_model(self) -> None:
-        """Assigns `params`, as they are, to the servers' tensors: after something else wrote to them.
+        """Assigns `params` to the servers' tensors; use it after something else wrote to `params`.
 
-        Gradients and residuals that wait are of the former values, and are dropped. The optimizers' state
-        stays. Other workers go on from these values when they fetch; so let one worker do it while the
-        others wait.
+        Waiting gradients and residuals belong to the former values and are dropped. The optimizers' state
+        stays. Other workers get these values when they fetch, so let one worker do this while the others
+        wait.
 
         Raises:
             NonFiniteError: A value is NaN or infinite; nothing is dropped or assigned.
-            FastpsError: An assignment or the fetch that follows failed; some tensors may be assigned.
+            FastpsError: An assignment or the fetch after it failed; some tensors may be assigned.
 
         >>> store = fastps.Store()
         >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
@@ -316,7 +320,8 @@ class Worker:
         for name, values in self.params.items():
             if not finite(values):
                 raise NonFiniteError(
-                    f"tensor {name!r}: a value is not finite; nothing was dropped or assigned",
+                    f'a value is not finite (tensor "{name}"): expected finite values, got NaN or infinity; '
+                    "nothing was dropped or assigned",
                     tensor=name,
                     expected="finite values",
                     got="NaN or infinity",
@@ -328,7 +333,7 @@ class Worker:
         self.pull_model()
 
     def pull_model(self) -> None:
-        """Fetches the servers' values now, whatever something else wrote to `params`.
+        """Fetches the servers' values now and overwrites what something else wrote to `params`.
 
         Raises:
             FastpsError: The fetch failed.
@@ -339,12 +344,12 @@ class Worker:
     # -- state -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What this worker alone knows, as copies; waits until no push is under way or in doubt.
+        """A copy of this worker's own state; waits until no push is in progress or in doubt.
 
         Returns:
             ``step``: steps taken; ``summed``: gradients in the sum; ``sum`` and ``params``: names to arrays
-            (no ``params`` with `fastps.Async`, whose values are the server's); ``rows``: names to indices and
-            values of sparse sums; ``residuals``: as `ErrorFeedback.state_dict`.
+            (``params`` is empty with `fastps.Async`, whose values are on the server); ``rows``: names to
+            indices and values of sparse sums; ``residuals``: as `ErrorFeedback.state_dict`.
         """
         self._pushes.rest()
         return {
@@ -354,12 +359,11 @@ class Worker:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a saved state. Fetches that were under way when it was saved are made anew at the next
-        one.
+        """Restores a saved state. Fetches that were in progress when it was saved are not restored.
 
         Raises:
-            ConfigError, ShapeError: The state is of other parameters, or of another mode or codec whose state
-                this worker has no place for; nothing is changed.
+            ConfigError, ShapeError: The state is of other parameters, or of a mode or codec that this worker
+                does not have; nothing is changed.
         """
         self._watched.check()
         local, residuals = self._local is not None, self._pushes.keeps_residuals
@@ -374,7 +378,7 @@ class Worker:
         self._steps = int(state["step"])
 
     def save(self, path: File) -> None:
-        """Writes `state_dict` to a file, which is complete or is not there. See `load`.
+        """Writes `state_dict` to a file, completely or not at all. See `load`.
 
         Args:
             path: The file (NumPy's ``.npz``), replaced if it exists.
@@ -395,14 +399,14 @@ class Worker:
         >>> other.params["w"]
         array([-1., -1.], dtype=float32)
         """
-        from fastps.worker import file  # takes longer to import than all the rest
+        from fastps.worker import file  # slow to import
 
         file.write(path, self.state_dict())
 
     def load(self, path: File) -> None:
-        """Goes on from a file of `save`: of this worker before it was started anew, or of another.
+        """Restores the state from a file of `save`: of this worker before a restart, or of another.
 
-        Parameters and optimizer state are the server's, which may have gone on meanwhile.
+        Parameters and optimizer state are on the server, which may have continued in the meantime.
 
         Raises:
             ConfigError, ShapeError: The file is damaged, or as for `load_state_dict`; nothing is changed.
@@ -416,19 +420,19 @@ class Worker:
         """Counters of this worker.
 
         Returns:
-            ``steps``; ``acknowledged``: pushes acknowledged of each tensor, by name; ``lost``: how many of
-            those are gone since a server restarted, by name (a worker counts what others raise as
-            `VersionsLost`, and gives a `RuntimeWarning`); ``bytes_pushed``: bytes of encoded gradients;
-            ``bytes_saved``: what float32 would have needed beyond that; ``rejected``: pushes of which
-            something was too stale or not finite, and was dropped; ``scaled``: pushes of which something
-            counted less, being stale; ``staleness``: histogram as a dict from staleness (largest of a push's
-            tensors) to pushes; ``staleness_p50``, ``staleness_p99``: None before the first push.
+            ``steps``; ``acknowledged``: acknowledged pushes of each tensor, by name; ``lost``: how many of
+            those a restarted server lost, by name (a worker counts them and gives a `RuntimeWarning` where
+            others raise `VersionsLost`); ``bytes_pushed``: bytes of encoded gradients; ``bytes_saved``: the
+            bytes that float32 would have needed in addition; ``rejected``: pushes with a part that was too
+            stale or not finite and was dropped; ``scaled``: pushes with a part that was scaled down for its
+            staleness; ``staleness``: histogram as a dict from staleness (largest of a push's tensors) to
+            pushes; ``staleness_p50``, ``staleness_p99``: None before the first push.
         """
         self._note_lost()
         return {"steps": self._steps, **self._tally.stats(self._names)}
 
     def close(self) -> None:
-        """`flush`, then ends this worker's session (not that of `ps`)."""
+        """Calls `flush`, then ends this worker's session (not that of `ps`)."""
         if self._ps.closed:
             return
         try:
@@ -454,7 +458,7 @@ class Worker:
     # -- how -------------------------------------------------------------------------------------------------
 
     def _give_up(self, error: BaseException) -> None:
-        """Ends because of an error, without waiting for anything, so that nobody waits for this worker."""
+        """Leaves the groups after an error without waiting, so that no other worker waits for this one."""
         try:
             try:
                 if not self._ps.closed:
@@ -465,7 +469,7 @@ class Worker:
             error.add_note(f"closing the worker also failed: {late}")
 
     def _note_lost(self) -> None:
-        """Counts what restarted servers lack: training goes on, as if it had not been pushed."""
+        """Counts the pushes that restarted servers lost; training continues as if they had not been made."""
         lost = [Lost._make(fields) for fields in self._native.lost()]
         self._tally.lose(lost)
         warn_of(lost, "worker", stacklevel=3)
@@ -473,11 +477,11 @@ class Worker:
     def _step_at_once(
         self, grads: Mapping[str, Any], lr: Rates, loss: float | None, threads: int = 0
     ) -> bool:
-        """Pushes and fetches in one call; False: something is unusual or wrong, and nothing was done.
+        """Pushes and fetches in one call; False if that is not possible, and then nothing was done.
 
         Args:
             grads, lr, loss: As for `step`.
-            threads: How many torch has, if its threads are to work in the place of the store's.
+            threads: How many threads torch has, if those are to do the work instead of the store's.
         """
         if self._exchanged is None or not self._pushes.idle or type(grads) is not dict:
             return False
@@ -508,7 +512,7 @@ class Worker:
             return
         if not self._mode.overlap:
             try:
-                if fetch:  # behind the push, on the same way: the values contain it
+                if fetch:  # follows the push on the same connection, so the values contain it
                     self._fetches.now()
             finally:
                 self._pushes.finish()
@@ -518,19 +522,19 @@ class Worker:
         self._fetches.install(k)
 
     def _keep_together(self) -> None:
-        """Waits for the others as the mode says, and fetches what they made together."""
+        """Waits for the other workers as the mode defines, and fetches the new values."""
         try:
             self._pushes.finish()
         except (LeaseError, PartialPush) as error:
             if self._pushes.is_fenced(error):
                 self._groups.come_back()
                 raise LeaseError(
-                    f"{self._mode}: the worker's lease ran out, and the others went on without it; its "
-                    "gradients were dropped. It has its place again, and new values"
+                    "the worker missed its lease and the others continued without it; its gradients were "
+                    "dropped. It has joined again and has the current values"
                 ) from error
             if isinstance(self._mode, Sync) and isinstance(error, PartialPush) and error.in_doubt:
                 raise DeadlineError(
-                    f"{self._mode}: the version lacks gradients; {self._groups.workers()}"
+                    f"timed out waiting for gradients of {self._mode}: {self._groups.workers()}"
                 ) from error
             raise
         else:

@@ -1,4 +1,4 @@
-//! The one way out of the interpreter: without the GIL, interruptible by Ctrl-C, and never in a forked child.
+//! Calls of the core and the client: without the GIL, interruptible by Ctrl-C, and never in a forked child.
 
 use crate::errors;
 use fastps_core::error::{Error, Kind};
@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// How long a signal may wait for a call to notice it.
+/// How long a call may take to notice a signal.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Called by Python in every forked child: what was made before is unusable there, as its threads are gone.
+/// Called by Python in every forked child: objects made before are unusable there, as their threads are gone.
 #[pyfunction]
 pub(crate) fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
@@ -26,8 +26,8 @@ pub(crate) fn is_forked() -> bool {
     FORKS.load(Ordering::Relaxed) > 0
 }
 
-/// Something with threads behind it, which a fork leaves behind: in the child its use is an error, and dropping it does
-/// nothing, because its destructor could wait for threads that do not exist there.
+/// An object that relies on threads, which a forked child does not have: in the child its use is an error,
+/// and dropping it does nothing, because its destructor could wait for those threads.
 #[derive(Debug)]
 pub(crate) struct Here<T> {
     value: Option<T>,
@@ -66,7 +66,7 @@ pub(crate) fn duration(py: Python<'_>, seconds: f64) -> PyResult<Duration> {
     Ok(Duration::from_secs_f64(seconds.min(LONGEST)))
 }
 
-/// Waits for a ticket in slices between which signals are noticed; `None` after the timeout.
+/// Waits for a ticket and checks for signals in between; `None` after the timeout.
 pub(crate) fn wait<T: Send>(
     py: Python<'_>,
     ticket: &dyn Ticket<T>,
@@ -88,10 +88,10 @@ pub(crate) fn wait<T: Send>(
     }
 }
 
-/// Elements of a push that is over before letting go of the GIL would pay: some microseconds of work.
+/// Most elements of a push that keeps the GIL: it takes only some microseconds.
 pub(crate) const BRIEF: usize = 1 << 17;
 
-/// Does work on so many elements in this process: without the GIL, unless it is over at once.
+/// Does work on so many elements in this process; releases the GIL unless the work is brief.
 pub(crate) fn work<T: Send>(py: Python<'_>, elements: usize, work: impl FnOnce() -> T + Send) -> T {
     if elements <= BRIEF { work() } else { py.detach(work) }
 }
@@ -115,9 +115,10 @@ pub(crate) fn is_main(py: Python<'_>) -> PyResult<bool> {
     Ok(known)
 }
 
-/// Runs what may take long. A call over the network made on the main thread runs on a helper thread, because only so
-/// can the main thread notice Ctrl-C; when it does, it is gone, and the call comes to its end (or timeout) by itself.
-/// Pushes and pulls, which must not wake another thread, ask for themselves: see `client::waiting::Waiting`.
+/// Runs a call that may take long. A network call of the main thread runs on a helper thread, so that the
+/// main thread notices Ctrl-C; it then returns at once, and the call ends (or times out) on its own.
+/// Pushes and pulls must not wake another thread and check for signals themselves: see
+/// `client::waiting::Waiting`.
 pub(crate) fn run<T: Send + 'static>(
     py: Python<'_>,
     remote: bool,
@@ -148,7 +149,7 @@ pub(crate) fn run<T: Send + 'static>(
                 HELPER.set(Some(helper));
                 return Ok(value);
             }
-            // A helper that is left behind ends with its job, as nobody can send to it any more.
+            // An abandoned helper ends with its job, since its sender is dropped.
             Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(mpsc::RecvTimeoutError::Disconnected) => return Err(gone()),
         }

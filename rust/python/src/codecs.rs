@@ -1,4 +1,4 @@
-//! The byte contract from Python, and the residuals of error feedback.
+//! Encoding and decoding of slices, and the residuals of error feedback.
 
 use crate::arrays::buffer::{Access, Borrowed, array, borrow, empty, sweep};
 use crate::errors::{OrRaise, config};
@@ -33,7 +33,7 @@ pub(crate) fn encode<'py>(
     if let Some(residual) = &residual {
         let (expected, got) = (values.len(), residual.len());
         if expected != got {
-            let error = Error::new(Kind::Shape, "the residual has another length").tensor("residual");
+            let error = Error::new(Kind::Shape, "wrong length of the residual").tensor("residual");
             return Err(error.expected(format!("{expected} elements"), format!("{got} elements")))
                 .or_raise(py);
         }
@@ -53,7 +53,7 @@ pub(crate) fn encode<'py>(
     Ok(PyBytes::new(py, &body.map_err(|e| e.tensor("array")).or_raise(py)?))
 }
 
-/// What a body says; see `fastps.codecs.Codec.decode`.
+/// The values of a body; see `fastps.codecs.Codec.decode`.
 #[pyfunction]
 pub(crate) fn decode<'py>(
     py: Python<'py>,
@@ -69,7 +69,7 @@ pub(crate) fn decode<'py>(
     };
     let bytes = body.as_bytes();
     let valid = py.detach(|| {
-        // Before memory is taken: `n` may be anything, and the body's length is its only witness.
+        // Before memory is allocated: `n` may be anything, and only the body's length bounds it.
         if n > bytes.len().saturating_mul(8) {
             let expected = format!("at most {} elements", bytes.len().saturating_mul(8));
             return Err(Error::new(Kind::Frame, "the body is too short").expected(expected, n));
@@ -82,8 +82,8 @@ pub(crate) fn decode<'py>(
     Ok(array)
 }
 
-/// What earlier bodies did not say, per tensor: added to the next gradient by a `fastps.Worker` or a bound list
-/// (Seide et al. 2014; Karimireddy et al. 2019). Safe to use from many threads.
+/// What earlier encodings lost, per tensor: a `fastps.Worker` or a bound list adds it to the next gradient
+/// (Seide et al. 2014; Karimireddy et al. 2019). Safe to use from several threads.
 ///
 /// >>> feedback = fastps.ErrorFeedback()
 /// >>> feedback.load_state_dict({"w": np.ones(3, np.float32)})

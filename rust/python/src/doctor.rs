@@ -1,4 +1,4 @@
-//! What this CPU has and how it behaves, for `fastps doctor`.
+//! The CPU's instruction sets and whether its vectors tear, for `fastps doctor`.
 
 use crate::errors::OrRaise;
 use fastps_core::isa::Isa;
@@ -14,15 +14,16 @@ pub(crate) fn instruction_sets() -> Vec<&'static str> {
     Isa::ALL.into_iter().filter(|isa| isa.is_available()).map(Isa::name).collect()
 }
 
-/// The name of the instruction set that this process uses; raises where `FASTPS_ISA` asks for one that is not there.
+/// The name of the instruction set that this process uses; raises where `FASTPS_ISA` asks for one that is not
+/// there.
 #[pyfunction]
 pub(crate) fn instruction_set(py: Python<'_>) -> PyResult<&'static str> {
     Ok(Isa::get().or_raise(py)?.name())
 }
 
-/// Races two storing threads against this one, which loads `loads` lines at each place. Gives for each place its
-/// distance in bytes from the border of a cache line, the loads, how many of them mixed both values, and torn lanes.
-/// `shared`: in memory as that of a shared store.
+/// Races two storing threads against this one, which loads `loads` lines at each place. Gives for each place
+/// its distance in bytes from the border of a cache line, the loads, how many of them mixed both values, and
+/// torn lanes. `shared`: in memory as that of a shared store.
 #[pyfunction]
 pub(crate) fn tearing(
     py: Python<'_>,

@@ -1,4 +1,4 @@
-//! The one map from core errors to the exceptions of `fastps.errors`.
+//! Maps core errors to the exceptions of `fastps.errors`; no other module does.
 
 use fastps_core::error::{Error, Kind, Lost};
 use pyo3::prelude::*;

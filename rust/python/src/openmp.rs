@@ -1,13 +1,14 @@
 //! The threads that torch computes with, lent to a store for one call.
 //!
-//! They are those of an OpenMP library and spin for some milliseconds after each piece of work, on the cores that threads of
-//! ours would need. The library keeps them by the thread that calls it, so whoever steps right after a backward gets the ones that
-//! worked for that.
+//! They are those of an OpenMP library and spin for some milliseconds after each piece of work, on the cores
+//! that threads of ours would need. The library keeps them by the thread that calls it, so a step right after
+//! a backward gets the ones that worked for that.
 //!
 //! # Safety
 //!
-//! What is called here is found by name in the libraries that the loaded torch depends on, and comes from nowhere else. Both
-//! names have one signature in all libraries that have them (GCC's, LLVM's, Intel's): that is how compilers call them.
+//! What is called here is found by name in the libraries that the loaded torch depends on, and comes from
+//! nowhere else. Both names have one signature in all libraries that have them (GCC's, LLVM's, Intel's): that
+//! is how compilers call them.
 #![allow(unsafe_code)]
 
 use crate::call;
@@ -36,8 +37,8 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// torch's own, which are `count`; `None` where they cannot be had: torch is not there or has another kind of threads, or this
-    /// is a forked child, in which the library waits for threads that are not there.
+    /// torch's own, which are `count`; `None` where they cannot be had: torch is not there or has another
+    /// kind of threads, or this is a forked child, in which the library waits for threads that are not there.
     pub(crate) fn of_torch(count: u32) -> Option<Self> {
         static TORCH: OnceLock<Option<OpenMp>> = OnceLock::new();
         if count < 2 || call::is_forked() {
@@ -55,7 +56,8 @@ impl Team for Threads {
 
     fn run(&self, work: &(dyn Fn(usize) + Sync)) {
         let region = Region { work, number: self.openmp.number, panic: Mutex::new(None) };
-        // SAFETY: the file's header; `enter` gets the region that it expects, which lives until all threads have left it.
+        // SAFETY: the file's header; `enter` gets the region that it expects, which lives until all threads
+        // have left it.
         unsafe { (self.openmp.parallel)(enter, (&raw const region).cast_mut().cast(), self.count, 0) };
         if let Some(panic) = region.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
             resume_unwind(panic);
@@ -89,7 +91,8 @@ unsafe extern "C" fn enter(region: *mut c_void) {
 #[cfg(target_os = "linux")]
 fn find() -> Option<OpenMp> {
     use std::ffi::CStr;
-    // SAFETY: a string that ends with 0; nothing is loaded that is not there. It is never closed, so it stays, and all that it depends on.
+    // SAFETY: a string that ends with 0; nothing is loaded that is not there. It is never closed, so it
+    // stays, and all that it depends on.
     let torch = unsafe { libc::dlopen(c"libtorch_cpu.so".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     let find = |name: &CStr| {
         // SAFETY: handles of a loaded library and of all, and a string that ends with 0.

@@ -16,7 +16,8 @@ pub(crate) fn listen() {
     });
 }
 
-/// Logs a server that cannot be reached as a warning, which Python shows by default, and a slow answer as information.
+/// Logs a server that cannot be reached as a warning, which Python shows by default, and a slow answer as
+/// information.
 fn log(py: Python<'_>, what: WaitsFor, text: &str) -> PyResult<()> {
     let logger = py.import("logging")?.call_method1("getLogger", ("fastps",))?;
     let level = match what {
@@ -26,8 +27,8 @@ fn log(py: Python<'_>, what: WaitsFor, text: &str) -> PyResult<()> {
     logger.call_method1(level, ("%s", text)).map(drop)
 }
 
-/// Reports an error that logging raised. A Ctrl-C that Python noticed meanwhile is raised by the call that waits, which
-/// checks for signals.
+/// Reports an error that logging raised. A Ctrl-C that Python noticed meanwhile is raised by the call that
+/// waits, which checks for signals.
 fn report(py: Python<'_>, error: PyErr) {
     let interrupted = error.is_instance_of::<PyKeyboardInterrupt>(py);
     if interrupted && py.import("_thread").and_then(|thread| thread.call_method0("interrupt_main")).is_ok() {

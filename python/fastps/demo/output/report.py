@@ -102,7 +102,7 @@ def _around_the_kill(run: Run) -> list[str]:
 
 
 def _workers(run: Run) -> list[str]:
-    """One line a worker, without steps/s: nobody works any more."""
+    """One line per worker, without steps/s, since all have finished."""
     rows = [COLUMNS, *(worker_cells(worker) for worker in run.workers)]
     keep = [index for index, name in enumerate(COLUMNS) if name != "steps/s"]
     widths = [max(len(row[index]) for row in rows) for index in keep]

@@ -141,7 +141,7 @@ class _Untold:
 
 
 def told(events: Sequence[Event]) -> Iterator[Violation]:
-    """Every loss is told, once: by the first call after the restart, or the next if the first met it."""
+    """Every loss is reported once: by the first call after the restart, or the next if the first met it."""
     logged = _ack(events) == "logged"
     crashed = False
     untold = _Untold()
@@ -176,7 +176,7 @@ def told(events: Sequence[Event]) -> Iterator[Violation]:
 
 
 def monotone(events: Sequence[Event]) -> Iterator[Violation]:
-    """What a client has seen it does not see undone, unless a loss is told as `told` says."""
+    """What a client has seen it does not see undone, unless a loss is reported as `told` demands."""
     layout: dict[str, list[int]] = {}
     newest: dict[tuple[int | None, str, int], int] = {}
     values: dict[Key, float] = {}
@@ -209,7 +209,7 @@ def monotone(events: Sequence[Event]) -> Iterator[Violation]:
 
 
 def doubt(events: Sequence[Event]) -> Iterator[Violation]:
-    """What became of a push in doubt is told, stays the same when asked again, and agrees with the value."""
+    """The outcome of a push in doubt is reported, stays the same, and agrees with the value."""
     logged = _ack(events) == "logged"
     began: dict[tuple[int, int], Event] = {}
     fates: dict[tuple[int, int], str] = {}
@@ -224,7 +224,7 @@ def doubt(events: Sequence[Event]) -> Iterator[Violation]:
             key = (event["life"], event["doubt"])
             what = f"doubt {key[1]} of client {key[0]} ({event['tensor']!r})"
             if key not in began:
-                yield Violation("doubt", step, f"{what}: nobody said that it was in doubt")
+                yield Violation("doubt", step, f"{what}: was not reported as in doubt")
             if fates.setdefault(key, event["fate"]) != event["fate"]:
                 yield Violation("doubt", step, f"{what}: told {fates[key]!r}, then {event['fate']!r}")
             if event["fate"] == "unknown" and logged and key[0] not in gave_up:
@@ -240,7 +240,7 @@ def doubt(events: Sequence[Event]) -> Iterator[Violation]:
             account = books.accounts[key_of_value]
             low, high = account.bounds
             loose = account.bounds_without_fates
-            # With "applied" one that was told to be applied may be lost, and that is told later.
+            # With "applied", a push reported as applied may be lost, and that is reported later.
             low = low if logged or not crashed else loose[0]
             if loose[0] <= value <= loose[1] and not low <= value <= high:
                 evidence = (

@@ -1,16 +1,18 @@
-//! Memory of Python's arrays, borrowed without a copy: through the buffer protocol (NumPy and the like) or DLPack
-//! (torch and the like). Whatever is not C-contiguous float32 in host memory is an error that says what it is.
+//! Memory of Python's arrays, borrowed without a copy: through the buffer protocol (NumPy and the like) or
+//! DLPack (torch and the like). Anything that is not C-contiguous float32 in host memory is an error that
+//! describes it.
 //!
 //! # Safety
 //!
 //! Three facts carry this file and the one below it:
 //!
-//! * A [`Borrowed`] holds the exporter's lock on its memory (`Py_buffer`, or the DLPack capsule), so the pointer stays
-//!   valid until it is dropped, on whichever thread.
+//! * A [`Borrowed`] holds the exporter's lock on its memory (`Py_buffer`, or the DLPack capsule), so the
+//!   pointer stays valid until it is dropped, on any thread.
 //! * Pointer, element count, alignment, dtype and strides are checked once, in [`borrow`].
-//! * Python code could change the elements while Rust reads them. The documented contract is that the caller does not
-//!   (until the call returns, or the handle is done), the same one that NumPy and torch have for code that runs
-//!   without the GIL. Pulls never make a `&mut` of caller's memory: they copy bytes to the raw pointer.
+//! * Python code could change the elements while Rust reads them. The documented contract is that the caller
+//!   does not (until the call returns, or the handle is done), the same one that NumPy and torch have for
+//!   code that runs without the GIL. Pulls never make a `&mut` of caller's memory: they copy bytes to the raw
+//!   pointer.
 //!
 //! A brief push goes without the exporter's lock, which would cost more than the push: see [`glance`].
 #![allow(unsafe_code)]
@@ -37,14 +39,14 @@ use std::sync::{Mutex, PoisonError};
 /// Few arrays have more dimensions than fit without memory of their own.
 type Shape = SmallVec<[u64; 4]>;
 
-/// What the memory is wanted for.
+/// How the memory is used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
     Write,
 }
 
-/// What keeps the memory alive; let go of with the GIL held only.
+/// What keeps the memory alive; dropped only with the GIL held.
 enum Owner {
     Buffer(#[allow(dead_code)] Exported),
     Capsule(#[allow(dead_code)] Py<PyAny>),
@@ -67,7 +69,8 @@ impl Drop for Exported {
 impl Exported {
     fn get(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut view = Box::new(ffi::Py_buffer::new());
-        // SAFETY: `object` is alive, the GIL is held, and `view` has its place on the heap for as long as it is used.
+        // SAFETY: `object` is alive, the GIL is held, and `view` has its place on the heap for as long as it
+        // is used.
         let code = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, ffi::PyBUF_RECORDS_RO) };
         // An exception leaves nothing to release.
         if code != 0 { Err(PyErr::fetch(object.py())) } else { Ok(Self(view)) }
@@ -103,17 +106,17 @@ pub(crate) struct Borrowed {
     owner: Option<Owner>,
 }
 
-// SAFETY: the memory may be read and written from any thread while `owner` lives (see the file's header); `owner`
-// itself is only ever moved to the graveyard, which is emptied with the GIL held.
+// SAFETY: the memory may be read and written from any thread while `owner` lives (see the file's header);
+// `owner` itself is only ever moved to the graveyard, which is emptied with the GIL held.
 unsafe impl Send for Borrowed {}
 // SAFETY: as above; a shared `Borrowed` only reads, except `write`, whose callers own the target array.
 unsafe impl Sync for Borrowed {}
 
-/// Owners that threads without the GIL have let go of, so that no network thread ever waits for the GIL.
+/// Owners that threads without the GIL have released, so that no network thread ever waits for the GIL.
 static GRAVEYARD: Mutex<Vec<Owner>> = Mutex::new(Vec::new());
 static GRAVES: AtomicBool = AtomicBool::new(false);
 
-/// Releases what was let go of.
+/// Drops the released owners.
 pub(crate) fn sweep(_py: Python<'_>) {
     if GRAVES.load(Ordering::Relaxed) && GRAVES.swap(false, Ordering::AcqRel) {
         let owners = std::mem::take(&mut *GRAVEYARD.lock().unwrap_or_else(PoisonError::into_inner));
@@ -148,7 +151,8 @@ impl Borrowed {
     /// The values of float32 memory.
     pub(crate) fn f32s(&self) -> &[f32] {
         let DType::Float32 = self.dtype;
-        // SAFETY: checked by `borrow`; valid while `self` lives; nobody writes meanwhile (the file's header).
+        // SAFETY: checked by `borrow`; valid while `self` lives; no other code writes it in the meantime (see
+        // the module's header).
         unsafe { std::slice::from_raw_parts(self.data.cast().as_ptr(), self.len) }
     }
 
@@ -178,7 +182,8 @@ impl Borrowed {
         let fits = bytes.len().is_multiple_of(size)
             && at.checked_add(bytes.len() / size).is_some_and(|end| end <= self.len);
         if fits {
-            // SAFETY: in bounds as just checked; the memory is writable, because all callers asked for `Access::Write`.
+            // SAFETY: in bounds as just checked; the memory is writable, because all callers asked for
+            // `Access::Write`.
             unsafe { copy(bytes, self.data.as_ptr().add(size * at), size * self.len >= STREAMED) };
         }
         fits
@@ -196,8 +201,8 @@ impl Borrowed {
         a.start < b.end && b.start < a.end
     }
 
-    /// The values of float32 memory, to be changed in place. Callers asked for [`Access::Write`] and made sure that nothing they use
-    /// beside it [overlaps](Self::overlaps).
+    /// The values of float32 memory, to be changed in place. Callers asked for [`Access::Write`] and made
+    /// sure that nothing they use beside it [overlaps](Self::overlaps).
     pub(crate) fn f32s_mut(&mut self) -> &mut [f32] {
         let DType::Float32 = self.dtype;
         // SAFETY: as in `f32s`; exclusive on our side by `&mut self` and the caller's overlap check.
@@ -210,8 +215,9 @@ pub(crate) fn borrow(object: &Bound<'_, PyAny>, tensor: &str, access: Access) ->
     try_borrow(object, access)?.map_err(|error| crate::errors::raise(object.py(), &error.tensor(tensor)))
 }
 
-/// Bytes of a target that no cache holds until somebody reads it: it is written past the caches, which saves reading it
-/// first. Measured at 256 MiB: 1.5 times memcpy's speed. The limit itself is the size of a large cache, not measured.
+/// Bytes of a target that no cache holds until it is read: it is written past the caches, which saves reading
+/// it first. Measured at 256 MiB: 1.5 times memcpy's speed. The limit itself is the size of a large cache,
+/// not measured.
 const STREAMED: usize = 1 << 25;
 
 /// Copies bytes, past the caches if `streamed`. Overlap is allowed.
@@ -239,8 +245,9 @@ unsafe fn stream(from: &[u8], to: *mut u8) {
     const LINE: usize = 64;
     let (head, rest) = from.split_at(to.align_offset(LINE).min(from.len()));
     let (lines, tail) = rest.as_chunks::<LINE>();
-    // SAFETY: all three parts together are `from`, and go to the same offsets of `to`; the lines begin where `to` is
-    // aligned to a line. SSE2 is part of x86-64. The fence orders the streamed stores before whatever comes next.
+    // SAFETY: all three parts together are `from`, and go to the same offsets of `to`; the lines begin where
+    // `to` is aligned to a line. SSE2 is part of x86-64. The fence orders the streamed stores before whatever
+    // comes next.
     unsafe {
         std::ptr::copy_nonoverlapping(head.as_ptr(), to, head.len());
         let mut target = to.add(head.len());
@@ -336,8 +343,9 @@ pub(crate) fn is_plain(object: &Bound<'_, PyAny>) -> bool {
     object.is_instance_of::<PyUntypedArray>() || dlpack::can_glance(object)
 }
 
-/// Shape and values of an object that [is plain](is_plain), without its exporter's lock: for a caller that keeps the
-/// GIL and runs no Python code as long as it uses them. `None` where it takes [`borrow`] to say what is wrong.
+/// Shape and values of an object that [is plain](is_plain), without its exporter's lock: for a caller that
+/// keeps the GIL and runs no Python code as long as it uses them. `None` where it takes [`borrow`] to say
+/// what is wrong.
 pub(crate) fn glance<'a>(object: &'a Bound<'_, PyAny>) -> Option<(&'a [u64], View<'a>)> {
     let numpy = object.is_instance_of::<PyUntypedArray>();
     let (data, shape) = if numpy { numpy_floats(object) } else { dlpack::glance(object) }?;
@@ -346,8 +354,8 @@ pub(crate) fn glance<'a>(object: &'a Bound<'_, PyAny>) -> Option<(&'a [u64], Vie
         return Some((shape, View::Float32(&[])));
     }
     let data = NonNull::new(data.cast::<f32>()).filter(|data| data.is_aligned())?;
-    // SAFETY: so many float32 lie there, as their exporter says. `object` keeps them where they are as long as no
-    // Python code runs, by the caller's promise.
+    // SAFETY: so many float32 lie there, as their exporter says. `object` keeps them where they are as long
+    // as no Python code runs, by the caller's promise.
     Some((shape, View::Float32(unsafe { std::slice::from_raw_parts(data.as_ptr(), len) })))
 }
 

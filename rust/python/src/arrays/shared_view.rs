@@ -1,7 +1,7 @@
 //! A view of a shared store's values, given to Python through the buffer protocol.
 //!
-//! Threads and processes step the values while Python reads and writes them, as the caller asks for. Rust never makes a
-//! reference to them: the core touches them lane by lane, with atomics.
+//! Threads and processes step the values while Python reads and writes them, as the caller asks for. Rust
+//! never makes a reference to them: the core touches them lane by lane, with atomics.
 #![allow(unsafe_code)]
 
 use fastps_core::store::Live;
@@ -41,8 +41,8 @@ impl SharedView {
         let live = &slf.get().0;
         let bytes = live.spec().dtype.size() * live.spec().elements();
         let start = live.as_ptr().cast_mut().cast();
-        // SAFETY: `view` is Python's; the memory is as long as said and lives as long as `slf`, which the view keeps.
-        // It is shared and racing on purpose, and never exposed to Rust as values.
+        // SAFETY: `view` is Python's; the memory is as long as said and lives as long as `slf`, which the
+        // view keeps. It is shared and racing on purpose, and never exposed to Rust as values.
         let failed = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, bytes as isize, 0, flags) };
         if failed == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }

@@ -9,17 +9,17 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-/// A gradient of some rows of a tensor: the others are neither sent nor touched.
+/// A gradient of some rows of a tensor; the other rows are neither sent nor changed.
 ///
 /// Args:
-///     indices: Rows (elements of a flat tensor), as integers in any order. The values of a repeated index are summed in the
-///         order given, before they are encoded.
-///     values: float32, one row for each index, each of the shape that a row of the tensor has. Used in place, as every
+///     indices: Rows (elements of a flat tensor), as integers in any order. The values of a repeated index
+///         are summed in the given order before they are encoded.
+///     values: float32, one row for each index, of the shape of the tensor's rows. Used in place, like every
 ///         array.
 ///
-/// A slice of which no row is named takes no step. A push without rows changes nothing; its receipt says version 0. Codecs:
-/// `fastps.Float32`, `fastps.BFloat16`, `fastps.Int8`; not `fastps.OneBit` nor error feedback, whose residuals would wait for
-/// rows that may never come again.
+/// A slice without a named row takes no step. A push without rows changes nothing; its receipt has version 0.
+/// Works with the codecs `fastps.Float32`, `fastps.BFloat16` and `fastps.Int8`, and without error feedback,
+/// whose residuals would wait for rows that may never be pushed again.
 ///
 /// >>> import fastps, numpy as np
 /// >>> store = fastps.Store()

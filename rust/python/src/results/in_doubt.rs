@@ -43,13 +43,14 @@ impl InDoubt {
         range(py, &self.doubt.get(py)?.elements())
     }
 
-    /// Waits at most `timeout` seconds until the server tells, reconnecting if need be.
+    /// Waits at most `timeout` seconds for the outcome, and reconnects if necessary.
     ///
     /// Returns:
-    ///     ``"applied"``, ``"fenced"`` (not applied, and never will be) or ``"unknown"`` (nobody can tell any more).
+    ///     ``"applied"``, ``"fenced"`` (not applied, and never will be) or ``"unknown"`` (the server no
+    ///     longer knows).
     ///
     /// Raises:
-    ///     DeadlineError, ConnectionLostError, UnavailableError: It could not be found out yet; ask again.
+    ///     DeadlineError, ConnectionLostError, UnavailableError: The outcome is not known yet; call again.
     #[pyo3(signature = (timeout=30.0))]
     fn result(&self, py: Python<'_>, timeout: f64) -> PyResult<&'static str> {
         let doubt = self.doubt.get(py)?.clone();

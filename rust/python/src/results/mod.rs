@@ -1,4 +1,4 @@
-//! What calls give back: receipts, versions, and what became of a push that failed.
+//! What calls return: receipts, versions, and the errors of pushes that failed.
 
 pub(crate) mod failure;
 pub(crate) mod in_doubt;

@@ -6,15 +6,15 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple, PyType};
 use std::sync::Arc;
 
-/// What became of one tensor of a push; it always means "applied".
+/// The result of a push for one tensor; a receipt always means "applied".
 ///
 /// Attributes:
 ///     version: Smallest version of the tensor's slices right after the push; versions count every change.
-///     staleness: Changes by others between the version that the push was based on and the push (largest of the
-///         slices); None if the base is unknown.
-///     duplicate: Some slice had applied this push before, and was not changed again.
-///     scale: Smallest factor that was put on the gradient.
-///     duplicates: How many slices had.
+///     staleness: Changes by others between the version that the push was based on and the push (largest of
+///         the slices); None if the base is unknown.
+///     duplicate: A slice had already applied this push, and was not changed again.
+///     scale: Smallest factor applied to the gradient.
+///     duplicates: Number of such slices.
 #[pyclass(frozen, module = "fastps", name = "Receipt")]
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Receipt {
@@ -74,10 +74,10 @@ impl Receipt {
     }
 }
 
-/// The tensors of a call, in its order.
+/// The tensors of a call, in order.
 pub(crate) type Names = Arc<Vec<Py<PyString>>>;
 
-/// Receipts of one call, turned into Python objects when looked at.
+/// Receipts of one call, converted to Python objects when they are accessed.
 #[pyclass(frozen, module = "fastps._fastps", name = "Receipts")]
 #[derive(Debug)]
 pub(crate) struct Receipts {
@@ -111,7 +111,7 @@ impl Receipts {
         self.receipts.iter().filter_map(|r| r.staleness).max()
     }
 
-    /// The smallest factor that was put on a gradient.
+    /// The smallest factor applied to a gradient.
     fn scale(&self) -> f32 {
         self.receipts.iter().map(|r| r.scale).fold(f32::INFINITY, f32::min)
     }

@@ -6,8 +6,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::sync::Arc;
 
-/// Versions of tensors, as a pull or `versions()` tells them: the base of later pushes (``based_on=``), comparable,
-/// and otherwise opaque. For people and ledgers, ``v[name]`` is the smallest version of the tensor's slices.
+/// Versions of tensors, from a pull or `versions()`: pass them to later pushes as ``based_on=``. They can be
+/// compared and are otherwise opaque; ``v[name]`` is the smallest version of the tensor's slices.
 #[pyclass(frozen, module = "fastps", name = "Versions", mapping)]
 #[derive(Clone, Debug)]
 pub(crate) struct Versions(pub(crate) Arc<verbs::Versions>);

@@ -1,8 +1,10 @@
-//! DLPack: the standard by which torch and others lend their memory, as a capsule or through a table of C functions.
+//! DLPack: the standard by which torch and others lend their memory, as a capsule or through a table of C
+//! functions.
 //!
 //! # Safety
 //!
-//! What DLPack's header and its Python specification say of the structs and of who owns them; the file above has the rest.
+//! What DLPack's header and its Python specification say of the structs and of who owns them; the file above
+//! has the rest.
 #![allow(unsafe_code)]
 
 use super::{Access, Borrowed, Owner, Shape, describe, finish, not_contiguous, read_only, wrong_dtype};
@@ -197,7 +199,8 @@ pub(super) fn from_capsule(object: &Bound<'_, PyAny>, access: Access) -> PyResul
     };
     let (tensor, flags) = if let Ok(pointer) = capsule.pointer_checked(Some(c"dltensor_versioned")) {
         let managed = pointer.cast::<DlManagedTensorVersioned>();
-        // SAFETY: a capsule of this name holds this struct, by the DLPack standard, as long as the capsule lives.
+        // SAFETY: a capsule of this name holds this struct, by the DLPack standard, as long as the capsule
+        // lives.
         let managed = unsafe { managed.as_ref() };
         if managed.major != 1 {
             let error = Error::new(Kind::DType, "unknown DLPack version");
@@ -246,8 +249,8 @@ pub(super) fn can_glance(object: &Bound<'_, PyAny>) -> bool {
 pub(super) fn glance<'a>(object: &'a Bound<'_, PyAny>) -> Option<(*mut c_void, &'a [u64])> {
     let look = exchange_api(object)?.tensor_from_object?;
     let mut tensor = MaybeUninit::<DlTensor>::zeroed();
-    // SAFETY: the table's function for objects of this very type, with the GIL held; it fills `tensor` if it returns
-    // 0, else it sets an exception.
+    // SAFETY: the table's function for objects of this very type, with the GIL held; it fills `tensor` if it
+    // returns 0, else it sets an exception.
     if unsafe { look(object.as_ptr().cast(), tensor.as_mut_ptr()) } != 0 {
         drop(PyErr::take(object.py()));
         return None;
