@@ -17,7 +17,7 @@ use std::time::Duration;
 /// server is told by --data-dir.
 #[derive(Debug, Parser)]
 #[command(name = "fastps checkpoint")]
-pub(crate) struct Args {
+pub(crate) struct CheckpointArgs {
     #[command(subcommand)]
     command: Command,
 }
@@ -135,7 +135,7 @@ fn reading(accept_loss: bool, cut: bool) -> Reading {
 
 /// Runs one of them; the exit status.
 pub(crate) fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
-    let args = match Args::try_parse_from(args) {
+    let args = match CheckpointArgs::try_parse_from(args) {
         Ok(args) => args,
         Err(error) => {
             let _ = error.print();
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn the_arguments_are_consistent() {
-        Args::command().debug_assert();
+        CheckpointArgs::command().debug_assert();
         assert_eq!(run(["x", "restore", "a", "b"].map(OsString::from)), 2);
         assert_eq!(run(["x", "list", "/no/such/directory"].map(OsString::from)), 1);
     }

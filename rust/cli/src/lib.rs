@@ -17,7 +17,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// How long a stopping server takes at most: less than the 5 s that service managers commonly give.
-const STOP: Duration = Duration::from_secs(4);
+const STOP_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// What `--copy-to` is for: rustdoc would take the URLs for links.
 const COPY_TO: &str = "Copy each snapshot there, too: s3://BUCKET/PREFIX, with the AWS_... settings of the environment, or file:///FOLDER";
@@ -26,7 +26,7 @@ const COPY_TO: &str = "Copy each snapshot there, too: s3://BUCKET/PREFIX, with t
 /// see `checkpoint --help`.
 #[derive(Debug, Parser)]
 #[command(name = "fastps-server", version)]
-struct Args {
+struct ServeArgs {
     /// Number of shards in this process, on consecutive ports.
     #[arg(long, default_value_t = 1, env = "FASTPS_SHARDS")]
     shards: u32,
@@ -151,7 +151,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> i32 {
     if args.get(1).is_some_and(|first| first == "checkpoint") {
         return run_checkpoint(args.into_iter().skip(1));
     }
-    let args = match Args::try_parse_from(args) {
+    let args = match ServeArgs::try_parse_from(args) {
         Ok(args) => args,
         Err(error) => {
             let _ = error.print();
@@ -183,7 +183,7 @@ pub fn run_checkpoint(args: impl IntoIterator<Item = OsString>) -> i32 {
     checkpoint::run(args)
 }
 
-fn serve(args: Args) -> Result<()> {
+fn serve(args: ServeArgs) -> Result<()> {
     let io = |error: std::io::Error| Error::new(Kind::Internal, error.to_string());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io)?;
     runtime.block_on(async {
@@ -220,7 +220,7 @@ fn serve(args: Args) -> Result<()> {
         out.flush().map_err(io)?;
         stop.await;
         tracing::info!("stopping");
-        server.stop(STOP)
+        server.stop(STOP_TIMEOUT)
     })
 }
 
@@ -231,8 +231,8 @@ mod tests {
 
     #[test]
     fn the_arguments_are_consistent() {
-        Args::command().debug_assert();
-        let args = Args::try_parse_from(["x", "--shards", "2", "--cluster", "a:1,b:2"]).unwrap();
+        ServeArgs::command().debug_assert();
+        let args = ServeArgs::try_parse_from(["x", "--shards", "2", "--cluster", "a:1,b:2"]).unwrap();
         assert_eq!((args.shards, args.cluster.len(), args.listen.len()), (2, 2, 1));
         assert_eq!(run(["x", "--no-such-option"].map(OsString::from)), 2);
     }

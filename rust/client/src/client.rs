@@ -1,5 +1,5 @@
-//! A client of a cluster, and what all its calls need: the map, the turn, the thread that drives its
-//! connections.
+//! A client of a cluster, and what all its calls need: the map, the sequence numbers, the thread that drives
+//! its connections.
 
 use crate::link::deadlines::Deadlines;
 use crate::link::refresh::refresh;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// How long a call waits for a newer map before it makes do with the one at hand.
-const REFRESH: Duration = Duration::from_millis(500);
+const MAP_REFRESH_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A client of a cluster: its own identity, its own connection to each shard. Dropping it closes it.
 pub struct Client {
@@ -30,7 +30,7 @@ pub struct Client {
     pub(crate) map: Arc<Map>,
     pub(crate) deadlines: Arc<Deadlines>,
     /// The last sequence number; held while a push is queued, so that all links see pushes in one order.
-    pub(crate) turn: Mutex<u64>,
+    pub(crate) sequence: Mutex<u64>,
     pub(crate) registering: Arc<tokio::sync::Mutex<()>>,
     /// Workers of this client may hold portions of samples.
     pub(crate) has_portions: AtomicBool,
@@ -55,8 +55,8 @@ impl Client {
         if *self.closed.borrow() { Err(closed()) } else { Ok(()) }
     }
 
-    pub(crate) fn turn(&self) -> MutexGuard<'_, u64> {
-        lock(&self.turn)
+    pub(crate) fn lock_sequence(&self) -> MutexGuard<'_, u64> {
+        lock(&self.sequence)
     }
 
     /// Identifies this client in [`fastps_core::verbs::Versions`]: `own` counts end with a link's
@@ -74,7 +74,7 @@ impl Client {
         self.alive()?;
         self.shared.lost.raise()?;
         if self.shared.map_is_stale.swap(false, Ordering::AcqRel)
-            && self.refresh(Vec::new(), deadline.min(after(REFRESH))).is_err()
+            && self.refresh(Vec::new(), deadline.min(after(MAP_REFRESH_TIMEOUT))).is_err()
         {
             // The map that we have must do, until shard 0 is back.
             self.shared.map_is_stale.store(true, Ordering::Release);

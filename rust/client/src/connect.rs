@@ -4,7 +4,7 @@ use crate::address::{check_local, is_same};
 use crate::client::Client;
 use crate::link::deadlines::Deadlines;
 use crate::link::refresh::refresh;
-use crate::link::route::Way;
+use crate::link::route::ServerRoute;
 use crate::link::session::drive;
 use crate::link::state::Link;
 use crate::link::unary;
@@ -88,8 +88,8 @@ impl Client {
             let own = met.hello.cluster.get(met.hello.shard as usize);
             let direct = own.is_some_and(|own| is_same(own, &met.address));
             let tls = tls.clone().filter(|_| unix::path(&met.address).is_none());
-            let way = Way::new(options.transport, direct, tls, options.spin);
-            Link::new(shared.clone(), met.address, met.channel, met.client, &met.hello, &driver, way)
+            let route = ServerRoute::new(options.transport, direct, tls, options.spin);
+            Link::new(shared.clone(), met.address, met.channel, met.client, &met.hello, &driver, route)
         };
         let links: Vec<_> = met.into_iter().map(link).collect();
         let client = Self {
@@ -100,7 +100,7 @@ impl Client {
             shared,
             links,
             deadlines: Arc::default(),
-            turn: Mutex::new(0),
+            sequence: Mutex::new(0),
             registering: Arc::default(),
             has_portions: AtomicBool::new(false),
             closed: watch::Sender::new(false),

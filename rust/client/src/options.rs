@@ -1,7 +1,7 @@
 //! How a client connects.
 
 use fastps_transport::tls::TlsFiles;
-use fastps_transport::wire::SPIN;
+use fastps_transport::wire::DEFAULT_SPIN;
 use std::time::Duration;
 
 /// What a receipt means.
@@ -43,7 +43,7 @@ impl Default for ConnectOptions {
             name,
             checksums: None,
             transport: Transport::Auto,
-            spin: SPIN,
+            spin: DEFAULT_SPIN,
             tls: TlsFiles::default(),
             tls_server_name: None,
             ack: Ack::Applied,

@@ -4,9 +4,9 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::policy::Policy;
 use fastps_core::record::Sink;
 use fastps_transport::tls::TlsFiles;
-use fastps_transport::unix::PREFIX;
+use fastps_transport::unix::SOCKET_PREFIX;
 use fastps_transport::unix::SocketFile;
-use fastps_transport::wire::{SPIN, Spin};
+use fastps_transport::wire::{DEFAULT_SPIN, Spin};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -83,8 +83,8 @@ impl Default for ServerConfig {
             tls: TlsFiles::default(),
             local: false,
             insecure: false,
-            spin: SPIN,
-            socket: PREFIX,
+            spin: DEFAULT_SPIN,
+            socket: SOCKET_PREFIX,
             policy: None,
             sink: None,
             data_dir: None,

@@ -6,12 +6,12 @@ use crate::backup::snapshots::{self, Snapshots, When};
 use crate::cluster::first::First;
 use crate::cluster::map::Map;
 use crate::cluster::node::{Node, Phase};
-use crate::cluster::reaper::settle;
+use crate::cluster::reaper::reap;
 use crate::cluster::reservation::Reservations;
 use crate::cluster::session::Sessions;
 use crate::config::{Bound, ServerConfig};
 use crate::connection::accept;
-use crate::connection::recovering::WaitingRoom;
+use crate::connection::recovering::RecoveryListener;
 use crate::connection::trim;
 use crate::control::ControlService;
 use crate::control::deadline::Timely;
@@ -39,11 +39,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tower::util::{MapRequestLayer, MapResponseLayer};
 
 /// How long a draining server goes on answering what it has read.
-const DRAIN: Duration = Duration::from_millis(200);
+const DRAIN_TIME: Duration = Duration::from_millis(200);
 /// How long clients may take to let go of their connections before these are cut.
-const GRACE: Duration = Duration::from_secs(2);
+const CLOSE_GRACE: Duration = Duration::from_secs(2);
 /// What a shard's thread needs to leave once its time is over.
-const LEAVE: Duration = Duration::from_millis(200);
+const THREAD_EXIT_TIME: Duration = Duration::from_millis(200);
 
 /// A running server; dropping it stops it.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl Server {
         let (mut nodes, mut threads) = (Vec::new(), Vec::new());
         let files = bound.iter().map(|shard| Files::open(config, shard.index, cluster.len()));
         let files = files.collect::<Result<Vec<_>>>()?;
-        let waiting = WaitingRoom::open(&bound, &files, tls.as_ref())?;
+        let waiting = RecoveryListener::open(&bound, &files, tls.as_ref())?;
         let mut cores = Vec::new();
         for (shard, files) in bound.iter().zip(&files) {
             let mut shard_config = ShardConfig::new(shard.index, memory_limit, isa);
@@ -169,15 +169,16 @@ impl Server {
         }
         self.phase.send_replace(Phase::Draining);
         if self.nodes.iter().any(|node| node.connections.load(Ordering::Relaxed) > 0) {
-            std::thread::sleep(DRAIN.min(timeout / 4));
+            std::thread::sleep(DRAIN_TIME.min(timeout / 4));
         }
         // hyper's graceful shutdown can wait for ever for an idle client (hyper#4170), so it gets a limited
         // time.
         self.phase.send_replace(Phase::Stopping);
-        let cut = (Instant::now() + GRACE).min(deadline.checked_sub(LEAVE).unwrap_or(deadline));
+        let cut =
+            (Instant::now() + CLOSE_GRACE).min(deadline.checked_sub(THREAD_EXIT_TIME).unwrap_or(deadline));
         if !all_finished(&threads, cut) {
             self.phase.send_replace(Phase::Cutting);
-            if !all_finished(&threads, deadline.max(cut + LEAVE)) {
+            if !all_finished(&threads, deadline.max(cut + THREAD_EXIT_TIME)) {
                 threads.clear();
                 self.keep(deadline)?;
                 return Err(Error::new(Kind::Deadline, "a shard's thread did not leave in time"));
@@ -309,7 +310,7 @@ async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: O
         DataServer::new(DataService { node: node.clone() }).max_decoding_message_size(MAX_MESSAGE_BYTES);
 
     let sweeper = tokio::spawn(sweep(node.clone(), danger(tls.as_ref()).filter(|_| open)));
-    let settler = tokio::spawn(settle(node.clone()));
+    let reaper = tokio::spawn(reap(node.clone()));
     let mut draining = node.phase.clone();
     let drain = tokio::spawn(async move {
         let _ = draining.wait_for(|phase| *phase >= Phase::Draining).await;
@@ -350,7 +351,7 @@ async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: O
         });
     let ((), result) = tokio::join!(native, others);
     sweeper.abort();
-    settler.abort();
+    reaper.abort();
     drain.abort();
     result.map_err(|error| internal("serving failed", error))
 }

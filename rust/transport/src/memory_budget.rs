@@ -12,17 +12,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// What a connection takes at rest: its state, its buffers, and what it may read.
-pub const AT_REST: u64 = 48 << 10;
+pub const AT_REST_BYTES: u64 = 48 << 10;
 /// What a connection reads at rest.
-const FREE: usize = 8 << 10;
+const READ_AT_REST_BYTES: usize = 8 << 10;
 /// Without a byte for so long, all that came was seen by whoever uses it.
-const SEEN: Duration = Duration::from_secs(1);
-/// A connection that read no more than `FREE` for so long rests.
-const QUIET: Duration = Duration::from_secs(5);
+const CONSUMED_AFTER: Duration = Duration::from_secs(1);
+/// A connection that read no more than `READ_AT_REST_BYTES` for so long rests.
+const REST_AFTER: Duration = Duration::from_secs(5);
 
 /// The memory of one connection.
 #[derive(Debug)]
-pub struct Room {
+pub struct MemoryBudget {
     meter: Arc<Meter>,
     at_rest: u64,
     /// What it takes to work, without its streams.
@@ -36,11 +36,11 @@ pub struct Room {
     busy: Arc<()>,
     /// Its client's pushes are answered when they are durable.
     waits_for_disk: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<BudgetState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct BudgetState {
     charge: Charge,
     streams: u64,
     last_read: Instant,
@@ -54,12 +54,12 @@ pub struct Busy {
 
 /// What one stream takes of its connection's memory.
 #[derive(Debug)]
-pub struct StreamRoom {
-    room: Arc<Room>,
+pub struct StreamBudget {
+    budget: Arc<MemoryBudget>,
     bytes: u64,
 }
 
-impl Room {
+impl MemoryBudget {
     /// Takes the memory of a connection at rest.
     pub fn take(meter: &Arc<Meter>, at_rest: u64, work: u64) -> Result<Arc<Self>> {
         let charge = meter.take(Purpose::Connections, at_rest)?;
@@ -72,11 +72,11 @@ impl Room {
             largest: AtomicU64::new(0),
             busy: Arc::new(()),
             waits_for_disk: AtomicBool::new(false),
-            state: Mutex::new(State { charge, streams: 0, last_read: Instant::now() }),
+            state: Mutex::new(BudgetState { charge, streams: 0, last_read: Instant::now() }),
         }))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BudgetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -108,10 +108,10 @@ impl Room {
             return Ok(wanted);
         }
         let mut state = self.state();
-        if !self.is_busy() && state.last_read.elapsed() >= SEEN {
+        if !self.is_busy() && state.last_read.elapsed() >= CONSUMED_AFTER {
             self.read.store(0, Ordering::Relaxed);
         }
-        let free = FREE.saturating_sub(self.read.load(Ordering::Relaxed));
+        let free = READ_AT_REST_BYTES.saturating_sub(self.read.load(Ordering::Relaxed));
         if free > 0 || wanted == 0 {
             return Ok(free.min(wanted));
         }
@@ -134,20 +134,20 @@ impl Room {
 
     /// Gives back what only work takes, if the connection has been quiet since it was last asked.
     fn rest(&self) -> bool {
-        if self.read.load(Ordering::Relaxed) > FREE || self.is_busy() {
+        if self.read.load(Ordering::Relaxed) > READ_AT_REST_BYTES || self.is_busy() {
             self.read.store(0, Ordering::Relaxed);
             return false;
         }
         let mut state = self.state();
         let buffer = self.largest.load(Ordering::Relaxed);
-        state.charge.shrink_to(self.at_rest + if buffer > FREE as u64 { buffer } else { 0 });
+        state.charge.shrink_to(self.at_rest + if buffer > READ_AT_REST_BYTES as u64 { buffer } else { 0 });
         state.last_read = Instant::now();
         self.works.store(false, Ordering::Relaxed);
         true
     }
 
     /// A new stream. At rest it takes nothing yet, but finds out whether there would be enough.
-    pub fn open_stream(self: &Arc<Self>, bytes: u64) -> Result<StreamRoom> {
+    pub fn open_stream(self: &Arc<Self>, bytes: u64) -> Result<StreamBudget> {
         let mut state = self.state();
         let needed = self.work + state.streams + bytes;
         if self.works.load(Ordering::Relaxed) {
@@ -156,7 +156,7 @@ impl Room {
             drop(self.meter.take(Purpose::Connections, needed)?);
         }
         state.streams += bytes;
-        Ok(StreamRoom { room: self.clone(), bytes })
+        Ok(StreamBudget { budget: self.clone(), bytes })
     }
 
     /// Memory for messages that come in parts; nothing yet.
@@ -165,22 +165,22 @@ impl Room {
     }
 }
 
-impl Drop for StreamRoom {
+impl Drop for StreamBudget {
     fn drop(&mut self) {
-        let room = &self.room;
-        let mut state = room.state();
+        let budget = &self.budget;
+        let mut state = budget.state();
         state.streams -= self.bytes;
-        if room.works.load(Ordering::Relaxed) {
-            let needed = room.at_rest + room.work + state.streams;
+        if budget.works.load(Ordering::Relaxed) {
+            let needed = budget.at_rest + budget.work + state.streams;
             state.charge.shrink_to(needed);
         }
     }
 }
 
-async fn rest_when_quiet(room: Weak<Room>) {
+async fn rest_when_quiet(budget: Weak<MemoryBudget>) {
     loop {
-        tokio::time::sleep(QUIET).await;
-        if room.upgrade().is_none_or(|room| room.rest()) {
+        tokio::time::sleep(REST_AFTER).await;
+        if budget.upgrade().is_none_or(|budget| budget.rest()) {
             return;
         }
     }

@@ -8,12 +8,12 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
 
 /// Open files that a process asks for, if it may have so many.
-const OPEN_FILES: u64 = 1 << 16;
+const WANTED_OPEN_FILES: u64 = 1 << 16;
 
 /// Raises the soft limit of this process, if the hard one is higher.
 pub fn raise() {
     let limit = getrlimit(Resource::Nofile);
-    let most = limit.maximum.map_or(OPEN_FILES, |maximum| maximum.min(OPEN_FILES));
+    let most = limit.maximum.map_or(WANTED_OPEN_FILES, |maximum| maximum.min(WANTED_OPEN_FILES));
     if limit.current.is_some_and(|current| current < most)
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(most), ..limit })
     {

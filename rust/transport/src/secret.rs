@@ -12,16 +12,16 @@ use tonic::{Request, Status};
 /// The metadata that carries it, in the form of all binary metadata of gRPC.
 const METADATA: &str = "fastps-secret-bin";
 /// Its length in bytes.
-pub const BYTES: usize = 16;
+pub const SECRET_BYTES: usize = 16;
 
 /// A client's own. It is in no output for debugging, and HTTP/2 keeps it in no table.
 #[derive(Clone)]
-pub struct Secret([u8; BYTES]);
+pub struct Secret([u8; SECRET_BYTES]);
 
 impl Secret {
     /// Draws a new secret from the system's random numbers.
     pub fn draw() -> Result<Self> {
-        let mut bytes = [0; BYTES];
+        let mut bytes = [0; SECRET_BYTES];
         getrandom::fill(&mut bytes)
             .map_err(|error| Error::new(Kind::Internal, format!("no random numbers: {error}")))?;
         Ok(Self(bytes))

@@ -61,12 +61,12 @@ impl Socket {
     /// Gives a client that has asked for it shared memory, or the reason why there is none.
     pub async fn share(
         &mut self,
-        room: Result<(), String>,
+        permitted: Result<(), String>,
         spin: Duration,
         exposed: Option<&Arc<Exposed>>,
     ) -> io::Result<()> {
         match self {
-            Self::Local(local) => local.share(room, spin, exposed).await,
+            Self::Local(local) => local.share(permitted, spin, exposed).await,
             Self::Tcp(_) | Self::Tls(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }

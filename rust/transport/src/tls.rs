@@ -25,13 +25,13 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 pub type Secure = tokio_rustls::TlsStream<BufReader<TcpStream>>;
 
 /// What is read at once: rustls itself reads 4 KiB at a time.
-const READ: usize = 256 << 10;
+const READ_AHEAD_BYTES: usize = 256 << 10;
 /// Memory of one connection: what is read ahead, what is encrypted and not written, and rustls's own.
-pub const CONNECTION_BYTES: u64 = READ as u64 + (128 << 10);
+pub const TLS_CONNECTION_BYTES: u64 = READ_AHEAD_BYTES as u64 + (128 << 10);
 /// What HTTP/2 is called in the handshake.
 const HTTP2: &[u8] = b"h2";
 /// First byte of every TLS connection: a handshake record.
-pub const HANDSHAKE: u8 = 0x16;
+pub const HANDSHAKE_RECORD: u8 = 0x16;
 
 /// The PEM files of one end; none: no TLS.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -176,7 +176,8 @@ impl ServerTls {
 
     /// The handshake. On failure the client was told why, and the socket waits for it to read that.
     pub async fn accept(&self, tcp: TcpStream) -> Result<Secure, (io::Error, TcpStream)> {
-        let accepted = self.acceptor.accept(BufReader::with_capacity(READ, tcp)).into_fallible().await;
+        let accepted =
+            self.acceptor.accept(BufReader::with_capacity(READ_AHEAD_BYTES, tcp)).into_fallible().await;
         match accepted {
             Ok(stream) => Ok(Secure::from(stream)),
             Err((error, tcp)) => Err((error, tcp.into_inner())),
@@ -248,7 +249,7 @@ impl ClientTls {
             Some(name) => name.clone(),
             None => server_name(host(address)).map_err(|error| denied(error.to_string()))?,
         };
-        let stream = self.connector.connect(name, BufReader::with_capacity(READ, tcp)).await;
+        let stream = self.connector.connect(name, BufReader::with_capacity(READ_AHEAD_BYTES, tcp)).await;
         stream.map(Secure::from).map_err(|error| match of_rustls(&error) {
             Some(rustls::Error::InvalidMessage(_)) => denied("the server does not speak TLS here".to_owned()),
             None if error.kind() == io::ErrorKind::UnexpectedEof => {

@@ -96,7 +96,7 @@ mod memory {
             &self.0.0
         }
 
-        pub fn loan(&self, _slot: usize) -> &AtomicU32 {
+        pub fn borrowed(&self, _slot: usize) -> &AtomicU32 {
             &self.control().lent
         }
 
@@ -250,26 +250,30 @@ fn what_was_written_before_the_end_is_read() {
 /// woken.
 #[test]
 fn what_is_lent_comes_back() {
-    check("a loan", &["no fence", "nobody is woken", "nobody says that it sleeps", "no second look"], || {
-        let half = Half::new();
-        let mut reader = Reader::new(half.clone());
-        let bell = Bell::new();
-        let values = Arc::new(sync::AtomicU32::new(7));
-        let other = thread::spawn({
-            let (half, bell, values) = (half.clone(), bell.clone(), values.clone());
-            move || {
-                assert_eq!(values.load(sync::Ordering::Relaxed), 7, "it was written while it was lent");
-                give_back(&half, 0, || bell.ring());
+    check(
+        "a borrowed page",
+        &["no fence", "nobody is woken", "nobody says that it sleeps", "no second look"],
+        || {
+            let half = Half::new();
+            let mut reader = Reader::new(half.clone());
+            let bell = Bell::new();
+            let values = Arc::new(sync::AtomicU32::new(7));
+            let other = thread::spawn({
+                let (half, bell, values) = (half.clone(), bell.clone(), values.clone());
+                move || {
+                    assert_eq!(values.load(sync::Ordering::Relaxed), 7, "it was written while it was lent");
+                    give_back(&half, 0, || bell.ring());
+                }
+            });
+            while !is_back(&half, 0) {
+                if may_sleep(|| reader.may_sleep()) && (fault("no second look") || !is_back(&half, 0)) {
+                    bell.0.wait();
+                }
             }
-        });
-        while !is_back(&half, 0) {
-            if may_sleep(|| reader.may_sleep()) && (fault("no second look") || !is_back(&half, 0)) {
-                bell.0.wait();
-            }
-        }
-        values.store(8, sync::Ordering::Relaxed);
-        other.join().unwrap();
-    });
+            values.store(8, sync::Ordering::Relaxed);
+            other.join().unwrap();
+        },
+    );
 }
 
 /// A peer with invalid counters ends the stream and reaches nothing beyond the ring.

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long writes are held at most: all shards begin meanwhile.
-const HOLD: Duration = Duration::from_secs(5);
+const MAX_WRITE_HOLD: Duration = Duration::from_secs(5);
 /// When a cut that could not begin is tried again.
-const AGAIN: Duration = Duration::from_millis(200);
+const CUT_RETRY: Duration = Duration::from_millis(200);
 
 /// A snapshot of one shard, which is durable.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,8 +70,8 @@ impl Client {
                 let written = self.begin_and_write(cut, deadline).await;
                 match written {
                     // Another snapshot was being written, for longer than writes may be held.
-                    Err(error) if error.kind == Kind::Deadline && Instant::now() + AGAIN < deadline => {
-                        tokio::time::sleep(AGAIN).await;
+                    Err(error) if error.kind == Kind::Deadline && Instant::now() + CUT_RETRY < deadline => {
+                        tokio::time::sleep(CUT_RETRY).await;
                     }
                     written => return written,
                 }
@@ -82,10 +82,10 @@ impl Client {
     async fn begin_and_write(&self, cut: Cut, deadline: Instant) -> Result<Vec<Snapshot>> {
         for link in &self.links {
             // In the same order by everybody, so that two never wait for each other.
-            if let Err(error) = hold(link, &cut, HOLD, deadline).await {
+            if let Err(error) = hold(link, &cut, MAX_WRITE_HOLD, deadline).await {
                 for link in &self.links {
                     // Else they go on when the time is over.
-                    let _ = hold(link, &cut, Duration::ZERO, after(AGAIN)).await;
+                    let _ = hold(link, &cut, Duration::ZERO, after(CUT_RETRY)).await;
                 }
                 return Err(error);
             }

@@ -1,7 +1,7 @@
 //! A client's places in groups of workers: taken at shard 0 first, kept over connections and incarnations.
 
 use crate::client::Client;
-use crate::link::places::{AGAIN, ask_for, change};
+use crate::link::places::{REJOIN_TIMEOUT, ask_for, change};
 use crate::link::state::Link;
 use crate::link::unary::{Control, call, request};
 use crate::state::places::{Place, is_warm};
@@ -17,9 +17,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// What an answer needs to come back in time.
-const MARGIN: Duration = Duration::from_millis(100);
+const ANSWER_MARGIN: Duration = Duration::from_millis(100);
 /// How long a server is told that a worker leaves.
-const FAREWELL: Duration = Duration::from_secs(5);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Client {
     pub(crate) fn join_group(&self, group: &str, seat: &Seat, timeout: Duration) -> Result<Joined> {
@@ -70,7 +70,7 @@ impl Client {
         timeout: Duration,
     ) -> Result<Clocks> {
         // Who does not want to wait is told all the same whether it must.
-        let deadline = after(timeout.max(MARGIN));
+        let deadline = after(timeout.max(ANSWER_MARGIN));
         let group = self.group(group, deadline)?;
         let (link, places) = (self.links[0].clone(), self.shared.clone());
         let place = move |steps: u64| {
@@ -92,7 +92,7 @@ impl Client {
                     ));
                 };
                 let told = tell(&link, &place, behind.is_empty(), deadline).await;
-                let late = Instant::now() + MARGIN >= deadline;
+                let late = Instant::now() + ANSWER_MARGIN >= deadline;
                 if told.is_ok() {
                     change(&link, &place, |known| known.told = known.clock);
                 }
@@ -105,7 +105,7 @@ impl Client {
                     // The server was started anew, or the lease ran out: a place is taken anew, if nobody
                     // else has.
                     Err(error) if retry(error.kind) == Retry::Session && !late => {
-                        tokio::time::sleep(MARGIN).await;
+                        tokio::time::sleep(ANSWER_MARGIN).await;
                         let joined = ask_for(&link, group, &place.seat, deadline).await?;
                         change(&link, &place, |known| {
                             (known.clock, known.told) = (joined.clock, joined.clock);
@@ -161,9 +161,11 @@ async fn join_one(link: &Link, place: &Place, deadline: Instant) -> Result<Joine
     loop {
         let client = link.client();
         match ask_for(link, place.group, &place.seat, deadline).await {
-            Err(error) if retry(error.kind) == Retry::Session && Instant::now() + MARGIN < deadline => {
+            Err(error)
+                if retry(error.kind) == Retry::Session && Instant::now() + ANSWER_MARGIN < deadline =>
+            {
                 link.lease_is_lost(client);
-                tokio::time::sleep(MARGIN / 4).await;
+                tokio::time::sleep(ANSWER_MARGIN / 4).await;
             }
             joined => return joined,
         }
@@ -176,7 +178,7 @@ async fn give_back(link: &Link, group: u32, warm: bool, deadline: Instant) {
         async move { control.leave(request(leave, left)).await }
     };
     // A server that cannot be told finds out when the lease ends.
-    let longest = if link.is_connected() { FAREWELL } else { AGAIN };
+    let longest = if link.is_connected() { LEAVE_TIMEOUT } else { REJOIN_TIMEOUT };
     if let Err(error) = call(link, deadline.min(after(longest)), ask).await {
         tracing::debug!(shard = link.shard(), %error, "leaving a group was not told");
     }
@@ -186,7 +188,7 @@ async fn give_back(link: &Link, group: u32, warm: bool, deadline: Instant) {
 /// however late the last one is.
 async fn tell(link: &Link, place: &Place, first: bool, deadline: Instant) -> Result<pb::AdvanceResponse> {
     let ask = |mut control: Control, left: Duration| {
-        let wait = left.saturating_sub(MARGIN).min(if first { left / 2 } else { left });
+        let wait = left.saturating_sub(ANSWER_MARGIN).min(if first { left / 2 } else { left });
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
         let (client, group, warm) = (link.client(), place.group, is_warm(place.seat.mode));
         // Said again to a server that was started anew, it is what that counts from.

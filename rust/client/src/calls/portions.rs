@@ -11,11 +11,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long to wait for a link's new session.
-const RENEWAL: Duration = Duration::from_millis(100);
+const SESSION_RENEWAL_PAUSE: Duration = Duration::from_millis(100);
 /// What a client that is closed spends on telling that it goes.
-const FAREWELL: Duration = Duration::from_secs(5);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same where it has no connection.
-const BRIEF_FAREWELL: Duration = Duration::from_millis(500);
+const DISCONNECTED_LEAVE_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Client {
     /// Asks; the server may keep the answer for as long as `wait`, and half of the time that is left.
@@ -32,9 +32,10 @@ impl Client {
                 match answer.await {
                     // The session ended while we were suspended; the link is about to open a new one.
                     Err(error)
-                        if retry(error.kind) == Retry::Session && Instant::now() + RENEWAL < deadline =>
+                        if retry(error.kind) == Retry::Session
+                            && Instant::now() + SESSION_RENEWAL_PAUSE < deadline =>
                     {
-                        tokio::time::sleep(RENEWAL).await;
+                        tokio::time::sleep(SESSION_RENEWAL_PAUSE).await;
                     }
                     answer => return answer.map(convert::given_from_wire),
                 }
@@ -49,7 +50,7 @@ impl Client {
             return;
         }
         let link = self.links[0].clone();
-        let deadline = after(if link.is_connected() { FAREWELL } else { BRIEF_FAREWELL });
+        let deadline = after(if link.is_connected() { LEAVE_TIMEOUT } else { DISCONNECTED_LEAVE_TIMEOUT });
         let _ = self.block(async move {
             call(&link, deadline, |mut client, left| {
                 let then = pb::PortionThen::Leave.into();

@@ -2,7 +2,7 @@
 
 use crate::calls::push::Draft;
 use crate::client::Client;
-use crate::link::call::{Call, Outcome, Part};
+use crate::link::call::{Call, CallPart, Outcome};
 use crate::link::payload::Payload;
 use crate::state::map::Entry;
 use crate::state::runtime::lock;
@@ -40,7 +40,7 @@ impl Client {
             for (elements, (slice, shard)) in entry.spec.slices().zip(&entry.slices) {
                 let route = Route { group: entry.group, epoch, client: 0 };
                 let header = convert::read_frame(0, route, *slice, what).header.unwrap_or_default();
-                let part = Part {
+                let part = CallPart {
                     tensor,
                     name: entry.spec.name.clone(),
                     link: self.links[*shard].clone(),
@@ -55,7 +55,7 @@ impl Client {
                 drafts.push(Draft { part, more: Vec::new(), header, payload });
             }
         }
-        let _turn = self.turn();
+        let _in_order = self.lock_sequence();
         self.submit(drafts, Vec::new(), deadline, false)
     }
 
@@ -112,7 +112,7 @@ fn first_error(shared: &Shared, call: &Call) -> Result<()> {
 pub(crate) fn versions(call: &Call, client: u64) -> Versions {
     let outcomes = call.outcomes();
     let tensors = outcomes.chunk_by(|(a, _), (b, _)| a.tensor == b.tensor).map(|slices| {
-        let version = |(part, outcome): &(&Part, Outcome)| match outcome {
+        let version = |(part, outcome): &(&CallPart, Outcome)| match outcome {
             Outcome::Answered(answer) => {
                 let (version, own) = (answer.applied.version, answer.applied.own);
                 Some(SliceVersion { slice: SliceId(part.slice), version, own })

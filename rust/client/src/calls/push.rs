@@ -1,7 +1,7 @@
 //! Pushes and assignments: from the caller's arrays to queued frames, and from answers to receipts.
 
 use crate::client::Client;
-use crate::link::call::{Call, Outcome, Part};
+use crate::link::call::{Call, CallPart, Outcome};
 use crate::link::payload::{Memory, Payload};
 use crate::link::queue::Frame;
 use crate::state::doubt::Residue;
@@ -24,13 +24,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// So many elements are encoded at a time, about a slice: while the next are, these are on their way.
-const BATCH: usize = 1 << 17;
+const ENCODE_BATCH_ELEMENTS: usize = 1 << 17;
 
 /// A part with its frame, not yet queued.
 pub(crate) struct Draft {
-    pub(crate) part: Part,
+    pub(crate) part: CallPart,
     /// Further parts of a sparse message.
-    pub(crate) more: Vec<Part>,
+    pub(crate) more: Vec<CallPart>,
     pub(crate) header: pb::Header,
     pub(crate) payload: Payload,
 }
@@ -45,7 +45,7 @@ struct Encoder<'a> {
 
 impl Encoder<'_> {
     /// The body of a part. What it says is noted, to be given back if it is not applied.
-    fn encode(&self, part: &Part) -> Result<Bytes> {
+    fn encode(&self, part: &CallPart) -> Result<Bytes> {
         let (gradient, codec) = (&self.gradients[part.tensor], self.options.codec);
         let View::Float32(values) = gradient.values.view();
         let position = Position { first_element: part.elements.start as u64, sequence: self.sequence };
@@ -113,10 +113,10 @@ impl Client {
         let lent = gradients.iter().zip(&sparse).filter(|(_, sparse)| lend && sparse.is_none());
         let mut memories = Vec::with_capacity(gradients.len());
         let mut lent = lent.map(|(gradient, _)| Memory::new(gradient.values.clone()));
-        // Only stochastic rounding depends on the sequence number; else sparse bodies need no turn.
-        let in_turn = matches!(options.codec, Codec::Int8 { seed: Some(_) });
-        let mut turn = in_turn.then(|| self.turn());
-        let sequence = turn.as_deref_mut().map_or(0, next);
+        // Only stochastic rounding depends on the sequence number; else sparse bodies need none in advance.
+        let numbered_first = matches!(options.codec, Codec::Int8 { seed: Some(_) });
+        let mut last = numbered_first.then(|| self.lock_sequence());
+        let sequence = last.as_deref_mut().map_or(0, next);
         let mut drafts = Vec::new();
         for (tensor, entry) in entries.iter().enumerate() {
             if let Some(gathered) = &sparse[tensor] {
@@ -136,17 +136,17 @@ impl Client {
                 drafts.push(self.draft(tensor, entry, k, &push, &common, want_values, payload));
             }
         }
-        let mut turn = turn.unwrap_or_else(|| self.turn());
-        let sequence = if in_turn { sequence } else { next(&mut turn) };
+        let mut last = last.unwrap_or_else(|| self.lock_sequence());
+        let sequence = if numbered_first { sequence } else { next(&mut last) };
         let (call, frames) = self.call(drafts, memories, deadline, true);
         let encoder = Encoder { isa, gradients, options, sequence };
         let (mut batch, mut encoded) = (Vec::with_capacity(frames.len()), 0);
         for mut frame in frames {
             frame.header.sequence = sequence;
             if matches!(frame.payload, Payload::Later(_)) {
-                if encoded >= BATCH {
+                if encoded >= ENCODE_BATCH_ELEMENTS {
                     self.enqueue(&call, std::mem::take(&mut batch));
-                    self.driver.turn();
+                    self.driver.run_once();
                     if let Some(caller) = &mut wants_values {
                         call.hand_out(*caller);
                     }
@@ -195,7 +195,7 @@ impl Client {
         let header = pb::Header { reservation: common.reservation, ..frame.header.unwrap_or_default() };
         let elements = entry.spec.slice_range(k);
         let answer_bytes = want_values.then_some(entry.spec.dtype.size() * elements.len());
-        let part = Part {
+        let part = CallPart {
             tensor,
             name: entry.spec.name.clone(),
             link: self.links[entry.slices[k].1].clone(),
@@ -209,7 +209,7 @@ impl Client {
         Draft { part, more: Vec::new(), header, payload }
     }
 
-    /// Queues the frames of a call. For identified ones, the caller holds the turn.
+    /// Queues the frames of a call. For identified ones, the caller holds the lock of the sequence numbers.
     pub(crate) fn submit(
         &self,
         drafts: Vec<Draft>,
@@ -260,8 +260,8 @@ impl Client {
         epoch: u64,
         timeout: Duration,
     ) -> Arc<Call> {
-        let mut turn = self.turn();
-        let common = Common { epoch, sequence: next(&mut turn), reservation: 0 };
+        let mut last = self.lock_sequence();
+        let common = Common { epoch, sequence: next(&mut last), reservation: 0 };
         let drafts = bodies.into_iter().enumerate().map(|(k, (action, payload))| {
             let push = Push { action, ..push(entry, k, CodecId::Float32) };
             self.draft(0, entry, k, &push, &common, false, payload)
@@ -271,10 +271,10 @@ impl Client {
     }
 }
 
-/// The next sequence number of a client whose turn it is.
-pub(crate) fn next(turn: &mut u64) -> u64 {
-    *turn += 1;
-    *turn
+/// The next sequence number, of a client whose numbers are locked.
+pub(crate) fn next(last: &mut u64) -> u64 {
+    *last += 1;
+    *last
 }
 
 /// A gradient with the settings of its push.

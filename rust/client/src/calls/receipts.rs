@@ -1,6 +1,6 @@
 //! What became of a push: receipts, or what is known of each slice.
 
-use crate::link::call::{Call, Outcome, Part};
+use crate::link::call::{Call, CallPart, Outcome};
 use crate::state::shared::Shared;
 use fastps_core::error::{Error, Kind};
 use fastps_core::verbs::{InDoubt, PartialPush, PushError, Pushed, Receipt, Ticket};
@@ -68,7 +68,7 @@ pub(crate) fn pushed(client: &Shared, call: &Call, tensors: usize) -> Pushed {
 }
 
 /// The receipts of a push whose parts were all applied.
-fn receipts(outcomes: &[(&Part, Outcome)], bytes: &[u64]) -> Vec<Receipt> {
+fn receipts(outcomes: &[(&CallPart, Outcome)], bytes: &[u64]) -> Vec<Receipt> {
     let mut receipts: Vec<_> = bytes.iter().map(|bytes| Receipt::of_nothing(*bytes)).collect();
     for (part, outcome) in outcomes {
         if let Outcome::Answered(answer) = outcome {

@@ -21,13 +21,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Slices of initial values that are under way at a time: each is a copy.
-const WINDOW: usize = 16;
+const MAX_SLICES_IN_FLIGHT: usize = 16;
 /// How long to wait for a link's new session.
-const RENEWAL: Duration = Duration::from_millis(100);
+const SESSION_RENEWAL_PAUSE: Duration = Duration::from_millis(100);
 /// How often the reservation of a long upload is renewed.
-const RENEW: Duration = Duration::from_secs(5);
+const RESERVATION_RENEW_INTERVAL: Duration = Duration::from_secs(5);
 /// How often a registration that came to nothing on the way is begun anew.
-const ATTEMPTS: usize = 5;
+const MAX_REGISTER_ATTEMPTS: usize = 5;
 
 impl Client {
     pub(crate) fn register_tensor(
@@ -44,9 +44,9 @@ impl Client {
         spec.validate()?;
         outgoing::check_values(Isa::get()?, values, &spec)?;
         // A client owns its reservations as a whole, so its threads take turns.
-        let _turn = self.registration_turn(deadline).map_err(named)?;
+        let _alone = self.lock_registration(deadline).map_err(named)?;
         let mut failed = None;
-        for _ in 0..ATTEMPTS {
+        for _ in 0..MAX_REGISTER_ATTEMPTS {
             let Some((reservation, entry)) = self.reserve_place(&spec, deadline).map_err(named)? else {
                 return Ok(());
             };
@@ -75,7 +75,7 @@ impl Client {
         Err(failed.unwrap_or_else(|| Error::new(Kind::Internal, "a registration without an outcome")))
     }
 
-    fn registration_turn(&self, deadline: Instant) -> Result<tokio::sync::OwnedMutexGuard<()>> {
+    fn lock_registration(&self, deadline: Instant) -> Result<tokio::sync::OwnedMutexGuard<()>> {
         let registering = self.registering.clone();
         self.block(async move {
             let late = |_| {
@@ -124,9 +124,10 @@ impl Client {
                 let answer: pb::RegisterResponse = match answer {
                     // The session ended while we were suspended; the link is about to open a new one.
                     Err(error)
-                        if retry(error.kind) == Retry::Session && Instant::now() + RENEWAL < deadline =>
+                        if retry(error.kind) == Retry::Session
+                            && Instant::now() + SESSION_RENEWAL_PAUSE < deadline =>
                     {
-                        tokio::time::sleep(RENEWAL).await;
+                        tokio::time::sleep(SESSION_RENEWAL_PAUSE).await;
                         continue;
                     }
                     answer => answer?,
@@ -175,14 +176,14 @@ impl Client {
                 .await
             })?;
         }
-        let sequence = next(&mut self.turn());
+        let sequence = next(&mut self.lock_sequence());
         let (epoch, _) = self.map.look_up(std::iter::empty());
         let common = Common { epoch, sequence, reservation };
         let all: Vec<_> = entry.spec.slices().enumerate().collect();
         let mut renewed = Instant::now();
-        for window in all.chunks(WINDOW) {
+        for window in all.chunks(MAX_SLICES_IN_FLIGHT) {
             // Shard 0 sees none of this: its owner repeats the first step to keep the reservation.
-            if renewed.elapsed() > RENEW {
+            if renewed.elapsed() > RESERVATION_RENEW_INTERVAL {
                 match self.reserve_place(&entry.spec, deadline)? {
                     Some((same, _)) if same == reservation => renewed = Instant::now(),
                     _ => return Err(Error::new(Kind::Lease, "the reservation was taken over")),

@@ -2,7 +2,7 @@
 
 use crate::calls::push::{Draft, with_options};
 use crate::client::Client;
-use crate::link::call::{Call, Part};
+use crate::link::call::{Call, CallPart};
 use crate::link::payload::Payload;
 use crate::state::map::Entry;
 use crate::state::stats;
@@ -20,9 +20,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Bytes of a message and of its answer: each is one HTTP/2 frame.
-const MESSAGE: usize = fastps_transport::wire::MAX_FRAME as usize - 4096;
+const MAX_SPARSE_MESSAGE_BYTES: usize = fastps_transport::wire::MAX_FRAME as usize - 4096;
 /// Bytes that each part takes of a header; at most.
-const PART: usize = 64;
+const PART_HEADER_BYTES: usize = 64;
 
 /// A message that is being filled: parts by their number in the plan.
 #[derive(Default)]
@@ -92,7 +92,7 @@ impl Client {
             };
             drafts.extend(messages(entry, plan, bytes).into_iter().filter_map(draft));
         }
-        let _turn = self.turn();
+        let _in_order = self.lock_sequence();
         self.submit(drafts, Vec::new(), deadline, false)
     }
 
@@ -104,9 +104,9 @@ impl Client {
         elements: Range<usize>,
         sent_bytes: usize,
         answer_bytes: Option<usize>,
-    ) -> Part {
+    ) -> CallPart {
         let (slice, shard) = entry.slices[part.slice];
-        Part {
+        CallPart {
             tensor,
             name: entry.spec.name.clone(),
             link: self.links[shard].clone(),
@@ -128,9 +128,9 @@ fn messages(entry: &Entry, plan: &Plan, bytes: impl Fn(&RowPart) -> usize) -> Ve
     let mut open: Vec<_> = (0..shards).map(|_| Message::default()).collect();
     for (j, part) in plan.parts().iter().enumerate() {
         let message = &mut open[entry.slices[part.slice].1];
-        let bytes = PART + bytes(part);
+        let bytes = PART_HEADER_BYTES + bytes(part);
         // A part that is larger than that goes alone.
-        let fits = message.bytes + bytes <= MESSAGE && message.parts.len() < MAX_PARTS;
+        let fits = message.bytes + bytes <= MAX_SPARSE_MESSAGE_BYTES && message.parts.len() < MAX_PARTS;
         if !fits && !message.parts.is_empty() {
             full.push(std::mem::take(message));
         }
@@ -155,7 +155,7 @@ fn append(isa: Isa, codec: Codec, values: &[f32], position: Position, payload: &
     }
 }
 
-fn drafted(mut parts: Vec<Part>, header: pb::Header, payload: Vec<u8>) -> Option<Draft> {
+fn drafted(mut parts: Vec<CallPart>, header: pb::Header, payload: Vec<u8>) -> Option<Draft> {
     let more = parts.split_off(1.min(parts.len()));
     Some(Draft { part: parts.pop()?, more, header, payload: Payload::Owned(Bytes::from(payload)) })
 }

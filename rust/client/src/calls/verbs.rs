@@ -229,7 +229,7 @@ impl ParameterServer for Client {
     }
 
     fn transport(&self) -> Vec<(String, String)> {
-        self.links.iter().map(|link| (link.address.clone(), link.way.present())).collect()
+        self.links.iter().map(|link| (link.address.clone(), link.route.present())).collect()
     }
 
     fn close(&self) {

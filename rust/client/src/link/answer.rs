@@ -1,6 +1,6 @@
 //! Answers: from the stream to the call, or to the doubt, that waits for each.
 
-use crate::link::call::{Answer, Call, Outcome, Part, Values};
+use crate::link::call::{ArrivedValues, Call, CallPart, Outcome, PartAnswer};
 use crate::link::queue::{Pending, Queue, Told, Waiter};
 use crate::link::state::Link;
 use crate::options::Ack;
@@ -61,7 +61,7 @@ impl Link {
                     // Nothing can be said yet: the server is at it this moment, lacks memory, or is about to
                     // stop. The question waits for the time that it tells, or for the next connection.
                     convert::Answer::Refused(error)
-                        if matches!(retry(error.kind), Retry::Later | Retry::Room) =>
+                        if matches!(retry(error.kind), Retry::Later | Retry::Capacity) =>
                     {
                         pending.attempts = 0;
                         queue.frames.insert(tag, pending);
@@ -95,22 +95,22 @@ impl Link {
                 return Ok(());
             }
             (true, convert::Answer::Receipt(applied)) if !pending.header.want_values => {
-                Ok((Answer { applied, step: 0 }, None))
+                Ok((PartAnswer { applied, step: 0 }, None))
             }
             (true, convert::Answer::Values { applied: Some(applied), step, payload, .. })
                 if Some(payload.len()) == part.answer_bytes =>
             {
-                Ok((Answer { applied, step }, Some(payload)))
+                Ok((PartAnswer { applied, step }, Some(payload)))
             }
             (false, convert::Answer::Values { version, own, step, payload, .. })
                 if Some(payload.len()) == part.answer_bytes =>
             {
                 let applied = Applied { version, own, staleness: None, scale: 1.0, duplicate: false };
-                Ok((Answer { applied, step }, Some(payload)))
+                Ok((PartAnswer { applied, step }, Some(payload)))
             }
             (false, convert::Answer::Version { version, own }) if part.answer_bytes.is_none() => {
                 let applied = Applied { version, own, staleness: None, scale: 1.0, duplicate: false };
-                Ok((Answer { applied, step: 0 }, None))
+                Ok((PartAnswer { applied, step: 0 }, None))
             }
             // Of a reservation's frames, `lease` means the reservation's.
             (_, convert::Answer::Refused(error))
@@ -159,7 +159,7 @@ impl Link {
         drop(queue);
         // A refusal of a sparse message refuses all of it.
         for index in parts {
-            let values = values.clone().map(|bytes| Values { bytes, lent });
+            let values = values.clone().map(|bytes| ArrivedValues { bytes, lent });
             call.deliver(index, outcome.clone(), values);
         }
         Ok(())
@@ -257,7 +257,7 @@ impl Link {
                         }
                         run.add(index, bytes);
                     }
-                    told.push((index, Outcome::Answered(Answer { applied, step: 0 })));
+                    told.push((index, Outcome::Answered(PartAnswer { applied, step: 0 })));
                     continue;
                 }
                 Ok(_) => part.frame_error("the server's answer does not fit its question"),
@@ -272,7 +272,10 @@ impl Link {
             told.push((index, Outcome::InDoubt(self.doubt(&mut lock(&self.queue), pending, part))));
         }
         values.extend(run.end(&mut payload));
-        call.deliver_all(told, values.into_iter().map(|(part, bytes)| (part, Values { bytes, lent: false })));
+        call.deliver_all(
+            told,
+            values.into_iter().map(|(part, bytes)| (part, ArrivedValues { bytes, lent: false })),
+        );
         self.check_drained(&lock(&self.queue));
     }
 }
@@ -286,8 +289,9 @@ struct Run {
 
 impl Run {
     fn goes_on(&self, call: &Call, next: usize) -> bool {
-        let follow =
-            |last: &Part, part: &Part| last.tensor == part.tensor && last.elements.end == part.elements.start;
+        let follow = |last: &CallPart, part: &CallPart| {
+            last.tensor == part.tensor && last.elements.end == part.elements.start
+        };
         self.parts.end == next && !self.parts.is_empty() && follow(&call.parts[next - 1], &call.parts[next])
     }
 

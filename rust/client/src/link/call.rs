@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// How often a caller is asked whether it still waits.
-const ASKED: Duration = Duration::from_millis(50);
+const CALLER_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// One slice of a call.
-pub(crate) struct Part {
+pub(crate) struct CallPart {
     /// Index of the tensor in the call.
     pub(crate) tensor: usize,
     pub(crate) name: Arc<str>,
@@ -39,7 +39,7 @@ pub(crate) struct Part {
 
 /// What a server said about a part.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct PartAnswer {
     /// For pulls, `version` and `own` alone mean something.
     pub(crate) applied: Applied,
     pub(crate) step: u64,
@@ -49,7 +49,7 @@ pub(crate) struct Answer {
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {
     Open,
-    Answered(Answer),
+    Answered(PartAnswer),
     /// Certainly not applied.
     Failed(Error),
     InDoubt(Arc<Doubt>),
@@ -64,38 +64,38 @@ pub(crate) struct Call {
     pub(crate) deadline: Instant,
     /// A push or assignment: sent and unanswered means in doubt.
     pub(crate) identified: bool,
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<CallPart>,
     memories: Vec<Arc<Memory>>,
-    state: Mutex<State>,
+    state: Mutex<CallState>,
     changed: Notify,
 }
 
 /// Values as they have come.
-pub(crate) struct Values {
+pub(crate) struct ArrivedValues {
     pub(crate) bytes: Bytes,
     /// They lie where the server lets them be read, and must not stay there.
     pub(crate) lent: bool,
 }
 
-impl Values {
+impl ArrivedValues {
     /// The same, for as long as anybody wants.
     fn kept(self) -> Self {
         if self.lent { Self { bytes: Bytes::copy_from_slice(&self.bytes), lent: false } } else { self }
     }
 }
 
-struct State {
+struct CallState {
     outcomes: Vec<Outcome>,
     open: usize,
     done: bool,
     /// Values that nobody has taken yet, by part; those of parts that follow one another may be one.
-    arrived: VecDeque<(usize, Values)>,
+    arrived: VecDeque<(usize, ArrivedValues)>,
     /// Somebody waits who takes values as they come.
     taken: bool,
     callbacks: Vec<Box<dyn FnOnce() + Send>>,
 }
 
-impl State {
+impl CallState {
     fn is_open(&self, part: usize) -> bool {
         matches!(self.outcomes[part], Outcome::Open)
     }
@@ -106,10 +106,10 @@ impl Call {
         process: Process,
         deadline: Instant,
         identified: bool,
-        parts: Vec<Part>,
+        parts: Vec<CallPart>,
         memories: Vec<Arc<Memory>>,
     ) -> Arc<Self> {
-        let state = State {
+        let state = CallState {
             outcomes: parts.iter().map(|_| Outcome::Open).collect(),
             open: parts.len(),
             done: parts.is_empty(),
@@ -134,7 +134,7 @@ impl Call {
     }
 
     /// Notes what became of a part; only the first outcome counts.
-    pub(crate) fn deliver(&self, part: usize, outcome: Outcome, values: Option<Values>) {
+    pub(crate) fn deliver(&self, part: usize, outcome: Outcome, values: Option<ArrivedValues>) {
         self.deliver_all([(part, outcome)], values.map(|values| (part, values)));
     }
 
@@ -143,7 +143,7 @@ impl Call {
     pub(crate) fn deliver_all(
         &self,
         outcomes: impl IntoIterator<Item = (usize, Outcome)>,
-        values: impl IntoIterator<Item = (usize, Values)>,
+        values: impl IntoIterator<Item = (usize, ArrivedValues)>,
     ) {
         let mut state = lock(&self.state);
         let before = state.open;
@@ -221,7 +221,7 @@ impl Call {
     /// Ends the call: what was not sent is withdrawn, what was sent and not answered is in doubt.
     pub(crate) fn expire(&self) {
         let mut next = 0;
-        for parts in self.parts.chunk_by(Part::share_a_frame) {
+        for parts in self.parts.chunk_by(CallPart::share_a_frame) {
             let first = next;
             next += parts.len();
             if !matches!(lock(&self.state).outcomes[first], Outcome::Open) {
@@ -280,12 +280,13 @@ impl Call {
                 }
             }
             let now = Instant::now();
-            let tell_at = (!self.told.load(Ordering::Relaxed)).then(|| self.begun + waiting::AFTER);
+            let tell_at =
+                (!self.told.load(Ordering::Relaxed)).then(|| self.begun + waiting::REPORT_WAIT_AFTER);
             if tell_at.is_some_and(|at| now >= at) {
                 self.say_for_what_it_waits();
             }
             if let Some(caller) = &mut caller
-                && now >= asked + ASKED
+                && now >= asked + CALLER_CHECK_INTERVAL
             {
                 asked = now;
                 if let Some(at_end) = caller.leaves() {
@@ -302,7 +303,7 @@ impl Call {
             } else if now >= until {
                 return false;
             } else if caller.is_some() {
-                until.min(asked + ASKED)
+                until.min(asked + CALLER_CHECK_INTERVAL)
             } else {
                 until
             };
@@ -332,18 +333,18 @@ impl Call {
     }
 
     /// The outcomes of a call that is done, with their parts.
-    pub(crate) fn outcomes(&self) -> Vec<(&Part, Outcome)> {
+    pub(crate) fn outcomes(&self) -> Vec<(&CallPart, Outcome)> {
         self.parts.iter().zip(lock(&self.state).outcomes.iter().cloned()).collect()
     }
 
     /// Takes the values that came and were not handed out.
-    pub(crate) fn take_arrived(&self) -> Vec<(&Part, Bytes)> {
+    pub(crate) fn take_arrived(&self) -> Vec<(&CallPart, Bytes)> {
         let arrived = std::mem::take(&mut lock(&self.state).arrived);
         arrived.into_iter().map(|(part, values)| (&self.parts[part], values.bytes)).collect()
     }
 }
 
-impl Part {
+impl CallPart {
     pub(crate) fn tag(&self) -> u64 {
         self.tag.load(Ordering::Acquire)
     }

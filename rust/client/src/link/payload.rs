@@ -43,10 +43,10 @@ impl Payload {
 /// A caller's values while its call lasts.
 pub(crate) struct Memory {
     dtype: DType,
-    state: Mutex<State>,
+    state: Mutex<MemoryState>,
 }
 
-struct State {
+struct MemoryState {
     values: Option<Arc<dyn Values>>,
     readers: usize,
     /// Whom it is told that reading has ended.
@@ -58,7 +58,7 @@ impl Memory {
         let dtype = values.view().dtype();
         Arc::new(Self {
             dtype,
-            state: Mutex::new(State { values: Some(values), readers: 0, call: Weak::new() }),
+            state: Mutex::new(MemoryState { values: Some(values), readers: 0, call: Weak::new() }),
         })
     }
 
@@ -73,7 +73,7 @@ impl Memory {
         let values = state.values.clone()?;
         state.readers += 1;
         drop(state);
-        Some(Bytes::from_owner(Loan { memory: memory.clone(), values: Some(values), range }))
+        Some(Bytes::from_owner(LentValues { memory: memory.clone(), values: Some(values), range }))
     }
 
     /// Ends reading: nobody begins again. The call is told when those who have begun are done.
@@ -95,19 +95,19 @@ impl fmt::Debug for Memory {
     }
 }
 
-struct Loan {
+struct LentValues {
     memory: Arc<Memory>,
     values: Option<Arc<dyn Values>>,
     range: Range<usize>,
 }
 
-impl AsRef<[u8]> for Loan {
+impl AsRef<[u8]> for LentValues {
     fn as_ref(&self) -> &[u8] {
         self.values.as_ref().map_or(&[], |values| values.view().get(self.range.clone()).bytes())
     }
 }
 
-impl Drop for Loan {
+impl Drop for LentValues {
     fn drop(&mut self) {
         // The reference goes first: whoever is told that reading has ended may rely on it.
         self.values = None;

@@ -12,7 +12,7 @@ use fastps_transport::convert::mode_to_wire;
 use std::time::{Duration, Instant};
 
 /// How long a place is asked for when a connection begins, or given back without one.
-pub(crate) const AGAIN: Duration = Duration::from_secs(2);
+pub(crate) const REJOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(crate) async fn ask_for(link: &Link, group: u32, seat: &Seat, deadline: Instant) -> Result<Joined> {
     let ask = |mut control: Control, left| {
@@ -30,7 +30,7 @@ pub(crate) async fn ask_for(link: &Link, group: u32, seat: &Seat, deadline: Inst
 pub(crate) async fn rejoin(link: &Link) {
     let here = |place: &&Place| place.concerns(link.shard()) && !place.lost;
     let places: Vec<_> = lock(&link.shared.places).iter().filter(here).cloned().collect();
-    let deadline = after(AGAIN);
+    let deadline = after(REJOIN_TIMEOUT);
     for place in places {
         match ask_for(link, place.group, &place.seat, deadline).await {
             Ok(joined) => change(link, &place, |known| known.rejoined(joined.clock)),

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 /// Unanswered pushes per slice: less than what a slice remembers, so that each may be sent again.
-pub(crate) const MOST_UNANSWERED: u32 = fastps_core::identity::WINDOW as u32 / 2;
+pub(crate) const MAX_UNANSWERED_PUSHES: u32 = fastps_core::identity::WINDOW as u32 / 2;
 
 /// A frame of a call, not yet queued, and the parts that it carries.
 pub(crate) struct Frame {
@@ -143,7 +143,7 @@ impl Queue {
         if let Some(told) = told {
             known.take(told);
         }
-        if before == MOST_UNANSWERED {
+        if before == MAX_UNANSWERED_PUSHES {
             self.wake();
         }
     }

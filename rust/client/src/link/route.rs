@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// The way to one server.
 #[derive(Debug)]
-pub(crate) struct Way {
+pub(crate) struct ServerRoute {
     asked: Transport,
     /// It was reached by its own address, not through somebody in between.
     direct: bool,
@@ -28,7 +28,7 @@ pub(crate) struct Way {
     present: Mutex<String>,
 }
 
-impl Way {
+impl ServerRoute {
     pub(crate) fn new(asked: Transport, direct: bool, tls: Option<ClientTls>, spin: Duration) -> Self {
         Self { asked, direct, tls, spin, present: Mutex::new("not connected yet".to_owned()) }
     }

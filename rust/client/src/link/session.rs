@@ -15,23 +15,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Longest pause between two attempts to connect.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(1);
+const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
 /// How often a silent server is asked whether it is there.
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long one attempt may take.
-const ATTEMPT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs until the link is closed.
 pub(crate) async fn drive(link: Arc<Link>) {
-    let mut pause = FIRST_PAUSE;
+    let mut pause = FIRST_RETRY_PAUSE;
     while !link.is_closed() {
         let attempted = attempt(open(&link)).await;
         link.note_attempt(attempted.as_ref().err());
         let error = match attempted {
             Ok((session, stream)) => {
                 link.opened();
-                pause = FIRST_PAUSE;
+                pause = FIRST_RETRY_PAUSE;
                 let Stream { mut connection, outbox, messages, borrower } = stream;
                 let pings = connection.ping_pong();
                 tokio::select! {
@@ -42,7 +42,7 @@ pub(crate) async fn drive(link: Arc<Link>) {
                     result = connection => broken(result),
                     error = receive(&link, messages, borrower) => error,
                     error = heartbeat(&link) => error,
-                    () = keep_alive(pings, KEEP_ALIVE) => Error::new(Kind::Connection, "the server is silent"),
+                    () = keep_alive(pings, KEEP_ALIVE_INTERVAL) => Error::new(Kind::Connection, "the server is silent"),
                 }
             }
             Err(error) => error,
@@ -58,13 +58,13 @@ pub(crate) async fn drive(link: Arc<Link>) {
             () = link.changed.notified() => {}
         }
         // A server that was started anew waits one lease for its clients.
-        pause = (2 * pause).min(LONGEST_PAUSE).min(link.lease / 4);
+        pause = (2 * pause).min(MAX_RETRY_PAUSE).min(link.lease / 4);
     }
 }
 
 async fn attempt<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let late = |_| Error::new(Kind::Connection, format!("no answer within {} s", ATTEMPT.as_secs()));
-    tokio::time::timeout(ATTEMPT, work).await.map_err(late)?
+    let late = |_| Error::new(Kind::Connection, format!("no answer within {} s", CONNECT_TIMEOUT.as_secs()));
+    tokio::time::timeout(CONNECT_TIMEOUT, work).await.map_err(late)?
 }
 
 /// Says hello, under a new incarnation if the old one is forgotten, and opens the stream.
@@ -80,7 +80,7 @@ async fn open(link: &Arc<Link>) -> Result<(u64, Stream)> {
         hello(link, false).await?;
     }
     places::rejoin(link).await;
-    let stream = Stream::open(&link.way, &link.address, link.server(), &link.shared.secret).await?;
+    let stream = Stream::open(&link.route, &link.address, link.server(), &link.shared.secret).await?;
     Ok((link.begin(), stream))
 }
 
@@ -98,7 +98,7 @@ async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
         name: &shared.name,
         ack: shared.ack,
         // Whoever asks waits for less.
-        within: link.lease.max(ATTEMPT),
+        within: link.lease.max(CONNECT_TIMEOUT),
     };
     let answer = unary::hello(link.channel()?, who, renew).await?;
     if answer.shard != link.shard() {
@@ -142,9 +142,9 @@ fn borrow(mut frame: pb::Frame, borrower: Option<&Arc<Borrower>>) -> Result<(pb:
     };
     let unasked = || Error::new(Kind::Frame, "the server lends what this client cannot read");
     let whole = frame.header.as_ref().is_some_and(|h| h.kind() == pb::Kind::Values && h.table.is_none());
-    let loan = borrower.filter(|_| whole).ok_or_else(unasked)?.take(&lent);
-    let loan = loan.map_err(|error| Error::new(Kind::Frame, format!("no values of the server: {error}")))?;
-    frame.payload = Bytes::from_owner(loan);
+    let page = borrower.filter(|_| whole).ok_or_else(unasked)?.take(&lent);
+    let page = page.map_err(|error| Error::new(Kind::Frame, format!("no values of the server: {error}")))?;
+    frame.payload = Bytes::from_owner(page);
     Ok((frame, true))
 }
 

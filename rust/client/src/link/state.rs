@@ -6,10 +6,10 @@
 //! leaves a doubt behind, and a question about it takes the end of the queue.
 
 use crate::address::is_loopback;
-use crate::link::call::{Call, Outcome, Part};
+use crate::link::call::{Call, CallPart, Outcome};
 use crate::link::payload::Payload;
-use crate::link::queue::{Frame, Known, MOST_UNANSWERED, Pending, Queue, Waiter};
-use crate::link::route::Way;
+use crate::link::queue::{Frame, Known, MAX_UNANSWERED_PUSHES, Pending, Queue, Waiter};
+use crate::link::route::ServerRoute;
 use crate::link::unary;
 use crate::state::doubt::Doubt;
 use crate::state::runtime::{Driver, lock, random};
@@ -58,7 +58,7 @@ pub(crate) struct Link {
     /// The server has a data directory.
     keeps_data: AtomicBool,
     pub(crate) driver: Weak<Driver>,
-    pub(crate) way: Way,
+    pub(crate) route: ServerRoute,
     pub(crate) shared: Arc<Shared>,
     pub(crate) queue: Mutex<Queue>,
     /// Tells the driver that the link was closed or that its lease is lost.
@@ -75,20 +75,20 @@ impl Link {
         client: u64,
         hello: &pb::HelloResponse,
         driver: &Arc<Driver>,
-        way: Way,
+        route: ServerRoute,
     ) -> Arc<Self> {
         let queue = Queue::new(client, hello.server);
         Arc::new(Self {
             shard: hello.shard,
             shards: hello.cluster.len(),
-            checksums: shared.checksums.unwrap_or_else(|| way.tls.is_none() && !is_loopback(&address)),
+            checksums: shared.checksums.unwrap_or_else(|| route.tls.is_none() && !is_loopback(&address)),
             address,
             channel: Mutex::new(Some(channel)),
             lease: std::time::Duration::from_millis(u64::from(hello.lease_ms.max(300))),
             restarted: AtomicBool::new(false),
             keeps_data: AtomicBool::new(unary::keeps_data(hello)),
             driver: Arc::downgrade(driver),
-            way,
+            route,
             shared,
             queue: Mutex::new(queue),
             changed: Notify::new(),
@@ -223,10 +223,9 @@ impl Link {
         {
             if pending.identified() {
                 let slices = &mut queue.slices;
-                if pending
-                    .slices()
-                    .any(|slice| slices.get(&slice).is_some_and(|known| known.unanswered >= MOST_UNANSWERED))
-                {
+                if pending.slices().any(|slice| {
+                    slices.get(&slice).is_some_and(|known| known.unanswered >= MAX_UNANSWERED_PUSHES)
+                }) {
                     break;
                 }
                 pending.slices().for_each(|slice| slices.entry(slice).or_default().unanswered += 1);
@@ -256,7 +255,7 @@ impl Link {
     }
 
     /// A doubt about a frame that was sent, and the question that will settle it.
-    pub(crate) fn doubt(&self, queue: &mut Queue, pending: &Pending, part: &Part) -> Arc<Doubt> {
+    pub(crate) fn doubt(&self, queue: &mut Queue, pending: &Pending, part: &CallPart) -> Arc<Doubt> {
         let residue = lock(&part.residue).take();
         let doubt =
             Doubt::new(self.shared.process, part.name.clone(), self.shard, part.elements.clone(), residue);
@@ -271,9 +270,9 @@ impl Link {
     }
 
     /// Takes a frame out because its call has ended; `parts` are all that it carries.
-    pub(crate) fn abandon(&self, parts: &[Part]) -> Abandoned {
+    pub(crate) fn abandon(&self, parts: &[CallPart]) -> Abandoned {
         let mut queue = lock(&self.queue);
-        let tag = parts.first().map_or(0, Part::tag);
+        let tag = parts.first().map_or(0, CallPart::tag);
         let (Some(pending), [part, ..]) = (queue.frames.remove(&tag), parts) else {
             return Abandoned::Answered;
         };

@@ -1,6 +1,6 @@
 //! One connection to a shard's data service, and the one stream on it.
 
-use crate::link::route::Way;
+use crate::link::route::ServerRoute;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_transport::Socket;
 use fastps_transport::convert;
@@ -8,8 +8,8 @@ use fastps_transport::secret::Secret;
 use fastps_transport::tls;
 use fastps_transport::unix;
 use fastps_transport::wire::{
-    Borrower, Framed, MAX_FRAME, Messages, NATIVE, Outbox, PATH, Piece, RESET, SERVER, Turn, UNWRITTEN,
-    status,
+    Borrower, EXCHANGE_PATH, Framed, MAX_FRAME, MAX_RESET_STREAMS, MAX_UNWRITTEN_BYTES, Messages,
+    NATIVE_SETTING, Outbox, Piece, PollCycle, SERVER_HEADER, status,
 };
 use h2::client::{Builder, Connection};
 use http::header::{CONTENT_TYPE, TE};
@@ -32,22 +32,27 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Connects to the server with this incarnation, for the client with this secret.
-    pub(crate) async fn open(way: &Way, address: &str, server: u64, secret: &Secret) -> Result<Self> {
-        let (scheme, authority) = (tls::scheme(way.tls.as_ref()), unix::authority(address));
-        let socket = way.connect(address, server).await?;
+    pub(crate) async fn open(
+        route: &ServerRoute,
+        address: &str,
+        server: u64,
+        secret: &Secret,
+    ) -> Result<Self> {
+        let (scheme, authority) = (tls::scheme(route.tls.as_ref()), unix::authority(address));
+        let socket = route.connect(address, server).await?;
         let borrower = socket.borrower();
         let (mut requests, mut connection) = Builder::new()
             .max_frame_size(MAX_FRAME)
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .max_header_list_size(NATIVE)
-            .max_send_buffer_size(UNWRITTEN)
-            .max_concurrent_reset_streams(RESET)
+            .max_header_list_size(NATIVE_SETTING)
+            .max_send_buffer_size(MAX_UNWRITTEN_BYTES)
+            .max_concurrent_reset_streams(MAX_RESET_STREAMS)
             .enable_push(false)
-            .handshake(Framed::new(socket, 0, Turn::default()))
+            .handshake(Framed::new(socket, 0, PollCycle::default()))
             .await
             .map_err(|error| broken(Err(error)))?;
-        let mut request = Request::post(format!("{scheme}://{authority}{PATH}"))
+        let mut request = Request::post(format!("{scheme}://{authority}{EXCHANGE_PATH}"))
             .header(CONTENT_TYPE, "application/grpc")
             .header(TE, "trailers")
             .body(())
@@ -61,7 +66,7 @@ impl Stream {
         };
         check(response.headers(), server)?;
         let messages = Messages::new(response.into_body(), None);
-        Ok(Self { connection, outbox: Outbox::new(stream, Turn::default()), messages, borrower })
+        Ok(Self { connection, outbox: Outbox::new(stream, PollCycle::default()), messages, borrower })
     }
 }
 
@@ -72,7 +77,7 @@ fn check(headers: &HeaderMap, server: u64) -> Result<()> {
     {
         return Err(convert::error_from_status(&status));
     }
-    let told = headers.get(SERVER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    let told = headers.get(SERVER_HEADER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     match told {
         Some(other) if other != server => {
             Err(Error::new(Kind::Connection, "the server was started anew between two calls"))

@@ -18,8 +18,8 @@ use tonic::{Request, Response, Status};
 /// Calls that carry the client's secret.
 pub(crate) type Control = ControlClient<InterceptedService<Channel, Secret>>;
 
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(20);
+const MAX_RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// Who says hello.
 pub(crate) struct Who<'a> {
@@ -68,7 +68,7 @@ pub(crate) async fn call<T, F>(
 where
     F: Future<Output = Result<Response<T>, Status>>,
 {
-    let mut pause = FIRST_PAUSE;
+    let mut pause = FIRST_RETRY_PAUSE;
     let mut before: Option<Error> = None;
     let mut wait = Wait::begin();
     loop {
@@ -98,7 +98,7 @@ where
         }
         before = Some(named(link, error));
         tokio::time::sleep(jitter(pause).max(told)).await;
-        pause = (2 * pause).min(LONGEST_PAUSE);
+        pause = (2 * pause).min(MAX_RETRY_PAUSE);
     }
 }
 

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Tensors that an error names.
-const NAMED: usize = 5;
+const MAX_NAMED_TENSORS: usize = 5;
 
 /// What a slice lacks.
 #[derive(Clone, Copy, Debug)]
@@ -92,10 +92,10 @@ impl Losses {
 
 fn error(lost: Vec<Lost>) -> Error {
     let mut message = "a server restarted without changes that it had acknowledged: ".to_owned();
-    let named: Vec<_> = lost.iter().take(NAMED).map(ToString::to_string).collect();
+    let named: Vec<_> = lost.iter().take(MAX_NAMED_TENSORS).map(ToString::to_string).collect();
     message.push_str(&named.join("; "));
-    if lost.len() > NAMED {
-        message = format!("{message}; and {} more", lost.len() - NAMED);
+    if lost.len() > MAX_NAMED_TENSORS {
+        message = format!("{message}; and {} more", lost.len() - MAX_NAMED_TENSORS);
     }
     message.push_str(". This is told once; training can go on from here");
     let mut error = Error::new(Kind::VersionsLost, message);

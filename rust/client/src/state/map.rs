@@ -48,11 +48,11 @@ impl Entry {
 
 #[derive(Debug, Default)]
 pub(crate) struct Map {
-    state: RwLock<State>,
+    state: RwLock<MapState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct MapState {
     epoch: u64,
     entries: BTreeMap<Arc<str>, Arc<Entry>>,
     /// Names that shard 0 listed once, and does not list any more.
@@ -61,7 +61,7 @@ struct State {
     groups: HashMap<Arc<str>, (u32, usize)>,
 }
 
-impl State {
+impl MapState {
     fn insert(&mut self, entry: Arc<Entry>) {
         let group = self.groups.entry(entry.spec.group.clone()).or_default();
         *group = (entry.group, group.1 + 1);

@@ -13,9 +13,9 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::Notify;
 
 /// So long after the last caller the client's own thread takes over.
-const LULL: Duration = Duration::from_millis(5);
+const TAKE_OVER_AFTER: Duration = Duration::from_millis(5);
 /// What closed connections get to say so.
-const FAREWELL: Duration = Duration::from_millis(10);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(10);
 
 /// The process that something belongs to. Threads, and with them the runtime, do not survive `fork`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +99,7 @@ impl Driver {
     }
 
     /// Has the connections do what they can do at once.
-    pub(crate) fn turn(&self) {
+    pub(crate) fn run_once(&self) {
         self.drive(async |_| tokio::task::yield_now().await);
     }
 
@@ -135,14 +135,14 @@ impl Driver {
             self.stand_by();
         }
         // Sessions end, and connections close.
-        self.runtime.block_on(async { tokio::time::sleep(FAREWELL).await });
+        self.runtime.block_on(async { tokio::time::sleep(CLOSE_TIMEOUT).await });
     }
 
     /// Leaves driving to the callers, as long as they keep coming.
     fn stand_by(&self) {
         loop {
             let before = self.callers.load(Ordering::SeqCst);
-            std::thread::park_timeout(LULL);
+            std::thread::park_timeout(TAKE_OVER_AFTER);
             let lull =
                 self.waiting.load(Ordering::SeqCst) == 0 && self.callers.load(Ordering::SeqCst) == before;
             if self.nudged.swap(false, Ordering::SeqCst) || lull || self.ended.load(Ordering::SeqCst) {

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 /// A point in time that far from now; times beyond what clocks can say are cut to a millennium.
 pub(crate) fn after(timeout: Duration) -> Instant {
-    const LONGEST: Duration = Duration::from_hours(365_000 * 24);
-    Instant::now() + timeout.min(LONGEST)
+    const MAX_TIMEOUT: Duration = Duration::from_hours(365_000 * 24);
+    Instant::now() + timeout.min(MAX_TIMEOUT)
 }
 
 /// Between half and one and a half of a pause, so that clients do not come back in step.

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Waits that are shorter are nobody's concern.
-pub(crate) const AFTER: Duration = Duration::from_secs(1);
+pub(crate) const REPORT_WAIT_AFTER: Duration = Duration::from_secs(1);
 
 /// For what a client waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl Wait {
             tokio::select! {
                 biased;
                 done = &mut work => return done,
-                () = tokio::time::sleep_until((self.since + AFTER).into()) => {}
+                () = tokio::time::sleep_until((self.since + REPORT_WAIT_AFTER).into()) => {}
             }
             self.told = true;
             let (what, text) = what();
@@ -88,7 +88,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_wait_is_told_once() {
-        let mut wait = Wait { since: Instant::now().checked_sub(AFTER).unwrap(), told: false };
+        let mut wait = Wait { since: Instant::now().checked_sub(REPORT_WAIT_AFTER).unwrap(), told: false };
         let mut asked = 0;
         for _ in 0..3 {
             let work = tokio::time::sleep(Duration::from_millis(1));

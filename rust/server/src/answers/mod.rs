@@ -1,9 +1,9 @@
 //! The answers that a stream owes its client, and the memory that they keep until the client takes them.
 //!
 //! Values stay pinned in their slice until the connection asks for them; then they are encoded. At most
-//! [`ENCODED`] encoded answers per stream wait in the connection, and their memory stays the stream's, so a
-//! reader that stalls takes no more than it has. What it has pinned can be taken back at any time: its stream
-//! is reset.
+//! [`MAX_ENCODED_ANSWERS`] encoded answers per stream wait in the connection, and their memory stays the
+//! stream's, so a reader that stalls takes no more than it has. What it has pinned can be taken back at any
+//! time: its stream is reset.
 
 use fastps_core::error::{Error, Result};
 use fastps_core::failpoint::reach;
@@ -14,7 +14,7 @@ use fastps_durable::Journal;
 use fastps_proto::MAX_MESSAGE_BYTES;
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
-use fastps_transport::memory_budget::{Busy, Room, StreamRoom};
+use fastps_transport::memory_budget::{Busy, MemoryBudget, StreamBudget};
 use fastps_transport::wire::MAX_FRAME;
 use futures_util::Stream;
 use std::collections::BTreeMap;
@@ -26,35 +26,35 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use tonic::Status;
 
 /// Answers that one stream may owe: pushes that a policy holds, and receipts that the client has not read.
-pub(crate) const MAX_OWED: usize = 4096;
+pub(crate) const MAX_OWED_ANSWERS: usize = 4096;
 /// Encoded answers that hyper has at a time: one that it sends, and the next.
-const ENCODED: u64 = 2;
+const MAX_ENCODED_ANSWERS: u64 = 2;
 /// What hyper may still have of earlier answers when it asks for the next.
-const LEFTOVERS: usize = 512 << 10;
+const LEFTOVER_BYTES: usize = 512 << 10;
 /// What a stream takes from its beginning: a message, and the answers owed.
-const STREAM_BYTES: usize = MAX_OWED * size_of::<Answer>() + LEFTOVERS;
+const STREAM_BYTES: usize = MAX_OWED_ANSWERS * size_of::<QueuedAnswer>() + LEFTOVER_BYTES;
 /// The message in work: put together by tonic; of a native client, as it came.
-const FOREIGN: usize = MAX_MESSAGE_BYTES;
-const NATIVE: usize = MAX_FRAME as usize;
+const FOREIGN_MESSAGE_BYTES: usize = MAX_MESSAGE_BYTES;
+const NATIVE_MESSAGE_BYTES: usize = MAX_FRAME as usize;
 
 /// One place in the queue of answers: a frame, or the status that ends the stream.
-pub(crate) struct Answer {
+pub(crate) struct QueuedAnswer {
     pub(crate) what: Result<Owed, Status>,
     /// It is kept until it is written.
     pub(crate) busy: Busy,
 }
 
 /// A place that was taken for an answer.
-pub(crate) struct Place {
-    permit: OwnedPermit<Answer>,
+pub(crate) struct AnswerSlot {
+    permit: OwnedPermit<QueuedAnswer>,
     busy: Busy,
     /// What the answer says must be durable before it is sent.
     until_durable: Option<Arc<Journal>>,
 }
 
-impl Place {
-    pub(crate) fn new(permit: OwnedPermit<Answer>, room: &Room) -> Self {
-        Self { permit, busy: room.busy(), until_durable: None }
+impl AnswerSlot {
+    pub(crate) fn new(permit: OwnedPermit<QueuedAnswer>, budget: &MemoryBudget) -> Self {
+        Self { permit, busy: budget.busy(), until_durable: None }
     }
 
     /// The answer waits until all that is logged when it is made is durable. A refusal changes nothing, and
@@ -72,7 +72,7 @@ impl Place {
 
     pub(crate) fn send_now(self, what: Result<Owed, Status>) {
         reach("before_ack");
-        self.permit.send(Answer { what, busy: self.busy });
+        self.permit.send(QueuedAnswer { what, busy: self.busy });
     }
 }
 
@@ -98,27 +98,29 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// What a stream's two halves share: its memory, and why it was reset.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct StreamState {
     reset: watch::Sender<Option<Error>>,
     /// For encoded answers, as large as the largest so far; a native client's are not encoded.
-    room: Option<Mutex<Charge>>,
-    _memory: StreamRoom,
+    encoded: Option<Mutex<Charge>>,
+    _memory: StreamBudget,
 }
 
-impl Shared {
+impl StreamState {
     /// Takes the memory of a new stream.
-    pub(crate) fn new(meter: &Arc<Meter>, room: &Arc<Room>, native: bool) -> Result<Arc<Self>> {
-        let bytes = STREAM_BYTES + if native { NATIVE } else { FOREIGN };
+    pub(crate) fn new(meter: &Arc<Meter>, budget: &Arc<MemoryBudget>, native: bool) -> Result<Arc<Self>> {
+        let bytes = STREAM_BYTES + if native { NATIVE_MESSAGE_BYTES } else { FOREIGN_MESSAGE_BYTES };
         Ok(Arc::new(Self {
             reset: watch::Sender::new(None),
-            room: if native { None } else { Some(Mutex::new(meter.take(Purpose::Answers, 0)?)) },
-            _memory: room.open_stream(bytes as u64)?,
+            encoded: if native { None } else { Some(Mutex::new(meter.take(Purpose::Answers, 0)?)) },
+            _memory: budget.open_stream(bytes as u64)?,
         }))
     }
 
-    /// Makes room for encoded answers of this size.
-    pub(crate) fn make_room(&self, bytes: usize) -> Result<()> {
-        self.room.as_ref().map_or(Ok(()), |room| locked(room).grow_to(ENCODED * bytes as u64))
+    /// Takes memory for encoded answers of this size.
+    pub(crate) fn reserve_encoded(&self, bytes: usize) -> Result<()> {
+        self.encoded
+            .as_ref()
+            .map_or(Ok(()), |charge| locked(charge).grow_to(MAX_ENCODED_ANSWERS * bytes as u64))
     }
 
     /// Waits until the stream is reset.
@@ -133,12 +135,12 @@ impl Shared {
 
 /// All pins of a shard, the oldest first.
 #[derive(Debug, Default)]
-pub(crate) struct Pins(Mutex<Table>);
+pub(crate) struct Pins(Mutex<PinTable>);
 
 #[derive(Debug, Default)]
-struct Table {
+struct PinTable {
     next: u64,
-    by_age: BTreeMap<u64, (Snapshot, Arc<Shared>)>,
+    by_age: BTreeMap<u64, (Snapshot, Arc<StreamState>)>,
 }
 
 /// Values that wait to be encoded, and one of the connection's permits.
@@ -153,7 +155,7 @@ impl Pins {
     pub(crate) fn add(
         self: &Arc<Self>,
         snapshot: Snapshot,
-        stream: &Arc<Shared>,
+        stream: &Arc<StreamState>,
         permit: OwnedSemaphorePermit,
     ) -> Pin {
         let mut table = locked(&self.0);
@@ -196,8 +198,8 @@ impl Drop for Pin {
 
 /// The stream of answers as tonic encodes it.
 pub(crate) struct Answers {
-    pub(crate) queue: Receiver<Answer>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) queue: Receiver<QueuedAnswer>,
+    pub(crate) shared: Arc<StreamState>,
 }
 
 impl Stream for Answers {

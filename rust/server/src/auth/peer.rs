@@ -3,7 +3,7 @@
 use crate::auth::principal::Principal;
 use crate::auth::rate::Rate;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_transport::memory_budget::Room;
+use fastps_transport::memory_budget::MemoryBudget;
 use http_body_util::BodyExt;
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,25 +12,26 @@ use tonic::body::Body;
 
 /// Slices that one connection may keep pinned: answers that are not encoded yet. One that lends may have as
 /// many as it can lend.
-pub(crate) const PINS: usize = 2;
+pub(crate) const MAX_PINS: usize = 2;
 /// Sessions that one connection may begin at once, and then a second.
-const HELLOS: u32 = 256;
-const HELLOS_A_SECOND: u32 = 64;
+const HELLO_BURST: u32 = 256;
+const HELLOS_PER_SECOND: u32 = 64;
 
 /// What the handlers know of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub(crate) principal: Principal,
     pub(crate) pins: Arc<Semaphore>,
-    pub(crate) room: Arc<Room>,
+    pub(crate) budget: Arc<MemoryBudget>,
     /// For sessions that it begins.
     pub(crate) hellos: Arc<Rate>,
 }
 
 impl Peer {
-    pub(crate) fn new(room: Arc<Room>) -> Self {
-        let (pins, hellos) = (Arc::new(Semaphore::new(PINS)), Arc::new(Rate::new(HELLOS, HELLOS_A_SECOND)));
-        Self { principal: Principal::ANYBODY, pins, room, hellos }
+    pub(crate) fn new(budget: Arc<MemoryBudget>) -> Self {
+        let (pins, hellos) =
+            (Arc::new(Semaphore::new(MAX_PINS)), Arc::new(Rate::new(HELLO_BURST, HELLOS_PER_SECOND)));
+        Self { principal: Principal::ANYBODY, pins, budget, hellos }
     }
 
     /// Fails where the connection has begun as many sessions as it may.
@@ -50,7 +51,7 @@ impl Peer {
 
     /// A request whose body keeps its connection from resting: what was received of it may wait there.
     pub(crate) fn keep_busy(request: http::Request<Body>) -> http::Request<Body> {
-        let busy = request.extensions().get::<Self>().map(|peer| peer.room.busy());
+        let busy = request.extensions().get::<Self>().map(|peer| peer.budget.busy());
         request.map(|body| {
             Body::new(body.map_frame(move |frame| {
                 let _ = &busy;

@@ -2,16 +2,16 @@
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::SecretHash;
-use fastps_transport::secret::{BYTES, in_headers};
+use fastps_transport::secret::{SECRET_BYTES, in_headers};
 use tonic::metadata::MetadataMap;
 
 /// The hash of the secret that a Hello brings.
 pub(crate) fn of_hello(secret: &[u8]) -> Result<SecretHash> {
-    if secret.len() == BYTES {
+    if secret.len() == SECRET_BYTES {
         return Ok(SecretHash::of(secret));
     }
     let error = Error::new(Kind::Config, "Hello brings no secret of its client");
-    Err(error.expected(format!("{BYTES} random bytes"), format!("{} bytes", secret.len())))
+    Err(error.expected(format!("{SECRET_BYTES} random bytes"), format!("{} bytes", secret.len())))
 }
 
 /// The hash of the secret that the headers of a call or stream carry, if they carry one. What is no secret is

@@ -21,16 +21,16 @@ use std::time::Duration;
 /// What names the newest copy of a shard.
 pub(super) const LATEST: &str = "latest";
 /// Most bytes of it.
-const MOST_LATEST: u64 = 64 << 10;
+const MAX_LATEST_BYTES: u64 = 64 << 10;
 /// Most bytes of a manifest.
-pub(super) const MOST_MANIFEST: u64 = 1 << 30;
+pub(super) const MAX_MANIFEST_BYTES: u64 = 1 << 30;
 /// Most letters of what is told of a failure.
-const MOST_REASON: usize = 1000;
+const MAX_REASON_CHARS: usize = 1000;
 /// How long one request may take, with its body of some MiB.
-const REQUEST: Duration = Duration::from_mins(1);
+const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
 /// How often and how long a request is tried again.
-const RETRIES: usize = 5;
-const RETRY: Duration = Duration::from_mins(1);
+const MAX_RETRIES: usize = 5;
+const RETRY_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Where copies lie.
 #[derive(Clone)]
@@ -84,13 +84,14 @@ impl Bucket {
         if bucket.is_empty() {
             return refused("the bucket has no name");
         }
-        let retry = RetryConfig { max_retries: RETRIES, retry_timeout: RETRY, ..RetryConfig::default() };
+        let retry =
+            RetryConfig { max_retries: MAX_RETRIES, retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() };
         let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry);
         // What the environment says of the client stays.
         if std::env::var_os("AWS_TIMEOUT").is_none() {
             builder = builder.with_config(
                 AmazonS3ConfigKey::Client(ClientConfigKey::Timeout),
-                format!("{} seconds", REQUEST.as_secs()),
+                format!("{} seconds", REQUEST_TIMEOUT.as_secs()),
             );
         }
         check_endpoint(url, &builder)?;
@@ -159,7 +160,7 @@ impl Bucket {
     /// What names a shard's newest copy, and what to swap it by.
     pub(super) async fn latest(&self, shard: u32) -> Result<Option<(Latest, UpdateVersion)>> {
         let place = self.shard(shard).join(LATEST);
-        let Some((text, version)) = self.read(&place, MOST_LATEST).await? else { return Ok(None) };
+        let Some((text, version)) = self.read(&place, MAX_LATEST_BYTES).await? else { return Ok(None) };
         let latest = Latest::parse(&text, &self.name(&place))?;
         if latest.shard != shard {
             return Err(Error::new(Kind::Config, format!("{} is of another shard", self.name(&place)))
@@ -259,7 +260,7 @@ pub(super) fn reason(error: &object_store::Error) -> String {
     if !text.contains(&cause) && !cause.contains('<') {
         reason = format!("{reason}: {cause}");
     }
-    without_queries(&reason).chars().take(MOST_REASON).collect()
+    without_queries(&reason).chars().take(MAX_REASON_CHARS).collect()
 }
 
 /// The query of a URL may be a token.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
 /// The longest rest after a snapshot; at most as long as that took.
-const REST: Duration = Duration::from_secs(1);
+const MAX_REST: Duration = Duration::from_secs(1);
 
 /// The snapshots that a shard was asked for.
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ pub(crate) async fn take(node: &Arc<Node>, asked: &Checkpoints, cut: Option<Cut>
         let begin = Instant::now();
         let Some(cut) = cut else {
             let result = node.files.snapshot(&node.shard, None);
-            let rest = Instant::now() + begin.elapsed().min(REST);
+            let rest = Instant::now() + begin.elapsed().min(MAX_REST);
             *last = Some(Last { number, result: result.clone(), rest });
             return result;
         };

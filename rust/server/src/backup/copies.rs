@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// How often newer snapshots are looked for.
-const LOOK: Duration = Duration::from_millis(250);
+const COPY_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// How long the last snapshot may take to be copied, should there be no time left.
-const LEAST: Duration = Duration::from_millis(500);
+const MIN_LAST_COPY_TIME: Duration = Duration::from_millis(500);
 
 /// Copies what a server keeps.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl Copies {
 
     /// Copies the last snapshots, unless that takes longer than until `deadline`, and ends.
     pub(crate) fn stop(self, deadline: Instant) {
-        self.stop.send_replace(Some(deadline.max(Instant::now() + LEAST)));
+        self.stop.send_replace(Some(deadline.max(Instant::now() + MIN_LAST_COPY_TIME)));
         let _ = self.thread.join();
     }
 }
@@ -81,7 +81,8 @@ async fn run(bucket: &Bucket, keep: Keep, mut shards: Vec<Shard>, stop: watch::R
     let mut stopped = stop.clone();
     let work = async {
         loop {
-            let last = tokio::time::timeout(LOOK, stopped.wait_for(Option::is_some)).await.is_ok();
+            let last =
+                tokio::time::timeout(COPY_CHECK_INTERVAL, stopped.wait_for(Option::is_some)).await.is_ok();
             for shard in &mut shards {
                 copy(bucket, keep, shard).await;
             }

@@ -1,6 +1,6 @@
 //! The way back: what lies in a bucket, whether it is whole, and a data directory made of it.
 
-use super::bucket::{Bucket, MOST_MANIFEST, Sum};
+use super::bucket::{Bucket, MAX_MANIFEST_BYTES, Sum};
 use super::upload::folders;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::copy::{Described, Fetched, Latest, MANIFEST_NAME, Part};
@@ -12,7 +12,7 @@ use std::io::Write;
 use std::path::Path as FilePath;
 
 /// How often a fetch begins anew because a newer snapshot took the place of the one that it read.
-const TRIES: usize = 5;
+const MAX_READ_ATTEMPTS: usize = 5;
 
 /// One copy in a bucket.
 #[derive(Clone, Debug)]
@@ -93,7 +93,7 @@ async fn shards(bucket: &Bucket) -> Result<Vec<u32>> {
 
 async fn described(bucket: &Bucket, folder: &Path) -> Result<Described> {
     let place = folder.clone().join(MANIFEST_NAME);
-    match bucket.read(&place, MOST_MANIFEST).await? {
+    match bucket.read(&place, MAX_MANIFEST_BYTES).await? {
         Some((text, _)) => Described::parse(text, &bucket.name(&place)),
         None => Err(Error::new(Kind::Internal, format!("{} is missing", bucket.name(&place)))),
     }
@@ -310,7 +310,7 @@ async fn cuts(bucket: &Bucket, shard: u32) -> Result<Vec<(u64, Latest)>> {
 async fn fetch_shard(bucket: &Bucket, shard: u32, fetched: &mut Fetched) -> Result<(Got, u32)> {
     let mut result = Err(missing(bucket, shard));
     let mut tried = String::new();
-    for _ in 0..TRIES {
+    for _ in 0..MAX_READ_ATTEMPTS {
         let Some((latest, _)) = bucket.latest(shard).await? else { return Err(missing(bucket, shard)) };
         if latest.folder == tried {
             break;

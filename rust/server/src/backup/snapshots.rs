@@ -11,9 +11,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How soon a snapshot is tried again after it failed, or to close a hole in the log.
-const AGAIN: Duration = Duration::from_secs(1);
+const SNAPSHOT_RETRY: Duration = Duration::from_secs(1);
 /// The least time between two snapshots that only the length of the log asks for.
-const APART: Duration = Duration::from_secs(30);
+const MIN_SHORTEN_INTERVAL: Duration = Duration::from_secs(30);
 
 /// When snapshots are taken without being asked for.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +58,7 @@ fn run(nodes: &[Arc<Node>], when: When, stopped: &Receiver<()>) {
     // What a start had to repeat is looked at right behind it: a server that lives for moments gets on, too.
     let mut pause = Duration::ZERO;
     while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
-        pause = AGAIN.min(every);
+        pause = SNAPSHOT_RETRY.min(every);
         for (node, (due, may_shorten)) in nodes.iter().zip(&mut due) {
             let Some(journal) = node.files.journal() else { continue };
             let broken = journal.check();
@@ -68,10 +68,10 @@ fn run(nodes: &[Arc<Node>], when: When, stopped: &Receiver<()>) {
             let now = Instant::now();
             if broken.is_err() || now >= *due {
                 let taken = take(node, Files::snapshot_now);
-                *due = Instant::now() + if taken { every } else { AGAIN };
+                *due = Instant::now() + if taken { every } else { SNAPSHOT_RETRY };
             } else if now >= *may_shorten && journal.is_overgrown(when.after) {
                 take(node, Files::shorten);
-                *may_shorten = Instant::now() + APART;
+                *may_shorten = Instant::now() + MIN_SHORTEN_INTERVAL;
             }
         }
     }

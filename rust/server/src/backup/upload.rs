@@ -15,11 +15,11 @@ use std::path::Path as FilePath;
 use std::time::{Duration, SystemTime};
 
 /// What is sent in one request, unless the file has too many of them.
-const PART: u64 = 8 << 20;
+const MIN_PART_BYTES: u64 = 8 << 20;
 /// Most parts of a file (S3 has 10,000).
-const MOST_PARTS: u64 = 9000;
+const MAX_PARTS_PER_FILE: u64 = 9000;
 /// Parts of a file that are on their way at a time.
-const AT_A_TIME: usize = 2;
+const MAX_PARTS_IN_FLIGHT: usize = 2;
 
 /// How many copies stay.
 #[derive(Clone, Copy, Debug)]
@@ -140,7 +140,7 @@ async fn send(bucket: &Bucket, to: &Path, part: Part, file: &File, from: &FilePa
     let failed = |error| bucket.failed("write", &place, &error);
     let mut reading =
         Reading { file, sum: Sum::new(), name: from.join(part.name), size: part_size(part.bytes) };
-    if part.bytes <= PART {
+    if part.bytes <= MIN_PART_BYTES {
         let bytes = reading.next()?;
         reading.check(part)?;
         return bucket.store.put(&place, PutPayload::from(bytes)).await.map(drop).map_err(failed);
@@ -153,7 +153,7 @@ async fn send(bucket: &Bucket, to: &Path, part: Part, file: &File, from: &FilePa
             if bytes.is_empty() {
                 return reading.check(part);
             }
-            writing.wait_for_capacity(AT_A_TIME).await.map_err(failed)?;
+            writing.wait_for_capacity(MAX_PARTS_IN_FLIGHT).await.map_err(failed)?;
             writing.put(bytes.into());
         }
     };
@@ -168,7 +168,7 @@ async fn send(bucket: &Bucket, to: &Path, part: Part, file: &File, from: &FilePa
 
 /// So that a file of this size has not too many parts.
 fn part_size(bytes: u64) -> u64 {
-    PART.max(bytes.div_ceil(MOST_PARTS))
+    MIN_PART_BYTES.max(bytes.div_ceil(MAX_PARTS_PER_FILE))
 }
 
 /// A file that is read part by part.

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use tonic::transport::Channel;
 
 /// How long shard 0 may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// When to try again what shard 0 had to be asked for.
-const RETRY_MS: u64 = 500;
+const RETRY_AFTER_MS: u64 = 500;
 
 /// The way to shard 0 from another one.
 #[derive(Debug)]
@@ -49,9 +49,9 @@ impl There {
     async fn ask(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
         let mut control = ControlClient::new(self.channel()?).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let mut question = tonic::Request::new(question);
-        question.set_timeout(PATIENCE);
+        question.set_timeout(ANSWER_TIMEOUT);
         let late = |_| Error::new(Kind::Deadline, format!("{} did not answer in time", self.address));
-        let answer = tokio::time::timeout(PATIENCE, control.settle(question)).await.map_err(late)?;
+        let answer = tokio::time::timeout(ANSWER_TIMEOUT, control.settle(question)).await.map_err(late)?;
         answer.map(tonic::Response::into_inner).map_err(|status| convert::error_from_status(&status))
     }
 }
@@ -86,7 +86,7 @@ impl Node {
     pub(crate) async fn ask_first_for(&self, question: pb::SettleRequest) -> Result<pb::SettleResponse> {
         self.ask_first(question).await.map_err(|error| {
             let why = format!("shard 0 could not be asked: {error}");
-            Error::new(Kind::Unavailable, why).retry_after_ms(RETRY_MS)
+            Error::new(Kind::Unavailable, why).retry_after_ms(RETRY_AFTER_MS)
         })
     }
 

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// Longest time that writes are held.
-const LONGEST: Duration = Duration::from_secs(10);
+const MAX_HOLD: Duration = Duration::from_secs(10);
 /// When another cut may try again.
-const RETRY_MS: u64 = 50;
+const RETRY_AFTER_MS: u64 = 50;
 /// Nothing is held.
 const OPEN: u64 = 0;
 
@@ -58,13 +58,13 @@ impl Gate {
             Err(present) if present == cut => return Ok(()),
             Err(_) => {
                 let error = Error::new(Kind::Unavailable, "another cut is about to begin");
-                return Err(error.retry_after_ms(RETRY_MS));
+                return Err(error.retry_after_ms(RETRY_AFTER_MS));
             }
         }
         drop(times);
         let gate = self.clone();
         tokio::spawn(async move {
-            tokio::time::sleep(hold.min(LONGEST)).await;
+            tokio::time::sleep(hold.min(MAX_HOLD)).await;
             gate.open(cut);
         });
         Ok(())
@@ -114,10 +114,10 @@ mod tests {
     async fn a_gate_is_closed_for_one_cut_and_not_for_ever() {
         let gate = Arc::new(Gate::default());
         gate.pass().await;
-        assert_eq!(gate.close(0, LONGEST).unwrap_err().kind, Kind::Config);
-        gate.close(1, LONGEST).unwrap();
-        gate.close(1, LONGEST).unwrap();
-        assert_eq!(gate.close(2, LONGEST).unwrap_err().kind, Kind::Unavailable);
+        assert_eq!(gate.close(0, MAX_HOLD).unwrap_err().kind, Kind::Config);
+        gate.close(1, MAX_HOLD).unwrap();
+        gate.close(1, MAX_HOLD).unwrap();
+        assert_eq!(gate.close(2, MAX_HOLD).unwrap_err().kind, Kind::Unavailable);
         let waiting = tokio::spawn({
             let gate = gate.clone();
             async move { gate.pass().await }

@@ -4,7 +4,7 @@ use crate::answers::Pins;
 use crate::cluster::first::First;
 use crate::cluster::gate::Gate;
 use crate::cluster::map::Map;
-use crate::cluster::reaper::MOST_ASKED;
+use crate::cluster::reaper::MAX_ASKED_RESERVATIONS;
 use crate::cluster::reservation::Reservations;
 use crate::cluster::session::Sessions;
 use crate::persistence::Files;
@@ -23,7 +23,7 @@ use tokio::sync::watch;
 pub(crate) const EPOCH: u64 = 1;
 
 /// When to try again what another call has come before.
-const RETRY_MS: u64 = 100;
+const RETRY_AFTER_MS: u64 = 100;
 
 /// How far a server is on its way to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -132,7 +132,7 @@ impl Node {
 
     /// Where there are as many sessions as there may be, ends one for this client's: an idle one that owns
     /// nothing here.
-    pub(crate) fn make_room_for_session(&self, client: u64) {
+    pub(crate) fn evict_idle_session(&self, client: u64) {
         if self.sessions.is_live(client) {
             return;
         }
@@ -162,9 +162,9 @@ impl Node {
         told: Result<Option<pb::SettleResponse>>,
     ) -> Result<()> {
         let sealed = self.reservations.sealed_of(slices);
-        if sealed.len() > MOST_ASKED {
+        if sealed.len() > MAX_ASKED_RESERVATIONS {
             return Err(Error::new(Kind::Config, "one call frees slices of too many tensors")
-                .expected(format!("at most {MOST_ASKED}"), sealed.len()));
+                .expected(format!("at most {MAX_ASKED_RESERVATIONS}"), sealed.len()));
         }
         if sealed.is_empty() {
             return Ok(());
@@ -184,7 +184,7 @@ impl Node {
         if sealed.iter().all(|reservation| told.ended.contains(reservation)) {
             return Ok(());
         }
-        Err(Error::new(Kind::Unavailable, "a registration went on meanwhile").retry_after_ms(RETRY_MS))
+        Err(Error::new(Kind::Unavailable, "a registration went on meanwhile").retry_after_ms(RETRY_AFTER_MS))
     }
 
     /// Whether anything here belongs to the client: an identity on a slice, a place in a group, a

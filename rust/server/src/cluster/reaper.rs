@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Reservations that one question names.
-pub(crate) const MOST_ASKED: usize = 10_000;
+pub(crate) const MAX_ASKED_RESERVATIONS: usize = 10_000;
 
 /// Runs until it is aborted.
-pub(crate) async fn settle(node: Arc<Node>) {
+pub(crate) async fn reap(node: Arc<Node>) {
     let period = (node.reservations.lease() / 4).max(Duration::from_millis(5));
     loop {
         tokio::time::sleep(period).await;
-        let asked = node.reservations.unsettled(MOST_ASKED, Instant::now());
+        let asked = node.reservations.unsettled(MAX_ASKED_RESERVATIONS, Instant::now());
         if asked.is_empty() {
             continue;
         }

@@ -34,7 +34,7 @@ struct Sealed {
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct ReservationTable {
     /// The reservation of every slice that the shard holds.
     slices: HashMap<SliceId, u64, RandomState>,
     /// How many of them each reservation has.
@@ -48,7 +48,7 @@ struct Table {
     expired: u64,
 }
 
-impl Table {
+impl ReservationTable {
     /// Whether the slice takes anything but initial values.
     fn check_sealed(&self, slice: SliceId) -> Result<()> {
         match self.slices.get(&slice) {
@@ -116,7 +116,7 @@ impl Reserve {
 pub(crate) struct Reservations {
     lease: Duration,
     files: Files,
-    table: Mutex<Table>,
+    table: Mutex<ReservationTable>,
 }
 
 fn lost(reservation: u64) -> Error {
@@ -149,7 +149,7 @@ impl Reservations {
         self.lease
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, ReservationTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -339,7 +339,7 @@ impl Reservations {
     }
 }
 
-impl Table {
+impl ReservationTable {
     /// Takes a reservation out that is not open any more.
     fn close(&mut self, reservation: u64) -> Option<Open> {
         let open = self.open.remove(&reservation)?;

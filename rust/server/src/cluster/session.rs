@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 const MAX_SESSIONS: usize = 1 << 16;
 /// How many ended incarnations are remembered; a client that comes back later than that is a bug of the
 /// client.
-const MAX_ENDED: usize = 1 << 17;
+const MAX_ENDED_SESSIONS: usize = 1 << 17;
 /// Sessions that are looked at for one that gives way.
-const LOOKED_AT: usize = 8;
+const MAX_IDLE_CANDIDATES: usize = 8;
 /// Longest client name, in bytes.
-const MAX_NAME: usize = 256;
+const MAX_CLIENT_NAME_BYTES: usize = 256;
 
 /// What a client says of itself.
 #[derive(Debug)]
@@ -56,10 +56,10 @@ struct Session {
 }
 
 /// What a session takes, with the longest name.
-const SESSION_BYTES: u64 = (MAX_NAME + 2 * size_of::<(u64, Session)>()) as u64;
+const SESSION_BYTES: u64 = (MAX_CLIENT_NAME_BYTES + 2 * size_of::<(u64, Session)>()) as u64;
 
 #[derive(Debug, Default)]
-struct Table {
+struct SessionTable {
     live: HashMap<u64, Session>,
     ended: HashSet<u64>,
     ended_order: VecDeque<u64>,
@@ -72,12 +72,12 @@ struct Table {
     last_sweep: Option<Instant>,
 }
 
-impl Table {
+impl SessionTable {
     /// Remembers that a client's session has ended.
     fn end(&mut self, client: u64) {
         self.ended.insert(client);
         self.ended_order.push_back(client);
-        while self.ended_order.len() > MAX_ENDED {
+        while self.ended_order.len() > MAX_ENDED_SESSIONS {
             if let Some(client) = self.ended_order.pop_front() {
                 self.ended.remove(&client);
             }
@@ -114,7 +114,7 @@ pub(crate) struct Sessions {
     lease: Duration,
     most: usize,
     meter: Arc<Meter>,
-    table: Mutex<Table>,
+    table: Mutex<SessionTable>,
 }
 
 impl Sessions {
@@ -126,7 +126,7 @@ impl Sessions {
         self.lease
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, SessionTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -136,9 +136,11 @@ impl Sessions {
         if client == 0 {
             return Err(Error::new(Kind::Config, "a client's incarnation is not 0"));
         }
-        if name.len() > MAX_NAME {
-            return Err(Error::new(Kind::Config, "the client's name is too long")
-                .expected(format!("at most {MAX_NAME} bytes"), format!("{} bytes", name.len())));
+        if name.len() > MAX_CLIENT_NAME_BYTES {
+            return Err(Error::new(Kind::Config, "the client's name is too long").expected(
+                format!("at most {MAX_CLIENT_NAME_BYTES} bytes"),
+                format!("{} bytes", name.len()),
+            ));
         }
         let mut table = self.table();
         if let Some(session) = table.live.get_mut(&client) {
@@ -172,7 +174,7 @@ impl Sessions {
     /// renews its session never is. Each call looks at others.
     pub(crate) fn idle(&self, now: Instant) -> Vec<u64> {
         let mut table = self.table();
-        let (mut idle, mut tries) = (Vec::new(), LOOKED_AT);
+        let (mut idle, mut tries) = (Vec::new(), MAX_IDLE_CANDIDATES);
         while table.live.len() >= self.most && tries > 0 {
             let Some(client) = table.order.pop_front() else { break };
             let Some(session) = table.live.get(&client) else { continue };
@@ -198,7 +200,7 @@ impl Sessions {
 
     fn begin(
         &self,
-        table: &mut Table,
+        table: &mut SessionTable,
         client: u64,
         secret: Option<SecretHash>,
         name: &str,
@@ -280,8 +282,8 @@ impl Sessions {
             table.end(*client);
             table.expired += 1;
         }
-        if table.order.len() > 2 * table.live.len() + LOOKED_AT {
-            let Table { order, live, .. } = &mut *table;
+        if table.order.len() > 2 * table.live.len() + MAX_IDLE_CANDIDATES {
+            let SessionTable { order, live, .. } = &mut *table;
             order.retain(|client| live.contains_key(client));
         }
         ended.into_iter().map(|(client, session)| (client, session.number, session.name)).collect()
@@ -403,7 +405,7 @@ mod tests {
                 sessions.sweep(now, PERIOD);
             });
         }
-        assert!(sessions.table().order.len() <= LOOKED_AT + 2);
+        assert!(sessions.table().order.len() <= MAX_IDLE_CANDIDATES + 2);
     }
 
     #[test]

@@ -5,21 +5,21 @@
 //! `wire`): it is served by `native`, all others by tonic. What was read to find out is read again by whoever
 //! serves.
 
-use crate::auth::peer::{PINS, Peer};
+use crate::auth::peer::{MAX_PINS, Peer};
 use crate::cluster::node::{Node, Phase};
 use crate::connection::allowance::Allowance;
 use crate::connection::native;
-use crate::connection::openings::{Entrance, Openings, Place};
-use crate::connection::reject::{Farewell, linger, turn_away};
+use crate::connection::openings::{Entrance, OpeningSlot, Openings};
+use crate::connection::reject::{Farewell, linger, reject};
 use crate::connection::trim;
 use bytes::{Bytes, BytesMut};
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::shard::{Charge, Purpose};
 use fastps_transport::Socket;
-use fastps_transport::memory_budget::{AT_REST, Room};
+use fastps_transport::memory_budget::{AT_REST_BYTES, MemoryBudget};
 use fastps_transport::tls::{self, ServerTls};
 use fastps_transport::unix::Local;
-use fastps_transport::wire::{ASK, LOANS, Lender, MAX_FRAME, NATIVE, SHARED_BYTES};
+use fastps_transport::wire::{ASK, Lender, MAX_BORROWED_PAGES, MAX_FRAME, NATIVE_SETTING, SHARED_BYTES};
 use std::future::poll_fn;
 use std::io;
 use std::net::IpAddr;
@@ -45,10 +45,10 @@ const CONNECTION_BYTES: u64 = CONNECTION_WINDOW as u64 + (256 << 10);
 /// What its stream takes at most before the first frame.
 const STREAM_BYTES: u64 = 8 << 20;
 /// How long a connection that was at rest waits for memory to work.
-const PATIENCE: Duration = Duration::from_millis(500);
-const PAUSE: Duration = Duration::from_millis(5);
+const MEMORY_TIMEOUT: Duration = Duration::from_millis(500);
+const MEMORY_RETRY: Duration = Duration::from_millis(5);
 /// How long a client may take for the handshake and to begin with HTTP/2, once its first byte has come.
-const OPENING: Duration = Duration::from_secs(10);
+const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
 /// The preface of every HTTP/2 client (RFC 9113, 3.4), before its SETTINGS.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -151,7 +151,7 @@ impl Connection {
     /// How many bytes may be read, once there is memory for them.
     fn poll_admit(&mut self, cx: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
         loop {
-            let error = match self.peer.room.admit(wanted) {
+            let error = match self.peer.budget.admit(wanted) {
                 Ok(most) => {
                     self.waiting = None;
                     return Poll::Ready(Ok(most));
@@ -159,12 +159,12 @@ impl Connection {
                 Err(error) => error,
             };
             let now = Instant::now();
-            let (since, pause) = self.waiting.get_or_insert_with(|| (now, Box::pin(sleep(PAUSE))));
-            if now.duration_since(*since) >= PATIENCE {
+            let (since, pause) = self.waiting.get_or_insert_with(|| (now, Box::pin(sleep(MEMORY_RETRY))));
+            if now.duration_since(*since) >= MEMORY_TIMEOUT {
                 return Poll::Ready(Err(io::Error::other(error.shard(self.node.index()))));
             }
             ready!(pause.as_mut().poll(cx));
-            pause.as_mut().reset((now + PAUSE).into());
+            pause.as_mut().reset((now + MEMORY_RETRY).into());
         }
     }
 
@@ -175,18 +175,18 @@ impl Connection {
         let work = meter.take(Purpose::Connections, CONNECTION_BYTES + STREAM_BYTES);
         // A client that is stopped may keep what is lent after a reset: then this is free for the copies of
         // those who push.
-        let loans = if self.node.shard.exposed().is_some() { LOANS } else { 0 };
-        let lent = loans as u64 * u64::from(MAX_FRAME);
+        let pages = if self.node.shard.exposed().is_some() { MAX_BORROWED_PAGES } else { 0 };
+        let lent = pages as u64 * u64::from(MAX_FRAME);
         let shared = work.and_then(|_work| meter.take(Purpose::Connections, SHARED_BYTES + lent));
-        let (shared, room) = match shared {
+        let (shared, permitted) = match shared {
             Ok(shared) => {
-                self.peer.pins.add_permits(loans.saturating_sub(PINS));
+                self.peer.pins.add_permits(pages.saturating_sub(MAX_PINS));
                 (Some(shared), Ok(()))
             }
             Err(error) => (None, Err(error.to_string())),
         };
         self.shared = shared;
-        self.io.get_mut().share(room, self.node.spin, self.node.shard.exposed()).await
+        self.io.get_mut().share(permitted, self.node.spin, self.node.shard.exposed()).await
     }
 }
 
@@ -210,7 +210,7 @@ fn is_native(opening: &[u8]) -> Option<bool> {
     }
     let settings = settings.get(..length)?;
     let [a, b] = MAX_HEADER_LIST_SIZE.to_be_bytes();
-    let [c, d, e, f] = NATIVE.to_be_bytes();
+    let [c, d, e, f] = NATIVE_SETTING.to_be_bytes();
     Some(settings.as_chunks::<6>().0.contains(&[a, b, c, d, e, f]))
 }
 
@@ -223,15 +223,15 @@ impl Connected for Connection {
 }
 
 /// Takes the memory of one more connection.
-fn room(node: &Node, at_rest: u64) -> Result<Arc<Room>> {
-    let room = if node.connections.load(Ordering::Relaxed) < MAX_CONNECTIONS {
-        Room::take(node.shard.meter(), at_rest, CONNECTION_BYTES)
+fn take_budget(node: &Node, at_rest: u64) -> Result<Arc<MemoryBudget>> {
+    let budget = if node.connections.load(Ordering::Relaxed) < MAX_CONNECTIONS {
+        MemoryBudget::take(node.shard.meter(), at_rest, CONNECTION_BYTES)
     } else {
         Err(Error::new(Kind::Capacity, "the shard has too many connections")
             .expected(format!("at most {MAX_CONNECTIONS}"), "one more")
             .retry_after_ms(1000))
     };
-    room.map_err(|error| error.shard(node.index()))
+    budget.map_err(|error| error.shard(node.index()))
 }
 
 /// Accepts connections until the server stops: a failed accept (too many files, a peer that is gone) is
@@ -317,7 +317,7 @@ impl Opening {
     }
 
     /// The connection, and whether it is native; `None`: it is not served.
-    async fn open(self, place: &Place) -> Option<(Connection, bool)> {
+    async fn open(self, place: &OpeningSlot) -> Option<(Connection, bool)> {
         let Self { socket, tls, node } = self;
         let io = match socket {
             Socket::Tcp(tcp) => {
@@ -332,17 +332,18 @@ impl Opening {
                 socket
             }
         };
-        let at_rest = AT_REST + if matches!(io, Socket::Tls(_)) { tls::CONNECTION_BYTES } else { 0 };
-        let room = match room(&node, at_rest) {
-            Ok(room) => room,
+        let at_rest =
+            AT_REST_BYTES + if matches!(io, Socket::Tls(_)) { tls::TLS_CONNECTION_BYTES } else { 0 };
+        let budget = match take_budget(&node, at_rest) {
+            Ok(budget) => budget,
             Err(error) => {
                 node.connections_refused.fetch_add(1, Ordering::Relaxed);
-                turn_away(io, &error).await;
+                reject(io, &error).await;
                 return None;
             }
         };
         node.connections.fetch_add(1, Ordering::Relaxed);
-        let (io, opening, peer) = (io.take(0), Bytes::new(), Peer::new(room));
+        let (io, opening, peer) = (io.take(0), Bytes::new(), Peer::new(budget));
         let allowance = Allowance::new(PREFACE.len());
         let (waiting, shared, farewell) = (None, None, None);
         let mut connection = Connection { io, opening, peer, node, waiting, shared, allowance, farewell };
@@ -358,10 +359,10 @@ async fn secure(tcp: TcpStream, first: u8, tls: &ServerTls, node: &Node) -> Opti
         node.handshakes_failed.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(shard = node.index(), %error, "a TLS handshake failed");
     };
-    if first != tls::HANDSHAKE {
+    if first != tls::HANDSHAKE_RECORD {
         let error = Error::new(Kind::Denied, "this port speaks TLS").expected("TLS (tls_ca)", "plain text");
         failed(&error);
-        turn_away(tcp.into(), &error).await;
+        reject(tcp.into(), &error).await;
         return None;
     }
     match tls.accept(tcp).await {
@@ -389,7 +390,7 @@ async fn begin(
         place = entrance.place() => place,
     };
     let Some(place) = place else { return opening.refuse() };
-    let opening = tokio::time::timeout(OPENING, place.watch(opening.open(&place)));
+    let opening = tokio::time::timeout(OPENING_TIMEOUT, place.watch(opening.open(&place)));
     let opened = tokio::select! {
         _ = phase.wait_for(|phase| *phase >= Phase::Stopping) => return,
         opened = opening => opened.ok().flatten(),
@@ -426,11 +427,11 @@ impl AsyncRead for Connection {
         }
         let most = ready!(self.poll_admit(cx, buf.remaining()))?;
         self.io.set_limit(most as u64);
-        if self.peer.room.waits_for_disk() {
+        if self.peer.budget.waits_for_disk() {
             self.io.get_mut().never_spin();
         }
         ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
-        self.peer.room.passed(buf.filled().len() - before);
+        self.peer.budget.passed(buf.filled().len() - before);
         self.poll_count(cx, buf, before)
     }
 }
@@ -488,10 +489,10 @@ mod tests {
         };
         for (settings, native) in [
             (&[][..], false),
-            (&[(6, NATIVE)], true),
-            (&[(4, NATIVE)], false),
+            (&[(6, NATIVE_SETTING)], true),
+            (&[(4, NATIVE_SETTING)], false),
             (&[(2, 0), (6, 16 << 20)], false),
-            (&[(2, 0), (5, 1 << 20), (6, NATIVE), (4, 9)], true),
+            (&[(2, 0), (5, 1 << 20), (6, NATIVE_SETTING), (4, 9)], true),
         ] {
             let bytes = opening(settings);
             for n in 0..bytes.len() {

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-const HEADER: usize = 9;
+const FRAME_HEADER_BYTES: usize = 9;
 /// Types of frames.
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
@@ -18,18 +18,18 @@ const END_STREAM: u8 = 1;
 /// Flag of SETTINGS and PING.
 const ACK: u8 = 1;
 /// The most control frames that may come in a row, and how many there may be at first.
-const MOST: u32 = 768;
+const MAX_ALLOWANCE: u32 = 768;
 /// What each DATA frame earns, and how many of its bytes earn one more.
-const PER_DATA: u32 = 4;
-const BYTES: u32 = 1 << 10;
+const EARNED_PER_DATA_FRAME: u32 = 4;
+const DATA_BYTES_PER_CREDIT: u32 = 1 << 10;
 /// One more after each such time.
-const EVERY: Duration = Duration::from_millis(100);
+const CREDIT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The allowance of one connection.
 #[derive(Debug)]
 pub(crate) struct Allowance {
-    incoming: Frames,
-    outgoing: Frames,
+    incoming: FrameScanner,
+    outgoing: FrameScanner,
     left: u32,
     /// Time up to here has been earned from.
     earned: Instant,
@@ -37,8 +37,8 @@ pub(crate) struct Allowance {
 
 /// Finds the headers of frames in the bytes of one direction.
 #[derive(Debug, Default)]
-struct Frames {
-    header: [u8; HEADER],
+struct FrameScanner {
+    header: [u8; FRAME_HEADER_BYTES],
     /// Bytes of the header that came.
     seen: usize,
     /// Bytes before the next header.
@@ -48,15 +48,17 @@ struct Frames {
 impl Allowance {
     /// For a connection whose client begins with so many bytes that are no frame.
     pub(crate) fn new(preface: usize) -> Self {
-        let incoming = Frames { before: preface, ..Frames::default() };
-        Self { incoming, outgoing: Frames::default(), left: MOST, earned: Instant::now() }
+        let incoming = FrameScanner { before: preface, ..FrameScanner::default() };
+        Self { incoming, outgoing: FrameScanner::default(), left: MAX_ALLOWANCE, earned: Instant::now() }
     }
 
     /// These bytes came. False: too many of their frames are control frames.
     pub(crate) fn received(&mut self, bytes: &[u8]) -> bool {
         let (mut spent, mut earned) = (0_u32, 0_u32);
         self.incoming.pass(bytes, |kind, flags, length| match kind {
-            DATA if length > 0 => earned = earned.saturating_add(PER_DATA + length / BYTES),
+            DATA if length > 0 => {
+                earned = earned.saturating_add(EARNED_PER_DATA_FRAME + length / DATA_BYTES_PER_CREDIT);
+            }
             DATA if flags & END_STREAM != 0 => {}
             HEADERS => {}
             _ => spent += 1,
@@ -75,7 +77,9 @@ impl Allowance {
     pub(crate) fn sent(&mut self, bytes: &[u8]) {
         let mut earned = 0_u32;
         self.outgoing.pass(bytes, |kind, flags, length| match kind {
-            DATA if length > 0 => earned = earned.saturating_add(PER_DATA + length / BYTES),
+            DATA if length > 0 => {
+                earned = earned.saturating_add(EARNED_PER_DATA_FRAME + length / DATA_BYTES_PER_CREDIT);
+            }
             // These are acknowledged. Acknowledgements of the client's own earn it nothing.
             SETTINGS | PING if flags & ACK == 0 => earned += 1,
             _ => {}
@@ -89,32 +93,32 @@ impl Allowance {
     }
 
     fn earn(&mut self, frames: u32) {
-        self.left = self.left.saturating_add(frames).min(MOST);
+        self.left = self.left.saturating_add(frames).min(MAX_ALLOWANCE);
     }
 
     fn earn_from_time(&mut self, now: Instant) {
-        let times = now.saturating_duration_since(self.earned).as_nanos() / EVERY.as_nanos();
-        let times = times.min(u128::from(MOST)) as u32;
-        if times == MOST {
+        let times = now.saturating_duration_since(self.earned).as_nanos() / CREDIT_INTERVAL.as_nanos();
+        let times = times.min(u128::from(MAX_ALLOWANCE)) as u32;
+        if times == MAX_ALLOWANCE {
             self.earned = now;
         } else {
-            self.earned += times * EVERY;
+            self.earned += times * CREDIT_INTERVAL;
         }
         self.earn(times);
     }
 }
 
-impl Frames {
+impl FrameScanner {
     /// Calls `frame` with type, flags and length of each frame whose header ends in these bytes.
     fn pass(&mut self, mut bytes: &[u8], mut frame: impl FnMut(u8, u8, u32)) {
         while self.before < bytes.len() {
             bytes = &bytes[self.before..];
             self.before = 0;
-            let n = bytes.len().min(HEADER - self.seen);
+            let n = bytes.len().min(FRAME_HEADER_BYTES - self.seen);
             self.header[self.seen..self.seen + n].copy_from_slice(&bytes[..n]);
             self.seen += n;
             bytes = &bytes[n..];
-            if self.seen == HEADER {
+            if self.seen == FRAME_HEADER_BYTES {
                 let [a, b, c, kind, flags, ..] = self.header;
                 let length = u32::from_be_bytes([0, a, b, c]);
                 (self.seen, self.before) = (0, length as usize);
@@ -134,7 +138,7 @@ mod tests {
     fn frame(kind: u8, flags: u8, length: u32) -> Vec<u8> {
         let mut bytes = length.to_be_bytes()[1..].to_vec();
         bytes.extend([kind, flags, 0, 0, 0, 1]);
-        bytes.resize(HEADER + length as usize, 0xff);
+        bytes.resize(FRAME_HEADER_BYTES + length as usize, 0xff);
         bytes
     }
 
@@ -152,7 +156,7 @@ mod tests {
             bytes.extend(frame(kind, 7, length));
         }
         for most in [1, 2, 8, 9, 10, 1000, bytes.len()] {
-            let mut frames = Frames { before: 24, ..Frames::default() };
+            let mut frames = FrameScanner { before: 24, ..FrameScanner::default() };
             let mut found = Vec::new();
             for part in bytes.chunks(most) {
                 frames.pass(part, |kind, flags, length| {
@@ -171,7 +175,7 @@ mod tests {
             [(2, 5), (3, 4), (SETTINGS, 0), (PING, 8), (WINDOW_UPDATE, 4), (0xfa, 0), (DATA, 0)]
         {
             let admitted = admitted(&mut Allowance::new(0), kind, length);
-            assert!((MOST..1000).contains(&admitted), "{admitted} of type {kind}");
+            assert!((MAX_ALLOWANCE..1000).contains(&admitted), "{admitted} of type {kind}");
         }
     }
 
@@ -226,7 +230,7 @@ mod tests {
             allowance.earn_from_time(begin + second * Duration::from_secs(1));
         }
         allowance.earn_from_time(begin + Duration::from_hours(1));
-        assert_eq!(allowance.left, MOST);
+        assert_eq!(allowance.left, MAX_ALLOWANCE);
         assert!(admitted(&mut allowance, PING, 8) < 1000);
     }
 

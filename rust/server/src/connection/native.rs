@@ -1,19 +1,19 @@
 //! Connections of native clients: the data service alone, driven through `h2`. Everybody else is served by
 //! tonic.
 
-use crate::answers::{Answer, Answers, MAX_OWED, Owed, Pin, Shared};
+use crate::answers::{Answers, MAX_OWED_ANSWERS, Owed, Pin, QueuedAnswer, StreamState};
 use crate::auth::peer::Peer;
 use crate::auth::secret;
 use crate::cluster::node::{Node, Phase};
 use crate::connection::accept::{CONNECTION_WINDOW, Connection};
-use crate::data::{Exchange, Frames};
+use crate::data::{Exchange, FrameSource};
 use fastps_core::failpoint::reach;
 use fastps_core::slice::Snapshot;
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
 use fastps_transport::wire::{
-    Arrivals, Framed, Lender, MAX_FRAME, Messages, Outbox, PATH, Piece, RESET, SERVER, Spin, Turn, UNWRITTEN,
-    keep_alive,
+    Arrivals, EXCHANGE_PATH, Framed, Lender, MAX_FRAME, MAX_RESET_STREAMS, MAX_UNWRITTEN_BYTES, Messages,
+    Outbox, Piece, PollCycle, SERVER_HEADER, Spin, keep_alive,
 };
 use futures_util::StreamExt;
 use futures_util::future::join;
@@ -31,36 +31,36 @@ use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
 /// How often a silent peer is asked whether it is there, and how long it may take to say so.
-const KEEP_ALIVE: Duration = Duration::from_secs(20);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(20);
 /// Streams that a connection may have; a client uses one.
-const STREAMS: u32 = 16;
+const MAX_STREAMS: u32 = 16;
 
 /// Serves a connection until it ends.
 pub(crate) async fn serve(connection: Connection, preface: usize, node: Arc<Node>) {
-    let (peer, turn, lender) = (connection.peer().clone(), Turn::default(), connection.lender());
+    let (peer, cycle, lender) = (connection.peer().clone(), PollCycle::default(), connection.lender());
     let handshake = h2::server::Builder::new()
         .max_frame_size(MAX_FRAME)
         // One stream has it all: four slices, and credit comes back for two at a time.
         .initial_window_size(CONNECTION_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_concurrent_streams(STREAMS)
+        .max_concurrent_streams(MAX_STREAMS)
         .max_header_list_size(16 << 10)
-        .max_send_buffer_size(UNWRITTEN)
-        .max_concurrent_reset_streams(RESET)
-        .handshake::<_, Piece>(Framed::new(connection, preface, turn.clone()));
+        .max_send_buffer_size(MAX_UNWRITTEN_BYTES)
+        .max_concurrent_reset_streams(MAX_RESET_STREAMS)
+        .handshake::<_, Piece>(Framed::new(connection, preface, cycle.clone()));
     let Ok(mut h2) = handshake.await else {
         return;
     };
     let mut streams = FuturesUnordered::new();
-    let alive = keep_alive(h2.ping_pong(), KEEP_ALIVE);
+    let alive = keep_alive(h2.ping_pong(), KEEP_ALIVE_INTERVAL);
     let (mut phase, mut stopping) = (node.phase.clone(), false);
     tokio::pin!(alive);
     loop {
         tokio::select! {
             biased;
-            event = poll_fn(|cx| poll(&mut h2, &mut streams, &turn, cx)) => match event {
+            event = poll_fn(|cx| poll(&mut h2, &mut streams, &cycle, cx)) => match event {
                 Event::Request(request) => {
-                    streams.push(exchange(*request, node.clone(), peer.clone(), turn.clone(), lender.clone()));
+                    streams.push(exchange(*request, node.clone(), peer.clone(), cycle.clone(), lender.clone()));
                 }
                 Event::Ended(Ended::Quietly) => {}
                 // What the stream has not written can only go with its connection.
@@ -97,11 +97,11 @@ enum Ended {
     Reset,
 }
 
-/// One turn: what came is used, and what is answered to it written, before the others have theirs.
+/// One poll cycle: what came is used, and what is answered to it written, before the others have theirs.
 fn poll(
     h2: &mut h2::server::Connection<Framed<Connection>, Piece>,
     streams: &mut FuturesUnordered<impl Future<Output = Ended>>,
-    turn: &Turn,
+    cycle: &PollCycle,
     cx: &mut Context<'_>,
 ) -> Poll<Event> {
     let event = |accepted| match accepted {
@@ -115,7 +115,7 @@ fn poll(
     if let Poll::Ready(Some(ended)) = streams.poll_next_unpin(cx) {
         return Poll::Ready(Event::Ended(ended));
     }
-    turn.write(|| h2.poll_accept(cx)).unwrap_or(Poll::Pending).map(event)
+    cycle.write(|| h2.poll_accept(cx)).unwrap_or(Poll::Pending).map(event)
 }
 
 /// One stream: frames in, answers out.
@@ -123,17 +123,17 @@ async fn exchange(
     (request, mut respond): (Request<RecvStream>, SendResponse<Piece>),
     node: Arc<Node>,
     peer: Peer,
-    turn: Turn,
+    cycle: PollCycle,
     lender: Option<Arc<Lender>>,
 ) -> Ended {
     let path = request.uri().path();
     let meter = node.shard.meter();
-    let shared = if path == PATH {
-        let shared = Shared::new(meter, &peer.room, true);
-        let both = shared.and_then(|shared| Ok((shared, Arrivals::new(&peer.room)?)));
+    let shared = if path == EXCHANGE_PATH {
+        let shared = StreamState::new(meter, &peer.budget, true);
+        let both = shared.and_then(|shared| Ok((shared, Arrivals::new(&peer.budget)?)));
         both.map_err(|error| convert::status(&error.shard(node.index())))
     } else {
-        Err(Status::unimplemented(format!("a native connection serves {PATH} alone, not {path}")))
+        Err(Status::unimplemented(format!("a native connection serves {EXCHANGE_PATH} alone, not {path}")))
     };
     let (shared, arrivals) = match shared {
         Ok(both) => both,
@@ -146,19 +146,19 @@ async fn exchange(
     let mut response = Response::new(());
     let headers = response.headers_mut();
     headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-    headers.insert(SERVER, HeaderValue::from(node.server));
+    headers.insert(SERVER_HEADER, HeaderValue::from(node.server));
     let Ok(stream) = respond.send_response(response, false) else {
         return Ended::Quietly;
     };
     let shown = secret::of_headers(&MetadataMap::from_headers(request.headers().clone()));
-    let (answers, queue) = channel(MAX_OWED);
+    let (answers, queue) = channel(MAX_OWED_ANSWERS);
     let messages = Messages::new(request.into_body(), Some(arrivals));
     // A log is written while the shard sleeps, also between the parts of something large.
-    let pace = if node.files.journal().is_some() { Turn::default() } else { turn.clone() };
-    let frames = Frames::Native(messages, Spin::new(node.spin), pace);
+    let pace = if node.files.journal().is_some() { PollCycle::default() } else { cycle.clone() };
+    let frames = FrameSource::Native(messages, Spin::new(node.spin), pace);
     let stream_of = Exchange { node: node.clone(), peer, shown, shared: shared.clone() };
     let reading = stream_of.serve(frames, answers);
-    let writing = write(Answers { queue, shared: shared.clone() }, Outbox::new(stream, turn), &node, lender);
+    let writing = write(Answers { queue, shared: shared.clone() }, Outbox::new(stream, cycle), &node, lender);
     tokio::select! {
         biased;
         () = shared.was_reset() => Ended::Reset,
@@ -175,7 +175,7 @@ async fn write(
 ) -> Result<(), h2::Error> {
     loop {
         let next = outbox.next(|cx| answers.queue.poll_recv(cx)).await?;
-        let Some(Answer { what, busy }) = next else {
+        let Some(QueuedAnswer { what, busy }) = next else {
             return outbox.finish(trailers(&Status::new(Code::Ok, "")));
         };
         match what {

@@ -14,34 +14,34 @@ use tokio::sync::Notify;
 
 /// Most connections that have not begun, and most of them from one address. As many more may wait for a
 /// place.
-const MOST: usize = 512;
-const SHARE: usize = 256;
+const MAX_OPENINGS: usize = 512;
+const MAX_OPENINGS_PER_ADDRESS: usize = 256;
 /// How long a connection may take to send its first byte.
-const FIRST_BYTE: Duration = Duration::from_secs(1);
+const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(1);
 /// A connection that has been silent for so long may have to give way: what it has sent would have been seen
 /// by now.
-const SILENT: Duration = Duration::from_millis(250);
+const SILENT_AFTER: Duration = Duration::from_millis(250);
 /// One that has sent something may have to once it has sent nothing more for so long.
-const IDLE: Duration = Duration::from_secs(1);
+const IDLE_AFTER: Duration = Duration::from_secs(1);
 /// How long a connection may wait for a place of its address's share, and how often it looks for one.
-const PATIENCE: Duration = Duration::from_secs(10);
-const PAUSE: Duration = Duration::from_millis(20);
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
+const QUEUE_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Unix sockets are one address together, and have their share beside the others.
-const LOCAL: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+const LOCAL_SOURCE: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
 /// The connections of one shard that have not begun.
 #[derive(Debug, Default)]
 pub(crate) struct Openings {
-    table: Mutex<Table>,
+    table: Mutex<OpeningTable>,
     /// A connection has left.
     left: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct OpeningTable {
     last: u64,
     /// In the order of their arrival.
-    entries: Vec<Entry>,
+    entries: Vec<OpeningEntry>,
     /// The addresses of those that wait for a place of their address's share.
     queued: Vec<IpAddr>,
     /// One of an address that has a share left waits: the next place is its.
@@ -49,7 +49,7 @@ struct Table {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct OpeningEntry {
     number: u64,
     source: IpAddr,
     /// When it came, or sent something.
@@ -70,7 +70,7 @@ enum Full {
 #[derive(Debug)]
 pub(crate) enum Entrance {
     /// A place.
-    Open(Place),
+    Open(OpeningSlot),
     /// A place as soon as its address has one.
     Queue(Queued),
 }
@@ -84,14 +84,14 @@ pub(crate) struct Queued {
 
 /// The place of one connection until it has begun.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct OpeningSlot {
     openings: Arc<Openings>,
     number: u64,
     leave: Arc<Notify>,
 }
 
 impl Openings {
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, OpeningTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -112,7 +112,7 @@ impl Openings {
     fn look(self: &Arc<Self>, source: IpAddr) -> Result<Option<Entrance>, Instant> {
         let mut table = self.table();
         let entered = self.try_enter(&mut table, source);
-        if source != LOCAL {
+        if source != LOCAL_SOURCE {
             table.first_waits = matches!(entered, Err(Full::All(_)));
         }
         match entered {
@@ -122,43 +122,43 @@ impl Openings {
         }
     }
 
-    fn queue(self: &Arc<Self>, table: &mut Table, source: IpAddr) -> Option<Entrance> {
+    fn queue(self: &Arc<Self>, table: &mut OpeningTable, source: IpAddr) -> Option<Entrance> {
         let same = table.queued.iter().filter(|queued| **queued == source).count();
-        if same >= SHARE || table.queued.len() >= MOST {
+        if same >= MAX_OPENINGS_PER_ADDRESS || table.queued.len() >= MAX_OPENINGS {
             return None;
         }
         table.queued.push(source);
         Some(Entrance::Queue(Queued { openings: self.clone(), source }))
     }
 
-    fn try_enter(self: &Arc<Self>, table: &mut Table, source: IpAddr) -> Result<Place, Full> {
+    fn try_enter(self: &Arc<Self>, table: &mut OpeningTable, source: IpAddr) -> Result<OpeningSlot, Full> {
         let same = table.entries.iter().filter(|entry| entry.source == source).count();
-        let remote = table.entries.iter().filter(|entry| entry.source != LOCAL).count();
-        if same >= SHARE {
+        let remote = table.entries.iter().filter(|entry| entry.source != LOCAL_SOURCE).count();
+        if same >= MAX_OPENINGS_PER_ADDRESS {
             table.make_way(|entry| entry.source == source).map_err(|_| Full::Share)?;
-        } else if source != LOCAL && remote >= MOST {
-            table.make_way(|entry| entry.source != LOCAL).map_err(Full::All)?;
+        } else if source != LOCAL_SOURCE && remote >= MAX_OPENINGS {
+            table.make_way(|entry| entry.source != LOCAL_SOURCE).map_err(Full::All)?;
         }
         table.last += 1;
         let (number, leave) = (table.last, Arc::new(Notify::new()));
-        table.entries.push(Entry {
+        table.entries.push(OpeningEntry {
             number,
             source,
             since: Instant::now(),
             silent: true,
             leave: leave.clone(),
         });
-        Ok(Place { openings: self.clone(), number, leave })
+        Ok(OpeningSlot { openings: self.clone(), number, leave })
     }
 }
 
-impl Table {
+impl OpeningTable {
     fn find(&self, number: u64) -> Result<usize, usize> {
         self.entries.binary_search_by_key(&number, |entry| entry.number)
     }
 
     /// One of these gives way, or will have to then at the latest.
-    fn make_way(&mut self, concerned: impl Fn(&Entry) -> bool) -> Result<(), Instant> {
+    fn make_way(&mut self, concerned: impl Fn(&OpeningEntry) -> bool) -> Result<(), Instant> {
         let (victim, from) = self.next_to_leave(concerned);
         if from > Instant::now() {
             return Err(from);
@@ -169,13 +169,13 @@ impl Table {
 
     /// Who of these gives way next, and from when on: the oldest silent one, or else the one that has been
     /// idle longest.
-    fn next_to_leave(&self, concerned: impl Fn(&Entry) -> bool) -> (usize, Instant) {
+    fn next_to_leave(&self, concerned: impl Fn(&OpeningEntry) -> bool) -> (usize, Instant) {
         let first = |silent: bool, after: Duration| {
             let these = self.entries.iter().enumerate();
             let these = these.filter(|(_, entry)| concerned(entry) && (entry.silent || !silent));
             these.map(|(index, entry)| (index, entry.since + after)).min_by_key(|next| next.1)
         };
-        let (now, both) = (Instant::now(), [first(true, SILENT), first(false, IDLE)]);
+        let (now, both) = (Instant::now(), [first(true, SILENT_AFTER), first(false, IDLE_AFTER)]);
         let mut due = both.into_iter().flatten().filter(|(_, from)| *from <= now);
         due.next().or_else(|| both.into_iter().flatten().min_by_key(|next| next.1)).unwrap_or((0, now))
     }
@@ -183,27 +183,27 @@ impl Table {
 
 impl Entrance {
     /// The place; `None`: there was none for too long.
-    pub(crate) async fn place(self) -> Option<Place> {
+    pub(crate) async fn place(self) -> Option<OpeningSlot> {
         match self {
             Self::Open(place) => Some(place),
-            Self::Queue(queued) => tokio::time::timeout(PATIENCE, queued.place()).await.ok(),
+            Self::Queue(queued) => tokio::time::timeout(QUEUE_TIMEOUT, queued.place()).await.ok(),
         }
     }
 }
 
 impl Queued {
-    async fn place(self) -> Place {
+    async fn place(self) -> OpeningSlot {
         loop {
             if let Some(place) = self.try_place() {
                 return place;
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(QUEUE_CHECK_INTERVAL).await;
         }
     }
 
-    fn try_place(&self) -> Option<Place> {
+    fn try_place(&self) -> Option<OpeningSlot> {
         let mut table = self.openings.table();
-        if table.first_waits && self.source != LOCAL {
+        if table.first_waits && self.source != LOCAL_SOURCE {
             return None;
         }
         self.openings.try_enter(&mut table, self.source).ok()
@@ -219,11 +219,11 @@ impl Drop for Queued {
     }
 }
 
-impl Place {
+impl OpeningSlot {
     /// The first byte of the connection, not taken from it; `None`: it does not come in time.
     pub(crate) async fn first_byte(&self, tcp: &TcpStream) -> Option<u8> {
         let mut first = [0];
-        let read = tokio::time::timeout(FIRST_BYTE, tcp.peek(&mut first)).await;
+        let read = tokio::time::timeout(FIRST_BYTE_TIMEOUT, tcp.peek(&mut first)).await;
         let Ok(Ok(1)) = read else { return None };
         self.has_spoken();
         Some(first[0])
@@ -248,7 +248,7 @@ impl Place {
         .await
     }
 
-    fn update(&self, change: impl FnOnce(&mut Entry)) {
+    fn update(&self, change: impl FnOnce(&mut OpeningEntry)) {
         let mut table = self.openings.table();
         if let Ok(index) = table.find(self.number) {
             change(&mut table.entries[index]);
@@ -261,7 +261,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for OpeningSlot {
     fn drop(&mut self) {
         let mut table = self.openings.table();
         if let Ok(index) = table.find(self.number) {
@@ -276,7 +276,7 @@ fn source(address: Option<IpAddr>) -> IpAddr {
     match address.map(|address| address.to_canonical()) {
         Some(IpAddr::V6(address)) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
         Some(address @ IpAddr::V4(_)) => address,
-        None => LOCAL,
+        None => LOCAL_SOURCE,
     }
 }
 
@@ -291,11 +291,16 @@ mod tests {
 
     const THIRD: Option<IpAddr> = Some(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)));
 
-    async fn enter(openings: &Arc<Openings>, from: Option<IpAddr>) -> Place {
+    async fn enter(openings: &Arc<Openings>, from: Option<IpAddr>) -> OpeningSlot {
         openings.enter(from).await.unwrap().place().await.unwrap()
     }
 
-    async fn fill(openings: &Arc<Openings>, from: Option<IpAddr>, n: usize, silent: bool) -> Vec<Place> {
+    async fn fill(
+        openings: &Arc<Openings>,
+        from: Option<IpAddr>,
+        n: usize,
+        silent: bool,
+    ) -> Vec<OpeningSlot> {
         let mut places = Vec::new();
         for _ in 0..n {
             let place = enter(openings, from).await;
@@ -312,7 +317,7 @@ mod tests {
         openings.table().entries[from..].iter_mut().for_each(|entry| entry.since -= by);
     }
 
-    async fn must_leave(place: &Place) -> bool {
+    async fn must_leave(place: &OpeningSlot) -> bool {
         tokio::time::timeout(Duration::ZERO, place.gives_way()).await.is_ok()
     }
 
@@ -320,8 +325,8 @@ mod tests {
     async fn the_oldest_silent_one_gives_way() {
         let openings = Arc::new(Openings::default());
         let spoken = fill(&openings, ONE, 3, false).await;
-        let silent = fill(&openings, ONE, SHARE - 3, true).await;
-        age(&openings, 0, SILENT);
+        let silent = fill(&openings, ONE, MAX_OPENINGS_PER_ADDRESS - 3, true).await;
+        age(&openings, 0, SILENT_AFTER);
         let _new = enter(&openings, ONE).await;
         assert!(must_leave(&silent[0]).await && !must_leave(&silent[1]).await);
         for place in &spoken {
@@ -334,10 +339,10 @@ mod tests {
     #[tokio::test]
     async fn an_address_has_a_share_and_takes_nothing_from_the_others() {
         let openings = Arc::new(Openings::default());
-        let one = fill(&openings, ONE, SHARE, true).await;
-        let others = fill(&openings, OTHER, SHARE, true).await;
+        let one = fill(&openings, ONE, MAX_OPENINGS_PER_ADDRESS, true).await;
+        let others = fill(&openings, OTHER, MAX_OPENINGS_PER_ADDRESS, true).await;
         // Its own are younger, and it waits for one of them although others are due.
-        age(&openings, SHARE, SILENT);
+        age(&openings, MAX_OPENINGS_PER_ADDRESS, SILENT_AFTER);
         let _new = enter(&openings, ONE).await;
         assert!(must_leave(&one[0]).await && !must_leave(&others[0]).await);
         // All places are taken: the oldest silent one goes, whose ever it is.
@@ -348,9 +353,9 @@ mod tests {
     #[tokio::test]
     async fn the_one_that_has_been_idle_longest_gives_way_where_none_is_silent() {
         let openings = Arc::new(Openings::default());
-        let spoken = fill(&openings, ONE, SHARE, false).await;
-        age(&openings, 0, 2 * IDLE);
-        spoken[1..].iter().for_each(Place::has_spoken);
+        let spoken = fill(&openings, ONE, MAX_OPENINGS_PER_ADDRESS, false).await;
+        age(&openings, 0, 2 * IDLE_AFTER);
+        spoken[1..].iter().for_each(OpeningSlot::has_spoken);
         let _new = enter(&openings, ONE).await;
         assert!(must_leave(&spoken[0]).await && !must_leave(&spoken[1]).await);
         // The others are old as well, and have just sent something.
@@ -362,19 +367,21 @@ mod tests {
         let openings = Arc::new(Openings::default());
         let places = fill(&openings, ONE, 2, false).await;
         let mut begins = Box::pin(places[0].watch(std::future::pending::<()>()));
-        age(&openings, 0, IDLE);
+        age(&openings, 0, IDLE_AFTER);
         assert!(tokio::time::timeout(Duration::ZERO, &mut begins).await.is_err());
         let table = openings.table();
-        assert!(table.entries[0].since.elapsed() < IDLE && table.entries[1].since.elapsed() >= IDLE);
+        assert!(
+            table.entries[0].since.elapsed() < IDLE_AFTER && table.entries[1].since.elapsed() >= IDLE_AFTER
+        );
     }
 
     #[tokio::test]
     async fn an_address_that_has_its_share_keeps_no_other_one_waiting() {
         let openings = Arc::new(Openings::default());
         for from in [ONE, None] {
-            let _young = fill(&openings, from, SHARE, false).await;
+            let _young = fill(&openings, from, MAX_OPENINGS_PER_ADDRESS, false).await;
             let mut queued = Vec::new();
-            for _ in 0..SHARE {
+            for _ in 0..MAX_OPENINGS_PER_ADDRESS {
                 let entrance = openings.enter(from).now_or_never().unwrap();
                 assert!(matches!(entrance, Some(Entrance::Queue(_))));
                 queued.push(entrance);
@@ -389,7 +396,7 @@ mod tests {
     #[tokio::test]
     async fn a_new_one_waits_for_a_place_that_becomes_free() {
         let openings = Arc::new(Openings::default());
-        let mut young = fill(&openings, ONE, SHARE, false).await;
+        let mut young = fill(&openings, ONE, MAX_OPENINGS_PER_ADDRESS, false).await;
         let mut entering = Box::pin(openings.enter(ONE).await.unwrap().place());
         assert!((&mut entering).now_or_never().is_none());
         drop(young.pop());
@@ -402,8 +409,8 @@ mod tests {
     #[tokio::test]
     async fn where_all_are_too_many_an_address_with_a_share_left_is_first() {
         let openings = Arc::new(Openings::default());
-        let mut one = fill(&openings, ONE, SHARE, false).await;
-        let _others = fill(&openings, OTHER, SHARE, false).await;
+        let mut one = fill(&openings, ONE, MAX_OPENINGS_PER_ADDRESS, false).await;
+        let _others = fill(&openings, OTHER, MAX_OPENINGS_PER_ADDRESS, false).await;
         let mut queued = Box::pin(openings.enter(ONE).await.unwrap().place());
         assert!((&mut queued).now_or_never().is_none());
         let mut first = Box::pin(openings.enter(THIRD));
@@ -411,7 +418,7 @@ mod tests {
         // Unix sockets have places of their own.
         let _local = enter(&openings, None).await;
         drop(one.pop());
-        assert!(tokio::time::timeout(2 * PAUSE, &mut queued).await.is_err());
+        assert!(tokio::time::timeout(2 * QUEUE_CHECK_INTERVAL, &mut queued).await.is_err());
         assert!(matches!(first.await, Some(Entrance::Open(_))));
         drop(one.pop());
         assert!(queued.await.is_some());

@@ -33,11 +33,11 @@ use tonic::server::NamedService;
 use tonic::transport::server::Connected;
 
 /// When to ask again.
-const RETRY_MS: u64 = 500;
+const RETRY_AFTER_MS: u64 = 500;
 /// Connections of a shard at a time; the others are closed, and come again.
-const VISITORS: usize = 512;
+const MAX_VISITORS: usize = 512;
 /// How long a TLS handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A shard that is not served yet.
 struct Visited {
@@ -47,12 +47,12 @@ struct Visited {
 }
 
 /// Answers for shards that are not served yet, as long as it lives.
-pub(crate) struct WaitingRoom {
+pub(crate) struct RecoveryListener {
     close: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl WaitingRoom {
+impl RecoveryListener {
     /// `None`: there is nothing to recover.
     pub(crate) fn open(bound: &[Bound], files: &[Files], tls: Option<&ServerTls>) -> Result<Option<Self>> {
         if files.iter().all(|files| files.journal().is_none()) {
@@ -83,7 +83,7 @@ impl WaitingRoom {
     }
 }
 
-impl Drop for WaitingRoom {
+impl Drop for RecoveryListener {
     fn drop(&mut self) {
         drop(self.close.take());
         if let Some(thread) = self.thread.take() {
@@ -106,12 +106,12 @@ async fn answer(shard: Visited, tls: Option<ServerTls>) {
         .serve_with_incoming(ReceiverStream::new(incoming));
     let accepting = async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        let (openings, room) = (Arc::new(Openings::default()), Arc::new(Semaphore::new(VISITORS)));
+        let (openings, slots) = (Arc::new(Openings::default()), Arc::new(Semaphore::new(MAX_VISITORS)));
         loop {
             match listener.accept().await {
                 Ok((tcp, from)) => {
                     if let Some(entrance) = openings.enter(Some(from.ip())).await {
-                        tokio::spawn(admit(tcp, entrance, room.clone(), tls.clone(), visitors.clone()));
+                        tokio::spawn(admit(tcp, entrance, slots.clone(), tls.clone(), visitors.clone()));
                     }
                 }
                 // Too many files, or a peer that is gone: waited out.
@@ -132,7 +132,7 @@ async fn answer(shard: Visited, tls: Option<ServerTls>) {
 async fn admit(
     tcp: TcpStream,
     entrance: Entrance,
-    room: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
     tls: Option<ServerTls>,
     visitors: mpsc::Sender<io::Result<Visitor>>,
 ) {
@@ -141,15 +141,17 @@ async fn admit(
         place.first_byte(&tcp).await?;
         match tls {
             None => Some(Socket::from(tcp)),
-            Some(tls) => tokio::time::timeout(HANDSHAKE, tls.accept(tcp)).await.ok()?.ok().map(Socket::from),
+            Some(tls) => {
+                tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(tcp)).await.ok()?.ok().map(Socket::from)
+            }
         }
     });
     let io = tokio::select! {
         io = opening => io,
         () = place.gives_way() => None,
     };
-    if let (Some(io), Ok(room)) = (io, room.try_acquire_owned()) {
-        let _ = visitors.send(Ok(Visitor { io, _room: room })).await;
+    if let (Some(io), Ok(slots)) = (io, slots.try_acquire_owned()) {
+        let _ = visitors.send(Ok(Visitor { io, _slot: slots })).await;
     }
 }
 
@@ -187,7 +189,7 @@ impl<S> Service<http::Request<Body>> for Refusing<S> {
 
     fn call(&mut self, _: http::Request<Body>) -> Self::Future {
         let message = format!("the server is recovering: {}", self.files.progress());
-        let error = Error::new(Kind::Unavailable, message).shard(self.shard).retry_after_ms(RETRY_MS);
+        let error = Error::new(Kind::Unavailable, message).shard(self.shard).retry_after_ms(RETRY_AFTER_MS);
         ready(Ok(convert::status(&error).into_http()))
     }
 }
@@ -195,7 +197,7 @@ impl<S> Service<http::Request<Body>> for Refusing<S> {
 /// A connection.
 struct Visitor {
     io: Socket,
-    _room: OwnedSemaphorePermit,
+    _slot: OwnedSemaphorePermit,
 }
 
 impl Connected for Visitor {

@@ -11,14 +11,14 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
 /// How long the peer may take to read why.
-const LINGER: Duration = Duration::from_secs(1);
+const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// HTTP/2's codes (RFC 9113, 7).
 const ENHANCE_YOUR_CALM: u32 = 0xb;
 const INADEQUATE_SECURITY: u32 = 0xc;
 
 /// Says in HTTP/2 why the connection cannot be served, and closes it.
-pub(crate) async fn turn_away(mut io: Socket, error: &Error) {
+pub(crate) async fn reject(mut io: Socket, error: &Error) {
     let reason = match error.kind {
         Kind::Capacity => ENHANCE_YOUR_CALM,
         _ => INADEQUATE_SECURITY,
@@ -31,7 +31,7 @@ pub(crate) async fn turn_away(mut io: Socket, error: &Error) {
         let _ = io.write_all(&farewell).await;
         linger(&mut io).await;
     };
-    let _ = tokio::time::timeout(LINGER, work).await;
+    let _ = tokio::time::timeout(LINGER_TIMEOUT, work).await;
 }
 
 /// Ends a connection so that the peer reads what it was told: closing a socket that has unread bytes would
@@ -43,7 +43,7 @@ pub(crate) async fn linger(io: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
         while io.read(&mut unread).await? > 0 {}
         std::io::Result::Ok(())
     };
-    let _ = tokio::time::timeout(LINGER, work).await;
+    let _ = tokio::time::timeout(LINGER_TIMEOUT, work).await;
 }
 
 /// The same for a connection that was served until now, by whoever polls it.
@@ -62,7 +62,7 @@ impl Farewell {
         let last = i32::MAX as u32;
         let goaway =
             if is_between_frames { goaway(last, ENHANCE_YOUR_CALM, &error.to_string()) } else { Vec::new() };
-        Self { goaway, written: 0, is_shut: false, late: Box::pin(sleep(LINGER)) }
+        Self { goaway, written: 0, is_shut: false, late: Box::pin(sleep(LINGER_TIMEOUT)) }
     }
 
     /// Ready when the peer has ended the connection, or took too long for it.

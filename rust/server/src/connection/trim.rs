@@ -7,9 +7,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// So many connections are worth it: some megabytes.
-const MANY: u64 = 256;
+const MIN_CLOSED_CONNECTIONS: u64 = 256;
 /// It locks the heap for some milliseconds, so it is not done more often than this.
-const EVERY: Duration = Duration::from_secs(5);
+const TRIM_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Connections of this process that have closed since memory was given back. The heap is the process's, too.
 static CLOSED: AtomicU64 = AtomicU64::new(0);
@@ -28,8 +28,8 @@ pub(crate) fn give_back() {
 }
 
 fn is_due(closed: &AtomicU64, last: &mut Option<Instant>, now: Instant) -> bool {
-    let due = closed.load(Ordering::Relaxed) >= MANY
-        && last.is_none_or(|last| now.saturating_duration_since(last) >= EVERY);
+    let due = closed.load(Ordering::Relaxed) >= MIN_CLOSED_CONNECTIONS
+        && last.is_none_or(|last| now.saturating_duration_since(last) >= TRIM_INTERVAL);
     if due {
         *last = Some(now);
         closed.store(0, Ordering::Relaxed);
@@ -54,13 +54,13 @@ mod tests {
 
     #[test]
     fn it_is_done_after_many_and_not_too_often() {
-        let (closed, mut last, begin) = (AtomicU64::new(MANY - 1), None, Instant::now());
+        let (closed, mut last, begin) = (AtomicU64::new(MIN_CLOSED_CONNECTIONS - 1), None, Instant::now());
         assert!(!is_due(&closed, &mut last, begin));
         closed.fetch_add(1, Ordering::Relaxed);
         assert!(is_due(&closed, &mut last, begin));
-        closed.fetch_add(MANY, Ordering::Relaxed);
-        assert!(!is_due(&closed, &mut last, begin + EVERY / 2));
-        assert!(is_due(&closed, &mut last, begin + EVERY));
-        assert!(!is_due(&closed, &mut last, begin + 3 * EVERY), "nothing has closed since");
+        closed.fetch_add(MIN_CLOSED_CONNECTIONS, Ordering::Relaxed);
+        assert!(!is_due(&closed, &mut last, begin + TRIM_INTERVAL / 2));
+        assert!(is_due(&closed, &mut last, begin + TRIM_INTERVAL));
+        assert!(!is_due(&closed, &mut last, begin + 3 * TRIM_INTERVAL), "nothing has closed since");
     }
 }

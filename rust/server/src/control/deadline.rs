@@ -9,10 +9,10 @@ use std::time::Duration;
 use tower::Service;
 
 /// How long a call without a deadline may take.
-pub(crate) const OWN: Duration = Duration::from_mins(1);
+pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The calls that have one: streams end when their client likes.
-const UNARY: &str = "/fastps.v1.Control/";
+const UNARY_PREFIX: &str = "/fastps.v1.Control/";
 
 /// A service whose unary calls end in time.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct Timely<S> {
 
 impl<S> Timely<S> {
     pub(crate) fn new(inner: S, shard: u32) -> Self {
-        Self { inner, shard, own: OWN }
+        Self { inner, shard, own: DEFAULT_TIMEOUT }
     }
 }
 
@@ -43,7 +43,7 @@ where
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
-        let unary = request.uri().path().starts_with(UNARY);
+        let unary = request.uri().path().starts_with(UNARY_PREFIX);
         let limit = told(request.headers()).unwrap_or(self.own);
         let (answer, shard) = (self.inner.call(request), self.shard);
         if !unary {
@@ -117,9 +117,11 @@ mod tests {
 
     #[tokio::test]
     async fn every_unary_call_ends() {
-        let path = format!("{UNARY}Advance");
+        let path = format!("{UNARY_PREFIX}Advance");
         let short = Duration::from_millis(1);
-        for status in [unanswered(&path, None, short).await, unanswered(&path, Some("1m"), OWN).await] {
+        for status in
+            [unanswered(&path, None, short).await, unanswered(&path, Some("1m"), DEFAULT_TIMEOUT).await]
+        {
             assert_eq!(status.code(), Code::DeadlineExceeded);
             let error = convert::error_from_status(&status);
             assert_eq!((error.kind, error.shard), (Kind::Deadline, Some(3)));

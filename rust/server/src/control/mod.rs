@@ -8,7 +8,7 @@ use crate::auth::secret;
 use crate::backup::checkpoint::{self, Checkpoints};
 use crate::cluster::map::Registered;
 use crate::cluster::node::{EPOCH, Node};
-use crate::cluster::reaper::MOST_ASKED;
+use crate::cluster::reaper::MAX_ASKED_RESERVATIONS;
 use crate::cluster::reservation::Reserve;
 use crate::cluster::session::Greeting;
 use fastps_core::error::{Error, Kind, Result};
@@ -25,10 +25,10 @@ use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
 /// Sessions that one answer to Stats lists.
-const MAX_LISTED: usize = 8192;
+const MAX_LISTED_SESSIONS: usize = 8192;
 
 /// How long one call may wait for other workers.
-const LONGEST_WAIT: Duration = Duration::from_secs(20);
+const MAX_WORKER_WAIT: Duration = Duration::from_secs(20);
 
 /// The control service of one shard.
 #[derive(Clone, Debug)]
@@ -175,7 +175,7 @@ impl Control for ControlService {
             let secret = secret::of_hello(&m.secret)?;
             if !m.renew && !node.sessions.is_live(m.client) {
                 peer.check_hello()?;
-                node.make_room_for_session(m.client);
+                node.evict_idle_session(m.client);
             }
             let greeting = Greeting { client: m.client, secret, name: &m.name, renew: m.renew, logged };
             let session = node.sessions.hello(&greeting, Instant::now())?;
@@ -317,11 +317,12 @@ impl Control for ControlService {
 
     async fn drop(&self, request: Request<pb::DropRequest>) -> Result<Response<pb::DropResponse>, Status> {
         let sealed = self.node.reservations.sealed_of(&request.get_ref().slices);
-        let question = (!sealed.is_empty() && sealed.len() <= MOST_ASKED).then(|| pb::SettleRequest {
-            reservations: sealed.iter().copied().collect(),
-            abandon: true,
-            ..Default::default()
-        });
+        let question =
+            (!sealed.is_empty() && sealed.len() <= MAX_ASKED_RESERVATIONS).then(|| pb::SettleRequest {
+                reservations: sealed.iter().copied().collect(),
+                abandon: true,
+                ..Default::default()
+            });
         let told = self.ask_first(&request, question).await;
         // Nobody relies on it, and it gives memory back: it needs no whole log.
         self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
@@ -382,7 +383,7 @@ impl Control for ControlService {
             node.shard.groups().advance(m.group, m.client, m.warm, m.clock, done);
             Ok(told)
         });
-        let wait = Duration::from_millis(u64::from(wait_ms)).min(LONGEST_WAIT);
+        let wait = Duration::from_millis(u64::from(wait_ms)).min(MAX_WORKER_WAIT);
         let told = tokio::time::timeout(wait, told.await?.into_inner()).await;
         let clocks = match told {
             Ok(Ok(result)) => result.map(Some),
@@ -404,7 +405,10 @@ impl Control for ControlService {
         self.call(request, pb::Role::Reader, Access::Look, |node, _, _| {
             let counters =
                 node.counters().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-            Ok(pb::StatsResponse { counters, sessions: node.sessions.list(Instant::now(), MAX_LISTED) })
+            Ok(pb::StatsResponse {
+                counters,
+                sessions: node.sessions.list(Instant::now(), MAX_LISTED_SESSIONS),
+            })
         })
         .await
     }

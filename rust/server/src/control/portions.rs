@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// The longest that an answer waits.
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
+const MAX_PORTION_WAIT: Duration = Duration::from_secs(5);
 
 /// A question that was asked.
 pub(crate) enum Asked {
@@ -35,7 +35,7 @@ pub(crate) fn ask(node: &Node, request: pb::PortionRequest) -> Result<Asked> {
         portions.forget_client(client);
         return Ok(Asked::Answered(Answer { run: 0, epoch: 0, unfinished: 0, given: Given::Nothing }));
     }
-    let wait = Duration::from_millis(request.wait_ms.into()).min(LONGEST_WAIT);
+    let wait = Duration::from_millis(request.wait_ms.into()).min(MAX_PORTION_WAIT);
     let ask = convert::ask_from_wire(request)?;
     node.sessions.touch(client, Instant::now())?;
     let (later, answer) = oneshot::channel();

@@ -5,7 +5,7 @@
 
 mod sparse;
 
-use crate::answers::{Answer, Answers, MAX_OWED, Owed, Place, Shared};
+use crate::answers::{AnswerSlot, Answers, MAX_OWED_ANSWERS, Owed, QueuedAnswer, StreamState};
 use crate::auth::peer::Peer;
 use crate::auth::secret;
 use crate::cluster::node::{Node, Phase};
@@ -20,8 +20,8 @@ use fastps_durable::SecretHash;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::data_server::Data;
 use fastps_transport::convert::{self, Request, Route, Verb};
-use fastps_transport::memory_budget::Room;
-use fastps_transport::wire::{Messages, Spin, Turn};
+use fastps_transport::memory_budget::MemoryBudget;
+use fastps_transport::wire::{Messages, PollCycle, Spin};
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,8 +31,8 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tonic::{Status, Streaming};
 
 /// How long a push waits for readers to let go of the memory that it needs, before the slowest one is reset.
-const PATIENCE: Duration = Duration::from_millis(200);
-const PAUSE: Duration = Duration::from_millis(5);
+const READER_TIMEOUT: Duration = Duration::from_millis(200);
+const READER_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The data service of one shard.
 #[derive(Clone, Debug)]
@@ -49,30 +49,30 @@ impl Data for DataService {
         request: tonic::Request<Streaming<pb::Frame>>,
     ) -> Result<tonic::Response<Self::ExchangeStream>, Status> {
         let peer = Peer::of(&request)?;
-        let shared = Shared::new(self.node.shard.meter(), &peer.room, false)
+        let shared = StreamState::new(self.node.shard.meter(), &peer.budget, false)
             .map_err(|error| convert::status(&error.shard(self.node.index())))?;
         let shown = secret::of_headers(request.metadata());
         let stream = Exchange { node: self.node.clone(), peer, shown, shared: shared.clone() };
-        let (answers, queue) = channel(MAX_OWED);
-        let frames = Frames::Foreign(Box::new(request.into_inner()));
+        let (answers, queue) = channel(MAX_OWED_ANSWERS);
+        let frames = FrameSource::Foreign(Box::new(request.into_inner()));
         tokio::spawn(async move { stream.serve(frames, answers).await });
         Ok(tonic::Response::new(Answers { queue, shared }))
     }
 }
 
 /// Where a stream's frames come from.
-pub(crate) enum Frames {
+pub(crate) enum FrameSource {
     Foreign(Box<Streaming<pb::Frame>>),
-    Native(Messages, Spin, Turn),
+    Native(Messages, Spin, PollCycle),
 }
 
-impl Frames {
-    async fn next(&mut self, room: &Room) -> Result<Option<pb::Frame>, Status> {
+impl FrameSource {
+    async fn next(&mut self, budget: &MemoryBudget) -> Result<Option<pb::Frame>, Status> {
         match self {
             Self::Foreign(frames) => frames.message().await,
-            Self::Native(frames, ..) if room.waits_for_disk() => poll_fn(|cx| frames.poll_next(cx)).await,
-            Self::Native(frames, spin, turn) => {
-                spin.wait(poll_fn(|cx| frames.poll_next(cx)), turn.pace()).await
+            Self::Native(frames, ..) if budget.waits_for_disk() => poll_fn(|cx| frames.poll_next(cx)).await,
+            Self::Native(frames, spin, cycle) => {
+                spin.wait(poll_fn(|cx| frames.poll_next(cx)), cycle.pace()).await
             }
         }
     }
@@ -85,7 +85,7 @@ pub(crate) struct Exchange {
     pub(crate) peer: Peer,
     /// The secret that the stream carries: each frame must be of a session that has it.
     pub(crate) shown: Option<SecretHash>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<StreamState>,
 }
 
 fn owed(frame: pb::Frame) -> Owed {
@@ -107,20 +107,20 @@ fn fits(slice: &Slice, route: Route, dtype: Option<DType>) -> Result<()> {
 
 impl Exchange {
     /// Reads and answers until either side ends the stream.
-    pub(crate) async fn serve(&self, frames: Frames, answers: Sender<Answer>) {
+    pub(crate) async fn serve(&self, frames: FrameSource, answers: Sender<QueuedAnswer>) {
         tokio::select! {
             () = self.shared.was_reset() => {}
             () = self.answer(frames, answers) => {}
         }
     }
 
-    async fn answer(&self, mut frames: Frames, answers: Sender<Answer>) {
+    async fn answer(&self, mut frames: FrameSource, answers: Sender<QueuedAnswer>) {
         let mut phase = self.node.phase.clone();
         loop {
             let next = async {
                 let permit = answers.clone().reserve_owned().await.ok()?;
-                let frame = frames.next(&self.peer.room).await;
-                Some((Place::new(permit, &self.peer.room), frame))
+                let frame = frames.next(&self.peer.budget).await;
+                Some((AnswerSlot::new(permit, &self.peer.budget), frame))
             };
             let (place, frame) = tokio::select! {
                 // Ending our side of the stream lets the connection close gracefully.
@@ -145,7 +145,7 @@ impl Exchange {
         }
     }
 
-    async fn handle(&self, frame: &pb::Frame, place: Place) {
+    async fn handle(&self, frame: &pb::Frame, place: AnswerSlot) {
         self.node.frames.fetch_add(1, Ordering::Relaxed);
         let tag = frame.header.as_ref().map_or(0, |header| header.tag);
         match self.admit(frame) {
@@ -156,7 +156,7 @@ impl Exchange {
                 );
                 if !reads {
                     self.node.gate.pass().await;
-                    self.node.files.room().await;
+                    self.node.files.wait_for_space().await;
                     // While it waited the session may have ended, and the slices forgotten what they knew of
                     // the client.
                     if let Err(error) = self.sign_of_life(request.route.client, Instant::now()) {
@@ -165,7 +165,7 @@ impl Exchange {
                 }
                 let journal = self.node.files.journal().filter(|_| logged && !reads);
                 if journal.is_some() {
-                    self.peer.room.wait_for_disk();
+                    self.peer.budget.wait_for_disk();
                 }
                 self.perform(&request, place.after(journal)).await;
             }
@@ -236,7 +236,7 @@ impl Exchange {
         admitted.map_err(|error| error.tensor(slice.spec().name.clone()))
     }
 
-    async fn perform(&self, request: &Request<'_>, place: Place) {
+    async fn perform(&self, request: &Request<'_>, place: AnswerSlot) {
         let Request { tag, slice, .. } = *request;
         let client = request.route.client;
         let shard = &self.node.shard;
@@ -262,7 +262,7 @@ impl Exchange {
     }
 
     /// Says what became of a push; of a gradient that waits for others, when that is known.
-    fn resolve(&self, tag: u64, slice: SliceId, identity: Identity, place: Place) {
+    fn resolve(&self, tag: u64, slice: SliceId, identity: Identity, place: AnswerSlot) {
         let stream = self.clone();
         let mut place = Some(place);
         let later = || -> Completion {
@@ -280,7 +280,7 @@ impl Exchange {
         }
     }
 
-    fn answer_resolved(&self, tag: u64, resolved: Result<Resolved>, place: Place) {
+    fn answer_resolved(&self, tag: u64, resolved: Result<Resolved>, place: AnswerSlot) {
         match resolved {
             Ok(Resolved::Applied(applied)) => {
                 let applied = Applied { duplicate: true, ..applied };
@@ -296,7 +296,7 @@ impl Exchange {
     }
 
     /// A push whose answer is a receipt.
-    async fn push(&self, tag: u64, push: &Push<'_>, reservation: Option<u64>, mut place: Place) {
+    async fn push(&self, tag: u64, push: &Push<'_>, reservation: Option<u64>, mut place: AnswerSlot) {
         let begin = Instant::now();
         loop {
             match self.push_once(tag, push, reservation, place) {
@@ -315,8 +315,8 @@ impl Exchange {
         tag: u64,
         push: &Push<'_>,
         reservation: Option<u64>,
-        place: Place,
-    ) -> Option<(Place, Error)> {
+        place: AnswerSlot,
+    ) -> Option<(AnswerSlot, Error)> {
         let (slice, client) = (push.slice, push.identity.client);
         let stream = self.clone();
         let (full, mut refused) = oneshot::channel();
@@ -346,16 +346,16 @@ impl Exchange {
         if !self.node.shard.slice(slice).is_ok_and(|slice| slice.needs_memory()) {
             return false;
         }
-        if since.elapsed() >= PATIENCE && !self.node.reset_slowest_reader() {
+        if since.elapsed() >= READER_TIMEOUT && !self.node.reset_slowest_reader() {
             return false;
         }
         // A native connection that was reset lets go of its memory in this time.
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(READER_CHECK_INTERVAL).await;
         true
     }
 
     /// A push whose answer is the new values. Where a policy holds it, later frames do not wait for it.
-    async fn push_pull(&self, tag: u64, push: &Push<'_>, place: Place) {
+    async fn push_pull(&self, tag: u64, push: &Push<'_>, place: AnswerSlot) {
         let (slice, client) = (push.slice, push.identity.client);
         let begin = Instant::now();
         let outcome = loop {
@@ -376,7 +376,14 @@ impl Exchange {
         });
     }
 
-    async fn after_push(&self, tag: u64, slice: SliceId, client: u64, result: Result<Applied>, place: Place) {
+    async fn after_push(
+        &self,
+        tag: u64,
+        slice: SliceId,
+        client: u64,
+        result: Result<Applied>,
+        place: AnswerSlot,
+    ) {
         match result {
             Ok(applied) => {
                 self.count(client, &applied);
@@ -390,7 +397,7 @@ impl Exchange {
     /// Answers with values, once the connection has a pin for them.
     async fn answer_values(
         &self,
-        place: Place,
+        place: AnswerSlot,
         tag: u64,
         applied: Option<Applied>,
         pull: impl Fn() -> Result<Snapshot>,
@@ -402,7 +409,7 @@ impl Exchange {
         let begin = Instant::now();
         loop {
             let pulled = pull().and_then(|snapshot| {
-                self.shared.make_room(snapshot.as_ref().len())?;
+                self.shared.reserve_encoded(snapshot.as_ref().len())?;
                 Ok(snapshot)
             });
             match pulled {
@@ -413,11 +420,11 @@ impl Exchange {
                 }
                 Err(error) if applied.is_none() => return self.refuse(place, tag, error),
                 // The push was applied, so its answer may not be a refusal.
-                Err(error) if begin.elapsed() >= PATIENCE => {
+                Err(error) if begin.elapsed() >= READER_TIMEOUT => {
                     place.send(Err(convert::status(&error.shard(self.node.index()))));
                     return;
                 }
-                Err(_) => tokio::time::sleep(PAUSE).await,
+                Err(_) => tokio::time::sleep(READER_CHECK_INTERVAL).await,
             }
         }
     }
@@ -434,7 +441,7 @@ impl Exchange {
         }
     }
 
-    fn refuse(&self, place: Place, tag: u64, error: Error) {
+    fn refuse(&self, place: AnswerSlot, tag: u64, error: Error) {
         self.node.frames_refused.fetch_add(1, Ordering::Relaxed);
         place.send_now(Ok(owed(convert::refused(tag, &error.shard(self.node.index())))));
     }

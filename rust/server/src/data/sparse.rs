@@ -1,7 +1,7 @@
 //! Sparse messages: each part is applied or refused by itself, and one answer tells of all.
 
 use super::{Exchange, fits, owed};
-use crate::answers::{Owed, Place};
+use crate::answers::{AnswerSlot, Owed};
 use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::Applied;
@@ -17,14 +17,14 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// What an answer takes for each part: its place in the tables, and a refusal in short.
-const PART_BYTES: u64 = 256;
+const ANSWER_PART_BYTES: u64 = 256;
 
 /// Parts whose memory is asked for before the first of them is pushed or pulled: enough for a CPU to be busy
 /// with it, and little in its first cache.
-const TOGETHER: usize = 16;
+const PARTS_PER_BATCH: usize = 16;
 
 /// One of the connection's pins, so that it owes few large answers, and their memory.
-type RoomToAnswer = (OwnedSemaphorePermit, Charge);
+type AnswerMemory = (OwnedSemaphorePermit, Charge);
 
 /// The outcomes of parts that a policy holds.
 type Late = UnboundedReceiver<(usize, Result<Applied>)>;
@@ -51,10 +51,10 @@ impl Exchange {
         route: Route,
         parts: Parts<'_>,
         dtype: DType,
-        place: Place,
+        place: AnswerSlot,
     ) {
-        let (pin, charge) = match self.room_to_answer(route.client, parts).await {
-            Ok(room) => room,
+        let (pin, charge) = match self.memory_to_answer(route.client, parts).await {
+            Ok(memory) => memory,
             Err(error) => return self.refuse(place, tag, error),
         };
         let (late, answers) = unbounded_channel();
@@ -63,8 +63,8 @@ impl Exchange {
         let mut slices = self.admit_parts(&all, route, Some(dtype));
         while outcomes.len() < all.len() {
             let k = outcomes.len();
-            if k.is_multiple_of(TOGETHER) {
-                prefetch(all[k..].iter().zip(&slices[k..]).take(TOGETHER), Some(route.client));
+            if k.is_multiple_of(PARTS_PER_BATCH) {
+                prefetch(all[k..].iter().zip(&slices[k..]).take(PARTS_PER_BATCH), Some(route.client));
             }
             let (Ok(slice), Some(push)) = (&slices[k], parts.push(k, all[k])) else {
                 outcomes.push(slices[k].clone().err().map(Err));
@@ -114,8 +114,8 @@ impl Exchange {
         tag: u64,
         client: u64,
         outcomes: Vec<Option<Result<Applied>>>,
-        room: RoomToAnswer,
-        place: Place,
+        memory: AnswerMemory,
+        place: AnswerSlot,
     ) {
         let lost = || Err(Error::new(Kind::Internal, "a push was not completed"));
         let index = self.node.index();
@@ -128,23 +128,24 @@ impl Exchange {
         let refused = outcomes.iter().filter(|outcome| outcome.is_err()).count();
         self.node.frames_refused.fetch_add(refused as u64, Ordering::Relaxed);
         let mut answer = convert::receipts(tag, &outcomes);
-        answer.payload = convert::keeping([], room);
+        answer.payload = convert::keeping([], memory);
         place.send(Ok(owed(answer)));
     }
 
     /// Takes what the answer to many parts needs.
-    async fn room_to_answer(&self, client: u64, parts: Parts<'_>) -> Result<RoomToAnswer> {
+    async fn memory_to_answer(&self, client: u64, parts: Parts<'_>) -> Result<AnswerMemory> {
         let pin = self.pin().await?;
         // As behind every wait: see `Exchange::handle`.
         self.sign_of_life(client, Instant::now())?;
-        let charge = self.node.shard.meter().take(Purpose::Answers, PART_BYTES * parts.len() as u64)?;
+        let charge =
+            self.node.shard.meter().take(Purpose::Answers, ANSWER_PART_BYTES * parts.len() as u64)?;
         Ok((pin, charge))
     }
 
     /// Rows of many slices, in one answer.
-    pub(super) async fn pull_parts(&self, tag: u64, route: Route, parts: Parts<'_>, place: Place) {
-        let (pin, charge) = match self.room_to_answer(route.client, parts).await {
-            Ok(room) => room,
+    pub(super) async fn pull_parts(&self, tag: u64, route: Route, parts: Parts<'_>, place: AnswerSlot) {
+        let (pin, charge) = match self.memory_to_answer(route.client, parts).await {
+            Ok(memory) => memory,
             Err(error) => return self.refuse(place, tag, error),
         };
         match self.gather(route, parts) {
@@ -177,12 +178,12 @@ impl Exchange {
         }
         let bytes = dtype.size() * elements;
         let charge = self.node.shard.meter().take(Purpose::Copies, bytes as u64)?;
-        self.shared.make_room(bytes)?;
+        self.shared.reserve_encoded(bytes)?;
         let mut values = Vec::with_capacity(bytes);
         let index = self.node.index();
         let pull = |(k, (part, slice)): (usize, (&Part<'_>, &Result<Arc<Slice>>))| {
-            if k % TOGETHER == 0 {
-                prefetch(parts[k..].iter().zip(&slices[k..]).take(TOGETHER), None);
+            if k % PARTS_PER_BATCH == 0 {
+                prefetch(parts[k..].iter().zip(&slices[k..]).take(PARTS_PER_BATCH), None);
             }
             let slice = slice.as_ref().map_err(Error::clone);
             let pulled = slice.and_then(|slice| slice.pull_rows(route.client, part.indices, &mut values));

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// The shortest time between two snapshots that may be asked for.
-const SOONEST: Duration = Duration::from_millis(100);
+const MIN_SNAPSHOT_INTERVAL: Duration = Duration::from_millis(100);
 /// How often whoever waits for the log looks whether it is broken.
-const LOOK: Duration = Duration::from_millis(50);
+const LOG_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Called right behind the moment of a cut.
 pub(crate) type Begun<'a> = dyn Fn() -> Result<()> + 'a;
@@ -69,9 +69,11 @@ impl Files {
     /// Takes the shard's folder, if the server was told of a directory.
     pub(crate) fn open(config: &ServerConfig, shard: u32, shards: usize) -> Result<Self> {
         let Some(path) = &config.data_dir else { return Ok(Self(None)) };
-        if config.snapshot_every < SOONEST {
-            return Err(Error::new(Kind::Config, "snapshots would follow each other too soon")
-                .expected(format!("at least {SOONEST:?}"), format!("{:?}", config.snapshot_every)));
+        if config.snapshot_every < MIN_SNAPSHOT_INTERVAL {
+            return Err(Error::new(Kind::Config, "snapshots would follow each other too soon").expected(
+                format!("at least {MIN_SNAPSHOT_INTERVAL:?}"),
+                format!("{:?}", config.snapshot_every),
+            ));
         }
         if config.keep == 0 {
             return Err(Error::new(Kind::Config, "a server needs its last snapshot")
@@ -219,7 +221,7 @@ impl Files {
         let (told, mut heard) = oneshot::channel();
         journal.when_durable(position, move || tell(told));
         // A log that breaks tells nobody.
-        while tokio::time::timeout(LOOK, &mut heard).await.is_err() {
+        while tokio::time::timeout(LOG_CHECK_INTERVAL, &mut heard).await.is_err() {
             journal.check()?;
         }
         Ok(())
@@ -247,7 +249,7 @@ impl Files {
     }
 
     /// Waits while too much waits to be written: whoever goes on adds one message.
-    pub(crate) async fn room(&self) {
+    pub(crate) async fn wait_for_space(&self) {
         while let Some(journal) = self.journal().filter(|journal| journal.is_full()) {
             let (told, heard) = oneshot::channel();
             journal.when_room(move || tell(told));

@@ -14,7 +14,7 @@ pub enum Retry {
     /// After `retry_after_ms`; without one only the caller can know when.
     Later,
     /// When there is room, not before `retry_after_ms`; it may take long, so callers decide.
-    Room,
+    Capacity,
     /// With the map as it is now.
     Map,
     /// In a session that is renewed or new.
@@ -51,7 +51,7 @@ const ROWS: [Row; 18] = [
     proof(Kind::Frame, "frame", Code::InvalidArgument),
     proof(Kind::Config, "config", Code::InvalidArgument),
     row(Kind::Precondition, "precondition", Code::FailedPrecondition, Retry::Changed),
-    row(Kind::Capacity, "capacity", Code::ResourceExhausted, Retry::Room),
+    row(Kind::Capacity, "capacity", Code::ResourceExhausted, Retry::Capacity),
     row(Kind::StaleEpoch, "stale_epoch", Code::FailedPrecondition, Retry::Map),
     row(Kind::StalePush, "stale_push", Code::Aborted, Retry::No),
     row(Kind::Lease, "lease", Code::FailedPrecondition, Retry::Session),
@@ -94,7 +94,7 @@ pub fn passes(error: &Error) -> bool {
     match retry(error.kind) {
         Retry::Later => error.retry_after_ms.is_some(),
         Retry::Resend => error.kind == Kind::Connection,
-        Retry::No | Retry::Changed | Retry::Room | Retry::Map | Retry::Session => false,
+        Retry::No | Retry::Changed | Retry::Capacity | Retry::Map | Retry::Session => false,
     }
 }
 
@@ -122,7 +122,7 @@ mod tests {
             Retry::No => "no",
             Retry::Changed => "when what forbids it has changed",
             Retry::Later => "after `retry_after_ms`",
-            Retry::Room => "when there is room, not before `retry_after_ms`",
+            Retry::Capacity => "when there is room, not before `retry_after_ms`",
             Retry::Map => "with the map as it is now",
             Retry::Session => "in a session that is renewed or new",
             Retry::Resend => "with a later deadline; a push as section 6 says",

@@ -17,9 +17,9 @@ use std::collections::HashSet;
 /// Most parts of one message.
 pub const MAX_PARTS: usize = 4096;
 /// Refusals of one answer that are told in full; the others in short, so that any answer fits a message.
-const IN_FULL: usize = 16;
+const MAX_FULL_REFUSALS: usize = 16;
 /// Bytes of an index.
-const INDEX: usize = 4;
+const INDEX_BYTES: usize = 4;
 /// In a table: it is not known.
 const UNKNOWN: u64 = u64::MAX;
 
@@ -76,7 +76,7 @@ fn check(parts: Parts<'_>) -> Result<Parts<'_>> {
     }
     let of_part = |part: &pb::Part| {
         let fits = part.count <= payload.len() as u64 && part.elements as usize <= 8 * payload.len();
-        fits.then(|| INDEX * part.count as usize + parts.body_len(part))
+        fits.then(|| INDEX_BYTES * part.count as usize + parts.body_len(part))
     };
     let expected = all.iter().try_fold(0, |sum, part| Some(sum + of_part(part)?));
     if expected != Some(payload.len()) {
@@ -106,7 +106,7 @@ impl<'a> Parts<'a> {
     pub fn iter(self) -> impl Iterator<Item = Part<'a>> {
         let mut rest = self.payload;
         self.list.iter().map(move |part| {
-            let (indices, after) = rest.split_at(INDEX * part.count as usize);
+            let (indices, after) = rest.split_at(INDEX_BYTES * part.count as usize);
             let (body, after) = after.split_at(self.body_len(part));
             rest = after;
             let elements = part.elements as usize;
@@ -171,7 +171,7 @@ fn table<T>(outcomes: &[Result<T>], version: impl Fn(&T) -> (u64, u64)) -> pb::P
     let errors =
         outcomes.iter().enumerate().filter_map(|(part, outcome)| Some((part, outcome.as_ref().err()?)));
     let refusal = |(n, (part, error)): (usize, (usize, &Error))| {
-        let told = if n < IN_FULL { super::refusal(error) } else { brief_refusal(error) };
+        let told = if n < MAX_FULL_REFUSALS { super::refusal(error) } else { brief_refusal(error) };
         pb::PartRefusal { part: part as u32, refusal: Some(Box::new(told)) }
     };
     pb::PartTable {
@@ -264,7 +264,7 @@ mod tests {
             assert_eq!((error.kind, error.shard), (Kind::Capacity, Some(3)));
             assert_eq!(
                 (error.tensor.is_some(), error.message.len()),
-                if k < IN_FULL { (true, 512) } else { (false, 64) }
+                if k < MAX_FULL_REFUSALS { (true, 512) } else { (false, 64) }
             );
         }
     }

@@ -318,7 +318,7 @@ mod tests {
     use proptest::prelude::*;
     use prost::Message;
 
-    type Spoil = fn(&mut pb::Header);
+    type SpoilFrame = fn(&mut pb::Header);
 
     const ROUTE: Route = Route { group: 1, epoch: 1, client: 9 };
 
@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     fn what_a_kind_does_not_use_must_be_unset() {
-        let spoils: [(&str, Spoil); 16] = [
+        let spoils: [(&str, SpoilFrame); 16] = [
             ("version", |h| h.version = Some(0)),
             ("own", |h| h.own = Some(0)),
             ("staleness", |h| h.staleness = Some(0)),

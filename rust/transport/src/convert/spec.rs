@@ -154,7 +154,7 @@ pub fn spec_difference(registered: &TensorSpec, other: &TensorSpec) -> Option<(S
 mod tests {
     use super::*;
 
-    type Spoil = fn(&mut pb::TensorSpec);
+    type SpoilSpec = fn(&mut pb::TensorSpec);
 
     fn all() -> [Optimizer; 7] {
         Optimizer::all()
@@ -229,7 +229,7 @@ mod tests {
             optimizer: Some(pb::Optimizer { name: "sgd".into(), ..Default::default() }),
         };
         assert!(spec_from_wire(Some(&good)).is_ok());
-        let bad: [(Kind, Spoil); 9] = [
+        let bad: [(Kind, SpoilSpec); 9] = [
             (Kind::Config, |s| s.name.clear()),
             (Kind::Config, |s| s.name = "x".repeat(1025)),
             (Kind::Shape, |s| s.shape = vec![1 << 60]),

@@ -17,7 +17,7 @@ use std::task::{Context, Poll, ready};
 use tokio::net::{UnixListener, UnixStream};
 
 /// Begins the names that clients look for.
-pub const PREFIX: &str = "fastps";
+pub const SOCKET_PREFIX: &str = "fastps";
 
 /// A server's socket.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ pub async fn connect(path: impl AsRef<Path>) -> Result<UnixStream> {
 
 /// The socket of a server that said hello. Elsewhere than on Linux this is no valid path.
 pub fn of(server: u64) -> String {
-    name(PREFIX, server)
+    name(SOCKET_PREFIX, server)
 }
 
 fn name(prefix: &str, server: u64) -> String {
@@ -93,8 +93,8 @@ mod tests {
     async fn a_socket_is_found_by_its_server_and_goes_with_it() {
         let server = 0x7e57 << 32 | u64::from(std::process::id());
         assert!(connect(of(server)).await.is_err());
-        let local = Local::open(PREFIX, server).unwrap();
-        assert!(Local::open(PREFIX, server).is_err());
+        let local = Local::open(SOCKET_PREFIX, server).unwrap();
+        assert!(Local::open(SOCKET_PREFIX, server).is_err());
         let (client, accepted) = tokio::join!(connect(of(server)), poll_fn(|cx| local.poll_accept(cx)));
         assert!(client.is_ok() && accepted.is_ok());
         assert!(connect(of(server + 1)).await.is_err());

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long another server may hold the folder; anybody who can read it can.
-const PATIENCE: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(20);
+const FOLDER_LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+const FOLDER_LOCK_RETRY: Duration = Duration::from_millis(20);
 
 /// A listener at a path. Its file goes before it stops listening, so nobody can have replaced it by then.
 #[derive(Debug)]
@@ -64,9 +64,9 @@ fn lock(folder: &File) -> io::Result<()> {
     let mut waited = Duration::ZERO;
     loop {
         match folder.try_lock() {
-            Err(TryLockError::WouldBlock) if waited < PATIENCE => {
-                std::thread::sleep(PAUSE);
-                waited += PAUSE;
+            Err(TryLockError::WouldBlock) if waited < FOLDER_LOCK_TIMEOUT => {
+                std::thread::sleep(FOLDER_LOCK_RETRY);
+                waited += FOLDER_LOCK_RETRY;
             }
             other => {
                 return other.map_err(|error| match error {

@@ -4,20 +4,20 @@
 //! After a large frame it pauses for one poll, so that the frame is used, and its memory free again, before
 //! the next is read into the same memory.
 
-use super::Turn;
+use super::PollCycle;
 use fastps_core::failpoint::reach;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
 
-const HEADER: usize = 9;
+const FRAME_HEADER_BYTES: usize = 9;
 /// The type of the frames that carry messages.
-const DATA: u8 = 0;
+const DATA_FRAME: u8 = 0;
 /// What is read at once where a header is expected: enough for a small frame.
-const AHEAD: usize = 8 << 10;
+const READ_AHEAD_BYTES: usize = 8 << 10;
 /// Frames from here on are followed by a pause, and writes seen as parts of something large.
-const LARGE: usize = 16 << 10;
+const LARGE_FRAME_BYTES: usize = 16 << 10;
 
 /// A connection whose reads end where frames end.
 #[derive(Debug)]
@@ -29,36 +29,36 @@ pub struct Framed<S> {
     to: usize,
     /// Bytes before the first frame that are not handed out: a client's preface.
     preface: usize,
-    header: [u8; HEADER],
+    header: [u8; FRAME_HEADER_BYTES],
     /// Bytes of the header that were handed out.
     seen: usize,
     /// Bytes of the frame behind it that were not.
     left: usize,
     paused: bool,
-    turn: Turn,
+    cycle: PollCycle,
 }
 
 impl<S: AsyncRead + Unpin> Framed<S> {
     /// `preface` bytes come before the first frame.
-    pub fn new(inner: S, preface: usize, turn: Turn) -> Self {
+    pub fn new(inner: S, preface: usize, cycle: PollCycle) -> Self {
         Self {
             inner: inner.take(0),
-            ahead: vec![0; AHEAD].into_boxed_slice(),
+            ahead: vec![0; READ_AHEAD_BYTES].into_boxed_slice(),
             from: 0,
             to: 0,
             preface,
-            header: [0; HEADER],
+            header: [0; FRAME_HEADER_BYTES],
             seen: 0,
             left: 0,
             paused: false,
-            turn,
+            cycle,
         }
     }
 
     /// Bytes up to the next place where reading stops.
     fn stretch(&self) -> usize {
         match (self.preface, self.left) {
-            (0, 0) => HEADER - self.seen,
+            (0, 0) => FRAME_HEADER_BYTES - self.seen,
             (0, left) => left,
             (preface, _) => preface,
         }
@@ -77,11 +77,11 @@ impl<S: AsyncRead + Unpin> Framed<S> {
         } else {
             self.header[self.seen..self.seen + n].copy_from_slice(bytes);
             self.seen += n;
-            if self.seen == HEADER {
+            if self.seen == FRAME_HEADER_BYTES {
                 let [a, b, c, ..] = self.header;
                 self.left = u32::from_be_bytes([0, a, b, c]) as usize;
                 self.seen = 0;
-                if self.header[3] == DATA {
+                if self.header[3] == DATA_FRAME {
                     reach("header_read");
                 }
             }
@@ -91,18 +91,18 @@ impl<S: AsyncRead + Unpin> Framed<S> {
     fn passed_frame(&mut self, bytes: usize) {
         self.left -= bytes;
         let [a, b, ..] = self.header;
-        if self.left > 0 && self.header[3] == DATA {
+        if self.left > 0 && self.header[3] == DATA_FRAME {
             reach("half_frame");
-            self.turn.pace().part();
+            self.cycle.pace().part();
         }
-        self.paused = self.left == 0 && (usize::from(a) << 16 | usize::from(b) << 8) >= LARGE;
+        self.paused = self.left == 0 && (usize::from(a) << 16 | usize::from(b) << 8) >= LARGE_FRAME_BYTES;
     }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Framed<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if this.turn.is_writing() {
+        if this.cycle.is_writing() {
             return Poll::Pending;
         }
         if std::mem::take(&mut this.paused) {
@@ -111,7 +111,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Framed<S> {
         }
         if this.from == this.to && (this.preface > 0 || this.left == 0) {
             let mut ahead = ReadBuf::new(&mut this.ahead);
-            this.inner.set_limit(AHEAD as u64);
+            this.inner.set_limit(READ_AHEAD_BYTES as u64);
             ready!(Pin::new(&mut this.inner).poll_read(cx, &mut ahead))?;
             (this.from, this.to) = (0, ahead.filled().len());
         }
@@ -149,8 +149,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Framed<S> {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(self.inner.get_mut()).poll_write_vectored(cx, bufs))?;
-        if written >= LARGE {
-            self.turn.pace().part();
+        if written >= LARGE_FRAME_BYTES {
+            self.cycle.pace().part();
         }
         Poll::Ready(Ok(written))
     }
@@ -213,7 +213,7 @@ mod tests {
                 ends.push(bytes.len());
             }
             let trickle = Trickle { bytes: bytes.clone(), at: 0, random: seed, most };
-            let mut framed = Framed::new(trickle, 24, Turn::default());
+            let mut framed = Framed::new(trickle, 24, PollCycle::default());
             let mut got = Vec::<u8>::new();
             loop {
                 let mut part = vec![0; 100_000];

@@ -1,8 +1,8 @@
 //! Incoming messages: read in the HTTP/2 frame that brought them, or put together where one was cut.
 
-use super::piece::PREFIX;
+use super::piece::PREFIX_BYTES;
 use crate::convert;
-use crate::memory_budget::{Busy, Room};
+use crate::memory_budget::{Busy, MemoryBudget};
 use bytes::{Buf, Bytes, BytesMut};
 use fastps_core::error::Error;
 use fastps_core::shard::Charge;
@@ -17,7 +17,7 @@ use tonic::{Code, Status};
 /// What a server's stream has received and not used, as its connection's memory sees it.
 #[derive(Debug)]
 pub struct Arrivals {
-    room: Arc<Room>,
+    budget: Arc<MemoryBudget>,
     /// Memory for messages that come in parts.
     parts: Charge,
     busy: Option<Busy>,
@@ -25,14 +25,14 @@ pub struct Arrivals {
 
 impl Arrivals {
     /// Counts what a new stream of the connection receives.
-    pub fn new(room: &Arc<Room>) -> Result<Self, Error> {
-        Ok(Self { room: room.clone(), parts: room.parts()?, busy: None })
+    pub fn new(budget: &Arc<MemoryBudget>) -> Result<Self, Error> {
+        Ok(Self { budget: budget.clone(), parts: budget.parts()?, busy: None })
     }
 
     /// Whether there is anything.
     fn note(&mut self, something: bool) {
         if something {
-            self.busy.get_or_insert_with(|| self.room.busy());
+            self.busy.get_or_insert_with(|| self.budget.busy());
         } else {
             self.busy = None;
             self.parts.shrink_to(0);
@@ -113,28 +113,31 @@ impl Messages {
     fn cut(&mut self) -> Result<Option<Bytes>, Status> {
         if self.parts.is_empty()
             && let Some(length) = length(&self.rest)?
-            && self.rest.len() >= PREFIX + length
+            && self.rest.len() >= PREFIX_BYTES + length
         {
-            self.rest.advance(PREFIX);
+            self.rest.advance(PREFIX_BYTES);
             return Ok(Some(self.rest.split_to(length)));
         }
-        if self.parts.len() < PREFIX {
-            self.set_aside(PREFIX);
+        if self.parts.len() < PREFIX_BYTES {
+            self.set_aside(PREFIX_BYTES);
         }
         let Some(length) = length(&self.parts)? else {
             return Ok(None);
         };
         if let Some(arrivals) = &mut self.arrivals {
-            arrivals.parts.grow_to((PREFIX + length) as u64).map_err(|error| convert::status(&error))?;
+            arrivals
+                .parts
+                .grow_to((PREFIX_BYTES + length) as u64)
+                .map_err(|error| convert::status(&error))?;
         }
-        self.parts.reserve((PREFIX + length).saturating_sub(self.parts.len()));
-        self.set_aside(PREFIX + length);
-        if self.parts.len() < PREFIX + length {
+        self.parts.reserve((PREFIX_BYTES + length).saturating_sub(self.parts.len()));
+        self.set_aside(PREFIX_BYTES + length);
+        if self.parts.len() < PREFIX_BYTES + length {
             return Ok(None);
         }
         // Nothing stays: parts that are cut off would keep the whole alive.
         let mut message = std::mem::take(&mut self.parts).freeze();
-        message.advance(PREFIX);
+        message.advance(PREFIX_BYTES);
         Ok(Some(message))
     }
 
@@ -147,7 +150,7 @@ impl Messages {
 
 /// The length that a prefix announces, if it is all there.
 fn length(bytes: &[u8]) -> Result<Option<usize>, Status> {
-    let Some([compressed, length @ ..]) = bytes.first_chunk::<PREFIX>() else {
+    let Some([compressed, length @ ..]) = bytes.first_chunk::<PREFIX_BYTES>() else {
         return Ok(None);
     };
     if *compressed != 0 {

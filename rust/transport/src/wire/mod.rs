@@ -10,28 +10,28 @@ mod keep_alive;
 mod messages;
 mod outbox;
 mod piece;
+mod poll_cycle;
 mod shm;
 mod spin;
-mod turn;
 
 pub use framed::Framed;
 pub use keep_alive::keep_alive;
 pub use messages::{Arrivals, Messages, status};
 pub use outbox::Outbox;
 pub use piece::Piece;
-pub use shm::{ASK, Borrower, LOANS, Lender, LocalStream, SHARED_BYTES};
-pub use spin::{BUDGET as SPIN, Pace, Spin};
-pub use turn::Turn;
+pub use poll_cycle::PollCycle;
+pub use shm::{ASK, Borrower, Lender, LocalStream, MAX_BORROWED_PAGES, SHARED_BYTES};
+pub use spin::{DEFAULT_SPIN, Pace, Spin};
 
 /// The one call of a native connection.
-pub const PATH: &str = "/fastps.v1.Data/Exchange";
+pub const EXCHANGE_PATH: &str = "/fastps.v1.Data/Exchange";
 /// A slice with its header fits.
 pub const MAX_FRAME: u32 = 1 << 20;
 /// The `SETTINGS_MAX_HEADER_LIST_SIZE` by which a server knows a native client; "fp" and "s1" in ASCII.
-pub const NATIVE: u32 = 0x6670_7331;
+pub const NATIVE_SETTING: u32 = 0x6670_7331;
 /// Header of the server's answer: its incarnation.
-pub const SERVER: &str = "fastps-server";
+pub const SERVER_HEADER: &str = "fastps-server";
 /// What `h2` may keep of messages that are not written yet.
-pub const UNWRITTEN: usize = 2 << 20;
+pub const MAX_UNWRITTEN_BYTES: usize = 2 << 20;
 /// Reset streams whose remains a connection may keep.
-pub const RESET: usize = 64;
+pub const MAX_RESET_STREAMS: usize = 64;

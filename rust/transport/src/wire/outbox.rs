@@ -1,6 +1,6 @@
 //! Sends messages when the peer's window has room for them, small ones that are at hand together.
 
-use super::{MAX_FRAME, Piece, Turn};
+use super::{MAX_FRAME, Piece, PollCycle};
 use crate::memory_budget::Busy;
 use bytes::BytesMut;
 use fastps_proto::v1 as pb;
@@ -10,9 +10,9 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 /// How long a message waits for a window that takes it whole.
-const PATIENCE: Duration = Duration::from_millis(100);
+const WHOLE_WINDOW_TIMEOUT: Duration = Duration::from_millis(100);
 /// Small messages leave at the latest when there are so many bytes of them.
-const GATHERED: usize = 32 << 10;
+const MAX_GATHERED_BYTES: usize = 32 << 10;
 
 /// The outgoing half of a stream.
 #[derive(Debug)]
@@ -24,13 +24,13 @@ pub struct Outbox {
     gathered: BytesMut,
     /// Keeps their connection from resting.
     busy: Option<Busy>,
-    turn: Turn,
+    cycle: PollCycle,
 }
 
 impl Outbox {
-    /// The outgoing half of this stream; `turn` learns when there is something to write.
-    pub fn new(stream: SendStream<Piece>, turn: Turn) -> Self {
-        Self { stream, patient: true, gathered: BytesMut::new(), busy: None, turn }
+    /// The outgoing half of this stream; `cycle` learns when there is something to write.
+    pub fn new(stream: SendStream<Piece>, cycle: PollCycle) -> Self {
+        Self { stream, patient: true, gathered: BytesMut::new(), busy: None, cycle }
     }
 
     /// Waits for what is to be sent next; what was gathered leaves where nothing is at hand.
@@ -40,7 +40,7 @@ impl Outbox {
     ) -> Result<T, h2::Error> {
         loop {
             if self.gathered.is_empty() {
-                self.room().await?;
+                self.wait_for_window().await?;
                 return Ok(poll_fn(poll).await);
             }
             match poll_fn(|cx| Poll::Ready(poll(cx))).await {
@@ -52,7 +52,7 @@ impl Outbox {
 
     /// Waits for room. A message that the window takes whole travels in one HTTP/2 frame, and its receiver
     /// need not put it together; a peer with small windows gets it in parts.
-    async fn room(&mut self) -> Result<(), h2::Error> {
+    async fn wait_for_window(&mut self) -> Result<(), h2::Error> {
         self.stream.reserve_capacity(MAX_FRAME as usize);
         if self.stream.capacity() >= MAX_FRAME as usize {
             self.patient = true;
@@ -60,7 +60,7 @@ impl Outbox {
         }
         if self.patient {
             let whole = poll_fn(|cx| self.poll_capacity(cx, MAX_FRAME as usize));
-            match tokio::time::timeout(PATIENCE, whole).await {
+            match tokio::time::timeout(WHOLE_WINDOW_TIMEOUT, whole).await {
                 Ok(result) => return result,
                 Err(_) => self.patient = false,
             }
@@ -84,10 +84,10 @@ impl Outbox {
         if Piece::is_small(&frame) {
             self.busy = busy;
             Piece::append(&frame, &mut self.gathered);
-            return if self.gathered.len() < GATHERED { Ok(()) } else { self.flush() };
+            return if self.gathered.len() < MAX_GATHERED_BYTES { Ok(()) } else { self.flush() };
         }
         self.flush()?;
-        self.turn.sent();
+        self.cycle.sent();
         self.stream.send_data(Piece::new(frame).keeping(busy), false)
     }
 
@@ -96,14 +96,14 @@ impl Outbox {
             return Ok(());
         }
         let gathered = Piece::from(self.gathered.split().freeze());
-        self.turn.sent();
+        self.cycle.sent();
         self.stream.send_data(gathered.keeping(self.busy.take()), false)
     }
 
     /// Ends the stream.
     pub fn finish(&mut self, trailers: http::HeaderMap) -> Result<(), h2::Error> {
         self.flush()?;
-        self.turn.sent();
+        self.cycle.sent();
         self.stream.send_trailers(trailers)
     }
 }

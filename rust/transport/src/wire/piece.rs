@@ -9,12 +9,12 @@ use std::fmt;
 use std::io::IoSlice;
 
 /// Field number of the payload.
-const PAYLOAD: u32 = 15;
-const HEADER: u32 = 1;
+const PAYLOAD_FIELD: u32 = 15;
+const HEADER_FIELD: u32 = 1;
 /// Length of gRPC's own prefix: not compressed, and the length of the message.
-pub(super) const PREFIX: usize = 5;
+pub(super) const PREFIX_BYTES: usize = 5;
 /// Payloads up to here are cheaper to copy than to send as a piece of their own.
-const COPIED: usize = 8 << 10;
+const MAX_COPIED_BYTES: usize = 8 << 10;
 
 /// A message as `h2` sends it. It lets go of its payload, also of an empty one, as soon as all of it is
 /// written.
@@ -39,7 +39,7 @@ impl Piece {
 
     /// Whether a message is cheaper to copy than to send as a piece of its own.
     pub(super) fn is_small(frame: &pb::Frame) -> bool {
-        frame.payload.len() <= COPIED
+        frame.payload.len() <= MAX_COPIED_BYTES
     }
 
     /// Appends a whole message.
@@ -60,20 +60,20 @@ impl From<Bytes> for Piece {
 fn put_head(frame: &pb::Frame, more: usize, to: &mut BytesMut) {
     let header_len = frame.header.as_ref().map_or(0, |h| {
         let len = h.encoded_len();
-        key_len(HEADER) + encoded_len_varint(len as u64) + len
+        key_len(HEADER_FIELD) + encoded_len_varint(len as u64) + len
     });
     let payload_len = match frame.payload.len() {
         0 => 0,
-        len => key_len(PAYLOAD) + encoded_len_varint(len as u64) + len,
+        len => key_len(PAYLOAD_FIELD) + encoded_len_varint(len as u64) + len,
     };
-    to.reserve(PREFIX + header_len + 16 + more);
+    to.reserve(PREFIX_BYTES + header_len + 16 + more);
     to.put_u8(0);
     to.put_u32((header_len + payload_len) as u32);
     if let Some(header) = &frame.header {
-        prost::encoding::message::encode(HEADER, header, to);
+        prost::encoding::message::encode(HEADER_FIELD, header, to);
     }
     if !frame.payload.is_empty() {
-        encode_key(PAYLOAD, WireType::LengthDelimited, to);
+        encode_key(PAYLOAD_FIELD, WireType::LengthDelimited, to);
         encode_varint(frame.payload.len() as u64, to);
     }
 }
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn the_bytes_are_those_of_the_generated_encoder() {
-        for payload in [0, 1, COPIED - 1, COPIED, COPIED + 1, 1 << 20] {
+        for payload in [0, 1, MAX_COPIED_BYTES - 1, MAX_COPIED_BYTES, MAX_COPIED_BYTES + 1, 1 << 20] {
             let frame = frame(payload);
             let encoded = frame.encode_to_vec();
             let mut gathered = BytesMut::new();
@@ -135,12 +135,12 @@ mod tests {
             for mut piece in [Piece::new(frame), Piece::from(gathered.freeze())] {
                 let bytes = piece.copy_to_bytes(piece.remaining());
                 assert_eq!(bytes[0], 0);
-                assert_eq!(bytes[1..PREFIX], (encoded.len() as u32).to_be_bytes());
-                assert!(bytes[PREFIX..] == encoded, "{payload}");
+                assert_eq!(bytes[1..PREFIX_BYTES], (encoded.len() as u32).to_be_bytes());
+                assert!(bytes[PREFIX_BYTES..] == encoded, "{payload}");
             }
         }
         let empty = Piece::new(pb::Frame::default());
-        assert_eq!(empty.chunk(), [0; PREFIX]);
+        assert_eq!(empty.chunk(), [0; PREFIX_BYTES]);
     }
 
     #[test]

@@ -10,12 +10,12 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 /// How long a wait looks again, unless told otherwise: well above the time of a wake-up.
-pub const BUDGET: Duration = Duration::from_micros(200);
+pub const DEFAULT_SPIN: Duration = Duration::from_micros(200);
 /// The longest that may be asked for.
-const LONGEST: Duration = Duration::from_secs(1);
+const MAX_SPIN: Duration = Duration::from_secs(1);
 /// Where it was in vain, so many waits are left out before the next try: a peer that sleeps, too, answers
 /// late only because both do.
-pub(super) const MOST_SKIPPED: u32 = 7;
+pub(super) const MAX_SKIPPED_WAITS: u32 = 7;
 
 /// Looks between two at which others may have the core: the peer itself, where both have but one.
 const LOOKS_PER_YIELD: u32 = 8;
@@ -46,11 +46,11 @@ impl Spin {
 
     /// Fails for a time that nobody means.
     pub fn check(budget: Duration) -> Result<()> {
-        if budget <= LONGEST {
+        if budget <= MAX_SPIN {
             return Ok(());
         }
         Err(Error::new(Kind::Config, "a wait may not spin for so long")
-            .expected(format!("at most {LONGEST:?}"), format!("{budget:?}")))
+            .expected(format!("at most {MAX_SPIN:?}"), format!("{budget:?}")))
     }
 
     /// Waits for what `work` gives. It spins only where a wait of late was short; a wait beside something
@@ -90,7 +90,7 @@ impl Spin {
         if waited < self.budget {
             (self.skipped, self.skip) = (0, 0);
         } else if self.skip == 0 {
-            self.skipped = (2 * self.skipped + 1).min(MOST_SKIPPED);
+            self.skipped = (2 * self.skipped + 1).min(MAX_SKIPPED_WAITS);
             self.skip = self.skipped;
         }
     }

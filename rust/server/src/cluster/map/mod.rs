@@ -24,9 +24,9 @@ pub(crate) const MAX_SLICES: usize = 1 << 18;
 /// Most tensors, registered and under way.
 const MAX_TENSORS: usize = 1 << 20;
 /// Most registrations of one client that are under way.
-const MAX_OPEN: usize = 64;
+const MAX_OPEN_REGISTRATIONS: usize = 64;
 /// When a client that has so many may try again.
-const RETRY_OPEN_MS: u64 = 1000;
+const OPEN_RETRY_AFTER_MS: u64 = 1000;
 /// What an entry takes beside its names, its shape and its places: the spec, once as a value and once as it
 /// is sent, also in the catalog of the shard's files.
 const ENTRY_BYTES: u64 = 1024;
@@ -35,14 +35,14 @@ const PLACE_BYTES: u64 = 24;
 /// What finding a slice's registration takes while it is under way.
 const PENDING_BYTES: u64 = 40;
 /// Entries of a page, unless the caller wants fewer.
-const PAGE: usize = 1000;
+const MAX_PAGE_ENTRIES: usize = 1000;
 /// A page ends behind the entry that passes this many bytes.
-const PAGE_BYTES: usize = 1 << 20;
+const MAX_PAGE_BYTES: usize = 1 << 20;
 /// When to ask again for a registration that is under way.
-const RETRY_MS: u32 = 50;
+const RETRY_AFTER_MS: u32 = 50;
 
 #[derive(Debug)]
-struct Entry {
+struct MapEntry {
     spec: Arc<TensorSpec>,
     wire: pb::MapEntry,
     reservation: u64,
@@ -51,7 +51,7 @@ struct Entry {
 
 #[derive(Debug)]
 struct Pending {
-    entry: Entry,
+    entry: MapEntry,
     client: u64,
     deadline: Instant,
 }
@@ -59,7 +59,7 @@ struct Pending {
 /// The map of a cluster.
 #[derive(Debug)]
 pub(crate) struct Map {
-    entries: BTreeMap<Arc<str>, Entry>,
+    entries: BTreeMap<Arc<str>, MapEntry>,
     pending: HashMap<Arc<str>, Pending>,
     /// The tensor of each reservation, under way or committed.
     reservations: HashMap<u64, Arc<str>>,
@@ -128,7 +128,8 @@ impl Map {
             self.reservations.insert(reservation, spec.name.clone());
             let placement = pb::Placement { group, slices, shards };
             let wire = pb::MapEntry { spec: Some(spec_to_wire(&spec)), placement: Some(placement) };
-            self.entries.insert(spec.name.clone(), Entry { spec: Arc::new(spec), wire, reservation, memory });
+            self.entries
+                .insert(spec.name.clone(), MapEntry { spec: Arc::new(spec), wire, reservation, memory });
         }
         self.files = files;
         Ok(self)
@@ -143,7 +144,7 @@ impl Map {
         if let Some(pending) = self.pending.get_mut(&spec.name).filter(|p| p.deadline >= now) {
             let other = same(&pending.entry.spec, spec, "the tensor is being registered with another");
             if pending.client != client {
-                return other.map(|()| Registered::UnderWay { retry_after_ms: RETRY_MS });
+                return other.map(|()| Registered::UnderWay { retry_after_ms: RETRY_AFTER_MS });
             }
             if other.is_ok() {
                 pending.deadline = now + self.lease;
@@ -215,17 +216,17 @@ impl Map {
                 ),
             );
         }
-        if self.open.get(&client).is_some_and(|open| *open >= MAX_OPEN) {
+        if self.open.get(&client).is_some_and(|open| *open >= MAX_OPEN_REGISTRATIONS) {
             return refuse(
                 Error::new(Kind::Capacity, "the client has too many registrations under way")
-                    .expected(format!("at most {MAX_OPEN}"), "one more")
-                    .retry_after_ms(RETRY_OPEN_MS),
+                    .expected(format!("at most {MAX_OPEN_REGISTRATIONS}"), "one more")
+                    .retry_after_ms(OPEN_RETRY_AFTER_MS),
             );
         }
         Ok(())
     }
 
-    fn place(&mut self, spec: &TensorSpec) -> Result<Entry> {
+    fn place(&mut self, spec: &TensorSpec) -> Result<MapEntry> {
         let memory = self.take(spec, PENDING_BYTES)?;
         let mut ids = self.identifiers(1 + spec.slice_count())?;
         let reservation = ids.swap_remove(0);
@@ -233,11 +234,11 @@ impl Map {
         let shards = (0..ids.len()).map(|slice| self.load.place(spec, slice)).collect();
         let placement = pb::Placement { group, slices: ids, shards };
         let wire = pb::MapEntry { spec: Some(spec_to_wire(spec)), placement: Some(placement) };
-        Ok(Entry { spec: Arc::new(spec.clone()), wire, reservation, memory })
+        Ok(MapEntry { spec: Arc::new(spec.clone()), wire, reservation, memory })
     }
 
     /// Forgets where an entry lies.
-    fn release(&mut self, entry: &Entry) {
+    fn release(&mut self, entry: &MapEntry) {
         self.reservations.remove(&entry.reservation);
         for (slice, shard) in entry.shards().iter().enumerate() {
             self.load.remove(*shard, &entry.spec, slice);
@@ -246,7 +247,7 @@ impl Map {
     }
 
     /// Takes a registration out that is under way no more.
-    fn take_pending(&mut self, name: &str) -> Option<Entry> {
+    fn take_pending(&mut self, name: &str) -> Option<MapEntry> {
         let Pending { mut entry, client, .. } = self.pending.remove(name)?;
         for slice in entry.slices() {
             self.slices.remove(slice);
@@ -386,7 +387,7 @@ impl Map {
         after: &str,
         page_size: usize,
     ) -> (Vec<pb::MapEntry>, String) {
-        let limit = if page_size == 0 { PAGE } else { page_size.min(PAGE) };
+        let limit = if page_size == 0 { MAX_PAGE_ENTRIES } else { page_size.min(MAX_PAGE_ENTRIES) };
         if names.is_empty() {
             let from = if after.is_empty() { Bound::Unbounded } else { Bound::Excluded(after) };
             let all = self.entries.range::<str, _>((from, Bound::Unbounded));
@@ -410,7 +411,7 @@ impl Map {
 
 /// Takes entries until the page is full.
 fn fill<'a>(
-    entries: impl Iterator<Item = (&'a str, Option<&'a Entry>)>,
+    entries: impl Iterator<Item = (&'a str, Option<&'a MapEntry>)>,
     limit: usize,
     touched: &mut u64,
 ) -> (Vec<pb::MapEntry>, String) {
@@ -418,12 +419,12 @@ fn fill<'a>(
     for (name, entry) in entries {
         *touched += 1;
         let Some(entry) = entry else { continue };
-        if page.len() >= limit || bytes >= PAGE_BYTES {
+        if page.len() >= limit || bytes >= MAX_PAGE_BYTES {
             return (page, last.to_owned());
         }
         // One entry can have a placement of 3 MiB: it gets a page of its own.
         let size = entry.wire.encoded_len();
-        if !page.is_empty() && bytes + size > 2 * PAGE_BYTES {
+        if !page.is_empty() && bytes + size > 2 * MAX_PAGE_BYTES {
             return (page, last.to_owned());
         }
         bytes += size;
@@ -433,7 +434,7 @@ fn fill<'a>(
     (page, String::new())
 }
 
-impl Entry {
+impl MapEntry {
     fn slices(&self) -> &[u64] {
         self.wire.placement.as_ref().map_or(&[], |placement| &placement.slices)
     }

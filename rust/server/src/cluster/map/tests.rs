@@ -254,8 +254,9 @@ fn what_could_never_be_held_is_refused_at_once() {
 #[test]
 fn a_client_has_so_many_registrations_under_way() {
     let (mut map, now) = (map(1), Instant::now());
-    let all: Vec<_> =
-        (0..MAX_OPEN).map(|k| reserved(map.register(&spec(&format!("w{k}"), 1), 1, now).unwrap())).collect();
+    let all: Vec<_> = (0..MAX_OPEN_REGISTRATIONS)
+        .map(|k| reserved(map.register(&spec(&format!("w{k}"), 1), 1, now).unwrap()))
+        .collect();
     let error = map.register(&spec("more", 1), 1, now).unwrap_err();
     assert!(error.kind == Kind::Capacity && error.retry_after_ms.is_some(), "{error}");
     // A repeat is no further one, and others have theirs.

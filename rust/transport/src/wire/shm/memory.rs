@@ -17,13 +17,13 @@ use std::sync::Arc;
 use tokio::io::ReadBuf;
 
 /// Bytes of one direction's ring: both, and what is copied to and from them, stay in a cache.
-const RING: usize = 1 << 20;
+const RING_BYTES: usize = 1 << 20;
 /// The largest ring that a client maps.
-const LARGEST: usize = 64 << 20;
+const MAX_RING_BYTES: usize = 64 << 20;
 /// The counters of both rings lie before the rings.
-const CONTROLS: usize = 4096;
+const CONTROL_BYTES: usize = 4096;
 /// What the rings of one connection take.
-pub const SHARED_BYTES: u64 = (CONTROLS + 2 * RING) as u64;
+pub const SHARED_BYTES: u64 = (CONTROL_BYTES + 2 * RING_BYTES) as u64;
 
 /// A cache line of its own, and the next, which CPUs fetch with it.
 #[derive(Debug)]
@@ -50,8 +50,9 @@ pub(super) struct Control {
 }
 
 /// Values that may be lent at a time. A counter for each lies behind those of the rings.
-pub const LOANS: usize = 4;
-const _: () = assert!(2 * size_of::<Control>() + LOANS * size_of::<Line<AtomicU32>>() <= CONTROLS);
+pub const MAX_BORROWED_PAGES: usize = 4;
+const _: () =
+    assert!(2 * size_of::<Control>() + MAX_BORROWED_PAGES * size_of::<Line<AtomicU32>>() <= CONTROL_BYTES);
 
 /// One direction's ring.
 #[derive(Clone, Debug)]
@@ -92,8 +93,12 @@ fn is_sealed(_: &OwnedFd) -> Result<bool> {
 /// Maps both rings: the one from client to server, and the other.
 pub(super) fn map(memory: OwnedFd) -> Result<[Half; 2]> {
     let bytes = rustix::fs::fstat(memory.as_fd())?.st_size as usize;
-    let size = bytes.saturating_sub(CONTROLS) / 2;
-    if !is_sealed(&memory)? || !size.is_power_of_two() || size > LARGEST || bytes != CONTROLS + 2 * size {
+    let size = bytes.saturating_sub(CONTROL_BYTES) / 2;
+    if !is_sealed(&memory)?
+        || !size.is_power_of_two()
+        || size > MAX_RING_BYTES
+        || bytes != CONTROL_BYTES + 2 * size
+    {
         return Err(Error::new(ErrorKind::InvalidData, "this is no memory of two rings"));
     }
     let memory = Arc::new(MmapOptions::new().len(bytes).map_raw(memory.as_raw_fd())?);
@@ -146,15 +151,15 @@ impl Half {
 
     /// 1 where values are lent, 0 as soon as they are given back.
     #[allow(clippy::cast_ptr_alignment, reason = "a mapping begins with a page")]
-    pub(super) fn loan(&self, slot: usize) -> &AtomicU32 {
-        assert!(slot < LOANS, "no such loan");
-        // SAFETY: as above: `LOANS` counters fit behind the two controls, aligned as they are.
+    pub(super) fn borrowed(&self, slot: usize) -> &AtomicU32 {
+        assert!(slot < MAX_BORROWED_PAGES, "no such page");
+        // SAFETY: as above: `MAX_BORROWED_PAGES` counters fit behind the two controls, aligned as they are.
         unsafe { &*self.memory.as_ptr().cast::<Control>().add(2).cast::<Line<AtomicU32>>().add(slot) }
     }
 
     fn bytes(&self) -> *mut u8 {
         // Within the mapping: see `map`.
-        self.memory.as_mut_ptr().wrapping_add(CONTROLS + self.index * self.size)
+        self.memory.as_mut_ptr().wrapping_add(CONTROL_BYTES + self.index * self.size)
     }
 
     /// Where a position lies, and how many of `n` bytes fit before the end of the ring.

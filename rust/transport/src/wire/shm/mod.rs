@@ -7,17 +7,17 @@
 //! closes its socket (`stream`). Nothing has a name, so nothing is left behind.
 //!
 //! Values of whole slices do not go through the ring: the client reads them where they lie, in memory that
-//! the server passed on, too (`loan`).
+//! the server passed on, too (`borrow`).
 
-mod loan;
+mod adaptive_spin;
+mod borrow;
 mod memory;
 mod pass;
-mod patience;
 mod ring;
 mod stream;
 mod sync;
 
-pub use loan::{Borrower, Lender};
-pub use memory::{LOANS, SHARED_BYTES};
+pub use borrow::{Borrower, Lender};
+pub use memory::{MAX_BORROWED_PAGES, SHARED_BYTES};
 pub use pass::ASK;
 pub use stream::LocalStream;

@@ -16,16 +16,16 @@ use tokio::net::UnixStream;
 /// How a client asks; no HTTP client begins like that.
 pub const ASK: &[u8] = b"fastps shared memory 2\n";
 /// The longest reason.
-const REASON: usize = 255;
+const MAX_REASON_BYTES: usize = 255;
 /// What is passed at most.
-const MOST: usize = 2;
-const SPACE: usize = rustix::cmsg_space!(ScmRights(MOST));
+const MAX_DESCRIPTORS: usize = 2;
+const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS));
 
 /// Asks the server for memory: of the rings, then of its values, if it lends any. An inner error is its
 /// reason to give none.
 pub(super) async fn ask(socket: &mut UnixStream) -> Result<std::result::Result<Vec<OwnedFd>, String>> {
     socket.write_all(ASK).await?;
-    let mut bytes = [0; 1 + REASON];
+    let mut bytes = [0; 1 + MAX_REASON_BYTES];
     let (n, memory) = socket.async_io(Interest::READABLE, || receive(socket, &mut bytes)).await?;
     match (&bytes[..n], memory) {
         ([0, ..], memory) if !memory.is_empty() => Ok(Ok(memory)),
@@ -43,7 +43,7 @@ pub(super) async fn answer(
 ) -> Result<()> {
     let mut bytes = vec![0];
     if let Err(reason) = memory {
-        let reason = &reason[..reason.floor_char_boundary(REASON)];
+        let reason = &reason[..reason.floor_char_boundary(MAX_REASON_BYTES)];
         bytes[0] = reason.len() as u8;
         bytes.extend(reason.as_bytes());
     }

@@ -13,7 +13,7 @@ use std::io::{Error, ErrorKind, Result};
 use tokio::io::ReadBuf;
 
 /// The peer learns of so many bytes at a time, and works on them while the next are copied.
-const PIECE: usize = 32 << 10;
+const MAX_COPY_BYTES: usize = 32 << 10;
 
 /// The end that writes.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Writer {
     }
 
     /// Bytes that fit; looks at the reader's count where fewer are known than wanted.
-    fn room(&mut self, wanted: usize) -> Result<usize> {
+    fn free(&mut self, wanted: usize) -> Result<usize> {
         let size = self.half.size() as u64;
         if size - (self.written - self.read) < wanted as u64 {
             self.read = seen(&self.half.control().read, self.read, self.written)?;
@@ -56,12 +56,12 @@ impl Writer {
     ) -> Result<usize> {
         let (mut sum, mut untold) = (0, 0);
         for bytes in all {
-            let n = self.room(bytes.len())?.min(bytes.len());
-            for piece in bytes[..n].chunks(PIECE) {
+            let n = self.free(bytes.len())?.min(bytes.len());
+            for piece in bytes[..n].chunks(MAX_COPY_BYTES) {
                 self.half.put(self.written, piece);
                 self.written += piece.len() as u64;
                 untold += piece.len();
-                if untold >= PIECE {
+                if untold >= MAX_COPY_BYTES {
                     untold = 0;
                     self.tell(&mut wake);
                 }
@@ -88,13 +88,13 @@ impl Writer {
 
     /// Whether there is room.
     pub(super) fn is_ready(&mut self) -> Result<bool> {
-        Ok(self.room(1)? > 0)
+        Ok(self.free(1)? > 0)
     }
 
     /// Before sleeping for room: whether there still is none. If there is, nobody sleeps.
     pub(super) fn may_sleep(&mut self) -> Result<bool> {
         announce(&self.half.control().writer_sleeps);
-        let full = self.room(1)? == 0;
+        let full = self.free(1)? == 0;
         if !full {
             self.awake();
         }
@@ -125,7 +125,7 @@ impl Reader {
     pub(super) fn read(&mut self, into: &mut ReadBuf<'_>, mut wake: impl FnMut()) -> Result<()> {
         let mut left = self.waiting()?.min(into.remaining());
         while left > 0 {
-            let n = left.min(PIECE);
+            let n = left.min(MAX_COPY_BYTES);
             self.half.get(self.read, n, into);
             self.read += n as u64;
             left -= n;
@@ -161,7 +161,7 @@ impl Reader {
 
 /// Gives back what the reader of this ring has lent; calls `wake` where it must be woken.
 pub(super) fn give_back(half: &Half, slot: usize, wake: impl FnOnce()) {
-    half.loan(slot).store(0, Ordering::Release);
+    half.borrowed(slot).store(0, Ordering::Release);
     if is_roused(&half.control().reader_sleeps) {
         wake();
     }
@@ -170,7 +170,7 @@ pub(super) fn give_back(half: &Half, slot: usize, wake: impl FnOnce()) {
 /// Whether it is given back. The ring's reader looks whenever it finds nothing else, and once more after it
 /// has said that it sleeps.
 pub(super) fn is_back(half: &Half, slot: usize) -> bool {
-    half.loan(slot).load(Ordering::Acquire) == 0
+    half.borrowed(slot).load(Ordering::Acquire) == 0
 }
 
 /// The peer's count, which may neither fall nor pass a limit.

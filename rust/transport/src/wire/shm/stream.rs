@@ -1,7 +1,7 @@
 //! A Unix socket, or the shared memory of its two ends.
 
-use super::loan::{Borrower, Lender, wake};
-use super::patience::Patience;
+use super::adaptive_spin::AdaptiveSpin;
+use super::borrow::{Borrower, Lender, wake};
 use super::ring::{Reader, Writer};
 use super::{memory, pass};
 use fastps_core::shard::Exposed;
@@ -18,10 +18,10 @@ use tokio::task::coop::poll_proceed;
 
 /// Looks at a ring in one poll of a wait that is under way: about a microsecond, and less than the poll
 /// itself takes.
-const LOOKS: u32 = 50;
+const LOOKS_PER_POLL: u32 = 50;
 /// What a socket may hold: a frame. By default that is a fifth of one, and whoever writes sleeps several
 /// times. A system that allows less gives what it allows.
-const HELD: usize = 1 << 20;
+const SOCKET_BUFFER_BYTES: usize = 1 << 20;
 
 /// A connection within this machine. One task at a time may wait for it.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub struct LocalStream {
 struct Rings {
     reader: Reader,
     writer: Writer,
-    patience: Patience,
+    spin_state: AdaptiveSpin,
     /// The peer may have to wake this end.
     asleep: bool,
     /// The peer's socket has ended: there will be no more than what the ring holds.
@@ -49,8 +49,8 @@ struct Rings {
 impl From<UnixStream> for LocalStream {
     fn from(socket: UnixStream) -> Self {
         // A system that gives more by itself is left alone.
-        if socket_send_buffer_size(&socket).is_ok_and(|held| held < HELD) {
-            let _ = set_socket_send_buffer_size(&socket, HELD);
+        if socket_send_buffer_size(&socket).is_ok_and(|held| held < SOCKET_BUFFER_BYTES) {
+            let _ = set_socket_send_buffer_size(&socket, SOCKET_BUFFER_BYTES);
         }
         Self { socket, rings: None, borrower: None }
     }
@@ -76,11 +76,12 @@ impl LocalStream {
     /// Gives a client that has asked its shared memory, or the reason why there is none, and lends it values.
     pub async fn share(
         &mut self,
-        room: std::result::Result<(), String>,
+        permitted: std::result::Result<(), String>,
         spin: Duration,
         exposed: Option<&Arc<Exposed>>,
     ) -> Result<()> {
-        let made = room.and_then(|()| memory::make().map_err(|error| format!("no shared memory: {error}")));
+        let made =
+            permitted.and_then(|()| memory::make().map_err(|error| format!("no shared memory: {error}")));
         let rings = match made {
             Ok(rings) => rings,
             Err(reason) => return pass::answer(&self.socket, Err(&reason)).await,
@@ -108,7 +109,7 @@ impl LocalStream {
     /// Waits for what comes without looking for it.
     pub fn never_spin(&mut self) {
         if let Some(rings) = &mut self.rings {
-            rings.patience = Patience::new(Duration::ZERO);
+            rings.spin_state = AdaptiveSpin::new(Duration::ZERO);
         }
     }
 }
@@ -123,8 +124,8 @@ impl Drop for LocalStream {
 
 impl Rings {
     fn new(reader: Reader, writer: Writer, spin: Duration) -> Self {
-        let patience = Patience::new(spin);
-        Self { reader, writer, patience, asleep: false, ended: false, lender: None }
+        let spin_state = AdaptiveSpin::new(spin);
+        Self { reader, writer, spin_state, asleep: false, ended: false, lender: None }
     }
 
     fn take_back(&self) {
@@ -139,14 +140,14 @@ impl Rings {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<Result<()>> {
-        let turn = ready!(poll_proceed(cx));
+        let coop = ready!(poll_proceed(cx));
         let before = buf.filled().len();
         loop {
             self.take_back();
             self.reader.read(buf, || wake(socket))?;
             if buf.filled().len() > before {
-                self.patience.learn();
-                turn.made_progress();
+                self.spin_state.learn();
+                coop.made_progress();
                 return Poll::Ready(Ok(()));
             }
             if self.ended || buf.remaining() == 0 {
@@ -167,12 +168,12 @@ impl Rings {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<Result<usize>> {
-        let turn = ready!(poll_proceed(cx));
+        let coop = ready!(poll_proceed(cx));
         loop {
             let sum = self.writer.write(bufs.iter().map(|buf| &**buf), || wake(socket))?;
             if sum > 0 || bufs.iter().all(|buf| buf.is_empty()) {
-                turn.made_progress();
-                self.patience.renew();
+                coop.made_progress();
+                self.spin_state.renew();
                 if self.asleep {
                     // An answer may come soon: look for it.
                     cx.waker().wake_by_ref();
@@ -200,9 +201,9 @@ impl Rings {
         is_ready: impl Fn(&mut Self) -> Result<bool>,
         may_sleep: impl FnOnce(&mut Self) -> Result<bool>,
     ) -> Poll<Result<()>> {
-        if self.patience.looks_again() {
-            if self.patience.is_under_way() {
-                for _ in 0..LOOKS {
+        if self.spin_state.looks_again() {
+            if self.spin_state.is_under_way() {
+                for _ in 0..LOOKS_PER_POLL {
                     if is_ready(self)? {
                         return Poll::Ready(Ok(()));
                     }
@@ -285,7 +286,7 @@ impl AsyncWrite for LocalStream {
 mod tests {
     use super::*;
     use super::{memory::SHARED_BYTES, pass::ASK};
-    use crate::wire::SPIN;
+    use crate::wire::DEFAULT_SPIN;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, split};
 
     async fn within<T>(work: impl Future<Output = T>) -> T {
@@ -305,10 +306,10 @@ mod tests {
         let serve = async {
             asked(&mut server).await;
             let mut server = LocalStream::from(server);
-            server.share(Ok(()), SPIN, None).await.unwrap();
+            server.share(Ok(()), DEFAULT_SPIN, None).await.unwrap();
             server
         };
-        let (answer, server) = within(async { tokio::join!(client.ask(SPIN), serve) }).await;
+        let (answer, server) = within(async { tokio::join!(client.ask(DEFAULT_SPIN), serve) }).await;
         answer.unwrap().unwrap();
         (client, server)
     }
@@ -358,7 +359,7 @@ mod tests {
         let before = socket_send_buffer_size(&socket).unwrap();
         let stream = LocalStream::from(socket);
         let now = socket_send_buffer_size(&stream.socket).unwrap();
-        assert!(now > before || now == before && before >= HELD, "{before} and then {now}");
+        assert!(now > before || now == before && before >= SOCKET_BUFFER_BYTES, "{before} and then {now}");
     }
 
     #[tokio::test]
@@ -394,11 +395,11 @@ mod tests {
         let serve = async {
             asked(&mut server).await;
             let mut server = LocalStream::from(server);
-            server.share(Err("none to give ".repeat(100)), SPIN, None).await.unwrap();
+            server.share(Err("none to give ".repeat(100)), DEFAULT_SPIN, None).await.unwrap();
             server.write_all(b"by socket").await.unwrap();
             server
         };
-        let (answer, _server) = within(async { tokio::join!(client.ask(SPIN), serve) }).await;
+        let (answer, _server) = within(async { tokio::join!(client.ask(DEFAULT_SPIN), serve) }).await;
         assert!(answer.unwrap().unwrap_err().starts_with("none to give none to give"));
         let mut got = [0; 9];
         within(client.read_exact(&mut got)).await.unwrap();
@@ -410,9 +411,9 @@ mod tests {
         let (client, mut server) = UnixStream::pair().unwrap();
         let mut client = LocalStream::from(client);
         server.write_all(b"HTTP/1.1 400").await.unwrap();
-        assert_eq!(within(client.ask(SPIN)).await.unwrap_err().kind(), ErrorKind::InvalidData);
+        assert_eq!(within(client.ask(DEFAULT_SPIN)).await.unwrap_err().kind(), ErrorKind::InvalidData);
         drop(server);
-        assert!(within(client.ask(SPIN)).await.is_err());
+        assert!(within(client.ask(DEFAULT_SPIN)).await.is_err());
     }
 
     /// A client that writes into the counts what it likes ends its own stream, with an error.
@@ -426,7 +427,7 @@ mod tests {
             let serve = async {
                 asked(&mut server).await;
                 let mut server = LocalStream::from(server);
-                server.share(Ok(()), SPIN, None).await.unwrap();
+                server.share(Ok(()), DEFAULT_SPIN, None).await.unwrap();
                 server
             };
             let (memory, mut server) = within(async { tokio::join!(pass::ask(&mut client), serve) }).await;

@@ -5,7 +5,7 @@
 //! gives back all: a client's end of it stays open as long as anything is borrowed, and a server that closes
 //! its own holds what it has lent until the client has closed its end, too.
 
-use super::memory::{Half, LOANS, Values};
+use super::memory::{Half, MAX_BORROWED_PAGES, Values};
 use super::ring::{give_back, is_back};
 use super::sync::Ordering;
 use fastps_core::slice::Snapshot;
@@ -28,11 +28,11 @@ pub(super) fn wake(socket: impl AsFd) {
 pub struct Lender {
     /// The ring that the client writes.
     half: Half,
-    state: Mutex<State>,
+    state: Mutex<LenderState>,
 }
 
-struct State {
-    lent: [Option<Lent>; LOANS],
+struct LenderState {
+    lent: [Option<Lent>; MAX_BORROWED_PAGES],
     /// The server's end of the socket once more, for as long as the connection lasts.
     socket: Option<UnixStream>,
 }
@@ -43,11 +43,11 @@ type Lent = (Snapshot, Box<dyn Send>);
 impl Lender {
     pub(super) fn new(half: Half, socket: &tokio::net::UnixStream) -> Result<Arc<Self>> {
         let socket = Some(UnixStream::from(socket.as_fd().try_clone_to_owned()?));
-        let state = Mutex::new(State { lent: [const { None }; LOANS], socket });
+        let state = Mutex::new(LenderState { lent: [const { None }; MAX_BORROWED_PAGES], socket });
         Ok(Arc::new(Self { half, state }))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LenderState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -65,14 +65,14 @@ impl Lender {
             return Err((values, place));
         };
         let lent = pb::Lent { offset: offset as u64, bytes: values.as_ref().len() as u32, slot: slot as u32 };
-        self.half.loan(slot).store(1, Ordering::Relaxed);
+        self.half.borrowed(slot).store(1, Ordering::Relaxed);
         state.lent[slot] = Some((values, Box::new(place)));
         Ok(lent)
     }
 
     /// Lets go of what the client has given back.
     pub(super) fn take_back(&self) {
-        let mut back = [const { None }; LOANS];
+        let mut back = [const { None }; MAX_BORROWED_PAGES];
         let mut state = self.state();
         for (slot, (lent, back)) in state.lent.iter_mut().zip(&mut back).enumerate() {
             *back = lent.take_if(|_| is_back(&self.half, slot));
@@ -154,32 +154,32 @@ impl Borrower {
     }
 
     /// Takes what the server has lent.
-    pub fn take(self: &Arc<Self>, lent: &pb::Lent) -> Result<Loan> {
+    pub fn take(self: &Arc<Self>, lent: &pb::Lent) -> Result<BorrowedPage> {
         let (at, len, slot) = (lent.offset as usize, lent.bytes as usize, lent.slot as usize);
-        if slot >= LOANS || at.checked_add(len).is_none_or(|end| end > self.values.len()) {
+        if slot >= MAX_BORROWED_PAGES || at.checked_add(len).is_none_or(|end| end > self.values.len()) {
             let why = format!("the server lends {len} bytes at {at}, to be given back by counter {slot}");
             return Err(Error::new(ErrorKind::InvalidData, why));
         }
-        Ok(Loan { from: self.clone(), at, len, slot })
+        Ok(BorrowedPage { from: self.clone(), at, len, slot })
     }
 }
 
 /// Borrowed values; dropped, they are given back.
 #[derive(Debug)]
-pub struct Loan {
+pub struct BorrowedPage {
     from: Arc<Borrower>,
     at: usize,
     len: usize,
     slot: usize,
 }
 
-impl AsRef<[u8]> for Loan {
+impl AsRef<[u8]> for BorrowedPage {
     fn as_ref(&self) -> &[u8] {
         self.from.values.bytes(self.at, self.len)
     }
 }
 
-impl Drop for Loan {
+impl Drop for BorrowedPage {
     fn drop(&mut self) {
         give_back(&self.from.half, self.slot, || wake(&self.from.socket));
     }
@@ -190,7 +190,7 @@ impl Drop for Loan {
 mod tests {
     use super::super::LocalStream;
     use super::*;
-    use crate::wire::SPIN;
+    use crate::wire::DEFAULT_SPIN;
     use fastps_core::dtype::DType;
     use fastps_core::isa::Isa;
     use fastps_core::optim::{Optimizer, Sgd};
@@ -265,10 +265,10 @@ mod tests {
         let serve = async {
             let mut question = vec![0; super::super::ASK.len()];
             server.read_exact(&mut question).await.unwrap();
-            server.share(Ok(()), SPIN, Some(exposed)).await.unwrap();
+            server.share(Ok(()), DEFAULT_SPIN, Some(exposed)).await.unwrap();
             server
         };
-        let (answer, server) = within(async { tokio::join!(client.ask(SPIN), serve) }).await;
+        let (answer, server) = within(async { tokio::join!(client.ask(DEFAULT_SPIN), serve) }).await;
         answer.unwrap().unwrap();
         (client, server)
     }
@@ -287,21 +287,21 @@ mod tests {
         let (exposed, shard) = shard(2);
         let (client, server) = pair(&exposed).await;
         let (borrower, kept) = (client.borrower().unwrap(), count());
-        let mut loans = Vec::new();
-        for _ in 0..LOANS {
+        let mut pages = Vec::new();
+        for _ in 0..MAX_BORROWED_PAGES {
             let lent = lend(&server, &shard, 1, Counted::new(kept)).unwrap();
-            loans.push(borrower.take(&lent).unwrap());
+            pages.push(borrower.take(&lent).unwrap());
         }
         assert!(lend(&server, &shard, 1, ()).is_none(), "as much is lent as can be");
         let values = shard.pull(0, SliceId(1)).unwrap();
         assert!(values.as_ref().iter().all(|byte| *byte == 2));
-        assert!(loans.iter().all(|loan| loan.as_ref() == values.as_ref()));
+        assert!(pages.iter().all(|page| page.as_ref() == values.as_ref()));
         // In any order.
-        loans.swap_remove(1);
-        assert_eq!(kept.load(SeqCst), LOANS, "nobody has looked yet");
-        loans.push(borrower.take(&lend(&server, &shard, 0, Counted::new(kept)).unwrap()).unwrap());
-        assert_eq!(kept.load(SeqCst), LOANS, "one is back, and one is lent");
-        loans.clear();
+        pages.swap_remove(1);
+        assert_eq!(kept.load(SeqCst), MAX_BORROWED_PAGES, "nobody has looked yet");
+        pages.push(borrower.take(&lend(&server, &shard, 0, Counted::new(kept)).unwrap()).unwrap());
+        assert_eq!(kept.load(SeqCst), MAX_BORROWED_PAGES, "one is back, and one is lent");
+        pages.clear();
         server.lender().unwrap().take_back();
         assert_eq!(kept.load(SeqCst), 0);
     }
@@ -314,10 +314,10 @@ mod tests {
         server.never_spin();
         for pause in [0, 20, 0, 20] {
             let lent = lend(&server, &shard, 0, Counted::new(kept)).unwrap();
-            let loan = borrower.take(&lent).unwrap();
+            let page = borrower.take(&lent).unwrap();
             let back = async {
                 tokio::time::sleep(Duration::from_millis(pause)).await;
-                drop(loan);
+                drop(page);
                 until("it is back", || kept.load(SeqCst) == 0).await;
             };
             tokio::select! {
@@ -342,7 +342,7 @@ mod tests {
         let (kept, lender) = (count(), server.lender().unwrap());
         assert!(is_free(&shard));
         let lent = lend(&server, &shard, 0, Counted::new(kept)).unwrap();
-        let loan = client.borrower().unwrap().take(&lent).unwrap();
+        let page = client.borrower().unwrap().take(&lent).unwrap();
         drop(server);
         assert_eq!(kept.load(SeqCst), 0, "it takes nobody's place");
         assert!(
@@ -354,8 +354,8 @@ mod tests {
         drop(client);
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(!is_free(&shard), "it is read still");
-        assert!(loan.as_ref().iter().all(|byte| *byte == 1));
-        drop(loan);
+        assert!(page.as_ref().iter().all(|byte| *byte == 1));
+        drop(page);
         until("the client's end is closed", || is_free(&shard)).await;
     }
 
@@ -366,14 +366,14 @@ mod tests {
         let (clients, servers) = (runtime(), runtime());
         let (client, server) = clients.block_on(pair(&exposed));
         let lent = lend(&server, &shard, 0, ()).unwrap();
-        let loan = client.borrower().unwrap().take(&lent).unwrap();
+        let page = client.borrower().unwrap().take(&lent).unwrap();
         {
             let _inside = servers.enter();
             drop(server);
         }
         drop(servers);
         drop((shard, exposed));
-        assert!(loan.as_ref().iter().all(|byte| *byte == 1));
+        assert!(page.as_ref().iter().all(|byte| *byte == 1));
         drop(clients);
     }
 
@@ -384,7 +384,7 @@ mod tests {
         let borrower = client.borrower().unwrap();
         let good = lend(&server, &shard, 0, ()).unwrap();
         for bad in [
-            pb::Lent { slot: LOANS as u32, ..good },
+            pb::Lent { slot: MAX_BORROWED_PAGES as u32, ..good },
             pb::Lent { offset: 64 << 20, ..good },
             pb::Lent { offset: u64::MAX, ..good },
             pb::Lent { bytes: u32::MAX, ..good },

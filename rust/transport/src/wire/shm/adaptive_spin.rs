@@ -1,16 +1,16 @@
 //! Looking again for a moment before going to sleep, as `Spin` does, for a stream that is polled.
 
-use super::super::spin::{CORES, MOST_SKIPPED};
+use super::super::spin::{CORES, MAX_SKIPPED_WAITS};
 use std::time::{Duration, Instant};
 
 /// Looks between two at which others may have the core.
 const LOOKS_PER_YIELD: u32 = 8;
 /// A wait with fewer looks teaches nothing: nobody was there to look.
-const FEW: u32 = 50;
+const MIN_LOOKS_TO_LEARN: u32 = 50;
 
 /// Whether it pays to look again, learnt from the waits so far.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct AdaptiveSpin {
     /// How long a wait looks again.
     budget: Duration,
     /// The beginning of the present wait.
@@ -22,7 +22,7 @@ pub(super) struct Patience {
     skip: u32,
 }
 
-impl Patience {
+impl AdaptiveSpin {
     /// Looks again for so long; zero: never.
     pub(super) fn new(budget: Duration) -> Self {
         Self { budget, since: None, looks: 0, skipped: 0, skip: 0 }
@@ -58,8 +58,8 @@ impl Patience {
             (self.skipped, self.skip) = (0, 0);
         } else if self.skip > 0 {
             self.skip -= 1;
-        } else if looks >= FEW {
-            self.skipped = (2 * self.skipped + 1).min(MOST_SKIPPED);
+        } else if looks >= MIN_LOOKS_TO_LEARN {
+            self.skipped = (2 * self.skipped + 1).min(MAX_SKIPPED_WAITS);
             self.skip = self.skipped;
         }
     }

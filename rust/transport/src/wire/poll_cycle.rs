@@ -1,6 +1,5 @@
-//! What one turn of a connection's task does: read, use what came, write what that has given. In the second
-//! half it does not read on, so that the others of its thread wait for one frame of this connection and no
-//! more.
+//! One poll cycle of a connection's task: it reads a frame, uses it, and writes what that has given. While it
+//! writes it does not read on, so the others of its thread wait for one frame of this connection at most.
 
 use super::Pace;
 use std::sync::Arc;
@@ -8,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Shared by a connection's task, its socket's reader and its streams, all of which one thread polls.
 #[derive(Clone, Debug)]
-pub struct Turn(Arc<State>);
+pub struct PollCycle(Arc<CycleState>);
 
 #[derive(Debug)]
-struct State {
+struct CycleState {
     /// A stream has given its connection something to write.
     sent: AtomicBool,
     /// Nothing is read: this is the half that writes.
@@ -19,14 +18,14 @@ struct State {
     pace: Pace,
 }
 
-impl Default for Turn {
+impl Default for PollCycle {
     fn default() -> Self {
         let no = || AtomicBool::new(false);
-        Self(Arc::new(State { sent: no(), writing: no(), pace: Pace::new() }))
+        Self(Arc::new(CycleState { sent: no(), writing: no(), pace: Pace::new() }))
     }
 }
 
-impl Turn {
+impl PollCycle {
     /// How large frames come in.
     pub fn pace(&self) -> &Pace {
         &self.0.pace
@@ -64,18 +63,18 @@ mod tests {
 
     #[tokio::test]
     async fn while_it_writes_nothing_is_read() {
-        let turn = Turn::default();
+        let cycle = PollCycle::default();
         let frame = [0, 0, 3, 0, 0, 0, 0, 0, 1, 7, 8, 9];
-        let mut framed = Framed::new(&frame[..], 0, turn.clone());
-        assert_eq!(turn.write(|| ()), None, "there is nothing to write");
-        turn.sent();
-        let mut room = [0; 16];
+        let mut framed = Framed::new(&frame[..], 0, cycle.clone());
+        assert_eq!(cycle.write(|| ()), None, "there is nothing to write");
+        cycle.sent();
+        let mut buffer_bytes = [0; 16];
         let polled = poll_fn(|cx| {
-            let mut buffer = ReadBuf::new(&mut room);
-            Poll::Ready(turn.write(|| Pin::new(&mut framed).poll_read(cx, &mut buffer).is_ready()))
+            let mut buffer = ReadBuf::new(&mut buffer_bytes);
+            Poll::Ready(cycle.write(|| Pin::new(&mut framed).poll_read(cx, &mut buffer).is_ready()))
         });
         assert_eq!(polled.await, Some(false));
-        assert_eq!(turn.write(|| ()), None, "what was to be written is");
+        assert_eq!(cycle.write(|| ()), None, "what was to be written is");
         let mut got = Vec::new();
         framed.read_to_end(&mut got).await.unwrap();
         assert_eq!(got, frame);
