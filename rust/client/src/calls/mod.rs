@@ -8,4 +8,5 @@ mod push;
 mod receipts;
 mod register;
 mod sparse;
+mod submit;
 mod verbs;

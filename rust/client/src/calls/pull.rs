@@ -1,6 +1,6 @@
 //! Pulls of values, of optimizer state and of versions.
 
-use crate::calls::push::Draft;
+use crate::calls::submit::Draft;
 use crate::client::Client;
 use crate::link::call::{Call, CallPart, Outcome};
 use crate::link::payload::Payload;
@@ -13,7 +13,8 @@ use fastps_core::dtype::Array;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SliceId;
 use fastps_core::verbs::{Caller, Pulled, SliceVersion, State, Ticket, Versions};
-use fastps_transport::convert::{self, Read, Retry, Route, retry};
+use fastps_transport::convert::header::{self, Target};
+use fastps_transport::convert::{Read, Retry, retry};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -38,8 +39,7 @@ impl Client {
                 Read::Version => None,
             };
             for (elements, (slice, shard)) in entry.spec.slices().zip(&entry.slices) {
-                let route = Route { group: entry.group, epoch, client: 0 };
-                let header = convert::read_frame(0, route, *slice, what).header.unwrap_or_default();
+                let header = header::read(Target { slice: *slice, group: entry.group, epoch }, what);
                 let part = CallPart {
                     tensor,
                     name: entry.spec.name.clone(),
@@ -56,7 +56,7 @@ impl Client {
             }
         }
         let _in_order = self.lock_sequence();
-        self.submit(drafts, Vec::new(), deadline, false)
+        self.submit(drafts, Vec::new(), deadline, None)
     }
 
     /// Waits for a pull and hands its values on.

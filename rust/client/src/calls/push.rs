@@ -1,5 +1,6 @@
-//! Pushes and assignments: from the caller's arrays to queued frames, and from answers to receipts.
+//! Pushes: a gradient is checked, encoded slice by slice, and queued at the links to its shards.
 
+use crate::calls::submit::{Draft, next};
 use crate::client::Client;
 use crate::link::call::{Call, CallPart, Outcome};
 use crate::link::payload::{Memory, Payload};
@@ -10,30 +11,20 @@ use crate::state::runtime::lock;
 use crate::state::stats;
 use crate::state::time::after;
 use bytes::Bytes;
-use fastps_core::codec::{Codec, CodecId, Position};
+use fastps_core::codec::{Codec, Position};
 use fastps_core::dtype::View;
 use fastps_core::error::Result;
-use fastps_core::frame::{Action, Base, Identity, Push};
+use fastps_core::frame::Base;
 use fastps_core::isa::Isa;
 use fastps_core::outgoing;
+use fastps_core::sparse::Gathered;
 use fastps_core::verbs::{Caller, Gradient, GradientRef, PushOptions, Versions};
-use fastps_proto::v1 as pb;
-use fastps_transport::convert::{self, Route};
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use fastps_transport::convert::header::{self, GradientSettings};
+use std::sync::Arc;
+use std::time::Instant;
 
 /// So many elements are encoded at a time, about a slice: while the next are, these are on their way.
 const ENCODE_BATCH_ELEMENTS: usize = 1 << 17;
-
-/// A part with its frame, not yet queued.
-pub(crate) struct Draft {
-    pub(crate) part: CallPart,
-    /// Further parts of a sparse message.
-    pub(crate) more: Vec<CallPart>,
-    pub(crate) header: pb::Header,
-    pub(crate) payload: Payload,
-}
 
 /// Makes the bodies of a push.
 struct Encoder<'a> {
@@ -79,11 +70,15 @@ impl Encoder<'_> {
     }
 }
 
-/// What the frames of one push have in common.
-pub(crate) struct Common {
-    pub(crate) epoch: u64,
-    pub(crate) sequence: u64,
-    pub(crate) reservation: u64,
+/// A push that was checked.
+struct Checked<'a> {
+    isa: Isa,
+    gradients: &'a [Gradient],
+    options: &'a PushOptions,
+    epoch: u64,
+    entries: Vec<Arc<Entry>>,
+    /// Of each gradient that is sparse: its rows, slice by slice.
+    sparse: Vec<Option<Gathered>>,
 }
 
 impl Client {
@@ -92,10 +87,32 @@ impl Client {
         &self,
         gradients: &[Gradient],
         options: &PushOptions,
-        mut wants_values: Option<&mut dyn Caller>,
+        wants_values: Option<&mut dyn Caller>,
     ) -> Result<Arc<Call>> {
-        let want_values = wants_values.is_some();
         let deadline = after(options.timeout);
+        let checked = self.check_push(gradients, options, deadline)?;
+        stats::count(&self.shared.counters.pushes, 1);
+        // Only stochastic rounding depends on the sequence number: else no lock is held while sparse bodies
+        // are encoded.
+        let numbered_first = matches!(options.codec, Codec::Int8 { seed: Some(_) });
+        let mut last = numbered_first.then(|| self.lock_sequence());
+        let first = last.as_deref_mut().map(next);
+        let (drafts, memories) = self.push_drafts(&checked, first.unwrap_or(0), wants_values.is_some());
+        let mut last = last.unwrap_or_else(|| self.lock_sequence());
+        let sequence = first.unwrap_or_else(|| next(&mut last));
+        let (call, frames) = self.call(drafts, memories, deadline, true);
+        let encoder = Encoder { isa: checked.isa, gradients, options, sequence };
+        self.encode_and_enqueue(&call, frames, &encoder, wants_values);
+        Ok(call)
+    }
+
+    /// Looks the tensors up and scans the whole push, before anything of it is sent.
+    fn check_push<'a>(
+        &self,
+        gradients: &'a [Gradient],
+        options: &'a PushOptions,
+        deadline: Instant,
+    ) -> Result<Checked<'a>> {
         let (epoch, entries) = self.look_up(gradients.iter().map(|g| &g.name), deadline)?;
         if let Some(feedback) = &options.feedback {
             self.shared.settle_doubts(feedback, deadline)?;
@@ -108,44 +125,57 @@ impl Client {
         let checked = gradients.iter().map(Gradient::borrow).filter(early);
         outgoing::check_finite(isa, checked, options, options.feedback.as_deref().map(lock).as_deref_mut())?;
         let sparse = outgoing::gather(isa, both, options)?;
-        stats::count(&self.shared.counters.pushes, 1);
+        Ok(Checked { isa, gradients, options, epoch, entries, sparse })
+    }
+
+    /// One frame per slice of each gradient, and the callers' arrays that are sent without a copy.
+    fn push_drafts(
+        &self,
+        push: &Checked<'_>,
+        sequence: u64,
+        want_values: bool,
+    ) -> (Vec<Draft>, Vec<Arc<Memory>>) {
+        let &Checked { isa, gradients, options, epoch, .. } = push;
         let lend = options.codec == Codec::Float32 && options.feedback.is_none();
-        let lent = gradients.iter().zip(&sparse).filter(|(_, sparse)| lend && sparse.is_none());
-        let mut memories = Vec::with_capacity(gradients.len());
-        let mut lent = lent.map(|(gradient, _)| Memory::new(gradient.values.clone()));
-        // Only stochastic rounding depends on the sequence number; else sparse bodies need none in advance.
-        let numbered_first = matches!(options.codec, Codec::Int8 { seed: Some(_) });
-        let mut last = numbered_first.then(|| self.lock_sequence());
-        let sequence = last.as_deref_mut().map_or(0, next);
-        let mut drafts = Vec::new();
-        for (tensor, entry) in entries.iter().enumerate() {
-            if let Some(gathered) = &sparse[tensor] {
+        let (mut drafts, mut memories) = (Vec::new(), Vec::with_capacity(gradients.len()));
+        for (tensor, (entry, sparse)) in push.entries.iter().zip(&push.sparse).enumerate() {
+            if let Some(gathered) = sparse {
                 drafts.extend(self.sparse_push(isa, (tensor, entry), gathered, options, (epoch, sequence)));
                 continue;
             }
-            let memory = lent.next();
+            let memory = lend.then(|| Memory::new(gradients[tensor].values.clone()));
             memories.extend(memory.clone());
+            let settings = settings(entry, options);
+            let answer = want_values.then_some(entry.spec.dtype.size());
             for (k, range) in entry.spec.slices().enumerate() {
+                let (target, count) = (entry.target(k, epoch), range.len() as u64);
+                let base = self.base(options, entry, (k, k));
+                let header = header::gradient(target, &settings, count, base, want_values);
+                let answer_bytes = answer.map(|size| size * range.len());
                 let payload = match &memory {
                     Some(memory) => Payload::Lent(memory.clone(), range),
                     None => Payload::Later(options.codec.id().body_len(range.len())),
                 };
-                let base = self.base(options, entry, (k, k));
-                let push = Push { base, ..with_options(entry, k, options) };
-                let common = Common { epoch, sequence, reservation: 0 };
-                drafts.push(self.draft(tensor, entry, k, &push, &common, want_values, payload));
+                drafts.push(self.draft(tensor, entry, k, header, answer_bytes, payload));
             }
         }
-        let mut last = last.unwrap_or_else(|| self.lock_sequence());
-        let sequence = if numbered_first { sequence } else { next(&mut last) };
-        let (call, frames) = self.call(drafts, memories, deadline, true);
-        let encoder = Encoder { isa, gradients, options, sequence };
+        (drafts, memories)
+    }
+
+    /// Encodes what is not encoded yet and queues it batch by batch, so that a batch is sent while the next is
+    /// encoded.
+    fn encode_and_enqueue(
+        &self,
+        call: &Arc<Call>,
+        frames: Vec<Frame>,
+        encoder: &Encoder<'_>,
+        mut wants_values: Option<&mut dyn Caller>,
+    ) {
         let (mut batch, mut encoded) = (Vec::with_capacity(frames.len()), 0);
         for mut frame in frames {
-            frame.header.sequence = sequence;
             if matches!(frame.payload, Payload::Later(_)) {
                 if encoded >= ENCODE_BATCH_ELEMENTS {
-                    self.enqueue(&call, std::mem::take(&mut batch));
+                    self.enqueue(call, std::mem::take(&mut batch), encoder.sequence);
                     self.driver.run_once();
                     if let Some(caller) = &mut wants_values {
                         call.hand_out(*caller);
@@ -164,8 +194,7 @@ impl Client {
             }
             batch.push(frame);
         }
-        self.enqueue(&call, batch);
-        Ok(call)
+        self.enqueue(call, batch, encoder.sequence);
     }
 
     /// What a push to the tensor's k-th slice is based on; it is probably the j-th that is known.
@@ -175,130 +204,10 @@ impl Client {
         let own = (versions.client == self.versions_id()).then_some(version.own);
         Some(Base { version: version.version, own })
     }
-
-    /// One slice of a push or assignment.
-    #[allow(clippy::too_many_arguments)] // one frame has that many sides
-    pub(crate) fn draft(
-        &self,
-        tensor: usize,
-        entry: &Entry,
-        k: usize,
-        push: &Push<'_>,
-        common: &Common,
-        want_values: bool,
-        payload: Payload,
-    ) -> Draft {
-        let route = Route { group: entry.group, epoch: common.epoch, client: 0 };
-        let identity = Identity { client: 0, sequence: common.sequence };
-        let push = Push { identity, ..*push };
-        let frame = convert::push_frame(0, route, &push, entry.spec.dtype, want_values, Bytes::new());
-        let header = pb::Header { reservation: common.reservation, ..frame.header.unwrap_or_default() };
-        let elements = entry.spec.slice_range(k);
-        let answer_bytes = want_values.then_some(entry.spec.dtype.size() * elements.len());
-        let part = CallPart {
-            tensor,
-            name: entry.spec.name.clone(),
-            link: self.links[entry.slices[k].1].clone(),
-            slice: entry.slices[k].0.0,
-            elements,
-            sent_bytes: payload.len(),
-            answer_bytes,
-            residue: Mutex::new(None),
-            tag: AtomicU64::new(0),
-        };
-        Draft { part, more: Vec::new(), header, payload }
-    }
-
-    /// Queues the frames of a call. For identified ones, the caller holds the lock of the sequence numbers.
-    pub(crate) fn submit(
-        &self,
-        drafts: Vec<Draft>,
-        memories: Vec<Arc<Memory>>,
-        deadline: Instant,
-        identified: bool,
-    ) -> Arc<Call> {
-        let (call, frames) = self.call(drafts, memories, deadline, identified);
-        self.enqueue(&call, frames);
-        call
-    }
-
-    /// A call, and its frames that are not queued yet.
-    fn call(
-        &self,
-        drafts: Vec<Draft>,
-        memories: Vec<Arc<Memory>>,
-        deadline: Instant,
-        identified: bool,
-    ) -> (Arc<Call>, Vec<Frame>) {
-        let (mut parts, mut frames) = (Vec::with_capacity(drafts.len()), Vec::with_capacity(drafts.len()));
-        for Draft { part, more, header, payload } in drafts {
-            let first = parts.len();
-            parts.push(part);
-            parts.extend(more);
-            frames.push(Frame { parts: first..parts.len(), header, payload });
-        }
-        (Call::new(self.shared.process, deadline, identified, parts, memories), frames)
-    }
-
-    fn enqueue(&self, call: &Arc<Call>, frames: Vec<Frame>) {
-        let mut by_link: Vec<Vec<_>> = self.links.iter().map(|_| Vec::new()).collect();
-        for frame in frames {
-            let shard = call.parts[frame.parts.start].link.shard() as usize;
-            by_link[shard].push(frame);
-        }
-        for (link, frames) in self.links.iter().zip(by_link).filter(|(_, frames)| !frames.is_empty()) {
-            link.enqueue(call, frames);
-        }
-    }
-
-    /// A whole assignment, one body or range of memory per slice.
-    pub(crate) fn start_assign(
-        &self,
-        entry: &Entry,
-        bodies: Vec<(Action, Payload)>,
-        memories: Vec<Arc<Memory>>,
-        epoch: u64,
-        timeout: Duration,
-    ) -> Arc<Call> {
-        let mut last = self.lock_sequence();
-        let common = Common { epoch, sequence: next(&mut last), reservation: 0 };
-        let drafts = bodies.into_iter().enumerate().map(|(k, (action, payload))| {
-            let push = Push { action, ..push(entry, k, CodecId::Float32) };
-            self.draft(0, entry, k, &push, &common, false, payload)
-        });
-        let drafts = drafts.collect();
-        self.submit(drafts, memories, after(timeout), true)
-    }
 }
 
-/// The next sequence number, of a client whose numbers are locked.
-pub(crate) fn next(last: &mut u64) -> u64 {
-    *last += 1;
-    *last
-}
-
-/// A gradient with the settings of its push.
-pub(crate) fn with_options(entry: &Entry, k: usize, options: &PushOptions) -> Push<'static> {
+/// What all gradients of one push to a tensor have in common.
+pub(crate) fn settings(entry: &Entry, options: &PushOptions) -> GradientSettings {
     let PushOptions { lr, scale, correction, .. } = *options;
-    Push { lr, scale, correction, ..push(entry, k, options.codec.id()) }
-}
-
-/// A push without settings.
-pub(crate) fn push(entry: &Entry, k: usize, codec: CodecId) -> Push<'static> {
-    Push {
-        slice: entry.slices[k].0,
-        action: Action::Gradient,
-        identity: Identity { client: 0, sequence: 0 },
-        base: None,
-        lr: None,
-        scale: None,
-        momentum: None,
-        correction: None,
-        count: entry.spec.slice_range(k).len() as u64,
-        codec,
-        body: &[],
-        trusted: false,
-        indices: None,
-        once: false,
-    }
+    GradientSettings { dtype: entry.spec.dtype, codec: options.codec.id(), lr, scale, correction }
 }

@@ -1,21 +1,20 @@
 //! Registering a tensor: a place from shard 0, memory and values on the shards, then the entry in the map.
 
-use crate::calls::push::{Common, next, push};
 use crate::calls::receipts::{plain, pushed};
+use crate::calls::submit::next;
 use crate::client::Client;
 use crate::link::payload::Payload;
 use crate::link::unary::{call, request};
 use crate::state::map::Entry;
 use crate::state::time::after;
 use bytes::Bytes;
-use fastps_core::codec::CodecId;
 use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::frame::{Action, Push};
 use fastps_core::isa::Isa;
 use fastps_core::outgoing;
 use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_proto::v1 as pb;
+use fastps_transport::convert::header;
 use fastps_transport::convert::{self, Retry, retry};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -178,7 +177,6 @@ impl Client {
         }
         let sequence = next(&mut self.lock_sequence());
         let (epoch, _) = self.map.look_up(std::iter::empty());
-        let common = Common { epoch, sequence, reservation };
         let all: Vec<_> = entry.spec.slices().enumerate().collect();
         let mut renewed = Instant::now();
         for window in all.chunks(MAX_SLICES_IN_FLIGHT) {
@@ -191,11 +189,11 @@ impl Client {
             }
             let draft = |(k, range): &(usize, std::ops::Range<usize>)| {
                 let body = Bytes::copy_from_slice(values.get(range.clone()).bytes());
-                let push =
-                    Push { action: Action::Assign, ..push(entry, *k, CodecId::plain(entry.spec.dtype)) };
-                self.draft(0, entry, *k, &push, &common, false, Payload::Owned(body))
+                let (dtype, count) = (entry.spec.dtype, range.len() as u64);
+                let header = header::assignment(entry.target(*k, epoch), dtype, count, None, reservation);
+                self.draft(0, entry, *k, header, None, Payload::Owned(body))
             };
-            let call = self.submit(window.iter().map(draft).collect(), Vec::new(), deadline, true);
+            let call = self.submit(window.iter().map(draft).collect(), Vec::new(), deadline, Some(sequence));
             call.wait(Duration::MAX, None)?;
             pushed(&self.shared, &call, 1).map_err(plain)?;
         }

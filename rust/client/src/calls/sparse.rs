@@ -1,6 +1,7 @@
 //! Sparse pushes and pulls of rows: messages of many parts, one per slice of a shard.
 
-use crate::calls::push::{Draft, with_options};
+use crate::calls::push::settings;
+use crate::calls::submit::Draft;
 use crate::client::Client;
 use crate::link::call::{Call, CallPart};
 use crate::link::payload::Payload;
@@ -8,12 +9,13 @@ use crate::state::map::Entry;
 use crate::state::stats;
 use bytes::Bytes;
 use fastps_core::codec::{Codec, Position};
-use fastps_core::frame::{Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::sparse::{Gathered, Plan, RowPart};
+use fastps_core::tensor::SliceId;
 use fastps_core::verbs::{Caller, PushOptions, Rows, Versions};
 use fastps_proto::v1 as pb;
-use fastps_transport::convert::{self, MAX_PARTS, Route};
+use fastps_transport::convert::MAX_PARTS;
+use fastps_transport::convert::header::{self, Target};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -44,9 +46,8 @@ impl Client {
         let codec = options.codec;
         let bytes =
             |part: &RowPart| plan.indices(part).bytes().len() + codec.id().body_len(part.elements.len());
-        let identity = Identity { client: 0, sequence };
-        let common = Push { identity, ..with_options(entry, 0, options) };
-        let route = Route { group: entry.group, epoch, client: 0 };
+        let settings = settings(entry, options);
+        let target = Target { slice: SliceId(0), group: entry.group, epoch };
         let draft = |message: Message| {
             let mut payload = Vec::with_capacity(message.bytes);
             let (mut parts, mut on_wire, mut bases) = (Vec::new(), Vec::new(), Vec::new());
@@ -60,7 +61,7 @@ impl Client {
                 on_wire.push(on_the_wire(entry, plan, part, part.elements.len()));
                 parts.push(self.row_part(tensor, entry, part, elements, payload.len() - before, None));
             }
-            let header = convert::push_parts_header(route, &common, entry.spec.dtype, on_wire, &bases);
+            let header = header::gradient_parts(target, &settings, on_wire, &bases);
             drafted(parts, header, payload)
         };
         messages(entry, plan, bytes).into_iter().filter_map(draft).collect()
@@ -79,7 +80,7 @@ impl Client {
         for (tensor, (entry, plan)) in entries.iter().zip(plans).enumerate() {
             let size = entry.spec.dtype.size();
             let bytes = |part: &RowPart| (size * part.elements.len()).max(plan.indices(part).bytes().len());
-            let route = Route { group: entry.group, epoch, client: 0 };
+            let target = Target { slice: SliceId(0), group: entry.group, epoch };
             let draft = |message: Message| {
                 let (mut payload, mut parts, mut on_wire) = (Vec::new(), Vec::new(), Vec::new());
                 for part in message.parts.iter().map(|j| &plan.parts()[*j]) {
@@ -88,12 +89,12 @@ impl Client {
                     let answer = Some(size * part.elements.len());
                     parts.push(self.row_part(tensor, entry, part, part.elements.clone(), 0, answer));
                 }
-                drafted(parts, convert::pull_parts_header(route, on_wire), payload)
+                drafted(parts, header::pull_parts(target, on_wire), payload)
             };
             drafts.extend(messages(entry, plan, bytes).into_iter().filter_map(draft));
         }
         let _in_order = self.lock_sequence();
-        self.submit(drafts, Vec::new(), deadline, false)
+        self.submit(drafts, Vec::new(), deadline, None)
     }
 
     fn row_part(

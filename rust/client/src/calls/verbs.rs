@@ -11,7 +11,6 @@ use crate::state::map::Entry;
 use crate::state::time::after;
 use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind, Lost, Result};
-use fastps_core::frame::Action;
 use fastps_core::isa::Isa;
 use fastps_core::mode::{Clocks, Joined, Seat};
 use fastps_core::outgoing;
@@ -103,7 +102,7 @@ impl PushTensors for Client {
         outgoing::check_shape(gradient.borrow(), &entry.spec)?;
         outgoing::check_values(Isa::get()?, gradient.values.view(), &entry.spec)?;
         let memory = Memory::new(gradient.values.clone());
-        let body = |range| (Action::Assign, Payload::Lent(memory.clone(), range));
+        let body = |range| (None, Payload::Lent(memory.clone(), range));
         let bodies = entry.spec.slices().map(body).collect();
         let call = self.start_assign(entry, bodies, vec![memory.clone()], epoch, timeout);
         call.wait(Duration::MAX, None)?;
@@ -115,9 +114,7 @@ impl PushTensors for Client {
         let (epoch, entries) = self.look_up(std::iter::once(&name), after(timeout))?;
         let entry = &entries[0];
         let bodies = outgoing::state_bodies(&entry.spec, state)?;
-        let assign = |(body, step): (Vec<u8>, &u64)| {
-            (Action::AssignState { step: *step }, Payload::Owned(body.into()))
-        };
+        let assign = |(body, step): (Vec<u8>, &u64)| (Some(*step), Payload::Owned(body.into()));
         let bodies = bodies.into_iter().zip(&state.steps).map(assign).collect();
         let call = self.start_assign(entry, bodies, Vec::new(), epoch, timeout);
         call.wait(Duration::MAX, None)?;

@@ -4,17 +4,38 @@ use crate::link::call::{ArrivedValues, Call, CallPart, Outcome, PartAnswer};
 use crate::link::queue::{Pending, Queue, Told, Waiter};
 use crate::link::state::Link;
 use crate::options::Ack;
+use crate::state::doubt::Doubt;
 use crate::state::runtime::lock;
 use crate::state::stats;
 use bytes::Bytes;
-use fastps_core::error::Result;
+use fastps_core::error::{Error, Result};
 use fastps_core::frame::Applied;
 use fastps_core::verbs::Fate;
 use fastps_proto::v1 as pb;
-use fastps_transport::convert::{self, Retry, Route, is_conclusive, retry};
+use fastps_transport::convert::{self, Retry, is_conclusive, retry};
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
+
+/// A frame that was answered, and the call that waits for its parts.
+struct Answered<'a> {
+    tag: u64,
+    pending: Pending,
+    call: &'a Arc<Call>,
+    parts: Range<usize>,
+}
+
+/// What an answer means for the parts of its frame.
+enum Verdict {
+    /// They were answered, with values if any were asked for.
+    Answered(PartAnswer, Option<Bytes>),
+    /// They were certainly not applied.
+    Refused(Error),
+    /// They may have been applied.
+    Unclear(Error),
+    /// Nothing was changed: the frame waits for the next incarnation.
+    SendAgain,
+}
 
 impl Link {
     /// Takes an answer, whose values may be lent, to where it is waited for. An error means that the server
@@ -23,127 +44,112 @@ impl Link {
         let (tag, answer) = convert::answer_from_frame(frame)?;
         let mut queue = lock(&self.queue);
         if let Some(doubts) = queue.late.remove(&tag) {
-            for (_, slice) in &doubts {
-                queue.answered(*slice, None);
-            }
-            drop(queue);
-            match answer {
-                convert::Answer::Receipt(Applied { version, .. })
-                | convert::Answer::Values { version, .. } => {
-                    for (doubt, _) in &doubts {
-                        doubt.settle(Fate::Applied { version });
-                    }
-                }
-                convert::Answer::Parts { outcomes, .. } => {
-                    for ((doubt, _), applied) in doubts.iter().zip(outcomes) {
-                        if let Ok(Applied { version, .. }) = applied {
-                            doubt.settle(Fate::Applied { version });
-                        }
-                    }
-                }
-                // The question that follows tells for sure.
-                convert::Answer::Refused(_) | convert::Answer::Fenced | convert::Answer::Version { .. } => {}
-            }
-            return Ok(());
-        }
-        if let Some(slice) = queue.asked.remove(&tag) {
+            settle_late(queue, &doubts, answer);
+        } else if let Some(slice) = queue.asked.remove(&tag) {
             self.answer_what_is_left(queue, slice, &answer);
-            return Ok(());
+        } else if let Some(pending) = queue.frames.remove(&tag) {
+            match pending.waiter.clone() {
+                Waiter::Doubt(doubt) => self.answer_doubt(queue, tag, pending, &doubt, answer),
+                Waiter::Parts(call, parts) => {
+                    self.answer_call(queue, Answered { tag, pending, call: &call, parts }, answer, lent);
+                }
+            }
         }
-        // Else of a pull that nobody waits for any more.
-        let Some(mut pending) = queue.frames.remove(&tag) else {
-            return Ok(());
-        };
-        let (call, parts) = match pending.waiter.clone() {
-            Waiter::Parts(call, parts) => (call, parts),
-            Waiter::Doubt(doubt) => {
-                match answer {
-                    // Nothing can be said yet: the server is at it this moment, lacks memory, or is about to
-                    // stop. The question waits for the time that it tells, or for the next connection.
-                    convert::Answer::Refused(error)
-                        if matches!(retry(error.kind), Retry::Later | Retry::Capacity) =>
-                    {
-                        pending.attempts = 0;
-                        queue.frames.insert(tag, pending);
-                        if let Some(pause) = error.retry_after_ms {
-                            self.ask_again(tag, Duration::from_millis(pause));
-                        }
-                    }
-                    answer => {
-                        if let Some(told) = told(&pending.header, &answer) {
-                            queue.told(pending.header.slice, told);
-                        }
-                        self.check_drained(&queue);
-                        drop(queue);
-                        doubt.settle(fate(&answer));
-                        return Ok(());
-                    }
+        // Else it answers a pull whose call has ended.
+        Ok(())
+    }
+
+    /// The answer to the question that settles a doubt.
+    fn answer_doubt(
+        self: &Arc<Self>,
+        mut queue: MutexGuard<'_, Queue>,
+        tag: u64,
+        mut pending: Pending,
+        doubt: &Doubt,
+        answer: convert::Answer,
+    ) {
+        match answer {
+            // Nothing can be said yet: the server is at it this moment, lacks memory, or is about to stop. The
+            // question waits for the time that it tells, or for the next connection.
+            convert::Answer::Refused(error)
+                if matches!(retry(error.kind), Retry::Later | Retry::Capacity) =>
+            {
+                pending.attempts = 0;
+                queue.frames.insert(tag, pending);
+                if let Some(pause) = error.retry_after_ms {
+                    self.ask_again(tag, Duration::from_millis(pause));
                 }
                 self.check_drained(&queue);
-                return Ok(());
             }
-        };
-        self.note(&mut queue, &pending, call.identified, &answer);
-        let index = parts.start;
-        let part = &call.parts[index];
-        let outcome = match (call.identified, answer) {
-            (_, convert::Answer::Parts { outcomes, payload })
-                if outcomes.len() == pending.header.parts.len() =>
-            {
-                drop(queue);
-                self.answer_parts(&pending, &call, parts, outcomes, payload);
-                return Ok(());
-            }
-            (true, convert::Answer::Receipt(applied)) if !pending.header.want_values => {
-                Ok((PartAnswer { applied, step: 0 }, None))
-            }
-            (true, convert::Answer::Values { applied: Some(applied), step, payload, .. })
-                if Some(payload.len()) == part.answer_bytes =>
-            {
-                Ok((PartAnswer { applied, step }, Some(payload)))
-            }
-            (false, convert::Answer::Values { version, own, step, payload, .. })
-                if Some(payload.len()) == part.answer_bytes =>
-            {
-                let applied = Applied { version, own, staleness: None, scale: 1.0, duplicate: false };
-                Ok((PartAnswer { applied, step }, Some(payload)))
-            }
-            (false, convert::Answer::Version { version, own }) if part.answer_bytes.is_none() => {
-                let applied = Applied { version, own, staleness: None, scale: 1.0, duplicate: false };
-                Ok((PartAnswer { applied, step: 0 }, None))
-            }
-            // Of a reservation's frames, `lease` means the reservation's.
-            (_, convert::Answer::Refused(error))
-                if retry(error.kind) == Retry::Session && pending.header.reservation == 0 =>
-            {
-                queue.lease_lost = true;
-                let fenced = pending.header.kind() == pb::Kind::Gradient && self.has_places();
-                if fenced {
-                    // The others have gone on without this worker: its gradient is of values that are gone.
-                    Err((pending.attempts == 1, part.refused(error)))
-                } else if pending.attempts == 1 || !call.identified {
-                    // Nothing was changed: it waits for the next incarnation.
-                    (pending.attempts, pending.header.client) = (0, 0);
-                    queue.frames.insert(tag, pending);
-                    self.check_drained(&queue);
-                    return Ok(());
-                } else {
-                    Err((false, part.refused(error)))
+            answer => {
+                if let Some(told) = told(&pending.header, &answer) {
+                    queue.told(pending.header.slice, told);
                 }
+                self.check_drained(&queue);
+                drop(queue);
+                doubt.settle(fate(&answer));
             }
-            // A repeat that was refused may say nothing about what was sent before it.
-            (_, convert::Answer::Refused(error)) => {
-                Err((pending.attempts == 1 || is_conclusive(error.kind), part.refused(error)))
+        }
+    }
+
+    /// The answer to a frame of a call.
+    fn answer_call(
+        &self,
+        mut queue: MutexGuard<'_, Queue>,
+        answered: Answered<'_>,
+        answer: convert::Answer,
+        lent: bool,
+    ) {
+        let Answered { pending, call, parts, .. } = &answered;
+        self.note(&mut queue, pending, call.identified, &answer);
+        let verdict = match answer {
+            convert::Answer::Parts { outcomes, payload } if outcomes.len() == pending.header.parts.len() => {
+                drop(queue);
+                return self.answer_parts(pending, call, parts.clone(), outcomes, payload);
             }
-            _ => Err((false, part.frame_error("the server's answer does not fit its question"))),
+            convert::Answer::Refused(error) => {
+                let error = call.parts[parts.start].refused(error);
+                self.judge_refusal(&mut queue, pending, call.identified, error)
+            }
+            answer => judge(pending, &call.parts[parts.start], call.identified, answer),
         };
-        let (outcome, values) = match outcome {
-            Ok((answer, values)) => {
+        self.conclude(queue, answered, verdict, lent);
+    }
+
+    /// What a refusal of a whole frame means.
+    fn judge_refusal(&self, queue: &mut Queue, pending: &Pending, identified: bool, error: Error) -> Verdict {
+        // A repeat that was refused may say nothing about what was sent before it.
+        let certain = pending.attempts == 1 || !identified;
+        // Of a reservation's frames, `lease` means the reservation's.
+        if retry(error.kind) == Retry::Session && pending.header.reservation == 0 {
+            queue.lease_lost = true;
+            // The others have gone on without this worker: its gradient is of values that are gone.
+            let fenced = pending.header.kind() == pb::Kind::Gradient && self.has_places();
+            return match (certain, fenced) {
+                (true, true) => Verdict::Refused(error),
+                (true, false) => Verdict::SendAgain,
+                (false, _) => Verdict::Unclear(error),
+            };
+        }
+        if certain || is_conclusive(error.kind) { Verdict::Refused(error) } else { Verdict::Unclear(error) }
+    }
+
+    /// Tells the call what became of a frame's parts.
+    fn conclude(
+        &self,
+        mut queue: MutexGuard<'_, Queue>,
+        answered: Answered<'_>,
+        verdict: Verdict,
+        lent: bool,
+    ) {
+        let Answered { tag, mut pending, call, parts } = answered;
+        let (outcome, values) = match verdict {
+            Verdict::Answered(answer, values) => {
                 stats::answered(&self.shared.counters, &answer.applied, call.identified, values.as_ref());
                 (Outcome::Answered(answer), values)
             }
-            Err((not_applied, error)) if not_applied || !call.identified => (Outcome::Failed(error), None),
-            Err((_, error)) => {
+            Verdict::Refused(error) => (Outcome::Failed(error), None),
+            Verdict::Unclear(error) => {
                 tracing::debug!(%error, "a push is in doubt");
                 let doubt = |index: usize| self.doubt(&mut queue, &pending, &call.parts[index]);
                 let doubts: Vec<_> = parts.clone().map(doubt).collect();
@@ -152,7 +158,13 @@ impl Link {
                 for (index, doubt) in parts.zip(doubts) {
                     call.deliver(index, Outcome::InDoubt(doubt), None);
                 }
-                return Ok(());
+                return;
+            }
+            Verdict::SendAgain => {
+                (pending.attempts, pending.sender.client) = (0, 0);
+                queue.frames.insert(tag, pending);
+                self.check_drained(&queue);
+                return;
             }
         };
         self.check_drained(&queue);
@@ -162,7 +174,6 @@ impl Link {
             let values = values.clone().map(|bytes| ArrivedValues { bytes, lent });
             call.deliver(index, outcome.clone(), values);
         }
-        Ok(())
     }
 
     /// Asks a question anew that was sent on this connection, unless another one has taken it.
@@ -174,7 +185,7 @@ impl Link {
             let mut queue = lock(&link.queue);
             let waits = queue.frames.get(&tag).is_some_and(|pending| pending.attempts == 0);
             if let Some(pending) = waits.then(|| queue.frames.remove(&tag)).flatten() {
-                queue.push(pending.header, pending.payload, pending.waiter, pending.base_of);
+                queue.push(pending.header, pending.payload, pending.waiter, pending.sender);
                 queue.wake();
             }
         });
@@ -280,6 +291,57 @@ impl Link {
     }
 }
 
+/// The answer to a frame whose call has ended came before the answer to the question about it.
+fn settle_late(mut queue: MutexGuard<'_, Queue>, doubts: &[(Arc<Doubt>, u64)], answer: convert::Answer) {
+    for (_, slice) in doubts {
+        queue.answered(*slice, None);
+    }
+    drop(queue);
+    match answer {
+        convert::Answer::Receipt(Applied { version, .. }) | convert::Answer::Values { version, .. } => {
+            for (doubt, _) in doubts {
+                doubt.settle(Fate::Applied { version });
+            }
+        }
+        convert::Answer::Parts { outcomes, .. } => {
+            for ((doubt, _), applied) in doubts.iter().zip(outcomes) {
+                if let Ok(Applied { version, .. }) = applied {
+                    doubt.settle(Fate::Applied { version });
+                }
+            }
+        }
+        // The question that follows tells for sure.
+        convert::Answer::Refused(_) | convert::Answer::Fenced | convert::Answer::Version { .. } => {}
+    }
+}
+
+/// What an answer that is no refusal means for a part: that it was answered, if it fits its question.
+fn judge(pending: &Pending, part: &CallPart, identified: bool, answer: convert::Answer) -> Verdict {
+    let read = |version, own| Applied { version, own, staleness: None, scale: 1.0, duplicate: false };
+    match (identified, answer) {
+        (true, convert::Answer::Receipt(applied)) if !pending.header.want_values => {
+            Verdict::Answered(PartAnswer { applied, step: 0 }, None)
+        }
+        (true, convert::Answer::Values { applied: Some(applied), step, payload, .. })
+            if Some(payload.len()) == part.answer_bytes =>
+        {
+            Verdict::Answered(PartAnswer { applied, step }, Some(payload))
+        }
+        (false, convert::Answer::Values { version, own, step, payload, .. })
+            if Some(payload.len()) == part.answer_bytes =>
+        {
+            Verdict::Answered(PartAnswer { applied: read(version, own), step }, Some(payload))
+        }
+        (false, convert::Answer::Version { version, own }) if part.answer_bytes.is_none() => {
+            Verdict::Answered(PartAnswer { applied: read(version, own), step: 0 }, None)
+        }
+        _ => {
+            let error = part.frame_error("the server's answer does not fit its question");
+            if identified { Verdict::Unclear(error) } else { Verdict::Refused(error) }
+        }
+    }
+}
+
 /// Values of parts that follow one another, in the answer and among the elements: they are handed out as one.
 #[derive(Default)]
 struct Run {
@@ -324,7 +386,7 @@ fn told(header: &pb::Header, answer: &convert::Answer) -> Option<Told> {
 }
 
 fn tell(header: &pb::Header, version: u64, own: u64) -> Told {
-    Told { route: Route { group: header.group, epoch: header.epoch, client: 0 }, version, own }
+    Told { group: header.group, epoch: header.epoch, version, own }
 }
 
 fn fate(answer: &convert::Answer) -> Fate {

@@ -4,10 +4,12 @@ use crate::link::call::Call;
 use crate::link::payload::Payload;
 use crate::state::doubt::Doubt;
 use crate::state::lost::LostSlice;
+use bytes::Bytes;
 use fastps_core::error::Error;
 use fastps_core::tensor::SliceId;
 use fastps_proto::v1 as pb;
-use fastps_transport::convert::{self, Read, Route};
+use fastps_transport::convert::header::{Completion, Target};
+use fastps_transport::convert::{self, Read};
 use foldhash::fast::RandomState;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
@@ -34,18 +36,40 @@ pub(crate) enum Waiter {
 
 #[derive(Debug)]
 pub(crate) struct Pending {
+    /// What of the header does not depend on who sends it.
     pub(crate) header: pb::Header,
     pub(crate) payload: Payload,
     pub(crate) waiter: Waiter,
+    pub(crate) sender: Sender,
     /// How often it was given to a connection.
     pub(crate) attempts: u32,
-    /// The identity under which the base's own changes were counted.
+}
+
+/// For whom a frame is sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sender {
+    /// The incarnation under which it was sent; 0: it was not sent yet.
+    pub(crate) client: u64,
+    /// The number of the push; 0: the frame changes nothing.
+    pub(crate) sequence: u64,
+    /// The incarnation under which the base's own changes were counted.
     pub(crate) base_of: u64,
 }
 
 impl Pending {
     pub(crate) fn identified(&self) -> bool {
         matches!(&self.waiter, Waiter::Parts(call, _) if call.identified)
+    }
+
+    /// The header as it is sent by this incarnation now. A frame that was sent before keeps its incarnation.
+    pub(crate) fn complete(&mut self, tag: u64, client: u64, crc32c: Option<u32>) -> pb::Header {
+        let sender = &mut self.sender;
+        if sender.client == 0 {
+            sender.client = client;
+        }
+        let Sender { client, sequence, base_of } = *sender;
+        let counts_own = base_of == client;
+        convert::header::complete(&self.header, Completion { tag, client, sequence, counts_own, crc32c })
     }
 
     /// The slices that it is for.
@@ -119,11 +143,16 @@ impl Queue {
         self.lease_lost && !self.frames.values().any(|p| p.attempts > 0)
     }
 
-    pub(crate) fn push(&mut self, header: pb::Header, payload: Payload, waiter: Waiter, base_of: u64) -> u64 {
+    pub(crate) fn push(
+        &mut self,
+        header: pb::Header,
+        payload: Payload,
+        waiter: Waiter,
+        sender: Sender,
+    ) -> u64 {
         let tag = self.next_tag;
         self.next_tag += 1;
-        let header = pb::Header { tag, ..header };
-        self.frames.insert(tag, Pending { header, payload, waiter, attempts: 0, base_of });
+        self.frames.insert(tag, Pending { header, payload, waiter, sender, attempts: 0 });
         tag
     }
 
@@ -168,8 +197,10 @@ impl Queue {
                 let tag = self.next_tag;
                 self.next_tag += 1;
                 self.asked.insert(tag, slice);
-                let route = Route { client: self.client, ..known.route };
-                return Some(convert::read_frame(tag, route, SliceId(slice), Read::Version));
+                let completion = Completion { tag, client: self.client, ..Completion::default() };
+                let draft = convert::header::read(known.target(SliceId(slice)), Read::Version);
+                let header = Some(convert::header::complete(&draft, completion));
+                return Some(pb::Frame { header, payload: Bytes::new() });
             }
         }
         None
@@ -208,7 +239,8 @@ pub(crate) struct Known {
     /// Pushes that were sent on the present connection and not answered.
     pub(crate) unanswered: u32,
     /// How frames reach it.
-    route: Route,
+    group: u32,
+    epoch: u64,
     /// The newest version that an answer told; 0: none.
     version: u64,
     /// How many of its changes were the client's own; `None`: they were another incarnation's.
@@ -218,14 +250,19 @@ pub(crate) struct Known {
 /// What an answer tells of a slice.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Told {
-    pub(crate) route: Route,
+    pub(crate) group: u32,
+    pub(crate) epoch: u64,
     pub(crate) version: u64,
     pub(crate) own: u64,
 }
 
 impl Known {
+    fn target(&self, slice: SliceId) -> Target {
+        Target { slice, group: self.group, epoch: self.epoch }
+    }
+
     fn take(&mut self, told: Told) {
-        self.route = told.route;
+        (self.group, self.epoch) = (told.group, told.epoch);
         self.version = self.version.max(told.version);
         self.own = Some(self.own.unwrap_or(0).max(told.own));
     }

@@ -8,7 +8,7 @@
 use crate::address::is_loopback;
 use crate::link::call::{Call, CallPart, Outcome};
 use crate::link::payload::Payload;
-use crate::link::queue::{Frame, Known, MAX_UNANSWERED_PUSHES, Pending, Queue, Waiter};
+use crate::link::queue::{Frame, Known, MAX_UNANSWERED_PUSHES, Pending, Queue, Sender, Waiter};
 use crate::link::route::ServerRoute;
 use crate::link::unary;
 use crate::state::doubt::Doubt;
@@ -21,7 +21,8 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SliceId;
 use fastps_core::verbs::Fate;
 use fastps_proto::v1 as pb;
-use fastps_transport::convert::{self, Route};
+use fastps_transport::convert;
+use fastps_transport::convert::header::{self, Target};
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
@@ -175,8 +176,8 @@ impl Link {
         lock(&self.queue).server
     }
 
-    /// Queues the frames of a call in their order.
-    pub(crate) fn enqueue(&self, call: &Arc<Call>, frames: Vec<Frame>) {
+    /// Queues the frames of a call in their order, under this sequence number.
+    pub(crate) fn enqueue(&self, call: &Arc<Call>, frames: Vec<Frame>, sequence: u64) {
         let mut queue = lock(&self.queue);
         if queue.closed {
             drop(queue);
@@ -185,7 +186,7 @@ impl Link {
             }
             return;
         }
-        let base_of = queue.client;
+        let sender = Sender { client: 0, sequence, base_of: queue.client };
         let mut fenced = Vec::new();
         for Frame { parts, header, payload } in frames {
             // Under the lock under which a lease is renewed, so that none slips through to its new
@@ -194,7 +195,7 @@ impl Link {
                 fenced.push((parts, error));
                 continue;
             }
-            let tag = queue.push(header, payload, Waiter::Parts(call.clone(), parts.clone()), base_of);
+            let tag = queue.push(header, payload, Waiter::Parts(call.clone(), parts.clone()), sender);
             call.parts[parts].iter().for_each(|part| part.tag.store(tag, Ordering::Release));
         }
         queue.wake();
@@ -234,20 +235,13 @@ impl Link {
             let Some(payload) = pending.payload.read() else {
                 continue;
             };
-            if pending.header.client == 0 {
-                pending.header.client = queue.client;
-                if pending.base_of != queue.client {
-                    pending.header.base_own = None;
-                    pending.header.table.iter_mut().for_each(|table| table.base_owns.clear());
-                }
-            }
             pending.attempts += 1;
             if pending.attempts > 1 && fastps_core::fault::fault("resend_as_new") {
-                pending.header.sequence += 1 << 32;
+                pending.sender.sequence += 1 << 32;
             }
             stats::sent(&self.shared.counters, &pending.header, payload.len(), pending.attempts);
-            let mut header = pending.header.clone();
-            header.crc32c = (self.checksums && !payload.is_empty()).then(|| convert::crc32c(&payload));
+            let crc32c = (self.checksums && !payload.is_empty()).then(|| convert::crc32c(&payload));
+            let header = pending.complete(*tag, queue.client, crc32c);
             return Poll::Ready(Some(pb::Frame { header: Some(header), payload }));
         }
         queue.stream = Some(context.waker().clone());
@@ -260,12 +254,10 @@ impl Link {
         let doubt =
             Doubt::new(self.shared.process, part.name.clone(), self.shard, part.elements.clone(), residue);
         self.shared.note_doubt(&doubt);
-        let h = &pending.header;
-        let route = Route { group: h.group, epoch: h.epoch, client: h.client };
-        if let Some(header) = convert::resolve_frame(0, route, SliceId(part.slice), h.sequence).header {
-            queue.push(header, Payload::Owned(Bytes::new()), Waiter::Doubt(doubt.clone()), 0);
-            queue.wake();
-        }
+        let pb::Header { group, epoch, .. } = pending.header;
+        let question = header::resolve(Target { slice: SliceId(part.slice), group, epoch });
+        queue.push(question, Payload::Owned(Bytes::new()), Waiter::Doubt(doubt.clone()), pending.sender);
+        queue.wake();
         doubt
     }
 
@@ -432,7 +424,7 @@ impl Link {
         };
         let lost: Vec<_> = queue.frames.extract_if(.., lost).map(|(_, p)| p.waiter).collect();
         for pending in queue.frames.values_mut().filter(|p| p.attempts > 0) {
-            (pending.attempts, pending.header.client) = (0, 0);
+            (pending.attempts, pending.sender.client) = (0, 0);
         }
         queue.late.clear();
         drop(queue);

@@ -4,6 +4,7 @@ use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
 use fastps_core::tensor::{SliceId, TensorSpec};
 use fastps_proto::v1 as pb;
+use fastps_transport::convert::header::Target;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -17,6 +18,11 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// Where frames for the k-th slice go.
+    pub(crate) fn target(&self, k: usize, epoch: u64) -> Target {
+        Target { slice: self.slices[k].0, group: self.group, epoch }
+    }
+
     /// Checks what a server says: every slice has a place, every place exists.
     pub(crate) fn new(
         spec: Arc<TensorSpec>,

@@ -4,6 +4,7 @@
 mod ack;
 mod answer;
 mod error;
+pub mod header;
 mod kinds;
 mod mode;
 mod parts;
@@ -20,7 +21,7 @@ pub use error::{
 };
 pub use kinds::{Retry, is_conclusive, kind_from_name, kind_name, passes, retry};
 pub use mode::{mode_to_wire, seat_from_wire};
-pub use parts::{MAX_PARTS, Part, Parts, pull_parts_header, push_parts_header, receipts, rows_header};
+pub use parts::{MAX_PARTS, Part, Parts, receipts, rows_header};
 pub use portion::{ask_from_wire, ask_to_wire, given_from_wire, given_to_wire};
 pub use request::{
     Read, Request, Route, Verb, crc32c, plain_len, push_frame, read_frame, request_from_frame, resolve_frame,

@@ -1,7 +1,8 @@
 //! Sparse messages: many parts, one per slice, and what became of each.
 
 use super::error::brief_refusal;
-use super::request::{Route, codec_to_wire, correction_to_wire, header, malformed};
+use super::header::UNKNOWN;
+use super::request::{codec_to_wire, malformed};
 use super::spec::dtype_to_wire;
 use bytes::Bytes;
 use fastps_core::codec::CodecId;
@@ -20,8 +21,6 @@ pub const MAX_PARTS: usize = 4096;
 const MAX_FULL_REFUSALS: usize = 16;
 /// Bytes of an index.
 const INDEX_BYTES: usize = 4;
-/// In a table: it is not known.
-const UNKNOWN: u64 = u64::MAX;
 
 /// The parts of a well-formed request, as long as its payload says.
 #[derive(Clone, Copy, Debug)]
@@ -130,40 +129,6 @@ impl<'a> Parts<'a> {
             ..push
         })
     }
-}
-
-/// A sparse gradient as a client sends it: `push` is what the parts have in common, and each has its base.
-pub fn push_parts_header(
-    route: Route,
-    push: &Push<'_>,
-    dtype: DType,
-    parts: Vec<pb::Part>,
-    bases: &[Option<Base>],
-) -> pb::Header {
-    let table = bases.iter().any(Option::is_some).then(|| {
-        let known = |value: Option<u64>| value.unwrap_or(UNKNOWN);
-        Box::new(pb::PartTable {
-            base_versions: bases.iter().map(|base| known(base.map(|base| base.version))).collect(),
-            base_owns: bases.iter().map(|base| known(base.and_then(|base| base.own))).collect(),
-            ..Default::default()
-        })
-    });
-    pb::Header {
-        codec: codec_to_wire(push.codec).into(),
-        dtype: dtype_to_wire(dtype).into(),
-        sequence: push.identity.sequence,
-        lr: push.lr,
-        scale: push.scale,
-        correction: push.correction.map(correction_to_wire),
-        parts,
-        table,
-        ..header(pb::Kind::Gradient, 0, SliceId(0), route)
-    }
-}
-
-/// A pull of rows as a client sends it.
-pub fn pull_parts_header(route: Route, parts: Vec<pb::Part>) -> pb::Header {
-    pb::Header { parts, ..header(pb::Kind::Pull, 0, SliceId(0), route) }
 }
 
 fn table<T>(outcomes: &[Result<T>], version: impl Fn(&T) -> (u64, u64)) -> pb::PartTable {

@@ -1,7 +1,8 @@
 //! Requests: read once, strictly (what its kind does not use must be unset), and built for a client.
 
+use super::header::{self, Completion, GradientSettings, Target};
 use super::parts::{self, Parts};
-use super::spec::{dtype_from_wire, dtype_to_wire};
+use super::spec::dtype_from_wire;
 use bytes::Bytes;
 use crc_fast::CrcAlgorithm;
 use fastps_core::codec::CodecId;
@@ -87,6 +88,16 @@ pub(super) fn codec_to_wire(codec: CodecId) -> pb::PayloadCodec {
         CodecId::BFloat16 => pb::PayloadCodec::CodecBfloat16,
         CodecId::Int8 => pb::PayloadCodec::CodecInt8,
         CodecId::OneBit => pb::PayloadCodec::CodecOnebit,
+    }
+}
+
+fn codec_from_wire(codec: i32) -> Result<CodecId> {
+    match pb::PayloadCodec::try_from(codec) {
+        Ok(pb::PayloadCodec::CodecFloat32) => Ok(CodecId::Float32),
+        Ok(pb::PayloadCodec::CodecBfloat16) => Ok(CodecId::BFloat16),
+        Ok(pb::PayloadCodec::CodecInt8) => Ok(CodecId::Int8),
+        Ok(pb::PayloadCodec::CodecOnebit) => Ok(CodecId::OneBit),
+        Ok(pb::PayloadCodec::CodecUnspecified) | Err(_) => Err(unknown("codec", "1, 2, 3 or 4", codec)),
     }
 }
 
@@ -207,7 +218,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
         pb::Kind::PullVersion => Verb::PullVersion,
         pb::Kind::Resolve => Verb::Resolve(identity),
         _ => {
-            let codec = CodecId::from_wire(h.codec as u32)?;
+            let codec = codec_from_wire(h.codec)?;
             let base = match (h.base_version, h.base_own) {
                 (Some(version), own) => Some(Base { version, own }),
                 (None, None) => None,
@@ -260,15 +271,15 @@ pub fn plain_len(header: &pb::Header) -> u64 {
     dtype_from_wire(header.dtype).map_or(0, |dtype| dtype.size() as u64 * elements)
 }
 
-pub(super) fn header(kind: pb::Kind, tag: u64, slice: SliceId, route: Route) -> pb::Header {
-    let Route { group, epoch, client } = route;
-    pb::Header { kind: kind.into(), tag, slice: slice.0, group, epoch, client, ..Default::default() }
+fn completed(draft: &pb::Header, tag: u64, client: u64, sequence: u64, payload: Bytes) -> pb::Frame {
+    let completion = Completion { tag, client, sequence, counts_own: true, crc32c: None };
+    pb::Frame { header: Some(header::complete(draft, completion)), payload }
 }
 
-/// A gradient or assignment as a client sends it; `payload` is the push's body.
+/// A whole frame with a gradient or assignment; `payload` is the push's body.
 pub fn push_frame(
     tag: u64,
-    route: Route,
+    Route { group, epoch, client }: Route,
     push: &Push<'_>,
     dtype: DType,
     want_values: bool,
@@ -279,37 +290,26 @@ pub fn push_frame(
         Action::Assign => (pb::Kind::Assign, None),
         Action::AssignState { step } => (pb::Kind::AssignState, Some(step)),
     };
-    let header = pb::Header {
-        count: push.count,
-        codec: codec_to_wire(push.codec).into(),
-        dtype: dtype_to_wire(dtype).into(),
-        sequence: push.identity.sequence,
-        base_version: push.base.map(|b| b.version),
-        base_own: push.base.and_then(|b| b.own),
-        lr: push.lr,
-        scale: push.scale,
-        correction: push.correction.map(correction_to_wire),
-        want_values,
-        step,
-        ..header(kind, tag, push.slice, route)
-    };
-    pb::Frame { header: Some(header), payload }
+    let &Push { slice, count, base, codec, lr, scale, correction, .. } = push;
+    let settings = GradientSettings { dtype, codec, lr, scale, correction };
+    let gradient = header::gradient(Target { slice, group, epoch }, &settings, count, base, want_values);
+    let draft = pb::Header { kind: kind.into(), step, ..gradient };
+    completed(&draft, tag, client, push.identity.sequence, payload)
 }
 
-/// A pull of the values, of the state, or of the version.
-pub fn read_frame(tag: u64, route: Route, slice: SliceId, what: Read) -> pb::Frame {
-    let kind = match what {
-        Read::Values => pb::Kind::Pull,
-        Read::State => pb::Kind::PullState,
-        Read::Version => pb::Kind::PullVersion,
-    };
-    pb::Frame { header: Some(header(kind, tag, slice, route)), payload: Bytes::new() }
+/// A whole frame that pulls the values, the state, or the version.
+pub fn read_frame(tag: u64, Route { group, epoch, client }: Route, slice: SliceId, what: Read) -> pb::Frame {
+    completed(&header::read(Target { slice, group, epoch }, what), tag, client, 0, Bytes::new())
 }
 
-/// The question what became of a push.
-pub fn resolve_frame(tag: u64, route: Route, slice: SliceId, sequence: u64) -> pb::Frame {
-    let header = pb::Header { sequence, ..header(pb::Kind::Resolve, tag, slice, route) };
-    pb::Frame { header: Some(header), payload: Bytes::new() }
+/// A whole frame that asks what became of a push.
+pub fn resolve_frame(
+    tag: u64,
+    Route { group, epoch, client }: Route,
+    slice: SliceId,
+    sequence: u64,
+) -> pb::Frame {
+    completed(&header::resolve(Target { slice, group, epoch }), tag, client, sequence, Bytes::new())
 }
 
 #[cfg(test)]

@@ -1,0 +1,158 @@
+//! Headers of requests: drafted for a slice, and completed by [`complete`] when the frame is sent.
+
+use super::request::{Read, codec_to_wire, correction_to_wire};
+use super::spec::dtype_to_wire;
+use fastps_core::codec::CodecId;
+use fastps_core::correction::Correction;
+use fastps_core::dtype::DType;
+use fastps_core::frame::Base;
+use fastps_core::tensor::SliceId;
+use fastps_proto::v1 as pb;
+
+/// In a table of parts: the value is not known.
+pub(super) const UNKNOWN: u64 = u64::MAX;
+
+/// Where a frame goes, before it is known who sends it.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The slice; of a sparse message, whose parts name theirs, 0.
+    pub slice: SliceId,
+    /// The tensor's group.
+    pub group: u32,
+    /// Epoch of the map that the client used.
+    pub epoch: u64,
+}
+
+/// What all gradients of one push to a tensor have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct GradientSettings {
+    /// The tensor's element type.
+    pub dtype: DType,
+    /// How the bodies are coded.
+    pub codec: CodecId,
+    /// Learning rate in place of the optimizer's.
+    pub lr: Option<f64>,
+    /// Factor on the gradient.
+    pub scale: Option<f32>,
+    /// What to do about staleness.
+    pub correction: Option<Correction>,
+}
+
+/// Who sends a frame, and as which of its frames.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Completion {
+    /// The answer repeats it.
+    pub tag: u64,
+    /// The client's incarnation.
+    pub client: u64,
+    /// The number of the push; 0 for what only reads.
+    pub sequence: u64,
+    /// Whether the base's own changes were counted for this incarnation.
+    pub counts_own: bool,
+    /// Checksum of the payload, where one is sent.
+    pub crc32c: Option<u32>,
+}
+
+/// The header of a frame as it is sent: a draft with everything that belongs to the sender.
+pub fn complete(draft: &pb::Header, completion: Completion) -> pb::Header {
+    let Completion { tag, client, sequence, counts_own, crc32c } = completion;
+    let mut header = pb::Header { tag, client, sequence, crc32c, ..draft.clone() };
+    if !counts_own {
+        header.base_own = None;
+        header.table.iter_mut().for_each(|table| table.base_owns.clear());
+    }
+    header
+}
+
+fn draft(kind: pb::Kind, target: Target) -> pb::Header {
+    let Target { slice, group, epoch } = target;
+    pb::Header { kind: kind.into(), slice: slice.0, group, epoch, ..Default::default() }
+}
+
+impl GradientSettings {
+    fn draft(&self, target: Target) -> pb::Header {
+        pb::Header {
+            codec: codec_to_wire(self.codec).into(),
+            dtype: dtype_to_wire(self.dtype).into(),
+            lr: self.lr,
+            scale: self.scale,
+            correction: self.correction.map(correction_to_wire),
+            ..draft(pb::Kind::Gradient, target)
+        }
+    }
+}
+
+/// A gradient of so many elements.
+pub fn gradient(
+    target: Target,
+    settings: &GradientSettings,
+    count: u64,
+    base: Option<Base>,
+    want_values: bool,
+) -> pb::Header {
+    pb::Header {
+        count,
+        base_version: base.map(|base| base.version),
+        base_own: base.and_then(|base| base.own),
+        want_values,
+        ..settings.draft(target)
+    }
+}
+
+/// Sparse gradients of one push, each with its base.
+pub fn gradient_parts(
+    target: Target,
+    settings: &GradientSettings,
+    parts: Vec<pb::Part>,
+    bases: &[Option<Base>],
+) -> pb::Header {
+    let table = bases.iter().any(Option::is_some).then(|| {
+        let known = |value: Option<u64>| value.unwrap_or(UNKNOWN);
+        Box::new(pb::PartTable {
+            base_versions: bases.iter().map(|base| known(base.map(|base| base.version))).collect(),
+            base_owns: bases.iter().map(|base| known(base.and_then(|base| base.own))).collect(),
+            ..Default::default()
+        })
+    });
+    pb::Header { parts, table, ..settings.draft(target) }
+}
+
+/// An assignment of so many elements, uncompressed. `step`: of the optimizer's state, with its step count.
+/// `reservation`: the registration that initial values belong to; 0 for none.
+pub fn assignment(
+    target: Target,
+    dtype: DType,
+    count: u64,
+    step: Option<u64>,
+    reservation: u64,
+) -> pb::Header {
+    let kind = if step.is_some() { pb::Kind::AssignState } else { pb::Kind::Assign };
+    pb::Header {
+        count,
+        codec: codec_to_wire(CodecId::plain(dtype)).into(),
+        dtype: dtype_to_wire(dtype).into(),
+        step,
+        reservation,
+        ..draft(kind, target)
+    }
+}
+
+/// A pull of the values, of the state, or of the version.
+pub fn read(target: Target, what: Read) -> pb::Header {
+    let kind = match what {
+        Read::Values => pb::Kind::Pull,
+        Read::State => pb::Kind::PullState,
+        Read::Version => pb::Kind::PullVersion,
+    };
+    draft(kind, target)
+}
+
+/// A pull of rows.
+pub fn pull_parts(target: Target, parts: Vec<pb::Part>) -> pb::Header {
+    pb::Header { parts, ..draft(pb::Kind::Pull, target) }
+}
+
+/// The question what became of a push.
+pub fn resolve(target: Target) -> pb::Header {
+    draft(pb::Kind::Resolve, target)
+}
