@@ -171,9 +171,8 @@ fn cases_of_the_vectors() {
 fn refused_bodies_of_the_vectors() {
     let vectors = vectors();
     for case in vectors["refused"].as_array().unwrap() {
-        let id =
-            CodecId::from_wire(vectors["codecs"][case["codec"].as_str().unwrap()].as_u64().unwrap() as u32)
-                .unwrap();
+        let number = vectors["codecs"][case["codec"].as_str().unwrap()].as_u64().unwrap();
+        let id = CodecId::ALL.into_iter().find(|id| *id as u64 == number).unwrap();
         let kind = if case["kind"] == "non_finite" { Kind::NonFinite } else { Kind::Frame };
         for isa in isas() {
             let error =
@@ -447,14 +446,4 @@ fn a_wrong_give_back_changes_nothing() {
     assert_eq!(feedback.residual("w", 9).unwrap_err().kind, Kind::Shape);
     assert_eq!(feedback.load("w", vec![0.0, f32::NAN]).unwrap_err().kind, Kind::NonFinite);
     assert_eq!(feedback, before);
-}
-
-#[test]
-fn wire_numbers() {
-    for id in CodecId::ALL {
-        assert_eq!(CodecId::from_wire(id as u32).unwrap(), id);
-    }
-    for bad in [0, 5, u32::MAX] {
-        assert_eq!(CodecId::from_wire(bad).unwrap_err().kind, Kind::Frame);
-    }
 }

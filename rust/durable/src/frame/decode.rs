@@ -112,7 +112,7 @@ impl<'a> Decoder<'a> {
             once: is(FLAG_ONCE),
             action,
             indices: is(FLAG_ROWS).then(|| Indices::new(rows)),
-            codec: CodecId::from_wire(u32::from(codec)).ok()?,
+            codec: CodecId::ALL.into_iter().find(|id| *id as u8 == codec)?,
             body: self.0,
             lr,
             scale,

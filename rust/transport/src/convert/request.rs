@@ -409,6 +409,18 @@ mod tests {
     }
 
     #[test]
+    fn a_codec_has_one_number() {
+        for codec in CodecId::ALL {
+            assert_eq!(codec_from_wire(codec_to_wire(codec).into()).unwrap(), codec);
+            assert_eq!(i32::from(codec_to_wire(codec)), codec as i32, "the log has the same numbers");
+        }
+        for bad in [0, 5, -1, i32::MAX] {
+            let error = codec_from_wire(bad).unwrap_err();
+            assert_eq!((error.kind, error.got.clone()), (Kind::Frame, Some(bad.to_string())));
+        }
+    }
+
+    #[test]
     fn a_checksum_is_checked() {
         assert_eq!(crc32c(b"123456789"), 0xE306_9283);
         let mut frame = good();

@@ -46,14 +46,6 @@ impl CodecId {
         }
     }
 
-    /// The codec of a wire number.
-    pub fn from_wire(id: u32) -> Result<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|c| *c as u32 == id)
-            .ok_or_else(|| Error::new(Kind::Frame, "unknown value of codec").expected("1, 2, 3 or 4", id))
-    }
-
     /// Whether the `n` values of a body were finite, as far as it tells.
     pub(crate) fn was_finite(self, body: &[u8], n: usize) -> bool {
         self.telling().is_none_or(|block| (0..n.div_ceil(block)).all(|k| self.block_was_finite(body, k)))
