@@ -1,4 +1,4 @@
-//! The part of `fastps checkpoint` that has to do with copies in a bucket.
+//! The part of `fastps checkpoint` that works on copies in a bucket.
 
 use crate::checkpoint::{age, in_json, note, say, verified as lines_of};
 use fastps_core::error::{Error, Kind, Result};

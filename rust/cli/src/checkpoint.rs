@@ -1,5 +1,5 @@
-//! `fastps checkpoint`, and `fastps-server checkpoint`: data directories without a server, and snapshots by
-//! running ones.
+//! `fastps checkpoint` and `fastps-server checkpoint`: data directories without a server, and snapshots of
+//! running servers.
 
 use clap::{Parser, Subcommand};
 use fastps_client::{self as client, Client, ConnectOptions, TlsFiles};
@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Looks at a server's data directory, and makes other files of it; has servers write there. DIR is what the
-/// server is told by --data-dir.
+/// server has as --data-dir.
 #[derive(Debug, Parser)]
 #[command(name = "fastps checkpoint")]
 pub(crate) struct CheckpointArgs {
@@ -222,7 +222,7 @@ pub(crate) fn say(lines: &[String]) -> Result<()> {
     let mut written = lines.iter().try_for_each(|line| writeln!(out, "{line}"));
     written = written.and_then(|()| out.flush());
     match written {
-        // Whoever reads has enough.
+        // The reader has enough.
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Error::new(Kind::Internal, format!("cannot print: {error}")))
         }

@@ -1,5 +1,4 @@
-//! Signals that stop a server. Whoever waits for them is there before anyone learns of the server, so that
-//! none falls through.
+//! Signals that stop a server. They are caught before the server announces itself, so none is missed.
 
 use std::io::Result;
 

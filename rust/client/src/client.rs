@@ -1,5 +1,5 @@
-//! A client of a cluster, and what all its calls need: the map, the sequence numbers, the thread that drives
-//! its connections.
+//! A client of a cluster and what all its calls need: the map, the sequence numbers, and the thread that
+//! drives its connections.
 
 use crate::link::deadlines::Deadlines;
 use crate::link::refresh::refresh;
@@ -138,7 +138,7 @@ impl Drop for Client {
     fn drop(&mut self) {
         self.shut();
         if self.shared.process.check().is_err() {
-            // In a forked child nobody may touch what the parent's runtime might have held locked.
+            // A forked child must not touch what the parent's runtime might have held locked.
             std::mem::forget((std::mem::take(&mut self.links), self.driver.clone()));
         }
     }

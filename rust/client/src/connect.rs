@@ -1,4 +1,4 @@
-//! Connecting: hello to every address, the order of the shards, the map.
+//! Connects: says hello to every address, puts the shards in order, and fetches the map.
 
 use crate::address::{check_local, is_same};
 use crate::client::Client;
@@ -198,7 +198,7 @@ async fn meet_all(addresses: Vec<String>, caller: &Caller) -> Result<Vec<Met>> {
     Err(Error::new(first.kind, format!("cannot connect to {}", reasons.join(", "))))
 }
 
-/// Says hello to one address, again until the deadline while nobody is there.
+/// Says hello to one address, and retries until the deadline while the server is away.
 async fn meet(address: &str, caller: Caller) -> Result<Met> {
     let Caller { name, secret, tls, ack, deadline } = caller;
     let mut pause = Duration::from_millis(20);

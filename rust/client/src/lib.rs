@@ -1,9 +1,8 @@
 //! The native client: the verbs of [`fastps_core::verbs::ParameterServer`] on a cluster of servers.
 //!
-//! A push's way: `calls` checks, encodes and makes one frame per slice; a `link` queues them per shard, sends
-//! them over its connections and takes what comes back to the call, where the caller waits. What stays
-//! unanswered when the caller gives up becomes a doubt, which is part of the `state` that links and calls
-//! share.
+//! For a push, `calls` checks and encodes it and makes one frame per slice; a `link` queues the frames of
+//! one shard, sends them over its connections, and takes the answers to the waiting call. What stays
+//! unanswered when the call ends becomes a doubt, part of the `state` that links and calls share.
 
 mod address;
 mod calls;

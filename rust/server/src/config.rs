@@ -1,4 +1,4 @@
-//! What a server is told: where it listens, which cluster it is part of, and its limits.
+//! The settings of a server: where it listens, which cluster it belongs to, and its limits.
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::policy::Policy;

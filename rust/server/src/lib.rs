@@ -1,9 +1,9 @@
 //! The server of fastps: each shard on a thread of its own.
 //!
-//! A frame's way through it: `connection` (accepts it, knows the peer) -> `data` (one task per stream; the
-//! transport's `convert` validates once) -> `cluster` (session, epoch, reservation) -> `fastps_core::shard`
-//! -> `answers`. `control` serves the unary calls. `persistence` has what a shard keeps on disk, `backup` its
-//! snapshots and their copies elsewhere.
+//! A frame passes through `connection` (accepts it, knows the peer), `data` (one task per stream; the
+//! transport's `convert` validates once), `cluster` (session, epoch, reservation) and `fastps_core::shard`
+//! to `answers`. `control` serves the unary calls, `persistence` holds what a shard keeps on disk, and
+//! `backup` its snapshots and their copies elsewhere.
 
 mod answers;
 mod auth;

@@ -1,4 +1,4 @@
-//! A server: every shard on a thread of its own with a single-threaded runtime of its own.
+//! A server: each shard runs on a thread of its own with a single-threaded runtime.
 
 use crate::auth::peer::Peer;
 use crate::backup::copies::Copies;
@@ -62,7 +62,7 @@ fn internal(what: &str, error: impl std::fmt::Display) -> Error {
 }
 
 impl Server {
-    /// Takes the ports and starts the shards. Meanwhile whoever comes is told how far that is; from here on
+    /// Takes the ports and starts the shards. Clients that come meanwhile learn how far that is; from here on
     /// they are served.
     pub fn start(config: &ServerConfig) -> Result<Self> {
         let tls = ServerTls::load(&config.tls)?;
@@ -190,8 +190,8 @@ impl Server {
         self.keep(deadline)
     }
 
-    /// A last snapshot of each shard, which nobody changes any more. The log has all of it, should that take
-    /// too long for whoever waits, but for `hogwild` tensors. It is copied as well, if there is time. Fails
+    /// A last snapshot of each shard, which does not change any more. The log has all of it, should that take
+    /// too long, but for `hogwild` tensors. It is copied as well, if there is time. Fails
     /// where neither has it.
     fn keep(&self, deadline: Instant) -> Result<()> {
         let snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -253,7 +253,7 @@ fn spawn(
     socket: Option<&'static str>,
 ) -> Result<JoinHandle<()>> {
     let resting = node.clone();
-    // A turn with a large slice takes a good part of a millisecond: after each, whoever has sent something is
+    // A poll cycle with a large slice takes a good part of a millisecond: after each, other connections are
     // looked for.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .event_interval(1)

@@ -1,6 +1,5 @@
-//! What the client and the server of fastps agree on: sockets, frames, and what the numbers on the wire mean.
-//!
-//! Nothing here knows of a client's calls or of a server's shards.
+//! What the client and the server of fastps agree on: sockets, frames, and the meaning of the numbers on
+//! the wire. It knows neither a client's calls nor a server's shards.
 
 mod channel;
 pub mod convert;

@@ -1,9 +1,9 @@
-//! The memory of one connection: little while it rests; while it works, what its windows and its streams may
-//! need.
+//! The memory budget of one connection.
 //!
-//! What a window grants, the peer may send unasked. Here it stays in the socket until memory was taken for
-//! it: a connection at rest reads a few small messages, and takes the rest of its memory before it reads on.
-//! It gives that back when it has been quiet for a while, and everything that came was used and answered.
+//! A peer may send what its window grants without being asked. Here those bytes stay in the socket until
+//! their memory is charged: an idle connection reads a few small messages and charges the rest before it
+//! reads on. It returns that memory when it has been quiet for a while and everything received is used and
+//! answered.
 
 use fastps_core::error::Result;
 use fastps_core::shard::{Charge, Meter, Purpose};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub const AT_REST_BYTES: u64 = 48 << 10;
 /// What a connection reads at rest.
 const READ_AT_REST_BYTES: usize = 8 << 10;
-/// Without a byte for so long, all that came was seen by whoever uses it.
+/// After so long without a byte, everything that was received is used.
 const CONSUMED_AFTER: Duration = Duration::from_secs(1);
 /// A connection that read no more than `READ_AT_REST_BYTES` for so long rests.
 const REST_AFTER: Duration = Duration::from_secs(5);
@@ -85,7 +85,7 @@ impl MemoryBudget {
         Busy { _kept: self.busy.clone() }
     }
 
-    /// What comes next on the connection comes after the disk, which needs the cores: nobody spins for it.
+    /// What comes next on the connection comes after the disk, which needs the cores: no thread spins for it.
     pub fn wait_for_disk(&self) {
         self.waits_for_disk.store(true, Ordering::Relaxed);
     }

@@ -1,6 +1,5 @@
-//! Every connection is an open file. The usual limit of 1,024 is meant for programs that cannot deal with
-//! more, so servers and clients raise it as far as they may; where that is not enough, the error names the
-//! limit.
+//! Raises the limit of open files, since every connection is one and the usual limit of 1,024 is too low.
+//! Where the limit is reached all the same, the error names it.
 
 use fastps_core::error::{Error, Kind};
 use rustix::io::Errno;

@@ -1,5 +1,5 @@
-//! A client's secret: what shows that a call, a stream or a Hello comes from the client whose session it
-//! names. A client draws it; a server keeps only its hash, and compares that.
+//! A client's secret shows that a call, a stream or a Hello comes from the client whose session it names. A
+//! client draws it at random; a server keeps its hash only.
 
 use bytes::Bytes;
 use fastps_core::error::{Error, Kind, Result};

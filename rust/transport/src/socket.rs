@@ -1,4 +1,4 @@
-//! A socket, of any kind; one within this machine may be shared memory.
+//! A connected socket of any kind: TCP, TCP with TLS, a Unix socket, or shared memory.
 
 use crate::tls::{self, ClientTls, Secure};
 use crate::unix;

@@ -1,9 +1,8 @@
-//! TLS: what the files say, the handshake at both ends, and what is said when it fails.
+//! TLS 1.3 by rustls: reads the PEM files, shakes hands at both ends, and explains failures.
 //!
-//! TLS 1.3 alone, by rustls. The cryptography is AWS-LC's: like ring's it needs a C compiler and nothing
-//! else, and its AES-GCM is faster (11.4 against 9.6 GB/s a core with VAES; 7.0 against 6.3 through rustls).
-//! A connection shows its certificate each time: sessions are not resumed, so that what is no longer trusted
-//! does not come back by a ticket.
+//! AWS-LC provides the cryptography: like ring it needs a C compiler and nothing else, and its AES-GCM is
+//! faster (11.4 against 9.6 GB/s a core with VAES; 7.0 against 6.3 through rustls). Sessions are not
+//! resumed, so a certificate that is no longer trusted does not come back by a ticket.
 
 use fastps_core::error::{Error, Kind, Result};
 use rustls::client::Resumption;
@@ -284,7 +283,7 @@ fn of_rustls(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
-/// What a client is told when TLS fails. What will not pass by trying again is `PermissionDenied`.
+/// The error that a client gets when TLS fails; `PermissionDenied` where a retry cannot help.
 pub fn told(error: io::Error) -> io::Error {
     use rustls::Error as Tls;
     let Some(tls) = of_rustls(&error) else {

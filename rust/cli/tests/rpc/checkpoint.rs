@@ -125,7 +125,7 @@ fn reshape(from: u16, to: u16) {
     if to == 1 {
         // A client of the old cluster gets an error as soon as it reaches the new one.
         let told = || client.versions(&["stub".into()], Duration::from_secs(2)).unwrap_err();
-        until("it must connect anew", || told().message.contains("connect anew"));
+        until("it must connect again", || told().message.contains("connect again"));
     }
     let client = fresh.connect(Ack::Logged);
     assert_eq!(see(&client), before);

@@ -1,4 +1,4 @@
-//! Snapshots that are asked for: each shard writes one to its data directory, all at once.
+//! Requested snapshots: each shard writes one to its data directory, all at the same time.
 
 use crate::client::Client;
 use crate::link::state::Link;

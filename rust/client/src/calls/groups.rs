@@ -1,4 +1,5 @@
-//! A client's places in groups of workers: taken at shard 0 first, kept over connections and incarnations.
+//! Joining, leaving and advancing in groups of workers. A place is taken at shard 0 first and kept over
+//! connections and incarnations.
 
 use crate::client::Client;
 use crate::link::places::{REJOIN_TIMEOUT, ask_for, change};
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// What an answer needs to come back in time.
 const ANSWER_MARGIN: Duration = Duration::from_millis(100);
-/// How long a server is told that a worker leaves.
+/// How long telling a server that a worker leaves may take.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Client {
@@ -69,7 +70,7 @@ impl Client {
         steps: u64,
         timeout: Duration,
     ) -> Result<Clocks> {
-        // Who does not want to wait is told all the same whether it must.
+        // A caller that does not want to wait learns all the same whether it must.
         let deadline = after(timeout.max(ANSWER_MARGIN));
         let group = self.group(group, deadline)?;
         let (link, places) = (self.links[0].clone(), self.shared.clone());
@@ -102,7 +103,7 @@ impl Client {
                     }
                     Ok(answer) if !late => behind = answer.behind,
                     Ok(answer) => return Err(still_behind(&answer.behind).shard(0)),
-                    // The server was started anew, or the lease ran out: a place is taken anew, if nobody
+                    // The server restarted, or the lease ran out: the place is taken again, if no one
                     // else has.
                     Err(error) if retry(error.kind) == Retry::Session && !late => {
                         tokio::time::sleep(ANSWER_MARGIN).await;
@@ -145,7 +146,7 @@ async fn join_all(links: &[Arc<Link>], place: &Place, deadline: Instant) -> Resu
         match join_one(link, place, deadline).await {
             Ok(joined) => first = first.or(Some(joined)),
             Err(error) => {
-                // Nobody shall wait for one that is not everywhere.
+                // No worker shall wait for one that is not everywhere.
                 for link in links.iter().take_while(|other| !Arc::ptr_eq(other, link)) {
                     give_back(link, place.group, is_warm(place.seat.mode), deadline).await;
                 }
@@ -191,7 +192,7 @@ async fn tell(link: &Link, place: &Place, first: bool, deadline: Instant) -> Res
         let wait = left.saturating_sub(ANSWER_MARGIN).min(if first { left / 2 } else { left });
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
         let (client, group, warm) = (link.client(), place.group, is_warm(place.seat.mode));
-        // Said again to a server that was started anew, it is what that counts from.
+        // A restarted server counts from it.
         let mut clock = place.clock;
         change(link, place, |known| clock = known.clock);
         let advance = pb::AdvanceRequest { client, group, warm, clock, wait_ms };

@@ -1,4 +1,4 @@
-//! Portions of samples: questions to shard 0.
+//! Leases portions of samples from shard 0.
 
 use crate::client::Client;
 use crate::link::unary::{call, request};

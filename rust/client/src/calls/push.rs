@@ -162,8 +162,8 @@ impl Client {
         (drafts, memories)
     }
 
-    /// Encodes what is not encoded yet and queues it batch by batch, so that a batch is sent while the next is
-    /// encoded.
+    /// Encodes what is not encoded yet and queues it batch by batch, so that a batch is sent while the next
+    /// is encoded.
     fn encode_and_enqueue(
         &self,
         call: &Arc<Call>,

@@ -1,4 +1,4 @@
-//! What became of a push: receipts, or what is known of each slice.
+//! Makes receipts of a push's outcomes, or tells what is known of each slice.
 
 use crate::link::call::{Call, CallPart, Outcome};
 use crate::state::shared::Shared;
@@ -104,7 +104,7 @@ impl Ticket<Pushed> for PushTicket {
     }
 }
 
-/// The error of a push of which nothing else is told.
+/// The error of a push, without the outcomes of its parts.
 pub(crate) fn plain(error: PushError) -> Error {
     match error {
         PushError::Refused(error) => error,

@@ -25,7 +25,7 @@ const MAX_SLICES_IN_FLIGHT: usize = 16;
 const SESSION_RENEWAL_PAUSE: Duration = Duration::from_millis(100);
 /// How often the reservation of a long upload is renewed.
 const RESERVATION_RENEW_INTERVAL: Duration = Duration::from_secs(5);
-/// How often a registration that came to nothing on the way is begun anew.
+/// How often a registration that failed on the way is tried.
 const MAX_REGISTER_ATTEMPTS: usize = 5;
 
 impl Client {
@@ -212,7 +212,7 @@ impl Client {
         Ok(())
     }
 
-    /// Frees the slices of a tensor that is not in the map; shard 0 is told of all, so that it ends a
+    /// Frees the slices of a tensor that is not in the map; shard 0 gets all of them, so that it ends a
     /// registration that they belong to.
     fn drop_slices(&self, entry: &Entry, deadline: Instant) -> Result<()> {
         let mut result = Ok(());

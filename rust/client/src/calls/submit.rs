@@ -46,8 +46,8 @@ impl Client {
         Draft { part, more: Vec::new(), header, payload }
     }
 
-    /// Queues the frames of a call. `sequence`: of one that changes anything, whose caller holds the lock of the
-    /// sequence numbers.
+    /// Queues the frames of a call. `sequence`: of one that changes anything, whose caller holds the lock of
+    /// the sequence numbers.
     pub(crate) fn submit(
         &self,
         drafts: Vec<Draft>,
@@ -90,7 +90,8 @@ impl Client {
         }
     }
 
-    /// A whole assignment: of each slice its body or range of memory, and of an optimizer's state its step count.
+    /// A whole assignment: of each slice its body or range of memory, and of an optimizer's state its step
+    /// count.
     pub(crate) fn start_assign(
         &self,
         entry: &Entry,

@@ -1,4 +1,4 @@
-//! The verbs, each in a few lines over the other files.
+//! Implements the core's verbs, each in a few lines over the other modules.
 
 use crate::calls::pull::{PullTicket, versions};
 use crate::calls::receipts::{PushTicket, pushed};
@@ -36,7 +36,7 @@ impl Client {
         Err(Error::new(Kind::Internal, "the caller waits no longer"))
     }
 
-    /// Lets a call go on for which nobody waits.
+    /// Lets a call go on in the background.
     fn leave_alone(&self, call: &Arc<Call>) {
         self.deadlines.watch(call);
         self.driver.nudge();

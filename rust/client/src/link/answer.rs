@@ -1,4 +1,4 @@
-//! Answers: from the stream to the call, or to the doubt, that waits for each.
+//! Takes an answer from the stream to the call, or to the doubt, that waits for it.
 
 use crate::link::call::{ArrivedValues, Call, CallPart, Outcome, PartAnswer};
 use crate::link::queue::{Pending, Queue, Told, Waiter};
@@ -69,8 +69,8 @@ impl Link {
         answer: convert::Answer,
     ) {
         match answer {
-            // Nothing can be said yet: the server is at it this moment, lacks memory, or is about to stop. The
-            // question waits for the time that it tells, or for the next connection.
+            // Nothing can be said yet: the server is at it this moment, lacks memory, or is about to stop.
+            // The question waits for the time that it tells, or for the next connection.
             convert::Answer::Refused(error)
                 if matches!(retry(error.kind), Retry::Later | Retry::Capacity) =>
             {
@@ -176,7 +176,7 @@ impl Link {
         }
     }
 
-    /// Asks a question anew that was sent on this connection, unless another one has taken it.
+    /// Repeats a question that was sent on this connection, unless another one has taken it.
     fn ask_again(self: &Arc<Self>, tag: u64, pause: Duration) {
         let (Some(driver), link) = (self.driver.upgrade(), Arc::downgrade(self)) else { return };
         driver.spawn(async move {
@@ -191,8 +191,8 @@ impl Link {
         });
     }
 
-    /// Keeps what an answer tells of its slices. Pulls may show what others will find in no log, so whoever
-    /// wants receipts of what is logged alone keeps nothing of them.
+    /// Keeps what an answer tells of its slices. Pulls may show what others will find in no log, so a client
+    /// that wants receipts of what is logged alone keeps nothing of them.
     fn note(&self, queue: &mut Queue, pending: &Pending, identified: bool, answer: &convert::Answer) {
         if !identified && self.shared.ack == Ack::Logged {
             return;
@@ -219,7 +219,7 @@ impl Link {
         }
     }
 
-    /// A server that was started anew tells what is left of a slice.
+    /// A restarted server tells what is left of a slice.
     fn answer_what_is_left(&self, mut queue: MutexGuard<'_, Queue>, slice: u64, answer: &convert::Answer) {
         match answer {
             convert::Answer::Version { version, own } => queue.left(self.shard(), slice, *version, *own),

@@ -88,7 +88,7 @@ struct CallState {
     outcomes: Vec<Outcome>,
     open: usize,
     done: bool,
-    /// Values that nobody has taken yet, by part; those of parts that follow one another may be one.
+    /// Values that were not taken yet, by part; those of parts that follow one another may be one.
     arrived: VecDeque<(usize, ArrivedValues)>,
     /// Somebody waits who takes values as they come.
     taken: bool,
@@ -186,8 +186,8 @@ impl Call {
         }
     }
 
-    /// The call is done once every part has its outcome and nobody reads the caller's memory; tells whether
-    /// it is.
+    /// The call is done once every part has its outcome and no connection reads the caller's memory; tells
+    /// whether it is.
     pub(crate) fn finish(&self) -> bool {
         let mut state = lock(&self.state);
         if state.done || state.open > 0 || !self.memories.iter().all(|memory| memory.is_idle()) {

@@ -1,4 +1,4 @@
-//! Ends calls that nobody waits for when their deadline passes.
+//! Ends asynchronous calls when their deadline passes.
 
 use crate::link::call::Call;
 use crate::state::runtime::lock;

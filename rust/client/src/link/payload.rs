@@ -1,5 +1,5 @@
-//! What a frame carries, and the guard on a caller's memory: it is lent to the connection until it is written
-//! there, and a call has not ended before all of it has come back.
+//! What a frame carries. A caller's memory is lent to the connection until it is written there, and a call
+//! does not end before all of its memory is back.
 
 use crate::link::call::Call;
 use crate::state::runtime::lock;
@@ -49,7 +49,7 @@ pub(crate) struct Memory {
 struct MemoryState {
     values: Option<Arc<dyn Values>>,
     readers: usize,
-    /// Whom it is told that reading has ended.
+    /// The call that learns that reading has ended.
     call: Weak<Call>,
 }
 
@@ -76,13 +76,13 @@ impl Memory {
         Some(Bytes::from_owner(LentValues { memory: memory.clone(), values: Some(values), range }))
     }
 
-    /// Ends reading: nobody begins again. The call is told when those who have begun are done.
+    /// Ends reading: no reader begins again. The call learns when those that have begun are done.
     pub(crate) fn withdraw(&self) {
         let values = lock(&self.state).values.take();
         drop(values);
     }
 
-    /// Whether nobody reads or ever will.
+    /// Whether no reader is left and none will come.
     pub(crate) fn is_idle(&self) -> bool {
         let state = lock(&self.state);
         state.values.is_none() && state.readers == 0
@@ -109,7 +109,7 @@ impl AsRef<[u8]> for LentValues {
 
 impl Drop for LentValues {
     fn drop(&mut self) {
-        // The reference goes first: whoever is told that reading has ended may rely on it.
+        // The reference goes first: a call that learns that reading has ended may rely on it.
         self.values = None;
         let mut state = lock(&self.memory.state);
         state.readers -= 1;

@@ -26,7 +26,7 @@ pub(crate) async fn ask_for(link: &Link, group: u32, seat: &Seat, deadline: Inst
 }
 
 /// Takes the client's places again, where a server may have forgotten them. What it refuses, pushes will find
-/// out. Lost ones are the worker's to take again, when it goes on: until then nobody shall wait for it.
+/// out. Lost ones are the worker's to take again, when it goes on: until then no worker waits for it.
 pub(crate) async fn rejoin(link: &Link) {
     let here = |place: &&Place| place.concerns(link.shard()) && !place.lost;
     let places: Vec<_> = lock(&link.shared.places).iter().filter(here).cloned().collect();

@@ -1,4 +1,4 @@
-//! What a link has to send and what it waits for.
+//! The frames that a link has to send, and those that wait for an answer.
 
 use crate::link::call::Call;
 use crate::link::payload::Payload;
@@ -94,7 +94,7 @@ pub(crate) struct Queue {
     pub(crate) late: HashMap<u64, Vec<(Arc<Doubt>, u64)>>,
     /// What is known of each slice that was pushed or pulled.
     pub(crate) slices: HashMap<u64, Known, RandomState>,
-    /// Slices of which a server that was started anew is asked what is left, before anything else is sent.
+    /// Slices of which a restarted server is asked what is left, before anything else is sent.
     /// Those before the cursor were asked on the present connection.
     pub(crate) to_ask: VecDeque<u64>,
     pub(crate) ask_cursor: usize,
@@ -182,7 +182,7 @@ impl Queue {
         self.slices.entry(slice).or_default().take(told);
     }
 
-    /// Asks a server that was started anew what is left of all that was told.
+    /// Asks a restarted server what is left of all that was told.
     pub(crate) fn ask_what_is_left(&mut self) {
         self.to_ask =
             self.slices.iter().filter(|(_, known)| known.version > 0).map(|(slice, _)| *slice).collect();

@@ -1,5 +1,5 @@
-//! How frames reach a server: over TCP, or on this machine through its Unix socket and memory that both
-//! share. A server that was named by its socket's path is reached there alone.
+//! The route to one server: TCP, or on this machine its Unix socket or shared memory. A server that was
+//! named by its socket's path is reached there only.
 
 use crate::options::Transport;
 use crate::state::runtime::lock;
@@ -86,7 +86,7 @@ async fn shared(socket: &Path, spin: Duration) -> io::Result<std::result::Result
     match local.ask(spin).await {
         Ok(Ok(())) => Ok(Ok(Socket::Local(local))),
         Ok(Err(why)) => Ok(Err((Socket::Local(local), why))),
-        // Nobody knows what the two ends of that one would make of it.
+        // The state of that connection's two ends is unknown.
         Err(error) => Ok(Err((unix::connect(socket).await?.into(), format!("no shared memory: {error}")))),
     }
 }

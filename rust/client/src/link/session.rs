@@ -1,4 +1,5 @@
-//! What drives a link: connect, say hello, send what waits, take answers; when the connection breaks, again.
+//! Drives a link: connects, says hello, sends the queue and takes answers, and starts over when the
+//! connection breaks.
 
 use crate::link::places;
 use crate::link::state::{Link, closed};
@@ -57,7 +58,7 @@ pub(crate) async fn drive(link: Arc<Link>) {
             () = tokio::time::sleep(jitter(pause)) => {}
             () = link.changed.notified() => {}
         }
-        // A server that was started anew waits one lease for its clients.
+        // A restarted server waits one lease for its clients.
         pause = (2 * pause).min(MAX_RETRY_PAUSE).min(link.lease / 4);
     }
 }
@@ -85,7 +86,7 @@ async fn open(link: &Arc<Link>) -> Result<(u64, Stream)> {
 }
 
 /// Whether a server says that there is no session of this client: none at all, or another client's, who took
-/// the incarnation when the server had been started anew without what it knew.
+/// the incarnation when the server had restarted without what it knew.
 fn is_forgotten(error: &Error) -> bool {
     convert::retry(error.kind) == Retry::Session || error.kind == Kind::Denied && error.shard.is_some()
 }
@@ -97,7 +98,7 @@ async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
         secret: &shared.secret,
         name: &shared.name,
         ack: shared.ack,
-        // Whoever asks waits for less.
+        // Callers wait for less.
         within: link.lease.max(CONNECT_TIMEOUT),
     };
     let answer = unary::hello(link.channel()?, who, renew).await?;
@@ -106,7 +107,7 @@ async fn hello(link: &Arc<Link>, renew: bool) -> Result<()> {
             .expected(link.shard(), answer.shard));
     }
     if answer.cluster.len() != link.shards {
-        let why = "the cluster has another number of shards now: connect anew";
+        let why = "the cluster has another number of shards now: connect again";
         return Err(Error::new(Kind::Connection, why).expected(link.shards, answer.cluster.len()));
     }
     link.met(&answer);
@@ -135,7 +136,8 @@ async fn receive(link: &Arc<Link>, mut messages: Messages, borrower: Option<Arc<
     }
 }
 
-/// A frame whose values lie in the server's memory has them as its payload, and it is told that they do.
+/// A frame whose values lie in the server's memory has them as its payload; the second value says whether
+/// they do.
 fn borrow(mut frame: pb::Frame, borrower: Option<&Arc<Borrower>>) -> Result<(pb::Frame, bool)> {
     let Some(lent) = frame.header.as_mut().and_then(|header| header.lent.take()) else {
         return Ok((frame, false));

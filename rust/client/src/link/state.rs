@@ -1,9 +1,8 @@
-//! The link to one shard: what happens to its frames, from a call to a connection. `answer` takes what comes
-//! back; `session` drives the link over connections.
+//! The state of the link to one shard.
 //!
 //! A frame keeps its tag, and an identified one its identity, over all connections. It leaves the queue
-//! exactly once: by its answer, or abandoned by its call; an identified frame that was sent and is abandoned
-//! leaves a doubt behind, and a question about it takes the end of the queue.
+//! exactly once: when it is answered, or when its call abandons it. An identified frame that was sent and
+//! abandoned leaves a doubt behind, and a question about it joins the end of the queue.
 
 use crate::address::is_loopback;
 use crate::link::call::{Call, CallPart, Outcome};
@@ -217,7 +216,7 @@ impl Link {
         {
             return Poll::Ready(Some(question));
         }
-        // Until it has told what is left, a server that was started anew changes nothing for this client.
+        // Until a restarted server has told what is left, it changes nothing for this client.
         while !queue.lease_lost
             && queue.to_ask.is_empty()
             && let Some((tag, pending)) = queue.frames.range_mut(queue.cursor..).next()
@@ -417,7 +416,7 @@ impl Link {
         Ok(client)
     }
 
-    /// Nobody can tell any more what became of what was sent.
+    /// The fate of what was sent is unknown from now on.
     fn forget_sent(&self, mut queue: std::sync::MutexGuard<'_, Queue>) {
         let lost = |_: &u64, p: &mut Pending| {
             p.attempts > 0 && p.identified() || matches!(p.waiter, Waiter::Doubt(_))
@@ -446,7 +445,7 @@ impl Link {
         }
     }
 
-    /// Ends the link: everybody who waits is told.
+    /// Ends the link and every wait for it.
     pub(crate) fn close(&self) {
         let mut queue = lock(&self.queue);
         if std::mem::replace(&mut queue.closed, true) {

@@ -21,7 +21,7 @@ use tonic::{Code, Status};
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
-/// A stream that the server has accepted. Whoever has it polls the connection.
+/// A stream that the server has accepted. Its owner polls the connection.
 pub(crate) struct Stream {
     pub(crate) connection: Connection<Framed<Socket>, Piece>,
     pub(crate) outbox: Outbox,
@@ -80,7 +80,7 @@ fn check(headers: &HeaderMap, server: u64) -> Result<()> {
     let told = headers.get(SERVER_HEADER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     match told {
         Some(other) if other != server => {
-            Err(Error::new(Kind::Connection, "the server was started anew between two calls"))
+            Err(Error::new(Kind::Connection, "the server restarted between two calls"))
         }
         // Another implementation need not tell.
         _ => Ok(()),

@@ -1,5 +1,5 @@
-//! Control calls: each within its caller's deadline, repeated while the connection fails (all of them may
-//! be).
+//! Control calls: each ends with its caller's deadline and is repeated while the connection fails; all of
+//! them are idempotent.
 
 use crate::link::state::Link;
 use crate::options::Ack;

@@ -1,5 +1,5 @@
-//! A slice whose answer is missing, and the content that goes back to a residual once it is known not to
-//! count.
+//! A slice of a push whose answer is missing. Its content returns to the residual once it is known not to
+//! be applied.
 
 use crate::state::runtime::{Process, lock};
 use bytes::Bytes;
@@ -61,7 +61,7 @@ impl Doubt {
     /// Why a push that left it behind has failed.
     pub(crate) fn error(&self) -> Error {
         if lock(&self.state).0 == Some(Fate::Unknown) {
-            let message = "sent, and not answered before the server forgot this client: nobody can tell whether it was applied";
+            let message = "sent, and not answered before the server forgot this client: whether it was applied is unknown";
             return Error::new(Kind::UnknownOutcome, message);
         }
         Error::new(Kind::Deadline, "sent, but not answered in time: whether it was applied is in doubt")

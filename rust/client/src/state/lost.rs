@@ -1,8 +1,8 @@
-//! What a restarted server lacks of what this client was told: found by asking, told once.
+//! Acknowledged changes that a restarted server lacks: found by asking, reported once.
 //!
-//! A link keeps of each slice the newest version that an answer told (`queue`). When it meets another server
-//! than before, it asks for the version of each of these slices, and sends nothing else until it knows. So
-//! what it sends again counts for nothing here, and the numbers are exact.
+//! A link keeps the newest version that an answer told of each slice. When it meets another server than
+//! before, it asks for the version of each of these slices and sends nothing else until it knows. So frames
+//! that it sends again do not count, and the numbers are exact.
 
 use crate::state::runtime::lock;
 use crate::state::shared::Shared;
@@ -97,7 +97,7 @@ fn error(lost: Vec<Lost>) -> Error {
     if lost.len() > MAX_NAMED_TENSORS {
         message = format!("{message}; and {} more", lost.len() - MAX_NAMED_TENSORS);
     }
-    message.push_str(". This is told once; training can go on from here");
+    message.push_str(". This is reported once; training can go on from here");
     let mut error = Error::new(Kind::VersionsLost, message);
     error.lost = lost;
     error

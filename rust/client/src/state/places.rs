@@ -28,7 +28,7 @@ impl Place {
         self.group == group && is_warm(self.seat.mode) == warm
     }
 
-    /// Taken again where it may have been forgotten: a server that was started anew counts anew; else the
+    /// Taken again where it may have been forgotten: a restarted server counts from the start; else the
     /// last step may just not have been told.
     pub(crate) fn rejoined(&mut self, clock: u64) {
         self.clock = if clock < self.told { clock } else { self.clock.max(clock) };

@@ -1,4 +1,4 @@
-//! What runs a client's tasks: started by connect, never at import.
+//! Runs a client's tasks: on the thread of a caller that waits, or else on a thread of the client's own.
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_transport::open_files;
@@ -26,7 +26,7 @@ impl Process {
         Self(std::process::id())
     }
 
-    /// Fails in a forked child, where nobody would ever answer.
+    /// Fails in a forked child, where no answer would ever come.
     pub(crate) fn check(self) -> Result<()> {
         if self == Self::current() {
             return Ok(());
@@ -36,7 +36,7 @@ impl Process {
 }
 
 /// Runs a client's tasks on one thread at a time: on the thread of a caller while it waits, so that an answer
-/// need not wake anybody else, and on a thread of the client's own while nobody does.
+/// need not wake anybody else, and on a thread of the client's own while none waits.
 #[derive(Debug)]
 pub(crate) struct Driver {
     runtime: Runtime,

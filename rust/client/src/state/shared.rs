@@ -31,7 +31,7 @@ pub(crate) struct Shared {
     pub(crate) incarnations: AtomicU64,
     /// The map names slices that a server does not have, or servers that forgot them.
     pub(crate) map_is_stale: AtomicBool,
-    /// What servers that were started anew lack.
+    /// What restarted servers lack.
     pub(crate) lost: Losses,
     /// Its places in groups of workers.
     pub(crate) places: Mutex<Vec<Place>>,

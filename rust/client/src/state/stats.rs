@@ -1,4 +1,4 @@
-//! What a client counts.
+//! A client's counters.
 
 use bytes::Bytes;
 use fastps_core::error::Result;

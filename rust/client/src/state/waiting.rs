@@ -1,10 +1,10 @@
-//! Says for what a client waits, once for each wait that lasts a second.
+//! Reports what a client waits for, once for each wait that lasts a second.
 
 use std::pin::pin;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Waits that are shorter are nobody's concern.
+/// Shorter waits are not reported.
 pub(crate) const REPORT_WAIT_AFTER: Duration = Duration::from_secs(1);
 
 /// For what a client waits.

@@ -1,9 +1,8 @@
-//! The answers that a stream owes its client, and the memory that they keep until the client takes them.
+//! The answers that a stream owes its client, and the memory that they take until the client reads them.
 //!
-//! Values stay pinned in their slice until the connection asks for them; then they are encoded. At most
-//! [`MAX_ENCODED_ANSWERS`] encoded answers per stream wait in the connection, and their memory stays the
-//! stream's, so a reader that stalls takes no more than it has. What it has pinned can be taken back at any
-//! time: its stream is reset.
+//! Values stay pinned in their slice until the connection asks for them and encodes them. At most
+//! [`MAX_ENCODED_ANSWERS`] encoded answers per stream wait in the connection, so a reader that stalls takes
+//! no more memory than it has; its pins can be taken back at any time by resetting its stream.
 
 use fastps_core::error::{Error, Result};
 use fastps_core::failpoint::reach;

@@ -1,4 +1,4 @@
-//! How often something may happen: so many times at once, and then so many times a second.
+//! A token bucket: limits how often something may happen.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

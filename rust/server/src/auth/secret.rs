@@ -1,4 +1,4 @@
-//! The hash of the secret that a client shows, by which a session knows its client.
+//! Hashes the secret that a client shows; a session knows its client by that hash.
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::SecretHash;

@@ -1,6 +1,6 @@
-//! A place for copies of snapshots: S3 or what speaks like it, or a folder. Each shard has a folder in it,
-//! with a folder for each snapshot, and `latest`, which names the newest that is whole and changes by
-//! compare-and-swap.
+//! A place for copies of snapshots: S3 and what speaks its protocol, or a folder. Each shard has a folder
+//! there with one folder per snapshot, and `latest`, which names the newest complete snapshot and changes
+//! by compare-and-swap.
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_durable::copy::Latest;
@@ -24,7 +24,7 @@ pub(super) const LATEST: &str = "latest";
 const MAX_LATEST_BYTES: u64 = 64 << 10;
 /// Most bytes of a manifest.
 pub(super) const MAX_MANIFEST_BYTES: u64 = 1 << 30;
-/// Most letters of what is told of a failure.
+/// Most characters of a failure's reason.
 const MAX_REASON_CHARS: usize = 1000;
 /// How long one request may take, with its body of some MiB.
 const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
@@ -193,7 +193,7 @@ impl Bucket {
         self.store.put_opts(place, PutPayload::from(text), options).await.map(drop)
     }
 
-    /// Of files: whoever has the lock compares and swaps.
+    /// Compares and swaps a file, under a lock.
     async fn swap_locked(
         &self,
         place: &Path,

@@ -1,6 +1,5 @@
-//! Snapshots that are asked for. They are written one at a time, on a thread of their own. Those who ask
-//! while one waits for its turn share it, so the work does not grow with the calls; and between two of them
-//! the disk has a rest.
+//! Requested snapshots, written one at a time on a blocking thread. Requests that arrive while one waits
+//! share it, and the disk rests between two of them, so the work does not grow with the calls.
 
 use crate::cluster::node::Node;
 use crate::persistence::Begun;

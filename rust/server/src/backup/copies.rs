@@ -1,4 +1,4 @@
-//! A server's copies: whenever a shard has a newer snapshot, it is copied by a thread that nobody waits for.
+//! Copies each new snapshot of a server's shards to its bucket, on a background thread.
 
 use super::bucket::Bucket;
 use super::upload::{Keep, upload};

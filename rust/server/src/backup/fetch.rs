@@ -1,4 +1,4 @@
-//! The way back: what lies in a bucket, whether it is whole, and a data directory made of it.
+//! Lists and verifies the copies in a bucket, and makes a data directory of them.
 
 use super::bucket::{Bucket, MAX_MANIFEST_BYTES, Sum};
 use super::upload::folders;
@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path as FilePath;
 
-/// How often a fetch begins anew because a newer snapshot took the place of the one that it read.
+/// How often a fetch starts over because a newer snapshot replaced the one that it read.
 const MAX_READ_ATTEMPTS: usize = 5;
 
 /// One copy in a bucket.
@@ -85,7 +85,7 @@ async fn shards(bucket: &Bucket) -> Result<Vec<u32>> {
     if shards.is_empty() {
         let message = format!("{} has no shard-0, shard-1, ... in it", bucket.url);
         return Err(
-            Error::new(Kind::Config, message).expected("what a server is told by --copy-to", &bucket.url)
+            Error::new(Kind::Config, message).expected("the URL that a server has as --copy-to", &bucket.url)
         );
     }
     Ok(shards)
@@ -327,7 +327,7 @@ async fn fetch_shard(bucket: &Bucket, shard: u32, fetched: &mut Fetched) -> Resu
 
 fn missing(bucket: &Bucket, shard: u32) -> Error {
     let message = format!("{} has no copy of shard {shard} that is complete", bucket.url);
-    Error::new(Kind::Config, message).expected("what a server is told by --copy-to", &bucket.url)
+    Error::new(Kind::Config, message).expected("the URL that a server has as --copy-to", &bucket.url)
 }
 
 async fn fetch_copy(bucket: &Bucket, named: &Latest, fetched: &mut Fetched) -> Result<Got> {

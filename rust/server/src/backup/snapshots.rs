@@ -1,4 +1,4 @@
-//! Takes snapshots from time to time, on a thread beside the shards.
+//! Takes periodic snapshots, on a thread beside the shards.
 
 use crate::cluster::node::Node;
 use crate::persistence::Files;

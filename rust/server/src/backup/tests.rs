@@ -188,7 +188,7 @@ fn there_and_back(bucket: &Bucket, folder: &Folder) {
     }
     assert!(checkpoint::verify(&target).unwrap().iter().all(|shard| shard.damages.is_empty()));
     refused(fetch(bucket, Which::Newest, &target), "is not empty");
-    // It is a directory of its own, and goes on in the same bucket: who had it before is told so.
+    // It is a directory of its own, and goes on in the same bucket: its former owner learns of it.
     let next = Home::open(&target, 0, 2);
     assert_eq!(next.journal.catalog().slices().count() as u64, SLICES / 2);
     assert_eq!(next.snapshot(), 4);
@@ -261,7 +261,7 @@ fn who_comes_second_to_swap_loses_and_leaves_nothing() {
         assert_eq!(lost[0].kind, Kind::Config);
         assert_eq!(names(&bucket).len(), 1 + 4, "{:?}", names(&bucket));
         assert_eq!(numbers(&bucket), [(1, true)]);
-        // And by what was read in vain.
+        // And by what was read without use.
         let (latest, version) = block(bucket.latest(0)).unwrap().unwrap();
         let newer = copy::Latest { folder: copy::new_folder(1).unwrap(), ..latest.clone() };
         assert!(block(bucket.swap(&newer, Some(version.clone()))).unwrap());

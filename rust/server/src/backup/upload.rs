@@ -1,5 +1,5 @@
-//! A snapshot's way into a bucket: its files, its manifest, then `latest`. Nothing that somebody else's
-//! `latest` names is written over.
+//! Copies a snapshot into a bucket: its files, its manifest, then `latest`. A copy that another server's
+//! `latest` names is never overwritten.
 
 use super::bucket::{Bucket, Sum};
 use fastps_core::error::{Error, Kind, Result};
@@ -95,7 +95,7 @@ pub(crate) async fn upload(
     bucket.store.put(&place, manifest).await.map_err(|error| bucket.failed("write", &place, &error))?;
     copy::note_copied(directory, &folder)?;
     if !bucket.swap(&latest, before).await? {
-        // What lost is nobody's.
+        // The copy that lost belongs to no snapshot.
         let _ = remove(
             bucket,
             held.files
@@ -129,7 +129,7 @@ fn conflict(bucket: &Bucket, ours: &Latest, found: &Latest) -> Error {
     };
     let message = format!(
         "{place} {why}; nothing there is written over. Choose another URL, or go on from what is there (fastps checkpoint \
-         fetch), or remove it if nobody needs it"
+         fetch), or remove it if it is not needed"
     );
     Error::new(Kind::Config, message).shard(ours.shard).expected(say(ours), say(found))
 }

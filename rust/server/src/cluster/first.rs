@@ -1,5 +1,4 @@
-//! How a shard asks shard 0, which alone knows what is registered: about reservations (`SettleRequest`) and
-//! groups.
+//! Asks shard 0, which alone knows what is registered, about reservations (`SettleRequest`) and groups.
 
 use crate::cluster::node::Node;
 use fastps_core::error::{Error, Kind, Result};

@@ -1,11 +1,8 @@
-//! Holds the writes of a shard for a moment, so that all shards of a cluster can begin one cut: none of them
-//! takes anything that was sent on the strength of what another one's part of the cut has not.
+//! Holds the writes of a shard for a moment, so that all shards of a cluster can begin one consistent cut.
 //!
-//! They are held at most half of the time, whatever is asked for: after each hold they pass for as long as
-//! they were held.
-//!
-//! A stream with a write to a held shard waits, with all that is behind it, so its order stays. Pulls that
-//! come first are answered.
+//! Writes are held at most half of the time: after each hold they pass for as long as they were held. A
+//! stream with a write to a held shard waits together with everything behind it, so its order stays; pulls
+//! before that write are answered.
 
 use fastps_core::error::{Error, Kind, Result};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -110,7 +110,7 @@ impl Node {
         }
         Err(Error::new(
             Kind::StaleEpoch,
-            "the frame was made for another epoch of the cluster map: get the map anew",
+            "the frame was made for another epoch of the cluster map: fetch the map again",
         )
         .expected(format!("epoch {EPOCH}"), format!("epoch {epoch}")))
     }

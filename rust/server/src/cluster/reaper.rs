@@ -1,5 +1,5 @@
-//! What became of the reservations that are sealed here: shard 0 is asked, so that a client that dies before
-//! its Commit leaves no memory taken, and nothing that was committed is ever freed.
+//! Ends abandoned reservations: asks shard 0 about those that are sealed here, so that a client that dies
+//! before its Commit leaves no memory taken, and nothing that was committed is freed.
 
 use crate::cluster::node::Node;
 use fastps_proto::v1 as pb;
@@ -27,7 +27,7 @@ pub(crate) async fn reap(node: Arc<Node>) {
                 }
                 node.reservations.settle(&node.shard, &asked, &told, Instant::now());
             }
-            Err(error) => tracing::warn!(shard = node.index(), %error, "shard 0 was asked in vain"),
+            Err(error) => tracing::warn!(shard = node.index(), %error, "shard 0 does not answer"),
         }
     }
 }

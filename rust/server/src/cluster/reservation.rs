@@ -1,6 +1,6 @@
-//! Which registration each slice of this shard belongs to. A reservation holds memory under a lease; until it
-//! is sealed its slices take nothing but their initial values. Once sealed it stays until shard 0 tells that
-//! it was not committed (`settle` asks).
+//! Which registration each slice of this shard belongs to. A reservation holds memory under a lease and
+//! takes initial values only until it is sealed; once sealed it stays until shard 0 answers that it was not
+//! committed (see `reaper`).
 
 use crate::persistence::Files;
 use fastps_core::error::{Error, Kind, Result};
@@ -129,7 +129,7 @@ impl Reservations {
     }
 
     /// Goes on with the slices of an earlier process, which the shard has. Whether what is sealed was
-    /// committed, shard 0 is asked; what was not sealed is registered anew by its client.
+    /// committed, shard 0 is asked; what was not sealed is registered again by its client.
     pub(crate) fn restore(&self, shard: &Shard, all: &BTreeMap<u64, Reservation>, now: Instant) {
         let mut table = self.table();
         for (id, Reservation { slices, stage, .. }) in all {

@@ -1,6 +1,6 @@
-//! Sessions: each shard leases its own clients. A session that ran out is never revived, so what the slices
-//! remember of the client can be dropped without a push being applied twice. A session is its client's, who
-//! shows by a secret that it is the one (see `secret`); for others it has a number.
+//! Sessions: each shard leases its own clients. An expired session is never revived, so what the slices
+//! remember of its client can be dropped without applying a push twice. A client proves by its secret that
+//! a session is its own; others see a session's number only.
 
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
@@ -311,7 +311,7 @@ impl Sessions {
 fn no_session() -> Error {
     Error::new(
         Kind::Lease,
-        "the client has no session here: its lease ran out, the server was started anew, or Hello is missing",
+        "the client has no session here: its lease ran out, the server restarted, or Hello is missing",
     )
 }
 

@@ -1,9 +1,6 @@
-//! Accepted connections, after their TLS handshake where the server has TLS, each with what belongs to a
-//! connection: who is at the other end, and how many slices it may keep pinned.
-//!
-//! A native client is known by its first SETTINGS, which every HTTP/2 client sends before anything else (see
-//! `wire`): it is served by `native`, all others by tonic. What was read to find out is read again by whoever
-//! serves.
+//! Accepts connections, shakes hands where the server has TLS, and gives each to the loop that serves it:
+//! `native` for native clients, tonic for all others. A native client is known by its first SETTINGS, which
+//! every HTTP/2 client sends before anything else.
 
 use crate::auth::peer::{MAX_PINS, Peer};
 use crate::cluster::node::{Node, Phase};
@@ -402,7 +399,7 @@ async fn begin(
     drop(place);
     match opened {
         Some((connection, true)) => native::serve(connection, PREFACE.len(), node).await,
-        // Nobody takes it only where the server stops.
+        // The receiver is gone only where the server stops.
         Some((connection, false)) => drop(foreign.send(Ok(connection)).await),
         // It is not served, or the peer does not begin.
         None => {}

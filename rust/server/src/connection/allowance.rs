@@ -1,9 +1,10 @@
-//! How many control frames a connection may send. `h2` and hyper answer PING, SETTINGS, `WINDOW_UPDATE` and
-//! the like by themselves and hide them, so they are counted below both, from the nine bytes that begin each
-//! HTTP/2 frame (RFC 9113, 4.1).
+//! Limits the control frames of a connection. `h2` and hyper answer PING, SETTINGS, `WINDOW_UPDATE` and the
+//! like without showing them, so they are counted below both, in the nine bytes that begin each HTTP/2
+//! frame (RFC 9113, 4.1).
 //!
-//! Data in either direction earns an allowance: a client sends window updates for what it received, and
-//! measures the round trip meanwhile. A client without data has a few frames a second, enough for keep-alive.
+//! Data in either direction earns an allowance: a client sends window updates for what it received and
+//! measures the round trip meanwhile. A client without data gets a few frames a second, enough for
+//! keep-alive.
 
 use std::time::{Duration, Instant};
 

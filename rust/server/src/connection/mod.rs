@@ -1,4 +1,4 @@
-//! Connections: accepted, told apart, and served by our own loop or by tonic.
+//! Accepts connections and serves each by the native loop or by tonic.
 
 pub(crate) mod accept;
 mod allowance;

@@ -1,5 +1,4 @@
-//! Connections of native clients: the data service alone, driven through `h2`. Everybody else is served by
-//! tonic.
+//! Serves the connections of native clients: the data service only, driven through `h2`.
 
 use crate::answers::{Answers, MAX_OWED_ANSWERS, Owed, Pin, QueuedAnswer, StreamState};
 use crate::auth::peer::Peer;
@@ -79,7 +78,7 @@ pub(crate) async fn serve(connection: Connection, preface: usize, node: Arc<Node
             () = &mut alive => break,
         }
     }
-    // What came is used, though nobody hears of it.
+    // What was received is used, although the answers go nowhere.
     drop(h2);
     while streams.next().await.is_some() {}
 }

@@ -1,8 +1,7 @@
-//! Connections that have not begun yet. Nothing is counted for them, so their number is limited, in all and
-//! per address. Where there are too many, the oldest one that has sent nothing gives way to a new one, or
-//! else the one that has been idle longest. Until one may be asked to, the new one waits, so many honest
-//! clients that come at once are all served: in a queue of its address where that one has too many, so that
-//! no other address notices.
+//! Limits the connections that have not begun yet, in all and per address, since none of their memory is
+//! counted. At the limit the oldest silent one makes space for a new one, or else the one that has been
+//! idle longest. Until one may be evicted the new one waits, in a queue of its address where that address
+//! has its share.
 
 use std::future::{Future, poll_fn};
 use std::net::{IpAddr, Ipv6Addr};

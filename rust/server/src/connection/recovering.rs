@@ -1,6 +1,5 @@
-//! While shards are recovered: whoever comes hears how far that is. Health checks say that nothing is served,
-//! every other call is refused with a time after which to try again. Serving begins on the same listeners,
-//! when this has ended.
+//! Answers for shards that are recovering. Health checks say that nothing is served, and every other call
+//! is refused with a time to retry after; serving begins on the same listeners afterwards.
 
 use crate::config::Bound;
 use crate::connection::openings::{Entrance, Openings};
@@ -124,7 +123,7 @@ async fn answer(shard: Visited, tls: Option<ServerTls>) {
         result = refusing => result.map_err(io::Error::other),
     };
     if let Err(error) = result {
-        tracing::warn!(shard = index, %error, "nobody is told that the shard is recovering");
+        tracing::warn!(shard = index, %error, "cannot answer while the shard is recovering");
     }
 }
 

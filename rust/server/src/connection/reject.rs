@@ -1,6 +1,6 @@
-//! Connections that are not served, because there is no memory or because they speak the wrong language, or
-//! no longer, because they send too many control frames: told why by a GOAWAY. Those that are turned away
-//! hear it in the first bytes, before anything is kept for them.
+//! Rejects a connection with a GOAWAY that says why: no memory, the wrong protocol, or too many control
+//! frames. A connection that is rejected at once gets it in its first bytes, before any memory is taken for
+//! it.
 
 use fastps_core::error::{Error, Kind};
 use fastps_transport::Socket;
@@ -46,7 +46,7 @@ pub(crate) async fn linger(io: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     let _ = tokio::time::timeout(LINGER_TIMEOUT, work).await;
 }
 
-/// The same for a connection that was served until now, by whoever polls it.
+/// The same for a connection that was served until now, polled by its owner.
 #[derive(Debug)]
 pub(crate) struct Farewell {
     goaway: Vec<u8>,

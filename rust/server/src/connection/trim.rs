@@ -1,6 +1,5 @@
-//! Gives the memory of connections that have closed back to the system. glibc keeps what was freed as long as
-//! anything behind it in the same heap is in use, and something always is; only when it is asked does it give
-//! back the pages between.
+//! Returns the memory of closed connections to the system. glibc keeps freed memory while anything behind
+//! it in the same heap is in use; only `malloc_trim` returns the pages between.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! Deadlines of unary calls: the one that the caller tells, or the server's own where it tells none.
+//! Deadlines of unary calls: the caller's, or the server's default.
 
 use fastps_core::error::{Error, Kind};
 use fastps_transport::convert;
@@ -104,7 +104,7 @@ mod tests {
         }
     }
 
-    /// What becomes of a call that nobody answers.
+    /// What becomes of a call without an answer.
     async fn unanswered(path: &str, timeout: Option<&str>, own: Duration) -> Status {
         let inner = service_fn(|_: Request<()>| std::future::pending::<Result<Response<()>, Infallible>>());
         let mut request = Request::builder().uri(path);

@@ -324,7 +324,7 @@ impl Control for ControlService {
                 ..Default::default()
             });
         let told = self.ask_first(&request, question).await;
-        // Nobody relies on it, and it gives memory back: it needs no whole log.
+        // No shard relies on it, and it frees memory: it needs no intact log.
         self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
             node.check_dropped(&m.slices, told)?;
             if let Ok(mut map) = node.map() {

@@ -1,5 +1,5 @@
-//! Portions of samples, on shard 0 alone: a question waits until something is free, its time is up, or the
-//! server stops.
+//! Leases portions of samples, on shard 0 only. A question waits until a portion is free, its time is up,
+//! or the server stops.
 
 use crate::cluster::node::{Node, Phase};
 use fastps_core::error::{Error, Kind, Result};
@@ -41,7 +41,7 @@ pub(crate) fn ask(node: &Node, request: pb::PortionRequest) -> Result<Asked> {
     let (later, answer) = oneshot::channel();
     let later = || -> fastps_core::portions::Waiter {
         Box::new(move |answer| {
-            // Whoever waits no longer asks again, or its session ends.
+            // A caller that left asks again, or its session ends.
             let _ = later.send(answer);
         })
     };

@@ -1,7 +1,7 @@
 //! The data service: one task per stream reads frames in order and answers each with exactly one frame.
 //!
-//! A place in the bounded queue of answers is taken before a frame is read, so a completion never waits and a
-//! client that does not read stops only its own stream. A connection holds few pins: see `answers`.
+//! A slot in the bounded queue of answers is taken before a frame is read, so a completion never waits, and
+//! a client that does not read stops only its own stream.
 
 mod sparse;
 
@@ -329,7 +329,7 @@ impl Exchange {
                 place.send(Ok(owed(convert::receipt(tag, &applied))));
             }
             Err(error) if error.kind == Kind::Capacity => {
-                // A push that a policy held is refused when nobody waits here any more.
+                // A push that a policy held is refused after this wait has ended.
                 if let Err((place, error)) = full.send((place, error)) {
                     stream.refuse(place, tag, error);
                 }

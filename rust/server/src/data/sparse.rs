@@ -1,4 +1,4 @@
-//! Sparse messages: each part is applied or refused by itself, and one answer tells of all.
+//! Sparse messages: each part is applied or refused separately, and one answer covers all parts.
 
 use super::{Exchange, fits, owed};
 use crate::answers::{AnswerSlot, Owed};

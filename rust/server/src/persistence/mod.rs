@@ -1,5 +1,5 @@
-//! What a shard's server keeps on disk (`fastps_durable`), as the other files here need it: changes are
-//! noted, and answers wait until what they say is durable.
+//! What a shard keeps on disk (`fastps_durable`): notes changes, and delays answers until what they say is
+//! durable.
 
 use crate::config::ServerConfig;
 use crate::human::{now, size};
@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 /// The shortest time between two snapshots that may be asked for.
 const MIN_SNAPSHOT_INTERVAL: Duration = Duration::from_millis(100);
-/// How often whoever waits for the log looks whether it is broken.
+/// How often a wait for the log checks whether the log is broken.
 const LOG_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Called right behind the moment of a cut.
@@ -33,7 +33,7 @@ struct Kept {
     copies: Option<Made>,
 }
 
-/// What was made of its kind, for whoever looks on.
+/// Counts of snapshots, or of copies, for the statistics.
 #[derive(Debug)]
 struct Made {
     /// The number of the newest; 0: there is none.
@@ -220,7 +220,7 @@ impl Files {
         let Some(journal) = self.journal() else { return Ok(()) };
         let (told, mut heard) = oneshot::channel();
         journal.when_durable(position, move || tell(told));
-        // A log that breaks tells nobody.
+        // A broken log notifies no waiter.
         while tokio::time::timeout(LOG_CHECK_INTERVAL, &mut heard).await.is_err() {
             journal.check()?;
         }
@@ -248,7 +248,7 @@ impl Files {
         }
     }
 
-    /// Waits while too much waits to be written: whoever goes on adds one message.
+    /// Waits while too much waits to be written; each caller that goes on adds one message.
     pub(crate) async fn wait_for_space(&self) {
         while let Some(journal) = self.journal().filter(|journal| journal.is_full()) {
             let (told, heard) = oneshot::channel();
@@ -258,7 +258,7 @@ impl Files {
     }
 }
 
-/// Whoever waited may have left.
+/// The waiter may have left.
 fn tell(told: oneshot::Sender<()>) {
     let _ = told.send(());
 }

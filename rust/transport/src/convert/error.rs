@@ -98,7 +98,7 @@ fn refusal_in(status: &Status) -> Option<pb::Refusal> {
     pb::Refusal::decode(any.value.as_slice()).ok().filter(|refusal| !refusal.kind.is_empty())
 }
 
-/// The status with which gRPC itself ends a call whose message nobody could read, with what a refusal tells.
+/// The status with which gRPC itself ends a call with an unreadable message, with what a refusal tells.
 /// Compression keeps the code that gRPC has for it, and the header that names what would be read.
 pub fn unreadable(status: Status, shard: u32) -> Status {
     if !status.details().is_empty() {
@@ -166,7 +166,8 @@ pub fn error_from_status(status: &Status) -> Error {
     Error::new(kind, message)
 }
 
-/// Whether HTTP/2 failed under a call: tonic says `Internal` also of a connection that its peer closed in order.
+/// Whether HTTP/2 failed under a call: tonic says `Internal` also of a connection that its peer closed in
+/// order.
 fn is_of_http2(status: &Status) -> bool {
     std::iter::successors(std::error::Error::source(status), |error| error.source())
         .any(<dyn std::error::Error>::is::<h2::Error>)

@@ -1,5 +1,5 @@
-//! The table of refusals (`protos/README.md`, section 8): what each kind is called, which status code a call
-//! ends with, and whether the request may be made again. Server and client read it here alone.
+//! The table of refusals (`protos/README.md`, section 8): the name of each kind, the status code of its
+//! calls, and whether a request may be retried. Server and client both read it here.
 
 use fastps_core::error::{Error, Kind};
 use tonic::Code;
@@ -140,7 +140,7 @@ mod tests {
             .map(cells)
             .map(|row| (row[0].trim_matches('`'), (row[2].replace('_', ""), row[3])))
             .collect();
-        // Nobody sends `connection`.
+        // `connection` is never sent.
         let here = ROWS.iter().filter(|row| row.kind != Kind::Connection);
         let here = here.map(|row| (row.name, (format!("{:?}", row.code).to_uppercase(), told(row.retry))));
         assert_eq!(page, here.collect());

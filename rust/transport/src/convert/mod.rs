@@ -1,5 +1,5 @@
-//! Wire <-> core types, both ways, in one place: what comes from outside is checked here once, and nowhere
-//! else is a number of the wire given a meaning.
+//! Converts between wire messages and core types. What comes from outside is checked here, once, and no
+//! other module gives a number of the wire a meaning.
 
 mod ack;
 mod answer;

@@ -1,4 +1,4 @@
-//! Requests: read once, strictly (what its kind does not use must be unset), and built for a client.
+//! Reads requests strictly: a field that a request's kind does not use must be unset.
 
 use super::header::{self, Completion, GradientSettings, Target};
 use super::parts::{self, Parts};

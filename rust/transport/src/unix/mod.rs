@@ -1,10 +1,8 @@
 //! The Unix sockets beside each port, for clients of the same user on the same machine.
 //!
-//! One is always there. Its name is the server's incarnation, so a client to which a server has said hello
-//! over the network can look whether that very server has a socket here. The name is an abstract one (Linux):
-//! no file, so however its server ends, nothing is left behind. Another has a path, if the server was told
-//! one; clients reach the whole server there (`unix:///path`). Anybody on the machine may knock, so both ends
-//! ask the system who the other is.
+//! Each server has an abstract socket (Linux) named after its incarnation; it leaves no file behind, and a
+//! client that has met the server over the network finds it by that name. A server may have a second socket
+//! with a path (`unix:///path`). Both ends ask the system for the user at the other end.
 
 mod socket_file;
 

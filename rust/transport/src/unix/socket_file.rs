@@ -1,6 +1,5 @@
-//! A Unix socket with a name in the file system, for `unix:///path`: made for this user alone, removed by the
-//! server that made it. One that a killed server left behind is replaced; one that somebody listens on is
-//! not.
+//! A Unix socket with a path, for `unix:///path`. Its server makes it for this user only and removes it; a
+//! socket that a killed server left behind is replaced, one that a process listens on is not.
 
 use fastps_core::error::{Error, Kind, Result};
 use std::fs::{self, File, Metadata, Permissions, TryLockError};
@@ -14,7 +13,8 @@ use std::time::Duration;
 const FOLDER_LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 const FOLDER_LOCK_RETRY: Duration = Duration::from_millis(20);
 
-/// A listener at a path. Its file goes before it stops listening, so nobody can have replaced it by then.
+/// A listener at a path. Its file goes before it stops listening, so no other process can have replaced it by
+/// then.
 #[derive(Debug)]
 pub struct SocketFile {
     pub(super) name: Name,
@@ -47,7 +47,7 @@ impl SocketFile {
         let listener = UnixListener::bind(path).map_err(failed)?;
         let name =
             Name { path: path.to_owned(), file: identity(&fs::symlink_metadata(path).map_err(failed)?) };
-        // Whoever slips in before that is turned away: see `local`.
+        // A process that connects before that is rejected: see `is_ours`.
         fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         Ok(Self { name, listener })
@@ -91,7 +91,7 @@ pub fn check(path: &Path) -> Result<()> {
     }
 }
 
-/// Removes a socket that nobody listens on.
+/// Removes a socket that no process listens on.
 fn make_way(path: &Path, failed: impl Fn(io::Error) -> Error) -> Result<()> {
     let refused = |message: &str| {
         Err(Error::new(

@@ -1,8 +1,8 @@
-//! A reader that knows HTTP/2 frames. `h2` is given exactly the nine bytes of a frame's header, so that it
-//! makes room for the whole frame, and then the frame: straight from the socket into that room.
+//! A reader that ends each read where an HTTP/2 frame ends. `h2` gets the nine bytes of a frame's header,
+//! allocates the whole frame, and reads it from the socket into that buffer.
 //!
-//! After a large frame it pauses for one poll, so that the frame is used, and its memory free again, before
-//! the next is read into the same memory.
+//! After a large frame the reader pauses for one poll, so that the frame is used and its memory is free
+//! before the next one is read.
 
 use super::PollCycle;
 use fastps_core::failpoint::reach;

@@ -1,4 +1,4 @@
-//! Finds out that a silent peer has gone.
+//! Pings a silent peer to detect that it is gone.
 
 use h2::{Ping, PingPong};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Incoming messages: read in the HTTP/2 frame that brought them, or put together where one was cut.
+//! Incoming messages: decoded in the HTTP/2 frame that brought them, or assembled where a peer split one.
 
 use super::piece::PREFIX_BYTES;
 use crate::convert;

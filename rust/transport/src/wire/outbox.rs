@@ -1,4 +1,4 @@
-//! Sends messages when the peer's window has room for them, small ones that are at hand together.
+//! Sends messages when the peer's window has space for them; small ones that are ready leave together.
 
 use super::{MAX_FRAME, Piece, PollCycle};
 use crate::memory_budget::Busy;

@@ -1,4 +1,4 @@
-//! One outgoing message: what stands before the payload, and the payload where it lies.
+//! One outgoing message: its header bytes, and its payload without a copy.
 
 use crate::memory_budget::Busy;
 use bytes::{Buf, BufMut, Bytes, BytesMut};

@@ -1,5 +1,5 @@
-//! Waiting by looking again for a moment before going to sleep: a sleeping thread takes tens of microseconds
-//! to come back, often longer than what it waits for.
+//! Adaptive spinning: polls for a moment before sleeping, since a sleeping thread takes tens of
+//! microseconds to wake, often longer than what it waits for.
 
 use fastps_core::error::{Error, Kind, Result};
 use std::future::poll_fn;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 pub const DEFAULT_SPIN: Duration = Duration::from_micros(200);
 /// The longest that may be asked for.
 const MAX_SPIN: Duration = Duration::from_secs(1);
-/// Where it was in vain, so many waits are left out before the next try: a peer that sleeps, too, answers
+/// After spinning failed, at most so many waits skip it before the next try: a peer that sleeps, too, answers
 /// late only because both do.
 pub(super) const MAX_SKIPPED_WAITS: u32 = 7;
 
@@ -24,12 +24,12 @@ const LOOKS_PER_YIELD: u32 = 8;
 #[derive(Clone, Copy, Debug)]
 pub struct Spin {
     budget: Duration,
-    /// Waits that were left out after the last one in vain, and those that still are.
+    /// Waits that skip spinning after the last failed one, and those that still do.
     skipped: u32,
     skip: u32,
 }
 
-/// With one core, whoever is waited for could not run.
+/// With one core, the peer could not run while this thread spins.
 pub(super) static CORES: LazyLock<usize> =
     LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
 
@@ -44,7 +44,7 @@ impl Spin {
         Self::new(Duration::ZERO)
     }
 
-    /// Fails for a time that nobody means.
+    /// Fails for a time that is too long to be meant.
     pub fn check(budget: Duration) -> Result<()> {
         if budget <= MAX_SPIN {
             return Ok(());

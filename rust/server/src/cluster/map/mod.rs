@@ -165,7 +165,7 @@ impl Map {
         Ok(reserved)
     }
 
-    /// Identifiers that nobody can guess, so nobody can be there first; nor does a client with the map of an
+    /// Identifiers that no client can guess, so none can be there first; nor does a client with the map of an
     /// earlier server meet them again.
     fn identifiers(&self, count: usize) -> Result<Vec<u64>> {
         let failed = |error| Error::new(Kind::Internal, format!("no random numbers: {error}"));
@@ -339,7 +339,7 @@ impl Map {
         settled
     }
 
-    /// Ends the registrations that nobody goes on with, and that nobody will ask about if no shard has sealed
+    /// Ends the abandoned registrations that no shard will ask about because none has sealed
     /// them; and the groups that have neither tensors nor workers.
     pub(crate) fn sweep(&mut self, now: Instant, is_joined: impl Fn(u32) -> bool) {
         let over = self.pending.iter().filter(|(_, pending)| pending.deadline + self.lease < now);

@@ -308,6 +308,6 @@ fn a_group_goes_with_its_last_tensor_and_its_last_worker() {
     assert_eq!(again.group, first.group, "a worker had a place in it");
     map.abandon(&again.slices);
     map.sweep(now, |_| false);
-    let (_, anew) = reserved(map.register(&of("a"), 1, now).unwrap());
-    assert!(anew.group > first.group);
+    let (_, second) = reserved(map.register(&of("a"), 1, now).unwrap());
+    assert!(second.group > first.group);
 }

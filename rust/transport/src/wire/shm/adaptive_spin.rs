@@ -1,11 +1,11 @@
-//! Looking again for a moment before going to sleep, as `Spin` does, for a stream that is polled.
+//! Adaptive spinning as in `Spin`, for a stream that is polled.
 
 use super::super::spin::{CORES, MAX_SKIPPED_WAITS};
 use std::time::{Duration, Instant};
 
 /// Looks between two at which others may have the core.
 const LOOKS_PER_YIELD: u32 = 8;
-/// A wait with fewer looks teaches nothing: nobody was there to look.
+/// A wait with fewer looks teaches nothing: the thread did something else.
 const MIN_LOOKS_TO_LEARN: u32 = 50;
 
 /// Whether it pays to look again, learnt from the waits so far.
@@ -17,7 +17,7 @@ pub(super) struct AdaptiveSpin {
     since: Option<Instant>,
     /// Looks of the present wait.
     looks: u32,
-    /// Waits that were left out after the last one in vain, and those that still are.
+    /// Waits that skip spinning after the last failed one, and those that still do.
     skipped: u32,
     skip: u32,
 }

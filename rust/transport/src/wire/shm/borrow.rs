@@ -1,9 +1,9 @@
-//! Values that are read where they lie: the server lends them, the client copies them to where they belong
-//! and gives them back.
+//! Lends values without sending them: the client reads them in the server's memory, copies them, and gives
+//! them back.
 //!
-//! What is lent stays pinned in its slice until it is back, so that nobody writes there. The socket's end
-//! gives back all: a client's end of it stays open as long as anything is borrowed, and a server that closes
-//! its own holds what it has lent until the client has closed its end, too.
+//! A lent slice stays pinned until it is back, so no push writes to it. Closing the socket gives back
+//! everything: a client keeps its end open while it borrows anything, and a server that closes its own end
+//! holds what it has lent until the client has closed its end, too.
 
 use super::memory::{Half, MAX_BORROWED_PAGES, Values};
 use super::ring::{give_back, is_back};
@@ -83,7 +83,7 @@ impl Lender {
     }
 
     /// The connection's end: what is lent stays as it is until the client has closed its end of the socket,
-    /// and takes nobody's place any more.
+    /// and takes no place any more.
     pub(super) fn end(&self) {
         self.take_back();
         let mut state = self.state();
@@ -132,7 +132,7 @@ impl Left {
 
 impl Drop for Left {
     fn drop(&mut self) {
-        // Nobody is there to wait for a client that reads, if it does: these few slices are never used again.
+        // No task is left to wait for a client that may still read: these few slices are never used again.
         std::mem::forget(std::mem::take(&mut self.values));
     }
 }
@@ -298,7 +298,7 @@ mod tests {
         assert!(pages.iter().all(|page| page.as_ref() == values.as_ref()));
         // In any order.
         pages.swap_remove(1);
-        assert_eq!(kept.load(SeqCst), MAX_BORROWED_PAGES, "nobody has looked yet");
+        assert_eq!(kept.load(SeqCst), MAX_BORROWED_PAGES, "the lender has not looked yet");
         pages.push(borrower.take(&lend(&server, &shard, 0, Counted::new(kept)).unwrap()).unwrap());
         assert_eq!(kept.load(SeqCst), MAX_BORROWED_PAGES, "one is back, and one is lent");
         pages.clear();
@@ -327,7 +327,7 @@ mod tests {
         }
     }
 
-    /// Whether nobody but the slice itself has its values, so that a push may write there.
+    /// Whether only the slice itself has its values, so that a push may write there.
     fn is_free(shard: &Shard) -> bool {
         let before = shard.pull(0, SliceId(0)).unwrap().exposed_at();
         let slice = shard.slice(SliceId(0)).unwrap();
@@ -344,7 +344,7 @@ mod tests {
         let lent = lend(&server, &shard, 0, Counted::new(kept)).unwrap();
         let page = client.borrower().unwrap().take(&lent).unwrap();
         drop(server);
-        assert_eq!(kept.load(SeqCst), 0, "it takes nobody's place");
+        assert_eq!(kept.load(SeqCst), 0, "it takes no place");
         assert!(
             lender.lend(shard.pull(0, SliceId(0)).unwrap(), ()).is_err(),
             "nothing is lent after the end"

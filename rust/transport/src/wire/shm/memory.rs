@@ -1,11 +1,9 @@
-//! Memory that two processes share, and the only code that touches it. It is sealed, so that neither can take
-//! away what the other has mapped.
+//! Sealed memory that two processes share, and the only code that touches it.
 //!
-//! The other process may be anybody of the same user, and may write what and when it likes. So no reference
-//! to the bytes of a ring is ever made: they are copied in and out whole, each read once, and checked in the
-//! copy. The counters are atomics, for which every bit pattern is a value; what they say is checked by
-//! `ring`. Values that a server lends are read where they lie; whoever writes there meanwhile garbles
-//! numbers, and nothing is decided by them.
+//! The other process may write anything at any time. So no reference to a ring's bytes is ever made: they
+//! are copied in and out, each read once, and checked in the copy. The counters are atomics, checked by
+//! `ring`. Lent values are read in place: a process that writes to them meanwhile garbles numbers, and
+//! nothing is decided by them.
 #![allow(unsafe_code)]
 
 use super::sync::{AtomicU32, AtomicU64};
@@ -131,8 +129,8 @@ impl Values {
         assert!(at.checked_add(len).is_some_and(|end| end <= self.len()), "values outside their memory");
         // SAFETY: inside the mapping, which lives as long as `self`, cannot shrink, and is initialised as all
         // memory of the system is. The server changes nothing there until it has it back, or until this end's
-        // socket is closed, which whoever reads keeps open. One of the same user that does all the same
-        // garbles the values that it sent, as whoever writes to a mapped file.
+        // socket is closed, which a reader keeps open. One of the same user that does all the same
+        // garbles the values that it sent, as any writer to a mapped file does.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().add(at), len) }
     }
 }

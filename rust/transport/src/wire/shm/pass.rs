@@ -1,7 +1,7 @@
-//! How memory gets from the server to the client: over their Unix socket, before anything else.
+//! Passes memory from the server to the client over their Unix socket, before anything else.
 //!
-//! The client sends [`ASK`]. The server answers with one byte: 0, and with it the memory of the rings and
-//! perhaps that of its values, or the length of a text that says why there is none, and the text.
+//! The client sends [`ASK`]. The server answers with one byte: 0 together with the memory of the rings and
+//! perhaps of its values, or the length of the reason why there is none, and the reason.
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,

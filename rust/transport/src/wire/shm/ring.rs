@@ -1,11 +1,9 @@
-//! A ring of bytes with one writer and one reader, each of which trusts the other with nothing but its own
-//! bytes.
+//! A ring of bytes with one writer and one reader that do not trust each other's counts.
 //!
-//! Both count the bytes since the beginning, so the ring is empty where the counts are equal and full where
-//! they differ by its size. An end that finds nothing to do says that it sleeps, looks once more, and only
-//! then sleeps; the other end, after it has moved its count, looks whether anybody sleeps. Between the two
-//! steps of each stands a fence, so one of them sees the other. Each end keeps its own count to itself and
-//! checks the peer's whenever it reads it.
+//! Both count bytes from the beginning: equal counts mean an empty ring, and counts that differ by its size
+//! a full one. An end with nothing to do announces that it sleeps, looks once more, and sleeps; the other
+//! end moves its count and then looks for a sleeper. A fence between the two steps of each makes one of
+//! them see the other. Each end keeps its own count private and checks the peer's whenever it reads it.
 
 use super::memory::Half;
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
@@ -91,7 +89,7 @@ impl Writer {
         Ok(self.free(1)? > 0)
     }
 
-    /// Before sleeping for room: whether there still is none. If there is, nobody sleeps.
+    /// Before sleeping for room: whether there still is none. If there is, it must not sleep.
     pub(super) fn may_sleep(&mut self) -> Result<bool> {
         announce(&self.half.control().writer_sleeps);
         let full = self.free(1)? == 0;
@@ -143,7 +141,7 @@ impl Reader {
         Ok(self.waiting()? > 0)
     }
 
-    /// Before sleeping for bytes: whether there still are none. If there are, nobody sleeps.
+    /// Before sleeping for bytes: whether there still are none. If there are, it must not sleep.
     pub(super) fn may_sleep(&mut self) -> Result<bool> {
         announce(&self.half.control().reader_sleeps);
         let empty = self.waiting()? == 0;
@@ -188,7 +186,7 @@ fn announce(sleeps: &AtomicU32) {
     fence(Ordering::SeqCst);
 }
 
-/// After a count was moved: whether the other end sleeps. Of several who ask, one is told.
+/// After a count was moved: whether the other end sleeps. Of several callers, one gets a yes.
 fn is_roused(sleeps: &AtomicU32) -> bool {
     fence(Ordering::SeqCst);
     let taken = || sleeps.compare_exchange(1, 0, Ordering::Relaxed, Ordering::Relaxed);

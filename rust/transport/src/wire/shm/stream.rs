@@ -19,7 +19,7 @@ use tokio::task::coop::poll_proceed;
 /// Looks at a ring in one poll of a wait that is under way: about a microsecond, and less than the poll
 /// itself takes.
 const LOOKS_PER_POLL: u32 = 50;
-/// What a socket may hold: a frame. By default that is a fifth of one, and whoever writes sleeps several
+/// What a socket may hold: a frame. By default that is a fifth of one, and a writer sleeps several
 /// times. A system that allows less gives what it allows.
 const SOCKET_BUFFER_BYTES: usize = 1 << 20;
 
