@@ -1,4 +1,5 @@
-//! A slice of an in-process push that a policy still held at the deadline: how its caller asks what became of it.
+//! A slice of an in-process push that a policy still held at the deadline: how its caller asks what became of
+//! it.
 
 use crate::base::error::Result;
 use crate::base::sync::{Arc, Mutex, lock};

@@ -1,5 +1,5 @@
-//! The content of an encoded body, kept until its slice has answered: a body that is never applied returns to error
-//! feedback. Store and client keep one for each slice in doubt.
+//! The content of an encoded body, kept until its slice has answered: a body that is never applied returns to
+//! error feedback. Store and client keep one for each slice in doubt.
 
 use crate::base::error::Result;
 use crate::base::isa::Isa;
@@ -25,7 +25,8 @@ pub struct Residue<B> {
 }
 
 impl<B: AsRef<[u8]>> Residue<B> {
-    /// Returns the content to the residual: it was not applied and never will be. Consumed, so that this happens once.
+    /// Returns the content to the residual: it was not applied and never will be. Consumed, so that this
+    /// happens once.
     pub fn give_back(self) -> Result<()> {
         let Self { isa, feedback, tensor, elements, codec, body } = self;
         lock(&feedback).give_back(isa, &tensor, elements.start, codec, body.as_ref(), elements.len())

@@ -88,7 +88,8 @@ impl ExactMemory {
         Ok(applied)
     }
 
-    /// The same without a record: of a change that is being replayed from its record, or is recorded afterwards.
+    /// The same without a record: of a change that is being replayed from its record, or is recorded
+    /// afterwards.
     #[inline(always)]
     pub(super) fn replay(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
         self.meet_cut(slice);

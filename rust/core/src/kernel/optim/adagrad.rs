@@ -16,8 +16,9 @@ use crate::base::block::Lane;
 settings! {
     /// Settings of Adagrad, named as torch names them.
     ///
-    /// Two states go bad on finite gradients, as in torch: a gradient beyond 1.8e19 makes `sum` infinite for good
-    /// (the element then stands still), and with `eps = 0` a zero gradient on a zero `sum` gives 0 / 0 = NaN.
+    /// Two states go bad on finite gradients, as in torch: a gradient beyond 1.8e19 makes `sum` infinite for
+    /// good (the element then stands still), and with `eps = 0` a zero gradient on a zero `sum` gives 0 / 0 =
+    /// NaN.
     pub struct Adagrad {
         /// Learning rate.
         lr: f64 = 1e-2, NonNegative;

@@ -26,8 +26,8 @@ settings! {
     /// Settings of Adam, named as torch names them (`betas` is the pair `beta1`, `beta2`).
     ///
     /// States that go bad on finite gradients, as in torch: a gradient beyond about 1e19 divided by `sqrt(1 -
-    /// beta2)` makes `exp_avg_sq` infinite for good (the element then stands still; with `beta2 = 0` it becomes
-    /// NaN), and with `eps = 0` zero gradients give 0 / 0.
+    /// beta2)` makes `exp_avg_sq` infinite for good (the element then stands still; with `beta2 = 0` it
+    /// becomes NaN), and with `eps = 0` zero gradients give 0 / 0.
     pub struct Adam {
         /// Learning rate.
         lr: f64 = 1e-3, NonNegative;

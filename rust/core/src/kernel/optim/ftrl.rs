@@ -24,8 +24,8 @@ settings! {
     ///
     /// A gradient beyond 1.8e19 makes `n` infinite, and the element not a number.
     pub struct Ftrl {
-        /// The paper's alpha, > 0. A push with an `lr` of 0 (or one whose inverse is infinite in float32) changes
-        /// no value.
+        /// The paper's alpha, > 0. A push with an `lr` of 0 (or one whose inverse is infinite in float32)
+        /// changes no value.
         lr: f64 = 0.1, NonNegative;
         /// Added to the root: how slowly the first steps shrink the rate.
         beta: f64 = 1.0, NonNegative;

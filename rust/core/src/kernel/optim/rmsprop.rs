@@ -20,9 +20,9 @@ use crate::base::block::Lane;
 settings! {
     /// Settings of `RMSprop`, named as torch names them.
     ///
-    /// States that go bad on finite gradients, as in torch: `centered` under a (nearly) constant gradient, where
-    /// the rounding of `square_avg - grad_avg^2` can fall below 0 and its root is NaN; gradients beyond about
-    /// 1e19, whose square makes `square_avg` infinite for good; `eps = 0` with zero gradients (0 / 0).
+    /// States that go bad on finite gradients, as in torch: `centered` under a (nearly) constant gradient,
+    /// where the rounding of `square_avg - grad_avg^2` can fall below 0 and its root is NaN; gradients beyond
+    /// about 1e19, whose square makes `square_avg` infinite for good; `eps = 0` with zero gradients (0 / 0).
     pub struct Rmsprop {
         /// Learning rate.
         lr: f64 = 1e-2, NonNegative;

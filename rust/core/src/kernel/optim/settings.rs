@@ -1,7 +1,7 @@
 //! The table of an optimizer's settings: the one place that has their names, types, defaults and ranges.
 //!
-//! [`settings!`] makes the struct, its defaults and its table from one list. The wire and Python's dataclasses are
-//! read and written through the table, so they name no setting.
+//! [`settings!`] makes the struct, its defaults and its table from one list. The wire and Python's
+//! dataclasses are read and written through the table, so they name no setting.
 
 use super::EpsMode;
 use crate::base::error::{Error, Kind, Result};
