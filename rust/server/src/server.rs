@@ -10,9 +10,9 @@ use crate::cluster::reaper::reap;
 use crate::cluster::reservation::Reservations;
 use crate::cluster::session::Sessions;
 use crate::config::{Bound, ServerConfig};
-use crate::connection::accept;
 use crate::connection::recovering::RecoveryListener;
 use crate::connection::trim;
+use crate::connection::{accept, accepted};
 use crate::control::ControlService;
 use crate::control::deadline::Timely;
 use crate::data::DataService;
@@ -335,8 +335,8 @@ async fn serve(bound: Bound, node: &Arc<Node>, tls: Option<ServerTls>, socket: O
         .layer(MapResponseLayer::new(move |response| convert::unreadable_response(response, index)))
         .layer(tower::layer::layer_fn(move |inner| Timely::new(inner, index)))
         .max_frame_size(1 << 20)
-        .initial_stream_window_size(accept::STREAM_WINDOW)
-        .initial_connection_window_size(accept::CONNECTION_WINDOW)
+        .initial_stream_window_size(accepted::STREAM_WINDOW)
+        .initial_connection_window_size(accepted::CONNECTION_WINDOW)
         .max_concurrent_streams(16)
         .http2_max_header_list_size(16 << 10)
         .http2_keepalive_interval(Some(Duration::from_secs(20)))

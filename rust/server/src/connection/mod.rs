@@ -1,6 +1,7 @@
 //! Accepts connections and serves each by the native loop or by tonic.
 
 pub(crate) mod accept;
+pub(crate) mod accepted;
 mod allowance;
 mod native;
 mod openings;

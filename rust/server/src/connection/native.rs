@@ -4,7 +4,7 @@ use crate::answers::{Answers, MAX_OWED_ANSWERS, Owed, Pin, QueuedAnswer, StreamS
 use crate::auth::peer::Peer;
 use crate::auth::secret;
 use crate::cluster::node::{Node, Phase};
-use crate::connection::accept::{CONNECTION_WINDOW, Connection};
+use crate::connection::accepted::{CONNECTION_WINDOW, Connection};
 use crate::data::{Exchange, FrameSource};
 use fastps_core::failpoint::reach;
 use fastps_core::slice::Snapshot;

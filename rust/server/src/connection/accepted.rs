@@ -1,0 +1,312 @@
+//! An accepted connection, as the loop that serves it reads and writes it.
+//!
+//! Reads wait until memory for the bytes is charged, and control frames are counted. What was read to tell a
+//! native client from others is read again by the loop that serves it.
+
+use crate::auth::peer::{MAX_PINS, Peer};
+use crate::cluster::node::Node;
+use crate::connection::allowance::Allowance;
+use crate::connection::reject::Farewell;
+use crate::connection::trim;
+use bytes::{Bytes, BytesMut};
+use fastps_core::error::{Error, Kind};
+use fastps_core::shard::{Charge, Purpose};
+use fastps_transport::Socket;
+use fastps_transport::memory_budget::MemoryBudget;
+use fastps_transport::wire::{ASK, Lender, MAX_BORROWED_PAGES, MAX_FRAME, NATIVE_SETTING, SHARED_BYTES};
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
+use tokio::time::{Sleep, sleep};
+use tonic::transport::server::Connected;
+
+/// Bytes that a client may send before they are read, on one stream and on all of a connection. A stalled
+/// stream leaves room for the others.
+pub(crate) const STREAM_WINDOW: u32 = 2 << 20;
+pub(crate) const CONNECTION_WINDOW: u32 = 2 * STREAM_WINDOW;
+/// What a connection takes to work: its window, and what HTTP/2 keeps of it and of its short calls.
+pub(crate) const CONNECTION_BYTES: u64 = CONNECTION_WINDOW as u64 + (256 << 10);
+/// What its stream takes at most before the first frame.
+const STREAM_BYTES: u64 = 8 << 20;
+/// How long a connection that was at rest waits for memory to work.
+const MEMORY_TIMEOUT: Duration = Duration::from_millis(500);
+const MEMORY_RETRY: Duration = Duration::from_millis(5);
+/// The preface of every HTTP/2 client (RFC 9113, 3.4), before its SETTINGS.
+pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// An accepted connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    io: Take<Socket>,
+    /// The first bytes, to be read again.
+    opening: Bytes,
+    peer: Peer,
+    node: Arc<Node>,
+    /// It has waited for memory since then, and looks again after this pause.
+    waiting: Option<(Instant, Pin<Box<Sleep>>)>,
+    /// Memory that it shares with its peer.
+    shared: Option<Charge>,
+    /// How many control frames may come.
+    allowance: Allowance,
+    /// More came, and the connection is being ended.
+    farewell: Option<Farewell>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.node.connections.fetch_sub(1, Ordering::Relaxed);
+        trim::closed();
+    }
+}
+
+impl Connection {
+    /// Counts the connection at its shard; `budget` is its memory.
+    pub(crate) fn new(io: Socket, budget: Arc<MemoryBudget>, node: Arc<Node>) -> Self {
+        node.connections.fetch_add(1, Ordering::Relaxed);
+        let (io, opening, peer) = (io.take(0), Bytes::new(), Peer::new(budget));
+        let allowance = Allowance::new(PREFACE.len());
+        Self { io, opening, peer, node, waiting: None, shared: None, allowance, farewell: None }
+    }
+
+    pub(crate) fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// What lends values to the client, if it can read them where they lie.
+    pub(crate) fn lender(&self) -> Option<Arc<Lender>> {
+        self.io.get_ref().lender()
+    }
+
+    /// Reads until it is known who is at the other end.
+    pub(crate) async fn is_native(&mut self) -> io::Result<bool> {
+        let mut opening = BytesMut::with_capacity(128);
+        let mut asked = false;
+        let native = loop {
+            if opening == ASK {
+                if std::mem::replace(&mut asked, true) {
+                    break false;
+                }
+                opening.clear();
+                self.share().await?;
+            }
+            match is_native(&opening) {
+                Some(native) => break native,
+                None if self.io.get_mut().read_buf(&mut opening).await? == 0 => break false,
+                None => {}
+            }
+        };
+        self.opening = opening.freeze();
+        Ok(native)
+    }
+
+    /// Looks at the frames among what was read behind the first `before` bytes. Where control frames are too
+    /// many, the connection ends, and what was read is not used.
+    fn poll_count(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+        before: usize,
+    ) -> Poll<io::Result<()>> {
+        if self.allowance.received(&buf.filled()[before..]) {
+            return Poll::Ready(Ok(()));
+        }
+        buf.set_filled(before);
+        let shard = self.node.index();
+        self.node.floods_cut.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(shard, "a connection sent too many control frames and is cut");
+        let error = Error::new(
+            Kind::Capacity,
+            "too many control frames (PING, SETTINGS, WINDOW_UPDATE, ...) for so little data",
+        );
+        self.farewell = Some(Farewell::new(&error.shard(shard), self.allowance.is_between_frames()));
+        self.poll_farewell(cx)
+    }
+
+    fn poll_farewell(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(farewell) = &mut self.farewell {
+            ready!(farewell.poll(self.io.get_mut(), cx));
+        }
+        Poll::Ready(Err(io::Error::other("the connection sent too many control frames")))
+    }
+
+    /// So many of these bytes were written.
+    fn count_written(&mut self, bufs: &[io::IoSlice<'_>], mut written: usize) {
+        for buf in bufs {
+            let n = written.min(buf.len());
+            self.allowance.sent(&buf[..n]);
+            written -= n;
+        }
+    }
+
+    /// How many bytes may be read, once there is memory for them.
+    fn poll_admit(&mut self, cx: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
+        loop {
+            let error = match self.peer.budget.admit(wanted) {
+                Ok(most) => {
+                    self.waiting = None;
+                    return Poll::Ready(Ok(most));
+                }
+                Err(error) => error,
+            };
+            let now = Instant::now();
+            let (since, pause) = self.waiting.get_or_insert_with(|| (now, Box::pin(sleep(MEMORY_RETRY))));
+            if now.duration_since(*since) >= MEMORY_TIMEOUT {
+                return Poll::Ready(Err(io::Error::other(error.shard(self.node.index()))));
+            }
+            ready!(pause.as_mut().poll(cx));
+            pause.as_mut().reset((now + MEMORY_RETRY).into());
+        }
+    }
+
+    /// A client on this machine gets shared memory, if there is room for it beside what the connection takes
+    /// to work.
+    async fn share(&mut self) -> io::Result<()> {
+        let meter = self.node.shard.meter();
+        let work = meter.take(Purpose::Connections, CONNECTION_BYTES + STREAM_BYTES);
+        // A client that is stopped may keep what is lent after a reset: then this is free for the copies of
+        // those who push.
+        let pages = if self.node.shard.exposed().is_some() { MAX_BORROWED_PAGES } else { 0 };
+        let lent = pages as u64 * u64::from(MAX_FRAME);
+        let shared = work.and_then(|_work| meter.take(Purpose::Connections, SHARED_BYTES + lent));
+        let (shared, permitted) = match shared {
+            Ok(shared) => {
+                self.peer.pins.add_permits(pages.saturating_sub(MAX_PINS));
+                (Some(shared), Ok(()))
+            }
+            Err(error) => (None, Err(error.to_string())),
+        };
+        self.shared = shared;
+        self.io.get_mut().share(permitted, self.node.spin, self.node.shard.exposed()).await
+    }
+}
+
+/// Whether a client that begins with these bytes is native; `None`: that cannot be told yet.
+fn is_native(opening: &[u8]) -> Option<bool> {
+    const SETTINGS: u8 = 4;
+    const MAX_HEADER_LIST_SIZE: u16 = 6;
+    if ASK.starts_with(opening) {
+        return None;
+    }
+    let preface = opening.len().min(PREFACE.len());
+    if opening[..preface] != PREFACE[..preface] {
+        return Some(false);
+    }
+    let [a, b, c, kind, _, _, _, _, _, settings @ ..] = opening.get(PREFACE.len()..)? else {
+        return None;
+    };
+    let length = u32::from_be_bytes([0, *a, *b, *c]) as usize;
+    if *kind != SETTINGS || length > 100 {
+        return Some(false);
+    }
+    let settings = settings.get(..length)?;
+    let [a, b] = MAX_HEADER_LIST_SIZE.to_be_bytes();
+    let [c, d, e, f] = NATIVE_SETTING.to_be_bytes();
+    Some(settings.as_chunks::<6>().0.contains(&[a, b, c, d, e, f]))
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.farewell.is_some() {
+            return self.poll_farewell(cx);
+        }
+        let before = buf.filled().len();
+        if !self.opening.is_empty() {
+            let n = self.opening.len().min(buf.remaining());
+            buf.put_slice(&self.opening.split_to(n));
+            return self.poll_count(cx, buf, before);
+        }
+        let most = ready!(self.poll_admit(cx, buf.remaining()))?;
+        self.io.set_limit(most as u64);
+        if self.peer.budget.waits_for_disk() {
+            self.io.get_mut().never_spin();
+        }
+        ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+        self.peer.budget.passed(buf.filled().len() - before);
+        self.poll_count(cx, buf, before)
+    }
+}
+
+// `is_write_vectored` must be forwarded, or h2 copies every payload behind its header.
+impl AsyncWrite for Connection {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[io::IoSlice::new(buf)])
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.farewell {
+            None => Pin::new(self.io.get_mut()).poll_flush(cx),
+            Some(_) => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(self.io.get_mut()).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if self.farewell.is_some() {
+            // Behind the GOAWAY nothing is sent any more.
+            return Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum()));
+        }
+        let written = ready!(Pin::new(self.io.get_mut()).poll_write_vectored(cx, bufs))?;
+        self.count_written(bufs, written);
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.get_ref().is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_native_client_is_known_by_its_settings() {
+        let opening = |settings: &[(u16, u32)]| {
+            let mut bytes = PREFACE.to_vec();
+            bytes.extend([0, 0, 6 * settings.len() as u8, 4, 0, 0, 0, 0, 0]);
+            for (name, value) in settings {
+                bytes.extend(name.to_be_bytes());
+                bytes.extend(value.to_be_bytes());
+            }
+            bytes
+        };
+        for (settings, native) in [
+            (&[][..], false),
+            (&[(6, NATIVE_SETTING)], true),
+            (&[(4, NATIVE_SETTING)], false),
+            (&[(2, 0), (6, 16 << 20)], false),
+            (&[(2, 0), (5, 1 << 20), (6, NATIVE_SETTING), (4, 9)], true),
+        ] {
+            let bytes = opening(settings);
+            for n in 0..bytes.len() {
+                assert_eq!(is_native(&bytes[..n]), None, "{n} bytes of {settings:?}");
+            }
+            assert_eq!(is_native(&bytes), Some(native), "{settings:?}");
+        }
+        assert_eq!(is_native(b"GET / HTTP/1.1"), Some(false));
+        assert_eq!(is_native(b"PRJ"), Some(false));
+    }
+}
