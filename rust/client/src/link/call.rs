@@ -1,7 +1,8 @@
 //! One call of a user: its parts (one per slice), what became of each, and how a thread waits for them.
 
 use crate::link::payload::Memory;
-use crate::link::state::{Abandoned, Link};
+use crate::link::send::Abandoned;
+use crate::link::state::Link;
 use crate::state::doubt::{Doubt, Residue};
 use crate::state::runtime::{Process, lock};
 use crate::state::waiting;

@@ -6,11 +6,13 @@
 mod answer;
 pub(crate) mod call;
 pub(crate) mod deadlines;
+mod incarnation;
 pub(crate) mod payload;
 pub(crate) mod places;
 pub(crate) mod queue;
 pub(crate) mod refresh;
 pub(crate) mod route;
+mod send;
 pub(crate) mod session;
 pub(crate) mod state;
 mod stream;

@@ -1,0 +1,143 @@
+//! What becomes of a link's frames when a session begins or ends, and when the server or the client's
+//! incarnation is another one.
+
+use crate::link::call::Outcome;
+use crate::link::queue::{Known, Pending, Queue, Waiter};
+use crate::link::send::refuse;
+use crate::link::state::Link;
+use crate::link::unary;
+use crate::state::doubt::Doubt;
+use crate::state::runtime::{lock, random};
+use crate::state::stats;
+use fastps_core::error::{Error, Result};
+use fastps_core::verbs::Fate;
+use fastps_proto::v1 as pb;
+use std::collections::HashMap;
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering;
+
+impl Link {
+    /// Starts a session: everything unanswered will be sent, in its order.
+    pub(crate) fn begin(&self) -> u64 {
+        let mut queue = lock(&self.queue);
+        queue.sessions += 1;
+        queue.session = queue.sessions;
+        queue.cursor = 0;
+        queue.recalled = false;
+        queue.slices.values_mut().for_each(|known| known.unanswered = 0);
+        queue.late.clear();
+        (queue.ask_cursor, queue.asked) = (0, HashMap::new());
+        queue.session
+    }
+
+    /// The server answers on this session.
+    pub(crate) fn opened(&self) {
+        lock(&self.queue).last_error = None;
+    }
+
+    /// Ends a session, or an attempt to begin one.
+    pub(crate) fn end(&self, error: Error) {
+        let mut queue = lock(&self.queue);
+        if queue.session != 0 {
+            stats::count(&self.shared.counters.reconnects, 1);
+        }
+        queue.session = 0;
+        queue.late.clear();
+        queue.last_error = Some(error);
+        queue.wake();
+    }
+
+    /// The server's incarnation as a hello told it. Another one than before has a map of its own. It may have
+    /// recovered what the former one knew of this client: then it has renewed the client's session, and what
+    /// was sent is sent again, under its identity.
+    pub(crate) fn met(&self, hello: &pb::HelloResponse) {
+        let mut queue = lock(&self.queue);
+        self.keeps_data.store(unary::keeps_data(hello), Ordering::Relaxed);
+        if std::mem::replace(&mut queue.server, hello.server) != hello.server {
+            self.restarted.store(true, Ordering::Relaxed);
+            queue.ask_what_is_left();
+            let lost = std::mem::take(&mut queue.lost);
+            drop(queue);
+            // What the server before this one had lost, and what this one has, are told apart.
+            if !lost.is_empty() {
+                self.shared.note_lost(lost);
+            }
+            self.shared.map_is_stale.store(true, Ordering::Release);
+            // Changes that were told may be gone, so nothing is known of what lies between.
+            self.shared.incarnations.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// A new incarnation, because the server has forgotten the present one; unsent frames will go under it.
+    pub(crate) fn renew(&self) -> Result<u64> {
+        let client = random()?;
+        let mut queue = lock(&self.queue);
+        queue.client = client;
+        queue.lease_lost = false;
+        queue.slices.values_mut().for_each(Known::renew);
+        self.shared.incarnations.fetch_add(1, Ordering::AcqRel);
+        self.shared.lose_places();
+        let fenced: Vec<_> = queue
+            .frames
+            .extract_if(.., |_, p| p.attempts == 0 && self.shared.fences(&p.header).is_some())
+            .map(|(_, pending)| pending)
+            .collect();
+        self.forget_sent(queue);
+        for Pending { header, waiter, .. } in fenced {
+            if let (Waiter::Parts(call, parts), Some(error)) = (waiter, self.shared.fences(&header)) {
+                refuse(&call, parts, &error);
+            }
+        }
+        Ok(client)
+    }
+
+    /// The fate of what was sent is unknown from now on.
+    fn forget_sent(&self, mut queue: MutexGuard<'_, Queue>) {
+        let lost = |_: &u64, p: &mut Pending| {
+            p.attempts > 0 && p.identified() || matches!(p.waiter, Waiter::Doubt(_))
+        };
+        let lost: Vec<_> = queue.frames.extract_if(.., lost).map(|(_, p)| p.waiter).collect();
+        for pending in queue.frames.values_mut().filter(|p| p.attempts > 0) {
+            (pending.attempts, pending.sender.client) = (0, 0);
+        }
+        queue.late.clear();
+        drop(queue);
+        for waiter in lost {
+            match waiter {
+                Waiter::Doubt(doubt) => doubt.settle(Fate::Unknown),
+                Waiter::Parts(call, indices) => {
+                    for index in indices {
+                        let part = &call.parts[index];
+                        let residue = lock(&part.residue).take();
+                        let (name, elements) = (part.name.clone(), part.elements.clone());
+                        let doubt = Doubt::new(self.shared.process, name, self.shard, elements, residue);
+                        self.shared.note_doubt(&doubt);
+                        doubt.settle(Fate::Unknown);
+                        call.deliver(index, Outcome::InDoubt(doubt), None);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends the link and every wait for it.
+    pub(crate) fn close(&self) {
+        let mut queue = lock(&self.queue);
+        if std::mem::replace(&mut queue.closed, true) {
+            return;
+        }
+        queue.wake();
+        self.changed.notify_one();
+        *lock(&self.channel) = None;
+        let unsent = queue.frames.extract_if(.., |_, p| p.attempts == 0 || !p.identified());
+        let unsent: Vec<_> = unsent.map(|(_, p)| p.waiter).collect();
+        let error = self.not_sent(&queue);
+        self.forget_sent(queue);
+        for waiter in unsent {
+            match waiter {
+                Waiter::Doubt(doubt) => doubt.settle(Fate::Unknown),
+                Waiter::Parts(call, parts) => refuse(&call, parts, &error),
+            }
+        }
+    }
+}

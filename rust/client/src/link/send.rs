@@ -1,0 +1,161 @@
+//! Sends a link's frames: queues them, gives them to a connection in their order, and takes them back when
+//! their call ends.
+
+use crate::link::call::{Call, CallPart, Outcome};
+use crate::link::payload::Payload;
+use crate::link::queue::{Frame, MAX_UNANSWERED_PUSHES, Pending, Queue, Sender, Waiter};
+use crate::link::state::{Link, closed};
+use crate::state::doubt::Doubt;
+use crate::state::runtime::lock;
+use crate::state::stats;
+use bytes::Bytes;
+use fastps_core::error::{Error, Kind};
+use fastps_core::tensor::SliceId;
+use fastps_proto::v1 as pb;
+use fastps_transport::convert;
+use fastps_transport::convert::header::{self, Target};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+
+/// What became of an abandoned frame.
+pub(crate) enum Abandoned {
+    /// Certainly not applied; says why it was not.
+    NotSent(Error),
+    /// One doubt for each part.
+    Sent(Vec<Arc<Doubt>>),
+    /// The answer has just come.
+    Answered,
+}
+
+impl Link {
+    /// Queues the frames of a call in their order, under this sequence number.
+    pub(crate) fn enqueue(&self, call: &Arc<Call>, frames: Vec<Frame>, sequence: u64) {
+        let mut queue = lock(&self.queue);
+        if queue.closed {
+            drop(queue);
+            for Frame { parts, .. } in frames {
+                refuse(call, parts, &closed());
+            }
+            return;
+        }
+        let sender = Sender { client: 0, sequence, base_of: queue.client };
+        let mut fenced = Vec::new();
+        for Frame { parts, header, payload } in frames {
+            // Under the lock under which a lease is renewed, so that none slips through to its new
+            // incarnation.
+            if let Some(error) = self.shared.fences(&header) {
+                fenced.push((parts, error));
+                continue;
+            }
+            let tag = queue.push(header, payload, Waiter::Parts(call.clone(), parts.clone()), sender);
+            call.parts[parts].iter().for_each(|part| part.tag.store(tag, Ordering::Release));
+        }
+        queue.wake();
+        drop(queue);
+        for (parts, error) in fenced {
+            refuse(call, parts, &error);
+        }
+    }
+
+    /// The next frame for the stream of this session; `None` ends it.
+    pub(crate) fn poll_frame(&self, session: u64, context: &mut Context<'_>) -> Poll<Option<pb::Frame>> {
+        let mut guard = lock(&self.queue);
+        let queue = &mut *guard;
+        if queue.closed || queue.session != session {
+            return Poll::Ready(None);
+        }
+        if !queue.lease_lost
+            && let Some(question) = queue.question()
+        {
+            return Poll::Ready(Some(question));
+        }
+        // Until a restarted server has told what is left, it changes nothing for this client.
+        while !queue.lease_lost
+            && queue.to_ask.is_empty()
+            && let Some((tag, pending)) = queue.frames.range_mut(queue.cursor..).next()
+        {
+            if pending.identified() {
+                let slices = &mut queue.slices;
+                if pending.slices().any(|slice| {
+                    slices.get(&slice).is_some_and(|known| known.unanswered >= MAX_UNANSWERED_PUSHES)
+                }) {
+                    break;
+                }
+                pending.slices().for_each(|slice| slices.entry(slice).or_default().unanswered += 1);
+            }
+            queue.cursor = tag + 1;
+            let Some(payload) = pending.payload.read() else {
+                continue;
+            };
+            pending.attempts += 1;
+            if pending.attempts > 1 && fastps_core::fault::fault("resend_as_new") {
+                pending.sender.sequence += 1 << 32;
+            }
+            stats::sent(&self.shared.counters, &pending.header, payload.len(), pending.attempts);
+            let crc32c = (self.checksums && !payload.is_empty()).then(|| convert::crc32c(&payload));
+            let header = pending.complete(*tag, queue.client, crc32c);
+            return Poll::Ready(Some(pb::Frame { header: Some(header), payload }));
+        }
+        queue.stream = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    /// A doubt about a frame that was sent, and the question that will settle it.
+    pub(crate) fn doubt(&self, queue: &mut Queue, pending: &Pending, part: &CallPart) -> Arc<Doubt> {
+        let residue = lock(&part.residue).take();
+        let doubt =
+            Doubt::new(self.shared.process, part.name.clone(), self.shard, part.elements.clone(), residue);
+        self.shared.note_doubt(&doubt);
+        let pb::Header { group, epoch, .. } = pending.header;
+        let question = header::resolve(Target { slice: SliceId(part.slice), group, epoch });
+        queue.push(question, Payload::Owned(Bytes::new()), Waiter::Doubt(doubt.clone()), pending.sender);
+        queue.wake();
+        doubt
+    }
+
+    /// Takes a frame out because its call has ended; `parts` are all that it carries.
+    pub(crate) fn abandon(&self, parts: &[CallPart]) -> Abandoned {
+        let mut queue = lock(&self.queue);
+        let tag = parts.first().map_or(0, CallPart::tag);
+        let (Some(pending), [part, ..]) = (queue.frames.remove(&tag), parts) else {
+            return Abandoned::Answered;
+        };
+        let abandoned = if pending.attempts > 0 && pending.identified() {
+            let doubts: Vec<_> = parts.iter().map(|part| self.doubt(&mut queue, &pending, part)).collect();
+            if queue.session != 0 {
+                let of_slices = doubts.iter().cloned().zip(parts.iter().map(|part| part.slice));
+                queue.late.insert(tag, of_slices.collect());
+            }
+            Abandoned::Sent(doubts)
+        } else {
+            Abandoned::NotSent(part.refused(self.not_sent(&queue)))
+        };
+        self.check_drained(&queue);
+        abandoned
+    }
+
+    /// Why a frame that its call or its client has given up was not answered, or not even sent.
+    pub(crate) fn not_sent(&self, queue: &Queue) -> Error {
+        let (what, kind) = if queue.closed {
+            ("the client was closed", Kind::Connection)
+        } else {
+            ("the deadline passed", Kind::Deadline)
+        };
+        let address = &self.address;
+        match &queue.last_error {
+            Some(error) => {
+                let message = format!("{what} without a connection to {address}: {}", error.message);
+                Error::new(Kind::Connection, message)
+            }
+            None => Error::new(kind, format!("{what} before {address} answered")),
+        }
+    }
+}
+
+pub(crate) fn refuse(call: &Call, parts: Range<usize>, error: &Error) {
+    for part in parts {
+        call.deliver(part, Outcome::Failed(call.parts[part].refused(error.clone())), None);
+    }
+}
