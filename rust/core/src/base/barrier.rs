@@ -1,33 +1,33 @@
-//! Where threads wait for each other, again and again. Who waits looks for a moment before it sleeps; who
-//! leaves, in a panic too, ends the waiting of all.
+//! A reusable barrier for a fixed number of threads. A waiting thread spins briefly before it sleeps, and a
+//! thread that leaves, by panic too, ends the wait of all others. The work queue of the estimators uses it.
 
 use crate::base::fault::fault;
 use crate::base::sync::{AtomicU64, Mutex, Ordering, Thread, current, lock, park, spin_loop};
 
-/// Looks before a thread sleeps: some 50 us, where a wake-up takes 25 us. A model checker needs no more than
-/// one.
+/// Spins before a thread sleeps: about 50 us, where a wake-up takes 25 us. One is enough under a model
+/// checker.
 const LOOKS_BEFORE_SLEEP: u32 = if cfg!(loom) { 1 } else { 2000 };
-/// In place of a count of meetings.
+/// The value of `meetings` once a seat is dropped: there are no more meetings.
 const OVER: u64 = u64::MAX;
 
-/// A meeting point of so many threads.
+/// A meeting point of a fixed number of threads.
 #[derive(Debug)]
 pub struct Barrier {
     threads: u64,
     looks: u32,
-    /// Those that wait for the next meeting.
+    /// Threads that wait for the next meeting.
     arrived: AtomicU64,
     /// Meetings so far, or `OVER`.
     meetings: AtomicU64,
     asleep: Mutex<Vec<Thread>>,
 }
 
-/// A thread's place at a barrier. When it is dropped, there are no more meetings.
+/// A thread's seat at a barrier. Dropping one ends all meetings.
 #[derive(Debug)]
 pub struct Seat<'a>(&'a Barrier);
 
 impl Barrier {
-    /// Each of these threads takes a seat.
+    /// A barrier for this number of threads; each takes one seat.
     pub fn new(threads: usize) -> Self {
         Self {
             threads: threads as u64,
@@ -38,7 +38,7 @@ impl Barrier {
         }
     }
 
-    /// A place for the thread that asks.
+    /// A seat for the calling thread.
     pub fn seat(&self) -> Seat<'_> {
         Seat(self)
     }
@@ -53,8 +53,9 @@ impl Barrier {
         }
         loop {
             let mut asleep = lock(&self.asleep);
-            // Whoever changes the count takes this lock afterwards, and finds this thread, or was seen here.
-            // Not once for all: who wakes for the meeting before may be late and take this thread away.
+            // A thread that changes `meetings` takes this lock afterwards, so it either finds this thread in
+            // the list or its change is visible here. The check repeats after each wake-up, because a
+            // thread that wakes the waiters of the previous meeting late may remove this thread from the list.
             if past() {
                 return;
             }
@@ -73,10 +74,11 @@ impl Barrier {
 }
 
 impl Seat<'_> {
-    /// Waits until all have come. What each did before is seen by all afterwards. False if one has left.
+    /// Waits until all threads have arrived; what each did before is visible to all afterwards. False if a
+    /// thread has left.
     pub fn meet(&self) -> bool {
         let barrier = self.0;
-        // Of no other meeting than this thread's next one: it does not begin without this thread.
+        // The next meeting cannot take place without this thread, so a relaxed load reads its number.
         let meeting = barrier.meetings.load(Ordering::Relaxed);
         if meeting == OVER {
             return false;
@@ -107,7 +109,7 @@ impl Drop for Seat<'_> {
     }
 }
 
-/// Otherwise who waits would keep others from coming.
+/// Whether every thread has a core. Without one, a spinning thread would keep the others from arriving.
 fn has_a_core_each(threads: usize) -> bool {
     threads > 1 && std::thread::available_parallelism().is_ok_and(|cores| threads <= cores.get())
 }

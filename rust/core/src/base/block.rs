@@ -1,13 +1,13 @@
-//! Blocks in, blocks out: all arithmetic is done on short runs of elements that stay in the first-level
-//! cache.
+//! The block: all kernels work on short runs of elements that stay in the first-level cache.
 
-/// Elements of one block: a multiple of every codec's block, a divisor of every slice but a tensor's last.
+/// Elements of one block: a multiple of every codec's block, and a divisor of every slice length but a
+/// tensor's last.
 pub const BLOCK: usize = 1024;
 
-/// Room for one block.
+/// Scratch space for one block.
 pub(crate) type Block = Room<BLOCK>;
 
-/// Room for so many elements, aligned to a cache line: a vector that crosses two costs twice.
+/// Scratch space for `N` elements, aligned to a cache line: a vector that crosses two lines costs twice.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(crate) struct Room<const N: usize>(pub(crate) [f32; N]);
@@ -29,9 +29,9 @@ pub fn blocks(n: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..n).step_by(BLOCK).map(move |at| (at, BLOCK.min(n - at)))
 }
 
-/// A value as it lies in memory.
+/// An element in its stored form.
 pub trait Lane: Copy {
-    /// As float32.
+    /// The element as float32.
     fn value(self) -> f32;
 }
 

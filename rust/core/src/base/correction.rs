@@ -1,35 +1,36 @@
-//! What an asynchronous mode asks of a slice where a gradient is stale: a smaller step, a refusal, less
-//! momentum. Decided under the slice's lock, where the staleness is known; the record of the push has what
-//! took effect.
+//! How a slice corrects a stale gradient of an asynchronous mode: a smaller step, a refusal, or less
+//! momentum. The slice decides under its lock, where the staleness is known; the record of the push holds
+//! what took effect.
 //!
 //! ```text
 //! tau = changes by others since the gradient's base        C = clients that push to the slice
-//! delay-adaptive    g * min(1, C / tau)        Koloskova, Stich, Jaggi 2022; Mishchenko, Bach, Even, Woodworth 2022
+//! delay-adaptive    g * min(1, C / tau)        Koloskova, Stich, Jaggi 2022;
+//!                                              Mishchenko, Bach, Even, Woodworth 2022
 //! tau > max         g * max / tau, or refused  (the smaller of the two factors counts)
 //! momentum          A = mu / (1 - mu) - (C - 1);  mu' = A / (1 + A), 0 if A <= 0
 //! ```
 //!
-//! The factor is on the gradient, not on the rate: with momentum or running means a step moves more than its
-//! own gradient, and only that is stale. The momentum is what makes the mean age of the gradients in a step
-//! what `mu` makes it for one worker (asynchrony begets momentum: Mitliagkas, Zhang, Hadjis, Re 2016).
+//! The factor scales the gradient and not the learning rate: with momentum or running means, a step moves by
+//! more than its own gradient, and only that gradient is stale. `mu'` gives the gradients in a step the mean
+//! age that `mu` gives them for one worker (asynchrony begets momentum: Mitliagkas, Zhang, Hadjis, Re 2016).
 
 use crate::base::error::{Error, Kind, Result};
 
-/// What a push asks for.
+/// The corrections that a push asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Correction {
-    /// A gradient that is staler than there are clients counts less.
+    /// Scales a gradient down if its staleness exceeds the number of clients.
     pub delay_adaptive: bool,
-    /// Beyond this staleness it counts less, or is refused.
+    /// Above this staleness, a gradient is scaled down or refused.
     pub max_staleness: Option<u64>,
-    /// It is refused.
+    /// Refuses a gradient above `max_staleness` instead of scaling it.
     pub reject: bool,
-    /// The optimizer's momentum is reduced by what asynchrony adds.
+    /// Reduces the optimizer's momentum by what asynchrony adds.
     pub momentum_matching: bool,
 }
 
 impl Correction {
-    /// Fails if a gradient of this staleness is to be refused.
+    /// Fails if a gradient of this staleness must be refused.
     pub(crate) fn check(self, staleness: Option<u64>) -> Result<()> {
         match (self.max_staleness, staleness) {
             (Some(max), Some(staleness)) if self.reject && staleness > max => {
@@ -41,8 +42,7 @@ impl Correction {
         }
     }
 
-    /// The factor on a gradient of this staleness where so many clients push; 1 where the staleness is
-    /// unknown.
+    /// The factor on a gradient of this staleness when `clients` clients push; 1 if the staleness is unknown.
     pub(crate) fn factor(self, staleness: Option<u64>, clients: usize) -> f64 {
         let Some(tau) = staleness.filter(|tau| *tau > 0) else { return 1.0 };
         let share = |of: u64| (of as f64 / tau as f64).min(1.0);
@@ -50,7 +50,7 @@ impl Correction {
         self.max_staleness.map_or(delay, |max| share(max).min(delay))
     }
 
-    /// The momentum in place of `momentum` where so many clients push.
+    /// The momentum that replaces `momentum` when `clients` clients push.
     pub(crate) fn momentum(self, momentum: f64, clients: usize) -> f64 {
         if !self.momentum_matching || clients <= 1 || momentum >= 1.0 {
             return momentum;

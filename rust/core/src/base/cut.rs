@@ -1,24 +1,24 @@
-//! A cut: the slices of a group as they were at one moment, while pushes go on.
+//! A cut: the slices of a group as of one moment, taken while pushes go on.
 //!
-//! The moment is the store of a number that every change looks at, under its slice's lock. The first change
-//! of a slice behind it, or whoever writes the cut, takes the slice's image before anything else. So the cut
-//! has every change that was answered before the moment, and none that was sent on the strength of one that
-//! it has not.
+//! The moment is the increment of a counter that every change reads under its slice's lock. When a slice is
+//! behind the counter, its first change, or the writer of the cut, captures the slice's image before anything
+//! else happens. So the cut contains every change that was acknowledged before the moment, and no change that
+//! a client sent after it saw the acknowledgement of one that the cut lacks.
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 
-/// The cuts of a shard, one at a time.
+/// The cuts of a shard; at most one is written at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Cuts {
-    /// How many there were.
+    /// The number of cuts so far.
     count: AtomicU64,
-    /// The group of the one that is being written; changes together with the count.
+    /// The group of the cut that is being written; changes together with `count`.
     group: Mutex<Option<Arc<str>>>,
 }
 
 impl Cuts {
-    /// The moment. Nobody may be at another one.
+    /// Begins a cut: the increment of `count` is its moment. Fails while another cut is being written.
     pub(crate) fn begin(&self, group: &str) -> Result<()> {
         let mut current = lock(&self.group);
         if let Some(other) = &*current {
@@ -30,18 +30,18 @@ impl Cuts {
         Ok(())
     }
 
-    /// No slice that comes along now belongs to it.
+    /// Ends the cut. A slice that is created from now on does not belong to it.
     pub(crate) fn end(&self) {
         *lock(&self.group) = None;
     }
 
-    /// The last one, as a change looks at it.
+    /// The number of the last cut, as a change reads it.
     #[inline(always)]
     pub(crate) fn last(&self) -> u64 {
         self.count.load(Ordering::Acquire)
     }
 
-    /// The last one, and whether it is being written and over this group.
+    /// The number of the last cut, and whether that cut is being written and covers this group.
     pub(crate) fn covers(&self, group: &str) -> (u64, bool) {
         let current = lock(&self.group);
         (self.last(), current.as_deref() == Some(group))

@@ -1,6 +1,6 @@
-//! The element type of parameters, and values of one type. Everything that carries values, from a caller's
-//! array to a slice's memory, says its type here: another type is a variant of these three, and the compiler
-//! names the rest.
+//! Element types of parameters, and values of one type. Everything that carries values, from a caller's array
+//! to a slice's memory, names its type here. A new type is a variant of these three enums; the compiler then
+//! reports every place that must handle it.
 
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -38,12 +38,12 @@ impl DType {
 /// Row-major values of one type, borrowed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum View<'a> {
-    /// Of [`DType::Float32`].
+    /// Values of [`DType::Float32`].
     Float32(&'a [f32]),
 }
 
 impl<'a> View<'a> {
-    /// Their type.
+    /// The element type.
     pub fn dtype(self) -> DType {
         match self {
             Self::Float32(_) => DType::Float32,
@@ -57,26 +57,26 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(self) -> bool {
         self.len() == 0
     }
 
-    /// Some of them; nothing if the range is not inside.
+    /// The elements of a range; empty if the range is out of bounds.
     pub fn get(self, range: Range<usize>) -> Self {
         match self {
             Self::Float32(values) => Self::Float32(values.get(range).unwrap_or_default()),
         }
     }
 
-    /// Their bytes: the body of the type's plain codec.
+    /// The bytes of the values: the body of the type's plain codec.
     pub fn bytes(self) -> &'a [u8] {
         match self {
             Self::Float32(values) => bytemuck::cast_slice(values),
         }
     }
 
-    /// A copy.
+    /// An owned copy.
     pub fn to_array(self) -> Array {
         match self {
             Self::Float32(values) => Array::Float32(values.to_vec()),
@@ -87,7 +87,7 @@ impl<'a> View<'a> {
 /// Row-major values of one type, owned.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Array {
-    /// Of [`DType::Float32`].
+    /// Values of [`DType::Float32`].
     Float32(Vec<f32>),
 }
 
@@ -111,12 +111,12 @@ impl Array {
         self.view().len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Writes the bytes of whole elements at element `first`; false if they do not fit.
+    /// Writes the bytes of whole elements from element `first` on; false if they do not fit.
     pub fn write(&mut self, first: usize, bytes: &[u8]) -> bool {
         let target = match self {
             Self::Float32(values) => values.get_mut(first..).map(bytemuck::cast_slice_mut),

@@ -1,11 +1,11 @@
-//! The one error type of the product. The same fields travel through gRPC and surface as attributes of the
-//! Python exception, so a refusal always names the tensor, the shard, what was expected and what came.
+//! The one error type of the product. Its fields travel through gRPC and become attributes of the Python
+//! exception, so every refusal names the tensor, the shard, what was expected and what arrived.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// What went wrong; one variant per thing that a caller can react to.
+/// The category of an error: one variant per condition that a caller can react to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
@@ -21,25 +21,25 @@ pub enum Kind {
     Frame,
     /// An option, name or setting is invalid.
     Config,
-    /// The request is in order, but what is there forbids it: another spec, a step that came too early, a
+    /// The request is valid, but the present state forbids it: another spec, a step that is too early, a
     /// server without a log.
     Precondition,
     /// The request does not fit the configured memory.
     Capacity,
     /// The frame was made for another epoch of the cluster map.
     StaleEpoch,
-    /// The gradient is staler than its mode allows: refused, and counts as never seen.
+    /// The gradient is staler than its mode allows. It was refused and counts as never seen.
     StalePush,
-    /// The client has no session here, or its lease ran out.
+    /// The client has no session here, or its lease has expired.
     Lease,
     /// The identity was fenced: the push was not applied and never will be.
     Fenced,
-    /// Nobody can tell any more whether the push was applied.
+    /// It is no longer known whether the push was applied.
     UnknownOutcome,
     /// The principal's role does not allow the call.
     Denied,
-    /// Changes that were told are gone, since a server was started anew; [`Details::lost`] says which. Found
-    /// by the client.
+    /// A server restarted without changes that it had acknowledged; [`Details::lost`] lists them. The client
+    /// detects this.
     VersionsLost,
     /// The server is stopping or not ready; try again later.
     Unavailable,
@@ -51,12 +51,11 @@ pub enum Kind {
     Internal,
 }
 
-/// An error with everything that a person needs to act on it. Boxed, so that a result that is well stays
-/// small.
+/// An error with everything that a person needs to act on it. Boxed, so that a successful result stays small.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error(Box<Details>);
 
-/// What an error says.
+/// The contents of an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Details {
     /// The category.
@@ -67,29 +66,29 @@ pub struct Details {
     pub tensor: Option<Arc<str>>,
     /// The shard that refused.
     pub shard: Option<u32>,
-    /// What would have been right.
+    /// What was expected.
     pub expected: Option<String>,
-    /// What came instead.
+    /// What arrived instead.
     pub got: Option<String>,
-    /// When trying again makes sense, in milliseconds.
+    /// When to retry, in milliseconds.
     pub retry_after_ms: Option<u64>,
-    /// Of [`Kind::VersionsLost`]: what is gone.
+    /// Of [`Kind::VersionsLost`]: what was lost.
     pub lost: Vec<Lost>,
 }
 
-/// What a restarted server lacks of a tensor. Where slices differ, of the one that lost most.
+/// What a restarted server lacks of a tensor. If its slices differ, the one that lost most counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
     /// The tensor.
     pub tensor: Arc<str>,
-    /// The shard that was started anew.
+    /// The shard that restarted.
     pub shard: u32,
-    /// How many of the client's own pushes are gone that were acknowledged; `None`: the server knows the
-    /// client no more.
+    /// The number of the client's own acknowledged pushes that were lost; `None` if the server no longer
+    /// knows the client.
     pub own: Option<u64>,
-    /// The newest version that the client was told.
+    /// The newest version that the client has seen.
     pub seen: u64,
-    /// The version that the server had when it was back, as the client found it.
+    /// The version that the client found on the restarted server.
     pub now: u64,
 }
 
@@ -122,26 +121,26 @@ impl Error {
         }))
     }
 
-    /// Names the tensor.
+    /// Sets the tensor.
     pub fn tensor(mut self, name: impl Into<Arc<str>>) -> Self {
         self.tensor = Some(name.into());
         self
     }
 
-    /// Names the shard, unless it is named already.
+    /// Sets the shard, unless one is set.
     pub fn shard(mut self, shard: u32) -> Self {
         self.shard.get_or_insert(shard);
         self
     }
 
-    /// Says what was expected and what came.
+    /// Sets what was expected and what arrived.
     pub fn expected(mut self, expected: impl fmt::Display, got: impl fmt::Display) -> Self {
         self.expected = Some(expected.to_string());
         self.got = Some(got.to_string());
         self
     }
 
-    /// Says when to try again.
+    /// Sets when to retry.
     pub fn retry_after_ms(mut self, ms: u64) -> Self {
         self.retry_after_ms = Some(ms);
         self

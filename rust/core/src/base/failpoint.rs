@@ -1,29 +1,29 @@
-//! Failpoints: named places where a test ends the process at once, or has a call of the system fail. Compiled
-//! in by the cargo feature `failpoints` alone, which the tests of fastps-cli turn on and no release has.
+//! Failpoints: named places where a test kills the process or makes a system call fail. They are compiled in
+//! only with the cargo feature `failpoints`, which the tests of fastps-cli enable and no release does.
 //!
-//! `FASTPS_FAILPOINT` says what happens: `log_written:3` kills the process (SIGKILL) the third time that it
-//! comes to `log_written`, and `log_sync:2:EIO` makes the second sync fail with that error (EIO or ENOSPC).
-//! Several are separated by commas.
+//! `FASTPS_FAILPOINT` selects them: `log_written:3` kills the process (SIGKILL) when it reaches `log_written`
+//! for the third time, and `log_sync:2:EIO` makes the second sync fail with that error (EIO or ENOSPC).
+//! Commas separate several failpoints.
 
 #[cfg(feature = "failpoints")]
 pub use chosen::{cut, fail, reach};
 
-/// Whether this build has any.
+/// Whether this build has failpoints.
 pub const ARE_COMPILED: bool = cfg!(feature = "failpoints");
 
-/// Ends the process here, if a test says so.
+/// Kills the process here if this failpoint is due.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 pub const fn reach(_name: &str) {}
 
-/// Instead of a call of the system: ends the process, or fails as the call might.
+/// Stands before a system call: kills the process, or fails as the call might.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 pub const fn fail(_name: &str) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Ends the process as a power cut does: of a file's bytes that were not synced, half are there.
+/// Kills the process as a power cut does: half of the file's unsynced bytes remain.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 pub const fn cut(_name: &str, _file: &std::fs::File, _durable: u64, _length: u64) {}
@@ -35,7 +35,7 @@ mod chosen {
     use std::io;
     use std::sync::OnceLock;
 
-    /// What happens at a place.
+    /// What happens at a failpoint.
     enum Event {
         Kill,
         Error(i32),
@@ -43,12 +43,12 @@ mod chosen {
 
     struct Point {
         name: String,
-        /// How often it must be reached until then.
+        /// How often the failpoint must still be reached before the event.
         left: AtomicU64,
         event: Event,
     }
 
-    /// One entry of the variable; what cannot be read is none.
+    /// Parses one entry of the variable; `None` if it is malformed.
     fn parse(text: &str) -> Option<Point> {
         let mut parts = text.split(':');
         let name = parts.next()?.to_owned();
@@ -62,7 +62,7 @@ mod chosen {
         Some(Point { name, left: AtomicU64::new(count), event })
     }
 
-    /// Whether it happens now, and what.
+    /// Counts this visit, and returns the event if it is due now.
     fn due(name: &str) -> Option<&'static Event> {
         static POINTS: OnceLock<Vec<Point>> = OnceLock::new();
         let points = POINTS.get_or_init(|| {
@@ -79,14 +79,14 @@ mod chosen {
         std::process::abort()
     }
 
-    /// Ends the process here, if a test says so.
+    /// Kills the process here if this failpoint is due.
     pub fn reach(name: &str) {
         if due(name).is_some() {
             end();
         }
     }
 
-    /// Instead of a call of the system: ends the process, or fails as the call might.
+    /// Stands before a system call: kills the process, or fails as the call might.
     pub fn fail(name: &str) -> io::Result<()> {
         match due(name) {
             None => Ok(()),
@@ -95,12 +95,12 @@ mod chosen {
         }
     }
 
-    /// Ends the process as a power cut does: of a file's bytes that were not synced, half are there.
+    /// Kills the process as a power cut does: half of the file's unsynced bytes remain.
     pub fn cut(name: &str, file: &File, durable: u64, length: u64) {
         if due(name).is_some() {
             let zeros = file.metadata().map_or(0, |file| file.len()).saturating_sub(length);
             let _ = file.set_len(durable + (length - durable) / 2);
-            // What was written over zeros leaves zeros.
+            // Bytes that were written over preallocated zeros become zeros again.
             let _ = (zeros > 0).then(|| file.set_len(length + zeros));
             end();
         }

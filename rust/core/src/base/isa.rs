@@ -1,5 +1,5 @@
-//! The instruction set as a plain value, chosen once per process, and the one place where a loop is compiled
-//! for it.
+//! The instruction set, a plain value chosen once per process, and the only place that compiles a loop for
+//! it.
 //!
 //! A [`Kernel`] is ordinary safe Rust whose `run` is inlined into one entry function per instruction set; the
 //! compiler vectorises each copy. All copies perform the same IEEE operations, so they agree bit for bit.
@@ -68,7 +68,7 @@ impl Isa {
         }
     }
 
-    /// Reads a name as `FASTPS_ISA` takes it; an instruction set that the CPU lacks is an error that says so.
+    /// Parses a name as `FASTPS_ISA` takes it; fails if the CPU lacks the instruction set.
     pub fn parse(name: &str) -> Result<Self> {
         let isa = Self::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| {
             Error::new(Kind::Config, "FASTPS_ISA names no instruction set")
@@ -109,19 +109,19 @@ impl Isa {
             // SAFETY: the features were just checked (the check is a cached load).
             Self::Avx512 if K::WIDE && self.is_available() => unsafe { run_avx512(kernel) },
             #[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
-            // SAFETY: as above; who has AVX-512 here has AVX2.
+            // SAFETY: as above; `detect` reports AVX-512 only where AVX2 is present too.
             Self::Avx512 | Self::Avx2 if self.is_available() => unsafe { run_avx2(kernel) },
-            // NEON belongs to the baseline of AArch64, so that the scalar entry is compiled for it.
+            // NEON is part of the AArch64 baseline, so the scalar entry is already compiled for it.
             _ => run_scalar(kernel),
         }
     }
 }
 
-/// Bytes of a line of a cache.
+/// Bytes of a cache line.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const LINE: usize = 64;
 
-/// Asks for memory that will be read soon; a hint that changes nothing.
+/// Prefetches memory that will be read soon; a hint without other effects.
 #[inline(always)]
 pub(crate) fn prefetch<T>(values: &[T]) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -137,19 +137,19 @@ pub(crate) fn prefetch<T>(values: &[T]) {
     let _ = values;
 }
 
-/// A loop to be compiled once per instruction set. `run` and all that it calls must be `#[inline(always)]`.
+/// A loop that is compiled once per instruction set. `run` and all that it calls must be `#[inline(always)]`.
 pub trait Kernel {
-    /// What the loop gives back.
+    /// The result of the loop.
     type Out;
-    /// Whether AVX-512 is worth its while. Not for a loop that streams through memory and needs none of its
-    /// masks: vectors of a whole cache line come from the second-level cache and beyond up to a tenth more
-    /// slowly than those of half a line.
+    /// Whether to use AVX-512. False for a loop that streams through memory and needs none of its masks:
+    /// vectors of a whole cache line arrive from the second-level cache and beyond up to a tenth more slowly
+    /// than vectors of half a line.
     const WIDE: bool = true;
     /// The loop.
     fn run(self) -> Self::Out;
 }
 
-/// Not inlined: every caller would have the loops of all kernels in it once more.
+/// Not inlined; otherwise every caller would contain another copy of every kernel's loops.
 #[inline(never)]
 fn run_scalar<K: Kernel>(kernel: K) -> K::Out {
     kernel.run()

@@ -1,10 +1,11 @@
-//! The lock of an `exact` slice: it lets a running thread come back while the slice is hot in its cache, but
-//! no waiting thread is overtaken more than [`MAX_OVERTAKES`] times.
+//! The lock of an `exact` slice. A running thread may retake it while the slice is hot in its cache, but no
+//! waiting thread is overtaken more than [`MAX_OVERTAKES`] times.
 //!
-//! Two threads that take turns strictly pay a cache miss per line and a wake-up per push; measured on one
-//! dense vector, a first-come-first-served lock costs up to 3.8 times one thread alone, this one 1.0 to 1.2
-//! times. Waiting threads queue in order of arrival. A newcomer may overtake the queue while its front has
-//! been overtaken fewer than `MAX_OVERTAKES` times; then the lock is handed to the front directly.
+//! Two threads that strictly alternate pay a cache miss per line and a wake-up per push. Measured on one
+//! dense vector, a first-come-first-served lock takes up to 3.8 times as long as a single thread; this lock
+//! takes 1.0 to 1.2 times. Waiting threads queue in order of arrival. A newcomer may overtake the queue while
+//! its front has been overtaken fewer than `MAX_OVERTAKES` times; after that, an unlock hands the lock
+//! directly to the front.
 
 use crate::base::fault::fault;
 use crate::base::sync::{
@@ -13,16 +14,16 @@ use crate::base::sync::{
 };
 use std::collections::VecDeque;
 
-/// How often a waiting thread may be overtaken. Once in a model checker, which goes through all orders.
+/// How often a waiting thread may be overtaken. Once under a model checker, which explores all orders.
 pub const MAX_OVERTAKES: u64 = if cfg!(loom) { 1 } else { 64 };
 
-/// How often a thread tries before it queues, and looks in the queue before it sleeps: about 2 and 50 us,
-/// where a wake-up takes 25 us. Whoever is overtaken meanwhile looks on: its turn comes near, and a lock that
-/// is handed to a sleeper is nobody's until that wakes up. A model checker needs no more than one look.
+/// Spins before a thread queues, and spins in the queue before it sleeps: about 2 us and 50 us, where a
+/// wake-up takes 25 us. A waiter that is overtaken restarts its spins: its turn is near, and a lock that is
+/// handed to a sleeping thread stays idle until that thread wakes. One spin is enough under a model checker.
 const TRIES_BEFORE_QUEUE: u32 = if cfg!(loom) { 1 } else { 100 };
 const LOOKS_BEFORE_SLEEP: u32 = if cfg!(loom) { 1 } else { 2000 };
-/// Each look at the lock takes its cache line from the holder, so that it is rare, more so in the queue,
-/// where a thread can look at its own flag instead.
+/// Spins between two reads of the lock word. Each read takes the word's cache line from the holder, so reads
+/// are rare; they are rarer in the queue, where a thread can spin on its own flag instead.
 const LOOKS_PER_ATTEMPT: u32 = 32;
 const LOOKS_PER_TRY: u32 = 128;
 
@@ -32,13 +33,13 @@ const WAITING: u32 = 2;
 /// A mutual exclusion lock around `T`.
 #[derive(Debug, Default)]
 pub struct SliceLock<T> {
-    /// `LOCKED` and `WAITING` bits; `WAITING` changes under `queue` only.
+    /// `LOCKED` and `WAITING` bits; `WAITING` changes only under `queue`.
     word: AtomicU32,
-    /// How often newcomers have overtaken a queue; changed by the lock's holder only.
+    /// How often newcomers have overtaken the queue; only the lock's holder changes it.
     overtakes: AtomicU64,
     queue: Mutex<VecDeque<Waiter>>,
-    /// Never contended, whoever holds the word takes it: 4 ns of the 9 ns that an undisturbed lock and unlock
-    /// take, and the compiler checks what would otherwise be `unsafe`.
+    /// Never contended: only the holder of the word locks it. This costs 4 ns of the 9 ns of an uncontended
+    /// lock and unlock, and lets the compiler check what would otherwise be `unsafe`.
     data: Mutex<T>,
 }
 
@@ -48,9 +49,9 @@ struct Waiter {
     thread: Thread,
     /// `overtakes` at arrival.
     arrived: u64,
-    /// It sleeps, or has found the lock taken and is about to.
+    /// The thread sleeps, or has found the lock taken and is about to sleep.
     asleep: bool,
-    /// Set when the lock was handed to this waiter.
+    /// Set when the lock is handed to this waiter.
     granted: Arc<AtomicU32>,
 }
 
@@ -58,12 +59,12 @@ struct Waiter {
 #[derive(Debug)]
 pub struct SliceGuard<'a, T> {
     lock: &'a SliceLock<T>,
-    /// An option so that it is released before the word.
+    /// An option, so that `drop` can release the data before the word.
     data: Option<MutexGuard<'a, T>>,
 }
 
 impl<T> SliceLock<T> {
-    /// A free lock.
+    /// An unlocked lock.
     pub fn new(data: T) -> Self {
         Self {
             word: AtomicU32::new(0),
@@ -73,7 +74,7 @@ impl<T> SliceLock<T> {
         }
     }
 
-    /// Waits until the lock is this thread's.
+    /// Acquires the lock.
     pub fn lock(&self) -> SliceGuard<'_, T> {
         if !self.try_word() {
             self.wait();
@@ -81,12 +82,12 @@ impl<T> SliceLock<T> {
         SliceGuard { lock: self, data: Some(lock_uncontended(&self.data)) }
     }
 
-    /// Threads that wait in the queue.
+    /// The number of threads in the queue.
     pub fn queued(&self) -> usize {
         lock(&self.queue).len()
     }
 
-    /// Takes the word if it is free, overtaking whoever waits.
+    /// Takes the word if it is free, and so overtakes the queue.
     fn try_word(&self) -> bool {
         if fault("lock_open") {
             return true;
@@ -144,10 +145,10 @@ impl<T> SliceLock<T> {
         }
     }
 
-    /// Joins the queue, unless the lock has become free.
+    /// Joins the queue; `None` if the lock became free and this thread took it.
     fn join_queue(&self) -> Option<Arc<AtomicU32>> {
         let mut queue = lock(&self.queue);
-        // From here on the holder's unlock takes the slow path; it may have become free just before.
+        // From here on, the holder's unlock takes the slow path. The lock may have become free just before.
         let before = self.word.fetch_or(WAITING, Ordering::Relaxed);
         if before & LOCKED == 0 && self.try_word() {
             self.update_waiting(&queue);
@@ -163,8 +164,8 @@ impl<T> SliceLock<T> {
         Some(granted)
     }
 
-    /// The front of the queue takes the lock if it is free; whoever does not get it may note that it goes to
-    /// sleep.
+    /// Takes the lock if it is free and this thread is at the front. Otherwise marks the waiter as asleep if
+    /// `to_sleep` is set.
     fn leave_queue(&self, granted: &Arc<AtomicU32>, to_sleep: bool) -> bool {
         let mut queue = lock(&self.queue);
         let Some(at) = queue.iter().position(|waiter| Arc::ptr_eq(&waiter.granted, granted)) else {

@@ -1,5 +1,5 @@
-//! What every other folder stands on: errors, the only import of atomics and locks, element types,
-//! instruction sets, seeded faults, and small values without a home of their own.
+//! What all other folders build on: errors, the only import of atomics and locks, element types, instruction
+//! sets, seeded faults, and small values that belong to no other folder.
 
 pub mod barrier;
 pub mod block;

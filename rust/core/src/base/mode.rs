@@ -1,57 +1,57 @@
-//! How the workers of a group keep together, as values: what the table of a group
-//! ([`crate::coordination::group`]) and whoever asks it speak of.
+//! The modes of a group as values, shared by the group table ([`crate::coordination::group`]) and its
+//! callers.
 
 use crate::base::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Most workers that one version can be made of.
+/// Most workers whose gradients may form one version.
 const MOST_WORKERS: u32 = 1 << 16;
 /// Longest name of a worker, in bytes.
 const LONGEST_NAME: usize = 128;
 
-/// What binds the workers of a group.
+/// The rule that the workers of a group follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
-    /// Nothing: each push is applied when it arrives.
+    /// No coordination: each push is applied when it arrives.
     Free,
-    /// Stale synchronous parallel: nobody is more than `staleness` steps ahead of the slowest (Ho et al.,
+    /// Stale synchronous parallel: no worker is more than `staleness` steps ahead of the slowest (Ho et al.,
     /// 2013).
     Bounded {
         /// Steps.
         staleness: u64,
     },
-    /// A version is made of the first gradients that come for it.
+    /// A version is made of the first gradients that arrive for it.
     Sync(Quorum),
-    /// The first who comes trains alone for so many steps; the others wait until then.
+    /// The first worker trains alone for `steps` steps while the others wait.
     WarmStart {
         /// Steps.
         steps: u64,
     },
 }
 
-/// Of how many gradients a version is made, and how.
+/// How many gradients form a version, and how they are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quorum {
     /// Gradients of one version.
     pub workers: u32,
-    /// Workers beyond those, so that the slowest are not waited for (Chen et al., 2016).
+    /// Additional workers, so that a version does not wait for the slowest (Chen et al., 2016).
     pub backup: u32,
-    /// Gradients are summed in the order of their workers' ranks, not in that of their arrival.
+    /// Sums gradients in the order of their workers' ranks instead of their arrival.
     pub deterministic: bool,
-    /// Of the gradients; else their mean.
+    /// Applies the sum of the gradients instead of their mean.
     pub sum: bool,
 }
 
 impl Quorum {
-    /// The factor on a sum of so many gradients.
+    /// The factor on the sum of this many gradients.
     pub fn share(self, gradients: usize) -> f32 {
         if self.sum { 1.0 } else { 1.0 / gradients as f32 }
     }
 }
 
 impl Mode {
-    /// Fails for settings that nobody could train with.
+    /// Fails for settings that no group can train with.
     pub fn check(self) -> Result<()> {
         let fail = |expected: String, got: String| {
             Err(Error::new(Kind::Config, "invalid mode of a group").expected(expected, got))
@@ -70,7 +70,7 @@ impl Mode {
 }
 
 impl fmt::Display for Mode {
-    /// As in Python.
+    /// As written in Python.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Free => write!(f, "Async(...) or Local(...)"),
@@ -90,19 +90,19 @@ impl fmt::Display for Mode {
     }
 }
 
-/// A worker that asks for its place in a group.
+/// A worker's request for a place in a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seat {
-    /// What it expects to be bound by.
+    /// The mode that the worker expects.
     pub mode: Mode,
-    /// Its place in the order of workers, where the mode asks for one.
+    /// Its position in the order of workers, if the mode needs one.
     pub rank: Option<u32>,
-    /// For people: who is missing, who is behind.
+    /// A name for messages to people about missing or slow workers.
     pub name: String,
 }
 
 impl Seat {
-    /// Fails for what nobody can be given.
+    /// Fails for a request that cannot be granted.
     pub fn check(&self) -> Result<()> {
         self.mode.check()?;
         if self.name.len() > LONGEST_NAME {
@@ -126,22 +126,22 @@ impl fmt::Display for Seat {
     }
 }
 
-/// What a worker finds that got its place.
+/// What a worker learns when it gets its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joined {
-    /// The clock that it begins with: the slowest one's, so that it holds nobody up.
+    /// The clock that it starts with: that of the slowest worker, so that it delays no other worker.
     pub clock: u64,
-    /// How many there are, itself included.
+    /// The number of workers present, including this one.
     pub present: u64,
-    /// The names of some, the first who came first.
+    /// The names of some workers, in order of arrival.
     pub workers: Vec<String>,
 }
 
-/// How far a group is when a worker may go on.
+/// The progress of a group when a worker may go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clocks {
-    /// Steps that the slowest worker has taken; of a warm start, that were taken alone.
+    /// Steps that the slowest worker has taken; in a warm start, steps that were trained alone.
     pub slowest: u64,
-    /// It is the one that trains alone.
+    /// Whether this worker is the one that trains alone.
     pub leads: bool,
 }

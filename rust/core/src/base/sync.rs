@@ -1,7 +1,7 @@
-//! The only import of atomics and locks, so that a model checker can take their place (`--cfg loom`).
+//! The only import of atomics and locks, so that a model checker can replace them (`--cfg loom`).
 //!
-//! `Arc` is std's in every build: trait objects and method receivers need the real one. `Counted` is the
-//! `Arc` whose count the code looks at, and which the model checker therefore must see.
+//! `Arc` is std's in every build, because trait objects and method receivers need the real one. `Counted` is
+//! an `Arc` whose reference count the code reads, so the model checker must see it.
 
 #[cfg(not(loom))]
 mod chosen {
@@ -19,7 +19,7 @@ mod chosen {
     pub(crate) use loom::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
     pub(crate) use loom::thread::{Thread, current, park};
 
-    /// Nothing: loom would take it for a promise to let the others run, and leave orders out.
+    /// Does nothing: loom would take it for a yield to the other threads, and skip some orders.
     pub(crate) fn spin_loop() {}
 }
 
@@ -27,7 +27,7 @@ pub(crate) use chosen::*;
 pub(crate) use std::sync::Arc;
 use std::sync::{LockResult, TryLockResult};
 
-/// Locks; a panic elsewhere must not make every later call panic as well.
+/// Locks, and ignores poisoning: a panic in one thread must not make every later call panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     taken(|| mutex.try_lock(), || mutex.lock())
 }
@@ -47,7 +47,8 @@ fn taken<G>(_attempt: impl Fn() -> TryLockResult<G>, wait: impl FnOnce() -> Lock
     wait().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// `ThreadSanitizer` cannot see into std, which waits there; an attempt is compiled here, where it can.
+/// `ThreadSanitizer` cannot see a wait inside std, so this spins on attempts, which are compiled here with
+/// instrumentation.
 #[cfg(fastps_tsan)]
 fn taken<G>(attempt: impl Fn() -> TryLockResult<G>, _wait: impl FnOnce() -> LockResult<G>) -> G {
     use std::sync::TryLockError;
@@ -60,7 +61,7 @@ fn taken<G>(attempt: impl Fn() -> TryLockResult<G>, _wait: impl FnOnce() -> Lock
     }
 }
 
-/// Locks what nobody else can hold at this moment; the model checker finds out if somebody does.
+/// Locks a mutex that no other thread can hold at this moment; the model checker verifies that.
 pub(crate) fn lock_uncontended<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     #[cfg(loom)]
     assert!(mutex.try_lock().is_ok(), "two threads hold one lock");

@@ -1,10 +1,10 @@
-//! A trial of the claim on which `hogwild` rests: vectors that race may mix, lanes never tear.
+//! Tests the claim on which `hogwild` rests: racing vectors may mix, but lanes never tear.
 //!
-//! Two threads store vectors of one pattern each into the same line of racing memory; a third loads, and
-//! stores either pattern now and then, so that patterns meet also where only two of them have a core. A lane
-//! that is neither pattern was torn. No vendor promises this of wide vectors, so it is tried on the CPU at
-//! hand: in memory of this process, and in memory that each of the three has mapped for itself, as the
-//! processes of a shared store have.
+//! Two threads store vectors of one pattern each into the same line of racing memory. A third thread loads,
+//! and now and then stores either pattern, so that patterns also meet where only two threads have a core. A
+//! lane with neither pattern was torn. No vendor promises that wide vectors do not tear, so this is tested on
+//! the CPU at hand: in memory of this process, and in memory that each of the three threads has mapped for
+//! itself, as the processes of a shared store do.
 
 use crate::base::error::Result;
 use crate::base::isa::Isa;
@@ -15,60 +15,61 @@ use std::sync::Barrier;
 const PAGE: u64 = 4096;
 /// Elements of a cache line, and of the widest vector.
 const LINE: usize = 16;
-/// Elements that a line is shifted by, so that vectors straddle a border: none, half a line, one lane.
+/// Offsets of the tested line in elements, so that vectors straddle a line border: none, half a line, one
+/// lane.
 const SHIFTS: [usize; 3] = [0, LINE / 2, 1];
-/// Loads of the third thread for each store of its own: the first ones may be answered with what it has just
+/// Loads of the third thread per store of its own; the first loads after a store may return what it has just
 /// stored.
 const LOADS: u64 = 16;
-/// Two values that differ in every bit, so that each part of a lane tells whose it is.
+/// Two values that differ in every bit, so that each part of a lane shows which pattern it is from.
 const PATTERNS: [u32; 2] = [0x3355_1177, !0x3355_1177];
 
-/// What was seen at one place.
+/// The result at one offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trial {
-    /// Elements between the place and the border of a cache line.
+    /// Elements between the tested line and the border of a cache line.
     pub shift: usize,
     /// Lines of 16 lanes that were loaded.
     pub loads: u64,
-    /// Of these, how many held lanes of both patterns: allowed.
+    /// Lines that held lanes of both patterns, which is allowed.
     pub mixed: u64,
-    /// Lanes that were neither pattern: there must be none.
+    /// Lanes that matched neither pattern; there must be none.
     pub torn_lanes: u64,
 }
 
-/// What was seen at all places.
+/// The results at all offsets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TearReport {
-    /// The instruction set that was tried.
+    /// The instruction set that was tested.
     pub isa: Isa,
-    /// One per place: on the border of a cache line, half a line beside it, one lane beside it.
+    /// One per offset: on the border of a cache line, half a line after it, one lane after it.
     pub trials: Vec<Trial>,
 }
 
 impl TearReport {
-    /// Lanes that were torn, over all places.
+    /// Torn lanes over all offsets.
     pub fn torn_lanes(&self) -> u64 {
         self.trials.iter().map(|trial| trial.torn_lanes).sum()
     }
 }
 
-/// Whose the memory is that is raced for.
+/// Which memory the threads race for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapping {
-    /// This process's own.
+    /// Memory of this process.
     Private,
-    /// A shared store's: each thread has a mapping of its own.
+    /// Memory of a shared store: each thread has its own mapping.
     Shared,
 }
 
-/// Loads `loads` lines at each place while others store into them. A million loads take about a tenth of a
-/// second.
+/// Loads `loads` lines at each offset while other threads store into them. A million loads take about a tenth
+/// of a second.
 pub fn tearing(isa: Isa, mapping: Mapping, loads: u64) -> Result<TearReport> {
     let trial = |shift| Ok(trial(isa, &buffers(mapping)?, shift, loads));
     Ok(TearReport { isa, trials: SHIFTS.into_iter().map(trial).collect::<Result<_>>()? })
 }
 
-/// The same two lines for three threads.
+/// The same two lines, one buffer per thread.
 fn buffers(mapping: Mapping) -> Result<[Arc<RacyBuffer>; 3]> {
     if mapping == Mapping::Private {
         let buffer = Arc::new(RacyBuffer::filled(2 * LINE, 0.0));

@@ -1,4 +1,4 @@
-//! A worker's local step, in one pass: `sum <- sum + g` and `W <- fma(-lr, g, W)`.
+//! A worker's local step in one pass: `sum <- sum + g` and `W <- fma(-lr, g, W)`.
 
 use crate::base::block::blocks;
 use crate::base::isa::{Isa, Kernel};
@@ -28,8 +28,8 @@ impl Kernel for Step<'_> {
     }
 }
 
-/// Steps the parameters by a gradient and adds it to a sum, or starts the sum with it if it is the first. All three
-/// have one length.
+/// Steps the parameters by a gradient and adds the gradient to a sum, or starts the sum with it if it is the
+/// first. All three have the same length.
 pub fn local_step(isa: Isa, params: &mut [f32], sum: &mut [f32], gradient: &[f32], lr: f64, first: bool) {
     isa.run(Step { params, sum, gradient, neg_lr: -lr as f32, first });
 }

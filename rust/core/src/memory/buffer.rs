@@ -1,4 +1,4 @@
-//! Plain memory of an `exact` slice.
+//! Plain, aligned memory for one array of an `exact` slice: values or one slot of optimizer state.
 
 use super::meter::Charge;
 use super::pieces::{Piece, Pieces};
@@ -7,15 +7,15 @@ use bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
 use std::sync::OnceLock;
 
 const LINE: usize = 64;
-/// A whole slice takes whole pages; no system has larger ones.
+/// Full slices take whole multiples of this; no supported system has larger pages.
 const PAGE: usize = 1 << 16;
-/// Bytes from which on the place in a page matters.
+/// Arrays of at least this many bytes are staggered within a page.
 const LARGE: usize = 1 << 16;
-/// How far apart in a page the large arrays of one slice begin, the gradient's too, which mostly begins near
-/// the start of one: a step walks along all of them at once, and streams that agree in the low bits of their
-/// addresses hold each other up.
+/// Offset within a page between the large arrays of one slice. A step walks along all of them and the
+/// gradient, which mostly starts near the start of a page, at once; streams whose addresses agree in the low
+/// bits slow each other down.
 const STAGGER: usize = 5 * LINE;
-/// Arrays after which the places repeat.
+/// The number of different offsets; array k and array k + `PLACES` share one.
 const PLACES: usize = 4;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -25,11 +25,11 @@ struct Line([u8; LINE]);
 /// Values of one type, aligned to 64 bytes.
 pub(crate) struct Buffer {
     memory: Memory,
-    /// The first value's byte.
+    /// The byte at which the first value begins.
     start: usize,
     dtype: DType,
     len: usize,
-    /// Set when only a reader keeps the buffer alive: the slice's own memory is counted elsewhere.
+    /// Set when only readers keep the buffer alive; the memory of the slice itself is charged elsewhere.
     charge: OnceLock<Charge>,
 }
 
@@ -39,14 +39,14 @@ enum Memory {
 }
 
 impl Buffer {
-    /// `len` values of a slice's `array`-th array, written once so that the first push does not pay for the
-    /// pages.
+    /// `len` values of a slice's `array`-th array. All are written here, so that the first push takes no page
+    /// faults.
     pub(crate) fn filled(dtype: DType, len: usize, value: f32, array: usize, pieces: &mut Pieces) -> Self {
         let piece = pieces.take(Self::bytes_for(dtype, len) as usize, array);
         Self::made(dtype, len, value, array, piece)
     }
 
-    /// Memory for a copy of a slice's values: where others can read these, they can read the copy, too.
+    /// Memory for a copy of a slice's values, exposed to other processes if these values are.
     pub(crate) fn spare(&self) -> Self {
         let piece = match &self.memory {
             Memory::Piece(piece) => piece.spare(),
@@ -66,7 +66,7 @@ impl Buffer {
         buffer
     }
 
-    /// Bytes of memory that `len` values take.
+    /// Bytes of memory for `len` values.
     pub(crate) fn bytes_for(dtype: DType, len: usize) -> u64 {
         let bytes = dtype.size() * len;
         let room = if bytes < LARGE { 0 } else { STAGGER * PLACES };
@@ -74,9 +74,9 @@ impl Buffer {
         (bytes + room).next_multiple_of(unit) as u64
     }
 
-    /// Counts the buffer's memory until its last reader is done.
+    /// Charges the buffer's memory until its last reader drops it.
     pub(crate) fn leave_to_readers(&self, charge: Charge) {
-        // A buffer is left once, so nothing is there to be replaced.
+        // A buffer is left to readers at most once, so `set` replaces nothing.
         let _ = self.charge.set(charge);
     }
 
@@ -85,7 +85,7 @@ impl Buffer {
         self.values_mut::<u8>().copy_from_slice(other.bytes());
     }
 
-    /// The values, for writing; `T` is what `dtype` names, or a byte.
+    /// The values, for writing. `T` is the type that `dtype` names, or a byte.
     pub(crate) fn values_mut<T: Pod>(&mut self) -> &mut [T] {
         let (start, end) = (self.start, self.start + self.dtype.size() * self.len);
         let memory: &mut [u8] = match &mut self.memory {
@@ -95,7 +95,7 @@ impl Buffer {
         cast_slice_mut(&mut memory[start..end])
     }
 
-    /// Where the values begin in the shard's exposed memory, if they lie there.
+    /// The offset of the values in the shard's exposed memory, if they are there.
     pub(crate) fn exposed_at(&self) -> Option<usize> {
         match &self.memory {
             Memory::Piece(piece) => Some(piece.exposed_at()? + self.start),

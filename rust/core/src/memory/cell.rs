@@ -1,19 +1,18 @@
 //! The one file with racing memory access: the memory of `hogwild` slices.
 //!
-//! Threads load and store the same elements without any lock (Niu et al. 2011). In Rust a race between
+//! Threads load and store the same elements without any lock (Niu et al. 2011). In Rust, a race between
 //! ordinary accesses is undefined behaviour, and no portable vector access is atomic. So the memory is never
-//! exposed as a slice, and exactly two leaf operations touch it, a load and a store: of vectors, or of one
-//! element for sparse work (`get`, `set`: plain atomics, which compile to plain moves). Their meaning is
-//!
+//! exposed as a slice, and only two leaf operations touch it, a load and a store: of vectors, or of one
+//! element for sparse work (`get`, `set`: plain atomics, which compile to plain moves). Each of them means
 //! > one relaxed atomic access per 4-byte lane, in unspecified order,
 //!
-//! which is what the scalar backend below does literally (`load_scalar`, `store_scalar`). The vector backends
+//! which is literally what the scalar backend below does (`load_scalar`, `store_scalar`). The vector backends
 //! are inline assembly that does the same to 4, 8 or 16 lanes with one instruction: it performs a subset of
-//! the behaviours of that loop, so it adds no operation that the abstract machine lacks. Assembly rather than
-//! intrinsics, because an intrinsic's load is an ordinary one that the compiler may repeat, split or merge.
-//! One lane width per buffer: 4 bytes, never mixed, and every lane is aligned; a tail goes through the scalar
-//! backend. `cfg(fastps_scalar)`, Miri, loom and other CPUs use the scalar backend alone.
-//! `crate::kernel::litmus` tries on the CPU at hand what is claimed here.
+//! the behaviours of that loop, so it adds no operation that the abstract machine lacks. It is assembly and
+//! not intrinsics, because an intrinsic's load is an ordinary load that the compiler may repeat, split or
+//! merge. Every buffer has one lane width, 4 bytes, and every lane is aligned; the tail goes through the
+//! scalar backend. `cfg(fastps_scalar)`, Miri, loom and other CPUs use only the scalar backend.
+//! `crate::kernel::litmus` tests these claims on the CPU at hand.
 #![allow(unsafe_code)]
 
 use super::shared::Region;
@@ -22,7 +21,7 @@ use crate::base::isa::{Isa, Kernel};
 use crate::base::sync::{Arc, AtomicU32, Ordering};
 use std::ptr::NonNull;
 
-/// Float32 values that several threads load and store at once.
+/// Float32 values that several threads may load and store at once.
 pub(crate) struct RacyBuffer {
     first: NonNull<AtomicU32>,
     len: usize,
@@ -30,18 +29,19 @@ pub(crate) struct RacyBuffer {
     _memory: Memory,
 }
 
-// SAFETY: `first` points to atomics, which every thread may use, in memory that goes with the buffer.
+// SAFETY: `first` points to atomics, which every thread may use, in memory that the buffer owns or keeps
+// alive.
 unsafe impl Send for RacyBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for RacyBuffer {}
 
-/// A cache line of lanes; atomics may be changed through a shared reference, by every thread.
+/// A cache line of lanes. Every thread may change an atomic through a shared reference.
 #[repr(C, align(64))]
 pub(super) struct Line([AtomicU32; LINE]);
 
 enum Memory {
     Own(#[allow(dead_code)] Vec<Line>),
-    /// Other processes have it, too.
+    /// Memory that other processes may have mapped too.
     Shared(#[allow(dead_code)] Arc<Region>),
 }
 
@@ -52,12 +52,12 @@ impl RacyBuffer {
         Self { first: first(&lines), len, _memory: Memory::Own(lines) }
     }
 
-    /// The `len` values of a region from byte `at`, as they are.
+    /// `len` values of a region from byte `at` on; their contents stay as they are.
     pub(crate) fn shared(region: Arc<Region>, at: usize, len: usize) -> Self {
         Self { first: first(region.lines(at, len.div_ceil(16))), len, _memory: Memory::Shared(region) }
     }
 
-    /// Bytes of memory that `len` values take.
+    /// Bytes of memory for `len` values.
     pub(crate) fn bytes_for(len: usize) -> u64 {
         (size_of::<Line>() * len.div_ceil(16)) as u64
     }
@@ -69,12 +69,13 @@ impl RacyBuffer {
     #[inline(always)]
     fn lane(&self, i: usize) -> &AtomicU32 {
         assert!(i < self.len, "an element outside its buffer");
-        // SAFETY: inside the memory, as just seen; atomics are initialised and valid for as long as it is.
+        // SAFETY: the assertion keeps the lane inside the memory; its atomics are initialised and valid for
+        // as long as that memory is.
         unsafe { self.first.add(i).as_ref() }
     }
 
-    /// Loads the elements from `at`. Every lane is one relaxed load. At a multiple of 16 no vector straddles
-    /// a cache line, which is faster.
+    /// Loads the elements from `at` on. Every lane is one relaxed load. If `at` is a multiple of 16, no
+    /// vector straddles a cache line, which is faster.
     #[inline(always)]
     pub(crate) fn load(&self, isa: Isa, at: usize, out: &mut [f32]) {
         assert!(self.holds(at, out.len()), "a block outside its buffer");
@@ -85,7 +86,7 @@ impl RacyBuffer {
         load_scalar(self, at + done, &mut out[done..]);
     }
 
-    /// Stores the elements from `at`. Every lane is one relaxed store.
+    /// Stores the elements from `at` on. Every lane is one relaxed store.
     #[inline(always)]
     pub(crate) fn store(&self, isa: Isa, at: usize, values: &[f32]) {
         assert!(self.holds(at, values.len()), "a block outside its buffer");
@@ -95,7 +96,7 @@ impl RacyBuffer {
         store_scalar(self, at + done, &values[done..]);
     }
 
-    /// Asks for elements that will be stored soon; a hint that changes nothing.
+    /// Prefetches elements that will be stored soon; a hint without other effects.
     #[inline(always)]
     pub(crate) fn prefetch(&self, at: usize, len: usize) {
         for at in (at..at + len).step_by(LINE) {
@@ -103,13 +104,13 @@ impl RacyBuffer {
         }
     }
 
-    /// One element: one relaxed load, which compiles to a plain one.
+    /// Loads one element: one relaxed load, which compiles to a plain one.
     #[inline(always)]
     pub(crate) fn get(&self, i: usize) -> f32 {
         f32::from_bits(self.lane(i).load(Ordering::Relaxed))
     }
 
-    /// Changes one element: one relaxed store.
+    /// Stores one element: one relaxed store.
     #[inline(always)]
     pub(crate) fn set(&self, i: usize, value: f32) {
         #[cfg(not(loom))]
@@ -149,7 +150,7 @@ impl std::fmt::Debug for RacyBuffer {
     }
 }
 
-/// The first lane of some lines, side by side as they are.
+/// The first lane of consecutive lines.
 fn first(lines: &[Line]) -> NonNull<AtomicU32> {
     NonNull::from(lines).cast()
 }
@@ -172,7 +173,7 @@ fn store_scalar(buffer: &RacyBuffer, at: usize, values: &[f32]) {
         if fault("torn_lane") {
             let half = (lane.load(Ordering::Relaxed) & 0xFFFF_0000) | (x.to_bits() & 0xFFFF);
             lane.store(half, Ordering::Relaxed);
-            // Long enough that the half leaves the core by itself.
+            // Long enough for the half-written lane to leave the core.
             for _ in 0..64 {
                 std::hint::spin_loop();
             }
@@ -181,11 +182,11 @@ fn store_scalar(buffer: &RacyBuffer, at: usize, values: &[f32]) {
     }
 }
 
-/// Asks for a cache line to store to, so that no other core has it by then.
+/// Prefetches a cache line for a store, so that no other core holds it by then.
 #[inline(always)]
 fn ask_for(p: *const AtomicU32) {
     #[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
-    // SAFETY: a hint may name any address; a CPU that does not know it does nothing.
+    // SAFETY: a hint may name any address; a CPU without this instruction ignores it.
     unsafe {
         std::arch::asm!("prefetchw [{p}]", p = in(reg) p, options(nostack, preserves_flags, readonly));
     }
@@ -195,8 +196,8 @@ fn ask_for(p: *const AtomicU32) {
 /// Elements of a cache line.
 pub(crate) const LINE: usize = 16;
 
-/// How lines are loaded and stored by an instruction set that this CPU has: known where a loop is compiled,
-/// so that nothing is asked for each line.
+/// Loads and stores of lines for an instruction set that this CPU has. The choice is made where a loop is
+/// compiled, so the loop checks nothing per line.
 pub(crate) trait Lines: Copy {
     /// # Safety
     /// `p` is valid for atomic loads of a line's lanes.
@@ -206,10 +207,10 @@ pub(crate) trait Lines: Copy {
     unsafe fn store(self, p: *const AtomicU32, values: &[f32; LINE]);
 }
 
-/// A loop over lines, compiled once per instruction set. `run` and all that it calls must be
+/// A loop over lines that is compiled once per instruction set. `run` and all that it calls must be
 /// `#[inline(always)]`.
 pub(crate) trait LineKernel {
-    /// What the loop gives back.
+    /// The result of the loop.
     type Out;
     /// The loop.
     fn run(self, lines: impl Lines) -> Self::Out;
@@ -225,7 +226,7 @@ impl<K: LineKernel, L: Lines> Kernel for Bound<K, L> {
     }
 }
 
-/// Runs a loop over lines compiled for this instruction set.
+/// Runs a loop over lines, compiled for this instruction set.
 pub(crate) fn run_lines<K: LineKernel>(isa: Isa, kernel: K) -> K::Out {
     match isa {
         #[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
@@ -294,7 +295,7 @@ macro_rules! leaf {
 macro_rules! loops {
     ($load_all:ident, $store_all:ident, $feature:literal, $width:literal, $load:ident, $store:ident, $read:ident,
      $write:ident, $lines:ident) => {
-        /// There is one only where the CPU has the feature.
+        /// A value of this type exists only where the CPU has the feature.
         #[derive(Clone, Copy)]
         pub(super) struct $lines(pub(super) ());
 
@@ -328,7 +329,8 @@ macro_rules! loops {
         }
 
         /// # Safety
-        /// `base` is valid for atomic stores of `values.len()` lanes and aligned to one; the CPU has the feature.
+        /// `base` is valid for atomic stores of `values.len()` lanes and aligned to one; the CPU has the
+        /// feature.
         #[target_feature(enable = $feature)]
         unsafe fn $store_all(base: *mut f32, values: &[f32]) -> usize {
             let chunks = values.chunks_exact($width);
@@ -426,8 +428,8 @@ mod vectors {
     use std::arch::aarch64::{float32x4_t, vld1q_f32, vst1q_f32};
     use std::arch::asm;
 
-    // LD1 and ST1 access element by element: each is atomic where it is aligned to itself, whatever the
-    // vector's place.
+    // LD1 and ST1 access memory element by element, and each access is atomic if its element is aligned,
+    // wherever the vector lies.
     leaf!(load_q, store_q, "neon", float32x4_t, vreg, "ld1 {{{v:v}.4s}}, [{p}]", "st1 {{{v:v}.4s}}, [{p}]");
     loops!(load_neon, store_neon, "neon", 4, load_q, store_q, vld1q_f32, vst1q_f32, NeonLines);
 
@@ -454,19 +456,19 @@ mod vectors {
     }
 }
 
-/// No vectors: the scalar backend does it all.
+/// No vector instructions: the scalar backend handles every lane.
 #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri, loom, fastps_scalar))]
 mod vectors {
     use crate::base::isa::Isa;
 
     /// # Safety
-    /// None is needed: nothing is touched.
+    /// None is needed: it accesses no memory.
     pub(super) unsafe fn load(_isa: Isa, _base: *const f32, _out: &mut [f32]) -> usize {
         0
     }
 
     /// # Safety
-    /// None is needed: nothing is touched.
+    /// None is needed: it accesses no memory.
     pub(super) unsafe fn store(_isa: Isa, _base: *mut f32, _values: &[f32]) -> usize {
         0
     }
@@ -480,7 +482,7 @@ mod tests {
         Isa::ALL.into_iter().filter(|isa| isa.is_available())
     }
 
-    /// Lengths around every vector width, line and block; a few alone where each access is interpreted.
+    /// Lengths around every vector width, line and block; only a few where each access is interpreted.
     fn lengths() -> Vec<usize> {
         if cfg!(miri) {
             return vec![0, 1, 15, 16, 17, 33, 130];
@@ -500,7 +502,7 @@ mod tests {
     fn every_backend_stores_and_loads_the_same_bits_at_every_place() {
         for (isa, n) in isas().flat_map(|isa| lengths().into_iter().map(move |n| (isa, n))) {
             let values = values(n);
-            // Every place in a line, for the racing memory and for the private one.
+            // Every offset in a line, for the racing memory and for the private memory.
             for at in 0..if n <= 257 { 17 } else { 2 } {
                 let buffer = RacyBuffer::filled(n + 33, 1.0);
                 buffer.store(isa, at, &values);
@@ -517,7 +519,7 @@ mod tests {
         }
     }
 
-    /// Adds one to every line of a buffer.
+    /// Adds one to every element of a buffer, line by line.
     struct Increment<'a>(&'a RacyBuffer);
 
     impl LineKernel for Increment<'_> {

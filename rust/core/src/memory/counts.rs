@@ -1,28 +1,28 @@
-//! The counters of a `hogwild` slice: its own, or in memory that other processes have, too.
+//! The counters of a `hogwild` slice, in its own memory or in memory that other processes share.
 
 use super::shared::Region;
 use crate::base::sync::{Arc, AtomicU64};
 
-/// How many there are.
+/// The number of counters.
 const COUNTS: usize = 8;
 
-/// A cache line of counters, all 0 at first.
+/// A cache line of counters; all start at 0.
 #[derive(Debug)]
 pub(crate) struct Counts(Place);
 
 #[derive(Debug)]
 enum Place {
     Own(Box<[AtomicU64; COUNTS]>),
-    /// From this byte of the region on.
+    /// The region, and the byte at which the counters begin in it.
     Shared(Arc<Region>, usize),
 }
 
 impl Counts {
-    /// Bytes of memory that they take.
+    /// Bytes of memory for the counters.
     pub(crate) const BYTES: usize = size_of::<u64>() * COUNTS;
-    /// Which of them is [`Counts::version`].
+    /// The index of [`Counts::version`].
     pub(crate) const VERSION: usize = 1;
-    /// Which of them is [`Counts::assigns`].
+    /// The index of [`Counts::assigns`].
     pub(crate) const ASSIGNS: usize = 2;
 
     pub(crate) fn own() -> Self {
@@ -33,32 +33,34 @@ impl Counts {
         Self(Place::Shared(region, at))
     }
 
-    /// Optimizer steps.
+    /// The number of optimizer steps.
     pub(crate) fn step(&self) -> &AtomicU64 {
         self.at(0)
     }
 
-    /// Changes: steps and assignments.
+    /// The number of changes: steps and assignments.
     pub(crate) fn version(&self) -> &AtomicU64 {
         self.at(Self::VERSION)
     }
 
-    /// Changes that were assignments.
+    /// The number of assignments.
     pub(crate) fn assigns(&self) -> &AtomicU64 {
         self.at(Self::ASSIGNS)
     }
 
-    /// Where the next push begins, so that racing pushes do not walk in lockstep.
+    /// Counts pushes; the count picks the block at which a push begins, so that racing pushes do not walk in
+    /// lockstep.
     pub(crate) fn turn(&self) -> &AtomicU64 {
         self.at(3)
     }
 
-    /// Updates of one block that were probed.
+    /// The number of probed updates of one block.
     pub(crate) fn probed(&self) -> &AtomicU64 {
         self.at(4)
     }
 
-    /// Those of them that no racing update overwrote: itself loaded and stored as a value is.
+    /// The number of probed updates that no racing update overwrote. It is loaded and stored like a value, so
+    /// a race loses its increments as it loses updates.
     pub(crate) fn kept(&self) -> &AtomicU64 {
         self.at(5)
     }

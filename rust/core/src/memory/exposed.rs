@@ -1,11 +1,10 @@
-//! Memory of values that other processes may read where they lie: pieces of one length, each the values of
-//! one whole slice. It has no name, all of its addresses are taken at once, and its pages as they are
-//! touched.
+//! Memory whose values other processes may read in place: pieces of one length, each with the values of one
+//! full slice. The memory is an unnamed file; the whole address range is reserved at once, and pages are
+//! allocated on first touch.
 //!
-//! This process alone writes it. The others get an opening of it that cannot be written, and it is sealed
-//! against shrinking; they read pieces that are pinned for them, and nothing here depends on what else they
-//! look at. A process of the same user that goes out of its way to write there garbles values, and nothing
-//! else.
+//! Only this process writes to it. Other processes get a read-only file descriptor, and the file is sealed
+//! against shrinking. They read pieces that are pinned for them, and nothing here depends on what else they
+//! read. A process of the same user that circumvents this and writes corrupts values, and nothing else.
 #![allow(unsafe_code)]
 
 use crate::base::sync::{Arc, Mutex, lock};
@@ -14,33 +13,33 @@ use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
 
-/// Bytes of a piece: a whole slice with what its buffer takes beside the values.
+/// Bytes of a piece: a full slice and its buffer's overhead.
 const PIECE: usize = 1 << 20;
 
-/// Memory of pieces.
+/// Memory that is divided into pieces.
 #[derive(Debug)]
 pub struct Exposed {
     file: File,
-    /// The same for those who may read.
+    /// A read-only descriptor of the same file, for readers.
     readable: File,
     memory: MmapRaw,
     free: Mutex<Free>,
-    /// A forked child has the mapping, too, and must free nothing of it.
+    /// The owner. A forked child inherits the mapping, but must not free any of it.
     process: u32,
 }
 
 #[derive(Debug)]
 struct Free {
-    /// Pieces that were used and given back.
+    /// Pieces that were used and returned.
     returned: Vec<usize>,
-    /// Pieces that never were.
+    /// Pieces that were never used.
     fresh: Range<usize>,
 }
 
 impl Exposed {
-    /// Addresses for pieces of `bytes` in all, or of what the machine has if that is less. Fails where the
-    /// system cannot pass such memory on, and where it would end this process for touching a page that it
-    /// does not have.
+    /// Reserves addresses for pieces of `bytes` in total, or of the machine's memory if that is less. Fails
+    /// if the system cannot share such memory, or if it could kill this process for touching a page that it
+    /// cannot provide.
     pub fn new(bytes: u64) -> io::Result<Arc<Self>> {
         let count = (bytes.min(system::memory()) / PIECE as u64).max(1) as usize;
         let file = system::make((count * PIECE) as u64)?;
@@ -51,12 +50,12 @@ impl Exposed {
         Ok(Arc::new(Self { file, readable, memory, free, process: std::process::id() }))
     }
 
-    /// What a reader maps.
+    /// The file that a reader maps.
     pub fn readable(&self) -> &File {
         &self.readable
     }
 
-    /// A piece for a buffer of `len` bytes. Spares, which are seldom touched, come from the other end.
+    /// A piece for a buffer of `len` bytes. Spares, which are rarely touched, come from the far end.
     pub(super) fn take(self: &Arc<Self>, len: usize, spare: bool) -> Option<ExposedPiece> {
         if !(PIECE / 2..=PIECE).contains(&len) {
             return None;
@@ -71,7 +70,7 @@ impl Exposed {
     }
 }
 
-/// A piece that one buffer has.
+/// A piece that one buffer owns.
 #[derive(Debug)]
 pub(super) struct ExposedPiece {
     pub(super) memory: Arc<Exposed>,
@@ -80,7 +79,7 @@ pub(super) struct ExposedPiece {
 }
 
 impl ExposedPiece {
-    /// Where it begins.
+    /// The offset of its first byte.
     pub(super) fn offset(&self) -> usize {
         PIECE * self.index
     }
@@ -89,18 +88,18 @@ impl ExposedPiece {
 impl Deref for ExposedPiece {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: `index` is below the count of pieces and `len` at most a piece, so this is inside the
-        // mapping, which lives as long as `memory` and cannot shrink. All memory of the system is
-        // initialised. Each index is had by one piece at a time, and nobody but this process writes, so
-        // nobody changes it while it is borrowed.
+        // SAFETY: `index` is below the number of pieces and `len` is at most a piece, so this is inside the
+        // mapping, which lives as long as `memory` and cannot shrink. The system initialises all memory. One
+        // piece at a time owns each index, and only this process writes, so nothing changes the bytes while
+        // they are borrowed.
         unsafe { std::slice::from_raw_parts(self.memory.memory.as_ptr().add(self.offset()), self.len) }
     }
 }
 
 impl DerefMut for ExposedPiece {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and borrowed alone. Other processes may look at the bytes meanwhile; they are
-        // told to only while somebody has the buffer pinned, when there is no such borrow.
+        // SAFETY: as above, and the borrow is exclusive. Other processes may map the bytes at the same time,
+        // but they may read them only while a reader has the buffer pinned, and then no such borrow exists.
         unsafe {
             std::slice::from_raw_parts_mut(self.memory.memory.as_mut_ptr().add(self.offset()), self.len)
         }
@@ -112,7 +111,7 @@ impl Drop for ExposedPiece {
         if self.memory.process != std::process::id() {
             return;
         }
-        // Where that fails, the pages are used again as they are.
+        // If this fails, the piece is reused with its pages as they are.
         let _ = system::free(&self.memory.file, self.offset() as u64, PIECE as u64);
         lock(&self.memory.free).returned.push(self.index);
     }
@@ -133,11 +132,11 @@ mod system {
     }
 
     pub(super) fn make(bytes: u64) -> Result<File> {
-        // A file beyond the limit would end the process.
+        // Writing to a file beyond this limit would kill the process.
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < bytes) {
             return Err(Error::new(ErrorKind::FileTooLarge, "files of this process are limited (ulimit -f)"));
         }
-        // Where the system promises no more than it has, a page may be refused when it is touched.
+        // Under strict overcommit, the system may refuse a page when it is touched.
         if std::fs::read_to_string("/proc/sys/vm/overcommit_memory")?.trim() == "2" {
             return Err(Error::new(ErrorKind::Unsupported, "the system commits memory strictly"));
         }
@@ -148,8 +147,8 @@ mod system {
         Ok(file.into())
     }
 
-    /// Huge pages, if the system gives such memory any; and a dump of the process need not have values that
-    /// it has not touched.
+    /// Asks for huge pages, if the system supports them for such memory, and leaves it out of core dumps,
+    /// which need not contain values that the process never touched.
     pub(super) fn advise(memory: &MmapRaw) {
         let _ = memory.advise(Advice::HugePage);
         let _ = memory.advise(Advice::DontDump);

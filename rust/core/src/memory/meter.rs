@@ -1,31 +1,31 @@
-//! The memory of a shard, counted before it is taken: one limit for all of it, and what each purpose has of
-//! it.
+//! Accounts for the memory of a shard before it is allocated: one limit for all of it, and a count for each
+//! purpose.
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::{Arc, AtomicU64, Ordering};
 
-/// What memory is taken for.
+/// What memory is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Parameters, optimizer state and one spare per `exact` slice.
+    /// Parameters, optimizer state, and one spare per `exact` slice.
     Slices,
-    /// Values or state copied for readers, and versions that only readers keep.
+    /// Values or state copied for readers, and versions that only readers keep alive.
     Copies,
-    /// Encoded answers on their way out.
+    /// Encoded answers that wait to be sent.
     Answers,
     /// Pushes that a policy holds.
     Held,
-    /// Sessions, what slices remember of their clients, and who has which portions of samples.
+    /// Sessions, the identities that slices remember, and the leases on portions of samples.
     Identities,
     /// Windows and buffers of connections.
     Connections,
-    /// Which tensors and groups there are, and where; registrations under way.
+    /// The map of tensors and groups; registrations in progress.
     Map,
 }
 
 const PURPOSES: usize = 7;
 
-/// Bytes in use, and the most there may be.
+/// Bytes in use, and their limit.
 #[derive(Debug)]
 pub struct Meter {
     used: AtomicU64,
@@ -33,7 +33,7 @@ pub struct Meter {
     limit: u64,
 }
 
-/// Bytes that were taken; given back when dropped.
+/// Bytes taken from a meter; dropping the charge returns them.
 #[derive(Debug)]
 pub struct Charge {
     meter: Arc<Meter>,
@@ -42,7 +42,7 @@ pub struct Charge {
 }
 
 impl Meter {
-    /// Nothing is in use.
+    /// A meter with nothing in use.
     pub fn new(limit: u64) -> Arc<Self> {
         Arc::new(Self { used: AtomicU64::new(0), by: Default::default(), limit })
     }
@@ -62,7 +62,7 @@ impl Meter {
         self.limit
     }
 
-    /// Takes `bytes`, or says how many there are.
+    /// Takes `bytes`, or fails with the number of free bytes.
     pub fn take(self: &Arc<Self>, purpose: Purpose, bytes: u64) -> Result<Charge> {
         let mut charge = Charge { meter: self.clone(), purpose, bytes: 0 };
         charge.grow_to(bytes)?;
@@ -87,7 +87,7 @@ impl Meter {
 }
 
 impl Charge {
-    /// Takes what is missing to `bytes`; one that is as large stays as it is.
+    /// Grows the charge to `bytes`; a larger charge stays as it is.
     pub fn grow_to(&mut self, bytes: u64) -> Result<()> {
         if bytes > self.bytes {
             self.meter.add(self.purpose, bytes - self.bytes)?;
@@ -96,19 +96,19 @@ impl Charge {
         Ok(())
     }
 
-    /// Gives back what is more than `bytes`.
+    /// Returns what exceeds `bytes`.
     pub fn shrink_to(&mut self, bytes: u64) {
         if bytes < self.bytes {
             drop(self.split(self.bytes - bytes));
         }
     }
 
-    /// Gives back so many.
+    /// Returns this many bytes.
     pub fn give_back(&mut self, bytes: u64) {
         drop(self.split(bytes));
     }
 
-    /// Cuts a part off.
+    /// Splits off a part of the charge.
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;

@@ -1,5 +1,5 @@
-//! Memory of one slice: plain and copy-on-write for `exact`, racing for `hogwild`, which may be shared by
-//! processes.
+//! The memory of one slice: plain and copy-on-write for `exact`, racing for `hogwild`, whose memory several
+//! processes may share.
 
 mod buffer;
 mod cell;

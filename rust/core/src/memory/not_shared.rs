@@ -1,11 +1,11 @@
-//! What stands in for `shared.rs` where the system, or a checker, has no memory for several processes.
+//! Replaces `shared.rs` where the system, or a checker, has no memory for several processes.
 
 use super::cell::Line;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::AtomicU64;
 use std::time::Duration;
 
-/// Never made.
+/// Has no values, because `create` and `open` always fail here.
 #[derive(Debug)]
 pub(crate) enum SharedMemory {}
 
@@ -43,7 +43,7 @@ impl SharedMemory {
     }
 }
 
-/// Never made.
+/// Has no values.
 #[derive(Debug)]
 pub(crate) enum Region {}
 

@@ -1,15 +1,16 @@
-//! Memory of large tensors, for which the system may use huge pages: a step over gigabytes then waits less
-//! for addresses to be translated. Pieces are mapped before the first of them is touched; the system lays
-//! them side by side, so that huge pages span them. Each is freed for itself, as its buffer goes.
+//! Memory of large tensors, backed by huge pages where the system allows: a step over gigabytes then spends
+//! less time on address translation. All pieces are mapped before the first one is touched, so that the
+//! system lays them side by side and huge pages span them. Each piece is freed on its own, when its buffer is
+//! dropped.
 //!
-//! The values of a shard whose clients may read them where they lie come out of its `exposed` memory.
+//! If the clients of a shard may read its values in place, the values come out of its `exposed` memory.
 
 use super::exposed::{Exposed, ExposedPiece};
 use crate::base::sync::Arc;
 use memmap2::MmapMut;
 use std::ops::{Deref, DerefMut};
 
-/// Bytes below which a huge page is not worth its while.
+/// Below this many bytes, huge pages do not pay off.
 const WORTHWHILE: usize = 1 << 22;
 
 /// The memory of one buffer.
@@ -37,23 +38,23 @@ impl DerefMut for Piece {
     }
 }
 
-/// Pieces of memory of one length, for buffers to come.
+/// Pieces of one length, for buffers that will be made.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
     len: usize,
     free: Vec<MmapMut>,
-    /// Where values, which come first, are taken from.
+    /// The memory that values, which are each slice's first array, are taken from.
     exposed: Option<Arc<Exposed>>,
 }
 
 impl Pieces {
-    /// No pieces: buffers are made of ordinary memory.
+    /// No pieces: buffers use ordinary memory.
     pub(crate) fn none() -> Self {
         Self::default()
     }
 
-    /// Pieces of `len` bytes each for `slices` of so many `arrays`; none where that is little memory or the
-    /// system has none to give.
+    /// Pieces of `len` bytes each, for `slices` slices of `arrays` arrays each. There are none if the total
+    /// is small or the system has no memory to give.
     pub(crate) fn new(len: usize, slices: usize, arrays: usize, exposed: Option<&Arc<Exposed>>) -> Self {
         let count = slices * (arrays - usize::from(exposed.is_some()));
         let count = if len.saturating_mul(count) < WORTHWHILE { 0 } else { count };
@@ -71,7 +72,7 @@ impl Pieces {
 }
 
 impl Piece {
-    /// Memory for a copy, exposed as this is.
+    /// Memory for a copy, exposed if this piece is.
     pub(super) fn spare(&self) -> Option<Self> {
         match self {
             Self::Exposed(piece) => piece.memory.take(piece.len(), true).map(Self::Exposed),
@@ -79,7 +80,7 @@ impl Piece {
         }
     }
 
-    /// Where it begins in exposed memory.
+    /// Its offset in the exposed memory.
     pub(super) fn exposed_at(&self) -> Option<usize> {
         match self {
             Self::Exposed(piece) => Some(piece.offset()),
@@ -91,7 +92,7 @@ impl Piece {
 #[cfg(all(target_os = "linux", not(any(miri, loom))))]
 fn map(len: usize) -> Option<MmapMut> {
     let piece = MmapMut::map_anon(len).ok()?;
-    // A kernel without huge pages says no; then these are ordinary pages.
+    // A kernel without huge pages refuses this advice; the pages are then ordinary ones.
     let _ = piece.advise(memmap2::Advice::HugePage);
     Some(piece)
 }

@@ -1,11 +1,11 @@
-//! Memory that several processes map and step in place: that of a shared store. It has no name and nobody
-//! owns it, so it goes when the last process that has it is gone, killed or not. It is sealed against
-//! shrinking, so that no process can take away what another has mapped, and it grows before anything is
-//! mapped, so that a machine without memory says so at registration.
+//! The memory of a shared store, which several processes map and step in place. It is an unnamed file without
+//! an owner: the system frees it when the last process that holds it exits, killed or not. It is sealed
+//! against shrinking, so that no process can remove what another has mapped, and it grows before it is
+//! mapped, so that a lack of memory fails the registration.
 //!
-//! The other processes are of the same user and may write what and when they like. So no reference to plain
-//! bytes is ever made: what is racing is seen through atomics, for which every bit pattern is a value, and
-//! all else is read by the system, into a copy.
+//! The other processes belong to the same user and may write anything at any time. So no reference to plain
+//! bytes is ever made: racing memory is accessed through atomics, for which every bit pattern is a valid
+//! value, and everything else is copied out by a system call.
 #![allow(unsafe_code)]
 
 use super::cell::Line;
@@ -21,10 +21,10 @@ use std::path::Path;
 use std::time::Duration;
 
 const NAME: &str = "fastps-store";
-/// How long a registration sleeps before it looks whether another is over.
+/// Time between two attempts to take the registration lock.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The memory, as a file without a name.
+/// The memory, as an unnamed file.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     file: File,
@@ -39,14 +39,14 @@ impl SharedMemory {
         Ok(Self { file: file.into() })
     }
 
-    /// What process `pid` has as its descriptor `fd`: the system lets the same user do that.
+    /// Opens descriptor `fd` of process `pid`; the system allows that to the same user.
     pub(crate) fn open(pid: u32, fd: i32) -> Result<Self> {
         Self::open_path(Path::new(&format!("/proc/{pid}/fd/{fd}")))
     }
 
     fn open_path(path: &Path) -> Result<Self> {
         let gone = |error| failed("the shared store cannot be opened; is its process still there?", error);
-        // Another process may have that number by now, and something else behind that descriptor.
+        // Another process may have this number by now, or the descriptor may be another file.
         let target = std::fs::read_link(path).map_err(gone)?;
         let other = || Error::new(Kind::Unavailable, "this is not the memory of a shared store");
         if !target.to_string_lossy().starts_with(&format!("/memfd:{NAME}")) {
@@ -62,14 +62,15 @@ impl SharedMemory {
         Ok(Self { file })
     }
 
-    /// Its number in this process.
+    /// The descriptor's number in this process.
     pub(crate) fn fd(&self) -> i32 {
         self.file.as_raw_fd()
     }
 
-    /// Waits until nobody else has the lock. The system takes it from a process that dies.
+    /// Acquires the registration lock. The system releases it when a process dies.
     pub(crate) fn lock(&self, timeout: Duration) -> Result<File> {
-        // A lock belongs to an opening of the file: each has its own, in whatever thread or forked child.
+        // The lock belongs to an open file description, so each call opens its own, in any thread or forked
+        // child.
         let own = Self::open(std::process::id(), self.fd())?.file;
         let mut waited = Duration::ZERO;
         loop {
@@ -90,7 +91,7 @@ impl SharedMemory {
         }
     }
 
-    /// Takes memory up to `end`.
+    /// Allocates memory up to `end`.
     pub(crate) fn grow(&self, end: u64) -> Result<()> {
         let taken =
             rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, end));
@@ -107,8 +108,7 @@ impl SharedMemory {
         self.file.write_all_at(bytes, at).map_err(|error| failed("the shared store cannot be written", error))
     }
 
-    /// Maps `len` bytes, which must be there, from a page's border on; all their pages are in place
-    /// afterwards.
+    /// Maps `len` bytes, which must exist, from a page boundary on. All their pages are present afterwards.
     pub(crate) fn map(&self, at: u64, len: usize) -> Result<Region> {
         let fail = |error| failed("the shared store cannot be mapped", error);
         let there = self.file.metadata().map_err(fail)?.len();
@@ -141,9 +141,9 @@ impl Region {
     /// `count` lines of lanes from byte `at`.
     pub(super) fn lines(&self, at: usize, count: usize) -> &[Line] {
         self.check(at, count * size_of::<Line>(), align_of::<Line>());
-        // SAFETY: inside the mapping, which `self` keeps, aligned, and initialised as all memory of the
-        // system is. Lines are atomics: other processes may change them at any time, and no code of ours
-        // makes a plain access to them.
+        // SAFETY: inside the mapping, which `self` keeps alive; aligned; and initialised, as all memory of
+        // the system is. Lines are atomics: other processes may change them at any time, and no code of this
+        // crate makes a plain access to them.
         unsafe { std::slice::from_raw_parts(self.raw.as_ptr().add(at).cast(), count) }
     }
 

@@ -1,5 +1,5 @@
-//! What a model checker has in place of `shared.rs`: one memory for several "processes" that are threads of a
-//! model. Reading and writing are calls of the system, one at a time; the words of the head are atomics.
+//! Replaces `shared.rs` under a model checker: one memory for several "processes" that are threads of a
+//! model. Reads and writes are system calls, one at a time; the words of the head are atomics.
 
 use super::cell::Line;
 use crate::base::error::{Error, Kind, Result};
@@ -63,7 +63,7 @@ impl SharedMemory {
     }
 }
 
-/// A model looks at the head alone.
+/// A model uses only the head.
 #[derive(Debug)]
 pub(crate) struct Region(Arc<Memory>);
 

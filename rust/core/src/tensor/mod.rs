@@ -1,4 +1,4 @@
-//! Tensors and their slices as descriptions, without their values: shape and settings, placement, versions.
+//! Descriptions of tensors and slices without their values: shape and settings, placement, versions.
 
 pub mod placement;
 mod spec;

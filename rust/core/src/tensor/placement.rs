@@ -1,4 +1,4 @@
-//! Where slices go: each to the shard that has the least.
+//! Placement of slices on shards: each slice goes to the shard with the least load.
 
 use crate::tensor::TensorSpec;
 
@@ -7,17 +7,17 @@ use crate::tensor::TensorSpec;
 pub struct Load(Vec<u64>);
 
 impl Load {
-    /// Nothing is placed.
+    /// A load of zero on every shard.
     pub fn new(shards: usize) -> Self {
         Self(vec![0; shards.max(1)])
     }
 
-    /// Shards of the cluster.
+    /// The number of shards.
     pub fn shards(&self) -> usize {
         self.0.len()
     }
 
-    /// Places a slice of a tensor; the first of the shards with the least load gets it.
+    /// Places a slice of a tensor on the shard with the least load, the first of several, and returns it.
     pub fn place(&mut self, spec: &TensorSpec, slice: usize) -> u32 {
         let mut at = 0;
         for shard in 1..self.0.len() {
@@ -29,26 +29,26 @@ impl Load {
         at as u32
     }
 
-    /// Takes note of a slice that lies there. False: there is no such shard.
+    /// Counts a slice that is already on this shard. False if there is no such shard.
     pub fn add(&mut self, shard: u32, spec: &TensorSpec, slice: usize) -> bool {
         let load = self.0.get_mut(shard as usize);
         load.map(|load| *load += weight(spec, slice)).is_some()
     }
 
-    /// A slice lies there no more.
+    /// Stops counting a slice on this shard.
     pub fn remove(&mut self, shard: u32, spec: &TensorSpec, slice: usize) {
         if let Some(load) = self.0.get_mut(shard as usize) {
             *load = load.saturating_sub(weight(spec, slice));
         }
     }
 
-    /// Bytes placed on all of them.
+    /// Bytes placed on all shards.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 }
 
-/// What a slice weighs: parameters and state, and something for the slice itself.
+/// The bytes of a slice: parameters, state, and an allowance for the slice itself.
 fn weight(spec: &TensorSpec, slice: usize) -> u64 {
     (spec.dtype.size() * spec.slice_range(slice).len() * (1 + spec.optimizer.slots().len()) + 512) as u64
 }

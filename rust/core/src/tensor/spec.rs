@@ -1,5 +1,5 @@
-//! What a tensor is, and how it is cut into slices: by its shape and dtype alone, never by the number of
-//! shards.
+//! What a tensor is registered with, and how it is cut into slices. The cut depends only on shape and dtype,
+//! never on the number of shards.
 
 use crate::base::dtype::DType;
 use crate::base::error::{Error, Kind, Result};
@@ -9,18 +9,18 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How pushes to one slice meet each other.
+/// How concurrent pushes to one slice are applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Apply {
     /// One push at a time per slice; every pull of a slice is one whole version.
     #[default]
     Exact,
-    /// No locks (Niu et al. 2011): values never tear, racing pushes to the same element may overwrite each
-    /// other.
+    /// Without locks (Niu et al. 2011): values never tear, but racing pushes to the same element may
+    /// overwrite each other.
     Hogwild,
 }
 
-/// Identifies a slice in its cluster; never reused.
+/// Identifies a slice in its cluster; an identifier is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SliceId(pub u64);
 
@@ -29,7 +29,7 @@ pub const MAX_NAME: usize = 1024;
 /// Most dimensions of a shape.
 pub const MAX_DIMS: usize = 32;
 
-/// What a tensor is. Two registrations are the same if they are equal in all of this.
+/// What a tensor is registered with. Two registrations match if all of this is equal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorSpec {
     /// Its name.
@@ -38,11 +38,11 @@ pub struct TensorSpec {
     pub shape: Vec<u64>,
     /// Element type.
     pub dtype: DType,
-    /// How pushes meet each other.
+    /// How concurrent pushes are applied.
     pub apply: Apply,
-    /// Mode, quota and consistent cut attach to the group.
+    /// The group, to which mode, quota and cuts belong.
     pub group: Arc<str>,
-    /// The rule that gradients are applied by.
+    /// The optimizer that applies gradients.
     pub optimizer: Optimizer,
 }
 
@@ -86,8 +86,8 @@ impl TensorSpec {
         self.checked_elements().unwrap_or(0)
     }
 
-    /// Elements of a row: of what one index of the first dimension names; 0 where an empty tensor's would be
-    /// too many.
+    /// Elements of a row, which is one index of the first dimension; 0 if the rows of an empty tensor would
+    /// have too many.
     pub fn row_width(&self) -> usize {
         let width = self.shape.iter().skip(1).try_fold(1_u64, |n, d| n.checked_mul(*d));
         width.unwrap_or(0) as usize
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(spec(&[1 << 60]).validate().unwrap_err().kind, Kind::Shape);
         assert_eq!(spec(&[1 << 40, 1 << 40]).validate().unwrap_err().kind, Kind::Shape);
         assert_eq!(spec(&[1; 33]).validate().unwrap_err().kind, Kind::Shape);
-        // Empty, so it is a tensor, whatever its rows would be.
+        // An empty tensor is valid, however large its rows would be.
         let empty = spec(&[0, 1 << 40, 1 << 40]);
         assert!(empty.validate().is_ok());
         assert_eq!((empty.elements(), empty.row_width()), (0, 0));
