@@ -1,12 +1,12 @@
-//! Which slices remember a client, so that a client that ends costs what it touched and not what the shard
-//! holds.
+//! Which slices remember each client. When a client ends, the shard visits the slices that this client
+//! touched instead of all slices.
 
 use crate::base::sync::{Arc, Mutex, lock};
 use crate::tensor::SliceId;
 use foldhash::fast::RandomState;
 use std::collections::{HashMap, HashSet};
 
-/// What one client's mark on one slice takes.
+/// Bytes of one client's mark on one slice.
 pub(crate) const MET_BYTES: u64 = 128;
 
 type Table = HashMap<u64, HashSet<SliceId, RandomState>, RandomState>;
@@ -15,7 +15,7 @@ type Table = HashMap<u64, HashSet<SliceId, RandomState>, RandomState>;
 #[derive(Debug, Default)]
 pub(crate) struct Clients(Mutex<Table>);
 
-/// A slice remembers a client for as long as it keeps this.
+/// Marks a slice as remembering a client, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Met {
     clients: Arc<Clients>,
@@ -34,7 +34,7 @@ impl Clients {
         lock(&self.0).contains_key(&client)
     }
 
-    /// The slices that remember a client, which are about to forget it.
+    /// Takes out the slices that remember a client; the caller makes them forget it.
     pub(crate) fn take(&self, client: u64) -> Vec<SliceId> {
         lock(&self.0).remove(&client).unwrap_or_default().into_iter().collect()
     }

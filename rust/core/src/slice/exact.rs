@@ -1,4 +1,5 @@
-//! The memory of an `exact` slice, under its lock: plain, and copy-on-write where a pull has pinned it.
+//! The memory of an `exact` slice, guarded by the slice's lock. A push writes in place unless a pull has
+//! pinned the values; then it writes to a copy, so that a pinned version never changes.
 
 use super::image::{Image, Standing};
 use super::round::Round;
@@ -21,10 +22,10 @@ const PARAMS: usize = 0;
 
 #[derive(Debug)]
 pub(super) struct ExactMemory {
-    /// Shared with the pulls that are being sent; a push that meets such a pin writes to a spare copy
+    /// Shared with the pulls that are being sent; a push that finds such a pin writes to a spare copy
     /// instead.
     params: Arc<Buffer>,
-    /// The buffer that the last such push left behind; its pages are warm when the next one needs a copy.
+    /// The buffer that the last such push replaced; its pages are warm when the next one needs a copy.
     spare: Option<Arc<Buffer>>,
     state: Vec<Buffer>,
     step: u64,
@@ -32,13 +33,13 @@ pub(super) struct ExactMemory {
     /// Changes that were assignments.
     assigns: u64,
     pub(super) identities: Identities,
-    /// Gradients that wait for others to make a version together.
+    /// Gradients that wait for those of other workers to make a version together.
     pub(super) round: Option<Box<Round>>,
-    /// Its shard has it no more.
+    /// Whether the shard has removed the slice.
     pub(super) removed: bool,
-    /// The last cut that the slice has met.
+    /// The last cut that the slice has seen.
     cut: u64,
-    /// What it is in that one, until it is written.
+    /// The slice's image in that cut, until it is written.
     in_cut: Option<Box<Result<Image>>>,
 }
 
@@ -67,7 +68,7 @@ impl ExactMemory {
         }
     }
 
-    /// Applies a push that is new, under the slice's lock. On an error nothing was changed.
+    /// Applies and records a new push, under the slice's lock. On an error, nothing has changed.
     #[inline(always)]
     pub(super) fn apply_and_record(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
         match push.correction {
@@ -79,7 +80,7 @@ impl ExactMemory {
         }
     }
 
-    /// The same of a push that needs no correction any more.
+    /// As `apply_and_record`, for a push that needs no correction or is corrected already.
     #[inline(always)]
     fn apply_corrected(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
         let applied = self.replay(slice, push)?;
@@ -88,7 +89,7 @@ impl ExactMemory {
         Ok(applied)
     }
 
-    /// The same without a record: of a change that is being replayed from its record, or is recorded
+    /// Applies a change without recording it: the caller replays it from its record, or records it
     /// afterwards.
     #[inline(always)]
     pub(super) fn replay(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
@@ -127,7 +128,7 @@ impl ExactMemory {
         Ok(applied)
     }
 
-    /// The optimizer's step. On an error nothing was changed.
+    /// Takes one optimizer step. On an error, nothing has changed.
     #[inline(always)]
     pub(super) fn step_optimizer(&mut self, slice: &Slice, push: &Push<'_>) -> Result<()> {
         let (optimizer, lr) = (&slice.spec.optimizer, slice.lr(push));
@@ -150,12 +151,12 @@ impl ExactMemory {
         Ok(())
     }
 
-    /// What the next step needs, so that it cannot fail for lack of memory.
+    /// Takes the memory that the next step needs, so that the step cannot fail for lack of it.
     pub(super) fn make_writable(&mut self, slice: &Slice) -> Result<()> {
         unpinned(slice, &mut self.params, &mut self.spare).map(|_| ())
     }
 
-    /// The slice is gone: what readers still have of it is counted by itself.
+    /// Splits `charge` of a dropped slice: each buffer that readers still pin keeps its own part.
     pub(super) fn leave_to_readers(&self, slice_bytes: u64, charge: &mut Charge) {
         for buffer in std::iter::once(&self.params).chain(&self.spare) {
             if Arc::strong_count(buffer) > 1 {
@@ -164,7 +165,7 @@ impl ExactMemory {
         }
     }
 
-    /// Everything at one version; the values are pinned, the state is copied, and counted if there is a
+    /// Takes an image at one version. The values are pinned; the state is copied, and charged if there is a
     /// meter.
     pub(super) fn image(&self, slice: &Slice, meter: Option<&sync::Arc<Meter>>) -> Result<Image> {
         let standing = Standing {
@@ -177,7 +178,8 @@ impl ExactMemory {
         Ok(Image { standing, values: self.pull(slice, 0)?, state })
     }
 
-    /// Before anything is changed: what the slice is in a cut that has begun since the last change.
+    /// Takes the slice's image for a cut that has begun since the last change. Every change must call this
+    /// first.
     #[inline(always)]
     pub(super) fn meet_cut(&mut self, slice: &Slice) {
         if self.cut != slice.cuts.last() && !fault("cut_unseen") {
@@ -185,7 +187,7 @@ impl ExactMemory {
         }
     }
 
-    /// An image that there is no memory for fails the cut, and no push.
+    /// Without memory for the image, the cut fails and the push goes on.
     #[cold]
     fn take_part_in_cut(&mut self, slice: &Slice) {
         let (last, covered) = slice.cuts.covers(&slice.spec.group);
@@ -193,18 +195,18 @@ impl ExactMemory {
         self.in_cut = covered.then(|| Box::new(self.image(slice, Some(&slice.meter))));
     }
 
-    /// What the slice is in the cut that is being written.
+    /// The slice's image in the cut that is being written; an image of the present if the cut has none.
     pub(super) fn image_in_cut(&mut self, slice: &Slice) -> Result<Image> {
         self.meet_cut(slice);
         self.in_cut.take().map_or_else(|| self.image(slice, None), |image| *image)
     }
 
-    /// Nobody will ask for it any more.
+    /// Drops the image for a cut that is over.
     pub(super) fn leave_cut(&mut self) {
         self.in_cut = None;
     }
 
-    /// Becomes what an image says; `values` and `state` have the right lengths.
+    /// Restores the slice from an image; `values` and `state` must have the right lengths.
     pub(super) fn restore(
         &mut self,
         slice: &Slice,
@@ -222,13 +224,13 @@ impl ExactMemory {
         Ok(())
     }
 
-    /// Whether readers keep both the values and the spare, so that the next push must take memory.
+    /// Whether readers pin both the values and the spare, so that the next push must take memory.
     pub(super) fn needs_memory(&self) -> bool {
         let has_readers = |buffer: &Arc<Buffer>| Arc::strong_count(buffer) > 1;
         has_readers(&self.params) && self.spare.as_ref().is_some_and(has_readers)
     }
 
-    /// The values, pinned.
+    /// Pins the values.
     pub(super) fn pull(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
         if fault("copy_on_write_skipped") {
             return self.copied(slice, client, Some(&slice.meter), std::iter::once(self.params.bytes()));
@@ -236,12 +238,12 @@ impl ExactMemory {
         Ok(self.snapshot(slice, client, Bytes::Pinned(self.params.clone())))
     }
 
-    /// A copy of the state, all slots one after the other.
+    /// Copies the state, all slots one after the other.
     pub(super) fn pull_state(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
         self.copied(slice, client, Some(&slice.meter), self.state.iter().map(Buffer::bytes))
     }
 
-    /// Appends the values of some rows; gives their version.
+    /// Appends the values of some rows; returns the version.
     pub(super) fn pull_rows(
         &self,
         slice: &Slice,
@@ -257,15 +259,15 @@ impl ExactMemory {
         self.version(client)
     }
 
-    /// Asks for the buffers' descriptions and the table of identities.
+    /// Prefetches the buffers' headers and the identity table.
     pub(super) fn prefetch(&self) {
         prefetch(std::slice::from_ref(&*self.params));
         prefetch(&self.state);
         self.identities.prefetch();
     }
 
-    /// Asks for the memory of some rows; where a client is to push them, also for their state and for its
-    /// window.
+    /// Prefetches the values of some rows; if a client is about to push them, also their state and the
+    /// client's window.
     pub(super) fn prefetch_rows(&self, slice: &Slice, rows: Indices<'_>, pushed_by: Option<u64>) {
         let (size, values) = (slice.spec.dtype.size(), self.params.bytes());
         if let Some(client) = pushed_by {
@@ -298,7 +300,7 @@ impl ExactMemory {
         Snapshot { dtype: slice.spec.dtype, version, own, step: self.step, bytes }
     }
 
-    /// Gradients and assignments.
+    /// Numbers of gradients and of assignments.
     pub(super) fn changes(&self) -> (u64, u64) {
         (self.version.saturating_sub(self.assigns), self.assigns)
     }
@@ -307,28 +309,28 @@ impl ExactMemory {
         (self.version, self.identities.own(client))
     }
 
-    /// Changes so far.
+    /// Number of changes so far.
     pub(super) fn changed(&self) -> u64 {
         self.version
     }
 }
 
-/// Replaces the values of one buffer by those of a body.
+/// Replaces the values of one buffer with those of a body.
 fn assign(slice: &Slice, push: &Push<'_>, body: &[u8], buffer: &mut Buffer) {
     match slice.spec.dtype {
         DType::Float32 => push.codec.decode(slice.isa, body, buffer.values_mut()),
     }
 }
 
-/// The parameters for writing: in place if nobody reads them, else a copy, so that the reader keeps its
-/// version. Of the copies, one per slice is part of its memory; a further one is counted as long as its
-/// readers take, and refused when there is no room for it.
+/// The parameters for writing: in place if no reader pins them, else a copy, so that the reader keeps its
+/// version. The slice's own charge covers one spare copy. A further copy is charged until its readers are
+/// done, and refused if the meter has no room for it.
 fn unpinned<'a>(
     slice: &Slice,
     params: &'a mut Arc<Buffer>,
     spare: &mut Option<Arc<Buffer>>,
 ) -> Result<&'a mut Buffer> {
-    // Under the slice's lock no new reader can come.
+    // The caller holds the slice's lock, so no new reader can pin the buffer.
     if Arc::strong_count(params) > 1 {
         if let Some(pinned) = spare.take_if(|spare| Arc::get_mut(spare).is_none()) {
             match slice.meter.take(Purpose::Copies, Buffer::bytes_for(slice.spec.dtype, slice.len)) {

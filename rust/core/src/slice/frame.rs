@@ -1,4 +1,5 @@
-//! What travels to a slice and what comes back, after its lengths were checked once.
+//! [`Push`], the request to a slice, and [`Applied`], its answer. `Push::validate` checks sizes, settings and
+//! body once, before anything is looked up or changed; later code relies on it.
 
 use crate::base::correction::Correction;
 use crate::base::dtype::DType;
@@ -9,12 +10,12 @@ use crate::kernel::optim::Optimizer;
 use crate::kernel::rows::{Indices, Layout};
 use crate::tensor::SliceId;
 
-/// Who pushed, and which of its pushes this is: what makes a repeat recognisable.
+/// Client and sequence number of a push; a slice recognizes a repeated push by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
-    /// The client's incarnation: random, drawn anew by each client object.
+    /// The client's incarnation: a random number that each client object draws for itself.
     pub client: u64,
-    /// Counts the client's pushes from 1; the same for all slices of one push.
+    /// Sequence number of the client's push, from 1; the same for all slices of one push.
     pub sequence: u64,
 }
 
@@ -23,7 +24,7 @@ pub struct Identity {
 pub struct Base {
     /// The slice's version.
     pub version: u64,
-    /// How many of its changes were the pusher's own, if it is known.
+    /// How many of the changes up to that version were the pusher's own, if known.
     pub own: Option<u64>,
 }
 
@@ -34,26 +35,26 @@ pub enum Action {
     Gradient,
     /// Replaces the values.
     Assign,
-    /// Replaces the optimizer state (all slots, one after the other) and the step count.
+    /// Replaces the optimizer state (all slots, concatenated) and the step count.
     AssignState {
         /// The new step count.
         step: u64,
     },
 }
 
-/// Largest step count that a state may claim: float64 holds it exactly, and no run comes near it.
+/// Largest step count that a state may claim: float64 represents it exactly, and no run comes near it.
 pub const MAX_STEP: u64 = 1 << 53;
 
-/// One push to one slice. The body is borrowed: from the caller's array, or from the message as it arrived.
+/// One push to one slice. The body is borrowed from the caller's array or from the received message.
 #[derive(Clone, Copy, Debug)]
 pub struct Push<'a> {
     /// The slice.
     pub slice: SliceId,
     /// What it does.
     pub action: Action,
-    /// Whose it is.
+    /// The identity of the push.
     pub identity: Identity,
-    /// What it is based on.
+    /// The version that it is based on.
     pub base: Option<Base>,
     /// Learning rate in place of the optimizer's.
     pub lr: Option<f64>,
@@ -61,26 +62,27 @@ pub struct Push<'a> {
     pub scale: Option<f32>,
     /// Momentum in place of the optimizer's.
     pub momentum: Option<f64>,
-    /// What its mode asks for where it is stale: decided by the slice, which puts the outcome into `scale`
-    /// and `momentum`.
+    /// How its mode corrects a stale gradient. The slice evaluates this and puts the result into `scale` and
+    /// `momentum`.
     pub correction: Option<Correction>,
-    /// Elements that the sender believes the slice to have; of a sparse push, those that its rows have in the
-    /// slice.
+    /// The slice's number of elements as the sender knows it; of a sparse push, the number of elements of its
+    /// rows in the slice.
     pub count: u64,
-    /// The rows that a sparse gradient is for; `None`: it is for all elements.
+    /// The rows of a sparse gradient; `None` for a dense one.
     pub indices: Option<Indices<'a>>,
-    /// How the body is coded.
+    /// The encoding of the body.
     pub codec: CodecId,
     /// The body.
     pub body: &'a [u8],
-    /// The body is known to be finite and canonical: made in this process, after the finite check.
+    /// Whether the body is known to be finite and canonical: it was made in this process, after the finite
+    /// check.
     pub trusted: bool,
-    /// It cannot come again, and nobody asks what became of it: a slice that applies it at once need not
-    /// remember it.
+    /// Whether the push is never repeated and its outcome never queried: a slice that applies it at once need
+    /// not remember it.
     pub once: bool,
 }
 
-/// What a push is checked against.
+/// What a push is validated against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target<'a> {
     pub(crate) dtype: DType,
@@ -91,8 +93,8 @@ pub(crate) struct Target<'a> {
 }
 
 impl Push<'_> {
-    /// The one check of a push, before anything is looked up or changed: sizes against the slice's, settings,
-    /// and every byte of the body.
+    /// Validates a push before anything is looked up or changed: its sizes against the slice's, its settings,
+    /// and every byte of a body that is not trusted.
     pub(crate) fn validate(&self, isa: Isa, target: Target<'_>) -> Result<()> {
         let Target { dtype, slots, .. } = target;
         let slice_len = match self.indices {
@@ -111,7 +113,7 @@ impl Push<'_> {
                 Error::new(Kind::Config, "invalid scale of a push").expected("a finite number", scale)
             );
         }
-        // Only a log says one, and it is put in the place of the optimizer's.
+        // Only a record from a log carries a momentum, and it replaces the optimizer's.
         if let Some(momentum) =
             self.momentum.filter(|momentum| !(*momentum as f32).is_finite() || *momentum < 0.0)
         {
@@ -146,13 +148,14 @@ impl Push<'_> {
             return Ok(());
         }
         match self.action {
-            // A state may have gone infinite on finite gradients (see `optim`); it is restored as it was.
+            // Finite gradients can drive the state to infinity (see `optim`), so a state is restored with any
+            // values.
             Action::AssignState { .. } if self.body.len() == plain.body_len(elements) => Ok(()),
             _ => self.codec.validate(isa, self.body, elements),
         }
     }
 
-    /// Whether a sparse push may be made at all; gives the number of its elements.
+    /// Fails unless the push may be sparse; returns the number of its elements.
     fn check_sparse(&self, indices: Indices<'_>, target: Target<'_>) -> Result<usize> {
         if self.action != Action::Gradient {
             return Err(Error::new(Kind::Frame, "an assignment is not sparse"));
@@ -163,7 +166,7 @@ impl Push<'_> {
     }
 }
 
-/// Fails for a codec that sparse pushes do not have.
+/// Fails for a codec that sparse pushes do not support.
 pub(crate) fn check_sparse_codec(codec: CodecId) -> Result<()> {
     if codec != CodecId::OneBit {
         return Ok(());
@@ -172,17 +175,17 @@ pub(crate) fn check_sparse_codec(codec: CodecId) -> Result<()> {
     Err(Error::new(Kind::Config, why).expected("Float32, BFloat16 or Int8", "OneBit"))
 }
 
-/// What became of a push to one slice.
+/// The answer of a slice that applied a push.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Applied {
-    /// The slice's version right after it.
+    /// The slice's version right after the push.
     pub version: u64,
     /// How many changes up to that version were the pusher's own.
     pub own: u64,
     /// Changes by others between the base and this push; `None` when the base is unknown.
     pub staleness: Option<u64>,
-    /// The factor that was put on the gradient.
+    /// The factor that the slice applied to the gradient.
     pub scale: f32,
-    /// It had been applied before; nothing was changed now.
+    /// Whether the slice had applied the push before; then it changed nothing now.
     pub duplicate: bool,
 }

@@ -1,4 +1,5 @@
-//! The memory of a `hogwild` slice: no lock around the values, only around the table of identities.
+//! The memory of a `hogwild` slice. Pushes and pulls race on values and state without a lock; only the
+//! identity table has one, so each push still counts once.
 
 use super::image::{Image, Standing};
 use super::slice::{Slice, staleness};
@@ -16,9 +17,10 @@ use crate::slice::frame::{Action, Applied, Push};
 use crate::slice::identity::{Completion, Identities, Outcome, Seen};
 use crate::slice::shared_directory::SharedTensor;
 
-/// Pushes in a row whose update of the first block is probed: neighbours are the ones that race.
+/// Number of consecutive pushes in a run whose update of the first block is probed; consecutive pushes are
+/// the ones that race.
 const PROBED: u64 = 64;
-/// One of so many such runs is probed.
+/// One of this many runs is probed.
 const RUNS: u64 = 8;
 
 #[derive(Debug)]
@@ -43,7 +45,7 @@ impl HogwildMemory {
         }
     }
 
-    /// Slice `index` of a tensor in shared memory. What is remembered of clients is this process's.
+    /// Slice `index` of a tensor in shared memory. The identity table is private to this process.
     pub(super) fn shared(tensor: &SharedTensor, index: usize, slots: usize) -> Self {
         Self {
             params: tensor.array(index, 0),
@@ -53,7 +55,8 @@ impl HogwildMemory {
         }
     }
 
-    /// Applies a push whose identity this thread has claimed; gives back the repeats that waited for it.
+    /// Applies and records a push whose identity this thread has claimed; returns the completions of its
+    /// repeats.
     pub(super) fn apply_and_record(&self, slice: &Slice, push: &Push<'_>) -> (Applied, Vec<Completion>) {
         let corrected;
         let push = match push.correction {
@@ -67,7 +70,7 @@ impl HogwildMemory {
         match (push.action, push.indices) {
             (Action::Gradient, Some(indices)) => {
                 let step = self.counts.step().fetch_add(1, Ordering::Relaxed);
-                // The check has seen that there is a rule.
+                // Validation has checked that the optimizer has a sparse rule.
                 if let Ok(rule) = slice.spec.optimizer.sparse_rule(step, slice.lr(push)) {
                     let storage = Hogwild::<ROW> {
                         isa: slice.isa,
@@ -120,17 +123,17 @@ impl HogwildMemory {
         (applied, waiting)
     }
 
-    /// A copy of the values, perhaps in the middle of pushes.
+    /// Copies the values, possibly in the middle of pushes.
     pub(super) fn pull(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
         self.snapshot(slice, client, Some(&slice.meter), std::slice::from_ref(&self.params))
     }
 
-    /// A copy of the state, all slots one after the other.
+    /// Copies the state, all slots one after the other.
     pub(super) fn pull_state(&self, slice: &Slice, client: u64) -> Result<Snapshot> {
         self.snapshot(slice, client, Some(&slice.meter), &self.state)
     }
 
-    /// Appends the values of some rows, perhaps in the middle of pushes.
+    /// Appends the values of some rows, possibly in the middle of pushes.
     pub(super) fn pull_rows(
         &self,
         slice: &Slice,
@@ -181,7 +184,7 @@ impl HogwildMemory {
         self.counts.assigns().fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Replays an assignment from its record. False: the slice has it already.
+    /// Replays an assignment from its record. False: the slice already has it.
     pub(super) fn replay(&self, slice: &Slice, push: &Push<'_>, version: u64) -> Result<bool> {
         if self.counts.version().load(Ordering::Acquire) >= version {
             return Ok(false);
@@ -207,7 +210,7 @@ impl HogwildMemory {
         Ok(true)
     }
 
-    /// Everything, perhaps in the middle of pushes.
+    /// Takes an image, possibly in the middle of pushes.
     pub(super) fn image(&self, slice: &Slice) -> Result<Image> {
         let clients = lock(&self.identities).image();
         let standing = Standing {
@@ -220,7 +223,7 @@ impl HogwildMemory {
         Ok(Image { standing, values, state: self.snapshot(slice, 0, None, &self.state)? })
     }
 
-    /// Becomes what an image says; `values` and `state` have the right lengths.
+    /// Restores the slice from an image; `values` and `state` must have the right lengths.
     pub(super) fn restore(
         &self,
         slice: &Slice,
@@ -239,13 +242,13 @@ impl HogwildMemory {
         Ok(())
     }
 
-    /// Gradients and assignments.
+    /// Numbers of gradients and of assignments.
     pub(super) fn changes(&self) -> (u64, u64) {
         let assigns = self.counts.assigns().load(Ordering::Relaxed);
         (self.counts.version().load(Ordering::Relaxed).saturating_sub(assigns), assigns)
     }
 
-    /// Updates of one block that were probed, and those of them that were lost.
+    /// Number of probed updates of one block, and of those that were lost.
     pub(super) fn probed(&self) -> (u64, u64) {
         let kept = self.counts.kept().load(Ordering::Relaxed);
         let probed = self.counts.probed().load(Ordering::Relaxed);
@@ -256,13 +259,13 @@ impl HogwildMemory {
         (self.changed(), lock(&self.identities).own(client))
     }
 
-    /// Changes so far.
+    /// Number of changes so far.
     pub(super) fn changed(&self) -> u64 {
         self.counts.version().load(Ordering::Acquire)
     }
 }
 
-/// Stores the `k`-th run of values of an assignment's body, which is not compressed.
+/// Stores the `k`-th array of an assignment's body, which is never compressed.
 fn store_racy(slice: &Slice, buffer: &RacyBuffer, push: &Push<'_>, k: usize) {
     store_bytes(slice, buffer, &push.body[k * slice.bytes()..][..slice.bytes()]);
 }

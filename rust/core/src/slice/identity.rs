@@ -1,6 +1,7 @@
-//! What a slice remembers of each client's pushes, so that a repeat is answered instead of applied again.
+//! The identity table of a slice. It remembers the outcomes of each client's pushes, so that a repeated push
+//! is answered instead of applied again.
 //!
-//! Per client a window of the last [`WINDOW`] outcomes, forgotten as a whole when the client's lease ends.
+//! The table keeps the last [`WINDOW`] outcomes per client, and drops all of a client's when its lease ends.
 
 use crate::base::error::Result;
 use crate::base::isa::prefetch;
@@ -11,31 +12,31 @@ use crate::slice::frame::{Applied, Identity};
 use crate::tensor::SliceId;
 use std::collections::VecDeque;
 
-/// How many outcomes per client and slice are remembered.
+/// Number of outcomes that a slice remembers per client.
 pub const WINDOW: usize = 64;
 
-/// Clients of a table that is asked for as a whole.
+/// Most entries of a table that are prefetched.
 const MAX_PREFETCHED_CLIENTS: usize = 8;
 
-/// Called once with what became of a push.
+/// Called once with the outcome of a push.
 pub type Completion = Box<dyn FnOnce(Result<Applied>) + Send>;
 
 /// What a slice knows about one push.
 pub(crate) enum Outcome {
     Applied(Applied),
-    /// Never applied, and never will be.
+    /// It was not applied and never will be.
     Fenced,
     /// Held by a policy; repeats wait here.
     Held(Vec<Completion>),
-    /// A thread is applying it this moment (`hogwild`); repeats wait here.
+    /// A thread is applying it right now (`hogwild`); repeats wait here.
     Applying(Vec<Completion>),
-    /// Part of a version that waits for others; repeats and questions wait here.
+    /// Part of a version that waits for other gradients; repeats and outcome queries wait here.
     Shared(Vec<Completion>),
 }
 
-/// What the table says about an identity that arrives.
+/// What the table knows about an arriving identity.
 pub(crate) enum Seen<'a> {
-    /// The client has no entry yet: [`Identities::meet`] makes it.
+    /// The client has no entry yet: [`Identities::meet`] creates it.
     Unmet,
     New,
     Before(&'a mut Outcome),
@@ -43,53 +44,55 @@ pub(crate) enum Seen<'a> {
     Forgotten,
 }
 
-/// What the entry of one client takes when its window is full: taken whole when the client is met, so that no
-/// push has to count.
+/// Bytes of one client's entry with a full window, charged when the entry is created, so that no push has to
+/// charge memory.
 const ENTRY_BYTES: u64 =
     ((WINDOW + 1) * size_of::<(u64, Outcome)>() + 2 * size_of::<(u64, Client)>()) as u64 + MET_BYTES;
 
 struct Client {
-    /// Changes of the slice that were this client's.
+    /// Number of the slice's changes by this client.
     own: u64,
-    /// Those of them that were no gradients.
+    /// How many of those were not gradients.
     assigned: u64,
-    /// Largest sequence that fell out of the window.
+    /// Largest sequence number that was dropped from the window.
     forgotten: u64,
-    /// Largest sequence noted: the window has none above it, so what is new is mostly known without a search.
+    /// Largest sequence number noted. The window has none above it, so most new pushes are recognized without
+    /// a search.
     newest: u64,
     window: VecDeque<(u64, Outcome)>,
     _charge: Charge,
     _met: Met,
 }
 
-/// Whose table it is, and who counts its memory and its clients.
+/// The slice that owns a table, and what accounts for the table's memory and clients.
 pub(crate) struct Home<'a> {
     pub(crate) meter: &'a Arc<Meter>,
     pub(crate) clients: &'a Arc<Clients>,
     pub(crate) slice: SliceId,
 }
 
-/// What a slice remembers of one client, as a value.
+/// What a slice remembers of one client, as plain data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remembered {
     /// The client.
     pub client: u64,
-    /// Changes of the slice that were this client's.
+    /// Number of the slice's changes by this client.
     pub own: u64,
-    /// Those of them that were no gradients.
+    /// How many of those were not gradients.
     pub assigned: u64,
-    /// Largest sequence that it remembers no more.
+    /// Largest sequence number that the slice no longer remembers.
     pub forgotten: u64,
-    /// Sequences in the order of their outcomes; `None`: fenced.
+    /// Sequence numbers with their outcomes, in the order noted; `None`: fenced.
     pub outcomes: Vec<(u64, Option<Applied>)>,
 }
 
 /// The table of one slice.
 #[derive(Default)]
 pub(crate) struct Identities {
-    /// By client. A list and no map, so that it can be asked for before it is looked at.
+    /// Sorted by client. A vector instead of a map, so that it can be prefetched.
     clients: Vec<(u64, Client)>,
-    /// A client and its `own`, ahead of the table: mostly one client changes a slice many times in a row.
+    /// The last client and its `own`, newer than in its entry: mostly one client changes a slice many times
+    /// in a row.
     recent: Option<(u64, u64)>,
 }
 
@@ -104,7 +107,7 @@ impl Client {
 }
 
 impl Identities {
-    /// Where a client is, or belongs.
+    /// The index of a client's entry, or where to insert it.
     fn place(&self, client: u64) -> std::result::Result<usize, usize> {
         self.clients.binary_search_by_key(&client, |(known, _)| *known)
     }
@@ -129,7 +132,7 @@ impl Identities {
         }
     }
 
-    /// Makes the entry of a client that has none.
+    /// Creates the entry of a client that has none.
     pub(crate) fn meet(&mut self, client: u64, home: &Home<'_>) -> Result<()> {
         let charge = home.meter.take(Purpose::Identities, ENTRY_BYTES)?;
         self.forget(client);
@@ -148,8 +151,8 @@ impl Identities {
         Ok(())
     }
 
-    /// Notes an outcome, in place of an earlier one of the same identity; gives back who waited for it.
-    /// Of a client that was forgotten meanwhile, nothing is noted: its session is over.
+    /// Notes an outcome, replacing an earlier one of the same identity, and returns the completions that
+    /// waited for that one. Does nothing for a client that was forgotten meanwhile: its session is over.
     pub(crate) fn note(&mut self, identity: Identity, outcome: Outcome) -> Vec<Completion> {
         let Some(client) = self.get_mut(identity.client) else {
             return Vec::new();
@@ -161,7 +164,7 @@ impl Identities {
             };
         }
         if client.window.len() >= WINDOW {
-            // Pending ones must stay to be settled; the oldest settled outcome goes.
+            // Pending outcomes must stay until they are settled, so the oldest settled one is dropped.
             let settled = |(_, o): &(u64, Outcome)| matches!(o, Outcome::Applied(_) | Outcome::Fenced);
             if let Some((sequence, _)) =
                 client.window.iter().position(settled).and_then(|at| client.window.remove(at))
@@ -174,12 +177,13 @@ impl Identities {
         Vec::new()
     }
 
-    /// Forgets a push that was refused after it had been claimed; gives back who waited for it.
+    /// Forgets a push that was refused after its identity was claimed, and returns the completions that
+    /// waited for it.
     pub(crate) fn withdraw(&mut self, identity: Identity) -> Vec<Completion> {
         let Some(client) = self.get_mut(identity.client) else {
             return Vec::new();
         };
-        // A fence stays, whatever becomes of the push.
+        // A fence stays, because it promises that the push is never applied.
         let held = |(sequence, outcome): &(u64, Outcome)| {
             *sequence == identity.sequence && matches!(outcome, Outcome::Held(_) | Outcome::Shared(_))
         };
@@ -192,7 +196,7 @@ impl Identities {
         }
     }
 
-    /// Counts one more change by this client.
+    /// Counts one more change by this client, and returns their number.
     pub(crate) fn count_own(&mut self, client: u64) -> u64 {
         let own = match self.recent {
             Some((recent, own)) if recent == client => own + 1,
@@ -205,7 +209,8 @@ impl Identities {
         own
     }
 
-    /// Makes the client the recent one, if it has an entry: counting its next change looks nothing up.
+    /// Makes the client the recent one, so that counting its next change needs no lookup. False: it has no
+    /// entry.
     pub(crate) fn turn_to(&mut self, client: u64) -> bool {
         if self.recent.is_some_and(|(recent, _)| recent == client) {
             return true;
@@ -223,12 +228,13 @@ impl Identities {
         }
     }
 
-    /// Asks for the table, as far as a search in it is short.
+    /// Prefetches the first entries of the table, which are all of a small one.
     pub(crate) fn prefetch(&self) {
         prefetch(&self.clients[..self.clients.len().min(MAX_PREFETCHED_CLIENTS)]);
     }
 
-    /// Asks for where the next outcome of a client is noted: in place of the oldest, or behind the last.
+    /// Prefetches where a client's next outcome goes: to the place of the oldest if the window is full, else
+    /// behind the last.
     pub(crate) fn prefetch_window(&self, client: u64) {
         let window = self.get(client).map(|client| &client.window);
         let next =
@@ -238,7 +244,7 @@ impl Identities {
         }
     }
 
-    /// How many changes were this client's.
+    /// Number of changes by this client.
     pub(crate) fn own(&self, client: u64) -> u64 {
         match self.recent {
             Some((recent, own)) if recent == client => own,
@@ -246,7 +252,7 @@ impl Identities {
         }
     }
 
-    /// Notes that a client's latest change was no gradient.
+    /// Notes that a client's latest change was not a gradient.
     pub(crate) fn note_assigned(&mut self, client: u64) {
         if let Some(client) = self.get_mut(client) {
             client.assigned += 1;
@@ -262,7 +268,7 @@ impl Identities {
         1 + self.clients.iter().filter(|(client, _)| *client != this).filter(pushes).count()
     }
 
-    /// Drops all that is known of a client.
+    /// Drops everything known about a client.
     pub(crate) fn forget(&mut self, client: u64) {
         self.recent = self.recent.filter(|(recent, _)| *recent != client);
         if let Ok(at) = self.place(client) {
@@ -270,8 +276,8 @@ impl Identities {
         }
     }
 
-    /// All that is settled, in the order of the clients. Of a push that is being applied this moment, nobody
-    /// will be able to tell.
+    /// All settled outcomes, in client order. A push that is being applied right now counts as forgotten, so
+    /// its outcome is unknown to a slice that is restored from the image.
     pub(crate) fn image(&self) -> Vec<Remembered> {
         let remembered = |(client, entry): &(u64, Client)| {
             let (mut forgotten, mut outcomes) = (entry.forgotten, Vec::with_capacity(entry.window.len()));
@@ -289,7 +295,7 @@ impl Identities {
         self.clients.iter().map(remembered).collect()
     }
 
-    /// The table of an image.
+    /// Rebuilds the table of an image.
     pub(crate) fn restored(clients: &[Remembered], home: &Home<'_>) -> Result<Self> {
         let mut table = Self::default();
         for Remembered { client, own, assigned, forgotten, outcomes } in clients {

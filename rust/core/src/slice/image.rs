@@ -1,5 +1,5 @@
-//! A slice as a value: all that it is at one version, and how a slice becomes that again. What came later is
-//! repeated from its records, bit for bit.
+//! Images of a slice: its complete state at one version, which snapshots write and recovery restores. Later
+//! changes of an `exact` slice are replayed from their records, bit for bit.
 
 use super::Snapshot;
 use super::exact::ExactMemory;
@@ -10,14 +10,15 @@ use crate::slice::identity::{Outcome, Remembered, Seen};
 use crate::slice::record::{Identities, Record};
 use crate::tensor::Apply;
 
-/// Largest count that an image may have: what a push may claim ([`MAX_STEP`](crate::slice::frame::MAX_STEP))
-/// does not come near it, whatever is added to that, and what is added to this does not overflow.
+/// Largest count that an image may have. A count that starts at what a push may claim
+/// ([`MAX_STEP`](crate::slice::frame::MAX_STEP)) never reaches it, and a count that starts at this maximum
+/// never overflows.
 const MAX_COUNT: u64 = 1 << 62;
 
-/// A slice at one version (`hogwild`: perhaps in the middle of pushes).
+/// A slice at one version; a `hogwild` slice possibly in the middle of pushes.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// All but the arrays.
+    /// Everything but the arrays.
     pub standing: Standing,
     /// The values; of an `exact` slice they are pinned, not copied.
     pub values: Snapshot,
@@ -25,7 +26,7 @@ pub struct Image {
     pub state: Snapshot,
 }
 
-/// What a slice is beside its arrays.
+/// The state of a slice without its arrays.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Standing {
     /// Its version.
@@ -34,13 +35,13 @@ pub struct Standing {
     pub step: u64,
     /// Changes that were assignments.
     pub assigns: u64,
-    /// What it remembers of each client, by client.
+    /// What the slice remembers of each client, in client order.
     pub clients: Vec<Remembered>,
 }
 
 impl Slice {
-    /// The slice as a value. Holds its lock for as long as it takes to copy the state. The copy is not
-    /// counted, so that a full shard can be written, too: whoever writes it has one slice at a time.
+    /// Takes an image of the slice, and holds its lock while copying the state. The copy is not charged, so
+    /// that a shard at its memory limit can still be written; callers hold one image at a time.
     pub fn image(&self) -> Result<Image> {
         let image = match &self.memory {
             Memory::Exact(memory) => memory.lock().image(self, None),
@@ -49,9 +50,9 @@ impl Slice {
         image.map_err(|error| self.name(error))
     }
 
-    /// The slice as it was at the moment of the cut that is being written
-    /// ([`Shard::begin_cut`](crate::shard::Shard::begin_cut)), if that is over its group and it is `exact`;
-    /// else as it is now.
+    /// The slice at the moment of the cut that is being written
+    /// ([`Shard::begin_cut`](crate::shard::Shard::begin_cut)), if the cut covers its group and the slice is
+    /// `exact`; otherwise as it is now.
     pub fn image_in_cut(&self) -> Result<Image> {
         let image = match &self.memory {
             Memory::Exact(memory) => memory.lock().image_in_cut(self),
@@ -60,19 +61,19 @@ impl Slice {
         image.map_err(|error| self.name(error))
     }
 
-    /// Memory that its image in a cut may take, as long as it is not written.
+    /// Most bytes that its image in a cut takes until it is written.
     pub(crate) fn cut_bytes(&self) -> u64 {
         if self.spec.apply == Apply::Exact { (self.slots * self.bytes()) as u64 } else { 0 }
     }
 
-    /// The cut is over.
+    /// Drops what is left of a cut that is over.
     pub(crate) fn leave_cut(&self) {
         if let Memory::Exact(memory) = &self.memory {
             memory.lock().leave_cut();
         }
     }
 
-    /// Becomes what an image says. Nobody pushes meanwhile.
+    /// Restores the slice from an image. No push may run at the same time.
     pub fn restore(&self, standing: &Standing, values: &[u8], state: &[u8]) -> Result<()> {
         let (bytes, all) = (self.bytes(), self.slots * self.bytes());
         if values.len() != bytes || state.len() != all {
@@ -97,8 +98,9 @@ impl Slice {
         restored.map_err(|error| self.name(error))
     }
 
-    /// Repeats a change from its record, without a record of its own. False: the slice has it already. The
-    /// records of an `exact` slice are repeated in their order; of a `hogwild` one only assignments can be.
+    /// Replays a change from its record, without recording it again. False: the slice already has the change.
+    /// The records of an `exact` slice must come in version order; of a `hogwild` slice, only assignments can
+    /// be replayed.
     pub fn replay(&self, record: &Record<'_>) -> Result<bool> {
         let elements = match record.indices {
             None => self.len,
@@ -162,7 +164,8 @@ impl Slice {
         memory.replay_shared(self, push, shared_by).map(|_| true)
     }
 
-    /// Repeats the promise never to apply a push, unless the slice knows better already.
+    /// Replays the promise never to apply a push, unless the slice already remembers the push or has
+    /// forgotten it.
     pub fn replay_fence(&self, identity: Identity) -> Result<()> {
         let Memory::Exact(memory) = &self.memory else { return Ok(()) };
         let mut memory = memory.lock();

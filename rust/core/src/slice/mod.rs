@@ -1,5 +1,6 @@
-//! The slice: the unit that is placed, locked, versioned, and changed whole or not at all; with all that
-//! lives with it: memory, optimizer state, identities of pushes, policy, records.
+//! The slice: the unit that is placed, locked, versioned, and applied whole or refused whole. A slice owns
+//! its memory, optimizer state and identity table; the policy that admits pushes and the records of changes
+//! are defined here, too.
 
 pub(crate) mod clients;
 mod exact;

@@ -1,4 +1,6 @@
-//! Policies decide when a push is applied. A push comes with a completion, so that a policy may hold it.
+//! Policies decide whether a new push is applied now, held, refused, or added to a version of several
+//! gradients. Each push has a completion, so a policy can hold it and answer later. The slice asks its
+//! shard's policy about every push that passes validation.
 
 use crate::base::correction::Correction;
 use crate::base::error::{Error, Result};
@@ -18,41 +20,42 @@ use std::fmt;
 pub enum Admission {
     /// Apply it now.
     Apply,
-    /// Keep it; [`Policy::hold`] gets it.
+    /// Hold it: the slice passes it to [`Policy::hold`].
     Hold,
     /// Refuse it.
     Refuse(Error),
-    /// A gradient: add it to those that its version is made of.
+    /// Add the gradient to the sum that makes the next version.
     Share(Share),
 }
 
-/// How a gradient takes part in a version.
+/// How a gradient takes part in the sum that makes a version.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
-    /// Of how many gradients the version is made: fewer than the quorum says where workers are gone.
+    /// Number of gradients that make the version; below the quorum's number if workers have left.
     pub needed: u32,
-    /// How they are put together.
+    /// How the gradients are combined.
     pub quorum: Quorum,
-    /// Its place in the sum; `None`: in the order of arrival.
+    /// Its position in the sum; `None`: the order of arrival.
     pub rank: Option<u32>,
 }
 
-/// Decides about pushes; one per shard.
+/// Decides what happens to pushes; a shard has one policy.
 pub trait Policy: Send + Sync + fmt::Debug {
     /// Decides about one push to one slice. Must not block.
     fn admit(&self, slice: &Slice, push: &Push<'_>) -> Admission;
-    /// Takes a push that is to be held; releases it later, from any thread.
+    /// Takes a push to hold, and releases it later from any thread.
     fn hold(&self, held: Held);
-    /// Of how many gradients a version of this group is made now, and how; `None`: of each one by itself.
+    /// How gradients are combined, and how many make a version of this group now; `None`: each gradient makes
+    /// its own version.
     fn needed(&self, _group: u32) -> Option<(Quorum, u32)> {
         None
     }
-    /// A client is gone.
+    /// Forgets a client that is gone.
     fn forget(&self, _client: u64) {}
 }
 
-/// A push that waits, with a copy of its body. It must be released or refused; if it is dropped, its sender
-/// is told.
+/// A held push, with a copy of its body. The policy must release or refuse it; a dropped one is refused with
+/// an error to its sender.
 pub struct Held {
     slice: Arc<Slice>,
     identity: Identity,
@@ -70,8 +73,8 @@ pub struct Held {
 }
 
 impl Held {
-    /// Memory that a held push takes: its body, itself, and its outcome where the client's window is full of
-    /// pending ones.
+    /// Bytes that a held push takes: its body and rows, this struct, and its outcome in case the client's
+    /// window is full of pending ones.
     pub(crate) fn memory_for(push: &Push<'_>) -> u64 {
         let indices = push.indices.map_or(0, |indices| indices.bytes().len());
         (push.body.len() + indices + size_of::<Self>() + 2 * size_of::<(u64, Outcome)>()) as u64
@@ -95,17 +98,17 @@ impl Held {
         }
     }
 
-    /// The slice it is for.
+    /// The slice that the push is for.
     pub fn slice(&self) -> SliceId {
         self.slice.id()
     }
 
-    /// Whose push it is.
+    /// The identity of the push.
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// Applies it now, unless it was fenced meanwhile.
+    /// Applies the push now, unless it was fenced meanwhile.
     pub fn release(mut self) {
         let push = Push {
             slice: self.slice.id(),
@@ -127,7 +130,7 @@ impl Held {
         self.complete(result);
     }
 
-    /// Refuses it: it counts as never seen.
+    /// Refuses the push, which then counts as never seen.
     pub fn refuse(mut self, error: Error) {
         self.refuse_with(error);
     }

@@ -1,4 +1,4 @@
-//! What a slice gives away and changes nothing for: values, rows, state, versions.
+//! Reads of a slice: values, rows, optimizer state and versions. No read changes any of them.
 
 use super::Snapshot;
 use super::slice::{Counters, Memory, Slice};
@@ -8,12 +8,12 @@ use crate::base::isa::prefetch;
 use crate::kernel::rows::Indices;
 use crate::tensor::SliceVersion;
 
-/// Elements of rows that are worth asking for ahead; what is more, a CPU sees coming by itself.
+/// Most elements of rows that are prefetched; the CPU's own prefetcher handles more than that.
 const MAX_PREFETCHED_ELEMENTS: usize = 4096;
 
 impl Slice {
-    /// The values at one version: pinned for `exact`, copied (perhaps in the middle of pushes) for `hogwild`.
-    /// A copy that does not fit is refused.
+    /// Pulls the values: pinned at one version for `exact`; copied, possibly in the middle of pushes, for
+    /// `hogwild`. Fails if a copy exceeds the memory limit.
     pub fn pull(&self, client: u64) -> Result<Snapshot> {
         Counters::count(&self.counters.pulls);
         let snapshot = match &self.memory {
@@ -27,12 +27,12 @@ impl Slice {
         snapshot.map_err(|error| self.name(error))
     }
 
-    /// How many elements these rows have here; fails unless they ascend and lie in the slice.
+    /// Number of the slice's elements in these rows; fails unless the rows ascend and are in the slice.
     pub fn row_elements(&self, indices: Indices<'_>) -> Result<usize> {
         self.layout.elements(indices).map_err(|error| self.name(error))
     }
 
-    /// Appends the values of some rows, copied at one version (`exact`); nothing is pinned.
+    /// Appends a copy of some rows' values, of one version if the slice is `exact`; pins nothing.
     pub fn pull_rows(&self, client: u64, indices: Indices<'_>, into: &mut Vec<u8>) -> Result<SliceVersion> {
         Counters::count(&self.counters.pulls);
         self.row_elements(indices)?;
@@ -43,22 +43,22 @@ impl Slice {
         Ok(SliceVersion { slice: self.id, version, own })
     }
 
-    /// Asks for the slice's own fields. Where the slices of one call lie far apart, waiting for memory is
-    /// most of its work, so that many are asked for before the first is used: the fields, then what they lead
-    /// to, then the rows. Changes nothing.
+    /// Prefetches the slice's own fields. A call whose slices are scattered in memory spends most of its time
+    /// on cache misses, so it prefetches many slices before it uses the first: their fields, then what these
+    /// point to, then the rows. Changes nothing.
     pub fn prefetch(&self) {
         prefetch(std::slice::from_ref(self));
     }
 
-    /// Asks for what the fields lead to.
+    /// Prefetches what the fields point to.
     pub fn prefetch_memory(&self) {
         if let Memory::Exact(memory) = &self.memory {
             memory.lock().prefetch();
         }
     }
 
-    /// Asks for the rows; where a client is to push them, also for their state and for what is noted of the
-    /// client. Changes nothing, whatever the indices are.
+    /// Prefetches rows; if a client is about to push them, also their state and the client's outcomes.
+    /// Changes nothing; invalid indices are ignored.
     pub fn prefetch_rows(&self, indices: Indices<'_>, pushed_by: Option<u64>) {
         if let (Memory::Exact(memory), Ok(..=MAX_PREFETCHED_ELEMENTS)) =
             (&self.memory, self.layout.elements(indices))
@@ -67,7 +67,7 @@ impl Slice {
         }
     }
 
-    /// Whether readers keep so many versions that the next push must take memory for its own.
+    /// Whether readers pin so many versions that the next push must take memory for a copy.
     pub fn needs_memory(&self) -> bool {
         match &self.memory {
             Memory::Exact(memory) => memory.lock().needs_memory(),
@@ -75,7 +75,7 @@ impl Slice {
         }
     }
 
-    /// The optimizer state, all slots one after the other; a copy.
+    /// Copies the optimizer state, all slots one after the other.
     pub fn pull_state(&self, client: u64) -> Result<Snapshot> {
         let snapshot = match &self.memory {
             Memory::Exact(memory) => memory.lock().pull_state(self, client),
@@ -84,7 +84,7 @@ impl Slice {
         snapshot.map_err(|error| self.name(error))
     }
 
-    /// Updates of one block that were probed, and those of them that racing ones overwrote; 0 for `exact`.
+    /// Number of probed updates of one block, and of those that racing updates overwrote; 0 for `exact`.
     pub fn probed(&self) -> (u64, u64) {
         match &self.memory {
             Memory::Exact(_) => (0, 0),
@@ -100,7 +100,7 @@ impl Slice {
         }
     }
 
-    /// Gradients and assignments that were applied.
+    /// Numbers of applied gradients and of applied assignments.
     pub(crate) fn changes(&self) -> (u64, u64) {
         match &self.memory {
             Memory::Exact(memory) => memory.lock().changes(),

@@ -1,5 +1,5 @@
-//! One record per applied change, handed to a sink (`exact`: in the order of the slice's versions): what a
-//! log, a standby or an audit needs to repeat it bit for bit.
+//! Records of applied changes. A slice passes each to its [`Sink`], an `exact` slice in version order; a
+//! record has what a log, a standby or an audit needs to replay the change bit for bit.
 
 use crate::kernel::codec::CodecId;
 use crate::kernel::rows::Indices;
@@ -7,26 +7,26 @@ use crate::slice::frame::{Action, Base, Identity};
 use crate::tensor::{Apply, SliceId};
 use std::fmt;
 
-/// A change that was just applied. The body is the one that came.
+/// A change that was just applied, with the body as it arrived.
 #[derive(Clone, Copy, Debug)]
 pub struct Record<'a> {
     /// The slice.
     pub slice: SliceId,
-    /// How its pushes meet: only `exact` ones can be repeated.
+    /// How the slice applies pushes: gradients can only be replayed on an `exact` slice.
     pub apply: Apply,
-    /// Its version after the change.
+    /// The slice's version after the change.
     pub version: u64,
-    /// Whose change.
+    /// The identity of the push.
     pub identity: Identity,
-    /// What it was based on.
+    /// The version that it was based on.
     pub base: Option<Base>,
-    /// The slice need not remember it.
+    /// Whether the slice need not remember the push.
     pub once: bool,
-    /// What it did.
+    /// What the push did.
     pub action: Action,
-    /// The rows that a sparse gradient was for.
+    /// The rows of a sparse gradient.
     pub indices: Option<Indices<'a>>,
-    /// How the body is coded.
+    /// The encoding of the body.
     pub codec: CodecId,
     /// The body.
     pub body: &'a [u8],
@@ -36,24 +36,25 @@ pub struct Record<'a> {
     pub scale: f32,
     /// The momentum that took effect.
     pub momentum: f64,
-    /// Whose gradients the body is the sum of, where it is one: `identity` is the last that came.
+    /// If the body is the sum of several workers' gradients, the identities of these; `identity` is that of
+    /// the last to arrive.
     pub shared_by: Identities<'a>,
 }
 
-/// Identities as they lie in a log: client and sequence, 8 bytes each, little-endian.
+/// Identities as a log stores them: client and sequence number, 8 bytes each, little-endian.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identities<'a>(&'a [u8]);
 
 impl<'a> Identities<'a> {
-    /// Of one identity.
+    /// Bytes of one identity.
     pub const BYTES: usize = 16;
 
-    /// `None`: these bytes are no list.
+    /// Returns `None` unless the bytes are a whole number of identities.
     pub fn new(bytes: &'a [u8]) -> Option<Self> {
         bytes.len().is_multiple_of(Self::BYTES).then_some(Self(bytes))
     }
 
-    /// Appends one to the bytes of a list.
+    /// Appends an identity to the bytes of a list.
     pub fn put(to: &mut Vec<u8>, identity: Identity) {
         to.extend_from_slice(&identity.client.to_le_bytes());
         to.extend_from_slice(&identity.sequence.to_le_bytes());
@@ -64,12 +65,12 @@ impl<'a> Identities<'a> {
         self.0
     }
 
-    /// Whether there is none.
+    /// Whether the list is empty.
     pub fn is_empty(self) -> bool {
         self.0.is_empty()
     }
 
-    /// In their order.
+    /// The identities in order.
     pub fn iter(self) -> impl Iterator<Item = Identity> + 'a {
         let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
         self.0
@@ -78,11 +79,11 @@ impl<'a> Identities<'a> {
     }
 }
 
-/// Takes records; called under the slice's lock (`exact`) or right after the change (`hogwild`).
+/// Receives records. An `exact` slice calls it under its lock, a `hogwild` slice right after the change.
 pub trait Sink: Send + Sync + fmt::Debug {
     /// Takes one record.
     fn record(&self, record: &Record<'_>);
 
-    /// An `exact` slice has promised never to apply this push; called under its lock.
+    /// Notes that an `exact` slice has promised never to apply this push; called under the slice's lock.
     fn fenced(&self, _slice: SliceId, _identity: Identity) {}
 }

@@ -1,4 +1,5 @@
-//! What became of a push whose answer got lost: applied, or fenced from now on.
+//! Resolves pushes in doubt. A push that was not applied is fenced before the slice says so, so that the
+//! outcome stays true even if the frame arrives later. Clients ask when an answer was lost.
 
 use super::round;
 use super::slice::{Memory, Slice};
@@ -9,21 +10,21 @@ use crate::slice::frame::{Applied, Identity};
 use crate::slice::identity::{Completion, Identities, Outcome, Seen};
 use crate::tensor::Apply;
 
-/// What a slice knows about a push whose answer got lost.
+/// What a slice knows about a push in doubt.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Resolved {
     /// It was applied.
     Applied(Applied),
-    /// It was not, and never will be.
+    /// It was not applied and never will be.
     Fenced,
-    /// The slice does not remember that far back.
+    /// The slice no longer remembers it.
     Unknown,
 }
 
 impl Slice {
-    /// What became of a push? If it was not applied, it is fenced here and now. Where it waits for others to
-    /// make a version together, the answer does, too: `later` is told, and what it is told is the answer, or
-    /// asks again.
+    /// Resolves a push in doubt; if it was not applied, it is fenced. `None`: the gradient waits for those of
+    /// other workers; the completion from `later` then gets the push's result. If this is an error, the
+    /// caller resolves the push again.
     pub fn resolve_later(
         &self,
         identity: Identity,
@@ -38,7 +39,8 @@ impl Slice {
         Some(self.resolve(identity))
     }
 
-    /// The same at once: of what waits for others nothing can be said yet.
+    /// As [`Slice::resolve_later`], but answers at once: with an error while the gradient waits for other
+    /// workers.
     pub fn resolve(&self, identity: Identity) -> Result<Resolved> {
         let (resolved, waiting) = match &self.memory {
             Memory::Exact(memory) => self.settle(&mut memory.lock().identities, identity)?,
@@ -81,7 +83,7 @@ impl Slice {
         table.note(identity, Outcome::Fenced)
     }
 
-    /// Drops all that is known of a client whose lease ended.
+    /// Drops everything known about a client whose lease ended.
     pub(crate) fn forget_client(&self, client: u64) {
         match &self.memory {
             Memory::Exact(memory) => {

@@ -1,10 +1,10 @@
-//! A version that is made of the gradients of several workers (`Sync`): they are added up as they come, and
-//! the last that it needs takes the step for all of them.
+//! Rounds of `Sync` groups. A round adds up the gradients of several workers as they arrive, and the last
+//! gradient that it needs takes one optimizer step for all of them.
 //!
-//! A gradient belongs to the version behind the one that it is based on. What comes later than that version
-//! was made is refused. Each worker has one gradient in a version; nothing of it counts before the step, and
-//! its answer waits for that. Where all gradients of a version are sparse, the step is of the rows that any
-//! of them names, and of no others.
+//! A gradient belongs to the version after the one that it is based on, and is refused once that version is
+//! made. A worker has at most one gradient in a round; the gradient has no effect before the step, and its
+//! answer waits for the step. If all gradients of a round are sparse, the step touches exactly the rows that
+//! at least one of them names.
 
 use super::exact::ExactMemory;
 use super::slice::{Counters, Slice};
@@ -22,16 +22,16 @@ use crate::slice::policy::Share;
 use crate::slice::record::{Identities, Record};
 use std::fmt;
 
-/// Which of the slice's arrays the sum is like: see [`Buffer::filled`].
+/// Number of the array that the sum counts as among the slice's: see [`Buffer::filled`].
 const SUM: usize = 3;
 
-/// The gradients of the coming version that are there.
+/// The gradients that have arrived for the next version.
 pub(super) struct Round {
     parts: Vec<Part>,
     sum: Buffer,
-    /// The rows that sparse gradients named, once there was one.
+    /// The rows that sparse gradients name; allocated with the first of these.
     rows: Option<Rows>,
-    /// A gradient of all elements is in the sum.
+    /// Whether a dense gradient is in the sum.
     whole: bool,
     _memory: Charge,
 }
@@ -46,7 +46,7 @@ struct Part {
     identity: Identity,
     done: Completion,
     lr: f64,
-    /// Kept until its turn, where the order of the sum is given.
+    /// The gradient itself, kept until all have arrived if the sum has a fixed order.
     kept: Option<Kept>,
 }
 
@@ -60,13 +60,13 @@ struct Kept {
     _memory: Charge,
 }
 
-/// What a version's gradients add up to, where they are all of some rows.
+/// The sum of a round whose gradients are all sparse.
 struct Few {
     indices: Vec<u8>,
     values: Vec<f32>,
 }
 
-/// Who is to be told what, when the slice's lock is free again.
+/// Completions with their results, to be called after the slice's lock is released.
 pub(super) type Told = Vec<(Completion, Result<Applied>)>;
 
 impl Round {
@@ -90,8 +90,8 @@ impl Round {
         add_rows(isa, sum, Touch { layout: slice.layout, indices, codec, body, elements, scale });
     }
 
-    /// The sum of all that is there, in the order that was asked for: in `sum` or, taken out of it, of some
-    /// rows.
+    /// Completes the sum of the gradients, in rank order if they have ranks. The result stays in `sum` or, if
+    /// all are sparse, is moved out of it and returned. Fails if it is not finite.
     fn complete(&mut self, slice: &Slice) -> Result<Option<Few>> {
         self.parts.sort_by_key(|part| part.kept.as_ref().map(|kept| kept.rank));
         let kept: Vec<_> = self.parts.iter_mut().filter_map(|part| part.kept.take()).collect();
@@ -105,7 +105,7 @@ impl Round {
         Ok(few)
     }
 
-    /// Takes the rows out of the sum, if it is of some and no more.
+    /// Moves the rows out of the sum if all gradients are sparse.
     fn take_rows(&mut self, slice: &Slice) -> Option<Few> {
         let indices = self.rows.as_mut()?.set.take();
         if self.whole {
@@ -124,7 +124,7 @@ impl Round {
         bytemuck::cast_slice(self.sum.bytes())
     }
 
-    /// Its memory is warm when the next version begins.
+    /// Clears the sum for the next version, which reuses its warm memory.
     fn clear(&mut self) {
         if std::mem::take(&mut self.whole) {
             self.sum.values_mut::<f32>().fill(0.0);
@@ -132,14 +132,14 @@ impl Round {
     }
 }
 
-/// Why a version that gradients wait for will not be.
+/// Why a round ends without a version.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Why {
-    /// The slice was changed otherwise.
+    /// A push outside the round changed the slice.
     Changed,
-    /// Nobody is left who makes it.
+    /// No workers are left to complete it.
     Alone,
-    /// The server ends.
+    /// The server is stopping.
     Ends,
     /// The tensor was removed.
     Removed,
@@ -157,7 +157,7 @@ impl From<Why> for Error {
     }
 }
 
-/// Tells them.
+/// Calls the completions; the caller has released the slice's lock.
 pub(super) fn tell(told: Told) {
     for (done, result) in told {
         done(result);
@@ -165,8 +165,8 @@ pub(super) fn tell(told: Told) {
 }
 
 impl Slice {
-    /// Takes a gradient into the coming version. Its answer comes with the version, if not at once; others
-    /// may get theirs.
+    /// Adds a gradient to the round of the next version, and returns its answer, or `None` if that comes with
+    /// the version. The caller must call the returned completions after releasing the slice's lock.
     pub(super) fn share(
         &self,
         memory: &mut ExactMemory,
@@ -188,7 +188,8 @@ impl Slice {
             Seen::Unmet | Seen::New => {}
         }
         if memory.removed {
-            // Looked up before it was removed: nobody would end its round.
+            // The caller looked the slice up before it was removed; nothing would end a round that begins
+            // now.
             return (Some(Err(self.name(Why::Removed.into()))), Told::new());
         }
         match memory.take_in(self, push, share, later) {
@@ -202,7 +203,7 @@ impl Slice {
 }
 
 impl ExactMemory {
-    /// Adds a gradient that is new. On an error it counts as never seen.
+    /// Adds a new gradient. On an error, the push counts as never seen.
     fn take_in(
         &mut self,
         slice: &Slice,
@@ -219,8 +220,8 @@ impl ExactMemory {
             ));
         }
         if self.round.as_ref().map_or(0, |round| round.parts.len()) as u64 + 1 >= u64::from(share.needed) {
-            // Where readers leave no room for the version, only this gradient is refused, and may come again.
-            // What a cut pins, too.
+            // Take the memory for the step before this gradient is added, also for what a cut pins. If
+            // readers leave no room for it, only this gradient is refused, and it can be sent again.
             self.meet_cut(slice);
             self.make_writable(slice)?;
         }
@@ -246,7 +247,7 @@ impl ExactMemory {
         Ok(told)
     }
 
-    /// A gradient is for the version behind the one that it is based on.
+    /// Fails unless the gradient is based on the present version.
     fn check_base(&self, push: &Push<'_>) -> Result<()> {
         let Some(base) = push.base else {
             return Err(Error::new(Kind::Precondition, "a gradient of a version says what it is based on")
@@ -261,7 +262,7 @@ impl ExactMemory {
             .expected(format!("based on version {now}"), format!("version {}", base.version)))
     }
 
-    /// A worker that was started anew takes the place of its earlier gradient.
+    /// Refuses an earlier gradient of the same rank: a restarted worker replaces it.
     fn replace(&mut self, round: &mut Round, by: Option<&Kept>) -> Told {
         let rank = by.map(|kept| kept.rank);
         let same = |part: &mut Part| rank.is_some() && part.kept.as_ref().map(|kept| kept.rank) == rank;
@@ -272,7 +273,7 @@ impl ExactMemory {
         )
     }
 
-    /// Takes the step for all whose gradients are there, if there are as many as are needed.
+    /// Takes the step with all gradients that have arrived, if they are at least `needed`.
     pub(super) fn end_round(&mut self, slice: &Slice, quorum: Quorum, needed: u32) -> Told {
         let needed = if fault("quorum_of_one_less") { needed - 1 } else { needed };
         let full =
@@ -303,7 +304,7 @@ impl ExactMemory {
         told
     }
 
-    /// Applies one step by a sum for all workers with a part in it, and records it.
+    /// Applies and records one step with a sum, for all workers whose gradients are in it.
     fn apply_and_record_shared(
         &mut self,
         slice: &Slice,
@@ -317,7 +318,7 @@ impl ExactMemory {
         Ok(applied)
     }
 
-    /// The same without a record.
+    /// As `apply_and_record_shared`, without recording it.
     pub(super) fn replay_shared(
         &mut self,
         slice: &Slice,
@@ -336,7 +337,7 @@ impl ExactMemory {
         Ok(shared_by.iter().map(note).collect())
     }
 
-    /// Refuses gradients that wait for a version that they will not be part of.
+    /// Refuses gradients that will not become part of a version.
     fn refuse(&mut self, parts: Vec<Part>, error: &Error) -> Told {
         let mut told = Told::new();
         for part in parts {
@@ -347,14 +348,15 @@ impl ExactMemory {
         told
     }
 
-    /// The version that gradients wait for will not be.
+    /// Ends the round without a version, and refuses its gradients.
     #[cold]
     pub(super) fn give_up_round(&mut self, slice: &Slice, why: Why) -> Told {
         let Some(round) = self.round.take() else { return Told::new() };
         self.refuse(round.parts, &slice.name(why.into()))
     }
 
-    /// A worker is gone. Its gradient stays in the sum; where nobody is left, there is no version to be made.
+    /// Forgets a client that is gone. Its gradient stays in the sum; if no client of the round is left, the
+    /// round ends without a version.
     pub(super) fn forget(&mut self, slice: &Slice, client: u64) -> Told {
         self.identities.forget(client);
         let is_here = |part: &Part| self.identities.knows(part.identity.client);
@@ -366,7 +368,8 @@ impl ExactMemory {
 }
 
 impl Round {
-    /// The smallest that a gradient asked for: nobody gets a larger step than that.
+    /// The smallest learning rate of the gradients, so that no gradient takes a larger step than its worker
+    /// asked for.
     fn lr(&self) -> f64 {
         self.parts.iter().map(|part| part.lr).fold(f64::INFINITY, f64::min)
     }
@@ -383,7 +386,7 @@ impl Rows {
     }
 }
 
-/// The values of one.
+/// The encoded values of one gradient.
 #[derive(Clone, Copy)]
 struct Gradient<'a> {
     codec: CodecId,
@@ -414,7 +417,7 @@ impl Kept {
     }
 }
 
-/// The push that a sum is.
+/// The sum as a push.
 fn sum_of<'a>(
     slice: &Slice,
     round: &'a Round,

@@ -1,15 +1,17 @@
-//! The tensors in the memory of a shared store, as a list that every process reads and appends to.
+//! The directory of a shared store: a list of the tensors in its memory, which all of its processes read and
+//! append to.
 //!
 //! ```text
 //! page 0        magic, the store's number, the end of the list
-//! an entry      magic, length of the spec, spec (JSON) | counters, a line per slice | values | state, slot by slot
+//! an entry      magic, spec length, spec (JSON) | counters, a line per slice | values | state, slot by slot
 //! the next      ...
 //! ```
 //!
-//! Entries, their counters, values and slots begin at pages' borders, and where they do follows from the spec
-//! alone. An entry is whole before the end of the list moves past it, and then never changes nor goes: so
-//! readers need no lock, and a process that dies while it appends leaves nothing that anybody sees. Appending
-//! needs the memory's lock, which the system takes from the dead.
+//! Entries, counters, values and slots are page-aligned, and their offsets follow from the spec alone. A
+//! writer completes an entry before it moves the end of the list past it; after that, the entry's spec and
+//! place never change, and it is never removed. So readers need no lock, and a process that dies while
+//! appending leaves nothing visible. A writer needs the memory's lock, which the operating system releases
+//! when its holder dies.
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::fault::fault;
@@ -20,17 +22,17 @@ use std::time::Duration;
 
 const PAGE: u64 = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"fastps01");
-/// The head's words.
+/// Number of 64-bit words in the head.
 const WORDS: usize = 3;
 const END: usize = 2;
 /// Bytes of an entry before its spec.
 const PREFIX: usize = 16;
-/// A spec as text; its name and group are at most 1 KiB each.
+/// Most bytes of a spec as JSON; its name and group are at most 1 KiB each.
 const MAX_SPEC: usize = 64 << 10;
-/// Bytes that are written at once.
+/// Most bytes of one write of initial state.
 const CHUNK: usize = 1 << 20;
 
-/// The list of a shared store's tensors, and where this process has read it to.
+/// The list of a shared store's tensors, and how far this process has read it.
 #[derive(Debug)]
 pub struct Directory {
     memory: SharedMemory,
@@ -47,7 +49,7 @@ pub struct SharedTensor {
     layout: Layout,
 }
 
-/// Where the parts of an entry begin, in bytes from the entry's beginning.
+/// Byte offsets of an entry's parts from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layout {
     counts: u64,
@@ -73,7 +75,7 @@ impl Layout {
 }
 
 impl Directory {
-    /// New memory without tensors.
+    /// Creates shared memory with an empty list.
     pub fn create() -> Result<Self> {
         let memory = SharedMemory::create()?;
         memory.grow(PAGE)?;
@@ -84,7 +86,7 @@ impl Directory {
         Ok(Self { memory, head, id, read: Mutex::new(PAGE) })
     }
 
-    /// The memory that another process calls by this address.
+    /// Opens the memory that has this address in another process.
     pub fn open(address: &str) -> Result<Self> {
         let (pid, fd, id) = parse(address).ok_or_else(|| {
             Error::new(Kind::Config, "invalid address of a shared store")
@@ -101,25 +103,26 @@ impl Directory {
         Ok(Self { memory, head, id, read: Mutex::new(PAGE) })
     }
 
-    /// By what other processes of this user can open it while this one lives; a forked child has its own.
+    /// The address at which other processes of this user can open the memory while this process lives; a
+    /// forked child has its own.
     pub fn address(&self) -> String {
         format!("shm:{}:{}:{:x}", std::process::id(), self.memory.fd(), self.id)
     }
 
-    /// Waits until nobody else appends; the lock goes with what is returned.
+    /// Waits for the lock that appending needs; it is released when the returned guard is dropped.
     pub fn lock(&self, timeout: Duration) -> Result<impl Sized> {
         if fault("directory_unlocked") { Ok(None) } else { self.memory.lock(timeout).map(Some) }
     }
 
-    /// The list as another process of a model has it.
+    /// The list as another process of a loom model sees it.
     #[cfg(loom)]
     pub fn another(&self) -> Result<Self> {
         let (memory, head) = (self.memory.clone(), self.memory.map(0, PAGE as usize)?);
         Ok(Self { memory, head, id: self.id, read: Mutex::new(PAGE) })
     }
 
-    /// Appends a tensor with these values. The caller has the lock, and has seen that there is none of this
-    /// name.
+    /// Appends a tensor with these values. The caller must hold the lock, and must have checked that no
+    /// tensor has this name.
     pub fn append(&self, spec: &TensorSpec, values: &[u8]) -> Result<()> {
         if spec.apply == Apply::Exact {
             return Err(Error::new(Kind::Config, "a shared store has no locks, so it takes no exact tensor")
@@ -138,7 +141,7 @@ impl Directory {
         let write = |from: u64, bytes: &[u8]| self.memory.write(at + from, bytes);
         write(0, bytemuck::cast_slice(&[MAGIC, text.len() as u64]))?;
         write(PREFIX as u64, &text)?;
-        // What a dead process left behind is written over: counters, values and state.
+        // Overwrite what a process that died while appending left behind: counters, values and state.
         let mut counts = vec![0_u64; (layout.values - layout.counts) as usize / 8];
         for slice in counts.chunks_exact_mut(Counts::BYTES / 8).take(spec.slice_count()) {
             (slice[Counts::VERSION], slice[Counts::ASSIGNS]) = (1, 1);
@@ -156,7 +159,8 @@ impl Directory {
         Ok(())
     }
 
-    /// Gives each tensor that this process has not seen yet; one that is refused is given again next time.
+    /// Passes each tensor that this process has not seen yet to `take`; if `take` fails, the next call begins
+    /// with the same tensor.
     pub fn news(&self, mut take: impl FnMut(Arc<SharedTensor>) -> Result<()>) -> Result<()> {
         let mut read = lock(&self.read);
         let end = self.end();
@@ -197,7 +201,7 @@ fn broken(what: &str) -> Error {
     Error::new(Kind::Internal, format!("a shared store with a broken list: {what}"))
 }
 
-/// Process, descriptor and number of an address.
+/// Parses an address into process, descriptor and number of the store.
 fn parse(address: &str) -> Option<(u32, i32, u64)> {
     let mut parts = address.strip_prefix("shm:")?.split(':');
     let (pid, fd) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
@@ -206,7 +210,7 @@ fn parse(address: &str) -> Option<(u32, i32, u64)> {
 }
 
 impl SharedTensor {
-    /// What the tensor is.
+    /// The tensor's spec.
     pub fn spec(&self) -> &Arc<TensorSpec> {
         &self.spec
     }
@@ -216,14 +220,15 @@ impl SharedTensor {
         Counts::shared(self.region.clone(), self.layout.counts as usize + index * Counts::BYTES)
     }
 
-    /// The values (0) or a slot of state (from 1 on) of slice `index`.
+    /// An array of slice `index`: its values if `which` is 0, its state slots from 1.
     pub(crate) fn array(&self, index: usize, which: usize) -> RacyBuffer {
         let range = self.spec.slice_range(index);
         let array = self.layout.values as usize + which * self.layout.array as usize;
         RacyBuffer::shared(self.region.clone(), array + self.spec.dtype.size() * range.start, range.len())
     }
 
-    /// The values of all slices, one after the other: for those who know that others change them meanwhile.
+    /// Start of the values of all slices, which are contiguous. Other threads and processes change them at
+    /// any time.
     pub(crate) fn values(&self) -> *const u8 {
         self.region.as_ptr().wrapping_add(self.layout.values as usize)
     }

@@ -1,5 +1,5 @@
-//! A slice: the unit that is placed, locked, versioned, checked, applied whole or refused whole. Its
-//! optimizer state, step count, version and table of identities live with it.
+//! [`Slice`] admits, checks and applies pushes. It checks a push completely before it changes anything, and
+//! owns the optimizer state, step count, version and identity table. The shard routes every push here.
 
 use super::exact::ExactMemory;
 use super::hogwild::HogwildMemory;
@@ -33,7 +33,7 @@ pub struct Slice {
     pub(super) spec: Arc<TensorSpec>,
     index: usize,
     group: u32,
-    /// Its first element in the tensor.
+    /// Index of its first element in the tensor.
     first: usize,
     pub(super) len: usize,
     pub(super) slots: usize,
@@ -44,7 +44,7 @@ pub struct Slice {
     pub(super) cuts: Arc<Cuts>,
     pub(super) meter: Arc<Meter>,
     pub(super) clients: Arc<Clients>,
-    /// The slice's own memory, as counted.
+    /// The charge for the slice's own memory.
     charge: Charge,
     pub(super) memory: Memory,
 }
@@ -55,10 +55,10 @@ pub(super) enum Memory {
     Hogwild(HogwildMemory),
 }
 
-/// What a shard counts over its slices.
+/// Counters that a shard keeps for all its slices.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Of slices that are gone; those of others are counted by themselves.
+    /// Of dropped slices, as `assigns`; a live slice counts its own.
     pub(crate) pushes: AtomicU64,
     pub(crate) assigns: AtomicU64,
     pub(crate) duplicates: AtomicU64,
@@ -84,16 +84,16 @@ pub(crate) struct Place {
     pub(crate) clients: Arc<Clients>,
     /// For [`Slice::memory_for`] bytes.
     pub(crate) charge: Charge,
-    /// Whose memory it is part of, if it is shared.
+    /// The tensor in shared memory that the slice is part of, if any.
     pub(crate) shared: Option<Arc<SharedTensor>>,
 }
 
-/// What a push finds when it arrives.
+/// What to do with an arriving push.
 enum Arrival {
     Apply,
     Hold(Completion, Charge),
     Answer(Result<Applied>),
-    /// A repeat of a push that is pending: the completion was queued behind it.
+    /// It repeats a pending push, and its completion was queued there.
     Waits,
 }
 
@@ -149,17 +149,17 @@ impl Slice {
         self.id
     }
 
-    /// The tensor it is part of.
+    /// The spec of its tensor.
     pub fn spec(&self) -> &Arc<TensorSpec> {
         &self.spec
     }
 
-    /// Which slice of the tensor it is.
+    /// Its index among the slices of the tensor.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Its elements in the tensor.
+    /// Range of its elements in the tensor.
     pub fn range(&self) -> Range<usize> {
         self.first..self.first + self.len
     }
@@ -195,7 +195,7 @@ impl Slice {
         bytes + 512
     }
 
-    /// Memory for `count` whole slices of `spec`, values and state, to be made at once; values in exposed
+    /// Allocates values and state of `count` full-length slices of `spec` at once; the values go to exposed
     /// memory, if there is any.
     pub(crate) fn pieces(spec: &TensorSpec, count: usize, exposed: Option<&Arc<Exposed>>) -> Pieces {
         if spec.apply == Apply::Hogwild {
@@ -205,8 +205,9 @@ impl Slice {
         Pieces::new(len, count, 1 + spec.optimizer.slots().len(), exposed)
     }
 
-    /// Applies or refuses a push and says so. Where it must wait (a policy holds it, or it repeats one that
-    /// waits), the answer goes to what `later` gives, once, perhaps from another thread.
+    /// Applies or refuses a push and returns the answer. `None`: the push must wait, because a policy holds
+    /// it or it repeats a pending one; the completion from `later` then gets the answer, once, possibly on
+    /// another thread.
     #[inline(always)]
     pub(crate) fn push(
         self: &Arc<Self>,
@@ -223,7 +224,8 @@ impl Slice {
         if let (Admission::Share(share), Memory::Exact(memory)) = (&admission, &self.memory) {
             let (answer, told) = self.share(&mut memory.lock(), push, *share, later);
             round::tell(told);
-            // Whoever has gone since the table was looked at has not found this gradient waiting.
+            // A worker that left after `admit` read the group's table did not find this gradient waiting, so
+            // check again whether the round is complete.
             if answer.is_none() && !fault("table_looked_at_once") {
                 self.end_round(policy.needed(self.group));
             }
@@ -266,7 +268,7 @@ impl Slice {
         }
     }
 
-    /// Checks a push before anything of it is applied.
+    /// Validates a push before anything changes.
     #[inline(always)]
     fn check(&self, push: &Push<'_>) -> Result<()> {
         let checked = push.validate(self.isa, self.target());
@@ -283,7 +285,7 @@ impl Slice {
         }
     }
 
-    /// Looks the identity up and decides.
+    /// Looks the identity up and decides what to do with the push.
     fn arrive(
         &self,
         identities: &mut Identities,
@@ -330,8 +332,8 @@ impl Slice {
         }
     }
 
-    /// A new push goes the way that the policy says, if there is memory for what is remembered of it; a held
-    /// one with its own.
+    /// Carries out the policy's decision on a new push. Fails if there is no memory for the client's entry or
+    /// for the push to be held; returns the charge of a held push.
     fn admitted(
         &self,
         identities: &mut Identities,
@@ -356,7 +358,7 @@ impl Slice {
         if charge.is_some() {
             identities.note(push.identity, Outcome::Held(Vec::new()));
         } else if self.spec.apply == Apply::Hogwild && !push.once && !fault("claim_left_out") {
-            // Without a lock around the change, the claim must come first.
+            // No lock covers the change, so the identity must be claimed before it.
             identities.note(push.identity, Outcome::Applying(Vec::new()));
         }
         Ok(charge)
@@ -407,7 +409,7 @@ impl Slice {
         Ok(applied)
     }
 
-    /// Takes back the claim of a held push that is refused.
+    /// Withdraws the claim of a held push that is refused, and returns the completions of its repeats.
     pub(crate) fn withdraw(&self, identity: Identity) -> Vec<Completion> {
         Counters::count(&self.counters.refused);
         match &self.memory {
@@ -416,7 +418,7 @@ impl Slice {
         }
     }
 
-    /// The push as it takes effect, after all that its mode asks for at this version.
+    /// The push with its mode's correction applied at this version.
     #[cold]
     pub(super) fn corrected<'a>(
         &self,
@@ -426,7 +428,7 @@ impl Slice {
         identities: &Identities,
     ) -> Push<'a> {
         let staleness = next_staleness(push, version, identities);
-        // All clients are counted only where that changes anything.
+        // Counting the clients is a scan, so skip it where the number does not matter.
         let counts = correction.momentum_matching || staleness.is_some_and(|tau| tau > 1);
         let clients = if counts { identities.pushing(push.identity.client) } else { 1 };
         let factor = correction.factor(staleness, clients);
@@ -435,7 +437,7 @@ impl Slice {
         Push { scale: Some(scale), momentum: Some(momentum), correction: None, ..*push }
     }
 
-    /// What a checked sparse push does.
+    /// The rows that a checked sparse push touches, and their values.
     pub(super) fn touch<'a>(&self, indices: Indices<'a>, push: &Push<'a>) -> Touch<'a> {
         let Push { codec, body, count, .. } = *push;
         let scale = push.scale.unwrap_or(1.0);
@@ -479,8 +481,8 @@ impl Slice {
         }
     }
 
-    /// Makes the version that gradients wait for, if there are as many as are needed now; where none are put
-    /// together any more, they are refused.
+    /// Makes the version that gradients wait for, if as many have arrived as are needed now. `None`: the
+    /// group no longer combines gradients, so the waiting ones are refused.
     pub(crate) fn end_round(&self, needed: Option<(Quorum, u32)>) {
         let Memory::Exact(memory) = &self.memory else { return };
         let mut memory = memory.lock();
@@ -492,7 +494,7 @@ impl Slice {
         round::tell(told);
     }
 
-    /// Refuses the gradients that wait for a version; of a removed slice, also those that still come.
+    /// Refuses the gradients that wait for a version; if the slice was removed, also those that arrive later.
     pub(crate) fn end_waiting(&self, why: Why) {
         let Memory::Exact(memory) = &self.memory else { return };
         let mut memory = memory.lock();
@@ -502,7 +504,7 @@ impl Slice {
         round::tell(told);
     }
 
-    /// Clients that the table knows.
+    /// Number of clients in the identity table.
     pub(crate) fn known_clients(&self) -> usize {
         match &self.memory {
             Memory::Exact(memory) => memory.lock().identities.len(),
@@ -511,9 +513,9 @@ impl Slice {
     }
 }
 
-/// The staleness of a push if it were applied at this version.
+/// The staleness of a push if it were applied next, on top of this version.
 fn next_staleness(push: &Push<'_>, version: u64, identities: &Identities) -> Option<u64> {
-    // A version in shared memory may be anything.
+    // Other processes can write any version to shared memory, so the addition must not overflow.
     staleness(push.base, version.wrapping_add(1), identities.own(push.identity.client) + 1)
 }
 

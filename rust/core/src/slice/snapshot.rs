@@ -1,4 +1,5 @@
-//! What a pull gets: the bytes of one slice at one version.
+//! [`Snapshot`], the result of a pull: the bytes of one slice at one version, which stay unchanged while it
+//! lives.
 
 use crate::base::dtype::DType;
 use crate::base::error::Result;
@@ -12,7 +13,7 @@ pub struct Snapshot {
     pub dtype: DType,
     /// The slice's version.
     pub version: u64,
-    /// How many of its changes were the asking client's own.
+    /// How many of the changes up to that version were the pulling client's own.
     pub own: u64,
     /// Optimizer steps taken.
     pub step: u64,
@@ -25,7 +26,7 @@ pub(super) enum Bytes {
     Copied(Arc<Copied>),
 }
 
-/// Bytes of a reader's own, counted while it has them.
+/// A reader's own copy, charged while it lives.
 #[derive(Debug)]
 pub(super) struct Copied {
     bytes: Vec<u8>,
@@ -33,7 +34,8 @@ pub(super) struct Copied {
 }
 
 impl Copied {
-    /// `len` bytes that `fill` appends, if there is room for them; without a meter they are not counted.
+    /// Copies the `len` bytes that `fill` appends, and fails if the meter has no room for them; without a
+    /// meter they are not charged.
     pub(super) fn take(
         meter: Option<&Arc<Meter>>,
         len: usize,
@@ -47,13 +49,13 @@ impl Copied {
 }
 
 impl Snapshot {
-    /// Values of rows, perhaps of several slices, whose versions stand elsewhere.
+    /// Values of rows, possibly of several slices; the caller keeps the versions.
     pub fn of_rows(dtype: DType, bytes: Vec<u8>, charge: Charge) -> Self {
         let bytes = Bytes::Copied(Arc::new(Copied { bytes, _charge: Some(charge) }));
         Self { dtype, version: 0, own: 0, step: 0, bytes }
     }
 
-    /// Where the bytes begin in the shard's [`Exposed`](crate::shard::Exposed) memory, if they lie there.
+    /// Offset of the bytes in the shard's [`Exposed`](crate::shard::Exposed) memory, if they are there.
     pub fn exposed_at(&self) -> Option<usize> {
         match &self.bytes {
             Bytes::Pinned(buffer) => buffer.exposed_at(),
