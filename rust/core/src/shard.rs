@@ -1,4 +1,6 @@
-//! A shard: the slices that one server holds, their memory, and the one way in for pushes.
+//! A shard: the slices that one address serves, their memory limit, and the groups of their workers. Server
+//! and in-process store send every push through [`Shard::push`] or [`Shard::push_to`], where the shard's
+//! policy decides on it.
 
 use crate::base::cut::Cuts;
 use crate::base::error::{Error, Kind, Result};
@@ -19,20 +21,20 @@ use std::collections::{HashMap, HashSet};
 
 pub use crate::memory::{Charge, Exposed, Meter, Purpose};
 
-/// What a shard is made of.
+/// The configuration of a shard.
 #[derive(Clone, Debug)]
 pub struct ShardConfig {
     /// Its index in the cluster.
     pub index: u32,
-    /// Most bytes that the shard may take: for its slices, their readers and its clients.
+    /// Most bytes that the shard may take for its slices, their readers and its clients.
     pub memory_limit: u64,
     /// The instruction set of its kernels.
     pub isa: Isa,
-    /// When pushes are applied, where that is not what binds the workers of their group.
+    /// Decides when pushes are applied; `None`: the modes of the groups do.
     pub policy: Option<Arc<dyn Policy>>,
-    /// Where records go, if anybody wants them.
+    /// Receives the records of changes, if any are wanted.
     pub sink: Option<Arc<dyn Sink>>,
-    /// Where the values of whole `exact` slices lie, if other processes may read them there.
+    /// The memory for values of full-length `exact` slices, if other processes may read them there.
     pub exposed: Option<Arc<Exposed>>,
 }
 
@@ -51,14 +53,14 @@ pub struct Shard {
     policy: Arc<dyn Policy>,
     slices: RwLock<Table>,
     clients: Arc<Clients>,
-    /// Slices that calls other than pushes and pulls have looked at, one by one.
+    /// Number of slices that calls other than pushes and pulls have visited.
     touched: AtomicU64,
     meter: Arc<Meter>,
     counters: Arc<Counters>,
     cuts: Arc<Cuts>,
 }
 
-/// What the slices of a tensor take together.
+/// Bytes of all slices of a tensor.
 pub fn memory_for(spec: &TensorSpec) -> u64 {
     let last = spec.slice_count() - 1;
     let memory = |index| Slice::memory_for(spec, spec.slice_range(index).len());
@@ -68,7 +70,7 @@ pub fn memory_for(spec: &TensorSpec) -> u64 {
 #[derive(Debug, Default)]
 struct Table {
     slices: HashMap<SliceId, Arc<Slice>, RandomState>,
-    /// Those of each group.
+    /// The slices of each group.
     groups: HashMap<u32, HashSet<SliceId, RandomState>>,
 }
 
@@ -106,28 +108,28 @@ impl Shard {
         self.config.index
     }
 
-    /// What binds the workers of its groups.
+    /// The groups of workers, which are also the default policy.
     pub fn groups(&self) -> &Arc<Groups> {
         &self.groups
     }
 
-    /// The shard's memory, for those who take some on its behalf.
+    /// The meter of the shard's memory, for callers that take memory on its behalf.
     pub fn meter(&self) -> &Arc<Meter> {
         &self.meter
     }
 
-    /// Where others may read values.
+    /// The memory where other processes may read values.
     pub fn exposed(&self) -> Option<&Arc<Exposed>> {
         self.config.exposed.as_ref()
     }
 
-    /// Takes the memory of these slices (identifier, index in the tensor), all or none; values and state
-    /// start at 0.
+    /// Creates these slices (identifier, index in the tensor), all or none. Values start at 0, the state at
+    /// the optimizer's initial value.
     pub fn create(&self, spec: &Arc<TensorSpec>, group: u32, slices: &[(SliceId, usize)]) -> Result<()> {
         self.create_in(None, spec, group, slices)
     }
 
-    /// As [`Shard::create`], in memory that other processes have, too.
+    /// As [`Shard::create`], in memory shared between processes if `shared` is given.
     pub(crate) fn create_in(
         &self,
         shared: Option<&Arc<SharedTensor>>,
@@ -178,7 +180,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Takes what these slices of a tensor need.
+    /// Takes the memory that these slices of a tensor need.
     pub(crate) fn take_memory(
         &self,
         spec: &TensorSpec,
@@ -211,7 +213,7 @@ impl Shard {
     /// Slices by their identifiers, in the order given.
     pub fn slices(&self, ids: impl IntoIterator<Item = SliceId>) -> Vec<Result<Arc<Slice>>> {
         let all = read(&self.slices);
-        // They lie far apart: all are asked for before the first is touched.
+        // Slices are scattered in memory, so prefetch all before touching the first.
         let find = |id| {
             let found = all.slices.get(&id);
             if let Some(slice) = found {
@@ -228,8 +230,7 @@ impl Shard {
         Error::new(Kind::UnknownTensor, message).shard(self.index())
     }
 
-    /// Applies, holds or refuses a push; `done` is called exactly once, perhaps later and from another
-    /// thread.
+    /// Applies, holds or refuses a push; `done` is called exactly once, possibly later and on another thread.
     pub fn push(&self, push: &Push<'_>, done: impl FnOnce(Result<Applied>) + Send + 'static) {
         let mut done = Some(done);
         let settled = match self.slice(push.slice) {
@@ -248,8 +249,9 @@ impl Shard {
         }
     }
 
-    /// As [`Shard::push`], for a caller that has the slice. `None`: it must wait (a policy holds it, or it
-    /// repeats one that waits), and the answer goes to what `later` gives, once, perhaps from another thread.
+    /// As [`Shard::push`], for a caller that has the slice. `None`: the push must wait, because a policy
+    /// holds it or it repeats a pending one; the completion from `later` then gets the answer, once, possibly
+    /// on another thread.
     #[inline(always)]
     pub fn push_to(
         &self,
@@ -276,12 +278,13 @@ impl Shard {
         self.slice(slice)?.pull_state(client).map_err(|error| error.shard(self.index()))
     }
 
-    /// What became of a push? If it was not applied, it is fenced here and now.
+    /// Resolves a push in doubt: if it was not applied, it is fenced.
     pub fn resolve(&self, slice: SliceId, identity: Identity) -> Result<Resolved> {
         self.slice(slice)?.resolve(identity).map_err(|error| error.shard(self.index()))
     }
 
-    /// The same, later where it is not known yet: see [`Slice::resolve_later`].
+    /// As [`Shard::resolve`], but answers later if the outcome is not known yet: see
+    /// [`Slice::resolve_later`].
     pub fn resolve_later(
         &self,
         slice: SliceId,
@@ -296,7 +299,7 @@ impl Shard {
         resolved.map(|resolved| resolved.map_err(|error| error.shard(self.index())))
     }
 
-    /// Drops all that is known of a client whose lease ended.
+    /// Drops everything known about a client whose lease ended.
     pub fn forget_client(&self, client: u64) {
         let left = self.groups.leave_all(client);
         self.policy.forget(client);
@@ -309,18 +312,18 @@ impl Shard {
         }
     }
 
-    /// Whether a session that ends would take anything along: what slices remember of the client, or its
-    /// place in a group.
+    /// Whether the end of the client's session would drop anything: what slices remember of the client, or
+    /// its place in a group.
     pub fn remembers(&self, client: u64) -> bool {
         self.clients.knows(client) || self.groups.has(client)
     }
 
-    /// Whether a slice of this group is here.
+    /// Whether the shard has a slice of this group.
     pub fn has_group(&self, group: u32) -> bool {
         read(&self.slices).groups.contains_key(&group)
     }
 
-    /// A worker leaves a group, or the warm start of one. False: it had no place there.
+    /// Removes a worker from a group or from its warm start. False: it had no place there.
     pub fn leave(&self, group: u32, client: u64, warm: bool) -> bool {
         let left = self.groups.leave(group, client, warm);
         if left {
@@ -329,14 +332,14 @@ impl Shard {
         left
     }
 
-    /// Refuses the gradients that wait for others: nobody comes any more.
+    /// Refuses the gradients that wait for others, because no more will come.
     pub fn end_waiting(&self) {
         for slice in self.all() {
             slice.end_waiting(Why::Ends);
         }
     }
 
-    /// Makes the versions that waited for a worker that has gone.
+    /// Makes the versions that waited for a worker that has left.
     fn end_rounds(&self, group: u32) {
         let slices = read(&self.slices).groups.get(&group).map(|ids| ids.iter().copied().collect());
         let slices: Vec<SliceId> = slices.unwrap_or_default();
@@ -345,7 +348,7 @@ impl Shard {
         }
     }
 
-    /// Those of these slices that are here.
+    /// The given slices, except those that the shard does not have.
     fn known(&self, ids: &[SliceId]) -> Vec<Arc<Slice>> {
         self.touch(ids.len());
         let all = read(&self.slices);
@@ -356,9 +359,9 @@ impl Shard {
         self.touched.fetch_add(slices as u64, Ordering::Relaxed);
     }
 
-    /// Begins a cut over a group: this is its moment, and [`Slice::image_in_cut`] tells what each of its
-    /// slices was then. Until [`Shard::end_cut`] pushes take memory for what they overwrite of it, up to one
-    /// more copy of the optimizer state; fails where there is no room for that.
+    /// Begins a cut over a group, of this moment: [`Slice::image_in_cut`] returns each of its slices as it is
+    /// now. Until [`Shard::end_cut`], pushes take memory to preserve what they overwrite, up to one more copy
+    /// of the optimizer state. Fails if there is no room for that.
     pub fn begin_cut(&self, group: &str) -> Result<()> {
         let own = |slice: &&Arc<Slice>| *slice.spec().group == *group;
         let needed: u64 = self.all().iter().filter(own).map(|slice| slice.cut_bytes()).sum();
@@ -371,7 +374,7 @@ impl Shard {
         self.cuts.begin(group).map_err(|error| error.shard(self.index()))
     }
 
-    /// Ends the cut, and frees what is left of it.
+    /// Ends the cut, and frees the images that are left of it.
     pub fn end_cut(&self) {
         self.cuts.end();
         for slice in self.all() {

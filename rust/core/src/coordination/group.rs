@@ -1,8 +1,8 @@
-//! Groups: which workers train a set of tensors together, and what binds them. Tables without a clock and
-//! without a network: a worker that is gone is reported by whoever keeps its lease.
+//! Groups of workers that train a set of tensors together, in one mode. The tables have no clock and no
+//! network: the caller that keeps the leases reports workers that are gone.
 //!
-//! A group is bound by its first worker, and free again when its last one has left. Who waits is told by
-//! whoever makes the waiting end.
+//! A group's first worker sets its mode, and the group is free again when its last worker has left. The call
+//! that ends a wait runs the waiter's completion.
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::fault::fault;
@@ -18,17 +18,17 @@ use std::fmt;
 
 /// Most groups with workers.
 const MOST_GROUPS: usize = 1 << 12;
-/// Most names in an answer or an error: so many that a person reads them, and that they fit a header.
+/// Most worker names in an answer or an error: few enough to read, and to fit a header.
 const NAMED: usize = 8;
-/// When a worker that finds no place may try again.
+/// When a worker that finds no free place may try again, in milliseconds.
 const RETRY_MS: u64 = 200;
-/// What a place takes, with the longest name.
+/// Bytes of a place, with the longest name.
 const SEAT_BYTES: u64 = 512;
 
-/// Called once, with how far the group is, or why the worker waits no longer.
+/// Called once when a wait ends: with the group's clocks, or with the error that ended it.
 pub type Advanced = Box<dyn FnOnce(Result<Clocks>) + Send>;
 
-/// Warm starts have tables of their own, beside those of what follows them.
+/// Which table of a group: a warm start has its own, besides that of the mode that follows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Room {
     Warm,
@@ -39,7 +39,7 @@ enum Room {
 struct Member {
     seat: Seat,
     clock: u64,
-    /// Counts those who came before.
+    /// The number of workers that joined before.
     order: u64,
     _memory: Charge,
 }
@@ -54,11 +54,11 @@ struct Table {
     mode: Mode,
     members: BTreeMap<u64, Member>,
     waiting: Vec<Waiting>,
-    /// Steps that were taken alone.
+    /// Steps that the leader of a warm start has taken.
     alone: u64,
     came: u64,
-    /// As many workers as a version needs have been there at one time. From then on whoever goes is not
-    /// waited for.
+    /// Whether as many workers as a version needs were present at one time. From then on, versions no longer
+    /// wait for workers that leave.
     complete: bool,
 }
 
@@ -68,7 +68,7 @@ type Tables = BTreeMap<(u32, Room), Table>;
 #[derive(Default)]
 pub struct Groups {
     tables: Mutex<Tables>,
-    /// Groups in which pushes wait for each other: mostly none, and then pushes look no further.
+    /// Number of groups in which pushes wait for each other: usually 0, and then a push skips the tables.
     quorums: AtomicU64,
 }
 
@@ -81,12 +81,12 @@ impl Table {
         Self { mode, members: BTreeMap::new(), waiting: Vec::new(), alone: 0, came: 0, complete: false }
     }
 
-    /// The first of those who are there, the first who came first.
+    /// Names of the first members, in the order they joined.
     fn names(&self) -> Vec<String> {
         named(self.members.values())
     }
 
-    /// The same, for an error.
+    /// The same names as text, for an error.
     fn who(&self) -> String {
         let (names, more) = (self.names().join(", "), self.members.len().saturating_sub(NAMED));
         if more == 0 { names } else { format!("{names} and {more} more") }
@@ -96,7 +96,7 @@ impl Table {
         self.members.iter().min_by_key(|(_, member)| member.order).map(|(client, _)| *client)
     }
 
-    /// Of how many gradients a version is made, where it is.
+    /// How many gradients make a version, and how they are combined; `None` unless the mode is `Sync`.
     fn needed(&self) -> Option<(Quorum, u32)> {
         let Mode::Sync(quorum) = self.mode else { return None };
         let present = if self.complete { self.members.len() as u32 } else { quorum.workers };
@@ -107,7 +107,7 @@ impl Table {
         self.members.values().map(|member| member.clock).min().unwrap_or(0)
     }
 
-    /// Whether a worker with this clock may go on.
+    /// The group's clocks if a worker with this clock may continue; `None`: it waits.
     fn ready(&self, client: u64, clock: u64) -> Option<Clocks> {
         match self.mode {
             Mode::Free | Mode::Sync(_) => Some(Clocks { slowest: self.slowest(), leads: false }),
@@ -122,7 +122,7 @@ impl Table {
         }
     }
 
-    /// Takes those out who may go on.
+    /// Takes out the waiters that may continue.
     fn ready_ones(&mut self) -> Vec<(Advanced, Result<Clocks>)> {
         let (mut told, mut waiting) = (Vec::new(), Vec::new());
         for one in std::mem::take(&mut self.waiting) {
@@ -135,7 +135,7 @@ impl Table {
         told
     }
 
-    /// Fails if the worker cannot be given a place beside those who are there.
+    /// Fails if the worker cannot get a place besides the present members.
     fn admits(&self, client: u64, seat: &Seat) -> Result<()> {
         let others = || self.members.iter().filter(|(other, _)| **other != client);
         if others().next().is_none() {
@@ -149,7 +149,7 @@ impl Table {
             return Err(error.expected(self.mode, seat.mode));
         }
         let Mode::Sync(quorum) = self.mode else { return Ok(()) };
-        // Whoever died has its place until its lease ends: worth waiting for.
+        // A dead worker keeps its place until its lease ends, so it is worth retrying.
         let taken = |what: String| {
             let why = format!("{what} until a worker leaves or its lease ends: {}", self.who());
             Err(Error::new(Kind::Unavailable, why).retry_after_ms(RETRY_MS))
@@ -165,12 +165,12 @@ impl Table {
 }
 
 impl Groups {
-    /// Gives a worker its place, which it keeps until it leaves; again is the same as once.
+    /// Gives a worker a place until it leaves. A worker that joins again keeps its place and clock.
     pub fn join(&self, group: u32, client: u64, seat: Seat, meter: &Arc<Meter>) -> Result<Joined> {
         seat.check()?;
         let mut tables = lock(&self.tables);
         let key = (group, room(seat.mode));
-        // Where others train already, nobody is first any more.
+        // If others train already, the warm start is over and has no leader.
         let main = tables.get(&(group, Room::Main)).is_some_and(|table| !table.members.is_empty());
         if !tables.contains_key(&key) && tables.len() >= MOST_GROUPS {
             let error = Error::new(Kind::Capacity, "too many groups have workers");
@@ -202,7 +202,7 @@ impl Groups {
             table.members.insert(client, Member { seat, clock, order, _memory: memory });
             clock
         };
-        // Alone in it, a worker may bind its group anew.
+        // The only worker of a group may change its mode.
         if let Some(member) = table.members.get(&client)
             && member.seat.mode != table.mode
         {
@@ -217,19 +217,20 @@ impl Groups {
         Ok(joined)
     }
 
-    /// Whether as many workers as a version needs have been there, so that whoever goes is not waited for.
+    /// Whether as many workers as a version needs were present at one time, so that versions no longer wait
+    /// for workers that leave.
     pub fn is_complete(&self, group: u32) -> bool {
         lock(&self.tables).get(&(group, Room::Main)).is_some_and(|table| table.complete)
     }
 
-    /// Says so of a group that is taken on from a former server.
+    /// Marks a group as complete that was taken over from a previous server.
     pub fn note_complete(&self, group: u32) {
         if let Some(table) = lock(&self.tables).get_mut(&(group, Room::Main)) {
             table.complete = true;
         }
     }
 
-    /// Says that a worker has taken so many steps; `done` is told when it may take the next.
+    /// Sets a worker's clock, and calls `done` when it may take its next step.
     pub fn advance(&self, group: u32, client: u64, warm: bool, clock: u64, done: Advanced) {
         let told = {
             let mut tables = lock(&self.tables);
@@ -243,7 +244,7 @@ impl Groups {
                     if let Some(member) = table.members.get_mut(&client) {
                         member.clock = member.clock.max(clock);
                     }
-                    // One call of a worker at a time: an earlier one has been given up.
+                    // A worker has one call at a time, so it has given up an earlier one.
                     table.waiting.retain(|one| one.client != client);
                     table.waiting.push(Waiting { client, clock, done });
                     table.ready_ones()
@@ -253,7 +254,7 @@ impl Groups {
         tell(told);
     }
 
-    /// Those whom a worker waits for: who is behind; in a warm start, who trains alone.
+    /// Names of the workers that a worker waits for: the slowest ones; in a warm start, the leader.
     pub fn behind(&self, group: u32, client: u64, warm: bool) -> Vec<String> {
         let tables = lock(&self.tables);
         let Some(table) = tables.get(&(group, if warm { Room::Warm } else { Room::Main })) else {
@@ -267,18 +268,18 @@ impl Groups {
         named(table.members.iter().filter(holds).map(|(_, member)| member))
     }
 
-    /// A worker leaves a group, or the warm start of one. Those who waited for it go on. False: it had no
-    /// place there.
+    /// Removes a worker from a group or from its warm start, and lets the workers that waited for it
+    /// continue. False: it had no place there.
     pub fn leave(&self, group: u32, client: u64, warm: bool) -> bool {
         !self.leave_where(client, |key| key == (group, if warm { Room::Warm } else { Room::Main })).is_empty()
     }
 
-    /// A worker that is gone leaves all its groups; which these are.
+    /// Removes a worker that is gone from all its groups, and returns these.
     pub fn leave_all(&self, client: u64) -> Vec<u32> {
         self.leave_where(client, |_| true)
     }
 
-    /// Whether a client has a place anywhere.
+    /// Whether a client has a place in any group.
     pub fn has(&self, client: u64) -> bool {
         lock(&self.tables).values().any(|table| table.members.contains_key(&client))
     }
@@ -290,13 +291,13 @@ impl Groups {
         has(Room::Main) || has(Room::Warm)
     }
 
-    /// Whether anyone has a place in this group.
+    /// Whether any client has a place in this group or its warm start.
     pub fn is_joined(&self, group: u32) -> bool {
         let tables = lock(&self.tables);
         tables.contains_key(&(group, Room::Main)) || tables.contains_key(&(group, Room::Warm))
     }
 
-    /// The groups in which it had any of these places.
+    /// Removes a client from the tables that `which` selects; returns the groups in which it had a place.
     fn leave_where(&self, client: u64, which: impl Fn((u32, Room)) -> bool) -> Vec<u32> {
         let (mut told, mut left) = (Vec::new(), Vec::new());
         {
@@ -318,7 +319,7 @@ impl Groups {
         left
     }
 
-    /// Drops what nobody is in, and counts what pushes must look at.
+    /// Drops tables without members, and counts those that pushes must look at.
     fn tidy(&self, tables: &mut Tables) {
         tables.retain(|_, table| !table.members.is_empty());
         let quorums = tables.values().filter(|table| matches!(table.mode, Mode::Sync(_))).count();
@@ -331,7 +332,7 @@ impl Groups {
         self.quorums.load(Ordering::Acquire) > 0
     }
 
-    /// Places that are taken.
+    /// Number of taken places.
     pub fn len(&self) -> usize {
         lock(&self.tables).values().map(|table| table.members.len()).sum()
     }
@@ -341,7 +342,7 @@ impl Groups {
         self.len() == 0
     }
 
-    /// How a gradient takes part in a version of a group that is bound so.
+    /// How a gradient takes part in a version, if the group's mode combines gradients.
     fn share(&self, slice: &Slice, push: &Push<'_>) -> Option<Result<Share>> {
         let tables = lock(&self.tables);
         let table = tables.get(&(slice.group(), Room::Main))?;
@@ -387,7 +388,7 @@ impl Policy for Groups {
     }
 }
 
-/// The names of the first who came.
+/// Names of the first members, in the order they joined.
 fn named<'a>(members: impl Iterator<Item = &'a Member>) -> Vec<String> {
     let mut first: Vec<_> = members.collect();
     first.sort_unstable_by_key(|member| member.order);

@@ -1,4 +1,5 @@
-//! What workers agree on: who trains a set of tensors together, and who works on which portion of the data.
+//! Coordination of workers: the groups that train a set of tensors together, and the leases on portions of
+//! the samples.
 
 pub mod group;
 pub mod portions;

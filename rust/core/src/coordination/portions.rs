@@ -1,10 +1,10 @@
-//! Portions of a range of samples, leased to workers: which of an epoch are with whom, given back, or
-//! finished.
+//! Portions of a range of samples, leased to workers. A table tracks which portions of the current epoch are
+//! leased, returned or finished.
 //!
-//! A worker holds one portion at a time and finishes it with its next question. So a question that is
-//! repeated, because its answer got lost, changes nothing: whoever has not finished what it holds gets the
-//! same again. What the worker of an ended client held goes to others. The next epoch begins, for everybody,
-//! when every portion of the present one is finished.
+//! A worker holds one portion at a time and reports it finished with its next request. So a request that is
+//! repeated because its answer was lost changes nothing: a worker that has not finished its portion gets the
+//! same one again. The portions of an ended client's workers go to other workers. The next epoch begins, for
+//! all workers, when every portion of the current one is finished.
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::Arc;
@@ -16,25 +16,25 @@ use std::fmt;
 const MAX_TABLES: usize = 1 << 10;
 /// Most workers of a table.
 const MAX_WORKERS: usize = 1 << 16;
-/// Largest epoch that a worker may say.
+/// Largest epoch that a worker may name.
 const MAX_EPOCH: u64 = 1 << 62;
 /// Longest name, in bytes.
 const MAX_NAME: usize = 256;
-/// What a table takes, with the longest name.
+/// Bytes of a table, with the longest name.
 const TABLE_BYTES: u64 = (MAX_NAME + 2 * size_of::<(Arc<str>, Table)>()) as u64;
-/// What a worker takes, or a portion that was given back.
+/// Bytes of a worker, or of a returned portion.
 const WORKER_BYTES: u64 = 2 * size_of::<(Worker, Member, Worker)>() as u64;
 
 /// The samples 0 to `n`, in portions of `size`; the last one may be shorter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Samples {
-    /// By which workers find each other.
+    /// Workers that give the same name share the portions.
     pub name: Arc<str>,
-    /// How many samples.
+    /// Number of samples.
     pub n: u64,
-    /// Samples of a portion.
+    /// Number of samples in a portion.
     pub size: u64,
-    /// What their order is drawn from, by the workers themselves.
+    /// The seed from which the workers draw the order of the samples.
     pub seed: u64,
 }
 
@@ -71,20 +71,20 @@ pub enum Then {
     Take,
     /// It takes none now.
     Rest,
-    /// It goes, and gives back what it holds.
+    /// It leaves, and returns its portion.
     Leave,
 }
 
-/// A worker's question.
+/// A worker's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Of what it wants portions.
+    /// The samples that it wants portions of.
     pub samples: Samples,
-    /// Which of its client's workers asks: random, not 0.
+    /// Which of its client's workers asks: a random number, not 0.
     pub worker: u64,
-    /// The table that it knows, from the last answer; 0: none.
+    /// Number of the table that it knows from the last answer; 0: none.
     pub run: u64,
-    /// The epoch that it is in; of a worker that knows no table, the one to begin with if nobody is there.
+    /// The epoch that it is in. If the request creates the table, this is the table's first epoch.
     pub epoch: u64,
     /// The portion of that epoch that it has finished.
     pub finished: Option<u64>,
@@ -92,12 +92,12 @@ pub struct Ask {
     pub then: Then,
 }
 
-/// What a worker is told.
+/// What a worker gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Given {
-    /// This portion is its own until it is finished.
+    /// This portion, leased to the worker until it is finished.
     Portion(u64),
-    /// The epoch that it was in is over.
+    /// The worker's epoch is over.
     Over,
     /// Nothing: it did not ask for more, or nothing was free yet.
     Nothing,
@@ -106,18 +106,18 @@ pub enum Given {
 /// An answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The table: another one than before has forgotten what was finished.
+    /// Number of the table. If it differs from that of the last answer, the finished portions were forgotten.
     pub run: u64,
-    /// The epoch under way.
+    /// The current epoch.
     pub epoch: u64,
-    /// Its portions that are not finished.
+    /// Number of unfinished portions in that epoch.
     pub unfinished: u64,
     /// What the worker gets.
     pub given: Given,
 }
 
-/// Called with the answer of a worker that waits, once or never, while the tables are locked: it must not
-/// come back to them.
+/// Called at most once, with the answer of a waiting worker, while the tables are locked: it must not call
+/// into them.
 pub type Waiter = Box<dyn FnOnce(Answer) + Send>;
 
 /// A client, and which of its workers.
@@ -143,12 +143,13 @@ struct Table {
     epoch: u64,
     /// The first portion that was never given out in this epoch.
     next: u64,
-    /// Portions before it that were given back.
+    /// Portions before `next` that were returned.
     returned: BTreeSet<u64>,
-    /// How many the members hold. All others before `next` are finished.
+    /// Number of portions that members hold. All portions before `next` that are neither held nor returned
+    /// are finished.
     leased: u64,
     members: BTreeMap<Worker, Member>,
-    /// Who waits, in the order of their coming.
+    /// Waiting workers in order of arrival.
     queue: VecDeque<Worker>,
     memory: Charge,
 }
@@ -174,7 +175,7 @@ impl Table {
         Ok(())
     }
 
-    /// What it takes. A worker that goes leaves at most one portion behind.
+    /// Bytes of the table. A worker that leaves returns at most one portion.
     fn bytes(&self) -> u64 {
         TABLE_BYTES + WORKER_BYTES * (self.members.len() + self.returned.len()) as u64
     }
@@ -189,7 +190,7 @@ impl Table {
         })
     }
 
-    /// Also where the lease was lost meanwhile, unless somebody else has the portion by now.
+    /// Finishes a portion, even if its lease ended meanwhile, unless another worker holds the portion by now.
     fn finish(&mut self, worker: Worker, portion: u64) {
         match self.members.get_mut(&worker) {
             Some(member) if member.held == Some(portion) => {
@@ -200,7 +201,7 @@ impl Table {
         }
     }
 
-    /// Takes a worker out; others get what it held.
+    /// Removes a worker, and returns its portion so that others get it.
     fn leave(&mut self, worker: Worker) {
         if let Some(Member { held: Some(portion), .. }) = self.members.remove(&worker) {
             self.leased -= 1;
@@ -222,7 +223,7 @@ impl Table {
         }
     }
 
-    /// Begins the next epoch if this one is over; else gives what is free to those who wait.
+    /// Begins the next epoch if this one is over; otherwise gives free portions to waiting workers.
     fn settle(&mut self) {
         if self.leased == 0 && self.returned.is_empty() && self.next == self.samples.portions() {
             self.begin(self.epoch.saturating_add(1));
@@ -271,13 +272,13 @@ pub struct Portions {
 }
 
 impl Portions {
-    /// No tables. Their numbers count up from `run`, random where workers may remember those of an earlier
-    /// process.
+    /// Begins without tables. Their numbers count up from `run`, which must be random if workers may remember
+    /// numbers of an earlier process.
     pub fn new(run: u64, meter: Arc<Meter>) -> Self {
         Self { tables: BTreeMap::new(), run, meter }
     }
 
-    /// Answers a question of a client's worker. `None`: it waits, and the answer goes to what `later` gives.
+    /// Answers a worker's request. `None`: the worker waits, and the waiter from `later` gets the answer.
     pub fn ask(&mut self, client: u64, ask: &Ask, later: impl FnOnce() -> Waiter) -> Result<Option<Answer>> {
         ask.samples.check()?;
         if ask.epoch > MAX_EPOCH {
@@ -296,7 +297,7 @@ impl Portions {
                 return Err(Error::new(Kind::Precondition, "portions of an epoch that has not begun")
                     .expected(format!("at most epoch {}", table.epoch), ask.epoch));
             }
-            // The worker knows a table that was lost, and somebody who does not was here first.
+            // The worker knows a table that was lost, and a worker that does not know it came first.
             table.begin(ask.epoch);
         }
         if known
@@ -357,8 +358,8 @@ impl Portions {
         }
     }
 
-    /// The worker waits no longer; what it is told if nothing has come. `None`: an answer has just been
-    /// given.
+    /// Ends a worker's wait, and returns an answer without a portion. `None`: the waiter has just got its
+    /// answer.
     pub fn withdraw(&mut self, client: u64, ask: &Ask) -> Option<Answer> {
         let table = self.tables.get_mut(&ask.samples.name)?;
         let worker = (client, ask.worker);
@@ -367,7 +368,7 @@ impl Portions {
         Some(table.answer(Given::Nothing))
     }
 
-    /// Gives to others what the workers of a client hold that has ended.
+    /// Removes the workers of an ended client, and gives their portions to others.
     pub fn forget_client(&mut self, client: u64) {
         for table in self.tables.values_mut() {
             let workers = table.members.range((client, 0)..=(client, u64::MAX));
@@ -386,7 +387,7 @@ impl Portions {
         self.tables.retain(|_, table| !table.members.is_empty());
     }
 
-    /// Tables, their workers, and the portions that these hold.
+    /// Numbers of tables, of workers and of leased portions.
     pub fn counts(&self) -> (u64, u64, u64) {
         let workers = self.tables.values().map(|table| table.members.len() as u64).sum();
         (self.tables.len() as u64, workers, self.tables.values().map(|table| table.leased).sum())
@@ -402,8 +403,7 @@ mod tests {
         Portions::new(0, Meter::new(u64::MAX))
     }
 
-    /// A worker as it behaves: it remembers what it was told, and finishes what it holds with the next
-    /// question.
+    /// A well-behaved worker: it remembers its last answer, and finishes its portion with the next request.
     struct At {
         client: u64,
         ask: Ask,
@@ -434,13 +434,13 @@ mod tests {
             Some(self.note(answer))
         }
 
-        /// What came while it waited.
+        /// The answer that came while it waited.
         fn told(&mut self) -> Option<Given> {
             let answer = self.answers.1.try_recv().ok()?;
             Some(self.note(answer))
         }
 
-        /// What is given without a wait, until the epoch is over.
+        /// Takes portions for as long as they come without a wait.
         fn rest(&mut self, tables: &mut Portions) -> Vec<u64> {
             let mut taken = Vec::new();
             while let Some(Given::Portion(portion)) = self.next(tables) {
@@ -470,12 +470,12 @@ mod tests {
         assert_eq!(b.next(&mut tables), Some(portion(1)));
         assert_eq!(a.rest(&mut tables), [2, 3]);
         assert_eq!((a.told(), tables.counts()), (None, (1, 2, 1)));
-        // The last one ends it for both.
+        // The last finished portion ends the epoch for both.
         assert_eq!(b.next(&mut tables), Some(Given::Over));
         assert_eq!(a.told(), Some(Given::Over));
         assert_eq!((a.ask.epoch, b.ask.epoch), (1, 1));
         assert_eq!(b.rest(&mut tables), [0, 1, 2, 3]);
-        // Nobody has waited: whoever comes late joins the epoch under way.
+        // No worker waits, and a late one joins the current epoch.
         let mut late = worker(3, 10, 3);
         assert_eq!(late.next(&mut tables), Some(portion(0)));
         assert_eq!((late.ask.epoch, late.ask.run), (2, b.ask.run));
@@ -530,12 +530,12 @@ mod tests {
         a.next(&mut tables);
         b.next(&mut tables);
         tables.forget_client(1);
-        // Nobody has taken it up: it counts.
+        // No other worker holds the portion, so finishing it counts.
         a.client = 3;
         assert_eq!(a.next(&mut tables), Some(portion(2)));
         tables.forget_client(3);
         assert_eq!(b.next(&mut tables), Some(portion(2)));
-        // Somebody has: theirs counts.
+        // Another worker holds it, so only that worker can finish it.
         a.client = 4;
         assert_eq!(a.next(&mut tables), None);
         assert_eq!(b.next(&mut tables), Some(Given::Over));
@@ -571,7 +571,7 @@ mod tests {
         tables.forget_client(1);
         assert_eq!((b.told(), tables.counts()), (None, (1, 1, 0)));
         assert_eq!(b.next(&mut tables), Some(portion(0)));
-        // A second question takes the place of the first.
+        // A second request replaces the first.
         let mut c = worker(3, 1, 1);
         assert_eq!((c.next(&mut tables), c.next(&mut tables)), (None, None));
         tables.forget_client(2);
@@ -588,16 +588,16 @@ mod tests {
         a.next(&mut before);
         let known = a.ask.run;
         let mut after = Portions::new(100, Meter::new(u64::MAX));
-        // Somebody who knows of nothing comes first.
+        // A worker that knows no table comes first.
         assert_eq!(fresh.next(&mut after), Some(portion(0)));
         assert_eq!(a.next(&mut after), Some(portion(0)));
         assert_eq!((a.ask.epoch, a.ask.run == known), (3, false));
         assert_eq!(fresh.next(&mut after), Some(Given::Over));
         assert_eq!(fresh.ask.epoch, 3);
-        // Somebody who was in an earlier epoch when it was lost.
+        // Another was in an earlier epoch when the table was lost.
         (old.ask.run, old.ask.epoch, old.ask.finished) = (known, 2, Some(1));
         assert_eq!(old.next(&mut after), Some(Given::Over));
-        // The epoch is whole.
+        // The epoch has all its portions.
         assert_eq!(a.rest(&mut after), [1]);
         assert_eq!(a.ask.epoch, 4);
     }
@@ -650,7 +650,7 @@ mod tests {
             ask(&mut small, client, "train").unwrap();
         }
         assert_eq!(ask(&mut small, 3, "train").unwrap_err().kind, Kind::Capacity);
-        // What a worker leaves behind takes the place that it had.
+        // The portion that a worker returns takes the memory that the worker had.
         small.forget_client(1);
         assert_eq!(ask(&mut small, 3, "train").unwrap_err().kind, Kind::Capacity);
         ask(&mut small, 2, "train").unwrap();

@@ -1,5 +1,5 @@
-//! The first steps of a push, the same for a local store and a remote client: everything is checked before
-//! the first slice is changed or the first byte leaves.
+//! Checks of a whole push, shared by the in-process store and the network client. Both call them before they
+//! change the first slice or send the first byte, so a wrong argument has no effect.
 
 use crate::base::dtype::{Array, View};
 use crate::base::error::{Error, Kind, Result};
@@ -13,7 +13,7 @@ use crate::verbs::{GradientRef, PushOptions, State};
 use foldhash::fast::RandomState;
 use std::collections::HashSet;
 
-/// Checks shapes, settings and values of a whole push: its gradients, each with its tensor's spec.
+/// Checks shapes, settings and values of a whole push; each gradient comes with its tensor's spec.
 pub fn check<'a>(
     isa: Isa,
     gradients: impl Iterator<Item = (GradientRef<'a>, &'a TensorSpec)> + Clone,
@@ -24,7 +24,7 @@ pub fn check<'a>(
     check_finite(isa, gradients.map(|(gradient, _)| gradient), options, feedback)
 }
 
-/// The same but for the values.
+/// As [`check`], except for the values.
 pub fn check_form<'a>(
     gradients: impl Iterator<Item = (GradientRef<'a>, &'a TensorSpec)>,
     options: &PushOptions,
@@ -47,7 +47,8 @@ pub fn check_form<'a>(
     Ok(())
 }
 
-/// Fails unless a sparse gradient may be pushed like this, and has the tensor's dtype and its rows' shape.
+/// Fails unless a sparse gradient can be pushed with these options, and has the dtype and row shape of its
+/// tensor.
 fn check_sparse(
     gradient: GradientRef<'_>,
     spec: &TensorSpec,
@@ -74,7 +75,7 @@ fn check_sparse(
     Err(wrong_shape(gradient, &shape))
 }
 
-/// The sparse gradients of a checked push as their slices get them; `None` for the others.
+/// Gathers the sparse gradients of a checked push for their slices; `None` for dense ones.
 pub fn gather<'a>(
     isa: Isa,
     gradients: impl Iterator<Item = (GradientRef<'a>, &'a TensorSpec)>,
@@ -104,7 +105,7 @@ pub fn check_options(options: &PushOptions, has_feedback: bool) -> Result<()> {
     Ok(())
 }
 
-/// Checks a rate.
+/// Checks a learning rate.
 pub fn check_lr(lr: f64) -> Result<()> {
     if (lr as f32).is_finite() && lr >= 0.0 {
         return Ok(());
@@ -112,8 +113,8 @@ pub fn check_lr(lr: f64) -> Result<()> {
     Err(Error::new(Kind::Config, "invalid lr").expected("a finite number >= 0", lr))
 }
 
-/// Scans a whole push for NaN and infinity. What is rounded or added to a residual must be finite, whatever
-/// the options say about checking.
+/// Scans a whole push for NaN and infinity. Values that are rounded or added to a residual must be finite,
+/// even if the options turn the check off.
 pub fn check_finite<'a>(
     isa: Isa,
     gradients: impl Iterator<Item = GradientRef<'a>>,
@@ -135,8 +136,8 @@ pub fn check_finite<'a>(
     Ok(())
 }
 
-/// As [`Codec::encode`], of values that were not checked. If one is not finite, `residual` is as before, but
-/// for the rounding of a sum.
+/// As [`Codec::encode`], for unchecked values. If one is not finite, `residual` is restored, except for the
+/// rounding of a sum.
 pub fn check_and_encode(
     isa: Isa,
     codec: Codec,
@@ -149,7 +150,7 @@ pub fn check_and_encode(
         finite::check(isa, values, residual.as_deref())?;
     }
     codec.encode(isa, values, residual.as_deref_mut(), position, &mut body);
-    // Where the body tells, the values are read but once.
+    // If the body shows whether the values were finite, one pass over them suffices.
     if !codec.id().was_finite(&body, values.len()) {
         if let Some(residual) = residual.as_deref_mut() {
             codec::take_back(isa, codec.id(), values, &body, residual);
@@ -178,7 +179,7 @@ fn wrong_shape(gradient: GradientRef<'_>, expected: &[u64]) -> Error {
     error.expected(format!("{expected:?}"), format!("{:?}", gradient.shape))
 }
 
-/// Fails unless values that replace a tensor's have its type and number and are all finite.
+/// Fails unless values that replace a tensor's have its dtype and number of elements and are all finite.
 pub fn check_values(isa: Isa, values: View<'_>, spec: &TensorSpec) -> Result<()> {
     check_dtype(values, spec)?;
     let name = |error: Error| error.tensor(spec.name.clone());

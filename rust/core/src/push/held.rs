@@ -1,5 +1,5 @@
-//! A slice of an in-process push that a policy still held at the deadline: how its caller asks what became of
-//! it.
+//! In-process pushes in doubt: slices whose push a policy still held at the deadline. The caller of the push
+//! asks such a slice for the outcome.
 
 use crate::base::error::Result;
 use crate::base::sync::{Arc, Mutex, lock};
@@ -18,7 +18,7 @@ pub(crate) struct HeldDoubt {
     slice: Arc<Slice>,
     identity: Identity,
     residue: Mutex<Option<Residue<Vec<u8>>>>,
-    /// Told when the slice knows more, once it was asked.
+    /// Signalled when the slice knows more; `None` before the first query.
     told: Mutex<Option<Receiver<()>>>,
 }
 
@@ -27,7 +27,7 @@ impl HeldDoubt {
         Self { slice, identity, residue: Mutex::new(residue), told: Mutex::default() }
     }
 
-    /// What the slice knows, at the latest after the timeout.
+    /// Waits until the slice knows the outcome, up to the timeout, and resolves the push.
     fn resolve(&self, timeout: Duration) -> Result<Resolved> {
         let mut told = lock(&self.told).take();
         if told.is_none() {
@@ -43,7 +43,7 @@ impl HeldDoubt {
         {
             *lock(&self.told) = Some(receiver);
         }
-        // Too early, this says what is waited for.
+        // If the outcome is not known yet, this error says what the push waits for.
         self.slice.resolve(self.identity)
     }
 }
@@ -67,7 +67,7 @@ impl InDoubt for HeldDoubt {
             Resolved::Fenced => Fate::Fenced,
             Resolved::Unknown => Fate::Unknown,
         };
-        // Once, whoever asks again.
+        // Taken out, so that repeated queries return the content once.
         if let (Some(residue), Fate::Fenced) = (lock(&self.residue).take(), fate) {
             residue.give_back()?;
         }

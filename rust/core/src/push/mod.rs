@@ -1,5 +1,5 @@
-//! A push as its caller sees it: checked before anything moves, and its answers collected into receipts or an
-//! error.
+//! The caller's side of a push, shared by the in-process store and the network client: checks before anything
+//! is sent or changed, and receipts or an error from the slices' answers.
 
 #[cfg(not(loom))]
 pub mod check;

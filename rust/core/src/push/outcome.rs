@@ -1,4 +1,5 @@
-//! What becomes of the slices of one push: their answers are gathered, and make receipts or an error.
+//! The outcome of a push: collects the answers of its slices and turns them into receipts or an error. A
+//! receipt is made only if every slice of its tensor applied the push.
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::{Arc, Mutex, lock};
@@ -9,7 +10,7 @@ use std::ops::Range;
 use std::sync::Condvar;
 use std::time::Duration;
 
-/// Gathers the answers of the slices that a policy holds.
+/// Collects the answers of slices whose push a policy holds.
 #[derive(Debug, Default)]
 pub(crate) struct Collect {
     late: Mutex<Late>,
@@ -23,7 +24,7 @@ struct Late {
 }
 
 impl Collect {
-    /// What to call with the answer of slice `k`.
+    /// The completion for the answer of slice `k`.
     pub(crate) fn expect(self: &Arc<Self>, k: usize) -> Completion {
         lock(&self.late).missing += 1;
         let collect = self.clone();
@@ -37,29 +38,29 @@ impl Collect {
         })
     }
 
-    /// The answers that came until the timeout.
+    /// Waits until all answers have come or the timeout ends, and returns those that came.
     pub(crate) fn wait(&self, timeout: Duration) -> Vec<(usize, Result<Applied>)> {
         let waited = self.complete.wait_timeout_while(lock(&self.late), timeout, |late| late.missing > 0);
-        // Locked anew, where ThreadSanitizer sees it.
+        // Lock again, because ThreadSanitizer does not see the lock that the wait returns.
         drop(waited);
         std::mem::take(&mut lock(&self.late).results)
     }
 }
 
-/// The answers of a push, sorted by what they say.
+/// The answers of a push, sorted by outcome.
 #[derive(Debug, Default)]
 pub struct Outcomes {
-    /// Index of the gradient, elements, answer.
+    /// Slices that applied the push: index of the gradient, elements, answer.
     pub applied: Vec<(usize, Range<usize>, Applied)>,
-    /// Name, elements, reason.
+    /// Slices that refused it: name of the tensor, elements, reason.
     pub refused: Vec<(Arc<str>, Range<usize>, Error)>,
     /// Slices whose answer is missing.
     pub in_doubt: Vec<Arc<dyn InDoubt>>,
 }
 
 impl Outcomes {
-    /// Receipts if everything was applied, else what failed. `names`: of the gradients; `bytes`: sent per
-    /// gradient.
+    /// Returns receipts if everything was applied, else what failed. `names` gives the name of each gradient,
+    /// `bytes` the bytes sent for it.
     pub fn into_pushed(self, names: &dyn Fn(usize) -> Arc<str>, bytes: &[u64]) -> Pushed {
         let whole = |k: usize| {
             let name = &names(k);

@@ -1,5 +1,5 @@
-//! The content of an encoded body, kept until its slice has answered: a body that is never applied returns to
-//! error feedback. Store and client keep one for each slice in doubt.
+//! [`Residue`]: an encoded body, kept until its slice has answered, so that error feedback gets back the
+//! content of a body that is never applied. Store and client keep one for each slice in doubt.
 
 use crate::base::error::Result;
 use crate::base::isa::Isa;
@@ -10,7 +10,7 @@ use std::ops::Range;
 /// One slice's body, and the residual that its content belongs to.
 #[derive(Debug)]
 pub struct Residue<B> {
-    /// For the arithmetic.
+    /// The instruction set to decode with.
     pub isa: Isa,
     /// The residuals.
     pub feedback: Arc<Mutex<ErrorFeedback>>,
@@ -18,15 +18,15 @@ pub struct Residue<B> {
     pub tensor: Arc<str>,
     /// The slice's elements in the tensor.
     pub elements: Range<usize>,
-    /// How the body is encoded.
+    /// The encoding of the body.
     pub codec: CodecId,
     /// The body.
     pub body: B,
 }
 
 impl<B: AsRef<[u8]>> Residue<B> {
-    /// Returns the content to the residual: it was not applied and never will be. Consumed, so that this
-    /// happens once.
+    /// Returns the content to the residual, because it was not applied and never will be. Consumes itself, so
+    /// this happens once.
     pub fn give_back(self) -> Result<()> {
         let Self { isa, feedback, tensor, elements, codec, body } = self;
         lock(&feedback).give_back(isa, &tensor, elements.start, codec, body.as_ref(), elements.len())

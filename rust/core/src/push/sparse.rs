@@ -1,4 +1,5 @@
-//! The client's half of sparse access: the caller's indices, sorted once, and what each slice gets of them.
+//! The caller's side of sparse pushes and pulls: a [`Plan`] sorts the indices of a call once and splits them
+//! by slice. Each row occurs once and in ascending order, however the caller lists it.
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::Isa;
@@ -7,37 +8,36 @@ use crate::kernel::rows::Indices;
 use crate::tensor::TensorSpec;
 use std::ops::Range;
 
-/// The rows that a call names, each once and ascending: the order in which their elements are gathered and
-/// travel.
+/// The rows that a call names, each once and ascending. Their elements are gathered and sent in this order.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Elements of a row.
     width: usize,
-    /// Every index as (row, place in the caller's list), sorted.
+    /// Every index as (row, position in the caller's list), sorted.
     order: Vec<(u64, u32)>,
-    /// Where each row begins in `order`; then its length.
+    /// Start of each row in `order`, followed by the length of `order`.
     starts: Vec<u32>,
-    /// What each slice gets.
+    /// The part of each slice.
     parts: Vec<RowPart>,
-    /// Numbers of rows as the slices count them, for all parts.
+    /// Row numbers relative to the slices, for all parts.
     indices: Vec<u8>,
 }
 
 /// The rows of one slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowPart {
-    /// Which slice of the tensor.
+    /// Index of the slice in the tensor.
     pub slice: usize,
-    /// Its elements among those gathered.
+    /// Range of its elements among those gathered.
     pub elements: Range<usize>,
-    /// Its bytes of all numbers.
+    /// Range of its bytes in the plan's `indices`.
     indices: Range<usize>,
 }
 
 /// Most indices of one call.
 const MAX_INDICES: usize = u32::MAX as usize;
 
-/// Fails if an index names no row of the tensor; gives the number of rows.
+/// Fails if an index names no row of the tensor; returns the number of rows.
 pub fn check_indices(spec: &TensorSpec, indices: &[i64]) -> Result<u64> {
     let name = |error: Error| error.tensor(spec.name.clone());
     let Some(&rows) = spec.shape.first() else {
@@ -57,7 +57,7 @@ pub fn check_indices(spec: &TensorSpec, indices: &[i64]) -> Result<u64> {
 }
 
 impl Plan {
-    /// Of the indices of a call, in any order, perhaps with repeats; fails for one that names no row.
+    /// Plans a call with these indices, in any order and possibly with repeats; fails if one names no row.
     pub fn new(spec: &TensorSpec, indices: &[i64]) -> Result<Self> {
         let rows = check_indices(spec, indices)?;
         let order = sorted(indices, rows);
@@ -72,7 +72,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Finds the rows and what each slice has of them.
+    /// Finds the rows, and splits them by slice.
     fn cut(&mut self, spec: &TensorSpec) {
         let (width, len) = (self.width, spec.dtype.slice_len());
         let mut gathered = 0;
@@ -90,7 +90,7 @@ impl Plan {
                     let at = self.indices.len();
                     self.parts.push(RowPart { slice, elements: gathered..gathered, indices: at..at });
                 }
-                // In the slice rows count from the one of its first element.
+                // A slice counts rows from the row of its first element.
                 let row = (row as usize - slice * len / width) as u32;
                 self.indices.extend_from_slice(&row.to_le_bytes());
                 gathered += to - from;
@@ -103,7 +103,7 @@ impl Plan {
         self.starts.push(self.order.len() as u32);
     }
 
-    /// The same with a part of no rows for every slice of the tensor that has none of them.
+    /// Adds an empty part for every slice of the tensor that has none of the rows.
     fn for_every_slice(mut self, slices: usize) -> Self {
         let mut parts = std::mem::take(&mut self.parts).into_iter().peekable();
         let (mut gathered, mut at) = (0, 0);
@@ -116,7 +116,7 @@ impl Plan {
         self
     }
 
-    /// What each slice gets, in order.
+    /// The part of each slice, in order.
     pub fn parts(&self) -> &[RowPart] {
         &self.parts
     }
@@ -126,19 +126,18 @@ impl Plan {
         Indices::new(&self.indices[part.indices.clone()])
     }
 
-    /// Elements of all rows, each once.
+    /// Number of elements of all rows, each counted once.
     pub fn elements(&self) -> usize {
         self.width * (self.starts.len() - 1)
     }
 
-    /// The places in the caller's list of the k-th row.
+    /// Positions of the k-th row in the caller's list.
     fn places(&self, k: usize) -> impl Iterator<Item = usize> {
         let places = &self.order[self.starts[k] as usize..self.starts[k + 1] as usize];
         places.iter().map(|(_, place)| *place as usize)
     }
 
-    /// The rows of the caller's list, one after the other; those of the same row are summed in the order
-    /// given.
+    /// Gathers the caller's values in row order. Values of the same row are summed in the order given.
     pub fn gather(&self, values: &[f32]) -> Vec<f32> {
         let mut gathered = Vec::with_capacity(self.elements());
         for k in 0..self.starts.len() - 1 {
@@ -160,8 +159,8 @@ impl Plan {
         self.starts.len() - 1 < self.order.len()
     }
 
-    /// Hands gathered elements from `first` on, as bytes, to their places in the caller's list: (element
-    /// there, bytes).
+    /// Passes gathered elements from `first` on, as bytes, to `put` for each of their positions in the
+    /// caller's list: (element there, bytes).
     pub fn scatter(&self, first: usize, bytes: &[u8], mut put: impl FnMut(usize, &[u8])) {
         let end = first + bytes.len() / size_of::<f32>();
         let mut at = first;
@@ -177,7 +176,7 @@ impl Plan {
     }
 }
 
-/// Checked indices as (row, place), sorted.
+/// Checked indices as (row, position), sorted.
 fn sorted(indices: &[i64], rows: u64) -> Vec<(u64, u32)> {
     let each = indices.iter().map(|row| *row as u64).zip(0_u32..);
     if indices.is_sorted() || rows > 1 << 32 {
@@ -185,24 +184,24 @@ fn sorted(indices: &[i64], rows: u64) -> Vec<(u64, u32)> {
         order.sort_unstable();
         return order;
     }
-    // Both in one number are sorted in half the time.
+    // Packing both into one number halves the time to sort.
     let mut order: Vec<_> = each.map(|(row, place)| row << 32 | u64::from(place)).collect();
     order.sort_unstable();
     order.into_iter().map(|both| (both >> 32, both as u32)).collect()
 }
 
-/// A sparse gradient as its slices get it.
+/// A sparse gradient, gathered for its slices.
 #[derive(Clone, Debug)]
 pub struct Gathered {
     /// The rows.
     pub plan: Plan,
-    /// Their values.
+    /// The values of the rows.
     pub values: Vec<f32>,
 }
 
 impl Gathered {
-    /// Of checked values; sums that are not finite are refused if that is asked for. Slices without such rows
-    /// get nothing, or an empty part.
+    /// Gathers checked values. With `check_finite`, fails if a sum is not finite; with `every_slice`, slices
+    /// without any of the rows get an empty part instead of none.
     pub fn new(
         isa: Isa,
         spec: &TensorSpec,
