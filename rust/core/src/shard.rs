@@ -249,9 +249,9 @@ impl Shard {
         }
     }
 
-    /// As [`Shard::push`], for a caller that has the slice. `None`: the push must wait, because a policy
-    /// holds it or it repeats a pending one; the completion from `later` then gets the answer, once, possibly
-    /// on another thread.
+    /// As [`Shard::push`], for a caller that already has the slice. `None`: the push must wait, because a
+    /// policy holds it or it repeats a pending one; the completion from `later` then gets the answer, once,
+    /// possibly on another thread.
     #[inline(always)]
     pub fn push_to(
         &self,

@@ -120,7 +120,7 @@ pub struct Answer {
 /// into them.
 pub type Waiter = Box<dyn FnOnce(Answer) + Send>;
 
-/// A client, and which of its workers.
+/// A client, and the number of one of its workers.
 type Worker = (u64, u64);
 
 #[derive(Default)]
@@ -266,7 +266,7 @@ impl Table {
 #[derive(Debug)]
 pub struct Portions {
     tables: BTreeMap<Arc<str>, Table>,
-    /// The last table.
+    /// Number of the last table.
     run: u64,
     meter: Arc<Meter>,
 }
@@ -333,7 +333,7 @@ impl Portions {
                     .expected(format!("at most {MAX_TABLES} names"), "one more"));
             }
             let memory = self.meter.take(Purpose::Identities, TABLE_BYTES)?;
-            // 0 is no table.
+            // 0 stands for no table.
             self.run = self.run.wrapping_add(1).max(1);
             let table = Table {
                 samples: ask.samples.clone(),

@@ -1,5 +1,7 @@
 //! Checks of a whole push, shared by the in-process store and the network client. Both call them before they
-//! change the first slice or send the first byte, so a wrong argument has no effect.
+//! change the first slice or send the first byte, so a refused push has no effect. The exception is
+//! [`check_and_encode`]: without `check_finite`, the client checks encoded values slice by slice as it sends
+//! them.
 
 use crate::base::dtype::{Array, View};
 use crate::base::error::{Error, Kind, Result};

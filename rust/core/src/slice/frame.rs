@@ -50,7 +50,7 @@ pub const MAX_STEP: u64 = 1 << 53;
 pub struct Push<'a> {
     /// The slice.
     pub slice: SliceId,
-    /// What it does.
+    /// The action on the slice.
     pub action: Action,
     /// The identity of the push.
     pub identity: Identity,

@@ -1,5 +1,5 @@
 //! The memory of a `hogwild` slice. Pushes and pulls race on values and state without a lock; only the
-//! identity table has one, so each push still counts once.
+//! identity table has one, so a repeated push is still recognized.
 
 use super::image::{Image, Standing};
 use super::slice::{Slice, staleness};

@@ -22,7 +22,7 @@ use crate::slice::policy::Share;
 use crate::slice::record::{Identities, Record};
 use std::fmt;
 
-/// Number of the array that the sum counts as among the slice's: see [`Buffer::filled`].
+/// Array number of the sum, as if it were one of the slice's arrays: see [`Buffer::filled`].
 const SUM: usize = 3;
 
 /// The gradients that have arrived for the next version.

@@ -1,5 +1,5 @@
-//! A worker's step in one call: gradients are pushed, and the values of all tensors pulled. Each slice is
-//! copied out right after its own push, while the cache has it.
+//! One step of a worker in one call: pushes gradients and pulls the values of all tensors. Each slice is
+//! copied out right after its own push, while it is in the CPU's cache.
 
 use super::places::Places;
 use super::push::UnderWay;
@@ -15,28 +15,28 @@ use crate::tensor::TensorSpec;
 use crate::verbs::{GradientRef, PushOptions, Pushed, SliceVersion, Versions};
 use rayon::prelude::*;
 
-/// Tensors that are pushed to and pulled again and again.
+/// Tensors that are pushed to and pulled repeatedly, looked up once.
 #[derive(Debug)]
 pub struct Exchange {
     names: Vec<Arc<str>>,
     places: Mutex<Places>,
 }
 
-/// What became of an exchange whose gradients passed every check.
+/// The result of an exchange whose gradients passed every check.
 #[derive(Debug)]
 pub struct Exchanged {
     /// One receipt per gradient, in order, or what failed.
     pub pushed: Pushed,
-    /// Of the values that were handed over, which are all unless this failed.
+    /// Versions of the pulled values; on an error, some values may not have been pulled.
     pub versions: Result<Versions>,
 }
 
-/// Takes pulled values, from any thread, as [`Caller::take`](crate::verbs::Caller::take): index of the
-/// tensor, of the first element, bytes.
+/// Takes pulled values on any thread, as [`Caller::take`](crate::verbs::Caller::take): index of the tensor,
+/// index of the first element, bytes.
 pub type Take<'a> = &'a (dyn Fn(usize, usize, &[u8]) + Sync);
 
-/// A slice of the k-th tensor, and what is pushed to it: its place among all slices of the push, the whole
-/// tensor's values.
+/// A slice of the k-th tensor and its gradient: its index among all slices of the push, and the values of the
+/// whole tensor.
 struct Part<'a> {
     k: usize,
     slice: &'a Arc<Slice>,
@@ -46,7 +46,7 @@ struct Part<'a> {
 type Answer = Option<Result<Applied>>;
 
 impl Store {
-    /// Looks up tensors that will be stepped again and again; fails unless they have these shapes.
+    /// Looks up tensors for repeated exchanges; fails unless they have these shapes.
     pub fn exchange_of(&self, tensors: &[(Arc<str>, &[u64])]) -> Result<Exchange> {
         let places = self.look_up(tensors.iter().map(|(name, _)| &**name))?;
         for ((_, shape), tensor) in tensors.iter().zip(&places.tensors) {
@@ -56,10 +56,10 @@ impl Store {
         Ok(Exchange { names, places: Mutex::new(places) })
     }
 
-    /// Pushes gradients, uncompressed, of some of the tensors (`None`: not of this one), and pulls the values
-    /// of all, which contain them. `rates`: of each tensor in place of the options' one; may be empty.
-    /// `team`: does the work in the place of the store's own threads. On an error nothing was changed and
-    /// nothing handed over.
+    /// Pushes uncompressed gradients to some of the tensors (`None`: not to this one), and pulls the values
+    /// of all, which include the push. `rates` replaces the options' learning rate per tensor, and may be
+    /// empty. `team` does the work instead of the store's own threads. On an error, nothing has changed and
+    /// `take` was not called.
     pub fn exchange(
         &self,
         exchange: &Exchange,
@@ -144,7 +144,7 @@ impl Store {
         }
         let pushed = self.settle(pushed, push.begun(answers, Vec::new(), None), timeout);
         if waits {
-            // What a policy had held is in the values only now.
+            // The values include what a policy had held only from now on, so pull all again.
             let pull =
                 |(k, slice): (usize, &Arc<Slice>)| self.pull_slice(slice, |at, bytes| take(k, at, bytes));
             versions = all.parts().map(pull).collect();
@@ -159,7 +159,7 @@ impl Store {
     }
 }
 
-/// Fails unless the tensor has the shape of the memory that its values go to.
+/// Fails unless the tensor has the shape of the memory for its values.
 fn same_shape(expected: &[u64], spec: &TensorSpec) -> Result<()> {
     if spec.shape == expected {
         return Ok(());

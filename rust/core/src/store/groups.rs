@@ -1,4 +1,5 @@
-//! Groups of workers that share a store in one process.
+//! Calls of workers that train together on an in-process store. The shard's groups decide who may continue; a
+//! worker that must wait blocks its own thread.
 
 use super::Store;
 use crate::base::error::{Error, Kind, Result};
@@ -9,12 +10,12 @@ use crate::verbs::TrainTogether;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// The places that a client of a store has, each with the steps that it has taken.
+/// The places of a store's client, each with the number of steps it has taken.
 #[derive(Debug, Default)]
 pub(super) struct Seats(Vec<((u32, bool), u64)>);
 
 impl Store {
-    /// The number of a group, which it has from its first tensor or worker on.
+    /// The number of a group, assigned when its first tensor or worker comes.
     pub(super) fn group(&self, name: &str) -> u32 {
         let mut names = lock(&self.shared.groups);
         let found = names.iter().position(|known| &**known == name);
@@ -58,7 +59,7 @@ impl TrainTogether for Store {
         };
         let groups = self.shared.shard.groups();
         let (done, told) = sync_channel(1);
-        // Whoever tells does not wait for one that has gone.
+        // A `try_send`, so that the notifying thread never waits for a worker that is gone.
         groups.advance(key.0, self.client, warm, clock, Box::new(move |result| drop(done.try_send(result))));
         match told.recv_timeout(timeout) {
             Ok(result) => result,
@@ -74,7 +75,7 @@ impl TrainTogether for Store {
     }
 }
 
-/// Why a worker that waits for others gives up.
+/// The error of a worker whose wait for others timed out.
 pub fn still_behind(names: &[String]) -> Error {
     let message = format!("the deadline passed while the worker waited for {}", names.join(", "));
     Error::new(Kind::Deadline, message)

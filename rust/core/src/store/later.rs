@@ -1,5 +1,5 @@
-//! A push of which a policy holds something back, mostly until other workers push, too: what its caller has
-//! of it meanwhile.
+//! [`Later`], the ticket of a push of which a policy holds some slices, usually until other workers push,
+//! too. A thread of its own waits for the answers, so that the caller may poll, wait or leave.
 
 use super::places::Places;
 use super::settle::Begun;
@@ -9,7 +9,7 @@ use crate::verbs::{Caller, Pushed, Ticket};
 use std::sync::Condvar;
 use std::time::Duration;
 
-/// How often a caller is asked whether it still waits.
+/// Interval at which a caller is asked whether it still waits.
 const ASKED: Duration = Duration::from_millis(100);
 
 pub(super) struct Later {
@@ -18,14 +18,15 @@ pub(super) struct Later {
 }
 
 struct State {
-    /// What is waited for, until somebody does.
+    /// The push to wait for, until a thread takes it.
     begun: Option<(Places, Begun)>,
     pushed: Option<Pushed>,
     callbacks: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 impl Later {
-    /// Waits in a thread of its own, which keeps the deadline, too.
+    /// Starts a thread that waits for the answers and enforces the deadline; waits here if none can be
+    /// started.
     pub(super) fn start(places: Places, begun: Begun, timeout: Duration) -> Arc<Self> {
         let state = State { begun: Some((places, begun)), pushed: None, callbacks: Vec::new() };
         let later = Arc::new(Self { state: Mutex::new(state), ended: Condvar::new() });
@@ -50,7 +51,7 @@ impl Later {
         }
     }
 
-    /// Waits for a caller that may leave.
+    /// Waits on behalf of a caller that may stop waiting.
     pub(super) fn wait_for(&self, caller: &mut dyn Caller) -> Pushed {
         loop {
             if let Some(pushed) = self.wait(ASKED) {
@@ -72,7 +73,7 @@ impl Ticket<Pushed> for Later {
     fn wait(&self, timeout: Duration) -> Option<Pushed> {
         let waits = |state: &mut State| state.pushed.is_none();
         let waited = self.ended.wait_timeout_while(lock(&self.state), timeout, waits);
-        // Locked anew, where ThreadSanitizer sees it.
+        // Lock again, because ThreadSanitizer does not see the lock that the wait returns.
         drop(waited);
         lock(&self.state).pushed.clone()
     }

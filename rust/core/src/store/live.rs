@@ -1,4 +1,4 @@
-//! Values where they lie, in memory that several processes have.
+//! Direct access to the values of a shared store, in memory that several processes map.
 
 use super::Store;
 use crate::base::error::{Error, Kind, Result};
@@ -6,32 +6,32 @@ use crate::base::sync::Arc;
 use crate::slice::shared_directory::{Directory, SharedTensor};
 use crate::tensor::TensorSpec;
 
-/// A tensor's values where they lie, in memory that other processes have, too.
+/// A tensor's values in place, in memory that other processes map, too.
 #[derive(Clone, Debug)]
 pub struct Live(Arc<SharedTensor>);
 
 impl Live {
-    /// What the tensor is.
+    /// The tensor's spec.
     pub fn spec(&self) -> &TensorSpec {
         self.0.spec()
     }
 
-    /// The first of as many values as the tensor has elements. Threads of other processes load and store them
-    /// at any time: no reference to them may be made.
+    /// Pointer to the first of the tensor's elements. Other threads and processes load and store them at any
+    /// time, so no reference to them may be created.
     pub fn as_ptr(&self) -> *const u8 {
         self.0.values()
     }
 }
 
 impl Store {
-    /// By what other processes of this user can open the store while this process lives, if its memory is
-    /// shared; a forked child has an address of its own.
+    /// The address at which other processes of this user can open the store while this process lives, if its
+    /// memory is shared; a forked child has its own.
     pub fn address(&self) -> Option<String> {
         self.shared.directory.as_ref().map(Directory::address)
     }
 
-    /// A tensor's values where they lie, for as long as what is returned lives; other threads and processes
-    /// step them meanwhile.
+    /// A tensor's values in place, valid while the returned object lives; other threads and processes step
+    /// them at the same time.
     pub fn live(&self, name: &str) -> Result<Live> {
         let tensor = self.tensor(name)?;
         let shared = tensor.shared.clone().ok_or_else(|| {

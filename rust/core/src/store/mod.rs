@@ -1,4 +1,5 @@
-//! The in-process store: one shard in the caller's memory, with the same verbs as a cluster of servers.
+//! The in-process store: one shard in the caller's process, without a network, behind the same
+//! [`ParameterServer`] interface as a cluster of servers.
 
 mod exchange;
 mod groups;
@@ -38,30 +39,30 @@ use std::collections::HashMap;
 use std::sync::{OnceLock, RwLockReadGuard};
 use std::time::Duration;
 
-/// How a store is made.
+/// Options of a store.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// Threads that one call may use, its own included; `None` = as many as the machine has cores.
+    /// Threads that one call may use, including the calling one; `None`: one per core of the machine.
     pub threads: Option<usize>,
-    /// Most bytes of memory, of every purpose.
+    /// Most bytes of memory for all purposes together.
     pub memory_limit: u64,
-    /// When pushes are applied.
+    /// Decides when pushes are applied; `None`: the modes of the groups do.
     pub policy: Option<Arc<dyn Policy>>,
-    /// Where records go, if anybody wants them.
+    /// Receives the records of changes, if any are wanted.
     pub sink: Option<Arc<dyn Sink>>,
-    /// Whose memory it is.
+    /// The memory that the store uses.
     pub memory: Memory,
 }
 
-/// Whose memory a store is.
+/// The memory that a store uses.
 #[derive(Clone, Debug, Default)]
 pub enum Memory {
-    /// This process's alone.
+    /// Private to this process.
     #[default]
     Private,
     /// New memory that other processes can open by [`Store::address`].
     Shared,
-    /// What another process calls by this address.
+    /// Memory that has this address in another process.
     Opened(String),
 }
 
@@ -92,10 +93,10 @@ struct Shared {
     threads: usize,
     pool: OnceLock<Option<rayon::ThreadPool>>,
     tensors: RwLock<Tensors>,
-    /// Changes when a tensor goes: what bound lists know is then looked up again.
+    /// Changes when a tensor is removed; bound lists then look their tensors up again.
     generation: AtomicU64,
     registering: Mutex<()>,
-    /// Names of groups; a group's number is its place.
+    /// Names of groups; a group's number is its index.
     groups: Mutex<Vec<Arc<str>>>,
     portions: Mutex<Portions>,
     next_slice: AtomicU64,
@@ -113,13 +114,13 @@ struct Tensor {
 type Tensors = HashMap<Arc<str>, Arc<Tensor>, RandomState>;
 
 impl Tensor {
-    /// Of its values, not encoded.
+    /// Bytes of its values, not encoded.
     fn bytes(&self) -> u64 {
         (self.spec.dtype.size() * self.elements) as u64
     }
 }
 
-/// Elements above which one call is worth more than one thread.
+/// Number of elements from which a call uses more than one thread.
 const MIN_PARALLEL_ELEMENTS: usize = 1 << 19;
 
 impl Store {

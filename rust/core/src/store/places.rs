@@ -1,4 +1,4 @@
-//! Where the gradients of a push go: its tensors and their slices, looked up before anything is changed.
+//! The targets of a push: its tensors and their slices, looked up before anything is changed.
 
 use super::{Store, Tensor};
 use crate::base::error::Result;
@@ -6,16 +6,16 @@ use crate::base::sync::{Arc, Ordering};
 use crate::push::sparse::Gathered;
 use crate::slice::Slice;
 
-/// Where the gradients of a push go.
+/// The targets of a push's gradients.
 #[derive(Debug)]
 pub(super) struct Places {
     pub(super) generation: u64,
     pub(super) tensors: Vec<Arc<Tensor>>,
-    /// Of all tensors.
+    /// Number of elements of all tensors.
     pub(super) elements: usize,
-    /// Of all values, not encoded.
+    /// Bytes of all values, not encoded.
     pub(super) bytes: u64,
-    /// Sparse gradients: the rows that are pushed in place of the whole tensor.
+    /// Sparse gradients: the rows that are pushed instead of the whole tensor.
     pub(super) sparse: Vec<Option<Gathered>>,
 }
 
@@ -39,7 +39,7 @@ impl Places {
         dense.iter().chain(rows.unwrap_or_default().iter().map(|part| &all[part.slice]))
     }
 
-    /// The rows that are pushed of the k-th tensor; `None`: all.
+    /// The rows of the k-th tensor that are pushed; `None`: all.
     pub(super) fn rows(&self, k: usize) -> Option<&Gathered> {
         self.sparse.get(k)?.as_ref()
     }

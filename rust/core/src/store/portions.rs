@@ -1,4 +1,4 @@
-//! Portions of samples in process: threads wait for them.
+//! Portions of samples for workers of an in-process store, which wait for them on their own threads.
 
 use super::Store;
 use crate::base::error::{Error, Kind, Result};
@@ -17,7 +17,7 @@ impl Store {
         let (later, answer) = mpsc::sync_channel(1);
         let later = || -> Waiter {
             Box::new(move |answer| {
-                // One that waits no longer is withdrawn first.
+                // A worker that stops waiting withdraws its waiter first, so no portion is lost here.
                 let _ = later.send(answer);
             })
         };

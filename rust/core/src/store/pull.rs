@@ -1,4 +1,4 @@
-//! Pulls from a store: slice by slice into the caller's memory.
+//! Pulls from a store, slice by slice into the caller's memory.
 
 use super::Store;
 use crate::base::dtype::Array;
@@ -11,7 +11,7 @@ use crate::verbs::{Caller, Done, PullTensors, Pulled, Rows, State, Ticket};
 use std::time::Duration;
 
 impl Store {
-    /// Hands over a slice's values: the tensor's first element that they are of, their bytes.
+    /// Passes a slice's values to `take`: the index of its first element in the tensor, and the bytes.
     pub(super) fn pull_slice(&self, slice: &Slice, take: impl FnOnce(usize, &[u8])) -> Result<SliceVersion> {
         let snapshot = slice.pull(self.client)?;
         take(slice.range().start, snapshot.as_ref());

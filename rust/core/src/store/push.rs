@@ -1,4 +1,5 @@
-//! Pushes: what of each tensor goes to each of its slices, as it is or encoded.
+//! Pushes to a store: checks all gradients, then passes each slice its part of the values, as they are or
+//! encoded.
 
 use super::Store;
 use super::places::Places;
@@ -17,7 +18,7 @@ use crate::verbs::{Gradient, GradientRef, PushOptions, Pushed, Versions};
 use rayon::prelude::*;
 use std::sync::OnceLock;
 
-/// Gradients that are pushed again and again, and where they go.
+/// Gradients that are pushed repeatedly, with their targets.
 #[derive(Debug)]
 pub struct Bound {
     gradients: Arc<Vec<Gradient>>,
@@ -28,9 +29,9 @@ pub struct Bound {
 pub(super) struct UnderWay<'a> {
     pub(super) identity: Identity,
     pub(super) options: &'a PushOptions,
-    /// Of the k-th tensor, in place of the one rate of all; may be empty.
+    /// Learning rates per tensor, which replace the options' rate; may be empty.
     pub(super) rates: &'a [Option<f64>],
-    /// Made when a policy holds the first one.
+    /// Created when a policy holds the first slice's push.
     pub(super) late: OnceLock<Arc<Collect>>,
 }
 
@@ -39,19 +40,19 @@ impl<'o> UnderWay<'o> {
         UnderWay { identity, options, rates: &[], late: OnceLock::new() }
     }
 
-    /// All slices have got it.
+    /// Called when all slices have got the push.
     #[inline(always)]
     pub(super) fn begun(self, answers: Answers, residues: Residues, sent: Option<Vec<u64>>) -> Begun {
         Begun { identity: self.identity, answers, late: self.late.into_inner(), residues, sent }
     }
 
-    /// The rate of the k-th tensor.
+    /// The learning rate of the k-th tensor.
     #[inline(always)]
     fn lr(&self, k: usize) -> Option<f64> {
         self.rates.get(k).copied().flatten().or(self.options.lr)
     }
 
-    /// What it does to one whole slice.
+    /// The push to one whole slice.
     #[inline(always)]
     fn of<'a>(&self, slice: &Slice, codec: CodecId, body: &'a [u8]) -> Push<'a> {
         Push {
@@ -74,14 +75,14 @@ impl<'o> UnderWay<'o> {
 }
 
 impl Store {
-    /// Pushes gradients of memory that the caller lends for the call:
-    /// [`ParameterServer::push`](crate::verbs::ParameterServer::push) without its owned list.
+    /// Pushes gradients that the caller lends for the call:
+    /// [`PushTensors::push`](crate::verbs::PushTensors::push) without an owned list.
     pub fn push_borrowed(&self, gradients: &[GradientRef<'_>], options: &PushOptions) -> Pushed {
         let (places, begun) = self.begin(gradients, options)?;
         self.settle(&places, begun, options.timeout)
     }
 
-    /// Hands gradients to their slices, without waiting for what a policy holds.
+    /// Passes gradients to their slices, without waiting for slices whose push a policy holds.
     #[inline(always)]
     pub(super) fn begin(
         &self,
@@ -102,7 +103,7 @@ impl Store {
         Ok((places, begun))
     }
 
-    /// Looks up where gradients go that will be pushed again and again, and checks their shapes.
+    /// Looks up the targets of gradients that will be pushed repeatedly, and checks their shapes.
     pub fn bind(&self, gradients: Arc<Vec<Gradient>>) -> Result<Bound> {
         let places = self.look_up(gradients.iter().map(|gradient| &*gradient.name))?;
         for (gradient, tensor) in gradients.iter().zip(&places.tensors) {
@@ -128,7 +129,7 @@ impl Store {
         self.settle(&places, begun, options.timeout)
     }
 
-    /// Pushes what was checked; `values` of the k-th tensor.
+    /// Pushes checked gradients; `values` returns those of the k-th tensor.
     #[inline(always)]
     fn push_to<'a>(
         &self,
@@ -194,7 +195,8 @@ impl Store {
         Ok(push.begun(results, Vec::new(), Some(sent)))
     }
 
-    /// What a push to a slice is based on; the slice is probably the j-th that is known of the k-th tensor.
+    /// The version that a push to a slice is based on. The slice is probably the j-th known one of the k-th
+    /// tensor, which makes the lookup fast.
     #[inline(always)]
     fn base(&self, options: &PushOptions, (k, j): (usize, usize), slice: &Slice) -> Option<Base> {
         let versions = options.based_on.as_ref()?;
@@ -203,7 +205,7 @@ impl Store {
         Some(Base { version: version.version, own })
     }
 
-    /// Pushes values as they are, a large push with several threads.
+    /// Pushes values as they are; a large push uses several threads.
     fn push_plain<'a>(
         &self,
         places: &Places,
@@ -224,8 +226,8 @@ impl Store {
         results
     }
 
-    /// Pushes one slice of a tensor's values as they are. Inlined, as all that it calls up to the kernel:
-    /// answers and scalars that go through memory from function to function cost a tenth of a small push.
+    /// Pushes one slice of a tensor's values as they are. Inlined together with all that it calls up to the
+    /// kernel: passing answers and scalars through memory between functions costs a tenth of a small push.
     #[inline(always)]
     pub(super) fn push_values(
         &self,
@@ -298,14 +300,14 @@ impl Store {
             Some(feedback) => Some(&mut feedback.residual(&slice.spec().name, values.len())?[range.clone()]),
             None => None,
         };
-        // Slices have one length, but for the last: nothing is cleared before it is overwritten.
+        // All slices but the last have one length, so nothing is cleared before it is overwritten.
         body.resize(options.codec.id().body_len(range.len()), 0);
         options.codec.encode_into(self.shared.isa, &values[range], residual, position, body);
         Ok(())
     }
 
-    /// Pushes one slice, which is this part of the push and belongs to its k-th tensor; the answer, or
-    /// nothing if a policy holds it.
+    /// Pushes one slice, which is this part of the push and belongs to its k-th tensor. Returns the answer,
+    /// or `None` if a policy holds the push.
     #[inline(always)]
     fn push_part(
         &self,

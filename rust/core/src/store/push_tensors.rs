@@ -1,4 +1,5 @@
-//! The calls that change tensors of a store: each begins its change and settles it, or leaves it to a ticket.
+//! The calls that change tensors of a store. Each begins its change and settles it, or returns a ticket that
+//! does.
 
 use super::later::Later;
 use super::places::Places;
@@ -77,7 +78,7 @@ impl PushTensors for Store {
             return Ok(Later::start(places, begun, options.timeout));
         }
         match self.settle(&places, begun, options.timeout) {
-            // What a check found is the call's own error, as it is over the network.
+            // As over the network, the error of a check is returned by the call and not by the ticket.
             Err(PushError::Refused(error)) => Err(error),
             pushed => Ok(Arc::new(Done(pushed))),
         }

@@ -1,4 +1,5 @@
-//! Tensors come and go; those of a shared store come to all of its processes.
+//! Registration and removal of a store's tensors. A shared store publishes a new tensor to all of its
+//! processes.
 
 use super::{Store, Tensor, unknown};
 use crate::base::dtype::View;
@@ -66,7 +67,8 @@ impl TensorRegistry for Store {
 }
 
 impl Store {
-    /// Registers a tensor with all processes; the caller has seen to it that this one registers no other.
+    /// Registers a tensor with all processes; the caller makes sure that this process registers no other
+    /// meanwhile.
     fn publish(
         &self,
         directory: &Directory,
@@ -79,13 +81,13 @@ impl Store {
         if let Some(tensor) = self.tensors().get(&spec.name) {
             return same_spec(&tensor.spec, spec);
         }
-        // What this process cannot hold, it publishes to nobody.
+        // A tensor that does not fit this process's own memory limit must not be published.
         drop(self.shared.shard.take_memory(spec, 0..spec.slice_count())?);
         directory.append(spec, values.bytes())?;
         self.refresh()
     }
 
-    /// Takes up the tensors that other processes registered.
+    /// Adds the tensors that other processes have registered.
     pub(super) fn refresh(&self) -> Result<()> {
         let Some(directory) = &self.shared.directory else { return Ok(()) };
         directory.news(|shared| {
@@ -96,7 +98,7 @@ impl Store {
         })
     }
 
-    /// Takes memory for a tensor, or takes up what is shared.
+    /// Creates a tensor's slices, in memory of their own or in `shared` memory.
     fn create(&self, spec: &Arc<TensorSpec>, shared: Option<Arc<SharedTensor>>) -> Result<Tensor> {
         let ids: Vec<_> = (0..spec.slice_count())
             .map(|k| (SliceId(self.shared.next_slice.fetch_add(1, Ordering::Relaxed)), k))
@@ -108,7 +110,7 @@ impl Store {
     }
 }
 
-/// A second registration must be the same as the first.
+/// Fails unless a second registration has the same spec as the first.
 pub fn same_spec(first: &TensorSpec, second: &TensorSpec) -> Result<()> {
     if first == second {
         return Ok(());

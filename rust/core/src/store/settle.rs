@@ -1,4 +1,5 @@
-//! What became of a push: the answers of its slices become receipts, or say what failed.
+//! Settles a push: waits for the answers of its slices, and turns them into receipts or an error that says
+//! what failed.
 
 use super::Store;
 use super::places::Places;
@@ -12,30 +13,31 @@ use crate::verbs::{Pushed, Receipt};
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// What became of each slice, in the order of [`Places::parts`]; nothing yet of those that a policy holds.
+/// The answer of each slice, in the order of [`Places::parts`]; `None` for slices whose push a policy holds.
 pub(super) type Answers = Vec<Option<Result<Applied>>>;
 
-/// What must not be lost of slices whose push a policy holds, by their place among [`Places::parts`].
+/// Encoded bodies of slices whose push a policy holds, by their index in [`Places::parts`]; their content
+/// must not be lost.
 pub(super) type Residues = Vec<(usize, Residue<Vec<u8>>)>;
 
-/// A push whose slices have got it.
+/// A push that all of its slices have got.
 pub(super) struct Begun {
     pub(super) identity: Identity,
     pub(super) answers: Answers,
-    /// Gathers the answers that a policy holds back.
+    /// Collects the answers of slices whose push a policy holds.
     pub(super) late: Option<Arc<Collect>>,
     pub(super) residues: Residues,
-    /// Bytes of each tensor; `None`: as many as its values have.
+    /// Bytes sent for each tensor; `None`: those of its values.
     pub(super) sent: Option<Vec<u64>>,
 }
 
 impl Begun {
-    /// Bytes of the k-th tensor.
+    /// Bytes sent for the k-th tensor.
     fn sent(&self, places: &Places, k: usize) -> u64 {
         self.sent.as_ref().map_or_else(|| places.tensors[k].bytes(), |sent| sent[k])
     }
 
-    /// Waits for what a policy holds, and makes receipts of all answers.
+    /// Waits for the slices whose push a policy holds, and makes receipts of all answers.
     pub(super) fn end(mut self, places: &Places, timeout: Duration) -> Pushed {
         let mut residues: HashMap<usize, Residue<Vec<u8>>> =
             std::mem::take(&mut self.residues).into_iter().collect();
@@ -68,7 +70,7 @@ impl Begun {
 }
 
 impl Store {
-    /// Counts the push, and what [`Begun::end`] does.
+    /// Counts the push, and ends it as [`Begun::end`] does.
     pub(super) fn settle(&self, places: &Places, begun: Begun, timeout: Duration) -> Pushed {
         self.count(places, &begun);
         begun.end(places, timeout)
@@ -82,7 +84,8 @@ impl Store {
     }
 }
 
-/// The receipts of all tensors, if every slice applied its part; `sent`: bytes of the k-th tensor.
+/// The receipts of all tensors, if every slice applied its part; `sent` returns the bytes sent for the k-th
+/// tensor.
 fn receipts(
     places: &Places,
     results: &[Option<Result<Applied>>],

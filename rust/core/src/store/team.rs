@@ -1,24 +1,25 @@
-//! The slices of one call, shared out among threads that the caller lends.
+//! Distributes the slices of one call over threads that the caller lends.
 
 use super::Store;
 use crate::base::sync::{AtomicU32, Mutex, Ordering, lock};
 
-/// Threads that are lent for one call. Where others spin when they have nothing to do, threads of ours would
-/// have to wait for their cores.
+/// Threads that the caller lends for one call. If the caller's threads spin while idle, threads of our own
+/// would have to wait for their cores.
 pub trait Team: Sync {
-    /// How many they are, the caller's own included.
+    /// Number of threads, including the caller's own.
     fn threads(&self) -> usize;
-    /// Does the work on each of them, each under its own number from 0 on; returns when all are done.
+    /// Runs `work` on each thread, with the thread's number from 0 on; returns when all are done.
     fn run(&self, work: &(dyn Fn(usize) + Sync));
 }
 
-/// Elements from which on a call is worth more than one thread of a team. Fewer than with threads of the
-/// store's own, since these are awake when they are lent. Measured after backward, two threads: 0.7 times one
-/// thread's time from here on.
+/// Number of elements from which a call uses more than one thread of a team. Fewer than for the store's own
+/// threads, because lent threads are awake. Measured after backward with two threads: from here on, 0.7 times
+/// the time of one thread.
 const SHARED_OUT: usize = 1 << 16;
 
 impl Store {
-    /// A team for a call on so many elements, if it is worth one, and how many of its threads may work.
+    /// The team for a call on so many elements, if it is large enough for one, and how many of its threads
+    /// may work.
     pub(super) fn lent<'t>(
         &self,
         team: Option<&'t dyn Team>,
@@ -30,9 +31,9 @@ impl Store {
     }
 }
 
-/// Does the work of all parts with `threads` threads of a team, and gives what became of each, in their
-/// order; `size`: elements of one. Each thread begins at its own share, which is the same from call to call:
-/// its core's cache still has it. Whoever is done goes on with what others have not begun.
+/// Runs `work` on all parts with `threads` threads of a team, and returns the results in order; `size`
+/// returns the elements of a part. Each thread begins at its own share, which is the same in every call,
+/// because its core's cache still has it. A thread that is done takes parts that others have not begun.
 pub(super) fn shared_out<P: Sync, T: Send>(
     (team, threads): (&dyn Team, usize),
     parts: &[P],
@@ -43,7 +44,7 @@ pub(super) fn shared_out<P: Sync, T: Send>(
     let begun: Vec<_> = parts.iter().map(|_| AtomicU32::new(0)).collect();
     let done = Mutex::new(Vec::with_capacity(parts.len()));
     let run = |thread: usize| {
-        // A team has as many threads as it has; those that the store may not use have nothing to do.
+        // The team runs all of its threads; those beyond `threads` have nothing to do.
         let Some(&from) = shares.get(thread) else { return };
         let order = (from..parts.len()).chain(0..from);
         let own = order.filter(|&k| begun[k].swap(1, Ordering::Relaxed) == 0);
@@ -56,7 +57,7 @@ pub(super) fn shared_out<P: Sync, T: Send>(
     done.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// The first part of each share, shares having about as many elements.
+/// The first part of each share; all shares have about the same number of elements.
 fn shares(sizes: impl Iterator<Item = usize>, count: usize) -> Vec<usize> {
     let mut all = 0;
     let middle = |size: usize| {
@@ -71,7 +72,7 @@ fn shares(sizes: impl Iterator<Item = usize>, count: usize) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    /// Says that it has so many threads, and has so many.
+    /// A team that claims the first number of threads and has the second.
     struct Others(usize, usize);
 
     impl Team for Others {
@@ -83,7 +84,7 @@ mod tests {
             std::thread::scope(|scope| {
                 let others: Vec<_> = (1..self.1).map(|thread| scope.spawn(move || work(thread))).collect();
                 work(0);
-                // ThreadSanitizer sees joins, and not the end of a scope.
+                // ThreadSanitizer sees joins, but not the end of a scope.
                 for other in others {
                     other.join().unwrap();
                 }

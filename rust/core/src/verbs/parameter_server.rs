@@ -1,4 +1,4 @@
-//! The interface that an in-process store and a cluster of servers share.
+//! [`ParameterServer`], the interface that the in-process store and the network client implement.
 
 use super::values::Stats;
 use super::{PullTensors, PushTensors, TensorRegistry, TrainTogether};
@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A client of tensors, wherever they are kept.
+/// A client of tensors, in process or on servers.
 pub trait ParameterServer:
     TensorRegistry + PushTensors + PullTensors + TrainTogether + Send + Sync + fmt::Debug
 {
@@ -17,12 +17,12 @@ pub trait ParameterServer:
     fn another(&self) -> Result<Arc<dyn ParameterServer>>;
     /// Counters.
     fn stats(&self, timeout: Duration) -> Result<Stats>;
-    /// Takes what servers that were started anew lack of what this client was told. From the first call on
-    /// that is not raised by other calls; nothing in process.
+    /// Takes the list of what restarted servers have lost although this client had receipts for it. After the
+    /// first call, other calls no longer raise these losses. Empty in process.
     fn lost(&self) -> Vec<Lost> {
         Vec::new()
     }
-    /// For each server: its address, and how it is reached and why; nothing in process.
+    /// For each server: its address, and how it is reached and why. Empty in process.
     fn transport(&self) -> Vec<(String, String)> {
         Vec::new()
     }

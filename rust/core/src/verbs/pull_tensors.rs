@@ -1,4 +1,4 @@
-//! Everything that reads values, optimizer state or versions.
+//! The calls that read values, optimizer state or versions.
 
 use super::values::{Caller, Pulled, Rows, State, Ticket};
 use crate::base::error::Result;
@@ -10,10 +10,10 @@ use std::time::Duration;
 pub trait PullTensors: Send + Sync {
     /// Pulls values into the caller's memory.
     fn pull(&self, names: &[Arc<str>], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions>;
-    /// Pulls some rows of tensors into the caller's memory, where those of a tensor stand one after the other
-    /// in the order given. The versions are those of the slices that have them.
+    /// Pulls some rows of tensors into the caller's memory, where the rows of a tensor are contiguous and in
+    /// the order given. Returns the versions of the slices that have these rows.
     fn pull_rows(&self, rows: &[Rows], timeout: Duration, caller: &mut dyn Caller) -> Result<Versions>;
-    /// Pulls without waiting.
+    /// Pulls without waiting for the result.
     fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>>;
     /// A tensor's optimizer state.
     fn state(&self, name: &str, timeout: Duration) -> Result<State>;

@@ -1,4 +1,4 @@
-//! Everything that changes values or optimizer state.
+//! The calls that change values or optimizer state.
 
 use super::values::{Caller, Gradient, Patient, PushError, PushOptions, Pushed, Receipt, State, Ticket};
 use crate::base::error::Result;
@@ -12,11 +12,12 @@ pub trait PushTensors: Send + Sync {
     fn push(&self, gradients: &[Gradient], options: &PushOptions) -> Pushed {
         self.push_for(&mut Patient, gradients, options)
     }
-    /// The same for a caller that may leave.
+    /// As [`PushTensors::push`], for a caller that may stop waiting.
     fn push_for(&self, caller: &mut dyn Caller, gradients: &[Gradient], options: &PushOptions) -> Pushed;
-    /// Pushes without waiting: scans and queues before it returns.
+    /// Pushes without waiting for the result: the call checks the gradients and queues them before it
+    /// returns.
     fn push_async(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>>;
-    /// Pushes and pulls the same tensors; the values contain the push.
+    /// Pushes and pulls the same tensors; the pulled values include the push.
     fn push_pull(
         &self,
         gradients: &[Gradient],

@@ -1,4 +1,4 @@
-//! Which tensors there are.
+//! The calls that create, remove and look up tensors.
 
 use crate::base::dtype::View;
 use crate::base::error::Result;
@@ -8,11 +8,11 @@ use std::time::Duration;
 
 /// The tensors that exist: created, removed, looked up.
 pub trait TensorRegistry: Send + Sync {
-    /// Creates a tensor; nothing happens if it exists with the same spec.
+    /// Creates a tensor; does nothing if it exists with the same spec.
     fn register(&self, spec: TensorSpec, values: View<'_>, timeout: Duration) -> Result<()>;
     /// Removes a tensor.
     fn unregister(&self, name: &str, timeout: Duration) -> Result<()>;
-    /// What a tensor is.
+    /// The spec of a tensor.
     fn spec(&self, name: &str, timeout: Duration) -> Result<Arc<TensorSpec>>;
     /// The names of all tensors, sorted.
     fn names(&self, timeout: Duration) -> Result<Vec<Arc<str>>>;

@@ -1,4 +1,5 @@
-//! The verbs that an in-process store and a cluster of servers have in common, and what they take and give.
+//! The values that the calls of a parameter server take and return. The in-process store and the network
+//! client use the same types, so callers need not know which one they have.
 
 use crate::base::correction::Correction;
 use crate::base::dtype::{Array, View};
@@ -11,12 +12,12 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Values of a caller, kept alive and unchanged by it until the push that reads them is done.
+/// Values of a caller, which must keep them alive and unchanged until the push that reads them is done.
 pub trait Values: Send + Sync {
     /// The values.
     fn view(&self) -> View<'_>;
 
-    /// The rows that they are for, in any order, repeats included; `None`: they are for the whole tensor.
+    /// The rows that the values are for, in any order, possibly with repeats; `None`: the whole tensor.
     fn indices(&self) -> Option<&[i64]> {
         None
     }
@@ -39,13 +40,13 @@ impl Values for Array {
 pub struct Gradient {
     /// The tensor's name.
     pub name: Arc<str>,
-    /// The shape of `values`, to be compared with the registered one.
+    /// The shape of `values`, which must match the registered one.
     pub shape: Vec<u64>,
     /// Row-major values.
     pub values: Arc<dyn Values>,
 }
 
-/// A gradient whose memory outlives the call: what a push that ends before it returns needs.
+/// A borrowed gradient, for a push that no longer reads the values after it returns.
 #[derive(Clone, Copy, Debug)]
 pub struct GradientRef<'a> {
     /// The tensor's name.
@@ -54,17 +55,17 @@ pub struct GradientRef<'a> {
     pub shape: &'a [u64],
     /// Row-major values.
     pub values: View<'a>,
-    /// The rows that they are for; `None`: the whole tensor.
+    /// The rows that the values are for; `None`: the whole tensor.
     pub indices: Option<&'a [i64]>,
 }
 
-/// Values for some rows of a tensor: a sparse gradient. Their shape is the tensor's, but for the number of
+/// A sparse gradient: values for some rows of a tensor. Their shape is the tensor's, except for the number of
 /// rows.
 #[derive(Clone, Debug)]
 pub struct SparseValues<V> {
     /// The rows.
     pub indices: Vec<i64>,
-    /// Their values, one row after the other.
+    /// The values of the rows, one row after the other.
     pub values: V,
 }
 
@@ -78,12 +79,12 @@ impl<V: Values> Values for SparseValues<V> {
     }
 }
 
-/// Rows of a tensor, to be pulled.
+/// Rows of a tensor to pull.
 #[derive(Clone, Debug)]
 pub struct Rows {
     /// The tensor's name.
     pub name: Arc<str>,
-    /// The rows, in any order, repeats included.
+    /// The rows, in any order, possibly with repeats.
     pub indices: Vec<i64>,
 }
 
@@ -104,7 +105,7 @@ impl fmt::Debug for Gradient {
     }
 }
 
-/// How a push is made; one value for all its tensors.
+/// Options of a push, the same for all its tensors.
 #[derive(Clone, Debug)]
 pub struct PushOptions {
     /// The codec of every gradient.
@@ -113,19 +114,19 @@ pub struct PushOptions {
     pub lr: Option<f64>,
     /// Factor on the gradients.
     pub scale: Option<f32>,
-    /// What the gradients are based on: as an earlier pull of the same client returned it.
+    /// The versions that the gradients are based on, as an earlier pull of the same client returned them.
     pub based_on: Option<Arc<Versions>>,
-    /// What is to become of gradients that are stale.
+    /// How stale gradients are corrected.
     pub correction: Option<Correction>,
-    /// Residuals; mandatory for [`Codec::OneBit`]. Content that a server refused or fenced is given back to
-    /// them, but not what was too stale.
+    /// Residuals; mandatory for [`Codec::OneBit`]. They get back the content of bodies that were refused or
+    /// fenced, except of those that were too stale.
     pub feedback: Option<Arc<Mutex<ErrorFeedback>>>,
-    /// A sparse gradient goes to slices with none of its rows, too: a version of several workers waits for
-    /// each of them.
+    /// Whether a sparse gradient also goes to slices with none of its rows: a slice whose versions are made
+    /// by several workers waits for each of them.
     pub every_slice: bool,
-    /// Scan all values before anything is sent or changed.
+    /// Whether to check that all values are finite before anything is sent or changed.
     pub check_finite: bool,
-    /// When the call gives up.
+    /// Time after which the call gives up.
     pub timeout: Duration,
 }
 
@@ -145,38 +146,39 @@ impl Default for PushOptions {
     }
 }
 
-/// What became of one tensor of a push: always "applied".
+/// The confirmation that one tensor of a push was applied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Receipt {
-    /// Smallest version of its slices.
+    /// Smallest version among the tensor's slices.
     pub version: u64,
-    /// Largest staleness of its slices; `None` when no base was known.
+    /// Largest staleness among the tensor's slices; `None` if no base was known.
     pub staleness: Option<u64>,
-    /// Some slice had been applied before.
+    /// Whether some slice had applied the push before.
     pub duplicate: bool,
-    /// How many had.
+    /// Number of slices that had.
     pub duplicates: u64,
-    /// Smallest factor that was put on the gradient.
+    /// Smallest factor that a slice applied to the gradient.
     pub scale: f32,
-    /// Bytes of all bodies as sent.
+    /// Total bytes of the bodies as sent.
     pub bytes: u64,
 }
 
 impl Receipt {
-    /// The receipt of a tensor whose slices were all applied.
+    /// Makes the receipt of a tensor whose slices have all applied the push.
     pub fn merge(slices: impl IntoIterator<Item = Applied>, bytes: u64) -> Self {
         let mut merged = Self::of_nothing(bytes);
         slices.into_iter().for_each(|slice| merged.add(&slice));
         merged.done()
     }
 
-    /// To be filled by [`Receipt::add`].
+    /// An empty receipt, to be filled by [`Receipt::add`].
     pub fn of_nothing(bytes: u64) -> Self {
         let (version, scale) = (u64::MAX, f32::INFINITY);
         Self { version, staleness: None, duplicate: false, duplicates: 0, scale, bytes }
     }
 
-    /// With all slices added. A sparse gradient without rows changes none; its receipt says version 0.
+    /// Finishes a receipt to which all slices were added. A sparse gradient without rows changes no slice;
+    /// its receipt has version 0.
     pub fn done(self) -> Self {
         if self.version == u64::MAX {
             return Self { version: 0, scale: 1.0, ..self };
@@ -194,7 +196,7 @@ impl Receipt {
     }
 }
 
-/// How a slice of a failed push stands once it is known.
+/// The outcome of a slice's push that was in doubt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It was applied.
@@ -204,32 +206,32 @@ pub enum Fate {
     },
     /// It was not applied and never will be.
     Fenced,
-    /// Nobody can tell any more.
+    /// The server has lost or forgotten the outcome.
     Unknown,
 }
 
-/// A slice whose answer is missing.
+/// A slice whose answer to a push is missing.
 pub trait InDoubt: Send + Sync + fmt::Debug {
     /// The tensor.
     fn tensor(&self) -> &Arc<str>;
     /// The shard that has not answered.
     fn shard(&self) -> u32;
-    /// The elements of the tensor.
+    /// Range of the slice's elements in the tensor.
     fn elements(&self) -> Range<usize>;
-    /// Waits until the server tells.
+    /// Waits for the outcome, up to the timeout.
     fn result(&self, timeout: Duration) -> Result<Fate>;
 }
 
-/// A push that did not wholly succeed.
+/// A push that did not completely succeed.
 #[derive(Clone, Debug)]
 pub struct PartialPush {
-    /// Why; the first refusal, or what cut the call short.
+    /// The first refusal, or the error that ended the call.
     pub error: Error,
-    /// Receipts of the tensors that were applied whole.
+    /// Receipts of the tensors that were completely applied.
     pub receipts: Vec<(Arc<str>, Receipt)>,
     /// Slices that were refused, with their reasons.
     pub refused: Vec<(Arc<str>, Range<usize>, Error)>,
-    /// Slices that were applied, of tensors that were not applied whole.
+    /// Applied slices of tensors that were not completely applied.
     pub applied: Vec<(Arc<str>, Range<usize>, Applied)>,
     /// Slices whose answer is missing.
     pub in_doubt: Vec<Arc<dyn InDoubt>>,
@@ -253,14 +255,14 @@ impl From<Error> for PushError {
 /// The result of a push: one receipt per gradient, in the order given.
 pub type Pushed = Result<Vec<Receipt>, PushError>;
 
-/// Whoever waits for a call.
+/// The caller that waits for a call.
 pub trait Caller {
     /// Takes pulled values: the index of the name in the call, the index of the first element, the values'
     /// bytes (little-endian, whole elements). Called in any order, each element once.
     fn take(&mut self, tensor: usize, first_element: usize, values: &[u8]);
 
-    /// Asked now and then in a long wait. A caller that waits no longer says what shall be done when the
-    /// call, which then goes on by itself, has ended; nothing more is handed to it.
+    /// Polled now and then during a long wait. A caller that stops waiting returns a callback for the end of
+    /// the call, which continues in the background; the caller gets no more values.
     fn leaves(&mut self) -> Option<Box<dyn FnOnce() + Send>> {
         None
     }
@@ -272,7 +274,7 @@ impl<F: FnMut(usize, usize, &[u8])> Caller for F {
     }
 }
 
-/// A caller that waits for nothing but the end.
+/// A caller that takes no values and waits until the end.
 #[derive(Clone, Copy, Debug)]
 pub struct Patient;
 
@@ -283,7 +285,7 @@ impl Caller for Patient {
 /// A tensor's optimizer state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
-    /// Steps taken, per slice.
+    /// Optimizer steps taken, per slice.
     pub steps: Vec<u64>,
     /// torch's state names and the values, row-major, in the order of
     /// [`crate::kernel::optim::Optimizer::slots`].
@@ -299,17 +301,17 @@ pub struct Pulled {
     pub versions: Versions,
 }
 
-/// Something under way.
+/// A call in progress.
 pub trait Ticket<T>: Send + Sync {
-    /// Whether `wait` would return at once.
+    /// Whether `wait` would return immediately.
     fn is_done(&self) -> bool;
-    /// Waits; `None` after the timeout (the work goes on, `wait` again).
+    /// Waits for the result; `None` after the timeout. The work continues, and `wait` may be called again.
     fn wait(&self, timeout: Duration) -> Option<T>;
-    /// Calls back once when done, at once if it is; from any thread.
+    /// Calls `callback` once when the work is done, immediately if it already is; from any thread.
     fn on_done(&self, callback: Box<dyn FnOnce() + Send>);
 }
 
-/// A ticket of work that was done at once.
+/// A ticket for work that is already done.
 #[derive(Debug)]
 pub struct Done<T>(pub T);
 
