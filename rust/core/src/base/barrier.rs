@@ -54,8 +54,8 @@ impl Barrier {
         loop {
             let mut asleep = lock(&self.asleep);
             // A thread that changes `meetings` takes this lock afterwards, so it either finds this thread in
-            // the list or its change is visible here. The check repeats after each wake-up, because a
-            // thread that wakes the waiters of the previous meeting late may remove this thread from the list.
+            // the list or its change is visible here. The check repeats after each wake-up, because a thread
+            // that wakes the waiters of the previous meeting late may remove this thread from the list.
             if past() {
                 return;
             }

@@ -5,7 +5,7 @@ use crate::base::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Most workers whose gradients may form one version.
+/// Maximum number of workers whose gradients form one version.
 const MOST_WORKERS: u32 = 1 << 16;
 /// Longest name of a worker, in bytes.
 const LONGEST_NAME: usize = 128;

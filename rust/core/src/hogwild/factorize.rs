@@ -1,9 +1,9 @@
-//! Factors of a matrix of which some entries are known, such as ratings: `r = mean + b_u + b_i + p_u . q_i`,
-//! by stochastic gradient descent of threads that share all factors without any lock (Niu et al. 2011; the
+//! Factorization of a matrix with some known entries, such as ratings: `r = mean + b_u + b_i + p_u . q_i`.
+//! Stochastic gradient descent runs on threads that share all factors without any lock (Niu et al. 2011; the
 //! model: Koren, Bell, Volinsky 2009).
 //!
-//! A bias is one more factor, whose partner in the other row is always 1. So both sides step by one rule:
-//! `p += lr (e q - reg p)`, `q += lr (e p - reg q)`, with the error e before the step.
+//! A bias is stored as one more factor, whose partner in the other row is always 1. So both sides use one
+//! rule: `p += lr (e q - reg p)`, `q += lr (e p - reg q)`, with the error e before the step.
 
 pub use crate::hogwild::work_queue::Stop;
 
@@ -14,24 +14,24 @@ use crate::base::sync::{Mutex, RwLock, RwLockReadGuard, lock, read, write};
 use crate::hogwild::work_queue::{Deal, rounds, shuffle, split_mix};
 use crate::memory::{LINE, LineKernel, Lines, RacyBuffer, run_lines};
 
-/// Ratings that a thread takes at once.
+/// Ratings in a block that a thread takes.
 const BLOCK: usize = 512;
-/// Users whose ratings come mixed with each other's: few enough for a core's own cache, enough that a step
-/// seldom waits for the one before.
+/// Users whose ratings are shuffled together: few enough for a core's own cache, and enough that a step
+/// seldom waits for the previous one.
 const GROUP: usize = 16;
-/// Most queues: each takes memory for every user. More threads share them.
+/// Maximum number of queues; each takes memory for every user. More threads than this share queues.
 const QUEUES: usize = 16;
-/// Ratings between asking for an item's row and using it.
+/// Ratings between the prefetch of an item's row and its use.
 const AHEAD: usize = 8;
 
-/// Known entries: row, column and value of each.
+/// The known entries: row, column and value of each.
 #[derive(Clone, Copy, Debug)]
 pub struct Ratings<'a> {
-    /// The row of each.
+    /// The row of each entry.
     pub users: &'a [i32],
-    /// The column of each.
+    /// The column of each entry.
     pub items: &'a [i32],
-    /// The value of each, less the mean of all.
+    /// The value of each entry, minus the mean of all.
     pub values: &'a [f32],
 }
 
@@ -55,10 +55,10 @@ impl Ratings<'_> {
     }
 }
 
-/// How factors step.
+/// How a step changes the factors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rule {
-    /// Length of a step.
+    /// Learning rate.
     pub lr: f64,
     /// Strength of the L2 penalty on factors and biases.
     pub regularization: f64,
@@ -66,7 +66,7 @@ pub struct Rule {
     pub biases: bool,
 }
 
-/// Factors in training.
+/// Factors in training; threads share them without locks.
 pub struct Factors {
     rank: usize,
     stride: usize,
@@ -75,8 +75,8 @@ pub struct Factors {
     items: Side,
 }
 
-/// The rows of users or of items: factors, own bias, the other's bias's partner (or the other way round),
-/// padding of 0.
+/// The rows of users or of items. A row has the factors, then its own bias and the partner of the other
+/// side's bias, or these two in the opposite order, then padding of 0.
 struct Side {
     rows: RacyBuffer,
     count: usize,
@@ -85,7 +85,7 @@ struct Side {
 }
 
 impl Factors {
-    /// Begins with these factors, row by row, and biases.
+    /// Starts with these factors, row by row, and biases.
     pub fn new(rank: usize, users: (&[f32], &[f32]), items: (&[f32], &[f32])) -> Result<Self> {
         let (isa, stride) = (Isa::get()?, (rank + 2).next_multiple_of(LINE));
         let users = Side::new(isa, rank, stride, users, (rank, rank + 1))?;
@@ -108,9 +108,9 @@ impl Factors {
         (self.users.count, self.items.count)
     }
 
-    /// Passes over checked ratings by threads that stay for all of them. After each pass `next` is given the
-    /// sum of squared errors, each before its step, and how many ratings were learned from: all, unless the
-    /// pass was stopped. It says what comes next.
+    /// Makes passes over checked ratings, on threads that stay alive for all of them. After each pass, `next`
+    /// gets the sum of squared errors, each before its step, and the number of ratings that were learned
+    /// from: all, unless the pass was stopped. It returns the next epoch, or `None` to end.
     pub fn train(
         &self,
         ratings: Ratings<'_>,
@@ -140,24 +140,24 @@ impl Factors {
     }
 }
 
-/// Asked after each pass. No type parameter: the loop would be compiled in the caller's crate, where it
-/// becomes no vectors.
+/// Called after each pass. It is not a type parameter, because the loop would then be compiled in the
+/// caller's crate, where it is not vectorised.
 pub type Next<'a> = &'a mut dyn FnMut(f64, usize) -> Option<Epoch>;
 
-/// What comes next in a training.
+/// The settings of one pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Epoch {
-    /// For a new order; without one it stays.
+    /// The seed of a new order; without one, the order stays.
     pub seed: Option<u64>,
-    /// How factors step.
+    /// How a step changes the factors.
     pub rule: Rule,
 }
 
-/// What the threads share in a pass.
+/// What the threads of a pass share.
 struct Pass<'a> {
     epoch: Epoch,
     order: &'a mut Order,
-    /// One for each queue.
+    /// One per queue.
     deals: Vec<Deal<'a>>,
     squares: Mutex<f64>,
     stop: Stop<'a>,
@@ -180,19 +180,19 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// What each thread does; gives its sum of squared errors.
+/// The work of one thread; returns its sum of squared errors.
 struct Work<'a> {
     model: &'a Factors,
     ratings: Ratings<'a>,
     queues: Vec<RwLockReadGuard<'a, Vec<u32>>>,
     rule: Rule,
-    /// One for each queue.
+    /// One per queue.
     deals: &'a [Deal<'a>],
     thread: usize,
 }
 
 impl Work<'_> {
-    /// The next ratings: of this thread's queue, then of the others'.
+    /// The next ratings: from this thread's queue, then from the others'.
     fn take(&self) -> Option<&[u32]> {
         let queues = self.deals.len();
         (0..queues).map(|k| (self.thread + k) % queues).find_map(|queue| {
@@ -239,20 +239,20 @@ impl LineKernel for Work<'_> {
     }
 }
 
-/// The order of a pass: a queue for each thread, that others help with when theirs is empty.
+/// The order of a pass: a queue per thread. A thread whose queue is empty helps with the others.
 #[derive(Debug)]
 pub struct Order {
-    /// The ratings of each thread's items by user: those of user u and thread t from `starts[t * users + u]`
-    /// on.
+    /// The ratings of each thread's items, sorted by user: those of user u and thread t begin at
+    /// `starts[t * users + u]`.
     sorted: Vec<u32>,
     starts: Vec<usize>,
     users: usize,
-    /// Each changed by one thread while no pass is under way.
+    /// Between passes, one thread changes each queue.
     queues: Vec<RwLock<Vec<u32>>>,
 }
 
 impl Order {
-    /// The order in which they come, for all threads.
+    /// All ratings in the given order, in one queue for all threads.
     pub fn new(ratings: Ratings<'_>, users: usize, threads: usize) -> Self {
         let (count, threads) = (ratings.values.len(), threads.clamp(1, QUEUES));
         let place = |i: usize| ratings.items[i] as usize % threads * users + ratings.users[i] as usize;
@@ -271,7 +271,7 @@ impl Order {
         Self { sorted, starts, users, queues: vec![RwLock::new((0..count as u32).collect())] }
     }
 
-    /// A queue for each thread, if there is one for all.
+    /// Splits a single queue for all threads into one per thread.
     fn divide(&mut self) {
         let parts = (self.starts.len() - 1) / self.users.max(1);
         if self.queues.len() < parts {
@@ -280,9 +280,9 @@ impl Order {
         }
     }
 
-    /// A new order of one queue. Each thread has items of its own, and goes over groups of users one after
-    /// the other, in an order of chance, each from another group on: so threads seldom meet at a row. The
-    /// ratings of a group come shuffled.
+    /// Gives one queue a new order. Each thread has its own items. It visits groups of users one after the
+    /// other in a random order and starts at a different group than the other threads, so threads seldom meet
+    /// at a row. The ratings of a group are shuffled.
     fn shuffle(&self, queue: usize, seed: u64) {
         let mut state = seed;
         let mut turns: Vec<usize> = (0..self.users).collect();
@@ -335,8 +335,8 @@ impl Side {
         Ok(Self { rows, count: biases.len(), bias, one })
     }
 
-    /// What a step leaves of each element, and what it then adds: so partners and biases that are off keep
-    /// their values, without a store of one element among vectors.
+    /// For each element, the factor on its stepped value and the term added afterwards. So partners, and
+    /// biases that are disabled, keep their values without a store of a single element among vectors.
     fn fixed(&self, stride: usize, biases: bool) -> Fixed {
         let (mut kept, mut added) = (vec![1.0; stride], vec![0.0; stride]);
         (kept[self.one], added[self.one]) = (0.0, if biases { 1.0 } else { 0.0 });
@@ -361,7 +361,7 @@ impl Side {
 
 type Fixed = (Vec<f32>, Vec<f32>);
 
-/// A row that steps.
+/// A row to step.
 struct Row<'a> {
     rows: &'a RacyBuffer,
     at: usize,
@@ -374,7 +374,7 @@ impl Row<'_> {
         self.rows.line(lines, self.at + at)
     }
 
-    /// `from` with `step` of the other row added, where this row has anything to step.
+    /// Stores `kept * from + step * other` in this row, where an element is not fixed.
     #[inline(always)]
     fn step(
         &self,
@@ -394,7 +394,7 @@ impl Row<'_> {
     }
 }
 
-/// One rating: gives the error before the step.
+/// The step for one rating; returns the error before the step.
 struct Step<'a> {
     stride: usize,
     user: Row<'a>,
@@ -414,7 +414,7 @@ impl Step<'_> {
                 sums[k] += p[k] * q[k];
             }
         }
-        // Pairwise: a sum of 16 one by one would take longer than all the rest.
+        // Pairwise, because adding 16 values one by one would take longer than the rest of the step.
         for half in [8, 4, 2, 1] {
             for k in 0..half {
                 sums[k] += sums[k + half];
@@ -454,7 +454,7 @@ mod tests {
         Epoch { seed: seed.into(), rule: RULE }
     }
 
-    /// All queues anew, and what is in them.
+    /// Shuffles all queues and returns their contents.
     fn shuffled(order: &mut Order, seed: u64) -> Vec<Vec<u32>> {
         order.divide();
         (0..order.queues.len()).for_each(|queue| order.shuffle(queue, seed));
@@ -465,7 +465,7 @@ mod tests {
         order.queues.iter().map(|queue| read(queue).clone()).collect()
     }
 
-    /// The rule as its formula says it, in float64.
+    /// The rule as its formula states it, in float64.
     fn reference(rank: usize, rule: Rule, passes: usize) -> (Vec<f64>, Vec<f64>) {
         let float = |values: Vec<f32>| values.into_iter().map(f64::from).collect::<Vec<_>>();
         let (mut p, mut q) = (float(numbers(7 * rank, 1)), float(numbers(11 * rank, 2)));

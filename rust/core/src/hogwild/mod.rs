@@ -1,5 +1,5 @@
-//! The estimators: models that threads train in one memory without locks, and how the threads share out the
-//! examples.
+//! The estimators: models that several threads train in shared memory without locks, and the queue from which
+//! the threads take examples.
 
 pub mod factorize;
 pub mod linear;

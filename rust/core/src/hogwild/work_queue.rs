@@ -1,19 +1,19 @@
-//! Passes over examples by several threads: they take blocks of the order from one counter and never wait for
-//! each other; they meet at the end of the pass alone.
+//! Passes over examples by several threads. The threads take blocks of the order from one counter and never
+//! wait for each other during a pass; they meet only at its end. Both estimators use it.
 
 use crate::base::barrier::{Barrier, Seat};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::{AtomicU64, Ordering, RwLock, read, write};
 
-/// Asked before every block whether to go on; true ends the pass.
+/// Called before every block; true ends the pass.
 pub type Stop<'a> = &'a (dyn Fn() -> bool + Sync);
 
-/// The examples of one pass, dealt out in blocks.
+/// The examples of one pass, handed out in blocks.
 pub(crate) struct Deal<'a> {
     len: usize,
     block: usize,
     next: AtomicU64,
-    /// Examples from here on were given back.
+    /// Examples from this one on were given back.
     end: AtomicU64,
     stop: Stop<'a>,
 }
@@ -24,7 +24,7 @@ impl<'a> Deal<'a> {
         Self { len, block: block.max(1), next, end, stop }
     }
 
-    /// The next block, in ascending order for each thread. What was taken is worked through or given back.
+    /// The next block, in ascending order for each thread. The thread must process the block or give it back.
     pub(crate) fn take(&self) -> Option<std::ops::Range<usize>> {
         if (self.stop)() {
             return None;
@@ -33,20 +33,20 @@ impl<'a> Deal<'a> {
         (from < self.len).then(|| from..(from + self.block).min(self.len))
     }
 
-    /// Gives a block back, and all that come after it.
+    /// Gives back the block that begins at `from`, and all later ones.
     pub(crate) fn give_back(&self, from: usize) {
         self.end.fetch_min(from as u64, Ordering::Relaxed);
     }
 
-    /// How many were worked through, counted from the first, once all threads are done.
+    /// How many examples were processed, counted from the first. Valid once all threads are done.
     pub(crate) fn done(&self) -> usize {
         let taken = self.next.load(Ordering::Relaxed).min(self.len as u64);
         taken.min(self.end.load(Ordering::Relaxed)) as usize
     }
 }
 
-/// Runs the same work on so many threads, of which the caller's is the first, and gives all results in the
-/// order of the threads. Each is told its number.
+/// Runs `work` on `threads` threads, of which the caller's is the first, and returns all results in the order
+/// of the threads. The argument of `work` is the thread's number.
 pub(crate) fn together<T: Send>(threads: usize, work: impl Fn(usize) -> T + Sync) -> Result<Vec<T>> {
     let work = &work;
     std::thread::scope(|scope| {
@@ -60,10 +60,10 @@ pub(crate) fn together<T: Send>(threads: usize, work: impl Fn(usize) -> T + Sync
     })
 }
 
-/// The same on threads that stay for many rounds: to start one takes as long as to learn from some thousand
-/// examples, and one that is started finds what it needs in another core's cache. `next` is called between
-/// two rounds by the caller's thread, changes what they share, and says whether there is another round. A
-/// round's work may meet the others, and ends if they do not come.
+/// Runs `work` in rounds on threads that stay alive between them: starting a thread takes as long as learning
+/// from some thousand examples, and a new thread finds its data in another core's cache. Between two rounds,
+/// the caller's thread calls `next`, which changes the shared data and returns whether another round follows.
+/// The work of a round may meet the other threads, and must end if they do not come.
 pub(crate) fn rounds<S: Send + Sync>(
     threads: usize,
     shared: S,
@@ -72,7 +72,7 @@ pub(crate) fn rounds<S: Send + Sync>(
 ) -> Result<()> {
     let (barrier, shared, work) = (&Barrier::new(threads), &RwLock::new(shared), &work);
     std::thread::scope(|scope| {
-        // Taken first: whatever happens here, the others end.
+        // Taken first, so that the other threads end whatever happens here.
         let seat = barrier.seat();
         let mut others = Vec::new();
         for thread in 1..threads {
@@ -102,7 +102,7 @@ pub(crate) fn rounds<S: Send + Sync>(
     })
 }
 
-/// Fisher-Yates with a generator of its own (`SplitMix64`): the same order for the same seed, everywhere.
+/// Fisher-Yates with its own generator (`SplitMix64`): the same seed gives the same order everywhere.
 pub fn shuffle<T>(order: &mut [T], seed: u64) {
     let mut state = seed;
     for i in (1..order.len()).rev() {

@@ -1,7 +1,7 @@
-//! The fused loop: decode, step, store; the only file that sees storage, codecs and optimizers together.
-//! Compiled once per (storage, codec, optimizer, instruction set); racing memory has one loop for all codecs
-//! but float32. A body whose elements lie there one by one is decoded in the step's own loop, the others
-//! block by block; nothing is ever decoded into a temporary the size of the tensor.
+//! The fused loop: decode, step, store. This is the only file that combines storage, codecs and optimizers.
+//! It is compiled once per (storage, codec, optimizer, instruction set), except that racing memory has one
+//! loop for all codecs but float32. A body with separately stored elements is decoded inside the step's own
+//! loop, other bodies block by block; nothing is ever decoded into a temporary the size of the tensor.
 
 use crate::base::block::{BLOCK, Block, Lane, Room, blocks};
 use crate::base::isa::{Isa, Kernel};
@@ -12,24 +12,24 @@ use crate::kernel::rows::{Indices, Layout, Runs};
 use crate::memory::{Buffer, Counts, RacyBuffer};
 use std::ops::Range;
 
-/// Parameters and optimizer state of one slice, a run at a time.
+/// Parameters and optimizer state of one slice, accessed in runs of elements.
 pub(crate) trait Storage {
-    /// Most elements of one `update`.
+    /// Maximum number of elements in one `update`.
     const SPAN: usize;
-    /// Elements that are decoded together: a divisor of [`BLOCK`].
+    /// A buffer for elements that are decoded together; their number divides [`BLOCK`].
     type Run: AsMut<[f32]>;
     const RUN: Self::Run;
     fn len(&self) -> usize;
-    /// The elements in the order of a push: racing pushes begin at different blocks. Each range begins at a
-    /// block, or is empty.
+    /// The elements in the order in which a push visits them: racing pushes begin at different blocks. Each
+    /// range begins at a block, or is empty.
     type Ranges: Iterator<Item = Range<usize>>;
     fn ranges(&self) -> Self::Ranges;
-    /// Steps the elements from `at` on, as many as `g` has. Not a closure: it must be inlined into the loop
-    /// that carries the target features.
+    /// Steps `g.len()` elements from `at` on. This is a method and not a closure because it must be inlined
+    /// into the loop that carries the target features.
     fn update<R: Step, G: Lane>(&mut self, at: usize, rule: R, g: &[G]);
 }
 
-/// Plain memory under the slice's lock: updated in place.
+/// Plain memory under the slice's lock, updated in place.
 pub(crate) struct Exact<'a> {
     pub(crate) params: &'a mut [f32],
     pub(crate) state: &'a mut [Buffer],
@@ -66,7 +66,7 @@ impl Storage for Exact<'_> {
 /// Elements of a run: every codec's smallest block, which stays in registers between decoder and step.
 const REGISTER_RUN: usize = 64;
 
-/// Room for them, aligned in case that they do not.
+/// A buffer for a run, aligned in case the compiler spills it.
 #[repr(align(64))]
 pub(crate) struct RegisterRun([f32; REGISTER_RUN]);
 
@@ -77,22 +77,23 @@ impl AsMut<[f32]> for RegisterRun {
     }
 }
 
-/// Elements of a row that racing memory steps at a time: little room is quickly made.
+/// Elements of a row that racing memory steps at a time: a small buffer is cheap to initialise.
 pub(crate) const ROW: usize = 64;
 
-/// Racing memory: loaded into the first-level cache, at most `N` elements at a time, stepped there, stored
-/// back.
+/// Racing memory: at most `N` elements at a time are loaded into the first-level cache, stepped there, and
+/// stored back.
 pub(crate) struct Hogwild<'a, const N: usize = BLOCK> {
     pub(crate) isa: Isa,
     pub(crate) params: &'a RacyBuffer,
     pub(crate) state: &'a [RacyBuffer],
     pub(crate) first_block: usize,
-    /// Counts the updates of the first block that racing ones overwrite.
+    /// Counts how many updates of the first block racing updates overwrite.
     pub(crate) probe: Option<&'a Counts>,
 }
 
 impl<const N: usize> Hogwild<'_, N> {
-    /// As an update of the block at `at` begins: what its probe holds, if it has one.
+    /// At the start of an update of the block at `at`: the probe and its present count, if this block is
+    /// probed.
     #[inline(always)]
     fn probe(&self, at: usize) -> Option<(&Counts, u64)> {
         let counts = self.probe.filter(|_| at == 0)?;
@@ -133,7 +134,8 @@ impl<const N: usize> Storage for Hogwild<'_, N> {
         rule.step(params, &mut slots[..used], g);
         self.params.store(self.isa, at, params);
         if let Some((counts, kept)) = probe {
-            // Loaded and stored as the values are: who is overwritten there is overwritten here.
+            // Loaded and stored as the values are, so a race that overwrites the values also overwrites this
+            // count.
             counts.kept().store(kept.wrapping_add(1), Ordering::Relaxed);
             counts.probed().fetch_add(1, Ordering::Relaxed);
         }
@@ -155,13 +157,13 @@ pub(crate) fn apply(isa: Isa, storage: Exact<'_>, codec: CodecId, body: &[u8], s
     }
 }
 
-/// Adds one validated body to some values, each sum rounded once.
+/// Adds one validated body to `to`; each sum is rounded once.
 pub(crate) fn add(isa: Isa, to: &mut [f32], codec: CodecId, body: &[u8], scale: f32) {
     apply(isa, Exact { params: to, state: &mut [] }, codec, body, scale, Rule::Sgd(SgdRule::SUM));
 }
 
-/// Applies one to racing memory. That is stepped in blocks that are copied anyway, so a body's decoder need
-/// not be in the loop.
+/// Applies one validated body to racing memory. The step copies blocks anyway, so a body's decoder need not
+/// be part of the loop.
 #[inline(always)]
 pub(crate) fn apply_racing(
     isa: Isa,
@@ -178,7 +180,7 @@ pub(crate) fn apply_racing(
     }
 }
 
-/// A body whose codec is known where the program runs, not where it is compiled.
+/// A body whose codec is known at run time and not at compile time.
 #[derive(Clone, Copy)]
 struct AnyBody<'a> {
     isa: Isa,
@@ -214,8 +216,8 @@ fn with_body(isa: Isa, storage: impl Storage, body: impl Body, scale: f32, rule:
     }
 }
 
-/// Unit tests have the scalar loops alone: all of them take minutes to compile, and `tests/api/isa.rs` has
-/// them all.
+/// Unit tests run only the scalar loops: compiling all loops takes minutes, and `tests/api/isa.rs` tests
+/// them.
 #[inline(always)]
 fn run(isa: Isa, kernel: impl Kernel<Out = ()>) {
     if cfg!(test) { kernel.run() } else { isa.run(kernel) }
@@ -235,7 +237,7 @@ impl<S: Storage, B: Body, R: Step> Kernel for Fused<S, B, R> {
     #[inline(always)]
     fn run(mut self) {
         let lanes = self.scale == 1.0 && self.body.lanes(0..self.storage.len()).is_some();
-        // A loop and not two calls: each would be a copy of the step in each of some hundred kernels.
+        // A loop and not two calls: each call would copy the step into each of some hundred kernels.
         for range in self.storage.ranges() {
             if lanes {
                 self.lanes(range);
@@ -247,7 +249,7 @@ impl<S: Storage, B: Body, R: Step> Kernel for Fused<S, B, R> {
 }
 
 impl<S: Storage, B: Body, R: Step> Fused<S, B, R> {
-    /// The elements of a body that is its own values.
+    /// Steps a body whose elements are stored separately.
     #[inline(always)]
     fn lanes(&mut self, Range { start: mut at, end }: Range<usize>) {
         while at < end {
@@ -257,18 +259,18 @@ impl<S: Storage, B: Body, R: Step> Fused<S, B, R> {
         }
     }
 
-    /// The same of any body.
+    /// Steps any body, run by run.
     #[inline(always)]
     fn runs(&mut self, Range { start: mut at, end }: Range<usize>) {
         let mut run = S::RUN;
         let g = run.as_mut();
-        // Whole runs by themselves: their length is known where this is compiled.
+        // Whole runs are a separate loop, so that their length is a compile-time constant.
         while end - at >= g.len() {
             self.run_at(at, g);
             at += g.len();
         }
         if at < end {
-            // Of its own: a part of `run` would keep that in memory.
+            // A separate buffer: slicing `run` would force it into memory.
             let mut rest = S::RUN;
             self.run_at(at, &mut rest.as_mut()[..end - at]);
         }
@@ -286,20 +288,20 @@ impl<S: Storage, B: Body, R: Step> Fused<S, B, R> {
     }
 }
 
-/// What a sparse push does to one slice.
+/// A sparse push on one slice.
 #[derive(Clone, Copy)]
 pub(crate) struct Touch<'a> {
     pub(crate) layout: Layout,
     pub(crate) indices: Indices<'a>,
     pub(crate) codec: CodecId,
     pub(crate) body: &'a [u8],
-    /// Elements of the body.
+    /// Elements in the body.
     pub(crate) elements: usize,
     pub(crate) scale: f32,
 }
 
-/// Applies one validated sparse body to its rows of one slice. The values are few: they are decoded a block
-/// at a time, and one loop per rule steps them, whatever their codec.
+/// Applies one validated sparse body to its rows of one slice. Sparse values are few, so they are decoded
+/// block by block, and one loop per rule steps them for all codecs.
 pub(crate) fn apply_rows(isa: Isa, mut storage: impl Storage, touch: Touch<'_>, rule: SparseRule) {
     let Touch { layout, indices, codec, body, elements, scale } = touch;
     let mut runs = layout.runs(indices);
@@ -322,12 +324,12 @@ pub(crate) fn apply_rows(isa: Isa, mut storage: impl Storage, touch: Touch<'_>, 
     }
 }
 
-/// Adds one validated sparse body to its rows of some values.
+/// Adds one validated sparse body to its rows of `to`.
 pub(crate) fn add_rows(isa: Isa, to: &mut [f32], touch: Touch<'_>) {
     apply_rows(isa, Exact { params: to, state: &mut [] }, touch, SparseRule::Sgd(SgdRule::SUM));
 }
 
-/// Steps the next elements of the rows, as many as `g` has.
+/// Steps the next `g.len()` elements of the rows.
 struct StepRows<'a, 'b, S, R> {
     storage: &'a mut S,
     runs: &'a mut Runs<'b>,

@@ -1,4 +1,4 @@
-//! The check for NaN and infinity: a whole push is scanned before its first byte leaves or the first slice
+//! The check for NaN and infinity. It scans a whole push before the first byte is sent or the first slice
 //! changes.
 
 use crate::base::block::blocks;

@@ -1,31 +1,31 @@
-//! Rows in a slice: which elements a sparse push or pull means. A row is what one index of a tensor's first
-//! dimension names; it may straddle the border of two slices, and then each slice has its part of it.
+//! Rows in a slice: the elements that a sparse push or pull names. A row is one index of a tensor's first
+//! dimension. A row may straddle the border of two slices; each slice then has a part of it.
 
 use crate::base::error::{Error, Kind, Result};
 use std::ops::Range;
 
-/// Numbers of rows of one slice, ascending, as they travel: little-endian u32, counted from the row that the
-/// slice's first element belongs to.
+/// Row numbers of one slice in ascending order, in wire format: little-endian u32, counted from the row of
+/// the slice's first element.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Indices<'a>(&'a [[u8; 4]]);
 
 impl<'a> Indices<'a> {
-    /// Whole numbers; a rest of less is left out.
+    /// Reads whole numbers; trailing bytes are ignored.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes.as_chunks().0)
     }
 
-    /// How many there are.
+    /// The number of rows.
     pub fn len(self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no rows.
     pub fn is_empty(self) -> bool {
         self.0.is_empty()
     }
 
-    /// As they travel.
+    /// The wire format.
     pub fn bytes(self) -> &'a [u8] {
         self.0.as_flattened()
     }
@@ -54,24 +54,24 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Of a slice of `len` elements from `first` on, in a tensor whose rows have `width`.
+    /// The layout of a slice of `len` elements from `first` on, in a tensor with rows of `width` elements.
     pub fn new(first: usize, len: usize, width: usize) -> Self {
         Self { width, head: first.checked_rem(width).unwrap_or(0), len }
     }
 
-    /// Rows that have elements in the slice.
+    /// The number of rows that have elements in the slice.
     pub fn rows(self) -> usize {
         if self.len == 0 || self.width == 0 { 0 } else { (self.head + self.len).div_ceil(self.width) }
     }
 
-    /// The elements of rows `rows`, which follow one another.
+    /// The elements of consecutive rows.
     #[inline(always)]
     fn piece(self, rows: Range<usize>) -> Range<usize> {
         let start = (rows.start * self.width).saturating_sub(self.head);
         start..(rows.end * self.width - self.head).min(self.len)
     }
 
-    /// How many elements these rows have in the slice; fails unless they ascend and lie there.
+    /// How many elements these rows have in the slice; fails unless the rows ascend and are in the slice.
     pub fn elements(self, indices: Indices<'_>) -> Result<usize> {
         let rows = self.rows();
         let mut least = 0;
@@ -84,14 +84,14 @@ impl Layout {
             least = row + 1;
         }
         let Some(last) = indices.len().checked_sub(1) else { return Ok(0) };
-        // All rows are whole but, perhaps, the first and the last of the slice.
+        // Every row is whole, except perhaps the first and the last row of the slice.
         let missing = |row: usize| self.width - self.piece(row..row + 1).len();
         let (first, last) = (indices.get(0), indices.get(last));
         let missing = missing(first) + if first == last { 0 } else { missing(last) };
         Ok(indices.len() * self.width - missing)
     }
 
-    /// The elements of these rows, which [`Layout::elements`] has checked, as few ranges as there can be.
+    /// The elements of these rows, which [`Layout::elements`] has checked, in as few ranges as possible.
     pub(crate) fn runs(self, indices: Indices<'_>) -> Runs<'_> {
         Runs { layout: self, indices, next: 0, rest: 0..0 }
     }
@@ -106,7 +106,7 @@ pub(crate) struct Runs<'a> {
 }
 
 impl Runs<'_> {
-    /// The next range, or as much of it as `most`; `None` at the end and for none.
+    /// The next range, cut to at most `most` elements; `None` at the end and for an empty range.
     #[inline(always)]
     pub(crate) fn next_of(&mut self, most: usize) -> Option<Range<usize>> {
         if self.rest.is_empty() {
@@ -126,32 +126,32 @@ impl Runs<'_> {
     }
 }
 
-/// Rows of a slice, each once.
+/// A set of rows of a slice.
 #[derive(Debug)]
 pub(crate) struct RowSet {
-    /// A bit for each row.
+    /// One bit per row.
     words: Vec<u64>,
 }
 
 impl RowSet {
-    /// None yet.
+    /// An empty set.
     pub(crate) fn of(layout: Layout) -> Self {
         Self { words: vec![0; layout.rows().div_ceil(64)] }
     }
 
-    /// What it takes.
+    /// Bytes of memory for a set.
     pub(crate) fn bytes_for(layout: Layout) -> u64 {
         8 * layout.rows().div_ceil(64) as u64
     }
 
-    /// With these, which [`Layout::elements`] has checked.
+    /// Adds rows that [`Layout::elements`] has checked.
     pub(crate) fn insert(&mut self, indices: Indices<'_>) {
         for row in (0..indices.len()).map(|i| indices.get(i)) {
             self.words[row / 64] |= 1 << (row % 64);
         }
     }
 
-    /// Takes all of them out.
+    /// Removes all rows and returns them in wire format.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         let mut indices = Vec::new();
         for (k, word) in self.words.iter_mut().enumerate() {

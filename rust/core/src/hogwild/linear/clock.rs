@@ -1,18 +1,19 @@
-//! What depends on the count of examples alone: the step, and the sums of the penalties that were put off.
+//! The quantities that depend only on the count of examples: the step, and the sums of the deferred
+//! penalties.
 //!
-//! L2 shrinks every coefficient with every example. So that an example costs its non-zeros only, the
+//! L2 shrinks every coefficient with every example. So that an example costs only its non-zeros, the
 //! coefficients are kept as `scale * weights`, and the scale shrinks instead (Shalev-Shwartz, Singer, Srebro
-//! 2007). It is a function of the count alone, so threads that work on different examples know it without
-//! telling each other. The same is true of the L1 penalty that each coefficient should have had by now
-//! (Tsuruoka, Tsujii, Ananiadou 2009), and of the sum of scales that averaging needs.
+//! 2007). The scale depends only on the count, so threads that work on different examples know it without
+//! communication. The same holds for the cumulative L1 penalty that each coefficient should have received
+//! (Tsuruoka, Tsujii, Ananiadou 2009), and for the sum of scales that averaging needs.
 
 use crate::base::error::{Error, Kind, Result};
 use crate::hogwild::linear::loss::Loss;
 
-/// How the step changes with the count t, which begins at 1.
+/// How the step changes with the count t, which starts at 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Schedule {
-    /// `eta0`; lowered from outside, this is scikit-learn's `adaptive`.
+    /// `eta0`. A caller that lowers it between passes gets scikit-learn's `adaptive`.
     Constant,
     /// 1 / (alpha (t0 + t - 1)), with t0 by Bottou's heuristic.
     Optimal,
@@ -21,7 +22,7 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// Reads scikit-learn's name.
+    /// Parses scikit-learn's name.
     pub fn parse(name: &str) -> Result<Self> {
         Ok(match name {
             "constant" | "adaptive" => Self::Constant,
@@ -35,16 +36,16 @@ impl Schedule {
     }
 }
 
-/// What a training does to its coefficients; scikit-learn's names.
+/// How training changes the coefficients; the names are scikit-learn's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// What a prediction costs.
+    /// The loss of a prediction.
     pub loss: Loss,
     /// Strength of the penalty alpha ((1 - `l1_ratio`) |w|^2 / 2 + `l1_ratio` |w|_1).
     pub alpha: f64,
-    /// Share of L1; 0 for L2 alone.
+    /// Share of L1; 0 means only L2.
     pub l1_ratio: f64,
-    /// Whether there is a penalty; `Optimal` needs `alpha` without one, too.
+    /// Whether there is a penalty. `Optimal` uses `alpha` even without one.
     pub penalty: bool,
     /// How the step changes.
     pub schedule: Schedule,
@@ -54,18 +55,18 @@ pub struct Settings {
     pub power_t: f64,
     /// Whether the intercept is learned.
     pub fit_intercept: bool,
-    /// Factor of the intercept's steps: below 1 for sparse data, whose intercept is in every example.
+    /// Factor on the intercept's steps: below 1 for sparse data, where the intercept is in every example.
     pub intercept_decay: f64,
-    /// Averages begin at this count; 0 for none.
+    /// The count at which averaging starts; 0 disables it.
     pub average: u64,
-    /// Weight of examples whose target is positive.
+    /// Weight of examples with a positive target.
     pub weight_pos: f64,
-    /// Weight of the others.
+    /// Weight of all other examples.
     pub weight_neg: f64,
 }
 
 impl Settings {
-    /// Refuses what would never end well.
+    /// Fails for settings that training cannot work with.
     pub fn validate(&self) -> Result<()> {
         let number = |name: &str, value: f64, good: bool, expected: &str| {
             let error = || Error::new(Kind::Config, format!("invalid {name}")).expected(expected, value);
@@ -89,7 +90,7 @@ impl Settings {
         Ok(())
     }
 
-    /// What the scale loses per unit of step.
+    /// The fraction of the scale that is lost per unit of step.
     fn l2(&self) -> f64 {
         if self.penalty { self.alpha * (1.0 - self.l1_ratio) } else { 0.0 }
     }
@@ -99,33 +100,34 @@ impl Settings {
         if self.penalty { self.alpha * self.l1_ratio } else { 0.0 }
     }
 
-    /// The count up to which steps are so long that threads would throw each other about: those of `Optimal`
-    /// until they are a tenth of the first. One thread takes them alone (the warm start of Dean et al. 2012).
+    /// The count up to which the steps are so long that concurrent threads would disturb each other: with
+    /// `Optimal`, until the steps are a tenth of the first. One thread takes these steps (the warm start of
+    /// Dean et al. 2012).
     pub(super) fn warm_up(&self) -> u64 {
         if self.schedule == Schedule::Optimal { (9.0 * self.first()) as u64 } else { 0 }
     }
 
-    /// t0 of `Optimal`: its first step is what a coefficient of typical size would take.
+    /// t0 of `Optimal`: its first step is the one that a coefficient of typical size would take.
     fn first(&self) -> f64 {
         let typical = self.alpha.sqrt().recip().sqrt();
         typical.recip() * self.loss.slope(1.0, -typical).max(1.0) / self.alpha
     }
 }
 
-/// Where a thread is; a function of the count.
+/// The state of a thread that is a function of the count.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock<'a> {
     settings: &'a Settings,
     first: f64,
     /// The next example's count.
     pub(super) t: u64,
-    /// Step of the present example.
+    /// The step of the current example.
     pub(super) eta: f64,
-    /// The coefficients are this times the weights.
+    /// The coefficients are `scale * weights`.
     pub(super) scale: f64,
-    /// L1 penalty that each coefficient should have had.
+    /// The cumulative L1 penalty that each coefficient should have received.
     pub(super) truncation: f64,
-    /// Sum of the scales that count for the average, since the last fold.
+    /// Sum of the scales that belong to the average, since the last fold.
     pub(super) sum: f64,
 }
 
@@ -145,19 +147,19 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// What the present example leaves of the scale.
+    /// The factor of the current example on the scale.
     pub(super) fn kept(&self) -> f64 {
         (1.0 - self.settings.l2() * self.eta).max(0.0)
     }
 
-    /// The penalties of the present example.
+    /// Applies the penalties of the current example.
     #[inline(always)]
     pub(super) fn shrink(&mut self) {
         self.scale *= self.kept();
         self.truncation += self.settings.l1() * self.eta;
     }
 
-    /// The present example is in the coefficients: on to the next.
+    /// Ends the current example, which is in the coefficients, and moves on to the next one.
     #[inline(always)]
     pub(super) fn tick(&mut self) {
         if self.averages() {
@@ -167,12 +169,12 @@ impl<'a> Clock<'a> {
         self.eta = self.step(self.t);
     }
 
-    /// Whether the coefficients after the present example belong to the average.
+    /// Whether the coefficients after the current example belong to the average.
     pub(super) fn averages(&self) -> bool {
         self.settings.average > 0 && self.t >= self.settings.average
     }
 
-    /// Passes over examples that other threads have, up to count `t`.
+    /// Advances to count `t` over examples that other threads process.
     pub(super) fn skip(&mut self, t: u64) {
         let n = t.saturating_sub(self.t);
         let plain = self.settings.average == 0 && self.settings.l1() == 0.0;
@@ -197,7 +199,7 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// Scale and sum were folded in: they begin anew.
+    /// Resets scale and sum, which were folded into the coefficients.
     pub(super) fn folded(&mut self) {
         (self.scale, self.sum) = (1.0, 0.0);
     }

@@ -1,14 +1,15 @@
-//! Threads that learn on copies of the coefficients.
+//! Threads that learn on private copies of the coefficients.
 //!
 //! A core that writes a coefficient takes its cache line from the others, so threads that share the
-//! coefficients of frequent features mostly wait for memory. Here each has a copy (as in `HogWild++`, Zhang,
-//! Hsieh and Akella 2016). After some examples it adds what they taught to the shared coefficients, without a
-//! lock, and goes on from what those are then.
+//! coefficients of frequent features mostly wait for memory. Here each thread has a copy (as in `HogWild++`,
+//! Zhang, Hsieh and Akella 2016). After some examples, it adds what it learned to the shared coefficients,
+//! without a lock, and continues from their new values.
 //!
-//! Threads that each go all the way to where their examples want a coefficient would together go several times as far. How
-//! far one goes tells `a`, the sum of its steps times the curvature of the loss in that coefficient: about a / (1 + a) of
-//! the way. `K` threads in turns would go K a / (1 + K a). So each adds (1 + a) / (1 + K a) of what it learned: all of it where
-//! the steps are short or the feature is rare, the mean of the threads where each went the whole way.
+//! If each thread moves a coefficient all the way to the value that its examples want, the sum of the moves
+//! goes several times as far. `a`, the sum of a thread's steps times the curvature of the loss in that
+//! coefficient, tells how far it moves: about a / (1 + a) of the way. `K` threads that took turns would move
+//! K a / (1 + K a) of the way. So each thread adds (1 + a) / (1 + K a) of what it learned: all of it if the
+//! steps are short or the feature is rare, and the mean over the threads if each went the whole way.
 
 use super::rows::Row;
 use super::{Examples, Loss};
@@ -16,36 +17,37 @@ use crate::base::isa::Isa;
 use crate::base::sync::{AtomicU64, Ordering};
 use crate::memory::{LINE, LineKernel, Lines, RacyBuffer, run_lines};
 
-/// Examples that a thread learns from before it meets the others, at least. With 256 the log-loss of w8a was
-/// .3 % higher by two threads than by one; with 64 it is the same, and takes a tenth longer.
+/// Minimum number of examples that a thread learns from between two meetings. With 256, the log-loss of w8a
+/// was 0.3 % higher with two threads than with one; with 64, it is the same, and training takes a tenth
+/// longer.
 const EVERY: usize = 64;
-/// Non-zeros that a thread works through for each coefficient that it exchanges; so meeting takes some tenth
+/// Non-zeros that a thread processes per coefficient that it exchanges, so that meetings take about a tenth
 /// of its time.
 const WORK: usize = 2;
-/// A pass shorter than so many meetings of each thread is not worth the copies.
+/// A pass with fewer meetings per thread than this is not worth the copies.
 const MEETINGS: usize = 16;
-/// Between blocks training is stopped.
+/// Maximum block size, because training can stop only between blocks.
 const LARGEST_BLOCK: usize = 4096;
-/// Non-zeros from which the curvature is estimated.
+/// The sample from which the curvature is estimated ends at this many non-zeros.
 const SAMPLE: usize = 1 << 20;
 
-/// More than this is as good as infinite, and its multiples are not.
+/// Stands in for infinity in float64 and float32; its multiples by the number of threads stay finite.
 const LARGEST: f64 = 1e30;
 
-/// The loss's curvature in each coefficient, a mean over examples.
+/// The curvature of the loss in each coefficient, as a mean over examples.
 #[derive(Debug)]
 pub(super) struct Curvature {
     columns: Vec<f32>,
     intercept: f64,
-    /// Non-zeros of an example, on average.
+    /// Mean number of non-zeros per example.
     length: f64,
 }
 
 impl Curvature {
-    /// From a sample of the examples. The squares of a feature alone leave out that features come together,
-    /// so that a step for one is a step for the others, too; its products with the row's sum are right where
-    /// all are learned in the same direction. What is between them, nearer to the squares, was found by trial
-    /// (docs/how-to/hogwild.md).
+    /// Estimates the curvature from a sample of the examples. The squares of a feature ignore that features
+    /// occur together, so that a step for one is also a step for the others; its products with the row's sum
+    /// are right if all features are learned in the same direction. The formula between the two, closer to
+    /// the squares, was found by experiment (docs/how-to/hogwild.md).
     pub(super) fn of<R: Row>(
         examples: &Examples<'_>,
         columns: usize,
@@ -55,7 +57,7 @@ impl Curvature {
     ) -> Self {
         let (mut squares, mut products) = (vec![0.0_f32; columns], vec![0.0_f32; columns]);
         let (mut seen, mut rows, mut sums, mut weights) = (0, 0_usize, 0.0, 0.0);
-        // From all over the order: a neighbour may be like its neighbour.
+        // Samples the whole order, because neighbours may be alike.
         let stride = (examples.order.len() / 4096).max(1);
         for i in examples.order.iter().step_by(stride).map(|i| *i as usize) {
             let (row, weight) = (row(i), weight(i));
@@ -90,8 +92,8 @@ impl Curvature {
         EVERY.saturating_mul(threads).saturating_mul(MEETINGS) <= examples
     }
 
-    /// After how many examples each of so many threads meets the others; nothing if a pass is too short for
-    /// that.
+    /// The number of examples after which each thread meets the others; `None` if the pass is too short for
+    /// copies.
     pub(super) fn every(&self, examples: usize, threads: usize) -> Option<usize> {
         let work = (WORK * self.columns.len()) as f64;
         let every = EVERY.max((work / self.length.max(1.0)) as usize);
@@ -99,7 +101,7 @@ impl Curvature {
     }
 }
 
-/// What the threads of a pass have in common.
+/// What the threads of a pass share.
 pub(super) struct Meeting<'a> {
     pub(super) isa: Isa,
     pub(super) weights: &'a RacyBuffer,
@@ -110,26 +112,26 @@ pub(super) struct Meeting<'a> {
     pub(super) every: usize,
 }
 
-/// One thread's coefficients.
+/// One thread's copy of the coefficients.
 pub(super) struct Own {
     pub(super) weights: RacyBuffer,
     pub(super) intercept: f64,
-    /// What the shared ones were when it met the others.
+    /// The shared coefficients as of the last meeting.
     met: Vec<f32>,
     met_intercept: f64,
-    /// Examples since then.
+    /// Examples since the last meeting.
     examples: usize,
     thread: usize,
 }
 
 impl Meeting<'_> {
-    /// Examples that a thread takes at once. Many: the rows of a block's first examples were not asked for in
-    /// advance.
+    /// Examples in a block that a thread takes. Blocks are large, because the rows of a block's first
+    /// examples are not prefetched.
     pub(super) fn block(&self) -> usize {
         self.every.min(LARGEST_BLOCK)
     }
 
-    /// A copy for one thread.
+    /// Makes a copy for one thread.
     pub(super) fn join(&self, thread: usize) -> Own {
         let mut met = vec![0.0; self.weights.len()];
         self.weights.load(self.isa, 0, &mut met);
@@ -139,7 +141,7 @@ impl Meeting<'_> {
         Own { weights, intercept, met, met_intercept: intercept, examples: 0, thread }
     }
 
-    /// Counts examples that were learned from; meets the others when it is time.
+    /// Counts examples that were learned from, and meets the other threads when it is time.
     pub(super) fn learned(&self, own: &mut Own, examples: usize, eta: f64) {
         own.examples += examples;
         if own.examples >= self.every {
@@ -147,9 +149,9 @@ impl Meeting<'_> {
         }
     }
 
-    /// Adds what was learned to the shared coefficients, and takes over what they are now. Two threads that
-    /// do so with one line at the same moment may lose what one of them learned there; so each begins
-    /// elsewhere.
+    /// Adds what was learned to the shared coefficients, and takes over their new values. If two threads do
+    /// this with one line at the same moment, what one of them learned there may be lost; so each thread
+    /// starts at a different line.
     pub(super) fn meet(&self, own: &mut Own, eta: f64) {
         let steps = eta * std::mem::take(&mut own.examples) as f64;
         run_lines(self.isa, Meet { meeting: self, own, steps: steps as f32 });
@@ -162,7 +164,7 @@ impl Meeting<'_> {
     }
 }
 
-/// One thread's coefficients and the shared ones become the same.
+/// Makes one thread's coefficients and the shared ones equal.
 struct Meet<'a, 'b> {
     meeting: &'a Meeting<'b>,
     own: &'a mut Own,
@@ -203,7 +205,7 @@ impl LineKernel for Meet<'_, '_> {
 mod tests {
     use super::*;
 
-    /// Two threads that learned `learned` of a coefficient each, whose loss is curved like `curvature`.
+    /// Meets threads that each learned `learned` of a coefficient, in which the loss has this curvature.
     fn met(columns: usize, threads: usize, learned: &[f32], curvature: f32, eta: f64) -> (Vec<f32>, f64) {
         let isa = Isa::best();
         let weights = RacyBuffer::filled(columns, 1.0);
@@ -224,7 +226,7 @@ mod tests {
             (0..columns).for_each(|j| own.weights.set(j, 1.0 + learned));
             own.intercept += f64::from(*learned);
             meeting.learned(own, 99, eta);
-            // Not yet.
+            // It is too early to meet.
             assert_eq!(own.weights.get(0), 1.0 + learned);
         }
         for own in &mut owns {
@@ -243,11 +245,11 @@ mod tests {
             let both = |value: f32| (vec![value; columns], f64::from(value) + 1.0);
             assert_eq!(met(columns, 2, &[0.5, 0.25], 0.0, 0.1), both(1.75));
             assert_eq!(met(columns, 2, &[0.5, 0.25], 1e30, 0.1), both(1.375));
-            // Each has gone a half of the way to 2: in turns they would go two thirds.
+            // Each has gone half of the way to 2; in turns they would go two thirds.
             let (weights, intercept) = met(columns, 2, &[0.5, 0.5], 0.1, 0.1);
             assert!(weights.iter().all(|w| (w - 5.0 / 3.0).abs() < 1e-6), "{weights:?}");
             assert!((intercept - 8.0 / 3.0).abs() < 1e-6, "{intercept}");
-            // Four threads that all go the whole way go it once, however far it is.
+            // If four threads each go the whole way, the result goes it once, however far it is.
             assert_eq!(met(columns, 4, &[1.0; 4], 1e30, 0.1), both(2.0));
             assert_eq!(met(columns, 4, &[1.0; 4], f32::INFINITY, 1e30), both(2.0));
         }
@@ -256,7 +258,8 @@ mod tests {
     #[test]
     fn passes_too_short_for_copies_have_none() {
         let curvature = Curvature { columns: vec![0.0; 10_000], intercept: 0.0, length: 10.0 };
-        // 2 x 10,000 coefficients take 2,000 examples; sixteen times each.
+        // Exchanging 10,000 coefficients pays after 2 x 10,000 / 10 = 2,000 examples, sixteen times per
+        // thread.
         assert_eq!(curvature.every(64_000, 2), Some(2000));
         assert_eq!(curvature.every(63_999, 2), None);
         let short = Curvature { columns: vec![0.0; 10], ..curvature };

@@ -1,8 +1,9 @@
-//! Losses of one example: value and derivative by the prediction, in float64, as scikit-learn defines them.
+//! Losses of one example: value and derivative with respect to the prediction, in float64, as scikit-learn
+//! defines them.
 
 use crate::base::error::{Error, Kind, Result};
 
-/// What a prediction costs. Classifiers have targets of -1 and 1.
+/// The loss of a prediction. Classifiers have targets of -1 and 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Loss {
     /// ln(1 + exp(-y p)).
@@ -13,12 +14,12 @@ pub enum Loss {
     SquaredHinge,
     /// (p - y)^2 / 2.
     Squared,
-    /// Squared up to this distance, linear beyond (Huber 1964).
+    /// Squared up to this distance, linear beyond it (Huber 1964).
     Huber(f64),
 }
 
 impl Loss {
-    /// Reads scikit-learn's name; `epsilon` is Huber's distance.
+    /// Parses scikit-learn's name; `epsilon` is Huber's distance.
     pub fn parse(name: &str, epsilon: f64) -> Result<Self> {
         Ok(match name {
             "log_loss" => Self::Logistic,
@@ -38,7 +39,7 @@ impl Loss {
     pub fn value(self, y: f64, p: f64) -> f64 {
         let margin = y * p;
         match self {
-            // Neither exponential overflows.
+            // This form overflows in neither exponential.
             Self::Logistic => (-margin.abs()).exp().ln_1p() + (-margin).max(0.0),
             Self::Hinge => (1.0 - margin).max(0.0),
             Self::SquaredHinge => (1.0 - margin).max(0.0).powi(2),
@@ -50,7 +51,7 @@ impl Loss {
         }
     }
 
-    /// The derivative at prediction `p`, within 1e12 of zero.
+    /// The derivative at prediction `p`, clamped to a magnitude of 1e12.
     #[inline(always)]
     pub fn slope(self, y: f64, p: f64) -> f64 {
         let margin = y * p;

@@ -1,9 +1,10 @@
-//! Linear models trained by stochastic gradient descent, by threads without any lock (Niu et al. 2011): each
-//! on a copy of the coefficients, see `copies`, or all on the same ones. With one thread the steps are those
-//! of scikit-learn's `SGDClassifier` and `SGDRegressor`.
+//! Linear models that threads train by stochastic gradient descent without any lock (Niu et al. 2011): each
+//! thread on its own copy of the coefficients (see `copies`), or all on the same ones. With one thread, the
+//! steps are those of scikit-learn's `SGDClassifier` and `SGDRegressor`.
 //!
-//! An example costs its non-zeros: what a penalty does to all coefficients is put off, see `clock`. While
-//! threads work, coefficient j is `scale * weights[j]`; when they have met, the scale is folded in.
+//! An example costs only its non-zeros, because the effect of a penalty on all coefficients is deferred (see
+//! `clock`). While threads work, coefficient j is `scale * weights[j]`; after they have met, the scale is
+//! folded in.
 
 mod clock;
 mod copies;
@@ -24,39 +25,39 @@ use clock::Clock;
 use copies::{Curvature, Meeting};
 use rows::{Dense, Row, Sparse};
 
-/// Examples that a thread takes at once.
+/// Examples in a block that a thread takes.
 const BLOCK: usize = 128;
-/// Examples that rows are asked for in advance: in a shuffled order no CPU foresees them.
+/// How many examples ahead rows are prefetched: no CPU predicts a shuffled order.
 const AHEAD: usize = 4;
-/// The scale is folded in before it gets much smaller.
+/// The scale is folded in before it gets smaller than this.
 const SMALLEST: f64 = 1e-9;
-/// The same where an average is made: its sums are differences, which lose as many digits as the scale does.
+/// The same with averaging: its sums are differences, which lose as many digits as the scale does.
 const SMALLEST_AVERAGED: f64 = 0.1;
-/// An example that shrinks the coefficients to less leaves no work for several threads.
+/// If an example shrinks the coefficients by a smaller factor, one thread does all the work.
 const STEEP: f64 = 0.95;
 
-/// What one pass is over.
+/// The examples of one pass.
 #[derive(Clone, Copy)]
 pub struct Examples<'a> {
     /// The matrix; checked before the first pass.
     pub rows: Rows<'a>,
-    /// One per row: -1 or 1 for classes.
+    /// One target per row: -1 or 1 for classes.
     pub targets: &'a [f32],
-    /// One per row, if they differ.
+    /// One weight per row, if they differ.
     pub weights: Option<&'a [f32]>,
-    /// The rows to be learned from, one after the other.
+    /// The rows to learn from, in order.
     pub order: &'a [u32],
 }
 
 impl Examples<'_> {
-    /// What example `i` counts.
+    /// The weight of example `i`, including that of its class.
     #[inline(always)]
     fn weight(&self, settings: &Settings, i: usize) -> f64 {
         let class = if self.targets[i] > 0.0 { settings.weight_pos } else { settings.weight_neg };
         class * self.weights.map_or(1.0, |weights| f64::from(weights[i]))
     }
 
-    /// Asks for all that is known of example `i` but its row.
+    /// Prefetches everything about example `i` except its row.
     #[inline(always)]
     fn fetch(&self, i: usize) {
         self.rows.fetch_start(i);
@@ -67,12 +68,12 @@ impl Examples<'_> {
     }
 }
 
-/// What a pass did.
+/// The result of a pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pass {
-    /// Sum of the losses, each before its step; 0 unless asked for.
+    /// Sum of the losses, each before its step; 0 unless requested.
     pub loss: f64,
-    /// How many examples of the order were learned from: all, unless the pass was stopped.
+    /// The number of examples that were learned from: all of the order, unless the pass was stopped.
     pub examples: usize,
 }
 
@@ -81,16 +82,16 @@ pub struct Linear {
     settings: Settings,
     isa: Isa,
     weights: RacyBuffer,
-    /// L1 penalty that each coefficient had, negative; empty without L1 (scikit-learn's q).
+    /// The negated L1 penalty that each coefficient has received; empty without L1 (scikit-learn's q).
     truncated: RacyBuffer,
     /// For the average: the sum over changes of the change times the sum of scales before it.
     missed: RacyBuffer,
     intercept: AtomicU64,
     average: Mutex<Average>,
     t: u64,
-    /// L1 penalty that each coefficient should have had.
+    /// The cumulative L1 penalty that each coefficient should have received.
     truncation: f64,
-    /// Of the first examples that several threads learned from.
+    /// Measured on the first examples that several threads learned from.
     curvature: Option<Curvature>,
 }
 
@@ -102,7 +103,7 @@ struct Average {
 }
 
 impl Linear {
-    /// A model that begins with these coefficients; `t` is the count of its next example, 1 for a new model.
+    /// A model that starts with these coefficients; `t` is the count of its next example, 1 for a new model.
     pub fn new(settings: Settings, coefficients: &[f32], intercept: f64, t: u64) -> Result<Self> {
         settings.validate()?;
         let (isa, n) = (Isa::get()?, coefficients.len());
@@ -127,7 +128,7 @@ impl Linear {
         })
     }
 
-    /// Goes on with an average that another training began.
+    /// Continues an average that another training started.
     pub fn with_average(self, coefficients: &[f32], intercept: f64) -> Self {
         let n = self.averaged() as f64;
         let mut average = lock(&self.average);
@@ -137,7 +138,7 @@ impl Linear {
         self
     }
 
-    /// Goes on from other coefficients, as many, between two passes.
+    /// Replaces the coefficients, between two passes, by as many others.
     pub fn assign(&mut self, coefficients: &[f32], intercept: f64) {
         let n = self.weights.len().min(coefficients.len());
         self.weights.store(self.isa, 0, &coefficients[..n]);
@@ -161,24 +162,24 @@ impl Linear {
         f64::from_bits(self.intercept.load(Ordering::Relaxed))
     }
 
-    /// The count of the next example: one more than those that were learned from.
+    /// The count of the next example: one more than the number of examples that were learned from.
     pub fn t(&self) -> u64 {
         self.t
     }
 
-    /// Mean coefficients and intercept since the average began; nothing before that.
+    /// Mean coefficients and intercept since averaging started; `None` before that.
     pub fn average(&self) -> Option<(Vec<f32>, f64)> {
         let n = self.averaged() as f64;
         let average = lock(&self.average);
         (n > 0.0).then(|| (average.weights.iter().map(|w| (w / n) as f32).collect(), average.intercept / n))
     }
 
-    /// How many examples are in the average.
+    /// The number of examples in the average.
     fn averaged(&self) -> u64 {
         if self.settings.average == 0 { 0 } else { self.t.saturating_sub(self.settings.average) }
     }
 
-    /// One pass over the examples. When it was stopped, what was learned until then is kept.
+    /// One pass over the examples. If it is stopped, what was learned until then is kept.
     pub fn pass(
         &mut self,
         examples: Examples<'_>,
@@ -196,7 +197,7 @@ impl Linear {
         Ok(pass)
     }
 
-    /// Until the examples end, or the scale is so small that all must meet to fold it in.
+    /// Runs until the examples end, or until the scale is so small that all threads must meet to fold it in.
     fn run(
         &mut self,
         examples: Examples<'_>,
@@ -205,15 +206,15 @@ impl Linear {
         stop: Stop<'_>,
     ) -> Result<Pass> {
         let clock = Clock::new(&self.settings, self.t, self.truncation);
-        // What a race loses of a sum over all time is not small any more, so an average is made by one
-        // thread.
+        // One thread computes an average: in a sum over all time, the updates that races lose are no longer
+        // negligible.
         let one = threads <= 1 || self.settings.average > 0 || clock.kept() < STEEP;
         let may_pay = !one && self.settings.l1() == 0.0 && Curvature::may_pay(examples.order.len(), threads);
         if may_pay && self.curvature.is_none() {
             self.curvature = Some(self.measure(&examples));
         }
         let meeting = if one { None } else { self.meeting(examples.order.len(), threads) };
-        // Threads that change the same coefficients throw each other about with long steps.
+        // With long steps, threads that change the same coefficients disturb each other.
         let warm_up = match meeting {
             Some(_) => 0,
             None => self.settings.warm_up().saturating_sub(self.t) as usize,
@@ -258,8 +259,9 @@ impl Linear {
         }
     }
 
-    /// Where threads meet that learn on copies. What an L1 penalty cut off two copies cannot be added up:
-    /// there, and in passes too short for copies, threads change the shared coefficients at once.
+    /// The meeting of threads that learn on copies. `None` with an L1 penalty, because truncations of two
+    /// copies cannot be added up, and in passes too short for copies; the threads then change the shared
+    /// coefficients directly.
     fn meeting(&self, examples: usize, threads: usize) -> Option<Meeting<'_>> {
         let curvature = self.curvature.as_ref()?;
         let every = curvature.every(examples, threads)?;
@@ -274,8 +276,8 @@ impl Linear {
         })
     }
 
-    /// Makes the weights the coefficients, and begins the sums of the clock anew. Nobody else works
-    /// meanwhile.
+    /// Turns the weights into the coefficients; the caller restarts the sums of the clock. No other thread
+    /// may work at the same time.
     fn fold(&self, clock: &Clock<'_>) {
         let mut average = lock(&self.average);
         for (j, sum) in average.weights.iter_mut().enumerate() {
@@ -302,20 +304,20 @@ impl std::fmt::Debug for Examples<'_> {
     }
 }
 
-/// What each thread does.
+/// The work of one thread.
 struct Worker<'a> {
     model: &'a Linear,
     examples: Examples<'a>,
     deal: &'a Deal<'a>,
     alone: bool,
-    /// Nothing where the threads change the shared coefficients at once.
+    /// `None` if the threads change the shared coefficients directly.
     meeting: Option<Meeting<'a>>,
     smallest: f64,
     want_loss: bool,
 }
 
 impl<'a> Worker<'a> {
-    /// Works through blocks; gives the sum of losses, and where the thread's clock is.
+    /// Processes blocks; returns the sum of losses and the thread's clock.
     fn work<R: Row>(
         &self,
         thread: usize,
@@ -330,7 +332,8 @@ impl<'a> Worker<'a> {
                 self.deal.give_back(block.start);
                 break;
             }
-            // The intercept is in every example: a thread has its own for the length of a block.
+            // The intercept is in every example, so each thread keeps a private one for the length of a
+            // block.
             let (weights, before) = match &own {
                 Some((_, own)) => (&own.weights, own.intercept),
                 None => (&self.model.weights, self.model.intercept()),
@@ -360,7 +363,7 @@ impl<'a> Worker<'a> {
         (loss, clock)
     }
 
-    /// One step.
+    /// Takes one step, and returns the loss before it if that is requested.
     #[inline(always)]
     fn example<R: Row>(
         &self,
@@ -400,7 +403,7 @@ impl<'a> Worker<'a> {
         loss
     }
 
-    /// Adds what a block did to the intercept; nothing of it is lost.
+    /// Adds the changes of a block to the intercept; races lose none of them.
     fn give(&self, change: f64, sum: f64) {
         let shared = &self.model.intercept;
         if self.alone {
@@ -417,11 +420,12 @@ impl<'a> Worker<'a> {
 }
 
 impl Linear {
-    /// Gives coefficient `j` the L1 penalty that it should have had by now, but never past zero.
+    /// Gives coefficient `j` the L1 penalty that it should have received by now, but never moves it past
+    /// zero.
     #[inline(always)]
     fn truncate(&self, clock: &Clock<'_>, j: usize) {
         let (before, had) = (f64::from(self.weights.get(j)), f64::from(self.truncated.get(j)));
-        // Never less than nothing: a thread that is ahead may have given more than is due here.
+        // Never negative: a thread that is ahead may have given more than is due here.
         let due = (clock.truncation + had * before.signum()).max(0.0) / clock.scale;
         let after = if before > 0.0 {
             (before - due).max(0.0)

@@ -1,17 +1,17 @@
-//! Examples as they lie in the caller's memory: dense rows, or compressed sparse rows (CSR) with 32-bit or
-//! 64-bit numbers.
+//! Examples in the caller's memory: dense rows, or compressed sparse rows (CSR) with 32-bit or 64-bit
+//! numbers.
 
 use crate::base::block::{Block, blocks};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::{Isa, Kernel, prefetch};
 use crate::memory::RacyBuffer;
 
-/// Non-zeros whose values are a cache line.
+/// Non-zeros whose values fill a cache line.
 const PART: usize = 16;
 
-/// A number of CSR.
+/// An integer type of CSR.
 pub trait Number: Copy + Send + Sync + std::fmt::Display + PartialOrd {
-    /// As an index; a negative one is out of every range.
+    /// The number as an index; a negative one is out of every range.
     fn index(self) -> usize;
 }
 
@@ -29,14 +29,14 @@ impl Number for i64 {
     }
 }
 
-/// Compressed sparse rows: row i has `values[starts[i]..starts[i + 1]]` in the columns of the same places.
+/// Compressed sparse rows: row i has the entries `starts[i]..starts[i + 1]` of `values` and `columns`.
 #[derive(Clone, Copy, Debug)]
 pub struct Csr<'a, I> {
     /// Non-zeros, row by row.
     pub values: &'a [f32],
-    /// The column of each.
+    /// The column of each non-zero.
     pub columns: &'a [I],
-    /// Where each row begins, and where the last one ends.
+    /// The start of each row, and the end of the last one.
     pub starts: &'a [I],
 }
 
@@ -45,14 +45,14 @@ pub struct Csr<'a, I> {
 pub enum Rows<'a> {
     /// Row-major values.
     Dense(&'a [f32]),
-    /// With 32-bit numbers.
+    /// CSR with 32-bit numbers.
     Csr32(Csr<'a, i32>),
-    /// With 64-bit numbers.
+    /// CSR with 64-bit numbers.
     Csr64(Csr<'a, i64>),
 }
 
 impl Rows<'_> {
-    /// Asks for where row `i` begins.
+    /// Prefetches the start of row `i`.
     #[inline(always)]
     pub(super) fn fetch_start(&self, i: usize) {
         match self {
@@ -93,7 +93,7 @@ impl<'a, I: Number> Csr<'a, I> {
             let got = self.values.len().min(self.columns.len());
             return malformed("indptr", format!("{end} values"), got.to_string());
         }
-        // The largest as an unsigned number: a negative one is larger than any.
+        // The largest as an unsigned number, because a negative number then exceeds every valid one.
         let largest = self.columns[..end].iter().map(|c| c.index()).max();
         if largest.is_some_and(|c| c >= columns) {
             let wrong = self.columns[..end].iter().find(|c| c.index() >= columns);
@@ -118,22 +118,22 @@ impl<'a, I: Number> Csr<'a, I> {
 
 /// One example's features.
 pub(super) trait Row {
-    /// The product with the weights.
+    /// The dot product with the weights.
     fn dot(&self, isa: Isa, weights: &RacyBuffer) -> f64;
-    /// Adds a multiple to the weights.
+    /// Adds a multiple of the row to the weights.
     fn add(&self, isa: Isa, weights: &RacyBuffer, step: f32) {
         self.add_and_fetch(isa, weights, step, None);
     }
-    /// Adds a multiple to the weights, and meanwhile asks for the memory of another row: line by line,
-    /// because a core waits when it asks for many at once.
+    /// Adds a multiple of the row to the weights, and at the same time prefetches another row. The prefetches
+    /// are spread out line by line, because a core stalls when it issues many at once.
     fn add_and_fetch(&self, isa: Isa, weights: &RacyBuffer, step: f32, other: Option<&Self>);
-    /// Asks for its memory.
+    /// Prefetches the row.
     fn fetch(&self);
     /// Visits the columns with their values.
     fn each(&self, visit: impl FnMut(usize, f32));
 }
 
-/// Non-zeros alone.
+/// A row stored as its non-zeros.
 pub(super) struct Sparse<'a, I> {
     columns: &'a [I],
     values: &'a [f32],
@@ -150,7 +150,7 @@ impl<'a, I: Number> Sparse<'a, I> {
 impl<I: Number> Row for Sparse<'_, I> {
     #[inline(always)]
     fn dot(&self, _isa: Isa, weights: &RacyBuffer) -> f64 {
-        // Four sums: one alone would wait for itself.
+        // Four sums, because each addition to a single sum would wait for the previous one.
         let mut sums = [0.0_f32; 4];
         let (columns, values) = (self.columns.as_chunks::<4>(), self.values.as_chunks::<4>());
         for (columns, values) in columns.0.iter().zip(values.0) {
@@ -196,7 +196,7 @@ impl<I: Number> Row for Sparse<'_, I> {
     }
 }
 
-/// All features.
+/// A row with all features.
 pub(super) struct Dense<'a>(&'a [f32]);
 
 impl<'a> Dense<'a> {
@@ -206,7 +206,7 @@ impl<'a> Dense<'a> {
     }
 }
 
-/// Sum of products, in 16 sums whose order is the same for every instruction set.
+/// A dot product in 16 partial sums, whose order is the same for every instruction set.
 struct Dot<'a>(&'a [f32], &'a [f32]);
 
 impl Kernel for Dot<'_> {
@@ -260,7 +260,7 @@ impl Row for Dense<'_> {
         }
     }
 
-    /// Long rows are fetched well enough as they are read.
+    /// Prefetches only the start; the hardware prefetches the rest of a long row as it is read.
     #[inline(always)]
     fn fetch(&self) {
         prefetch(&self.0[..self.0.len().min(256)]);

@@ -1,5 +1,5 @@
-//! bfloat16: the upper half of a float32, rounded to nearest even, little-endian. Integer arithmetic only, so
-//! that subnormals and flush-to-zero modes do not matter.
+//! bfloat16: the upper half of a float32, rounded to nearest even, little-endian. The code uses only integer
+//! arithmetic, so subnormals and flush-to-zero modes do not matter.
 
 use super::Body;
 use super::error_feedback::{self, Encoder};
@@ -18,9 +18,9 @@ pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, bod
     error_feedback::encode(isa, values, residual, Writer { body });
 }
 
-/// Rounds to nearest even. A finite value beyond the largest bfloat16 becomes that one, not infinity: nobody
-/// accepts infinity, and error feedback keeps the rest. NaN and infinity, which callers have excluded unless
-/// told not to look, become NaN, so that the server refuses them.
+/// Rounds to nearest even. A finite value beyond the largest bfloat16 becomes that value and not infinity,
+/// which every decoder refuses; error feedback keeps the difference. NaN and infinity become NaN, so that the
+/// server refuses them; callers have excluded both unless the check was disabled.
 #[inline(always)]
 fn round(x: f32) -> u16 {
     let bits = x.to_bits();
@@ -82,7 +82,7 @@ impl Kernel for AllFinite<'_> {
     type Out = bool;
     #[inline(always)]
     fn run(self) -> bool {
-        // Not `all`: leaving early would keep the loop from being vectorised.
+        // Not `all`: an early exit would prevent vectorisation.
         self.body.iter().fold(true, |finite, &b| finite & is_finite(b))
     }
 }

@@ -1,6 +1,6 @@
-//! Error feedback (Seide et al. 2014; Karimireddy et al. 2019): what a body does not say is kept and added to
-//! the next gradient, so that over time nothing is lost. Here are the arithmetic of one step, the same for
-//! every codec, and the residuals of one worker.
+//! Error feedback (Seide et al. 2014; Karimireddy et al. 2019): the part of a gradient that a body cannot
+//! express is kept as a residual and added to the next gradient, so that nothing is lost over time. This file
+//! has the arithmetic of one step, the same for every codec, and the residuals of one worker.
 
 use super::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody};
 use crate::base::block::{Block, Room, blocks};
@@ -8,19 +8,19 @@ use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::{Isa, Kernel};
 use std::collections::BTreeMap;
 
-/// A codec's half of [`encode`]: writes a body, N elements at a time. The fewer, the sooner what a block
-/// needs is at hand again; N is a multiple of the codec's own blocks.
+/// A codec's half of [`encode`]: writes a body, N elements at a time. A smaller N keeps what a block needs in
+/// faster memory between its passes; N is a multiple of the codec's own blocks.
 pub(super) trait Encoder<const N: usize> {
     /// Encodes the elements `at..at + len` given as `v[..len]`; the rest of `v` is zero.
     fn block(&mut self, at: usize, v: &[f32; N], len: usize);
-    /// Leaves in `e` what the body does not say of the block `v` at `at`, which was just encoded: `v -
-    /// decoded`; where the body tells that it was not finite, what is there. Not by way of decoded values in
-    /// memory: their stores would stand in the way of the loads beside them.
+    /// Leaves in `e` the residual of the block `v` at `at`, which was just encoded: `v - decoded`. If the
+    /// body marks the block as not finite, `e` keeps its contents. Decoded values must not pass through
+    /// memory: their stores would delay the loads beside them.
     fn unsaid(&self, at: usize, v: &[f32; N], e: &mut [f32]);
 }
 
-/// Encodes `v = values + residual`, block by block, and leaves `v - decoded` in the residual: one rounding
-/// each, never fused. What is subtracted is bit for bit what the server will decode.
+/// Encodes `v = values + residual`, block by block, and leaves `v - decoded` in the residual, with one
+/// rounding each, never fused. `decoded` is bit for bit what the server will decode.
 pub(super) fn encode<const N: usize>(
     isa: Isa,
     values: &[f32],
@@ -33,8 +33,8 @@ pub(super) fn encode<const N: usize>(
     }
 }
 
-/// Takes back that `values` were encoded: the residual is as before, but for the rounding of the sums. For
-/// bodies that tell what was not finite.
+/// Undoes the encoding of `values`: restores the residual, up to the rounding of the sums. Works for codecs
+/// whose bodies mark blocks that are not finite.
 pub(crate) fn take_back(isa: Isa, codec: CodecId, values: &[f32], body: &[u8], residual: &mut [f32]) {
     let Some(block) = codec.telling() else { return };
     let mut decoded = Block::ZERO;
@@ -103,8 +103,8 @@ impl<const N: usize, E: Encoder<N>> Kernel for EncodeSum<'_, N, E> {
     }
 }
 
-/// The residuals of one worker (or one bound list), one per tensor. They are part of its state: saved and
-/// loaded, training goes on bit for bit.
+/// The residuals of one worker (or one bound list), one per tensor. They are part of its state: after they
+/// are saved and loaded, training continues bit for bit.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ErrorFeedback {
     residuals: BTreeMap<Box<str>, Vec<f32>>,
@@ -116,10 +116,10 @@ impl ErrorFeedback {
         Self::default()
     }
 
-    /// The residual of a tensor of `len` elements; zeros at first use. Refused if the tensor had another
-    /// length before: a residual belongs to elements, and nobody can tell which ones are still the same.
+    /// The residual of a tensor of `len` elements; zeros at first use. Fails if the tensor had another length
+    /// before: a residual belongs to particular elements, and it is unknown which of them are still the same.
     pub fn residual(&mut self, name: &str, len: usize) -> Result<&mut [f32]> {
-        // Looked up twice because an entry would need an owned name at every push.
+        // Two lookups, because an entry would need an owned name at every push.
         if !self.residuals.contains_key(name) {
             self.residuals.insert(name.into(), vec![0.0; len]);
         }
@@ -132,8 +132,8 @@ impl ErrorFeedback {
         Ok(residual)
     }
 
-    /// Adds to the residual what a body says that was refused or fenced, so that a later push carries it: `n`
-    /// elements of the tensor from `first_element` on. On an error the residual is unchanged.
+    /// Adds a refused or fenced body back to the residual, so that a later push carries it. The body holds
+    /// `n` elements of the tensor from `first_element` on. On an error the residual is unchanged.
     pub fn give_back(
         &mut self,
         isa: Isa,
@@ -155,7 +155,7 @@ impl ErrorFeedback {
                 .tensor(name)
                 .expected(format!("{len} elements"), format!("{n} elements from {first_element} on")));
         };
-        // Two passes, because an overflow must not be found after half of the residual is changed.
+        // Two passes, because an overflow must be found before the residual changes.
         if isa.run(GiveBack { codec, body, residual: part, store: false }) {
             isa.run(GiveBack { codec, body, residual: part, store: true });
             return Ok(());
@@ -168,7 +168,7 @@ impl ErrorFeedback {
         self.residuals.iter().map(|(name, residual)| (&**name, &**residual))
     }
 
-    /// Puts a saved residual in place, instead of the present one if there is one.
+    /// Sets a saved residual, and replaces the present one if there is one.
     pub fn load(&mut self, name: &str, values: Vec<f32>) -> Result<()> {
         if let Some(i) = values.iter().position(|x| !x.is_finite()) {
             return Err(Error::new(
@@ -182,7 +182,7 @@ impl ErrorFeedback {
         Ok(())
     }
 
-    /// Forgets all residuals, as after the model was loaded from elsewhere.
+    /// Drops all residuals, for example after the model was loaded from elsewhere.
     pub fn clear(&mut self) {
         self.residuals.clear();
     }
@@ -194,7 +194,7 @@ impl ErrorFeedback {
     }
 }
 
-/// Whether all sums of residual and body are finite; stores them if told to.
+/// Whether all sums of residual and body are finite; with `store`, also stores them.
 struct GiveBack<'a> {
     codec: CodecId,
     body: &'a [u8],

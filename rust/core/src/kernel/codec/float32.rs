@@ -60,7 +60,7 @@ impl Kernel for AllFinite<'_> {
     type Out = bool;
     #[inline(always)]
     fn run(self) -> bool {
-        // Not `all`: leaving early would keep the loop from being vectorised.
+        // Not `all`: an early exit would prevent vectorisation.
         self.body.iter().fold(true, |finite, &b| finite & is_finite(b))
     }
 }

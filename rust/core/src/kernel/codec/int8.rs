@@ -1,9 +1,9 @@
 //! 8-bit: one signed byte per element and one power-of-two scale byte per 64 elements (OCP MXINT8 elements).
 //!
 //! Body: all scale bytes, then all elements. The scale byte is the exponent field E of the block's largest
-//! magnitude; `q = clamp(rne(x * 2^(133 - E)), -127, 127)`, decoded as `q * 2^(E - 133)`, both exact but for
-//! the one rounding. Below 2^-95 (E < 32) the block is zero: so every factor is a normal float32, and neither
-//! subnormals nor flush-to-zero modes nor approximate division can change a byte.
+//! magnitude; `q = clamp(rne(x * 2^(133 - E)), -127, 127)`, decoded as `q * 2^(E - 133)`. Both are exact
+//! except for the one rounding. Below 2^-95 (E < 32) the block is zero, so every factor is a normal float32,
+//! and neither subnormals nor flush-to-zero modes nor approximate division can change a byte.
 //!
 //! Stochastic: `q = clamp((p + u) >> 16, -127, 127)` with p the integer floor of the exact
 //! `x * 2^(133 - E) * 2^16` and u 16 bits of Philox4x32-10: key = seed; counter = (element of the tensor / 8,
@@ -22,7 +22,7 @@ pub(super) const BLOCK: usize = 64;
 const SMALLEST: u32 = 32;
 /// 1.5 * 2^23: adding it leaves the sum's integer part, rounded to nearest even, in the low bits.
 const ROUND: f32 = 12_582_912.0;
-/// Elements whose random bits are made together.
+/// Elements whose random bits are generated together.
 const NOISE: usize = 8 * philox::LANES;
 
 pub(super) fn encode(
@@ -42,7 +42,7 @@ pub(super) fn encode(
     }
 }
 
-/// The scale of a block with a value that is not finite: the exponent field of infinity.
+/// The scale of a block that has a value that is not finite: the exponent field of infinity.
 const NOT_FINITE: u8 = 0xFF;
 
 /// Whether the values of a block were finite.
@@ -108,7 +108,7 @@ impl Encoder<NOISE> for Stochastic<'_> {
     }
 }
 
-/// What the elements `q` do not say of `v`.
+/// Sets `e` to the residual of `v` after `q`.
 #[inline(always)]
 fn left(e: &mut [f32], v: &[f32], q: &[u8], scale: u8) {
     if scale == NOT_FINITE {
@@ -120,7 +120,7 @@ fn left(e: &mut [f32], v: &[f32], q: &[u8], scale: u8) {
     }
 }
 
-/// The exponent field of the largest magnitude, or 0 where the block is too small to be said.
+/// The exponent field of the largest magnitude, or 0 if the block is too small to be encoded.
 #[inline(always)]
 fn exponent(v: &[f32; BLOCK]) -> u32 {
     let largest = v.iter().fold(0, |m, x| m.max(x.to_bits() & 0x7FFF_FFFF));
@@ -140,7 +140,7 @@ fn nearest(v: &[f32; BLOCK], q: &mut [u8; BLOCK]) -> u8 {
     let factor = if e == 0 { 0.0 } else { power(133 + 127 - e) };
     for (q, x) in q.iter_mut().zip(v) {
         let rounded = ((x * factor + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
-        // In two steps: narrowing that saturates is one instruction.
+        // In two steps, because saturating narrowing is one instruction.
         *q = (rounded.clamp(-128, 127) as i8).max(-127) as u8;
     }
     e as u8
@@ -178,8 +178,9 @@ fn random_bits(seed: u64, counter: u64, sequence: u64, out: &mut [u16; NOISE]) {
     }
 }
 
-/// Refuses what breaks the contract: a scale of 1..=31 or 255, -128, elements other than zero under the scale
-/// zero. The first two would not decode to what the contract says, the third has two names for one value.
+/// Refuses what breaks the contract: a scale of 1..=31 or 255, an element of -128, and a non-zero element
+/// under a zero scale. The first two would not decode to what the contract says; the third would be a second
+/// encoding of the same value.
 pub(super) fn validate(isa: Isa, body: &[u8], n: usize) -> Result<()> {
     let (scales, elements) = body.split_at(n.div_ceil(BLOCK));
     if isa.run(AllCanonical { scales, elements }) {
@@ -213,7 +214,7 @@ impl Kernel for AllCanonical<'_> {
     type Out = bool;
     #[inline(always)]
     fn run(self) -> bool {
-        // Folded, not searched: leaving early would keep a loop from being vectorised.
+        // Folded, because an early exit would prevent vectorisation.
         let scales = self.scales.iter().fold(true, |good, &s| good & is_scale(s));
         let lowest = self.elements.iter().fold(0, |lowest: i8, &q| lowest.min(q as i8));
         scales && lowest > i8::MIN && (!self.scales.contains(&0) || self.zeros())
@@ -221,7 +222,7 @@ impl Kernel for AllCanonical<'_> {
 }
 
 impl AllCanonical<'_> {
-    /// Whether the elements under the scale zero are zero.
+    /// Whether all elements under a zero scale are zero.
     #[inline(always)]
     fn zeros(&self) -> bool {
         let blocks = self.elements.chunks(BLOCK).zip(self.scales);
@@ -269,7 +270,7 @@ impl Body for Int8Body<'_> {
     }
 }
 
-/// What one step of a block's elements is worth.
+/// The value of one quantization step of a block.
 #[inline(always)]
 fn factor(scale: u8) -> f32 {
     // E - 133 + 127 is the exponent field of 2^(E - 133).

@@ -1,5 +1,6 @@
-//! Codecs turn the gradient of one slice into bytes and back: a byte contract, the same in every language
-//! (`protos/README.md`). One file per codec; this one names them and holds what they share.
+//! Codecs turn the gradient of one slice into bytes and back. The bytes are a contract that is the same in
+//! every language (`protos/README.md`). There is one file per codec; this one names them and holds what they
+//! share.
 
 mod bfloat16;
 mod error_feedback;
@@ -21,7 +22,7 @@ use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::Isa;
 use std::ops::Range;
 
-/// A codec as bytes name it: what a decoder needs to know.
+/// A codec as the wire identifies it: what a decoder needs to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum CodecId {
@@ -39,19 +40,19 @@ impl CodecId {
     /// All codecs.
     pub const ALL: [Self; 4] = [Self::Float32, Self::BFloat16, Self::Int8, Self::OneBit];
 
-    /// The codec that leaves values of this type as they are.
+    /// The codec that stores values of this type unchanged.
     pub fn plain(dtype: DType) -> Self {
         match dtype {
             DType::Float32 => Self::Float32,
         }
     }
 
-    /// Whether the `n` values of a body were finite, as far as it tells.
+    /// Whether the `n` values of a body were finite, as far as the body marks that.
     pub(crate) fn was_finite(self, body: &[u8], n: usize) -> bool {
         self.telling().is_none_or(|block| (0..n.div_ceil(block)).all(|k| self.block_was_finite(body, k)))
     }
 
-    /// Elements of a block of which the body tells at a glance whether they were finite; `None`: it does not.
+    /// Elements per block, if the codec marks blocks that are not finite; `None` if it does not.
     pub(crate) fn telling(self) -> Option<usize> {
         match self {
             Self::Float32 | Self::BFloat16 => None,
@@ -60,7 +61,7 @@ impl CodecId {
         }
     }
 
-    /// Whether those of such a block were.
+    /// Whether the values of a block were finite, as far as the body marks that.
     fn block_was_finite(self, body: &[u8], block: usize) -> bool {
         match self {
             Self::Float32 | Self::BFloat16 => true,
@@ -69,7 +70,7 @@ impl CodecId {
         }
     }
 
-    /// Bytes of the body of `n` elements.
+    /// Bytes of a body of `n` elements.
     pub fn body_len(self, n: usize) -> usize {
         match self {
             Self::Float32 => 4 * n,
@@ -79,7 +80,7 @@ impl CodecId {
         }
     }
 
-    /// Checks a body that came from outside: exact length, finite, canonical. Nothing is decoded before this.
+    /// Checks a body from outside: exact length, finite, canonical. This must precede any decoding.
     pub fn validate(self, isa: Isa, body: &[u8], n: usize) -> Result<()> {
         let expected = self.body_len(n);
         if body.len() != expected {
@@ -95,12 +96,13 @@ impl CodecId {
     }
 
     /// Decodes a whole validated body; `out.len()` is the element count. For tests, residuals and state
-    /// dictionaries: the store decodes block by block.
+    /// dictionaries; the store decodes block by block.
     pub fn decode(self, isa: Isa, body: &[u8], out: &mut [f32]) {
         isa.run(WholeDecode { codec: self, body, out });
     }
 
-    /// Decodes the elements `at..at + out.len()` of a validated body of `n`; as [`Body::decode`].
+    /// Decodes the elements `at..at + out.len()` of a validated body of `n` elements, as [`Body::decode`]
+    /// does.
     pub(crate) fn decode_block(self, isa: Isa, body: &[u8], n: usize, at: usize, out: &mut [f32]) {
         isa.run(BlockDecode { codec: self, body, n, at, out });
     }
@@ -157,11 +159,11 @@ fn whole<B: Body>(body: B, out: &mut [f32]) {
 
 /// A validated body that is decoded block by block.
 pub(crate) trait Body: Copy {
-    /// How one element lies in a body that needs no decoding in blocks.
+    /// The stored form of one element, if the body stores elements separately.
     type Lane: Lane;
-    /// Whether a step on it is [`Kernel::WIDE`](crate::base::isa::Kernel::WIDE).
+    /// The value of [`Kernel::WIDE`](crate::base::isa::Kernel::WIDE) for a step on this body.
     const WIDE: bool = false;
-    /// The elements `range` as they lie there; `None` where they must be decoded.
+    /// The elements `range` in their stored form; `None` if they must be decoded by block.
     fn lanes(&self, range: Range<usize>) -> Option<&[Self::Lane]>;
     /// Decodes the elements `at..at + out.len()`; `at` is a multiple of 64 and the range lies inside one
     /// [`crate::base::block::BLOCK`] of the body.
@@ -180,11 +182,11 @@ pub enum Codec {
         /// `Some(seed)`: stochastic rounding with Philox4x32-10 under this key.
         seed: Option<u64>,
     },
-    /// See [`CodecId::OneBit`]. Only with error feedback.
+    /// See [`CodecId::OneBit`]. Requires error feedback.
     OneBit,
 }
 
-/// Where in its tensor and in its client's pushes a body belongs: the counter of stochastic rounding.
+/// The position of a body in its tensor and in its client's pushes: the counter of stochastic rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
     /// Index in the tensor of the body's first element; a multiple of 8.
@@ -194,7 +196,7 @@ pub struct Position {
 }
 
 impl Codec {
-    /// What the bytes are called.
+    /// The identifier on the wire.
     pub fn id(self) -> CodecId {
         match self {
             Self::Float32 => CodecId::Float32,
@@ -205,9 +207,9 @@ impl Codec {
     }
 
     /// Appends the body of `values` to `out`. With a residual, encodes `values + residual` and leaves in
-    /// `residual` what the body does not say (error feedback; Seide et al. 2014). Callers have checked with
-    /// [`crate::kernel::finite::check`] that no value, and no sum with the residual, is non-finite, or look
-    /// at what the body tells: of a block that was not finite the residual is as it was.
+    /// `residual` what the body cannot express (error feedback; Seide et al. 2014). Callers must check with
+    /// [`crate::kernel::finite::check`] that every value, and every sum with the residual, is finite, or
+    /// afterwards check the body's marks: the residual of a block that was not finite stays unchanged.
     pub fn encode(
         self,
         isa: Isa,
@@ -221,7 +223,7 @@ impl Codec {
         self.encode_into(isa, values, residual, position, &mut out[start..]);
     }
 
-    /// As [`Codec::encode`], into memory of exactly [`CodecId::body_len`] bytes.
+    /// As [`Codec::encode`], into exactly [`CodecId::body_len`] bytes.
     pub fn encode_into(
         self,
         isa: Isa,

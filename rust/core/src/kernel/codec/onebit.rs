@@ -1,5 +1,5 @@
-//! One-bit: the sign of each element, and the mean of the positive and of the negative ones of each 1024
-//! elements (Seide et al. 2014, zero threshold). Only with error feedback: without it the result is biased.
+//! One-bit: the sign of each element, and per 1024 elements the mean of the positive and of the negative ones
+//! (Seide et al. 2014, zero threshold). It requires error feedback: without it, the result is biased.
 //!
 //! Body: per block two float32, the positive and the negative mean (both as magnitudes), then one bit per
 //! element, least significant first, set = negative (-0.0 too), pad bits zero. Sums are integers, so their
@@ -11,7 +11,7 @@
 //! mean = float32(M) * 2^(E - 158)
 //! ```
 //!
-//! Below 2^-95 (E < 32) both means are zero and the residual keeps everything: so every factor is a normal
+//! Below 2^-95 (E < 32) both means are zero and the residual keeps everything, so every factor is a normal
 //! number.
 
 use super::Body;
@@ -22,9 +22,9 @@ use std::ops::Range;
 
 /// Elements that share two means.
 pub(super) const BLOCK: usize = crate::base::block::BLOCK;
-/// Exponent fields below this one give the means zero.
+/// Exponent fields below this one give zero means.
 const SMALLEST: u32 = 32;
-/// Sums that are kept side by side.
+/// Number of partial sums.
 const LANES: usize = 16;
 /// Elements that are decoded together.
 const RUN: usize = 64;
@@ -105,7 +105,7 @@ fn means_of(v: &[f32; BLOCK], positive: u64, negative: u64) -> [f32; 2] {
         return [0.0; 2];
     }
     if e == 0xFF {
-        // The caller was told not to look: say so, and the server refuses it.
+        // The caller skipped the check for such values. NaN marks the block, and the server refuses it.
         return [f32::NAN; 2];
     }
     // A lane sums 24 bits of 64 elements: that fits. Lanes are added once, at the end.

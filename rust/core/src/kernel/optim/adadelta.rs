@@ -9,7 +9,7 @@
 //! p   = fma(-lr, dx, p)
 //! ```
 //!
-//! The paper has no learning rate (`lr = 1`); it puts `eps` inside both roots, and so does torch.
+//! The paper has no learning rate (`lr = 1`). It puts `eps` inside both roots, as torch does.
 
 use super::settings::settings;
 use super::{AsItCame, Changed, Prepare, Step};
@@ -18,9 +18,9 @@ use crate::base::block::Lane;
 settings! {
     /// Settings of Adadelta, named as torch names them.
     ///
-    /// States that go bad on finite gradients, as in torch: a gradient beyond about 1e19 makes `square_avg`
-    /// infinite for good (the element then stands still); `eps = 0` gives 0 / 0 at a zero gradient and never
-    /// moves from a zero `acc_delta`.
+    /// Finite gradients can produce bad state, as in torch: a gradient beyond about 1e19 makes `square_avg`
+    /// infinite for good, and the element then no longer changes; `eps = 0` gives 0 / 0 at a zero gradient,
+    /// and never moves from a zero `acc_delta`.
     pub struct Adadelta {
         /// Factor on the paper's update.
         lr: f64 = 1.0, NonNegative;

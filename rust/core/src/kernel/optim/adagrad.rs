@@ -16,9 +16,9 @@ use crate::base::block::Lane;
 settings! {
     /// Settings of Adagrad, named as torch names them.
     ///
-    /// Two states go bad on finite gradients, as in torch: a gradient beyond 1.8e19 makes `sum` infinite for
-    /// good (the element then stands still), and with `eps = 0` a zero gradient on a zero `sum` gives 0 / 0 =
-    /// NaN.
+    /// Finite gradients can produce bad state in two ways, as in torch: a gradient beyond 1.8e19 makes `sum`
+    /// infinite for good, and the element then no longer changes; with `eps = 0`, a zero gradient on a zero
+    /// `sum` gives 0 / 0 = NaN.
     pub struct Adagrad {
         /// Learning rate.
         lr: f64 = 1e-2, NonNegative;
@@ -26,11 +26,11 @@ settings! {
         lr_decay: f64 = 0.0, NonNegative;
         /// L2 penalty, added to the gradient.
         weight_decay: f64 = 0.0, NonNegative;
-        /// What `sum` starts with.
+        /// The initial value of `sum`.
         initial_accumulator_value: f64 = 0.0, NonNegative;
         /// Keeps the division finite.
         eps: f64 = 1e-10, NonNegative;
-        /// Where `eps` stands.
+        /// Where `eps` is added.
         eps_mode: EpsMode = EpsMode::Outside;
         /// Ascend instead of descend.
         maximize: bool = false;
@@ -44,8 +44,8 @@ impl Adagrad {
         vec!["sum"]
     }
 
-    /// The scalars of one step. (torch counts steps in float32 and so stops decaying at step 2^24; this does
-    /// not.)
+    /// The scalars of one step. (torch counts steps in float32, so its decay stops at step 2^24; this one
+    /// goes on.)
     pub(crate) fn rule(&self, step: u64, lr: f64) -> AdagradRule {
         let (eps_in, eps_out) = split_eps(self.eps, self.eps_mode);
         AdagradRule {

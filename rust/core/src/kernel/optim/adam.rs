@@ -25,9 +25,9 @@ use std::cell::Cell;
 settings! {
     /// Settings of Adam, named as torch names them (`betas` is the pair `beta1`, `beta2`).
     ///
-    /// States that go bad on finite gradients, as in torch: a gradient beyond about 1e19 divided by `sqrt(1 -
-    /// beta2)` makes `exp_avg_sq` infinite for good (the element then stands still; with `beta2 = 0` it
-    /// becomes NaN), and with `eps = 0` zero gradients give 0 / 0.
+    /// Finite gradients can produce bad state, as in torch: a gradient beyond about 1e19 divided by `sqrt(1 -
+    /// beta2)` makes `exp_avg_sq` infinite for good, and the element then no longer changes (with `beta2 = 0`
+    /// it becomes NaN); with `eps = 0`, zero gradients give 0 / 0.
     pub struct Adam {
         /// Learning rate.
         lr: f64 = 1e-3, NonNegative;
@@ -37,7 +37,7 @@ settings! {
         beta2: f64 = 0.999, BelowOne;
         /// Keeps the division finite.
         eps: f64 = 1e-8, NonNegative;
-        /// L2 penalty, added to the gradient (in [`AdamW`]: taken from the parameters).
+        /// L2 penalty, added to the gradient ([`AdamW`] subtracts it from the parameters).
         weight_decay: f64 = 0.0, NonNegative;
         /// Divide by the largest mean square so far.
         amsgrad: bool = false;
@@ -46,7 +46,7 @@ settings! {
     }
 }
 
-/// Adam with weight decay taken from the parameters rather than added to the gradient.
+/// Adam with weight decay subtracted from the parameters instead of added to the gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW(pub Adam);
 
@@ -67,7 +67,7 @@ impl Adam {
     }
 
     /// The scalars of one step. (torch counts steps in float32, up to 2^24; both corrections are 1 long
-    /// before.)
+    /// before that.)
     #[inline(always)]
     pub(crate) fn rule(&self, step: u64, lr: f64) -> AdamRule {
         let (correction1, root_correction2) = corrections(self.beta1, self.beta2, step);
@@ -106,8 +106,8 @@ impl AdamW {
     }
 }
 
-/// `1 - beta1^t` and the root of `1 - beta2^t`. The tensors of a list mostly step alike, so each thread
-/// remembers its last answer: the powers cost as much as the step of a small tensor.
+/// `1 - beta1^t` and the root of `1 - beta2^t`. The tensors of a list are mostly at the same step, so each
+/// thread caches its last result: the powers cost as much as the step of a small tensor.
 pub(super) fn corrections(beta1: f64, beta2: f64, step: u64) -> (f64, f64) {
     type Known = ((f64, f64, u64), (f64, f64));
     thread_local!(static LAST: Cell<Option<Known>> = const { Cell::new(None) });
@@ -128,7 +128,7 @@ pub(super) fn corrections(beta1: f64, beta2: f64, step: u64) -> (f64, f64) {
 pub(crate) struct AdamRule {
     neg_size: f32,
     prepare: Option<Changed>,
-    /// `AdamW`'s factor on the parameters; 1, which is exact, where there is no decay.
+    /// `AdamW`'s factor on the parameters; 1 without decay, which is exact.
     shrink: f32,
     /// 1 - beta1.
     rest1: f32,

@@ -1,5 +1,5 @@
 //! FTRL-proximal: `McMahan` et al., "Ad Click Prediction: a View from the Trenches", KDD 2013, algorithm 1,
-//! for every element by itself.
+//! applied to each element separately.
 //!
 //! ```text
 //! g   = -g                                   maximize
@@ -11,8 +11,8 @@
 //! p   = (z - copysign(l1, z)) / -d           otherwise; d = fma(beta + sqrt(n), rate, l2)
 //! ```
 //!
-//! The parameters follow from `z` and `n`: what a registration or an assignment puts into `p` enters the next
-//! step of an element as the point of its gradient, and is replaced by it.
+//! The parameters follow from `z` and `n`. A value that a registration or an assignment puts into `p` enters
+//! the element's next step as the point at which the gradient was taken; the step then replaces it.
 
 use super::Step;
 use super::settings::{invalid, settings};
@@ -22,12 +22,12 @@ use crate::base::error::Result;
 settings! {
     /// Settings of FTRL-proximal, named as the paper names them; its alpha is `lr`.
     ///
-    /// A gradient beyond 1.8e19 makes `n` infinite, and the element not a number.
+    /// A gradient beyond 1.8e19 makes `n` infinite and the element NaN.
     pub struct Ftrl {
         /// The paper's alpha, > 0. A push with an `lr` of 0 (or one whose inverse is infinite in float32)
         /// changes no value.
         lr: f64 = 0.1, NonNegative;
-        /// Added to the root: how slowly the first steps shrink the rate.
+        /// Added to the root; a larger value shrinks the rate of the first steps more slowly.
         beta: f64 = 1.0, NonNegative;
         /// L1 penalty: elements of little weight are exactly 0.
         l1: f64 = 0.0, NonNegative;
@@ -40,7 +40,7 @@ settings! {
 }
 
 impl Ftrl {
-    /// What its ranges do not say.
+    /// Checks that `lr` has a finite inverse.
     fn check_together(&self) -> Result<()> {
         if ((1.0 / self.lr) as f32).is_finite() {
             return Ok(());
@@ -48,13 +48,13 @@ impl Ftrl {
         Err(invalid("lr", "a number > 0 whose inverse is finite (as float32)", self.lr))
     }
 
-    /// State: the gradients' sum, corrected for the steps taken, and the sum of their squares.
+    /// State: the sum of the gradients, corrected for the steps taken, and the sum of their squares.
     #[allow(clippy::unused_self, reason = "the same signature for every optimizer")]
     pub fn slots(&self) -> Vec<&'static str> {
         vec!["z", "n"]
     }
 
-    /// The scalars of one step, of which the step count is none.
+    /// The scalars of one step; they do not depend on the step count.
     pub(crate) fn rule(&self, lr: f64) -> FtrlRule {
         FtrlRule {
             rate: (1.0 / lr) as f32,
@@ -92,7 +92,7 @@ impl Step for FtrlRule {
             *n = sum;
             let d = (beta + sum.sqrt()).mul_add(rate, l2);
             let moved = (*z - l1.copysign(*z)) / -d;
-            // Without beta and l2, d is 0 where the gradient's square is.
+            // Without beta and l2, d is 0 where the gradient's square is 0.
             *p = if z.abs() <= l1 || d == 0.0 { 0.0 } else { moved };
         }
     }

@@ -1,5 +1,5 @@
-//! Lazy Adam: what a sparse push does to a tensor with Adam; torch's `SparseAdam`, operation by operation.
-//! Only the touched elements' moments decay; `eps` stands under the uncorrected root.
+//! Lazy Adam: a sparse push to a tensor with Adam; torch's `SparseAdam`, operation by operation. The moments
+//! decay only at touched elements, and `eps` is added to the uncorrected root.
 //!
 //! ```text
 //! g   = -g                              maximize
@@ -9,8 +9,7 @@
 //! p   = p + -size * (m / d)             size = lr * sqrt(1 - beta2^t) / (1 - beta1^t) in float64
 //! ```
 //!
-//! `t` counts the steps of the slice, dense and sparse ones alike: as torch does for a tensor that is one
-//! slice.
+//! `t` counts the steps of the slice, dense and sparse alike, as torch does for a tensor of one slice.
 
 use super::Step;
 use super::adam::{Adam, corrections};

@@ -1,6 +1,7 @@
-//! Optimizers: one file each, the formula and its paper in the header, torch's argument names, defaults and
-//! state names. The operations are torch's single-tensor CPU sequence with an IEEE square root: a fused
-//! multiply-add exactly where torch's kernels fuse, scalars computed in float64 and rounded once.
+//! Optimizers, one file each, with formula and paper in its header and torch's argument names, defaults and
+//! state names. The operations are those of torch's single-tensor CPU code with an IEEE square root: a fused
+//! multiply-add exactly where torch's kernels fuse, and scalars that are computed in float64 and rounded
+//! once.
 
 mod adadelta;
 mod adagrad;
@@ -30,7 +31,7 @@ use crate::base::block::Lane;
 use crate::base::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
-/// Where `eps` stands under a running mean of squares `s`.
+/// Where `eps` is added when a rule divides by the root of a running mean of squares `s`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EpsMode {
     /// `sqrt(s) + eps`: the papers' and torch's form.
@@ -42,7 +43,7 @@ pub enum EpsMode {
     Both,
 }
 
-/// An optimizer with its settings, all in float64 as Python has them.
+/// An optimizer with its settings, in float64 as in Python.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Optimizer {
     /// Stochastic gradient descent.
@@ -61,7 +62,7 @@ pub enum Optimizer {
     Ftrl(Ftrl),
 }
 
-/// An optimizer's scalars for one step, rounded to float32: what the loop over the blocks needs.
+/// An optimizer's scalars for one step, rounded to float32: all that the loop over the blocks needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rule {
     Sgd(SgdRule),
@@ -73,7 +74,7 @@ pub(crate) enum Rule {
     Ftrl(FtrlRule),
 }
 
-/// The same of a step that touches some rows only.
+/// The scalars for one step that touches only some rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SparseRule {
     Sgd(SgdRule),
@@ -83,7 +84,7 @@ pub(crate) enum SparseRule {
 }
 
 impl Rule {
-    /// The same step with another momentum, where there is one.
+    /// The same step with another momentum, if the rule has momentum.
     pub(crate) fn with_momentum(self, momentum: f64) -> Self {
         match self {
             Self::Momentum(rule) => Self::Momentum(rule.with_momentum(momentum as f32)),
@@ -96,11 +97,11 @@ impl Rule {
 /// One optimizer step on a run of elements.
 pub(crate) trait Step: Copy {
     /// Updates parameters `p` and the state slots (in the order of [`Optimizer::slots`]) with gradient `g`;
-    /// all have the same length. One pass: arithmetic and memory then overlap.
+    /// all have the same length. A single pass, so that arithmetic and memory access overlap.
     fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]);
 }
 
-/// Most state slots that an optimizer can have.
+/// Maximum number of state slots of an optimizer.
 pub const MAX_SLOTS: usize = 3;
 
 impl Optimizer {
@@ -122,12 +123,12 @@ impl Optimizer {
         Self::all().into_iter().find(|optimizer| optimizer.name() == name)
     }
 
-    /// Its name on the wire, in lower case.
+    /// The name on the wire, in lower case.
     pub fn name(&self) -> &'static str {
         self.names().0
     }
 
-    /// Its name as the papers write it.
+    /// The name as the papers write it.
     pub fn title(&self) -> &'static str {
         self.names().1
     }
@@ -144,7 +145,7 @@ impl Optimizer {
         }
     }
 
-    /// The table of its settings, to read and to write.
+    /// The table of settings, for reading and writing.
     pub fn settings(&mut self) -> Vec<Setting<'_>> {
         match self {
             Self::Sgd(o) => o.settings(),
@@ -156,7 +157,7 @@ impl Optimizer {
         }
     }
 
-    /// Checks every setting as torch does; the error names the argument, what was expected and what came.
+    /// Checks every setting as torch does; the error names the argument, what was expected and what arrived.
     pub fn validate(&self) -> Result<()> {
         match self {
             Self::Sgd(o) => o.validate(),
@@ -182,7 +183,7 @@ impl Optimizer {
         }
     }
 
-    /// What a state slot is filled with at registration (Adagrad's `initial_accumulator_value`, else 0).
+    /// The value that registration fills a state slot with (Adagrad's `initial_accumulator_value`, else 0).
     pub fn initial_state(&self) -> f32 {
         match self {
             Self::Adagrad(o) => o.initial_accumulator_value as f32,
@@ -203,7 +204,7 @@ impl Optimizer {
         }
     }
 
-    /// The momentum in the settings; 0 where there is none.
+    /// The momentum in the settings; 0 if the optimizer has none.
     pub fn momentum(&self) -> f64 {
         match self {
             Self::Sgd(o) => o.momentum,
@@ -212,8 +213,8 @@ impl Optimizer {
         }
     }
 
-    /// The scalars of one step. `step` counts from 0: how many steps the slice has taken before this one.
-    /// `lr` replaces the settings' rate.
+    /// The scalars of one step. `step` is the number of steps that the slice has taken before this one. `lr`
+    /// replaces the settings' rate.
     #[inline(always)]
     pub(crate) fn rule(&self, step: u64, lr: f64) -> Rule {
         match self {
@@ -227,12 +228,12 @@ impl Optimizer {
         }
     }
 
-    /// Fails, saying why, where a step that leaves untouched rows alone is not what these settings mean.
+    /// Fails, with the reason, if these settings require a step to change untouched rows.
     pub fn check_sparse(&self) -> Result<()> {
         self.sparse_rule(0, self.lr()).map(drop)
     }
 
-    /// The scalars of one step that touches some rows only: torch's sparse SGD, Adagrad and `SparseAdam`, and
+    /// The scalars of one step that touches only some rows: torch's sparse SGD, Adagrad and `SparseAdam`, and
     /// FTRL.
     pub(crate) fn sparse_rule(&self, step: u64, lr: f64) -> Result<SparseRule> {
         let decays = |weight_decay: f64| (weight_decay != 0.0).then_some("weight_decay shrinks every row");
@@ -267,15 +268,15 @@ impl Optimizer {
     }
 }
 
-// What several rules share, for one element.
+// Code for one element that several rules share.
 
-/// What the gradient becomes before the rule sees it. A type, so that the usual case costs its loop nothing.
+/// Prepares the gradient for the rule. It is a type, so that the common case adds nothing to the loop.
 pub(crate) trait Prepare: Copy {
     /// The gradient for the parameter `p`.
     fn of(self, g: impl Lane, p: f32) -> f32;
 }
 
-/// The gradient as it came.
+/// Uses the gradient unchanged.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AsItCame;
 
@@ -287,7 +288,7 @@ pub(crate) struct Changed {
 }
 
 impl Changed {
-    /// `None` if nothing is to be done.
+    /// `None` if the gradient needs no preparation.
     pub(crate) fn new(maximize: bool, weight_decay: f64) -> Option<Self> {
         let weight_decay = decay(weight_decay);
         (maximize || weight_decay.is_some()).then_some(Self { maximize, weight_decay })
@@ -316,13 +317,13 @@ pub(crate) fn lerp(avg: f32, g: f32, weight: f32) -> f32 {
     if weight.abs() < 0.5 { weight.mul_add(g - avg, avg) } else { (weight - 1.0).mul_add(g - avg, g) }
 }
 
-/// A decay as the rules take it: none if 0, else rounded once (a tiny one may round to 0, and still counts).
+/// A decay as the rules take it: none if 0, else rounded once (a tiny one may round to 0 and still counts).
 fn decay(weight_decay: f64) -> Option<f32> {
     (weight_decay != 0.0).then_some(weight_decay as f32)
 }
 
-/// What is added (under, after) the square root. Adding 0 to what is never -0 is exact, so one loop serves
-/// all modes.
+/// The terms added under and after the square root. Adding 0 to a value that is never -0 is exact, so one
+/// loop serves all modes.
 pub(crate) fn split_eps(eps: f64, mode: EpsMode) -> (f32, f32) {
     let eps = eps as f32;
     match mode {

@@ -20,9 +20,9 @@ use crate::base::block::Lane;
 settings! {
     /// Settings of `RMSprop`, named as torch names them.
     ///
-    /// States that go bad on finite gradients, as in torch: `centered` under a (nearly) constant gradient,
-    /// where the rounding of `square_avg - grad_avg^2` can fall below 0 and its root is NaN; gradients beyond
-    /// about 1e19, whose square makes `square_avg` infinite for good; `eps = 0` with zero gradients (0 / 0).
+    /// Finite gradients can produce bad state, as in torch: with `centered` and a (nearly) constant gradient,
+    /// the rounding of `square_avg - grad_avg^2` can fall below 0, so its root is NaN; a gradient beyond
+    /// about 1e19 makes `square_avg` infinite for good; `eps = 0` with zero gradients gives 0 / 0.
     pub struct Rmsprop {
         /// Learning rate.
         lr: f64 = 1e-2, NonNegative;
@@ -34,9 +34,9 @@ settings! {
         weight_decay: f64 = 0.0, NonNegative;
         /// Momentum; 0 keeps no buffer.
         momentum: f64 = 0.0, NonNegative;
-        /// Divide by the standard deviation rather than the root of the mean square.
+        /// Divides by the standard deviation instead of the root of the mean square.
         centered: bool = false;
-        /// Where `eps` stands.
+        /// Where `eps` is added.
         eps_mode: EpsMode = EpsMode::Outside;
         /// Ascend instead of descend.
         maximize: bool = false;

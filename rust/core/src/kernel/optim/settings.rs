@@ -1,38 +1,38 @@
-//! The table of an optimizer's settings: the one place that has their names, types, defaults and ranges.
+//! The table of an optimizer's settings: the only place with their names, types, defaults and ranges.
 //!
-//! [`settings!`] makes the struct, its defaults and its table from one list. The wire and Python's
+//! [`settings!`] generates the struct, its defaults and its table from one list. The wire and Python's
 //! dataclasses are read and written through the table, so they name no setting.
 
 use super::EpsMode;
 use crate::base::error::{Error, Kind, Result};
 use std::fmt::{self, Display};
 
-/// One setting of an optimizer: its name, where its value lies, and which values it takes.
+/// One setting of an optimizer: its name, a reference to its value, and its valid range.
 #[derive(Debug)]
 pub struct Setting<'a> {
-    /// torch's name of the argument; of the pair `betas`, `beta1` and `beta2`.
+    /// torch's name of the argument; `beta1` and `beta2` for the pair `betas`.
     pub name: &'static str,
     /// The value.
     pub value: Value<'a>,
-    /// Which numbers are valid.
+    /// The valid numbers.
     pub(super) range: Range,
 }
 
-/// Where a setting's value lies, by its type.
+/// A reference to a setting's value, by type.
 #[derive(Debug, PartialEq)]
 pub enum Value<'a> {
     /// A number.
     Number(&'a mut f64),
     /// A switch.
     Flag(&'a mut bool),
-    /// A place for `eps`.
+    /// A position of `eps`.
     EpsMode(&'a mut EpsMode),
 }
 
-/// Which numbers a setting takes.
+/// The numbers that a setting takes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Range {
-    /// All values of its type, if they are finite.
+    /// All finite numbers.
     Finite,
     /// At least 0 and finite, also when rounded to float32.
     NonNegative,
@@ -71,7 +71,7 @@ impl fmt::Display for Value<'_> {
 }
 
 impl Setting<'_> {
-    /// Fails unless the value is in its range.
+    /// Fails unless the value is in range.
     pub(super) fn check(&self) -> Result<()> {
         let Value::Number(value) = &self.value else { return Ok(()) };
         let (valid, expected) = match self.range {
@@ -85,7 +85,7 @@ impl Setting<'_> {
         if valid { Ok(()) } else { Err(invalid(self.argument(), expected, value)) }
     }
 
-    /// The argument that sets it.
+    /// The argument that this setting comes from.
     fn argument(&self) -> &'static str {
         match self.name {
             "beta1" => "betas[0]",
@@ -99,7 +99,7 @@ impl EpsMode {
     const NAMES: [(Self, &'static str); 3] =
         [(Self::Outside, "outside"), (Self::Inside, "inside"), (Self::Both, "both")];
 
-    /// Its name in settings.
+    /// The name in settings.
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize].1
     }
@@ -115,8 +115,8 @@ pub(super) fn invalid(argument: &str, expected: &str, got: impl Display) -> Erro
     Error::new(Kind::Config, format!("invalid {argument}")).expected(expected, got)
 }
 
-/// Makes the settings of an optimizer: `field: type = default, range;`. Flags and modes have no range.
-/// Conditions on several settings are in a method of the struct, which follows the struct's list.
+/// Generates the settings of an optimizer: `field: type = default, range;`. Flags and modes have no range. A
+/// method of the struct, named after the struct's list, checks conditions on several settings.
 macro_rules! settings {
     (
         $(#[$attribute:meta])*
@@ -145,7 +145,7 @@ macro_rules! settings {
                 Ok(())
             }
 
-            /// The table of its settings.
+            /// The table of settings.
             pub(super) fn settings(&mut self) -> Vec<$crate::kernel::optim::Setting<'_>> {
                 use $crate::kernel::optim::Setting;
                 vec![$(

@@ -11,8 +11,8 @@
 //! p   = fma(-lr, g, p)
 //! ```
 //!
-//! The learning rate stays outside the velocity `b`, as in torch: a schedule does not rescale what is stored.
-//! With these operations every result equals `torch.optim.SGD` bit for bit.
+//! The learning rate stays outside the velocity `b`, as in torch: a schedule does not rescale the stored
+//! state. With these operations, every result equals `torch.optim.SGD` bit for bit.
 
 use super::settings::{invalid, settings};
 use super::{AsItCame, Changed, Prepare, Rule, Step};
@@ -40,7 +40,7 @@ settings! {
 }
 
 impl Sgd {
-    /// What its ranges do not say.
+    /// Checks the conditions of Nesterov's momentum.
     fn check_together(&self) -> Result<()> {
         if self.nesterov && self.momentum == 0.0 {
             return Err(invalid("momentum", "a number > 0 with nesterov", self.momentum));
@@ -74,8 +74,8 @@ impl Sgd {
     }
 }
 
-/// The scalars of one step without momentum. A rule of its own: in so short a loop a decoded gradient never
-/// leaves the registers.
+/// The scalars of one step without momentum. This is a rule of its own because in so short a loop a decoded
+/// gradient never leaves the registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SgdRule {
     neg_lr: f32,
@@ -98,7 +98,7 @@ impl MomentumRule {
     }
 }
 
-/// What becomes of the velocity; in the first step it is a copy of the gradient, not damped.
+/// How a step updates the velocity; the first step copies the gradient into it, undamped.
 #[derive(Clone, Copy, Debug)]
 enum Form {
     First,
