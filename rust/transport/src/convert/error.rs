@@ -153,7 +153,7 @@ pub fn error_from_status(status: &Status) -> Error {
         Code::DeadlineExceeded => Kind::Deadline,
         // Without details it was not our handler that said so: the connection or a proxy did.
         Code::Unavailable | Code::Cancelled | Code::Unknown | Code::Aborted => Kind::Connection,
-        Code::Internal if is_of_http2(status) => Kind::Connection,
+        Code::Internal if is_farewell(status) => Kind::Connection,
         Code::Unimplemented | Code::FailedPrecondition | Code::AlreadyExists => Kind::Precondition,
         _ => Kind::Internal,
     };
@@ -166,11 +166,11 @@ pub fn error_from_status(status: &Status) -> Error {
     Error::new(kind, message)
 }
 
-/// Whether HTTP/2 failed under a call: tonic says `Internal` also of a connection that its peer closed in
-/// order.
-fn is_of_http2(status: &Status) -> bool {
+/// Whether the peer closed the connection under a call in order, which tonic calls `Internal`.
+fn is_farewell(status: &Status) -> bool {
     std::iter::successors(std::error::Error::source(status), |error| error.source())
-        .any(<dyn std::error::Error>::is::<h2::Error>)
+        .filter_map(|error| error.downcast_ref::<h2::Error>())
+        .any(|error| error.reason() == Some(h2::Reason::NO_ERROR))
 }
 
 /// Whether tonic gave up, on either side, at the deadline that the call carries.
@@ -266,5 +266,8 @@ mod tests {
         let status = Status::from_error(Box::new(h2::Error::from(h2::Reason::NO_ERROR)));
         assert_eq!(status.code(), Code::Internal);
         assert_eq!(error_from_status(&status).kind, Kind::Connection);
+        // A peer that speaks no HTTP/2 will not do so later.
+        let status = Status::from_error(Box::new(h2::Error::from(h2::Reason::FRAME_SIZE_ERROR)));
+        assert_eq!(error_from_status(&status).kind, Kind::Internal);
     }
 }
