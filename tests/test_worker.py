@@ -377,6 +377,32 @@ def test_state_of_another_mode_or_codec_is_refused(store):
         assert str(kept.state_dict()) == str(local_before)
 
 
+class ArrayLike:
+    """Something that only NumPy reads."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values if dtype is None else self.values.astype(dtype)
+
+
+def test_gradients_that_are_summed_may_have_any_layout(store):
+    store.register("t", np.zeros((3, 5), np.float32), optimizer=fastps.SGD(lr=1.0))
+    values = np.arange(15, dtype=np.float32).reshape(5, 3)
+    params = {"t": np.zeros((3, 5), np.float32)}
+    with fastps.Worker(store, params, fastps.Async(), accumulate=2) as worker:
+        worker.step({"t": values.T})
+        worker.step({"t": ArrayLike(np.ascontiguousarray(values.T))})
+        assert (store.pull("t") == -values.T).all()
+        bad = values.copy()
+        bad[4, 1] = np.nan
+        with pytest.raises(fastps.NonFiniteError, match="t"):
+            worker.step({"t": bad.T})
+        with pytest.raises(fastps.ShapeError, match="t"):
+            worker.step({"t": values[:, ::2].T})
+
+
 def test_servers_that_go_away(leaving):
     grads = leaving.grads
     zeros = {name: np.zeros_like(gradient) for name, gradient in grads.items()}

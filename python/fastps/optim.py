@@ -1,8 +1,8 @@
 """Optimizers that a tensor's shards run: frozen settings with torch's argument names and defaults.
 
 A tensor is registered with one of them; every push is one step of it. The arithmetic is that of torch's CPU
-kernels with an IEEE square root (formulas in ``rust/core/src/optim``). All numbers are float64 until a step
-rounds its scalars once to float32.
+kernels with an IEEE square root (formulas in ``rust/core/src/kernel/optim``). All numbers are float64 until a
+step rounds its scalars once to float32.
 
 Sparse pushes (`fastps.Sparse`) step the rows that they name and leave the others alone. `Adagrad`, `SGD`
 without momentum, and `Adam` without amsgrad (which is then torch's ``SparseAdam``) can do that, all without
