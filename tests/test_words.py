@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 # Most occurrences of stilted words, and most comment lines above 110 columns.
-STILTED = 94
-TOO_WIDE = 9
+STILTED = 19
+TOO_WIDE = 0
 
 COLUMNS = 110
 WORDS = re.compile(r"\b(?:anew|whoever|in\s+vain|is\s+told|nobody)\b", re.IGNORECASE)

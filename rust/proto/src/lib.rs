@@ -1,6 +1,6 @@
 //! The messages and services of `protos/fastps/v1/fastps.proto`, as generated code.
 //!
-//! The code is checked in, so that nobody needs protoc to build; `tests/generated.rs` proves it fresh and, with
+//! The code is checked in, so building needs no protoc; `tests/generated.rs` proves it fresh and, with
 //! `FASTPS_REGENERATE=1`, rewrites it.
 
 /// Protocol version 1.

@@ -36,7 +36,7 @@ pub struct Journal {
     progress: Progress,
 }
 
-/// State of the files. Whoever creates or removes files holds its lock.
+/// State of the files. Its lock is held while files are created or removed.
 #[derive(Debug)]
 struct JournalState {
     origin: Origin,

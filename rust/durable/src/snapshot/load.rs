@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 impl Generation {
-    /// Creates the snapshot's slices in an empty shard. After an error some may exist. `on_slice` is called for
-    /// each slice, with its state and the number of bytes read.
+    /// Creates the snapshot's slices in an empty shard. After an error some may exist. `on_slice` is called
+    /// for each slice, with its state and the number of bytes read.
     pub(crate) fn load(
         &self,
         shard: &Shard,

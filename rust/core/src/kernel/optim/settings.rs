@@ -1,7 +1,7 @@
-//! The table of an optimizer's settings: the only place with their names, types, defaults and ranges.
+//! The table of an optimizer's settings: their names, types, defaults and ranges.
 //!
-//! [`settings!`] generates the struct, its defaults and its table from one list. The wire and Python's
-//! dataclasses are read and written through the table, so they name no setting.
+//! [`settings!`] generates the struct, its defaults and its table from one list. The wire and the Python
+//! binding read and write settings through the table; only Python's public dataclasses repeat the names.
 
 use super::EpsMode;
 use crate::base::error::{Error, Kind, Result};

@@ -45,8 +45,8 @@ impl Writer {
         Ok((size - (self.written - self.read)) as usize)
     }
 
-    /// Writes what fits, and tells how much; calls `wake` where the reader must be woken. What is small is
-    /// told of as one.
+    /// Writes what fits and returns how much; calls `wake` where the reader must be woken. Small pieces are
+    /// announced together.
     pub(super) fn write<'a>(
         &mut self,
         all: impl IntoIterator<Item = &'a [u8]>,
