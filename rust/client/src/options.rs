@@ -25,9 +25,9 @@ pub struct ConnectOptions {
     pub checksums: Option<bool>,
     /// How frames reach the servers.
     pub transport: Transport,
-    /// How long a call looks for its answer before it sleeps, where that paid of late; zero: never.
+    /// Busy-poll time of a call before it sleeps (adaptive; zero disables it).
     pub spin: Duration,
-    /// TLS, if `ca` is given: by it servers are known.
+    /// TLS, if `ca` is given: the client trusts servers that it signed.
     pub tls: TlsFiles,
     /// The name that servers' certificates must have; `None` = the host of the server's address.
     pub tls_server_name: Option<String>,

@@ -140,8 +140,7 @@ impl Link {
         lock(&self.queue).recalled
     }
 
-    /// Ends the present session, so that it lets go of what it has not sent; what is not answered is sent on
-    /// the next.
+    /// Ends the current session, which releases unsent payloads; the next session sends what is unanswered.
     pub(crate) fn recall(&self) {
         let mut queue = lock(&self.queue);
         if queue.session != 0 && !std::mem::replace(&mut queue.recalled, true) {

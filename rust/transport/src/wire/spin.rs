@@ -53,8 +53,8 @@ impl Spin {
             .expected(format!("at most {MAX_SPIN:?}"), format!("{budget:?}")))
     }
 
-    /// Waits for what `work` gives. It spins only where a wait of late was short; a wait beside something
-    /// large, only where its parts come and go without long gaps.
+    /// Waits for `work`. Spins only if recent waits were short; beside a large transfer, only while its parts
+    /// follow one another without long gaps.
     pub async fn wait<T>(&mut self, work: impl Future<Output = T>, pace: &Pace) -> T {
         let mut work = pin!(work);
         let first = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
