@@ -313,7 +313,7 @@ class _GrpcStep:
         client.register(client.spec(name, [floats], settings={"lr": LR}), np.zeros(floats, np.float32))
         entry = client.entry(name)
         self._client = client
-        self._stream = type(client.stream(0))(client.stubs, channel, timeout=600)
+        self._stream = type(client.stream(0))(client.stubs, channel, client.secret, timeout=600)
         gradient = np.full(floats, 1e-3, np.float32)
         self._slices = []
         for index, first in enumerate(range(0, floats, 63 * 4096)):
