@@ -1,4 +1,4 @@
-/* The codecs of rust/core/src/codec (protos/README.md has the bytes) as one-pass loops. Encoders: a = body, b = residual
+/* The codecs of rust/core/src/kernel/codec (protos/README.md has the bytes) as one-pass loops. Encoders: a = body, b = residual
  * of error feedback, g = values. Decoders: a = values, g = body. Every n that comes here is a multiple of 1024.
  *
  * Compilers do not vectorise the packing of sign bits, so that part is written with AVX-512 where there is AVX-512: else

@@ -1,4 +1,4 @@
-/* The optimizers of rust/core/src/optim as the obvious loops: the same operations in the same order, fmaf where a
+/* The optimizers of rust/core/src/kernel/optim as the obvious loops: the same operations in the same order, fmaf where a
  * multiply and an add are fused, so the same bits. a = parameters, b and c = state in the order of torch's names,
  * g = gradient. Not the first step of momentum, which only copies the gradient. */
 #include "kernels.h"
