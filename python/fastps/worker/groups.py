@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from fastps import _fastps
-from fastps.errors import DeadlineError
+from fastps.errors import DeadlineError, LeaseError
 from fastps.modes import Mode, WarmStart
 
 __all__ = ["Groups"]
@@ -97,6 +97,21 @@ class Groups:
                 else:
                     del self._due[group]
 
+    def may_go_on(self, steps: int) -> bool:
+        """Reports steps, and returns whether the next one may be taken; `wait` ends it."""
+        for group in self._names if steps else ():
+            self._due[group] = self._due.get(group, 0) + steps
+        for group in list(self._due):
+            told, self._due[group] = self._due[group], 0
+            try:
+                self._native.advance(group, False, told, 0.0)
+            except DeadlineError:
+                continue
+            except LeaseError:
+                return True  # the step raises it
+            del self._due[group]
+        return not self._due
+
     def workers(self) -> str:
         """The workers that are present, for an error text."""
         assert self._bound is not None
@@ -111,12 +126,27 @@ class Groups:
 
     # -- warm start ------------------------------------------------------------------------------------------
 
-    def warm_up(self, mode: WarmStart) -> bool:
-        """Waits for the end of a warm start, or until this worker is the one that trains in it."""
+    def warm_up(self, mode: WarmStart, wait: bool = True) -> bool | None:
+        """Waits for the end of a warm start, or until this worker is the one that trains in it.
+
+        Returns whether this worker trains in it; without `wait`, None if it has to wait.
+        """
         self._warm, self._warm_group = mode, self._names[0]
         group = self._warm_group
         self._native.join(group, mode._binding(), self._rank, self._name, None)
-        leads = self._native.advance(group, True, 0, mode.timeout)[1]
+        if not wait:
+            return self.warm_up_ended(mode)
+        return self._end_or_lead(mode, mode.timeout)
+
+    def warm_up_ended(self, mode: WarmStart) -> bool | None:
+        """Whether this worker trains in the warm start; None while another one does. Never waits."""
+        try:
+            return self._end_or_lead(mode, 0.0)
+        except DeadlineError:
+            return None
+
+    def _end_or_lead(self, mode: WarmStart, timeout: float) -> bool:
+        leads = self._native.advance(self._warm_group, True, 0, timeout)[1]
         if not leads:
             self._end_warm_start(mode)
         return leads

@@ -117,6 +117,21 @@ class Pushes:
         """Whether nothing waits, is in progress or in doubt."""
         return not (self._under_way or self._pushing or self._doubts or self.sum.waiting)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether part of the next step was pushed."""
+        return self._pushing
+
+    @property
+    def under_way_done(self) -> bool:
+        """Whether no push is still in progress."""
+        return all(push.flight.done() for push in self._under_way)
+
+    @property
+    def names_under_way(self) -> list[str]:
+        """The tensors of the pushes in progress."""
+        return list({name: None for push in self._under_way for name in push.gradients})
+
     # -- sending ---------------------------------------------------------------------------------------------
 
     def check_names(self, grads: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastps import _fastps
 from fastps._fastps import Versions
-from fastps._shared.checks import at_least
+from fastps._shared.checks import at_least, flag
 from fastps._shared.handles import Receipts
 from fastps._shared.lost import warn_of
 from fastps._shared.types import Array, File, Rates
@@ -66,6 +66,8 @@ class Worker:
             `fastps.Local`, which has ``push_every``. `flush` pushes each gradient times 1 / accumulate.
         rank: Position in the order of workers, from 0; ``Sync(deterministic=True)`` needs it.
         name: Shown where others wait for this worker; None: machine and process.
+        wait: False: with `fastps.WarmStart` the constructor returns at once; `ready` is False until the warm
+            start is over, and until then `step` and `begin` raise. The other modes never wait there.
 
     Attributes:
         params: Names to the worker's own float32 arrays. They change only in `step` and `add`; treat them as
@@ -100,11 +102,13 @@ class Worker:
         accumulate: int = 1,
         rank: int | None = None,
         name: str | None = None,
+        wait: bool = True,
     ) -> None:
         must_be(Mode, "mode", "a mode, such as fastps.Async()", mode)
         if codec is not None:
             must_be(Codec, "codec", "a codec, such as fastps.Int8()", codec)
         accumulate = at_least(1, "accumulate", accumulate)
+        flag("wait", wait)
         if rank is not None:
             rank = at_least(0, "rank", rank, 2**32 - 1)
         then = mode.then if isinstance(mode, WarmStart) else mode
@@ -136,10 +140,13 @@ class Worker:
         self._watched = Watched((), "worker")
         self._groups = Groups(self._native, rank, name)
         self._alone = False  # whether it is the one that trains in a warm start
+        self._warming = False  # whether it waits for the end of a warm start
+        self._reported = False  # whether `ready` has reported the step that has begun
         try:
             self._groups.add(params)
             if isinstance(mode, WarmStart) and params:
-                self._alone = self._groups.warm_up(mode)
+                leads = self._groups.warm_up(mode, wait)
+                self._alone, self._warming = bool(leads), leads is None
             else:
                 self._groups.bind(then)
             self._follow(Async() if self._alone else then)
@@ -236,7 +243,9 @@ class Worker:
             return
         if self._ps.closed:
             raise ConfigError("the worker is closed", expected="an open worker", got="a closed one")
-        self._groups.wait(0)
+        self._check_may_push(grads)
+        if not self._reported:
+            self._groups.wait(0)
         self._tally.told = (None, 0)
         k, pushes = self._steps + 1, self._pushes
         pushing = k % pushes.every == 0
@@ -272,6 +281,10 @@ class Worker:
     def begin(self, grads: Mapping[str, Any], *, lr: Rates = None) -> None:
         """Starts to push some gradients of the next step while others are still computed.
 
+        With `fastps.Sync` and `fastps.Bounded` a program can compute while it waits for other workers: begin
+        with all gradients, do other work until `ready`, then call ``step({})``, which ends the step without
+        waiting for another worker. Without `ready`, ``step({})`` waits as ``step(grads)`` does.
+
         Args:
             grads: As for `step`, which takes the others. The arrays are read until `step` returns.
             lr: As for `step`.
@@ -287,9 +300,90 @@ class Worker:
                 expected="a mode other than fastps.Local",
                 got=repr(self.mode),
             )
+        self._check_may_push(grads)
         lr = as_rates(lr, self.params)
         self._watched.check()
         self._pushes.begin(grads, lr, self._fetches.installed)
+
+    def ready(self) -> bool:
+        """Whether ``step({})``, after `begin` was given all gradients, returns without waiting for others.
+
+        With `fastps.Sync`: the version that the gradients belong to is made, or they were refused. With
+        `fastps.Bounded`: the slowest worker is at most `staleness` steps behind. The first call reports the
+        step to the servers, so it takes no further gradients. In a warm start (``wait=False``): False until
+        it is over. With all other modes, and before `begin`: True.
+
+        It never waits for another worker. With `fastps.Bounded` and in a warm start it asks a server, which
+        takes one round trip. With a `fastps.Store` it is True as soon as the push that ends the wait returns.
+
+        Raises:
+            FastpsError: A server could not be asked.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
+        >>> mode, params, ones = fastps.Sync(workers=2), {"w": np.zeros(2)}, {"w": np.ones(2, np.float32)}
+        >>> a, b = (fastps.Worker(store, params, mode) for _ in range(2))
+        >>> a.begin(ones)
+        >>> a.ready()
+        False
+        >>> b.begin(ones)
+        >>> a.ready(), b.ready()
+        (True, True)
+        >>> a.step({})
+        >>> a.params["w"]
+        array([-1., -1.], dtype=float32)
+        """
+        if self._warming:
+            return self._end_warm_start()
+        if not self._mode._together:
+            return True
+        if isinstance(self._mode, Sync):
+            return self._pushes.under_way_done or self._is_made()
+        if not self._pushes.has_begun:
+            return True
+        if not self._pushes.under_way_done:
+            return False
+        steps, self._reported = 0 if self._reported else 1, True
+        return self._groups.may_go_on(steps)
+
+    def _end_warm_start(self) -> bool:
+        """Continues after a warm start if it is over, or if this worker is to train in it."""
+        assert isinstance(self.mode, WarmStart)
+        leads = self._groups.warm_up_ended(self.mode)
+        if leads is None:
+            return False
+        self._alone, self._warming = leads, False
+        self._follow(Async() if leads else self.mode.then)
+        self._fetches.now()
+        return True
+
+    def _is_made(self) -> bool:
+        """Whether every slice of the pushes under way has a newer version than their base, in a store.
+
+        The thread that ends a held push may not have run yet, so the push itself is not asked.
+        """
+        base = self._fetches.installed
+        if base is None or not isinstance(self._ps, Store):
+            return False
+        names = self._pushes.names_under_way
+        now = self._native.versions(names, None)
+        return all(new > old for n in names for new, old in zip(now.slices(n), base.slices(n), strict=True))
+
+    def _check_may_push(self, grads: Mapping[str, Any]) -> None:
+        """Raises if no gradient may be pushed now."""
+        if self._warming and not self._end_warm_start():
+            raise ConfigError(
+                "the warm start is not over; call ready() until it returns True",
+                expected="a worker whose ready() is True",
+                got="one that waits for the end of the warm start",
+            )
+        if self._reported and grads:
+            raise ConfigError(
+                "ready() has ended the gradients of this step: expected step({}), "
+                f"got gradients of {sorted(grads)}",
+                expected="step({})",
+                got=f"gradients of {sorted(grads)}",
+            )
 
     def flush(self) -> None:
         """Pushes all waiting gradients and returns when every push is acknowledged; `params` do not change.
@@ -539,6 +633,7 @@ class Worker:
             raise
         else:
             if not isinstance(self._mode, Sync):
-                self._groups.wait(1)
+                self._groups.wait(0 if self._reported else 1)
         finally:
+            self._reported = False
             self._fetches.now()
