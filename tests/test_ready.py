@@ -49,6 +49,7 @@ def test_a_refused_share_is_ready(ps):
     with a, b, c:
         a.begin(MINUS)
         b.begin(MINUS)
+        until(lambda: all([a.ready(), b.ready()]))  # over a network c could come before them
         c.begin({"w": np.full(3, -50, np.float32)})
         until(c.ready)
         c.step({})
