@@ -51,7 +51,7 @@ pub struct Shard {
     config: ShardConfig,
     groups: Arc<Groups>,
     policy: Arc<dyn Policy>,
-    slices: RwLock<Table>,
+    slices: RwLock<SliceTable>,
     clients: Arc<Clients>,
     /// Number of slices that calls other than pushes and pulls have visited.
     touched: AtomicU64,
@@ -68,13 +68,13 @@ pub fn memory_for(spec: &TensorSpec) -> u64 {
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct SliceTable {
     slices: HashMap<SliceId, Arc<Slice>, RandomState>,
     /// The slices of each group.
     groups: HashMap<u32, HashSet<SliceId, RandomState>>,
 }
 
-impl Table {
+impl SliceTable {
     fn insert(&mut self, slice: Arc<Slice>) {
         self.groups.entry(slice.group()).or_default().insert(slice.id());
         self.slices.insert(slice.id(), slice);

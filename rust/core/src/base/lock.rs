@@ -37,7 +37,7 @@ pub struct SliceLock<T> {
     word: AtomicU32,
     /// How often newcomers have overtaken the queue; only the lock's holder changes it.
     overtakes: AtomicU64,
-    queue: Mutex<VecDeque<Waiter>>,
+    queue: Mutex<VecDeque<QueuedThread>>,
     /// Never contended: only the holder of the word locks it. This costs 4 ns of the 9 ns of an uncontended
     /// lock and unlock, and lets the compiler check what would otherwise be `unsafe`.
     data: Mutex<T>,
@@ -45,7 +45,7 @@ pub struct SliceLock<T> {
 
 /// A thread in the queue.
 #[derive(Debug)]
-struct Waiter {
+struct QueuedThread {
     thread: Thread,
     /// `overtakes` at arrival.
     arrived: u64,
@@ -155,7 +155,7 @@ impl<T> SliceLock<T> {
             return None;
         }
         let granted = Arc::new(AtomicU32::new(0));
-        queue.push_back(Waiter {
+        queue.push_back(QueuedThread {
             thread: current(),
             arrived: self.overtakes.load(Ordering::Relaxed),
             asleep: false,
@@ -180,7 +180,7 @@ impl<T> SliceLock<T> {
         false
     }
 
-    fn update_waiting(&self, queue: &VecDeque<Waiter>) {
+    fn update_waiting(&self, queue: &VecDeque<QueuedThread>) {
         if queue.is_empty() {
             self.word.fetch_and(!WAITING, Ordering::Relaxed);
         }

@@ -30,13 +30,13 @@ pub type Advanced = Box<dyn FnOnce(Result<Clocks>) + Send>;
 
 /// Which table of a group: a warm start has its own, besides that of the mode that follows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Room {
+enum GroupPhase {
     Warm,
     Main,
 }
 
 #[derive(Debug)]
-struct Member {
+struct GroupMember {
     seat: Seat,
     clock: u64,
     /// The number of workers that joined before.
@@ -50,9 +50,9 @@ struct Waiting {
     done: Advanced,
 }
 
-struct Table {
+struct GroupTable {
     mode: Mode,
-    members: BTreeMap<u64, Member>,
+    members: BTreeMap<u64, GroupMember>,
     waiting: Vec<Waiting>,
     /// Steps that the leader of a warm start has taken.
     alone: u64,
@@ -62,7 +62,7 @@ struct Table {
     complete: bool,
 }
 
-type Tables = BTreeMap<(u32, Room), Table>;
+type Tables = BTreeMap<(u32, GroupPhase), GroupTable>;
 
 /// The groups of one shard, or of a store.
 #[derive(Default)]
@@ -72,11 +72,11 @@ pub struct Groups {
     quorums: AtomicU64,
 }
 
-fn room(mode: Mode) -> Room {
-    if matches!(mode, Mode::WarmStart { .. }) { Room::Warm } else { Room::Main }
+fn phase(mode: Mode) -> GroupPhase {
+    if matches!(mode, Mode::WarmStart { .. }) { GroupPhase::Warm } else { GroupPhase::Main }
 }
 
-impl Table {
+impl GroupTable {
     fn new(mode: Mode) -> Self {
         Self { mode, members: BTreeMap::new(), waiting: Vec::new(), alone: 0, came: 0, complete: false }
     }
@@ -169,19 +169,19 @@ impl Groups {
     pub fn join(&self, group: u32, client: u64, seat: Seat, meter: &Arc<Meter>) -> Result<Joined> {
         seat.check()?;
         let mut tables = lock(&self.tables);
-        let key = (group, room(seat.mode));
+        let key = (group, phase(seat.mode));
         // If others train already, the warm start is over and has no leader.
-        let main = tables.get(&(group, Room::Main)).is_some_and(|table| !table.members.is_empty());
+        let main = tables.get(&(group, GroupPhase::Main)).is_some_and(|table| !table.members.is_empty());
         if !tables.contains_key(&key) && tables.len() >= MOST_GROUPS {
             let error = Error::new(Kind::Capacity, "too many groups have workers");
             return Err(error
                 .expected(format!("at most {MOST_GROUPS}"), "one more")
                 .retry_after_ms(RETRY_MS));
         }
-        let table = tables.entry(key).or_insert_with(|| Table::new(seat.mode));
+        let table = tables.entry(key).or_insert_with(|| GroupTable::new(seat.mode));
         table.admits(client, &seat)?;
         if table.members.is_empty() {
-            *table = Table::new(seat.mode);
+            *table = GroupTable::new(seat.mode);
         }
         if let (Mode::WarmStart { steps }, true) = (seat.mode, main) {
             table.alone = steps;
@@ -199,7 +199,7 @@ impl Groups {
             };
             let (clock, order) = (table.slowest(), table.came);
             table.came += 1;
-            table.members.insert(client, Member { seat, clock, order, _memory: memory });
+            table.members.insert(client, GroupMember { seat, clock, order, _memory: memory });
             clock
         };
         // The only worker of a group may change its mode.
@@ -220,12 +220,12 @@ impl Groups {
     /// Whether as many workers as a version needs were present at one time, so that versions no longer wait
     /// for workers that leave.
     pub fn is_complete(&self, group: u32) -> bool {
-        lock(&self.tables).get(&(group, Room::Main)).is_some_and(|table| table.complete)
+        lock(&self.tables).get(&(group, GroupPhase::Main)).is_some_and(|table| table.complete)
     }
 
     /// Marks a group as complete that was taken over from a previous server.
     pub fn note_complete(&self, group: u32) {
-        if let Some(table) = lock(&self.tables).get_mut(&(group, Room::Main)) {
+        if let Some(table) = lock(&self.tables).get_mut(&(group, GroupPhase::Main)) {
             table.complete = true;
         }
     }
@@ -234,7 +234,7 @@ impl Groups {
     pub fn advance(&self, group: u32, client: u64, warm: bool, clock: u64, done: Advanced) {
         let told = {
             let mut tables = lock(&self.tables);
-            let key = (group, if warm { Room::Warm } else { Room::Main });
+            let key = (group, if warm { GroupPhase::Warm } else { GroupPhase::Main });
             match tables.get_mut(&key).filter(|table| table.members.contains_key(&client)) {
                 None => vec![(done, Err(not_there()))],
                 Some(table) => {
@@ -257,12 +257,12 @@ impl Groups {
     /// Names of the workers that a worker waits for: the slowest ones; in a warm start, the leader.
     pub fn behind(&self, group: u32, client: u64, warm: bool) -> Vec<String> {
         let tables = lock(&self.tables);
-        let Some(table) = tables.get(&(group, if warm { Room::Warm } else { Room::Main })) else {
+        let Some(table) = tables.get(&(group, if warm { GroupPhase::Warm } else { GroupPhase::Main })) else {
             return Vec::new();
         };
         let slowest = table.slowest();
         let leader = table.leader();
-        let holds = |(other, member): &(&u64, &Member)| {
+        let holds = |(other, member): &(&u64, &GroupMember)| {
             **other != client && if warm { leader == Some(**other) } else { member.clock == slowest }
         };
         named(table.members.iter().filter(holds).map(|(_, member)| member))
@@ -271,7 +271,9 @@ impl Groups {
     /// Removes a worker from a group or from its warm start, and lets the workers that waited for it
     /// continue. False: it had no place there.
     pub fn leave(&self, group: u32, client: u64, warm: bool) -> bool {
-        !self.leave_where(client, |key| key == (group, if warm { Room::Warm } else { Room::Main })).is_empty()
+        !self
+            .leave_where(client, |key| key == (group, if warm { GroupPhase::Warm } else { GroupPhase::Main }))
+            .is_empty()
     }
 
     /// Removes a worker that is gone from all its groups, and returns these.
@@ -288,17 +290,17 @@ impl Groups {
     pub fn has_place(&self, group: u32, client: u64) -> bool {
         let tables = lock(&self.tables);
         let has = |room| tables.get(&(group, room)).is_some_and(|table| table.members.contains_key(&client));
-        has(Room::Main) || has(Room::Warm)
+        has(GroupPhase::Main) || has(GroupPhase::Warm)
     }
 
     /// Whether any client has a place in this group or its warm start.
     pub fn is_joined(&self, group: u32) -> bool {
         let tables = lock(&self.tables);
-        tables.contains_key(&(group, Room::Main)) || tables.contains_key(&(group, Room::Warm))
+        tables.contains_key(&(group, GroupPhase::Main)) || tables.contains_key(&(group, GroupPhase::Warm))
     }
 
     /// Removes a client from the tables that `which` selects; returns the groups in which it had a place.
-    fn leave_where(&self, client: u64, which: impl Fn((u32, Room)) -> bool) -> Vec<u32> {
+    fn leave_where(&self, client: u64, which: impl Fn((u32, GroupPhase)) -> bool) -> Vec<u32> {
         let (mut told, mut left) = (Vec::new(), Vec::new());
         {
             let mut tables = lock(&self.tables);
@@ -345,7 +347,7 @@ impl Groups {
     /// How a gradient takes part in a version, if the group's mode combines gradients.
     fn share(&self, slice: &Slice, push: &Push<'_>) -> Option<Result<Share>> {
         let tables = lock(&self.tables);
-        let table = tables.get(&(slice.group(), Room::Main))?;
+        let table = tables.get(&(slice.group(), GroupPhase::Main))?;
         let (quorum, needed) = table.needed()?;
         let refuse = |why: &str| Some(Err(Error::new(Kind::Precondition, format!("{}: {why}", table.mode))));
         let Some(member) = table.members.get(&push.identity.client) else {
@@ -380,7 +382,7 @@ impl Policy for Groups {
     }
 
     fn needed(&self, group: u32) -> Option<(Quorum, u32)> {
-        lock(&self.tables).get(&(group, Room::Main))?.needed()
+        lock(&self.tables).get(&(group, GroupPhase::Main))?.needed()
     }
 
     fn forget(&self, client: u64) {
@@ -389,7 +391,7 @@ impl Policy for Groups {
 }
 
 /// Names of the first members, in the order they joined.
-fn named<'a>(members: impl Iterator<Item = &'a Member>) -> Vec<String> {
+fn named<'a>(members: impl Iterator<Item = &'a GroupMember>) -> Vec<String> {
     let mut first: Vec<_> = members.collect();
     first.sort_unstable_by_key(|member| member.order);
     first.iter().take(NAMED).map(|member| member.seat.to_string()).collect()

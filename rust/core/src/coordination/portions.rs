@@ -21,9 +21,9 @@ const MAX_EPOCH: u64 = 1 << 62;
 /// Longest name, in bytes.
 const MAX_NAME: usize = 256;
 /// Bytes of a table, with the longest name.
-const TABLE_BYTES: u64 = (MAX_NAME + 2 * size_of::<(Arc<str>, Table)>()) as u64;
+const TABLE_BYTES: u64 = (MAX_NAME + 2 * size_of::<(Arc<str>, PortionTable)>()) as u64;
 /// Bytes of a worker, or of a returned portion.
-const WORKER_BYTES: u64 = 2 * size_of::<(Worker, Member, Worker)>() as u64;
+const WORKER_BYTES: u64 = 2 * size_of::<(PortionWorker, PortionMember, PortionWorker)>() as u64;
 
 /// The samples 0 to `n`, in portions of `size`; the last one may be shorter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,23 +121,26 @@ pub struct Answer {
 pub type Waiter = Box<dyn FnOnce(Answer) + Send>;
 
 /// A client, and the number of one of its workers.
-type Worker = (u64, u64);
+type PortionWorker = (u64, u64);
 
 #[derive(Default)]
-struct Member {
+struct PortionMember {
     held: Option<u64>,
     waiter: Option<Waiter>,
 }
 
-impl fmt::Debug for Member {
+impl fmt::Debug for PortionMember {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Member").field("held", &self.held).field("waits", &self.waiter.is_some()).finish()
+        f.debug_struct("PortionMember")
+            .field("held", &self.held)
+            .field("waits", &self.waiter.is_some())
+            .finish()
     }
 }
 
 /// The portions of one range of samples.
 #[derive(Debug)]
-struct Table {
+struct PortionTable {
     samples: Samples,
     run: u64,
     epoch: u64,
@@ -148,19 +151,19 @@ struct Table {
     /// Number of portions that members hold. All portions before `next` that are neither held nor returned
     /// are finished.
     leased: u64,
-    members: BTreeMap<Worker, Member>,
+    members: BTreeMap<PortionWorker, PortionMember>,
     /// Waiting workers in order of arrival.
-    queue: VecDeque<Worker>,
+    queue: VecDeque<PortionWorker>,
     memory: Charge,
 }
 
-impl Table {
+impl PortionTable {
     fn answer(&self, given: Given) -> Answer {
         let unfinished = self.samples.portions() - self.next + self.returned.len() as u64 + self.leased;
         Answer { run: self.run, epoch: self.epoch, unfinished, given }
     }
 
-    fn join(&mut self, worker: Worker) -> Result<()> {
+    fn join(&mut self, worker: PortionWorker) -> Result<()> {
         if self.members.contains_key(&worker) {
             return Ok(());
         }
@@ -171,7 +174,7 @@ impl Table {
                 .retry_after_ms(1000));
         }
         self.memory.grow_to(self.bytes() + WORKER_BYTES)?;
-        self.members.insert(worker, Member::default());
+        self.members.insert(worker, PortionMember::default());
         Ok(())
     }
 
@@ -191,7 +194,7 @@ impl Table {
     }
 
     /// Finishes a portion, even if its lease ended meanwhile, unless another worker holds the portion by now.
-    fn finish(&mut self, worker: Worker, portion: u64) {
+    fn finish(&mut self, worker: PortionWorker, portion: u64) {
         match self.members.get_mut(&worker) {
             Some(member) if member.held == Some(portion) => {
                 member.held = None;
@@ -202,8 +205,8 @@ impl Table {
     }
 
     /// Removes a worker, and returns its portion so that others get it.
-    fn leave(&mut self, worker: Worker) {
-        if let Some(Member { held: Some(portion), .. }) = self.members.remove(&worker) {
+    fn leave(&mut self, worker: PortionWorker) {
+        if let Some(PortionMember { held: Some(portion), .. }) = self.members.remove(&worker) {
             self.leased -= 1;
             self.returned.insert(portion);
         }
@@ -245,7 +248,7 @@ impl Table {
     }
 
     /// A portion for the worker; `None`: it waits.
-    fn take(&mut self, worker: Worker, later: impl FnOnce() -> Waiter) -> Option<Answer> {
+    fn take(&mut self, worker: PortionWorker, later: impl FnOnce() -> Waiter) -> Option<Answer> {
         let held = self.members.get(&worker).and_then(|member| member.held);
         let free = if held.is_none() { self.free() } else { None };
         self.leased += u64::from(free.is_some());
@@ -265,7 +268,7 @@ impl Table {
 /// All tables of a shard.
 #[derive(Debug)]
 pub struct Portions {
-    tables: BTreeMap<Arc<str>, Table>,
+    tables: BTreeMap<Arc<str>, PortionTable>,
     /// Number of the last table.
     run: u64,
     meter: Arc<Meter>,
@@ -325,7 +328,7 @@ impl Portions {
         })
     }
 
-    fn table(&mut self, ask: &Ask) -> Result<&mut Table> {
+    fn table(&mut self, ask: &Ask) -> Result<&mut PortionTable> {
         let name = &ask.samples.name;
         if !self.tables.contains_key(name) {
             if self.tables.len() >= MAX_TABLES {
@@ -335,7 +338,7 @@ impl Portions {
             let memory = self.meter.take(Purpose::Identities, TABLE_BYTES)?;
             // 0 stands for no table.
             self.run = self.run.wrapping_add(1).max(1);
-            let table = Table {
+            let table = PortionTable {
                 samples: ask.samples.clone(),
                 run: self.run,
                 epoch: ask.epoch,

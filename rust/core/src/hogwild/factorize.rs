@@ -216,14 +216,14 @@ impl LineKernel for Work<'_> {
                     items.rows.prefetch(stride * ratings.items[*soon as usize] as usize, stride);
                 }
                 let rating = *rating as usize;
-                let step = Step {
+                let step = RatingStep {
                     stride,
-                    user: Row {
+                    user: FactorRow {
                         rows: &users.rows,
                         at: stride * ratings.users[rating] as usize,
                         fixed: &of_user,
                     },
-                    item: Row {
+                    item: FactorRow {
                         rows: &items.rows,
                         at: stride * ratings.items[rating] as usize,
                         fixed: &of_item,
@@ -362,13 +362,13 @@ impl Side {
 type Fixed = (Vec<f32>, Vec<f32>);
 
 /// A row to step.
-struct Row<'a> {
+struct FactorRow<'a> {
     rows: &'a RacyBuffer,
     at: usize,
     fixed: &'a Fixed,
 }
 
-impl Row<'_> {
+impl FactorRow<'_> {
     #[inline(always)]
     fn line(&self, lines: impl Lines, at: usize) -> [f32; LINE] {
         self.rows.line(lines, self.at + at)
@@ -395,15 +395,15 @@ impl Row<'_> {
 }
 
 /// The step for one rating; returns the error before the step.
-struct Step<'a> {
+struct RatingStep<'a> {
     stride: usize,
-    user: Row<'a>,
-    item: Row<'a>,
+    user: FactorRow<'a>,
+    item: FactorRow<'a>,
     rating: f32,
     rule: Rule,
 }
 
-impl Step<'_> {
+impl RatingStep<'_> {
     #[inline(always)]
     fn run(self, lines: impl Lines) -> f32 {
         let Self { stride, user, item, rating, rule } = self;

@@ -3,7 +3,7 @@
 use crate::base::block::blocks;
 use crate::base::isa::{Isa, Kernel};
 
-struct Step<'a> {
+struct LocalStep<'a> {
     params: &'a mut [f32],
     sum: &'a mut [f32],
     gradient: &'a [f32],
@@ -11,7 +11,7 @@ struct Step<'a> {
     first: bool,
 }
 
-impl Kernel for Step<'_> {
+impl Kernel for LocalStep<'_> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
@@ -31,7 +31,7 @@ impl Kernel for Step<'_> {
 /// Steps the parameters by a gradient and adds the gradient to a sum, or starts the sum with it if it is the
 /// first. All three have the same length.
 pub fn local_step(isa: Isa, params: &mut [f32], sum: &mut [f32], gradient: &[f32], lr: f64, first: bool) {
-    isa.run(Step { params, sum, gradient, neg_lr: -lr as f32, first });
+    isa.run(LocalStep { params, sum, gradient, neg_lr: -lr as f32, first });
 }
 
 #[cfg(test)]

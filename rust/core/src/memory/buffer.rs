@@ -20,11 +20,11 @@ const PLACES: usize = 4;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
-struct Line([u8; LINE]);
+struct ByteLine([u8; LINE]);
 
 /// Values of one type, aligned to 64 bytes.
 pub(crate) struct Buffer {
-    memory: Memory,
+    memory: BufferMemory,
     /// The byte at which the first value begins.
     start: usize,
     dtype: DType,
@@ -33,8 +33,8 @@ pub(crate) struct Buffer {
     charge: OnceLock<Charge>,
 }
 
-enum Memory {
-    Lines(Vec<Line>),
+enum BufferMemory {
+    Lines(Vec<ByteLine>),
     Piece(Piece),
 }
 
@@ -49,15 +49,15 @@ impl Buffer {
     /// Memory for a copy of a slice's values, exposed to other processes if these values are.
     pub(crate) fn spare(&self) -> Self {
         let piece = match &self.memory {
-            Memory::Piece(piece) => piece.spare(),
-            Memory::Lines(_) => None,
+            BufferMemory::Piece(piece) => piece.spare(),
+            BufferMemory::Lines(_) => None,
         };
         Self::made(self.dtype, self.len, 0.0, 0, piece)
     }
 
     fn made(dtype: DType, len: usize, value: f32, array: usize, piece: Option<Piece>) -> Self {
-        let lines = || vec![Line([0; LINE]); Self::bytes_for(dtype, len) as usize / LINE];
-        let memory = piece.map_or_else(|| Memory::Lines(lines()), Memory::Piece);
+        let lines = || vec![ByteLine([0; LINE]); Self::bytes_for(dtype, len) as usize / LINE];
+        let memory = piece.map_or_else(|| BufferMemory::Lines(lines()), BufferMemory::Piece);
         let start = if dtype.size() * len < LARGE { 0 } else { STAGGER * (1 + array % PLACES) };
         let mut buffer = Self { memory, start, dtype, len, charge: OnceLock::new() };
         match dtype {
@@ -89,8 +89,8 @@ impl Buffer {
     pub(crate) fn values_mut<T: Pod>(&mut self) -> &mut [T] {
         let (start, end) = (self.start, self.start + self.dtype.size() * self.len);
         let memory: &mut [u8] = match &mut self.memory {
-            Memory::Lines(lines) => cast_slice_mut(lines),
-            Memory::Piece(piece) => piece,
+            BufferMemory::Lines(lines) => cast_slice_mut(lines),
+            BufferMemory::Piece(piece) => piece,
         };
         cast_slice_mut(&mut memory[start..end])
     }
@@ -98,15 +98,15 @@ impl Buffer {
     /// The offset of the values in the shard's exposed memory, if they are there.
     pub(crate) fn exposed_at(&self) -> Option<usize> {
         match &self.memory {
-            Memory::Piece(piece) => Some(piece.exposed_at()? + self.start),
-            Memory::Lines(_) => None,
+            BufferMemory::Piece(piece) => Some(piece.exposed_at()? + self.start),
+            BufferMemory::Lines(_) => None,
         }
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
         let memory: &[u8] = match &self.memory {
-            Memory::Lines(lines) => cast_slice(lines),
-            Memory::Piece(piece) => piece,
+            BufferMemory::Lines(lines) => cast_slice(lines),
+            BufferMemory::Piece(piece) => piece,
         };
         &memory[self.start..][..self.dtype.size() * self.len]
     }

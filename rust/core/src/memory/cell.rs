@@ -26,7 +26,7 @@ pub(crate) struct RacyBuffer {
     first: NonNull<AtomicU32>,
     len: usize,
     /// What `first` points into.
-    _memory: Memory,
+    _memory: RacyMemory,
 }
 
 // SAFETY: `first` points to atomics, which every thread may use, in memory that the buffer owns or keeps
@@ -39,7 +39,7 @@ unsafe impl Sync for RacyBuffer {}
 #[repr(C, align(64))]
 pub(super) struct Line([AtomicU32; LINE]);
 
-enum Memory {
+enum RacyMemory {
     Own(#[allow(dead_code)] Vec<Line>),
     /// Memory that other processes may have mapped too.
     Shared(#[allow(dead_code)] Arc<Region>),
@@ -49,12 +49,12 @@ impl RacyBuffer {
     pub(crate) fn filled(len: usize, value: f32) -> Self {
         let line = || Line(std::array::from_fn(|_| AtomicU32::new(value.to_bits())));
         let lines: Vec<_> = (0..len.div_ceil(16)).map(|_| line()).collect();
-        Self { first: first(&lines), len, _memory: Memory::Own(lines) }
+        Self { first: first(&lines), len, _memory: RacyMemory::Own(lines) }
     }
 
     /// `len` values of a region from byte `at` on; their contents stay as they are.
     pub(crate) fn shared(region: Arc<Region>, at: usize, len: usize) -> Self {
-        Self { first: first(region.lines(at, len.div_ceil(16))), len, _memory: Memory::Shared(region) }
+        Self { first: first(region.lines(at, len.div_ceil(16))), len, _memory: RacyMemory::Shared(region) }
     }
 
     /// Bytes of memory for `len` values.
@@ -216,9 +216,9 @@ pub(crate) trait LineKernel {
     fn run(self, lines: impl Lines) -> Self::Out;
 }
 
-struct Bound<K, L>(K, L);
+struct LineLoop<K, L>(K, L);
 
-impl<K: LineKernel, L: Lines> Kernel for Bound<K, L> {
+impl<K: LineKernel, L: Lines> Kernel for LineLoop<K, L> {
     type Out = K::Out;
     #[inline(always)]
     fn run(self) -> K::Out {
@@ -230,12 +230,12 @@ impl<K: LineKernel, L: Lines> Kernel for Bound<K, L> {
 pub(crate) fn run_lines<K: LineKernel>(isa: Isa, kernel: K) -> K::Out {
     match isa {
         #[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
-        Isa::Avx512 if isa.is_available() => isa.run(Bound(kernel, vectors::Avx512Lines(()))),
+        Isa::Avx512 if isa.is_available() => isa.run(LineLoop(kernel, vectors::Avx512Lines(()))),
         #[cfg(all(target_arch = "x86_64", not(any(miri, loom, fastps_scalar))))]
-        Isa::Avx2 if isa.is_available() => isa.run(Bound(kernel, vectors::Avx2Lines(()))),
+        Isa::Avx2 if isa.is_available() => isa.run(LineLoop(kernel, vectors::Avx2Lines(()))),
         #[cfg(all(target_arch = "aarch64", not(any(miri, loom, fastps_scalar))))]
-        Isa::Neon => isa.run(Bound(kernel, vectors::NeonLines(()))),
-        _ => isa.run(Bound(kernel, ScalarLines)),
+        Isa::Neon => isa.run(LineLoop(kernel, vectors::NeonLines(()))),
+        _ => isa.run(LineLoop(kernel, ScalarLines)),
     }
 }
 

@@ -8,10 +8,10 @@ const COUNTS: usize = 8;
 
 /// A cache line of counters; all start at 0.
 #[derive(Debug)]
-pub(crate) struct Counts(Place);
+pub(crate) struct Counts(CountsMemory);
 
 #[derive(Debug)]
-enum Place {
+enum CountsMemory {
     Own(Box<[AtomicU64; COUNTS]>),
     /// The region, and the byte at which the counters begin in it.
     Shared(Arc<Region>, usize),
@@ -26,11 +26,11 @@ impl Counts {
     pub(crate) const ASSIGNS: usize = 2;
 
     pub(crate) fn own() -> Self {
-        Self(Place::Own(Box::new(std::array::from_fn(|_| AtomicU64::new(0)))))
+        Self(CountsMemory::Own(Box::new(std::array::from_fn(|_| AtomicU64::new(0)))))
     }
 
     pub(crate) fn shared(region: Arc<Region>, at: usize) -> Self {
-        Self(Place::Shared(region, at))
+        Self(CountsMemory::Shared(region, at))
     }
 
     /// The number of optimizer steps.
@@ -67,8 +67,8 @@ impl Counts {
 
     fn at(&self, which: usize) -> &AtomicU64 {
         match &self.0 {
-            Place::Own(counts) => &counts[which],
-            Place::Shared(region, at) => &region.counters(*at, COUNTS)[which],
+            CountsMemory::Own(counts) => &counts[which],
+            CountsMemory::Shared(region, at) => &region.counters(*at, COUNTS)[which],
         }
     }
 }

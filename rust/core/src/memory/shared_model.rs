@@ -9,10 +9,10 @@ use std::time::Duration;
 const WORDS: usize = 3;
 
 #[derive(Clone, Debug)]
-pub(crate) struct SharedMemory(Arc<Memory>);
+pub(crate) struct SharedMemory(Arc<ModelMemory>);
 
 #[derive(Debug)]
-struct Memory {
+struct ModelMemory {
     bytes: Mutex<Vec<u8>>,
     head: [AtomicU64; WORDS],
     lock: Mutex<()>,
@@ -21,7 +21,7 @@ struct Memory {
 impl SharedMemory {
     pub(crate) fn create() -> Result<Self> {
         let head = std::array::from_fn(|_| AtomicU64::new(0));
-        Ok(Self(Arc::new(Memory { bytes: Mutex::new(Vec::new()), head, lock: Mutex::new(()) })))
+        Ok(Self(Arc::new(ModelMemory { bytes: Mutex::new(Vec::new()), head, lock: Mutex::new(()) })))
     }
 
     pub(crate) fn open(_pid: u32, _fd: i32) -> Result<Self> {
@@ -65,7 +65,7 @@ impl SharedMemory {
 
 /// A model uses only the head.
 #[derive(Debug)]
-pub(crate) struct Region(Arc<Memory>);
+pub(crate) struct Region(Arc<ModelMemory>);
 
 impl Region {
     pub(crate) fn as_ptr(&self) -> *const u8 {

@@ -9,11 +9,11 @@ use std::collections::{HashMap, HashSet};
 /// Bytes of one client's mark on one slice.
 pub(crate) const MET_BYTES: u64 = 128;
 
-type Table = HashMap<u64, HashSet<SliceId, RandomState>, RandomState>;
+type ClientTable = HashMap<u64, HashSet<SliceId, RandomState>, RandomState>;
 
 /// The clients of a shard, and the slices that remember each of them.
 #[derive(Debug, Default)]
-pub(crate) struct Clients(Mutex<Table>);
+pub(crate) struct Clients(Mutex<ClientTable>);
 
 /// Marks a slice as remembering a client, until it is dropped.
 #[derive(Debug)]

@@ -27,22 +27,22 @@ const SUM: usize = 3;
 
 /// The gradients that have arrived for the next version.
 pub(super) struct Round {
-    parts: Vec<Part>,
+    parts: Vec<Contribution>,
     sum: Buffer,
     /// The rows that sparse gradients name; allocated with the first of these.
-    rows: Option<Rows>,
+    rows: Option<ContributedRows>,
     /// Whether a dense gradient is in the sum.
     whole: bool,
     _memory: Charge,
 }
 
-struct Rows {
+struct ContributedRows {
     set: RowSet,
     _memory: Charge,
 }
 
 /// One worker's gradient.
-struct Part {
+struct Contribution {
     identity: Identity,
     done: Completion,
     lr: f64,
@@ -77,8 +77,8 @@ impl Round {
         Ok(Self { parts: Vec::new(), sum, rows: None, whole: false, _memory: memory })
     }
 
-    fn add(&mut self, slice: &Slice, indices: Option<Indices<'_>>, gradient: Gradient<'_>) {
-        let Gradient { codec, body, elements, scale } = gradient;
+    fn add(&mut self, slice: &Slice, indices: Option<Indices<'_>>, gradient: EncodedGradient<'_>) {
+        let EncodedGradient { codec, body, elements, scale } = gradient;
         let (isa, sum) = (slice.isa, self.sum.values_mut());
         let Some(indices) = indices else {
             self.whole = true;
@@ -230,18 +230,18 @@ impl ExactMemory {
             self.identities.meet(client, &slice.home())?;
         }
         let names_rows = self.round.as_ref().is_some_and(|round| round.rows.is_some());
-        let rows = (push.indices.is_some() && !names_rows).then(|| Rows::of(slice)).transpose()?;
+        let rows = (push.indices.is_some() && !names_rows).then(|| ContributedRows::of(slice)).transpose()?;
         let mut round = match self.round.take() {
             Some(round) => round,
             None => Box::new(Round::new(slice)?),
         };
         round.rows = round.rows.take().or(rows);
         if kept.is_none() {
-            round.add(slice, push.indices, Gradient::of(push));
+            round.add(slice, push.indices, EncodedGradient::of(push));
         }
         let mut told = self.replace(&mut round, kept.as_ref());
         self.identities.note(push.identity, Outcome::Shared(Vec::new()));
-        round.parts.push(Part { identity: push.identity, done: later(), lr: slice.lr(push), kept });
+        round.parts.push(Contribution { identity: push.identity, done: later(), lr: slice.lr(push), kept });
         self.round = Some(round);
         told.extend(self.end_round(slice, share.quorum, share.needed));
         Ok(told)
@@ -265,7 +265,8 @@ impl ExactMemory {
     /// Refuses an earlier gradient of the same rank: a restarted worker replaces it.
     fn replace(&mut self, round: &mut Round, by: Option<&Kept>) -> Told {
         let rank = by.map(|kept| kept.rank);
-        let same = |part: &mut Part| rank.is_some() && part.kept.as_ref().map(|kept| kept.rank) == rank;
+        let same =
+            |part: &mut Contribution| rank.is_some() && part.kept.as_ref().map(|kept| kept.rank) == rank;
         let old: Vec<_> = round.parts.extract_if(.., same).collect();
         self.refuse(
             old,
@@ -338,7 +339,7 @@ impl ExactMemory {
     }
 
     /// Refuses gradients that will not become part of a version.
-    fn refuse(&mut self, parts: Vec<Part>, error: &Error) -> Told {
+    fn refuse(&mut self, parts: Vec<Contribution>, error: &Error) -> Told {
         let mut told = Told::new();
         for part in parts {
             let waiting = self.identities.withdraw(part.identity);
@@ -359,7 +360,7 @@ impl ExactMemory {
     /// round ends without a version.
     pub(super) fn forget(&mut self, slice: &Slice, client: u64) -> Told {
         self.identities.forget(client);
-        let is_here = |part: &Part| self.identities.knows(part.identity.client);
+        let is_here = |part: &Contribution| self.identities.knows(part.identity.client);
         if self.round.as_ref().is_some_and(|round| !round.parts.iter().any(is_here)) {
             return self.give_up_round(slice, Why::Alone);
         }
@@ -379,7 +380,7 @@ impl Round {
     }
 }
 
-impl Rows {
+impl ContributedRows {
     fn of(slice: &Slice) -> Result<Self> {
         let memory = slice.meter.take(Purpose::Held, RowSet::bytes_for(slice.layout))?;
         Ok(Self { set: RowSet::of(slice.layout), _memory: memory })
@@ -388,14 +389,14 @@ impl Rows {
 
 /// The encoded values of one gradient.
 #[derive(Clone, Copy)]
-struct Gradient<'a> {
+struct EncodedGradient<'a> {
     codec: CodecId,
     body: &'a [u8],
     elements: usize,
     scale: f32,
 }
 
-impl<'a> Gradient<'a> {
+impl<'a> EncodedGradient<'a> {
     fn of(push: &Push<'a>) -> Self {
         let Push { codec, body, count, .. } = *push;
         Self { codec, body, elements: count as usize, scale: push.scale.unwrap_or(1.0) }
@@ -407,13 +408,13 @@ impl Kept {
         let indices = push.indices.map(|indices| indices.bytes().to_vec());
         let bytes = push.body.len() + indices.as_ref().map_or(0, Vec::len);
         let memory = slice.meter.take(Purpose::Held, bytes as u64)?;
-        let Gradient { codec, body, elements, scale } = Gradient::of(push);
+        let EncodedGradient { codec, body, elements, scale } = EncodedGradient::of(push);
         Ok(Self { rank, scale, codec, indices, elements, body: body.to_vec(), _memory: memory })
     }
 
-    fn gradient(&self) -> Gradient<'_> {
+    fn gradient(&self) -> EncodedGradient<'_> {
         let Self { codec, body, elements, scale, .. } = self;
-        Gradient { codec: *codec, body, elements: *elements, scale: *scale }
+        EncodedGradient { codec: *codec, body, elements: *elements, scale: *scale }
     }
 }
 

@@ -46,12 +46,12 @@ pub struct Directory {
 pub struct SharedTensor {
     region: Arc<Region>,
     spec: Arc<TensorSpec>,
-    layout: Layout,
+    layout: EntryLayout,
 }
 
 /// Byte offsets of an entry's parts from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Layout {
+struct EntryLayout {
     counts: u64,
     values: u64,
     /// Bytes from one array to the next.
@@ -59,7 +59,7 @@ struct Layout {
     end: u64,
 }
 
-impl Layout {
+impl EntryLayout {
     fn of(spec: &TensorSpec, text: usize) -> Result<Self> {
         let pages = |bytes: u64| bytes.checked_next_multiple_of(PAGE);
         let layout = || {
@@ -131,7 +131,7 @@ impl Directory {
         }
         let text = serde_json::to_vec(spec)
             .map_err(|error| Error::new(Kind::Internal, error.to_string()).tensor(spec.name.clone()))?;
-        let layout = Layout::of(spec, text.len())?;
+        let layout = EntryLayout::of(spec, text.len())?;
         let at = self.end();
         let end = at.checked_add(layout.end).ok_or_else(|| broken("it ends nowhere"))?;
         self.memory.grow(end).map_err(|error| error.tensor(spec.name.clone()))?;
@@ -184,7 +184,7 @@ impl Directory {
         self.memory.read(at + PREFIX as u64, &mut text)?;
         let spec: TensorSpec = serde_json::from_slice(&text).map_err(|error| broken(&error.to_string()))?;
         spec.validate()?;
-        let layout = Layout::of(&spec, text.len())?;
+        let layout = EntryLayout::of(&spec, text.len())?;
         if at.checked_add(layout.end).is_none_or(|next| next > end) {
             return Err(broken("an entry that is longer than the list").tensor(spec.name));
         }

@@ -37,13 +37,13 @@ pub type Take<'a> = &'a (dyn Fn(usize, usize, &[u8]) + Sync);
 
 /// A slice of the k-th tensor and its gradient: its index among all slices of the push, and the values of the
 /// whole tensor.
-struct Part<'a> {
+struct ExchangePart<'a> {
     k: usize,
     slice: &'a Arc<Slice>,
     gradient: Option<(usize, View<'a>)>,
 }
 
-type Answer = Option<Result<Applied>>;
+type PartResult = Option<Result<Applied>>;
 
 impl Store {
     /// Looks up tensors for repeated exchanges; fails unless they have these shapes.
@@ -90,13 +90,13 @@ impl Store {
             let first = count;
             count += if gradient.is_some() { tensor.slices.len() } else { 0 };
             let values = gradient.map(|gradient| gradient.values);
-            tensor.slices.iter().enumerate().map(move |(n, slice)| Part {
+            tensor.slices.iter().enumerate().map(move |(n, slice)| ExchangePart {
                 k,
                 slice,
                 gradient: values.map(|values| (first + n, values)),
             })
         });
-        let step = |part: &Part<'_>| self.exchange_part(&push, part, take);
+        let step = |part: &ExchangePart<'_>| self.exchange_part(&push, part, take);
         let done: Vec<_> = if let Some(team) = self.lent(team, all.elements) {
             shared_out(team, &parts.collect::<Vec<_>>(), |part| part.slice.len(), step)
         } else if let Some(pool) = self.pool(all.elements) {
@@ -120,9 +120,9 @@ impl Store {
     fn exchange_part(
         &self,
         push: &UnderWay<'_>,
-        &Part { k, slice, gradient }: &Part<'_>,
+        &ExchangePart { k, slice, gradient }: &ExchangePart<'_>,
         take: Take<'_>,
-    ) -> (Option<Answer>, Result<SliceVersion>) {
+    ) -> (Option<PartResult>, Result<SliceVersion>) {
         let answer = gradient.map(|(part, values)| self.push_values(push, (part, k), slice, values));
         (answer, self.pull_slice(slice, |at, bytes| take(k, at, bytes)))
     }
@@ -132,7 +132,7 @@ impl Store {
         all: &Places,
         pushed: &Places,
         push: UnderWay<'_>,
-        done: Vec<(Option<Answer>, Result<SliceVersion>)>,
+        done: Vec<(Option<PartResult>, Result<SliceVersion>)>,
         take: Take<'_>,
     ) -> Exchanged {
         let (timeout, waits) = (push.options.timeout, push.late.get().is_some());

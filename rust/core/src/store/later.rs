@@ -13,11 +13,11 @@ use std::time::Duration;
 const ASKED: Duration = Duration::from_millis(100);
 
 pub(super) struct Later {
-    state: Mutex<State>,
+    state: Mutex<LaterState>,
     ended: Condvar,
 }
 
-struct State {
+struct LaterState {
     /// The push to wait for, until a thread takes it.
     begun: Option<(Places, Begun)>,
     pushed: Option<Pushed>,
@@ -28,7 +28,7 @@ impl Later {
     /// Starts a thread that waits for the answers and enforces the deadline; waits here if none can be
     /// started.
     pub(super) fn start(places: Places, begun: Begun, timeout: Duration) -> Arc<Self> {
-        let state = State { begun: Some((places, begun)), pushed: None, callbacks: Vec::new() };
+        let state = LaterState { begun: Some((places, begun)), pushed: None, callbacks: Vec::new() };
         let later = Arc::new(Self { state: Mutex::new(state), ended: Condvar::new() });
         let own = later.clone();
         let thread = std::thread::Builder::new().name("fastps-push".to_owned());
@@ -71,7 +71,7 @@ impl Ticket<Pushed> for Later {
     }
 
     fn wait(&self, timeout: Duration) -> Option<Pushed> {
-        let waits = |state: &mut State| state.pushed.is_none();
+        let waits = |state: &mut LaterState| state.pushed.is_none();
         let waited = self.ended.wait_timeout_while(lock(&self.state), timeout, waits);
         // Lock again, because ThreadSanitizer does not see the lock that the wait returns.
         drop(waited);

@@ -228,7 +228,7 @@ impl Linear {
         let block = meeting.as_ref().map_or(BLOCK, Meeting::block);
         let deal = Deal::new(examples.order.len(), block, stop);
         let smallest = if self.settings.average > 0 { SMALLEST_AVERAGED } else { SMALLEST };
-        let worker = Worker { model: self, examples, deal: &deal, alone, meeting, smallest, want_loss };
+        let worker = LinearWorker { model: self, examples, deal: &deal, alone, meeting, smallest, want_loss };
         let results = together(if alone { 1 } else { threads }, |thread| match examples.rows {
             Rows::Dense(values) => worker.work(thread, clock, |i| Dense::row(values, self.weights.len(), i)),
             Rows::Csr32(csr) => worker.work(thread, clock, |i| Sparse::row(csr, i)),
@@ -305,7 +305,7 @@ impl std::fmt::Debug for Examples<'_> {
 }
 
 /// The work of one thread.
-struct Worker<'a> {
+struct LinearWorker<'a> {
     model: &'a Linear,
     examples: Examples<'a>,
     deal: &'a Deal<'a>,
@@ -316,7 +316,7 @@ struct Worker<'a> {
     want_loss: bool,
 }
 
-impl<'a> Worker<'a> {
+impl<'a> LinearWorker<'a> {
     /// Processes blocks; returns the sum of losses and the thread's clock.
     fn work<R: Row>(
         &self,

@@ -15,7 +15,7 @@ const LARGEST: u32 = 0x7F7F;
 const NAN: u32 = 0x7FC0;
 
 pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, body: &mut [u8]) {
-    error_feedback::encode(isa, values, residual, Writer { body });
+    error_feedback::encode(isa, values, residual, BFloat16Writer { body });
 }
 
 /// Rounds to nearest even. A finite value beyond the largest bfloat16 becomes that value and not infinity,
@@ -31,11 +31,11 @@ fn round(x: f32) -> u16 {
     ((bits >> 16) & 0x8000 | kept) as u16
 }
 
-struct Writer<'a> {
+struct BFloat16Writer<'a> {
     body: &'a mut [u8],
 }
 
-impl Encoder<BLOCK> for Writer<'_> {
+impl Encoder<BLOCK> for BFloat16Writer<'_> {
     #[inline(always)]
     fn block(&mut self, at: usize, v: &[f32; BLOCK], len: usize) {
         let (out, _) = self.body[WIDTH * at..][..WIDTH * len].as_chunks_mut::<WIDTH>();
@@ -61,7 +61,7 @@ fn widen(bytes: [u8; WIDTH]) -> f32 {
 /// Refuses NaN and infinities.
 pub(super) fn validate(isa: Isa, body: &[u8]) -> Result<()> {
     let (body, _) = body.as_chunks::<WIDTH>();
-    if isa.run(AllFinite { body }) {
+    if isa.run(BFloat16AllFinite { body }) {
         return Ok(());
     }
     let bad = body.iter().position(|&b| !is_finite(b)).unwrap_or_default();
@@ -74,11 +74,11 @@ fn is_finite(bytes: [u8; WIDTH]) -> bool {
     u16::from_le_bytes(bytes) & EXPONENT != EXPONENT
 }
 
-struct AllFinite<'a> {
+struct BFloat16AllFinite<'a> {
     body: &'a [[u8; WIDTH]],
 }
 
-impl Kernel for AllFinite<'_> {
+impl Kernel for BFloat16AllFinite<'_> {
     type Out = bool;
     #[inline(always)]
     fn run(self) -> bool {

@@ -11,14 +11,14 @@ const WIDTH: usize = 4;
 const EXPONENT: u32 = 0x7F80_0000;
 
 pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, body: &mut [u8]) {
-    error_feedback::encode(isa, values, residual, Writer { body });
+    error_feedback::encode(isa, values, residual, Float32Writer { body });
 }
 
-struct Writer<'a> {
+struct Float32Writer<'a> {
     body: &'a mut [u8],
 }
 
-impl Encoder<BLOCK> for Writer<'_> {
+impl Encoder<BLOCK> for Float32Writer<'_> {
     #[inline(always)]
     fn block(&mut self, at: usize, v: &[f32; BLOCK], len: usize) {
         let (out, _) = self.body[WIDTH * at..][..WIDTH * len].as_chunks_mut::<WIDTH>();
@@ -39,7 +39,7 @@ impl Encoder<BLOCK> for Writer<'_> {
 /// Refuses NaN and infinities.
 pub(super) fn validate(isa: Isa, body: &[u8]) -> Result<()> {
     let (body, _) = body.as_chunks::<WIDTH>();
-    if isa.run(AllFinite { body }) {
+    if isa.run(Float32AllFinite { body }) {
         return Ok(());
     }
     let bad = body.iter().position(|&b| !is_finite(b)).unwrap_or_default();
@@ -52,11 +52,11 @@ fn is_finite(bytes: [u8; WIDTH]) -> bool {
     u32::from_le_bytes(bytes) & EXPONENT != EXPONENT
 }
 
-struct AllFinite<'a> {
+struct Float32AllFinite<'a> {
     body: &'a [[u8; WIDTH]],
 }
 
-impl Kernel for AllFinite<'_> {
+impl Kernel for Float32AllFinite<'_> {
     type Out = bool;
     #[inline(always)]
     fn run(self) -> bool {

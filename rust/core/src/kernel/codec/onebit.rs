@@ -32,7 +32,7 @@ const RUN: usize = 64;
 const MEANS: usize = 8;
 
 pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, body: &mut [u8]) {
-    error_feedback::encode(isa, values, residual, Writer { n: values.len(), body });
+    error_feedback::encode(isa, values, residual, OneBitWriter { n: values.len(), body });
 }
 
 /// Whether the values of a block were finite.
@@ -41,12 +41,12 @@ pub(super) fn was_finite(body: &[u8], block: usize) -> bool {
     mean.is_none_or(|mean| !f32::from_le_bytes(*mean).is_nan())
 }
 
-struct Writer<'a> {
+struct OneBitWriter<'a> {
     n: usize,
     body: &'a mut [u8],
 }
 
-impl Encoder<BLOCK> for Writer<'_> {
+impl Encoder<BLOCK> for OneBitWriter<'_> {
     #[inline(always)]
     fn block(&mut self, at: usize, v: &[f32; BLOCK], len: usize) {
         let (means, bits) = self.body.split_at_mut(MEANS * self.n.div_ceil(BLOCK));
