@@ -353,3 +353,31 @@ def test_python_packages_have_no_circles(package: Path) -> None:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
         pytest.fail(f"{package.relative_to(ROOT)}: {' <- '.join(error.args[1])}")
+
+
+# Files that define the same types for different builds; a build has one of them.
+ALTERNATIVES = ({"memory/shared.rs", "memory/not_shared.rs", "memory/shared_model.rs"},)
+
+
+def type_definitions(source: str) -> list[str]:
+    """The types that a Rust file defines at its top level, outside tests; associated types do not count."""
+    production = without_comments_and_strings(source).split("#[cfg(test)]")[0]
+    return re.findall(
+        r"^(?:pub(?:\([^)]*\))? )?(?:unsafe )?(?:struct|enum|union|trait|type) (\w+)",
+        production,
+        re.MULTILINE,
+    )
+
+
+@pytest.mark.parametrize("crate", sorted(path.parent.name for path in ROOT.glob("rust/*/Cargo.toml")))
+def test_type_names_are_unique_within_a_crate(crate: str) -> None:
+    src = ROOT / "rust" / crate / "src"
+    files: dict[str, list[str]] = collections.defaultdict(list)
+    for path in rust_files(src):
+        for name in type_definitions(path.read_text()):
+            files[name].append(str(path.relative_to(src)))
+    several = {name: found for name, found in files.items() if len(found) > 1}
+    repeated = {
+        name: found for name, found in several.items() if not any(set(found) <= a for a in ALTERNATIVES)
+    }
+    assert not repeated, "give each type a name of its own"

@@ -14,7 +14,7 @@ use crate::slice::identity::Completion;
 use crate::slice::policy::Policy;
 use crate::slice::record::Sink;
 use crate::slice::shared_directory::SharedTensor;
-use crate::slice::{Counters, Place, Resolved, Slice, Snapshot, Why};
+use crate::slice::{Counters, Resolved, Slice, SliceContext, Snapshot, Why};
 use crate::tensor::{SliceId, TensorSpec};
 use foldhash::fast::RandomState;
 use std::collections::{HashMap, HashSet};
@@ -150,7 +150,7 @@ impl Shard {
         let made: Vec<_> = slices
             .iter()
             .map(|(id, index)| {
-                let place = Place {
+                let place = SliceContext {
                     isa: self.config.isa,
                     sink: self.config.sink.clone(),
                     counters: self.counters.clone(),

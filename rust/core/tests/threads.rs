@@ -5,10 +5,10 @@
 use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::error::{Kind, Result};
-use fastps_core::factorize::{Epoch, Factors, Order, Ratings, Rule};
+use fastps_core::factorize::{Epoch, FactorRule, Factors, Order, Ratings};
 use fastps_core::frame::{Action, Applied, Identity, Push};
 use fastps_core::isa::Isa;
-use fastps_core::linear::{Csr, Examples, Linear, Loss, Rows, Schedule, Settings};
+use fastps_core::linear::{Csr, Examples, FeatureRows, Linear, Loss, Schedule, Settings};
 use fastps_core::lock::SliceLock;
 use fastps_core::optim::{Adam, Optimizer, Sgd};
 use fastps_core::shard::{Shard, ShardConfig};
@@ -203,7 +203,7 @@ fn threads_train_on_shared_coefficients() {
             weight_neg: 1.0,
         };
         let mut model = Linear::new(settings, &[0.0; COLUMNS], 0.0, 1).unwrap();
-        let rows = Rows::Csr32(csr);
+        let rows = FeatureRows::Csr32(csr);
         let examples = Examples { rows, targets: &targets, weights: None, order: &order };
         for _ in 0..3 {
             let pass = model.pass(examples, THREADS as usize, true, &|| false).unwrap();
@@ -215,7 +215,7 @@ fn threads_train_on_shared_coefficients() {
     let items: Vec<i32> = (0..rows as i32).map(|k| k % 11).collect();
     let ratings = Ratings { users: &users, items: &items, values: &targets };
     let factors = Factors::new(3, (&[0.1; 21], &[0.0; 7]), (&[0.2; 33], &[0.0; 11])).unwrap();
-    let rule = Rule { lr: 0.01, regularization: 0.1, biases: true };
+    let rule = FactorRule { lr: 0.01, regularization: 0.1, biases: true };
     let mut order = Order::new(ratings, 7, THREADS as usize);
     let mut seeds = 0..4;
     let first = Epoch { seed: None, rule };

@@ -8,7 +8,7 @@ use fastps_client::{Ack, Client};
 use fastps_core::optim::{Adam, Optimizer};
 use fastps_core::tensor::Apply;
 use fastps_core::verbs::prelude::*;
-use fastps_core::verbs::{SliceVersion, State};
+use fastps_core::verbs::{OptimizerState, SliceVersion};
 use fastps_transport::convert::{Answer, Route};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ fn files(folder: &Path, into: &mut BTreeMap<PathBuf, Vec<u8>>) {
 struct Seen {
     names: Vec<Arc<str>>,
     values: Vec<Vec<f32>>,
-    state: State,
+    state: OptimizerState,
     versions: Vec<Vec<u64>>,
 }
 

@@ -14,7 +14,7 @@ use fastps_core::store::{Store, StoreOptions};
 use fastps_core::tensor::{Apply, TensorSpec};
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{
-    Fate, Gradient, Patient, PushError, PushOptions, Pushed, Receipt, State, Ticket, Versions,
+    Fate, Gradient, OptimizerState, Patient, PushError, PushOptions, Pushed, Receipt, Ticket, Versions,
 };
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -100,7 +100,7 @@ const SHAPES: [(&str, &[u64]); 6] = [
 ];
 
 /// Receipts, bits of all values, version numbers and states.
-type Seen = (Vec<Receipt>, Vec<Vec<u32>>, Vec<Vec<(u64, u64)>>, Vec<State>);
+type Seen = (Vec<Receipt>, Vec<Vec<u32>>, Vec<Vec<(u64, u64)>>, Vec<OptimizerState>);
 
 /// Makes the same calls on any implementation and returns everything visible.
 fn drive(ps: &dyn ParameterServer, optimizer: Optimizer, codec: Codec) -> Seen {
@@ -290,7 +290,7 @@ fn every_refusal_is_typed_and_changes_nothing() {
     let error = client.register(spec("v", &[6], sgd()), View::Float32(&[0.0; 5]), TIMEOUT).unwrap_err();
     assert_eq!(error.kind, Kind::Shape);
     assert_eq!(client.pull(&["no".into()], TIMEOUT, &mut Patient).unwrap_err().kind, Kind::UnknownTensor);
-    let state = State { steps: vec![0], slots: vec![("sum", vec![0.0; 6].into())] };
+    let state = OptimizerState { steps: vec![0], slots: vec![("sum", vec![0.0; 6].into())] };
     assert!(client.load_state("w", &state, TIMEOUT).is_err());
     assert_eq!(versions(), before);
     assert_eq!(one(&*client, "w", 6), [1.0; 6]);

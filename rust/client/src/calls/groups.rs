@@ -9,7 +9,7 @@ use crate::state::places::{Place, is_warm};
 use crate::state::runtime::lock;
 use crate::state::time::after;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::mode::{Clocks, Joined, Seat};
+use fastps_core::mode::{Clocks, Joined, PlaceRequest};
 use fastps_core::store::still_behind;
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::{Retry, retry};
@@ -23,7 +23,7 @@ const ANSWER_MARGIN: Duration = Duration::from_millis(100);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Client {
-    pub(crate) fn join_group(&self, group: &str, seat: &Seat, timeout: Duration) -> Result<Joined> {
+    pub(crate) fn join_group(&self, group: &str, seat: &PlaceRequest, timeout: Duration) -> Result<Joined> {
         seat.check()?;
         let deadline = after(timeout);
         let (name, group) = (group.into(), self.group(group, deadline)?);

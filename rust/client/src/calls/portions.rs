@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::link::unary::{call, request};
 use crate::state::time::after;
 use fastps_core::error::Result;
-use fastps_core::portions::{Answer, Ask};
+use fastps_core::portions::{Ask, PortionAnswer};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::{self, Retry, retry};
 use std::sync::atomic::Ordering;
@@ -19,7 +19,12 @@ const DISCONNECTED_LEAVE_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Client {
     /// Asks; the server may keep the answer for as long as `wait`, and half of the time that is left.
-    pub(crate) fn ask_for_portion(&self, ask: &Ask, wait: Duration, timeout: Duration) -> Result<Answer> {
+    pub(crate) fn ask_for_portion(
+        &self,
+        ask: &Ask,
+        wait: Duration,
+        timeout: Duration,
+    ) -> Result<PortionAnswer> {
         self.alive()?;
         self.has_portions.store(true, Ordering::Relaxed);
         let (link, ask, deadline) = (self.links[0].clone(), ask.clone(), after(timeout));

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use fastps_core::dtype::Array;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::tensor::SliceId;
-use fastps_core::verbs::{Caller, Pulled, SliceVersion, State, Ticket, Versions};
+use fastps_core::verbs::{Caller, OptimizerState, Pulled, SliceVersion, Ticket, Versions};
 use fastps_transport::convert::header::{self, Target};
 use fastps_transport::convert::{Read, Retry, retry};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -66,9 +66,14 @@ impl Client {
     }
 
     /// Pulls a tensor's state.
-    pub(crate) fn pull_state(&self, entry: &Arc<Entry>, epoch: u64, deadline: Instant) -> Result<State> {
+    pub(crate) fn pull_state(
+        &self,
+        entry: &Arc<Entry>,
+        epoch: u64,
+        deadline: Instant,
+    ) -> Result<OptimizerState> {
         let (elements, slots) = (entry.spec.elements(), entry.spec.optimizer.slots());
-        let mut state = State {
+        let mut state = OptimizerState {
             steps: vec![0; entry.spec.slice_count()],
             slots: slots.into_iter().map(|slot| (slot, Array::zeros(entry.spec.dtype, elements))).collect(),
         };

@@ -12,14 +12,14 @@ use crate::state::time::after;
 use fastps_core::dtype::View;
 use fastps_core::error::{Error, Kind, Lost, Result};
 use fastps_core::isa::Isa;
-use fastps_core::mode::{Clocks, Joined, Seat};
+use fastps_core::mode::{Clocks, Joined, PlaceRequest};
 use fastps_core::outgoing;
-use fastps_core::portions::{Answer, Ask};
+use fastps_core::portions::{Ask, PortionAnswer};
 use fastps_core::sparse::Plan;
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::{
-    Caller, Gradient, ParameterServer, Patient, PullTensors, Pulled, PushError, PushOptions, PushTensors,
-    Pushed, Receipt, Rows, State, Stats, TensorRegistry, Ticket, TrainTogether, Versions,
+    Caller, Gradient, OptimizerState, ParameterServer, Patient, PullTensors, Pulled, PushError, PushOptions,
+    PushTensors, Pushed, Receipt, Rows, Stats, TensorRegistry, Ticket, TrainTogether, Versions,
 };
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::Read;
@@ -109,7 +109,12 @@ impl PushTensors for Client {
         Self::one(pushed(&self.shared, &call, 1))
     }
 
-    fn load_state(&self, name: &str, state: &State, timeout: Duration) -> Result<Receipt, PushError> {
+    fn load_state(
+        &self,
+        name: &str,
+        state: &OptimizerState,
+        timeout: Duration,
+    ) -> Result<Receipt, PushError> {
         let name: Arc<str> = name.into();
         let (epoch, entries) = self.look_up(std::iter::once(&name), after(timeout))?;
         let entry = &entries[0];
@@ -158,7 +163,7 @@ impl PullTensors for Client {
         }))
     }
 
-    fn state(&self, name: &str, timeout: Duration) -> Result<State> {
+    fn state(&self, name: &str, timeout: Duration) -> Result<OptimizerState> {
         let deadline = after(timeout);
         let name: Arc<str> = name.into();
         let (epoch, entries) = self.look_up(std::iter::once(&name), deadline)?;
@@ -176,7 +181,7 @@ impl PullTensors for Client {
 }
 
 impl TrainTogether for Client {
-    fn join(&self, group: &str, seat: &Seat, timeout: Duration) -> Result<Joined> {
+    fn join(&self, group: &str, seat: &PlaceRequest, timeout: Duration) -> Result<Joined> {
         self.join_group(group, seat, timeout)
     }
 
@@ -188,7 +193,7 @@ impl TrainTogether for Client {
         self.advance_in(group, warm, steps, timeout)
     }
 
-    fn portion(&self, ask: &Ask, wait: Duration, timeout: Duration) -> Result<Answer> {
+    fn portion(&self, ask: &Ask, wait: Duration, timeout: Duration) -> Result<PortionAnswer> {
         self.ask_for_portion(ask, wait, timeout)
     }
 }

@@ -6,7 +6,7 @@ use crate::state::places::{Place, is_warm};
 use crate::state::runtime::lock;
 use crate::state::time::after;
 use fastps_core::error::Result;
-use fastps_core::mode::{Joined, Seat};
+use fastps_core::mode::{Joined, PlaceRequest};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::mode_to_wire;
 use std::time::{Duration, Instant};
@@ -14,7 +14,12 @@ use std::time::{Duration, Instant};
 /// How long a place is asked for when a connection begins, or given back without one.
 pub(crate) const REJOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-pub(crate) async fn ask_for(link: &Link, group: u32, seat: &Seat, deadline: Instant) -> Result<Joined> {
+pub(crate) async fn ask_for(
+    link: &Link,
+    group: u32,
+    seat: &PlaceRequest,
+    deadline: Instant,
+) -> Result<Joined> {
     let ask = |mut control: Control, left| {
         let mode = Some(mode_to_wire(seat.mode));
         let join =

@@ -3,7 +3,7 @@
 use crate::state::runtime::lock;
 use crate::state::shared::Shared;
 use fastps_core::error::{Error, Kind};
-use fastps_core::mode::{Mode, Seat};
+use fastps_core::mode::{Mode, PlaceRequest};
 use fastps_proto::v1 as pb;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ pub(crate) struct Place {
     pub(crate) group: u32,
     /// The group's, which the map does not know any more when its last tensor is gone.
     pub(crate) name: Arc<str>,
-    pub(crate) seat: Seat,
+    pub(crate) seat: PlaceRequest,
     /// Steps taken.
     pub(crate) clock: u64,
     /// The steps that shard 0 is known to know of.

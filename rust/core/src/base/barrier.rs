@@ -24,7 +24,7 @@ pub struct Barrier {
 
 /// A thread's seat at a barrier. Dropping one ends all meetings.
 #[derive(Debug)]
-pub struct Seat<'a>(&'a Barrier);
+pub struct BarrierSeat<'a>(&'a Barrier);
 
 impl Barrier {
     /// A barrier for this number of threads; each takes one seat.
@@ -39,8 +39,8 @@ impl Barrier {
     }
 
     /// A seat for the calling thread.
-    pub fn seat(&self) -> Seat<'_> {
-        Seat(self)
+    pub fn seat(&self) -> BarrierSeat<'_> {
+        BarrierSeat(self)
     }
 
     fn wait_past(&self, meeting: u64) {
@@ -73,7 +73,7 @@ impl Barrier {
     }
 }
 
-impl Seat<'_> {
+impl BarrierSeat<'_> {
     /// Waits until all threads have arrived; what each did before is visible to all afterwards. False if a
     /// thread has left.
     pub fn meet(&self) -> bool {
@@ -98,7 +98,7 @@ impl Seat<'_> {
     }
 }
 
-impl Drop for Seat<'_> {
+impl Drop for BarrierSeat<'_> {
     fn drop(&mut self) {
         // A model that has failed takes no more steps.
         if cfg!(loom) && std::thread::panicking() {

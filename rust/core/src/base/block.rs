@@ -5,18 +5,18 @@
 pub const BLOCK: usize = 1024;
 
 /// Scratch space for one block.
-pub(crate) type Block = Room<BLOCK>;
+pub(crate) type Block = AlignedBlock<BLOCK>;
 
 /// Scratch space for `N` elements, aligned to a cache line: a vector that crosses two lines costs twice.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-pub(crate) struct Room<const N: usize>(pub(crate) [f32; N]);
+pub(crate) struct AlignedBlock<const N: usize>(pub(crate) [f32; N]);
 
-impl<const N: usize> Room<N> {
+impl<const N: usize> AlignedBlock<N> {
     pub(crate) const ZERO: Self = Self([0.0; N]);
 }
 
-impl<const N: usize> AsMut<[f32]> for Room<N> {
+impl<const N: usize> AsMut<[f32]> for AlignedBlock<N> {
     #[inline(always)]
     fn as_mut(&mut self) -> &mut [f32] {
         &mut self.0

@@ -6,7 +6,7 @@
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::fault::fault;
-use crate::base::mode::{Clocks, Joined, Mode, Quorum, Seat};
+use crate::base::mode::{Clocks, Joined, Mode, PlaceRequest, Quorum};
 use crate::base::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use crate::memory::{Charge, Meter, Purpose};
 use crate::slice::Slice;
@@ -37,7 +37,7 @@ enum GroupPhase {
 
 #[derive(Debug)]
 struct GroupMember {
-    seat: Seat,
+    seat: PlaceRequest,
     clock: u64,
     /// The number of workers that joined before.
     order: u64,
@@ -136,7 +136,7 @@ impl GroupTable {
     }
 
     /// Fails if the worker cannot get a place besides the present members.
-    fn admits(&self, client: u64, seat: &Seat) -> Result<()> {
+    fn admits(&self, client: u64, seat: &PlaceRequest) -> Result<()> {
         let others = || self.members.iter().filter(|(other, _)| **other != client);
         if others().next().is_none() {
             return Ok(());
@@ -166,7 +166,7 @@ impl GroupTable {
 
 impl Groups {
     /// Gives a worker a place until it leaves. A worker that joins again keeps its place and clock.
-    pub fn join(&self, group: u32, client: u64, seat: Seat, meter: &Arc<Meter>) -> Result<Joined> {
+    pub fn join(&self, group: u32, client: u64, seat: PlaceRequest, meter: &Arc<Meter>) -> Result<Joined> {
         seat.check()?;
         let mut tables = lock(&self.tables);
         let key = (group, phase(seat.mode));

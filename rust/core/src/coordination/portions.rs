@@ -105,7 +105,7 @@ pub enum Given {
 
 /// An answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct PortionAnswer {
     /// Number of the table. If it differs from that of the last answer, the finished portions were forgotten.
     pub run: u64,
     /// The current epoch.
@@ -118,7 +118,7 @@ pub struct Answer {
 
 /// Called at most once, with the answer of a waiting worker, while the tables are locked: it must not call
 /// into them.
-pub type Waiter = Box<dyn FnOnce(Answer) + Send>;
+pub type PortionWaiter = Box<dyn FnOnce(PortionAnswer) + Send>;
 
 /// A client, and the number of one of its workers.
 type PortionWorker = (u64, u64);
@@ -126,7 +126,7 @@ type PortionWorker = (u64, u64);
 #[derive(Default)]
 struct PortionMember {
     held: Option<u64>,
-    waiter: Option<Waiter>,
+    waiter: Option<PortionWaiter>,
 }
 
 impl fmt::Debug for PortionMember {
@@ -158,9 +158,9 @@ struct PortionTable {
 }
 
 impl PortionTable {
-    fn answer(&self, given: Given) -> Answer {
+    fn answer(&self, given: Given) -> PortionAnswer {
         let unfinished = self.samples.portions() - self.next + self.returned.len() as u64 + self.leased;
-        Answer { run: self.run, epoch: self.epoch, unfinished, given }
+        PortionAnswer { run: self.run, epoch: self.epoch, unfinished, given }
     }
 
     fn join(&mut self, worker: PortionWorker) -> Result<()> {
@@ -248,7 +248,11 @@ impl PortionTable {
     }
 
     /// A portion for the worker; `None`: it waits.
-    fn take(&mut self, worker: PortionWorker, later: impl FnOnce() -> Waiter) -> Option<Answer> {
+    fn take(
+        &mut self,
+        worker: PortionWorker,
+        later: impl FnOnce() -> PortionWaiter,
+    ) -> Option<PortionAnswer> {
         let held = self.members.get(&worker).and_then(|member| member.held);
         let free = if held.is_none() { self.free() } else { None };
         self.leased += u64::from(free.is_some());
@@ -282,7 +286,12 @@ impl Portions {
     }
 
     /// Answers a worker's request. `None`: the worker waits, and the waiter from `later` gets the answer.
-    pub fn ask(&mut self, client: u64, ask: &Ask, later: impl FnOnce() -> Waiter) -> Result<Option<Answer>> {
+    pub fn ask(
+        &mut self,
+        client: u64,
+        ask: &Ask,
+        later: impl FnOnce() -> PortionWaiter,
+    ) -> Result<Option<PortionAnswer>> {
         ask.samples.check()?;
         if ask.epoch > MAX_EPOCH {
             return Err(Error::new(Kind::Config, "portions of an epoch that nobody reaches")
@@ -290,7 +299,8 @@ impl Portions {
         }
         let worker = (client, ask.worker);
         if ask.then == Then::Leave && !self.tables.contains_key(&ask.samples.name) {
-            let answer = Answer { run: ask.run, epoch: ask.epoch, unfinished: 0, given: Given::Nothing };
+            let answer =
+                PortionAnswer { run: ask.run, epoch: ask.epoch, unfinished: 0, given: Given::Nothing };
             return Ok(Some(answer));
         }
         let table = self.table(ask)?;
@@ -363,7 +373,7 @@ impl Portions {
 
     /// Ends a worker's wait, and returns an answer without a portion. `None`: the waiter has just got its
     /// answer.
-    pub fn withdraw(&mut self, client: u64, ask: &Ask) -> Option<Answer> {
+    pub fn withdraw(&mut self, client: u64, ask: &Ask) -> Option<PortionAnswer> {
         let table = self.tables.get_mut(&ask.samples.name)?;
         let worker = (client, ask.worker);
         drop(table.members.get_mut(&worker)?.waiter.take()?);
@@ -410,7 +420,7 @@ mod tests {
     struct At {
         client: u64,
         ask: Ask,
-        answers: (mpsc::Sender<Answer>, mpsc::Receiver<Answer>),
+        answers: (mpsc::Sender<PortionAnswer>, mpsc::Receiver<PortionAnswer>),
     }
 
     fn worker(client: u64, n: u64, size: u64) -> At {
@@ -420,7 +430,7 @@ mod tests {
     }
 
     impl At {
-        fn note(&mut self, answer: Answer) -> Given {
+        fn note(&mut self, answer: PortionAnswer) -> Given {
             (self.ask.run, self.ask.epoch) = (answer.run, answer.epoch);
             self.ask.finished = match answer.given {
                 Given::Portion(portion) => Some(portion),
@@ -432,7 +442,7 @@ mod tests {
         /// `None`: it waits.
         fn next(&mut self, tables: &mut Portions) -> Option<Given> {
             let sender = self.answers.0.clone();
-            let later = move || -> Waiter { Box::new(move |answer| sender.send(answer).unwrap()) };
+            let later = move || -> PortionWaiter { Box::new(move |answer| sender.send(answer).unwrap()) };
             let answer = tables.ask(self.client, &self.ask, later).unwrap()?;
             Some(self.note(answer))
         }
@@ -461,7 +471,7 @@ mod tests {
     fn an_epoch_that_nobody_reaches_is_refused() {
         let (mut tables, mut a) = (tables(), worker(1, 10, 3));
         a.ask.epoch = u64::MAX;
-        let refused = tables.ask(1, &a.ask, || -> Waiter { Box::new(|_| ()) });
+        let refused = tables.ask(1, &a.ask, || -> PortionWaiter { Box::new(|_| ()) });
         assert_eq!(refused.unwrap_err().kind, Kind::Config);
         assert_eq!(tables.counts(), (0, 0, 0));
     }

@@ -7,7 +7,7 @@
 
 pub use crate::hogwild::work_queue::Stop;
 
-use crate::base::barrier::Seat;
+use crate::base::barrier::BarrierSeat;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::Isa;
 use crate::base::sync::{Mutex, RwLock, RwLockReadGuard, lock, read, write};
@@ -57,7 +57,7 @@ impl Ratings<'_> {
 
 /// How a step changes the factors.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rule {
+pub struct FactorRule {
     /// Learning rate.
     pub lr: f64,
     /// Strength of the L2 penalty on factors and biases.
@@ -120,7 +120,7 @@ impl Factors {
         stop: Stop<'_>,
         next: Next<'_>,
     ) -> Result<()> {
-        let work = |thread: usize, pass: &Pass<'_>, seat: &Seat<'_>| {
+        let work = |thread: usize, pass: &Pass<'_>, seat: &BarrierSeat<'_>| {
             if let Some(seed) = pass.epoch.seed {
                 for queue in (thread..pass.order.queues.len()).step_by(threads) {
                     pass.order.shuffle(queue, seed);
@@ -150,7 +150,7 @@ pub struct Epoch {
     /// The seed of a new order; without one, the order stays.
     pub seed: Option<u64>,
     /// How a step changes the factors.
-    pub rule: Rule,
+    pub rule: FactorRule,
 }
 
 /// What the threads of a pass share.
@@ -185,7 +185,7 @@ struct Work<'a> {
     model: &'a Factors,
     ratings: Ratings<'a>,
     queues: Vec<RwLockReadGuard<'a, Vec<u32>>>,
-    rule: Rule,
+    rule: FactorRule,
     /// One per queue.
     deals: &'a [Deal<'a>],
     thread: usize,
@@ -400,7 +400,7 @@ struct RatingStep<'a> {
     user: FactorRow<'a>,
     item: FactorRow<'a>,
     rating: f32,
-    rule: Rule,
+    rule: FactorRule,
 }
 
 impl RatingStep<'_> {
@@ -437,7 +437,7 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    const RULE: Rule = Rule { lr: 0.05, regularization: 0.1, biases: true };
+    const RULE: FactorRule = FactorRule { lr: 0.05, regularization: 0.1, biases: true };
 
     /// Factors that differ.
     fn numbers(n: usize, seed: u32) -> Vec<f32> {
@@ -466,7 +466,7 @@ mod tests {
     }
 
     /// The rule as its formula states it, in float64.
-    fn reference(rank: usize, rule: Rule, passes: usize) -> (Vec<f64>, Vec<f64>) {
+    fn reference(rank: usize, rule: FactorRule, passes: usize) -> (Vec<f64>, Vec<f64>) {
         let float = |values: Vec<f32>| values.into_iter().map(f64::from).collect::<Vec<_>>();
         let (mut p, mut q) = (float(numbers(7 * rank, 1)), float(numbers(11 * rank, 2)));
         let (mut b, mut c) = (vec![0.0; 7], vec![0.0; 11]);
@@ -493,7 +493,7 @@ mod tests {
     #[test]
     fn one_thread_follows_the_formula() {
         for rank in [1, 13, 14, 15, 16, 40] {
-            for rule in [RULE, Rule { biases: false, ..RULE }] {
+            for rule in [RULE, FactorRule { biases: false, ..RULE }] {
                 let (users, items, values) = ratings();
                 let ratings = Ratings { users: &users, items: &items, values: &values };
                 ratings.check(7, 11).unwrap();

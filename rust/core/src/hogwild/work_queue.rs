@@ -1,7 +1,7 @@
 //! Passes over examples by several threads. The threads take blocks of the order from one counter and never
 //! wait for each other during a pass; they meet only at its end. Both estimators use it.
 
-use crate::base::barrier::{Barrier, Seat};
+use crate::base::barrier::{Barrier, BarrierSeat};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::{AtomicU64, Ordering, RwLock, read, write};
 
@@ -67,7 +67,7 @@ pub(crate) fn together<T: Send>(threads: usize, work: impl Fn(usize) -> T + Sync
 pub(crate) fn rounds<S: Send + Sync>(
     threads: usize,
     shared: S,
-    work: impl Fn(usize, &S, &Seat<'_>) + Sync,
+    work: impl Fn(usize, &S, &BarrierSeat<'_>) + Sync,
     mut next: impl FnMut(&mut S) -> bool,
 ) -> Result<()> {
     let (barrier, shared, work) = (&Barrier::new(threads), &RwLock::new(shared), &work);
@@ -153,7 +153,7 @@ mod tests {
             let worked: Vec<_> = (0..threads).map(|_| AtomicU64::new(0)).collect();
             let all = || worked.iter().map(|own| own.load(Ordering::Relaxed)).sum::<u64>();
             let mut sums = Vec::new();
-            let work = |thread: usize, round: &u64, seat: &Seat<'_>| {
+            let work = |thread: usize, round: &u64, seat: &BarrierSeat<'_>| {
                 worked[thread].fetch_add(*round, Ordering::Relaxed);
                 assert!(seat.meet());
                 assert_eq!(all(), (1..=*round).sum::<u64>() * threads as u64);
@@ -172,7 +172,7 @@ mod tests {
     fn a_thread_that_panics_ends_the_rounds_of_all() {
         let panics = |round: &u64, thread: usize| assert!(*round < 2 || thread != 2, "as intended");
         let mut begun = 0;
-        let work = |thread: usize, round: &u64, seat: &Seat<'_>| {
+        let work = |thread: usize, round: &u64, seat: &BarrierSeat<'_>| {
             panics(round, thread);
             seat.meet();
         };

@@ -3,12 +3,12 @@
 //! loop for all codecs but float32. A body with separately stored elements is decoded inside the step's own
 //! loop, other bodies block by block; nothing is ever decoded into a temporary the size of the tensor.
 
-use crate::base::block::{BLOCK, Block, Lane, Room, blocks};
+use crate::base::block::{AlignedBlock, BLOCK, Block, Lane, blocks};
 use crate::base::isa::{Isa, Kernel};
 use crate::base::sync::Ordering;
 use crate::kernel::codec::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody};
 use crate::kernel::optim::{MAX_SLOTS, Rule, SgdRule, SparseRule, Step};
-use crate::kernel::rows::{Indices, Layout, Runs};
+use crate::kernel::rows::{Indices, RowLayout, Runs};
 use crate::memory::{Buffer, Counts, RacyBuffer};
 use std::ops::Range;
 
@@ -103,8 +103,8 @@ impl<const N: usize> Hogwild<'_, N> {
 
 impl<const N: usize> Storage for Hogwild<'_, N> {
     const SPAN: usize = N;
-    type Run = Room<N>;
-    const RUN: Room<N> = Room::ZERO;
+    type Run = AlignedBlock<N>;
+    const RUN: AlignedBlock<N> = AlignedBlock::ZERO;
     type Ranges = std::array::IntoIter<Range<usize>, 2>;
 
     #[inline(always)]
@@ -121,7 +121,7 @@ impl<const N: usize> Storage for Hogwild<'_, N> {
     #[inline(always)]
     fn update<R: Step, G: Lane>(&mut self, at: usize, rule: R, g: &[G]) {
         let len = g.len();
-        let (mut params, mut state) = (Room::<N>::ZERO, [Room::<N>::ZERO; MAX_SLOTS]);
+        let (mut params, mut state) = (AlignedBlock::<N>::ZERO, [AlignedBlock::<N>::ZERO; MAX_SLOTS]);
         let params = &mut params.0[..len];
         let used = self.state.len().min(MAX_SLOTS);
         let probe = self.probe(at);
@@ -291,7 +291,7 @@ impl<S: Storage, B: Body, R: Step> Fused<S, B, R> {
 /// A sparse push on one slice.
 #[derive(Clone, Copy)]
 pub(crate) struct Touch<'a> {
-    pub(crate) layout: Layout,
+    pub(crate) layout: RowLayout,
     pub(crate) indices: Indices<'a>,
     pub(crate) codec: CodecId,
     pub(crate) body: &'a [u8],

@@ -44,7 +44,7 @@ impl std::fmt::Debug for Indices<'_> {
 
 /// How the rows of a tensor lie in one slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct RowLayout {
     /// Elements of a row.
     width: usize,
     /// Elements of the first row that lie before the slice.
@@ -53,7 +53,7 @@ pub struct Layout {
     len: usize,
 }
 
-impl Layout {
+impl RowLayout {
     /// The layout of a slice of `len` elements from `first` on, in a tensor with rows of `width` elements.
     pub fn new(first: usize, len: usize, width: usize) -> Self {
         Self { width, head: first.checked_rem(width).unwrap_or(0), len }
@@ -91,7 +91,7 @@ impl Layout {
         Ok(indices.len() * self.width - missing)
     }
 
-    /// The elements of these rows, which [`Layout::elements`] has checked, in as few ranges as possible.
+    /// The elements of these rows, which [`RowLayout::elements`] has checked, in as few ranges as possible.
     pub(crate) fn runs(self, indices: Indices<'_>) -> Runs<'_> {
         Runs { layout: self, indices, next: 0, rest: 0..0 }
     }
@@ -99,7 +99,7 @@ impl Layout {
 
 /// Ranges of elements of a slice, in ascending order.
 pub(crate) struct Runs<'a> {
-    layout: Layout,
+    layout: RowLayout,
     indices: Indices<'a>,
     next: usize,
     rest: Range<usize>,
@@ -135,16 +135,16 @@ pub(crate) struct RowSet {
 
 impl RowSet {
     /// An empty set.
-    pub(crate) fn of(layout: Layout) -> Self {
+    pub(crate) fn of(layout: RowLayout) -> Self {
         Self { words: vec![0; layout.rows().div_ceil(64)] }
     }
 
     /// Bytes of memory for a set.
-    pub(crate) fn bytes_for(layout: Layout) -> u64 {
+    pub(crate) fn bytes_for(layout: RowLayout) -> u64 {
         8 * layout.rows().div_ceil(64) as u64
     }
 
-    /// Adds rows that [`Layout::elements`] has checked.
+    /// Adds rows that [`RowLayout::elements`] has checked.
     pub(crate) fn insert(&mut self, indices: Indices<'_>) {
         for row in (0..indices.len()).map(|i| indices.get(i)) {
             self.words[row / 64] |= 1 << (row % 64);
@@ -171,14 +171,14 @@ mod tests {
 
     #[test]
     fn a_set_gives_each_of_its_rows_once_and_ascending() {
-        let layout = Layout::new(0, 600, 3);
+        let layout = RowLayout::new(0, 600, 3);
         let mut set = RowSet::of(layout);
         for rows in [[3, 64, 199].as_slice(), &[0, 64], &[], &[63, 65]] {
             set.insert(Indices::new(&bytes(rows)));
         }
         assert_eq!(set.take(), bytes(&[0, 3, 63, 64, 65, 199]));
         assert!(set.take().is_empty());
-        assert_eq!((RowSet::of(Layout::new(0, 0, 0)).take(), RowSet::bytes_for(layout)), (vec![], 32));
+        assert_eq!((RowSet::of(RowLayout::new(0, 0, 0)).take(), RowSet::bytes_for(layout)), (vec![], 32));
     }
 
     fn bytes(rows: &[u32]) -> Vec<u8> {
@@ -191,7 +191,7 @@ mod tests {
         for (first, len, width) in
             [(0, 12, 3), (12, 10, 5), (14, 10, 5), (7, 3, 16), (16, 16, 16), (5, 0, 2), (9, 7, 1)]
         {
-            let layout = Layout::new(first, len, width);
+            let layout = RowLayout::new(first, len, width);
             let row_of = |e: usize| (first + e) / width - first / width;
             assert_eq!(layout.rows(), if len == 0 { 0 } else { row_of(len - 1) + 1 });
             for chosen in 0..1_u32 << layout.rows() {
@@ -211,11 +211,11 @@ mod tests {
 
     #[test]
     fn what_does_not_ascend_or_lies_outside_is_refused() {
-        let layout = Layout::new(14, 10, 5);
+        let layout = RowLayout::new(14, 10, 5);
         for rows in [[0, 0].as_slice(), &[1, 0], &[3], &[0, 1, u32::MAX]] {
             assert_eq!(layout.elements(Indices::new(&bytes(rows))).unwrap_err().kind, Kind::Frame);
         }
-        assert!(Layout::new(0, 0, 0).elements(Indices::new(&bytes(&[0]))).is_err());
-        assert_eq!(Layout::new(0, 0, 0).elements(Indices::new(&[])).unwrap(), 0);
+        assert!(RowLayout::new(0, 0, 0).elements(Indices::new(&bytes(&[0]))).is_err());
+        assert_eq!(RowLayout::new(0, 0, 0).elements(Indices::new(&[])).unwrap(), 0);
     }
 }

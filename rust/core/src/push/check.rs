@@ -11,7 +11,7 @@ use crate::kernel::finite;
 use crate::push::sparse::Gathered;
 use crate::slice::frame::check_sparse_codec;
 use crate::tensor::TensorSpec;
-use crate::verbs::{GradientRef, PushOptions, State};
+use crate::verbs::{GradientRef, OptimizerState, PushOptions};
 use foldhash::fast::RandomState;
 use std::collections::HashSet;
 
@@ -203,7 +203,7 @@ fn check_dtype(values: View<'_>, spec: &TensorSpec) -> Result<()> {
 }
 
 /// The bodies of a state assignment, one per slice: all slots one after the other.
-pub fn state_bodies(spec: &TensorSpec, state: &State) -> Result<Vec<Vec<u8>>> {
+pub fn state_bodies(spec: &TensorSpec, state: &OptimizerState) -> Result<Vec<Vec<u8>>> {
     let name = |error: Error| error.tensor(spec.name.clone());
     let expected = spec.optimizer.slots();
     let got: Vec<_> = state.slots.iter().map(|(slot, _)| *slot).collect();

@@ -15,7 +15,7 @@ use crate::kernel::apply::{Exact, apply, apply_rows};
 use crate::kernel::rows::Indices;
 use crate::memory::{Buffer, Charge, Meter, Pieces, Purpose};
 use crate::slice::frame::{Action, Applied, Push};
-use crate::slice::identity::{Identities, Outcome};
+use crate::slice::identity::{IdentityTable, Outcome};
 
 /// The first of a slice's arrays; the state follows.
 const PARAMS: usize = 0;
@@ -32,7 +32,7 @@ pub(super) struct ExactMemory {
     pub(super) version: u64,
     /// Changes that were assignments.
     assigns: u64,
-    pub(super) identities: Identities,
+    pub(super) identities: IdentityTable,
     /// Gradients that wait for those of other workers to make a version together.
     pub(super) round: Option<Box<Round>>,
     /// Whether the shard has removed the slice.
@@ -60,7 +60,7 @@ impl ExactMemory {
             step: 0,
             version: 0,
             assigns: 0,
-            identities: Identities::default(),
+            identities: IdentityTable::default(),
             round: None,
             removed: false,
             cut: 0,
@@ -214,7 +214,7 @@ impl ExactMemory {
         values: &[u8],
         state: &[u8],
     ) -> Result<()> {
-        let identities = Identities::restored(&standing.clients, &slice.home())?;
+        let identities = IdentityTable::restored(&standing.clients, &slice.home())?;
         unpinned(slice, &mut self.params, &mut self.spare)?.values_mut().copy_from_slice(values);
         for (k, slot) in self.state.iter_mut().enumerate() {
             slot.values_mut().copy_from_slice(&state[k * slice.bytes()..][..slice.bytes()]);

@@ -7,7 +7,7 @@ use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::Isa;
 use crate::kernel::codec::CodecId;
 use crate::kernel::optim::Optimizer;
-use crate::kernel::rows::{Indices, Layout};
+use crate::kernel::rows::{Indices, RowLayout};
 use crate::tensor::SliceId;
 
 /// Client and sequence number of a push; a slice recognizes a repeated push by it.
@@ -88,7 +88,7 @@ pub(crate) struct Target<'a> {
     pub(crate) dtype: DType,
     pub(crate) len: usize,
     pub(crate) slots: usize,
-    pub(crate) layout: Layout,
+    pub(crate) layout: RowLayout,
     pub(crate) optimizer: &'a Optimizer,
 }
 

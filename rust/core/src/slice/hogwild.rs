@@ -14,7 +14,7 @@ use crate::kernel::codec::CodecId;
 use crate::kernel::rows::Indices;
 use crate::memory::{Counts, Meter, RacyBuffer};
 use crate::slice::frame::{Action, Applied, Push};
-use crate::slice::identity::{Completion, Identities, Outcome, Seen};
+use crate::slice::identity::{Completion, IdentityTable, Outcome, Seen};
 use crate::slice::shared_directory::SharedTensor;
 
 /// Number of consecutive pushes in a run whose update of the first block is probed; consecutive pushes are
@@ -28,7 +28,7 @@ pub(super) struct HogwildMemory {
     params: RacyBuffer,
     state: Vec<RacyBuffer>,
     counts: Counts,
-    pub(super) identities: Mutex<Identities>,
+    pub(super) identities: Mutex<IdentityTable>,
 }
 
 impl HogwildMemory {
@@ -231,7 +231,7 @@ impl HogwildMemory {
         values: &[u8],
         state: &[u8],
     ) -> Result<()> {
-        *lock(&self.identities) = Identities::restored(&standing.clients, &slice.home())?;
+        *lock(&self.identities) = IdentityTable::restored(&standing.clients, &slice.home())?;
         store_bytes(slice, &self.params, values);
         for (k, slot) in self.state.iter().enumerate() {
             store_bytes(slice, slot, &state[k * slice.bytes()..][..slice.bytes()]);

@@ -36,7 +36,7 @@ pub(crate) enum Outcome {
 
 /// What the table knows about an arriving identity.
 pub(crate) enum Seen<'a> {
-    /// The client has no entry yet: [`Identities::meet`] creates it.
+    /// The client has no entry yet: [`IdentityTable::meet`] creates it.
     Unmet,
     New,
     Before(&'a mut Outcome),
@@ -88,7 +88,7 @@ pub struct Remembered {
 
 /// The table of one slice.
 #[derive(Default)]
-pub(crate) struct Identities {
+pub(crate) struct IdentityTable {
     /// Sorted by client. A vector instead of a map, so that it can be prefetched.
     clients: Vec<(u64, Client)>,
     /// The last client and its `own`, newer than in its entry: mostly one client changes a slice many times
@@ -106,7 +106,7 @@ impl Client {
     }
 }
 
-impl Identities {
+impl IdentityTable {
     /// The index of a client's entry, or where to insert it.
     fn place(&self, client: u64) -> std::result::Result<usize, usize> {
         self.clients.binary_search_by_key(&client, |(known, _)| *known)
@@ -322,9 +322,9 @@ impl Identities {
     }
 }
 
-impl std::fmt::Debug for Identities {
+impl std::fmt::Debug for IdentityTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Identities").field("clients", &self.clients.len()).finish_non_exhaustive()
+        f.debug_struct("IdentityTable").field("clients", &self.clients.len()).finish_non_exhaustive()
     }
 }
 
@@ -340,7 +340,7 @@ mod tests {
     fn remembers_a_window_per_client() {
         let (meter, clients) = (Meter::new(ENTRY_BYTES), Arc::default());
         let home = |meter| Home { meter, clients: &clients, slice: SliceId(1) };
-        let mut table = Identities::default();
+        let mut table = IdentityTable::default();
         assert!(matches!(table.look_up(Identity { client: 7, sequence: 1 }), Seen::Unmet));
         table.meet(7, &home(&meter)).unwrap();
         assert!(table.meet(8, &home(&meter)).is_err());

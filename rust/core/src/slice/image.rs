@@ -3,7 +3,7 @@
 
 use super::Snapshot;
 use super::exact::ExactMemory;
-use super::slice::{Memory, Slice};
+use super::slice::{Slice, SliceMemory};
 use crate::base::error::{Error, Kind, Result};
 use crate::slice::frame::{Action, Identity, Push};
 use crate::slice::identity::{Outcome, Remembered, Seen};
@@ -44,8 +44,8 @@ impl Slice {
     /// that a shard at its memory limit can still be written; callers hold one image at a time.
     pub fn image(&self) -> Result<Image> {
         let image = match &self.memory {
-            Memory::Exact(memory) => memory.lock().image(self, None),
-            Memory::Hogwild(memory) => memory.image(self),
+            SliceMemory::Exact(memory) => memory.lock().image(self, None),
+            SliceMemory::Hogwild(memory) => memory.image(self),
         };
         image.map_err(|error| self.name(error))
     }
@@ -55,8 +55,8 @@ impl Slice {
     /// `exact`; otherwise as it is now.
     pub fn image_in_cut(&self) -> Result<Image> {
         let image = match &self.memory {
-            Memory::Exact(memory) => memory.lock().image_in_cut(self),
-            Memory::Hogwild(memory) => memory.image(self),
+            SliceMemory::Exact(memory) => memory.lock().image_in_cut(self),
+            SliceMemory::Hogwild(memory) => memory.image(self),
         };
         image.map_err(|error| self.name(error))
     }
@@ -68,7 +68,7 @@ impl Slice {
 
     /// Drops what is left of a cut that is over.
     pub(crate) fn leave_cut(&self) {
-        if let Memory::Exact(memory) = &self.memory {
+        if let SliceMemory::Exact(memory) = &self.memory {
             memory.lock().leave_cut();
         }
     }
@@ -92,8 +92,8 @@ impl Slice {
             return Err(self.name(error.expected("at most 2^62", count)));
         }
         let restored = match &self.memory {
-            Memory::Exact(memory) => memory.lock().restore(self, standing, values, state),
-            Memory::Hogwild(memory) => memory.restore(self, standing, values, state),
+            SliceMemory::Exact(memory) => memory.lock().restore(self, standing, values, state),
+            SliceMemory::Hogwild(memory) => memory.restore(self, standing, values, state),
         };
         restored.map_err(|error| self.name(error))
     }
@@ -124,13 +124,13 @@ impl Slice {
             once: record.once,
         };
         let repeated = push.validate(self.isa, self.target()).and_then(|()| match &self.memory {
-            Memory::Exact(memory) => {
+            SliceMemory::Exact(memory) => {
                 self.replay_exact(&mut memory.lock(), &push, record.version, record.shared_by)
             }
-            Memory::Hogwild(_) if gradient => {
+            SliceMemory::Hogwild(_) if gradient => {
                 Err(Error::new(Kind::Config, "gradients of a hogwild tensor cannot be repeated"))
             }
-            Memory::Hogwild(memory) => memory.replay(self, &push, record.version),
+            SliceMemory::Hogwild(memory) => memory.replay(self, &push, record.version),
         });
         repeated.map_err(|error| self.name(error))
     }
@@ -167,7 +167,7 @@ impl Slice {
     /// Replays the promise never to apply a push, unless the slice already remembers the push or has
     /// forgotten it.
     pub fn replay_fence(&self, identity: Identity) -> Result<()> {
-        let Memory::Exact(memory) = &self.memory else { return Ok(()) };
+        let SliceMemory::Exact(memory) = &self.memory else { return Ok(()) };
         let mut memory = memory.lock();
         match memory.identities.look_up(identity) {
             Seen::Unmet => {

@@ -22,5 +22,5 @@ pub use image::{Image, Standing};
 pub use resolve::Resolved;
 pub(crate) use round::Why;
 pub use slice::Slice;
-pub(crate) use slice::{Counters, Place};
+pub(crate) use slice::{Counters, SliceContext};
 pub use snapshot::Snapshot;

@@ -1,7 +1,7 @@
 //! Reads of a slice: values, rows, optimizer state and versions. No read changes any of them.
 
 use super::Snapshot;
-use super::slice::{Counters, Memory, Slice};
+use super::slice::{Counters, Slice, SliceMemory};
 use crate::base::error::Result;
 use crate::base::fault::fault;
 use crate::base::isa::prefetch;
@@ -17,12 +17,12 @@ impl Slice {
     pub fn pull(&self, client: u64) -> Result<Snapshot> {
         Counters::count(&self.counters.pulls);
         let snapshot = match &self.memory {
-            Memory::Exact(memory) if fault("version_read_early") => {
+            SliceMemory::Exact(memory) if fault("version_read_early") => {
                 let version = memory.lock().version(client).0;
                 memory.lock().pull(self, client).map(|snapshot| Snapshot { version, ..snapshot })
             }
-            Memory::Exact(memory) => memory.lock().pull(self, client),
-            Memory::Hogwild(memory) => memory.pull(self, client),
+            SliceMemory::Exact(memory) => memory.lock().pull(self, client),
+            SliceMemory::Hogwild(memory) => memory.pull(self, client),
         };
         snapshot.map_err(|error| self.name(error))
     }
@@ -37,8 +37,8 @@ impl Slice {
         Counters::count(&self.counters.pulls);
         self.row_elements(indices)?;
         let (version, own) = match &self.memory {
-            Memory::Exact(memory) => memory.lock().pull_rows(self, client, indices, into),
-            Memory::Hogwild(memory) => memory.pull_rows(self, client, indices, into),
+            SliceMemory::Exact(memory) => memory.lock().pull_rows(self, client, indices, into),
+            SliceMemory::Hogwild(memory) => memory.pull_rows(self, client, indices, into),
         };
         Ok(SliceVersion { slice: self.id, version, own })
     }
@@ -52,7 +52,7 @@ impl Slice {
 
     /// Prefetches what the fields point to.
     pub fn prefetch_memory(&self) {
-        if let Memory::Exact(memory) = &self.memory {
+        if let SliceMemory::Exact(memory) = &self.memory {
             memory.lock().prefetch();
         }
     }
@@ -60,7 +60,7 @@ impl Slice {
     /// Prefetches rows; if a client is about to push them, also their state and the client's outcomes.
     /// Changes nothing; invalid indices are ignored.
     pub fn prefetch_rows(&self, indices: Indices<'_>, pushed_by: Option<u64>) {
-        if let (Memory::Exact(memory), Ok(..=MAX_PREFETCHED_ELEMENTS)) =
+        if let (SliceMemory::Exact(memory), Ok(..=MAX_PREFETCHED_ELEMENTS)) =
             (&self.memory, self.layout.elements(indices))
         {
             memory.lock().prefetch_rows(self, indices, pushed_by);
@@ -70,16 +70,16 @@ impl Slice {
     /// Whether readers pin so many versions that the next push must take memory for a copy.
     pub fn needs_memory(&self) -> bool {
         match &self.memory {
-            Memory::Exact(memory) => memory.lock().needs_memory(),
-            Memory::Hogwild(_) => false,
+            SliceMemory::Exact(memory) => memory.lock().needs_memory(),
+            SliceMemory::Hogwild(_) => false,
         }
     }
 
     /// Copies the optimizer state, all slots one after the other.
     pub fn pull_state(&self, client: u64) -> Result<Snapshot> {
         let snapshot = match &self.memory {
-            Memory::Exact(memory) => memory.lock().pull_state(self, client),
-            Memory::Hogwild(memory) => memory.pull_state(self, client),
+            SliceMemory::Exact(memory) => memory.lock().pull_state(self, client),
+            SliceMemory::Hogwild(memory) => memory.pull_state(self, client),
         };
         snapshot.map_err(|error| self.name(error))
     }
@@ -87,24 +87,24 @@ impl Slice {
     /// Number of probed updates of one block, and of those that racing updates overwrote; 0 for `exact`.
     pub fn probed(&self) -> (u64, u64) {
         match &self.memory {
-            Memory::Exact(_) => (0, 0),
-            Memory::Hogwild(memory) => memory.probed(),
+            SliceMemory::Exact(_) => (0, 0),
+            SliceMemory::Hogwild(memory) => memory.probed(),
         }
     }
 
     /// The version, and how many of its changes were the client's own.
     pub fn version(&self, client: u64) -> (u64, u64) {
         match &self.memory {
-            Memory::Exact(memory) => memory.lock().version(client),
-            Memory::Hogwild(memory) => memory.version(client),
+            SliceMemory::Exact(memory) => memory.lock().version(client),
+            SliceMemory::Hogwild(memory) => memory.version(client),
         }
     }
 
     /// Numbers of applied gradients and of applied assignments.
     pub(crate) fn changes(&self) -> (u64, u64) {
         match &self.memory {
-            Memory::Exact(memory) => memory.lock().changes(),
-            Memory::Hogwild(memory) => memory.changes(),
+            SliceMemory::Exact(memory) => memory.lock().changes(),
+            SliceMemory::Hogwild(memory) => memory.changes(),
         }
     }
 }

@@ -2,12 +2,12 @@
 //! outcome stays true even if the frame arrives later. Clients ask when an answer was lost.
 
 use super::round;
-use super::slice::{Memory, Slice};
+use super::slice::{Slice, SliceMemory};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::fault::fault;
 use crate::base::sync::lock;
 use crate::slice::frame::{Applied, Identity};
-use crate::slice::identity::{Completion, Identities, Outcome, Seen};
+use crate::slice::identity::{Completion, IdentityTable, Outcome, Seen};
 use crate::tensor::Apply;
 
 /// What a slice knows about a push in doubt.
@@ -30,7 +30,7 @@ impl Slice {
         identity: Identity,
         later: impl FnOnce() -> Completion,
     ) -> Option<Result<Resolved>> {
-        if let Memory::Exact(memory) = &self.memory
+        if let SliceMemory::Exact(memory) = &self.memory
             && let Seen::Before(Outcome::Shared(waiting)) = memory.lock().identities.look_up(identity)
         {
             waiting.push(later());
@@ -43,8 +43,8 @@ impl Slice {
     /// workers.
     pub fn resolve(&self, identity: Identity) -> Result<Resolved> {
         let (resolved, waiting) = match &self.memory {
-            Memory::Exact(memory) => self.settle(&mut memory.lock().identities, identity)?,
-            Memory::Hogwild(memory) => self.settle(&mut lock(&memory.identities), identity)?,
+            SliceMemory::Exact(memory) => self.settle(&mut memory.lock().identities, identity)?,
+            SliceMemory::Hogwild(memory) => self.settle(&mut lock(&memory.identities), identity)?,
         };
         for done in waiting {
             done(Err(self.name(Error::new(Kind::Fenced, "the push was fenced"))));
@@ -52,7 +52,7 @@ impl Slice {
         Ok(resolved)
     }
 
-    fn settle(&self, table: &mut Identities, identity: Identity) -> Result<(Resolved, Vec<Completion>)> {
+    fn settle(&self, table: &mut IdentityTable, identity: Identity) -> Result<(Resolved, Vec<Completion>)> {
         match table.look_up(identity) {
             Seen::Before(Outcome::Applied(applied)) => Ok((Resolved::Applied(*applied), Vec::new())),
             Seen::Before(Outcome::Fenced) => Ok((Resolved::Fenced, Vec::new())),
@@ -76,7 +76,7 @@ impl Slice {
         }
     }
 
-    fn fence(&self, table: &mut Identities, identity: Identity) -> Vec<Completion> {
+    fn fence(&self, table: &mut IdentityTable, identity: Identity) -> Vec<Completion> {
         if let (Apply::Exact, Some(sink)) = (self.spec.apply, &self.sink) {
             sink.fenced(self.id, identity);
         }
@@ -86,11 +86,11 @@ impl Slice {
     /// Drops everything known about a client whose lease ended.
     pub(crate) fn forget_client(&self, client: u64) {
         match &self.memory {
-            Memory::Exact(memory) => {
+            SliceMemory::Exact(memory) => {
                 let told = memory.lock().forget(self, client);
                 round::tell(told);
             }
-            Memory::Hogwild(memory) => lock(&memory.identities).forget(client),
+            SliceMemory::Hogwild(memory) => lock(&memory.identities).forget(client),
         }
     }
 }

@@ -14,11 +14,11 @@ use crate::base::lock::SliceLock;
 use crate::base::mode::Quorum;
 use crate::base::sync::{Arc, AtomicU64, Ordering, lock};
 use crate::kernel::apply::Touch;
-use crate::kernel::rows::{Indices, Layout};
+use crate::kernel::rows::{Indices, RowLayout};
 use crate::memory::{Buffer, Charge, Exposed, Meter, Pieces, Purpose, RacyBuffer};
 use crate::slice::clients::Clients;
 use crate::slice::frame::{Applied, Base, Identity, Push, Target};
-use crate::slice::identity::{Completion, Home, Identities, Outcome, Seen};
+use crate::slice::identity::{Completion, Home, IdentityTable, Outcome, Seen};
 use crate::slice::policy::{Admission, Held, Policy};
 use crate::slice::record::{Identities as SharedBy, Record, Sink};
 use crate::slice::shared_directory::SharedTensor;
@@ -37,7 +37,7 @@ pub struct Slice {
     first: usize,
     pub(super) len: usize,
     pub(super) slots: usize,
-    pub(super) layout: Layout,
+    pub(super) layout: RowLayout,
     pub(super) isa: Isa,
     pub(super) sink: Option<Arc<dyn Sink>>,
     pub(super) counters: Arc<Counters>,
@@ -46,11 +46,11 @@ pub struct Slice {
     pub(super) clients: Arc<Clients>,
     /// The charge for the slice's own memory.
     charge: Charge,
-    pub(super) memory: Memory,
+    pub(super) memory: SliceMemory,
 }
 
 #[derive(Debug)]
-pub(super) enum Memory {
+pub(super) enum SliceMemory {
     Exact(SliceLock<ExactMemory>),
     Hogwild(HogwildMemory),
 }
@@ -75,7 +75,7 @@ impl Counters {
 
 /// What a slice gets from its shard.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct SliceContext {
     pub(crate) isa: Isa,
     pub(crate) sink: Option<Arc<dyn Sink>>,
     pub(crate) counters: Arc<Counters>,
@@ -103,22 +103,24 @@ impl Slice {
         spec: &Arc<TensorSpec>,
         index: usize,
         group: u32,
-        place: Place,
+        place: SliceContext,
         pieces: &mut Pieces,
     ) -> Self {
-        let Place { isa, sink, counters, cuts, meter, clients, charge, shared } = place;
+        let SliceContext { isa, sink, counters, cuts, meter, clients, charge, shared } = place;
         let range = spec.slice_range(index);
         let (first, len) = (range.start, range.len());
         let slots = spec.optimizer.slots().len();
         let (dtype, initial) = (spec.dtype, spec.optimizer.initial_state());
         let memory = match (spec.apply, &shared) {
             (Apply::Exact, _) => {
-                Memory::Exact(SliceLock::new(ExactMemory::new(dtype, len, slots, initial, pieces)))
+                SliceMemory::Exact(SliceLock::new(ExactMemory::new(dtype, len, slots, initial, pieces)))
             }
-            (Apply::Hogwild, None) => Memory::Hogwild(HogwildMemory::new(dtype, len, slots, initial)),
-            (Apply::Hogwild, Some(shared)) => Memory::Hogwild(HogwildMemory::shared(shared, index, slots)),
+            (Apply::Hogwild, None) => SliceMemory::Hogwild(HogwildMemory::new(dtype, len, slots, initial)),
+            (Apply::Hogwild, Some(shared)) => {
+                SliceMemory::Hogwild(HogwildMemory::shared(shared, index, slots))
+            }
         };
-        let layout = Layout::new(first, len, spec.row_width());
+        let layout = RowLayout::new(first, len, spec.row_width());
         let spec = spec.clone();
         Self {
             id,
@@ -221,7 +223,7 @@ impl Slice {
         }
         reach("validated");
         let admission = policy.admit(self, push);
-        if let (Admission::Share(share), Memory::Exact(memory)) = (&admission, &self.memory) {
+        if let (Admission::Share(share), SliceMemory::Exact(memory)) = (&admission, &self.memory) {
             let (answer, told) = self.share(&mut memory.lock(), push, *share, later);
             round::tell(told);
             // A worker that left after `admit` read the group's table did not find this gradient waiting, so
@@ -232,7 +234,7 @@ impl Slice {
             return answer;
         }
         let arrival = match &self.memory {
-            Memory::Exact(memory) => {
+            SliceMemory::Exact(memory) => {
                 let mut memory = memory.lock();
                 let version = memory.changed();
                 match self.arrive(&mut memory.identities, version, push, admission, later) {
@@ -249,12 +251,12 @@ impl Slice {
                     arrival => arrival,
                 }
             }
-            Memory::Hogwild(memory) => {
+            SliceMemory::Hogwild(memory) => {
                 self.arrive(&mut lock(&memory.identities), memory.changed(), push, admission, later)
             }
         };
         match (arrival, &self.memory) {
-            (Arrival::Apply, Memory::Hogwild(memory)) => {
+            (Arrival::Apply, SliceMemory::Hogwild(memory)) => {
                 let (applied, waiting) = memory.apply_and_record(self, push);
                 answer_all(waiting, applied);
                 Some(Ok(applied))
@@ -280,7 +282,7 @@ impl Slice {
 
     /// What the seeded fault `check_after_apply` does with a bad push.
     fn apply_unchecked(&self, push: &Push<'_>) {
-        if let (Memory::Exact(memory), true) = (&self.memory, push.body.len() == self.bytes()) {
+        if let (SliceMemory::Exact(memory), true) = (&self.memory, push.body.len() == self.bytes()) {
             let _ = memory.lock().apply_and_record(self, push);
         }
     }
@@ -288,7 +290,7 @@ impl Slice {
     /// Looks the identity up and decides what to do with the push.
     fn arrive(
         &self,
-        identities: &mut Identities,
+        identities: &mut IdentityTable,
         version: u64,
         push: &Push<'_>,
         admission: Admission,
@@ -336,7 +338,7 @@ impl Slice {
     /// for the push to be held; returns the charge of a held push.
     fn admitted(
         &self,
-        identities: &mut Identities,
+        identities: &mut IdentityTable,
         (version, unmet): (u64, bool),
         push: &Push<'_>,
         admission: Admission,
@@ -373,7 +375,7 @@ impl Slice {
             ))
         };
         let (applied, waiting) = match &self.memory {
-            Memory::Exact(memory) => {
+            SliceMemory::Exact(memory) => {
                 let mut memory = memory.lock();
                 let Seen::Before(Outcome::Held(waiting)) = memory.identities.look_up(push.identity) else {
                     return Err(fenced());
@@ -391,7 +393,7 @@ impl Slice {
                     }
                 }
             }
-            Memory::Hogwild(memory) => {
+            SliceMemory::Hogwild(memory) => {
                 let mut identities = lock(&memory.identities);
                 let Seen::Before(outcome @ Outcome::Held(_)) = identities.look_up(push.identity) else {
                     return Err(fenced());
@@ -413,8 +415,8 @@ impl Slice {
     pub(crate) fn withdraw(&self, identity: Identity) -> Vec<Completion> {
         Counters::count(&self.counters.refused);
         match &self.memory {
-            Memory::Exact(memory) => memory.lock().identities.withdraw(identity),
-            Memory::Hogwild(memory) => lock(&memory.identities).withdraw(identity),
+            SliceMemory::Exact(memory) => memory.lock().identities.withdraw(identity),
+            SliceMemory::Hogwild(memory) => lock(&memory.identities).withdraw(identity),
         }
     }
 
@@ -425,7 +427,7 @@ impl Slice {
         push: &Push<'a>,
         correction: Correction,
         version: u64,
-        identities: &Identities,
+        identities: &IdentityTable,
     ) -> Push<'a> {
         let staleness = next_staleness(push, version, identities);
         // Counting the clients is a scan, so skip it where the number does not matter.
@@ -484,7 +486,7 @@ impl Slice {
     /// Makes the version that gradients wait for, if as many have arrived as are needed now. `None`: the
     /// group no longer combines gradients, so the waiting ones are refused.
     pub(crate) fn end_round(&self, needed: Option<(Quorum, u32)>) {
-        let Memory::Exact(memory) = &self.memory else { return };
+        let SliceMemory::Exact(memory) = &self.memory else { return };
         let mut memory = memory.lock();
         let told = match needed {
             Some((quorum, needed)) => memory.end_round(self, quorum, needed),
@@ -496,7 +498,7 @@ impl Slice {
 
     /// Refuses the gradients that wait for a version; if the slice was removed, also those that arrive later.
     pub(crate) fn end_waiting(&self, why: Why) {
-        let Memory::Exact(memory) = &self.memory else { return };
+        let SliceMemory::Exact(memory) = &self.memory else { return };
         let mut memory = memory.lock();
         memory.removed |= matches!(why, Why::Removed);
         let told = memory.give_up_round(self, why);
@@ -507,14 +509,14 @@ impl Slice {
     /// Number of clients in the identity table.
     pub(crate) fn known_clients(&self) -> usize {
         match &self.memory {
-            Memory::Exact(memory) => memory.lock().identities.len(),
-            Memory::Hogwild(memory) => lock(&memory.identities).len(),
+            SliceMemory::Exact(memory) => memory.lock().identities.len(),
+            SliceMemory::Hogwild(memory) => lock(&memory.identities).len(),
         }
     }
 }
 
 /// The staleness of a push if it were applied next, on top of this version.
-fn next_staleness(push: &Push<'_>, version: u64, identities: &Identities) -> Option<u64> {
+fn next_staleness(push: &Push<'_>, version: u64, identities: &IdentityTable) -> Option<u64> {
     // Other processes can write any version to shared memory, so the addition must not overflow.
     staleness(push.base, version.wrapping_add(1), identities.own(push.identity.client) + 1)
 }
@@ -538,7 +540,7 @@ impl Drop for Slice {
         let (pushes, assigns) = self.changes();
         self.counters.pushes.fetch_add(pushes, Ordering::Relaxed);
         self.counters.assigns.fetch_add(assigns, Ordering::Relaxed);
-        if let Memory::Exact(memory) = &self.memory {
+        if let SliceMemory::Exact(memory) = &self.memory {
             let bytes = Buffer::bytes_for(self.spec.dtype, self.len);
             memory.lock().leave_to_readers(bytes, &mut self.charge);
         }

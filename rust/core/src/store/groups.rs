@@ -3,9 +3,9 @@
 
 use super::Store;
 use crate::base::error::{Error, Kind, Result};
-use crate::base::mode::{Clocks, Joined, Mode, Seat};
+use crate::base::mode::{Clocks, Joined, Mode, PlaceRequest};
 use crate::base::sync::lock;
-use crate::coordination::portions::{Answer, Ask};
+use crate::coordination::portions::{Ask, PortionAnswer};
 use crate::verbs::TrainTogether;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
@@ -27,7 +27,7 @@ impl Store {
 }
 
 impl TrainTogether for Store {
-    fn join(&self, group: &str, seat: &Seat, _timeout: Duration) -> Result<Joined> {
+    fn join(&self, group: &str, seat: &PlaceRequest, _timeout: Duration) -> Result<Joined> {
         if self.shared.directory.is_some() && seat.mode != Mode::Free {
             let why = "processes that share a store do not wait for each other: that needs a server";
             return Err(Error::new(Kind::Config, why).expected(Mode::Free, seat.mode));
@@ -70,7 +70,7 @@ impl TrainTogether for Store {
         }
     }
 
-    fn portion(&self, ask: &Ask, wait: Duration, _timeout: Duration) -> Result<Answer> {
+    fn portion(&self, ask: &Ask, wait: Duration, _timeout: Duration) -> Result<PortionAnswer> {
         self.ask_for_portion(ask, wait)
     }
 }

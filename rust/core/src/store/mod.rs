@@ -51,12 +51,12 @@ pub struct StoreOptions {
     /// Receives the records of changes, if any are wanted.
     pub sink: Option<Arc<dyn Sink>>,
     /// The memory that the store uses.
-    pub memory: Memory,
+    pub memory: StoreMemory,
 }
 
 /// The memory that a store uses.
 #[derive(Clone, Debug, Default)]
-pub enum Memory {
+pub enum StoreMemory {
     /// Private to this process.
     #[default]
     Private,
@@ -68,7 +68,7 @@ pub enum Memory {
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self { threads: None, memory_limit: u64::MAX, policy: None, sink: None, memory: Memory::Private }
+        Self { threads: None, memory_limit: u64::MAX, policy: None, sink: None, memory: StoreMemory::Private }
     }
 }
 
@@ -133,9 +133,9 @@ impl Store {
         }
         let isa = Isa::get()?;
         let directory = match options.memory {
-            Memory::Private => None,
-            Memory::Shared => Some(Directory::create()?),
-            Memory::Opened(address) => Some(Directory::open(&address)?),
+            StoreMemory::Private => None,
+            StoreMemory::Shared => Some(Directory::create()?),
+            StoreMemory::Opened(address) => Some(Directory::open(&address)?),
         };
         let mut config = ShardConfig::new(0, options.memory_limit, isa);
         (config.policy, config.sink) = (options.policy, options.sink);

@@ -3,19 +3,19 @@
 use super::Store;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::lock;
-use crate::coordination::portions::{Answer, Ask, Waiter};
+use crate::coordination::portions::{Ask, PortionAnswer, PortionWaiter};
 use std::sync::mpsc;
 use std::time::Duration;
 
 impl Store {
-    pub(super) fn ask_for_portion(&self, ask: &Ask, wait: Duration) -> Result<Answer> {
+    pub(super) fn ask_for_portion(&self, ask: &Ask, wait: Duration) -> Result<PortionAnswer> {
         if self.shared.directory.is_some() {
             let message = "a shared store leases no portions: its processes would not know of each other's";
             return Err(Error::new(Kind::Config, message)
                 .expected("a server, or a store of one process", "shared=True"));
         }
         let (later, answer) = mpsc::sync_channel(1);
-        let later = || -> Waiter {
+        let later = || -> PortionWaiter {
             Box::new(move |answer| {
                 // A worker that stops waiting withdraws its waiter first, so no portion is lost here.
                 let _ = later.send(answer);

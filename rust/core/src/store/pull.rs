@@ -7,7 +7,7 @@ use crate::base::sync::Arc;
 use crate::push::sparse::Plan;
 use crate::slice::Slice;
 use crate::tensor::{SliceVersion, Versions};
-use crate::verbs::{Caller, Done, PullTensors, Pulled, Rows, State, Ticket};
+use crate::verbs::{Caller, Done, OptimizerState, PullTensors, Pulled, Rows, Ticket};
 use std::time::Duration;
 
 impl Store {
@@ -64,11 +64,11 @@ impl PullTensors for Store {
         Ok(Arc::new(Done(Ok(Pulled { values, versions }))))
     }
 
-    fn state(&self, name: &str, _timeout: Duration) -> Result<State> {
+    fn state(&self, name: &str, _timeout: Duration) -> Result<OptimizerState> {
         let tensor = self.tensor(name)?;
         let elements = tensor.spec.elements();
         let names = tensor.spec.optimizer.slots();
-        let mut state = State {
+        let mut state = OptimizerState {
             steps: Vec::new(),
             slots: names.into_iter().map(|name| (name, Array::zeros(tensor.spec.dtype, elements))).collect(),
         };

@@ -14,7 +14,8 @@ use crate::slice::Slice;
 use crate::slice::frame::{Action, Push};
 use crate::tensor::Versions;
 use crate::verbs::{
-    Caller, Done, Gradient, PullTensors, PushError, PushOptions, PushTensors, Pushed, Receipt, State, Ticket,
+    Caller, Done, Gradient, OptimizerState, PullTensors, PushError, PushOptions, PushTensors, Pushed,
+    Receipt, Ticket,
 };
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -105,7 +106,12 @@ impl PushTensors for Store {
         self.change(&tensor, &actions, timeout)
     }
 
-    fn load_state(&self, name: &str, state: &State, timeout: Duration) -> Result<Receipt, PushError> {
+    fn load_state(
+        &self,
+        name: &str,
+        state: &OptimizerState,
+        timeout: Duration,
+    ) -> Result<Receipt, PushError> {
         let tensor = self.tensor(name)?;
         let bodies = check::state_bodies(&tensor.spec, state)?;
         let actions: Vec<(Action, &[u8])> = bodies

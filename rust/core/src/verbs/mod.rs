@@ -20,6 +20,6 @@ pub use push_tensors::PushTensors;
 pub use tensor_registry::TensorRegistry;
 pub use train_together::TrainTogether;
 pub use values::{
-    Caller, Done, Fate, Gradient, GradientRef, InDoubt, PartialPush, Patient, Pulled, PushError, PushOptions,
-    Pushed, Receipt, Rows, SparseValues, State, Stats, Ticket, Values,
+    Caller, Done, Fate, Gradient, GradientRef, InDoubt, OptimizerState, PartialPush, Patient, Pulled,
+    PushError, PushOptions, Pushed, Receipt, Rows, SparseValues, Stats, Ticket, Values,
 };

@@ -1,6 +1,6 @@
 //! The calls that read values, optimizer state or versions.
 
-use super::values::{Caller, Pulled, Rows, State, Ticket};
+use super::values::{Caller, OptimizerState, Pulled, Rows, Ticket};
 use crate::base::error::Result;
 use crate::tensor::Versions;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub trait PullTensors: Send + Sync {
     /// Pulls without waiting for the result.
     fn pull_async(&self, names: Vec<Arc<str>>, timeout: Duration) -> Result<Arc<dyn Ticket<Result<Pulled>>>>;
     /// A tensor's optimizer state.
-    fn state(&self, name: &str, timeout: Duration) -> Result<State>;
+    fn state(&self, name: &str, timeout: Duration) -> Result<OptimizerState>;
     /// Versions of tensors.
     fn versions(&self, names: &[Arc<str>], timeout: Duration) -> Result<Versions>;
 }

@@ -1,6 +1,8 @@
 //! The calls that change values or optimizer state.
 
-use super::values::{Caller, Gradient, Patient, PushError, PushOptions, Pushed, Receipt, State, Ticket};
+use super::values::{
+    Caller, Gradient, OptimizerState, Patient, PushError, PushOptions, Pushed, Receipt, Ticket,
+};
 use crate::base::error::Result;
 use crate::tensor::Versions;
 use std::sync::Arc;
@@ -27,5 +29,6 @@ pub trait PushTensors: Send + Sync {
     /// Replaces a tensor's values.
     fn assign(&self, gradient: &Gradient, timeout: Duration) -> Result<Receipt, PushError>;
     /// Replaces a tensor's optimizer state.
-    fn load_state(&self, name: &str, state: &State, timeout: Duration) -> Result<Receipt, PushError>;
+    fn load_state(&self, name: &str, state: &OptimizerState, timeout: Duration)
+    -> Result<Receipt, PushError>;
 }

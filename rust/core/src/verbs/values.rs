@@ -284,7 +284,7 @@ impl Caller for Patient {
 
 /// A tensor's optimizer state.
 #[derive(Clone, Debug, PartialEq)]
-pub struct State {
+pub struct OptimizerState {
     /// Optimizer steps taken, per slice.
     pub steps: Vec<u64>,
     /// torch's state names and the values, row-major, in the order of

@@ -4,7 +4,7 @@ use fastps_core::codec::CodecId;
 use fastps_core::dtype::DType;
 use fastps_core::frame::{Action, Identity, Push};
 use fastps_core::isa::Isa;
-use fastps_core::mode::{Mode, Quorum, Seat};
+use fastps_core::mode::{Mode, PlaceRequest, Quorum};
 use fastps_core::optim::{Optimizer, Sgd};
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::tensor::{Apply, SliceId, TensorSpec};
@@ -56,7 +56,7 @@ fn push(shard: &Shard, client: u64, slice: u64) {
 fn touched(slices: u64) -> Vec<u64> {
     let shard = shard(slices);
     let workers = Quorum { workers: 2, backup: 0, deterministic: false, sum: false };
-    let seat = Seat { mode: Mode::Sync(workers), rank: None, name: "worker".to_owned() };
+    let seat = PlaceRequest { mode: Mode::Sync(workers), rank: None, name: "worker".to_owned() };
     for client in [1, 2] {
         (1..=3).for_each(|slice| push(&shard, client, slice));
         assert!(shard.remembers(client));

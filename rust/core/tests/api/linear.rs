@@ -1,6 +1,6 @@
 //! Linear models: one thread against the plain formula, several threads against one.
 
-use fastps_core::linear::{Csr, Examples, Linear, Loss, Number, Rows, Schedule, Settings, shuffle};
+use fastps_core::linear::{Csr, Examples, FeatureRows, Linear, Loss, Number, Schedule, Settings, shuffle};
 
 const COLUMNS: usize = 37;
 const ROWS: usize = 300;
@@ -73,7 +73,7 @@ impl<I: Number + TryFrom<usize>> Data<I> {
         out
     }
 
-    fn examples<'a>(&'a self, rows: Rows<'a>) -> Examples<'a> {
+    fn examples<'a>(&'a self, rows: FeatureRows<'a>) -> Examples<'a> {
         Examples { rows, targets: &self.targets, weights: Some(&self.weights), order: &self.order }
     }
 }
@@ -154,10 +154,10 @@ fn one_thread_follows_the_formula() {
                     let s = Settings { loss, penalty, l1_ratio, schedule, average, alpha, eta0, ..base };
                     let s = Settings { intercept_decay: 0.5, weight_pos: 1.5, weight_neg: 0.75, ..s };
                     let (expected, mean, losses) = reference(s, &dense, &data.targets, &data.weights, 3);
-                    let mut all = vec![Rows::Csr32(data.csr()), Rows::Csr64(wide.csr())];
+                    let mut all = vec![FeatureRows::Csr32(data.csr()), FeatureRows::Csr64(wide.csr())];
                     // Dense rows have zeros, to which an L1 penalty also applies.
                     if s.l1_ratio == 0.0 || !s.penalty {
-                        all.push(Rows::Dense(&dense));
+                        all.push(FeatureRows::Dense(&dense));
                     }
                     for rows in all {
                         rows.check(ROWS, COLUMNS).unwrap();
@@ -199,7 +199,8 @@ fn several_threads_find_the_same_model() {
                     let mut order = data.order.clone();
                     for epoch in 0..3 {
                         shuffle(&mut order, epoch);
-                        let examples = Examples { order: &order, ..data.examples(Rows::Csr32(data.csr())) };
+                        let examples =
+                            Examples { order: &order, ..data.examples(FeatureRows::Csr32(data.csr())) };
                         model.pass(examples, threads, false, &|| false).unwrap();
                     }
                     assert_eq!(model.t(), 60_001);
@@ -246,8 +247,12 @@ fn threads_that_learn_the_same_neither_overshoot_nor_fall_behind() {
         };
         let losses = [1, 2, 4].map(|threads| {
             let mut model = Linear::new(s, &vec![0.0; columns], 0.0, 1).unwrap();
-            let examples =
-                Examples { rows: Rows::Dense(&values), targets: &targets, weights: None, order: &order };
+            let examples = Examples {
+                rows: FeatureRows::Dense(&values),
+                targets: &targets,
+                weights: None,
+                order: &order,
+            };
             model.pass(examples, threads, false, &|| false).unwrap();
             let (coef, intercept) = (model.coefficients(), model.intercept());
             let p =
@@ -267,7 +272,7 @@ fn one_thread_repeats_itself() {
     let run = || {
         let mut model = Linear::new(settings(), &[0.0; COLUMNS], 0.0, 1).unwrap();
         for _ in 0..3 {
-            model.pass(data.examples(Rows::Csr32(data.csr())), 1, false, &|| false).unwrap();
+            model.pass(data.examples(FeatureRows::Csr32(data.csr())), 1, false, &|| false).unwrap();
         }
         (model.coefficients(), model.intercept().to_bits())
     };
@@ -277,7 +282,7 @@ fn one_thread_repeats_itself() {
 #[test]
 fn a_stopped_pass_keeps_what_was_learned_and_goes_on() {
     let data = Data::<i32>::new(3000, COLUMNS);
-    let whole = data.examples(Rows::Csr32(data.csr()));
+    let whole = data.examples(FeatureRows::Csr32(data.csr()));
     for threads in [1, 3] {
         let mut model = Linear::new(settings(), &[0.0; COLUMNS], 0.0, 1).unwrap();
         let calls = std::sync::atomic::AtomicU32::new(0);
@@ -300,7 +305,7 @@ fn a_stopped_pass_keeps_what_was_learned_and_goes_on() {
 fn training_goes_on_from_a_saved_state() {
     let data = Data::<i32>::new(ROWS, COLUMNS);
     let s = Settings { average: 100, ..settings() };
-    let examples = data.examples(Rows::Csr32(data.csr()));
+    let examples = data.examples(FeatureRows::Csr32(data.csr()));
     let mut whole = Linear::new(s, &[0.0; COLUMNS], 0.0, 1).unwrap();
     whole.pass(examples, 1, false, &|| false).unwrap();
     let (coef, intercept) = whole.average().unwrap();

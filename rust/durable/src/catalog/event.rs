@@ -1,7 +1,7 @@
 //! Events that change a [`Catalog`](super::Catalog), and the records it holds. The log stores events as JSON.
 
 use crate::catalog::secret::SecretHash;
-use fastps_core::mode::{Mode, Seat};
+use fastps_core::mode::{Mode, PlaceRequest};
 use fastps_core::tensor::TensorSpec;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub struct Member {
     /// The group's number on the wire.
     pub group: u32,
     /// The worker's place.
-    pub seat: Seat,
+    pub seat: PlaceRequest,
 }
 
 impl Member {

@@ -33,12 +33,12 @@ use crate::settings::tensor::{apply_name, read_apply};
 use exchange::Outcome;
 use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
-use fastps_core::mode::{Mode, Seat};
+use fastps_core::mode::{Mode, PlaceRequest};
 use fastps_core::outgoing::check_shape;
-use fastps_core::store::{Memory, Store, StoreOptions};
+use fastps_core::store::{Store, StoreMemory, StoreOptions};
 use fastps_core::tensor::TensorSpec;
 use fastps_core::verbs::prelude::*;
-use fastps_core::verbs::{PushOptions, Rows, State, Values};
+use fastps_core::verbs::{OptimizerState, PushOptions, Rows, Values};
 use flight::Unread;
 use pull::{pull_into, pull_rows_into};
 use push::{Gradients, List, PushPulled};
@@ -132,9 +132,9 @@ impl Client {
         address: Option<String>,
     ) -> PyResult<Self> {
         let memory = match address {
-            Some(address) => Memory::Opened(address),
-            None if shared => Memory::Shared,
-            None => Memory::Private,
+            Some(address) => StoreMemory::Opened(address),
+            None if shared => StoreMemory::Shared,
+            None => StoreMemory::Private,
         };
         let mut options = StoreOptions { threads, memory, ..StoreOptions::default() };
         options.memory_limit = memory_limit.unwrap_or(options.memory_limit);
@@ -461,7 +461,7 @@ impl Client {
                 format!("step and {given:?}"),
             ));
         }
-        let mut state = State { steps, slots: Vec::new() };
+        let mut state = OptimizerState { steps, slots: Vec::new() };
         match state.steps.len() {
             1 => state.steps = vec![state.steps[0]; spec.slice_count()],
             n if n == spec.slice_count() => {}
@@ -532,7 +532,7 @@ impl Client {
     ) -> PyResult<(u64, Vec<String>)> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
         let mode = group_mode(py, &mode)?;
-        let seat = Seat { mode, rank, name };
+        let seat = PlaceRequest { mode, rank, name };
         let joined =
             self.call(py, server, move |server| server.join(&group, &seat, timeout))?.or_raise(py)?;
         self.waits.fetch_or(matches!(mode, Mode::Sync(_)), Ordering::Relaxed);

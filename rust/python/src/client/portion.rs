@@ -1,7 +1,7 @@
 //! Questions for portions of samples, as Python writes them.
 
 use crate::errors;
-use fastps_core::portions::{Answer, Ask, Given as Portion, Samples, Then};
+use fastps_core::portions::{Ask, Given as Portion, PortionAnswer, Samples, Then};
 use pyo3::prelude::*;
 
 /// Run, epoch, unfinished portions, the portion given, and whether the epoch is over.
@@ -23,7 +23,7 @@ pub(super) fn ask(
     Ok(Ask { samples: Samples { name: name.into(), n, size, seed }, worker, run, epoch, finished, then })
 }
 
-pub(super) fn given(answer: Answer) -> Given {
+pub(super) fn given(answer: PortionAnswer) -> Given {
     let (portion, over) = match answer.given {
         Portion::Portion(portion) => (Some(portion), false),
         Portion::Over => (None, true),

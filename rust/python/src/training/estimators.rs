@@ -3,8 +3,8 @@
 use crate::call::{SLICE, is_main};
 use crate::errors::{OrRaise, config, raise};
 use fastps_core::error::{Error, Kind};
-use fastps_core::factorize::{Epoch, Factors, Order, Ratings, Rule};
-use fastps_core::linear::{Csr, Examples, Linear, Loss, Rows, Schedule, Settings, Stop, shuffle};
+use fastps_core::factorize::{Epoch, FactorRule, Factors, Order, Ratings};
+use fastps_core::linear::{Csr, Examples, FeatureRows, Linear, Loss, Schedule, Settings, Stop, shuffle};
 use numpy::{Element, PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2};
 use numpy::{PyUntypedArrayMethods, ndarray::Dimension};
 use pyo3::prelude::*;
@@ -44,11 +44,11 @@ struct State<M, O> {
 
 enum Matrix {
     Dense(Py<PyArray2<f32>>),
-    Csr32(Sparse<i32>),
-    Csr64(Sparse<i64>),
+    Csr32(CsrArrays<i32>),
+    Csr64(CsrArrays<i64>),
 }
 
-struct Sparse<I> {
+struct CsrArrays<I> {
     values: Py<PyArray1<f32>>,
     columns: Py<PyArray1<I>>,
     starts: Py<PyArray1<I>>,
@@ -69,9 +69,9 @@ type Averaged<'py> = Option<(Bound<'py, PyArray1<f32>>, f64)>;
 impl Matrix {
     fn extract(rows: &Bound<'_, PyAny>) -> PyResult<Self> {
         let Ok(parts) = rows.cast::<PyTuple>() else { return Ok(Self::Dense(rows.extract()?)) };
-        Ok(match Sparse::extract(parts) {
+        Ok(match CsrArrays::extract(parts) {
             Ok(sparse) => Self::Csr32(sparse),
-            Err(_) => Self::Csr64(Sparse::extract(parts)?),
+            Err(_) => Self::Csr64(CsrArrays::extract(parts)?),
         })
     }
 
@@ -84,7 +84,7 @@ impl Matrix {
     }
 }
 
-impl<I: Element> Sparse<I> {
+impl<I: Element> CsrArrays<I> {
     fn extract(parts: &Bound<'_, PyTuple>) -> PyResult<Self> {
         let (values, columns, starts) = parts.extract()?;
         Ok(Self { values, columns, starts })
@@ -108,11 +108,11 @@ fn csr<'a, I: Element>(py: Python<'_>, parts: &'a ReadingSparse<'_, I>) -> PyRes
 }
 
 impl Reading<'_> {
-    fn rows(&self, py: Python<'_>) -> PyResult<Rows<'_>> {
+    fn rows(&self, py: Python<'_>) -> PyResult<FeatureRows<'_>> {
         Ok(match self {
-            Self::Dense(values) => Rows::Dense(slice(py, values)?),
-            Self::Csr32(parts) => Rows::Csr32(csr(py, parts)?),
-            Self::Csr64(parts) => Rows::Csr64(csr(py, parts)?),
+            Self::Dense(values) => FeatureRows::Dense(slice(py, values)?),
+            Self::Csr32(parts) => FeatureRows::Csr32(csr(py, parts)?),
+            Self::Csr64(parts) => FeatureRows::Csr64(csr(py, parts)?),
         })
     }
 }
@@ -329,7 +329,7 @@ impl FactorTrainer {
         biases: bool,
         then: Py<PyAny>,
     ) -> PyResult<()> {
-        let epoch = |(seed, lr)| Epoch { seed, rule: Rule { lr, regularization, biases } };
+        let epoch = |(seed, lr)| Epoch { seed, rule: FactorRule { lr, regularization, biases } };
         let ask = |squares, learned| {
             Python::attach(|py| {
                 let answer: Option<(Option<u64>, f64)> = then.call1(py, (squares, learned))?.extract(py)?;

@@ -3,7 +3,7 @@
 
 use crate::cluster::node::{Node, Phase};
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::portions::{Answer, Ask, Given};
+use fastps_core::portions::{Ask, Given, PortionAnswer};
 use fastps_proto::v1 as pb;
 use fastps_transport::convert;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ const MAX_PORTION_WAIT: Duration = Duration::from_secs(5);
 
 /// A question that was asked.
 pub(crate) enum Asked {
-    Answered(Answer),
+    Answered(PortionAnswer),
     Waits(Waits),
 }
 
@@ -24,7 +24,7 @@ pub(crate) struct Waits {
     client: u64,
     ask: Ask,
     wait: Duration,
-    answer: oneshot::Receiver<Answer>,
+    answer: oneshot::Receiver<PortionAnswer>,
 }
 
 /// Asks; what waits must go on with [`answer`].
@@ -33,13 +33,13 @@ pub(crate) fn ask(node: &Node, request: pb::PortionRequest) -> Result<Asked> {
     let client = request.client;
     if request.name.is_empty() && request.then() == pb::PortionThen::Leave {
         portions.forget_client(client);
-        return Ok(Asked::Answered(Answer { run: 0, epoch: 0, unfinished: 0, given: Given::Nothing }));
+        return Ok(Asked::Answered(PortionAnswer { run: 0, epoch: 0, unfinished: 0, given: Given::Nothing }));
     }
     let wait = Duration::from_millis(request.wait_ms.into()).min(MAX_PORTION_WAIT);
     let ask = convert::ask_from_wire(request)?;
     node.sessions.touch(client, Instant::now())?;
     let (later, answer) = oneshot::channel();
-    let later = || -> fastps_core::portions::Waiter {
+    let later = || -> fastps_core::portions::PortionWaiter {
         Box::new(move |answer| {
             // A caller that left asks again, or its session ends.
             let _ = later.send(answer);
@@ -52,7 +52,7 @@ pub(crate) fn ask(node: &Node, request: pb::PortionRequest) -> Result<Asked> {
 }
 
 /// The answer, once it is there.
-pub(crate) async fn answer(node: &Arc<Node>, asked: Asked) -> Result<Answer> {
+pub(crate) async fn answer(node: &Arc<Node>, asked: Asked) -> Result<PortionAnswer> {
     let mut waits = match asked {
         Asked::Answered(answer) => return Ok(answer),
         Asked::Waits(waits) => waits,
@@ -83,7 +83,7 @@ struct Withdraw<'a> {
 }
 
 impl Withdraw<'_> {
-    fn now(&mut self) -> Option<Answer> {
+    fn now(&mut self) -> Option<PortionAnswer> {
         let (client, ask) = self.waits.take()?;
         self.node.portions().ok()?.withdraw(client, ask)
     }

@@ -2,7 +2,7 @@
 
 use super::request::unknown;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::mode::{Mode, Quorum, Seat};
+use fastps_core::mode::{Mode, PlaceRequest, Quorum};
 use fastps_proto::v1 as pb;
 
 /// A mode as it travels.
@@ -21,7 +21,7 @@ pub fn mode_to_wire(mode: Mode) -> pb::Mode {
 }
 
 /// The seat that a request asks for. A setting that its mode does not have is refused.
-pub fn seat_from_wire(mode: Option<pb::Mode>, rank: Option<u32>, name: String) -> Result<Seat> {
+pub fn seat_from_wire(mode: Option<pb::Mode>, rank: Option<u32>, name: String) -> Result<PlaceRequest> {
     let wire = mode.unwrap_or_default();
     let kind = pb::ModeKind::try_from(wire.kind)
         .map_err(|_| unknown("mode.kind", "free, bounded, sync or warm start", wire.kind))?;
@@ -44,7 +44,7 @@ pub fn seat_from_wire(mode: Option<pb::Mode>, rank: Option<u32>, name: String) -
         return Err(Error::new(Kind::Config, "the mode has settings of another one")
             .expected(mode, format!("{wire:?}")));
     }
-    Ok(Seat { mode, rank, name })
+    Ok(PlaceRequest { mode, rank, name })
 }
 
 #[cfg(test)]
@@ -58,7 +58,7 @@ mod tests {
             [Mode::Free, Mode::Bounded { staleness: 3 }, Mode::Sync(quorum), Mode::WarmStart { steps: 7 }]
         {
             let seat = seat_from_wire(Some(mode_to_wire(mode)), Some(2), "a".to_owned()).unwrap();
-            assert_eq!(seat, Seat { mode, rank: Some(2), name: "a".to_owned() });
+            assert_eq!(seat, PlaceRequest { mode, rank: Some(2), name: "a".to_owned() });
         }
         let both = pb::Mode { workers: 2, ..mode_to_wire(Mode::Bounded { staleness: 3 }) };
         let later = pb::Mode { kind: 99, ..pb::Mode::default() };

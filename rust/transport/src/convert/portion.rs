@@ -2,7 +2,7 @@
 
 use super::request::unknown;
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::portions::{Answer, Ask, Given, Samples, Then};
+use fastps_core::portions::{Ask, Given, PortionAnswer, Samples, Then};
 use fastps_proto::v1 as pb;
 use std::time::Duration;
 
@@ -45,8 +45,8 @@ pub fn ask_to_wire(ask: &Ask, client: u64, wait: Duration) -> pb::PortionRequest
 }
 
 /// An answer as it travels.
-pub fn given_to_wire(answer: Answer) -> pb::PortionResponse {
-    let Answer { run, epoch, unfinished, given } = answer;
+pub fn given_to_wire(answer: PortionAnswer) -> pb::PortionResponse {
+    let PortionAnswer { run, epoch, unfinished, given } = answer;
     let (portion, over) = match given {
         Given::Portion(portion) => (Some(portion), false),
         Given::Over => (None, true),
@@ -56,14 +56,14 @@ pub fn given_to_wire(answer: Answer) -> pb::PortionResponse {
 }
 
 /// An answer as it arrived.
-pub fn given_from_wire(answer: pb::PortionResponse) -> Answer {
+pub fn given_from_wire(answer: pb::PortionResponse) -> PortionAnswer {
     let pb::PortionResponse { run, epoch, unfinished, portion, over } = answer;
     let given = match portion {
         Some(portion) => Given::Portion(portion),
         None if over => Given::Over,
         None => Given::Nothing,
     };
-    Answer { run, epoch, unfinished, given }
+    PortionAnswer { run, epoch, unfinished, given }
 }
 
 #[cfg(test)]
@@ -80,7 +80,7 @@ mod tests {
             assert_eq!(ask_from_wire(wire).unwrap(), ask);
         }
         for given in [Given::Portion(0), Given::Over, Given::Nothing] {
-            let answer = Answer { run: 1, epoch: 2, unfinished: 3, given };
+            let answer = PortionAnswer { run: 1, epoch: 2, unfinished: 3, given };
             assert_eq!(given_from_wire(given_to_wire(answer)), answer);
         }
     }

@@ -11,7 +11,7 @@
 //! K a / (1 + K a) of the way. So each thread adds (1 + a) / (1 + K a) of what it learned: all of it if the
 //! steps are short or the feature is rare, and the mean over the threads if each went the whole way.
 
-use super::rows::Row;
+use super::rows::FeatureRow;
 use super::{Examples, Loss};
 use crate::base::isa::Isa;
 use crate::base::sync::{AtomicU64, Ordering};
@@ -48,7 +48,7 @@ impl Curvature {
     /// occur together, so that a step for one is also a step for the others; its products with the row's sum
     /// are right if all features are learned in the same direction. The formula between the two, closer to
     /// the squares, was found by experiment (docs/how-to/hogwild.md).
-    pub(super) fn of<R: Row>(
+    pub(super) fn of<R: FeatureRow>(
         examples: &Examples<'_>,
         columns: usize,
         loss: Loss,

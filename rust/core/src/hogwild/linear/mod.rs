@@ -14,7 +14,7 @@ mod rows;
 pub use crate::hogwild::work_queue::{Stop, shuffle};
 pub use clock::{Schedule, Settings};
 pub use loss::Loss;
-pub use rows::{Csr, Number, Rows};
+pub use rows::{Csr, FeatureRows, Number};
 
 use crate::base::error::Result;
 use crate::base::isa::{Isa, prefetch};
@@ -23,7 +23,7 @@ use crate::hogwild::work_queue::{Deal, together};
 use crate::memory::RacyBuffer;
 use clock::Clock;
 use copies::{Curvature, Meeting};
-use rows::{Dense, Row, Sparse};
+use rows::{Dense, FeatureRow, Sparse};
 
 /// Examples in a block that a thread takes.
 const BLOCK: usize = 128;
@@ -40,7 +40,7 @@ const STEEP: f64 = 0.95;
 #[derive(Clone, Copy)]
 pub struct Examples<'a> {
     /// The matrix; checked before the first pass.
-    pub rows: Rows<'a>,
+    pub rows: FeatureRows<'a>,
     /// One target per row: -1 or 1 for classes.
     pub targets: &'a [f32],
     /// One weight per row, if they differ.
@@ -70,7 +70,7 @@ impl Examples<'_> {
 
 /// The result of a pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pass {
+pub struct PassResult {
     /// Sum of the losses, each before its step; 0 unless requested.
     pub loss: f64,
     /// The number of examples that were learned from: all of the order, unless the pass was stopped.
@@ -186,8 +186,8 @@ impl Linear {
         threads: usize,
         want_loss: bool,
         stop: Stop<'_>,
-    ) -> Result<Pass> {
-        let mut pass = Pass { loss: 0.0, examples: 0 };
+    ) -> Result<PassResult> {
+        let mut pass = PassResult { loss: 0.0, examples: 0 };
         while pass.examples < examples.order.len() && !stop() {
             let rest = Examples { order: &examples.order[pass.examples..], ..examples };
             let run = self.run(rest, threads, want_loss, stop)?;
@@ -204,7 +204,7 @@ impl Linear {
         threads: usize,
         want_loss: bool,
         stop: Stop<'_>,
-    ) -> Result<Pass> {
+    ) -> Result<PassResult> {
         let clock = Clock::new(&self.settings, self.t, self.truncation);
         // One thread computes an average: in a sum over all time, the updates that races lose are no longer
         // negligible.
@@ -230,9 +230,11 @@ impl Linear {
         let smallest = if self.settings.average > 0 { SMALLEST_AVERAGED } else { SMALLEST };
         let worker = LinearWorker { model: self, examples, deal: &deal, alone, meeting, smallest, want_loss };
         let results = together(if alone { 1 } else { threads }, |thread| match examples.rows {
-            Rows::Dense(values) => worker.work(thread, clock, |i| Dense::row(values, self.weights.len(), i)),
-            Rows::Csr32(csr) => worker.work(thread, clock, |i| Sparse::row(csr, i)),
-            Rows::Csr64(csr) => worker.work(thread, clock, |i| Sparse::row(csr, i)),
+            FeatureRows::Dense(values) => {
+                worker.work(thread, clock, |i| Dense::row(values, self.weights.len(), i))
+            }
+            FeatureRows::Csr32(csr) => worker.work(thread, clock, |i| Sparse::row(csr, i)),
+            FeatureRows::Csr64(csr) => worker.work(thread, clock, |i| Sparse::row(csr, i)),
         })?;
         let (done, loss) = (deal.done(), results.iter().map(|(loss, _)| loss).sum());
         let latest = results.iter().map(|(_, clock)| *clock).max_by_key(|clock| clock.t);
@@ -244,18 +246,22 @@ impl Linear {
         clock.skip(end);
         self.fold(&clock);
         (self.t, self.truncation) = (end, clock.truncation);
-        Ok(Pass { loss, examples: done })
+        Ok(PassResult { loss, examples: done })
     }
 
     fn measure(&self, examples: &Examples<'_>) -> Curvature {
         let (columns, loss) = (self.weights.len(), self.settings.loss);
         let weight = |i| examples.weight(&self.settings, i);
         match examples.rows {
-            Rows::Dense(values) => {
+            FeatureRows::Dense(values) => {
                 Curvature::of(examples, columns, loss, weight, |i| Dense::row(values, columns, i))
             }
-            Rows::Csr32(csr) => Curvature::of(examples, columns, loss, weight, |i| Sparse::row(csr, i)),
-            Rows::Csr64(csr) => Curvature::of(examples, columns, loss, weight, |i| Sparse::row(csr, i)),
+            FeatureRows::Csr32(csr) => {
+                Curvature::of(examples, columns, loss, weight, |i| Sparse::row(csr, i))
+            }
+            FeatureRows::Csr64(csr) => {
+                Curvature::of(examples, columns, loss, weight, |i| Sparse::row(csr, i))
+            }
         }
     }
 
@@ -318,7 +324,7 @@ struct LinearWorker<'a> {
 
 impl<'a> LinearWorker<'a> {
     /// Processes blocks; returns the sum of losses and the thread's clock.
-    fn work<R: Row>(
+    fn work<R: FeatureRow>(
         &self,
         thread: usize,
         mut clock: Clock<'a>,
@@ -365,7 +371,7 @@ impl<'a> LinearWorker<'a> {
 
     /// Takes one step, and returns the loss before it if that is requested.
     #[inline(always)]
-    fn example<R: Row>(
+    fn example<R: FeatureRow>(
         &self,
         clock: &mut Clock<'_>,
         weights: &RacyBuffer,

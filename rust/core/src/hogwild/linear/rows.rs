@@ -42,7 +42,7 @@ pub struct Csr<'a, I> {
 
 /// A matrix of examples.
 #[derive(Clone, Copy, Debug)]
-pub enum Rows<'a> {
+pub enum FeatureRows<'a> {
     /// Row-major values.
     Dense(&'a [f32]),
     /// CSR with 32-bit numbers.
@@ -51,7 +51,7 @@ pub enum Rows<'a> {
     Csr64(Csr<'a, i64>),
 }
 
-impl Rows<'_> {
+impl FeatureRows<'_> {
     /// Prefetches the start of row `i`.
     #[inline(always)]
     pub(super) fn fetch_start(&self, i: usize) {
@@ -117,7 +117,7 @@ impl<'a, I: Number> Csr<'a, I> {
 }
 
 /// One example's features.
-pub(super) trait Row {
+pub(super) trait FeatureRow {
     /// The dot product with the weights.
     fn dot(&self, isa: Isa, weights: &RacyBuffer) -> f64;
     /// Adds a multiple of the row to the weights.
@@ -147,7 +147,7 @@ impl<'a, I: Number> Sparse<'a, I> {
     }
 }
 
-impl<I: Number> Row for Sparse<'_, I> {
+impl<I: Number> FeatureRow for Sparse<'_, I> {
     #[inline(always)]
     fn dot(&self, _isa: Isa, weights: &RacyBuffer) -> f64 {
         // Four sums, because each addition to a single sum would wait for the previous one.
@@ -236,7 +236,7 @@ impl Kernel for Add<'_> {
     }
 }
 
-impl Row for Dense<'_> {
+impl FeatureRow for Dense<'_> {
     fn dot(&self, isa: Isa, weights: &RacyBuffer) -> f64 {
         let mut room = Block::ZERO;
         let product = |(at, len): (usize, usize)| {
@@ -296,9 +296,9 @@ mod tests {
             let error = Csr { values, columns, starts }.check(3, 3).unwrap_err();
             assert_eq!(error.kind, Kind::Shape, "{columns:?} {starts:?}");
         }
-        assert_eq!(Rows::Dense(values).check(1, 3), Ok(()));
-        assert_eq!(Rows::Dense(values).check(2, 2).unwrap_err().kind, Kind::Shape);
-        assert_eq!(Rows::Dense(values).check(usize::MAX, 2).unwrap_err().kind, Kind::Shape);
-        assert_eq!(Rows::Csr64(Csr { values: &[], columns: &[], starts: &[0] }).check(0, 5), Ok(()));
+        assert_eq!(FeatureRows::Dense(values).check(1, 3), Ok(()));
+        assert_eq!(FeatureRows::Dense(values).check(2, 2).unwrap_err().kind, Kind::Shape);
+        assert_eq!(FeatureRows::Dense(values).check(usize::MAX, 2).unwrap_err().kind, Kind::Shape);
+        assert_eq!(FeatureRows::Csr64(Csr { values: &[], columns: &[], starts: &[0] }).check(0, 5), Ok(()));
     }
 }

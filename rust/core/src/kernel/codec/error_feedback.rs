@@ -3,7 +3,7 @@
 //! has the arithmetic of one step, the same for every codec, and the residuals of one worker.
 
 use super::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody};
-use crate::base::block::{Block, Room, blocks};
+use crate::base::block::{AlignedBlock, Block, blocks};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::{Isa, Kernel};
 use std::collections::BTreeMap;
@@ -63,7 +63,7 @@ impl<const N: usize, E: Encoder<N>> Kernel for Encode<'_, N, E> {
             self.encoder.block(k * N, v, N);
         }
         if !rest.is_empty() {
-            let mut v = Room::<N>::ZERO;
+            let mut v = AlignedBlock::<N>::ZERO;
             v.0[..rest.len()].copy_from_slice(rest);
             self.encoder.block(self.values.len() - rest.len(), &v.0, rest.len());
         }
@@ -80,7 +80,7 @@ impl<const N: usize, E: Encoder<N>> Kernel for EncodeSum<'_, N, E> {
     type Out = ();
     #[inline(always)]
     fn run(mut self) {
-        let mut v = Room::<N>::ZERO;
+        let mut v = AlignedBlock::<N>::ZERO;
         let v = &mut v.0;
         let (whole, g_rest) = self.values.as_chunks::<N>();
         let (residuals, e_rest) = self.residual.as_chunks_mut::<N>();
