@@ -16,7 +16,7 @@
 //! - `kernel`: optimizers, codecs, and the loops that run both block by block
 //! - `tensor`: what a tensor is, how it is cut and placed, versions
 //! - `slice`: the unit that is placed, locked, versioned and changed whole
-//! - `coordination`: groups of workers, portions of data
+//! - `coordination`: groups of workers, portions of data, batches of portions
 //! - `verbs`: the calls of a parameter server and their values
 //! - `push`: a push checked before it leaves, and its answers afterwards
 //! - `shard`: the slices of one server
@@ -40,7 +40,7 @@ pub mod tensor;
 pub mod verbs;
 
 pub use base::{barrier, block, correction, dtype, error, failpoint, fault, isa, lock, mode};
-pub use coordination::{group, portions};
+pub use coordination::{batch, group, portions};
 #[cfg(not(loom))]
 pub use hogwild::{factorize, linear};
 pub use kernel::{codec, finite, litmus, local_step, optim, rows};
