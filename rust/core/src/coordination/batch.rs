@@ -173,7 +173,7 @@ impl Batch {
         self.unfinished == 0 || !self.troubles.is_empty()
     }
 
-    /// Number of portions that nobody has finished.
+    /// Number of unfinished portions.
     pub fn unfinished(&self) -> u64 {
         self.unfinished
     }
