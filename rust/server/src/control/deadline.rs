@@ -12,8 +12,8 @@ use tower::Service;
 /// How long a call without a deadline may take.
 pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// By how much a call ends before the deadline it carries. tonic's own timer, which is set before ours, ends a
-/// call without details; where both are due, ours is polled first.
+/// By how much a call ends before the deadline it carries. tonic's own timer, which is set before ours, ends
+/// a call without details; where both are due, ours is polled first.
 const LEAD: Duration = Duration::from_millis(5);
 
 /// The calls that have one: streams end when their client likes.
