@@ -215,6 +215,10 @@ impl Log {
     /// Called when a snapshot that follows every gap is durable.
     pub(crate) fn close_gap(&self) {
         let mut queue = self.queue();
+        // The writing thread must see the gap when it leaves the unusable segment: it would end it otherwise.
+        while queue.next.is_some() && queue.broken.is_none() && !queue.is_closing() {
+            queue = self.done.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
         if queue.broken.is_none() && std::mem::take(&mut queue.gap) {
             let durable = queue.written;
             self.notify_durable(queue, durable);

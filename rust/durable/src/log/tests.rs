@@ -130,3 +130,28 @@ fn a_full_disk_is_reported_and_a_snapshot_closes_the_gap() {
     assert!(bytes.windows(4).filter(|four| *four == frame::MARK).count() >= 4);
     std::fs::remove_dir_all(&path).unwrap();
 }
+
+#[test]
+fn a_gap_is_open_until_the_thread_has_left_the_unusable_segment() {
+    let path = std::env::temp_dir().join(format!("fastps-log-gap-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&path);
+    let directory = Directory::open(&path).unwrap();
+    let log = Log::new();
+    let run = log.open(Catalog::default(), Segment::at("/dev/full"));
+    log.give_up(&Error::new(Kind::Unavailable, "the files are gone"));
+    let origin = Origin { id: 1, shard: 0, shards: 1 };
+    log.switch(Segment::create(&directory, 2, true, origin, Author::default()).unwrap(), true).unwrap();
+    let closing = std::thread::spawn({
+        let log = log.clone();
+        move || log.close_gap()
+    });
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!closing.is_finished(), "the thread would end the unusable segment, which fails");
+    let thread = std::thread::spawn(run);
+    closing.join().unwrap();
+    log.sync(log.position()).unwrap();
+    log.check().unwrap();
+    log.close();
+    thread.join().unwrap();
+    std::fs::remove_dir_all(&path).unwrap();
+}

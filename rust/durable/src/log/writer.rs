@@ -29,6 +29,9 @@ impl Log {
         while let Some(mut queue) = self.wait(&mut writer) {
             let batch = queue.take();
             drop(queue);
+            if batch.next.is_some() {
+                self.done.notify_all();
+            }
             let end = batch.end;
             let result = writer.write(batch, |chunk| self.recycle(chunk));
             if result.is_ok() && !writer.segment.last_append_was_direct() && self.queue().pending.bytes == 0 {
