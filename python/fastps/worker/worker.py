@@ -315,6 +315,8 @@ class Worker:
 
         It never waits for another worker. With `fastps.Bounded` and in a warm start it asks a server, which
         takes one round trip. With a `fastps.Store` it is True as soon as the push that ends the wait returns.
+        A thread that runs several workers calls it for each of them: ``a.ready() and b.ready()`` may never
+        report the step of b that a waits for.
 
         Raises:
             FastpsError: A server could not be asked.

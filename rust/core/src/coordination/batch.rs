@@ -3,8 +3,8 @@
 //! Every replica begins with a contiguous range, the same in each batch while the replicas are the same. A
 //! replica without a range takes the far end of the longest range left, and when every portion was given, a
 //! copy of the portion that has been outstanding longest. A portion has at most two holders, and the first to
-//! finish it counts. The same requests in the same order give the same portions: there is no clock and no
-//! chance.
+//! finish it counts. The same requests in the same order give the same portions: nothing depends on a
+//! clock or on chance.
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::Arc;
@@ -13,8 +13,8 @@ use std::ops::Range;
 
 /// Most portions of a batch.
 pub const MAX_PORTIONS: u64 = 1 << 16;
-/// Most troubles that a report lists.
-const MAX_TROUBLES: usize = 64;
+/// Most failures that a batch keeps.
+const MAX_FAILURES: usize = 64;
 
 /// A client, and the number of one of its replicas.
 pub type ReplicaId = (u64, u64);
@@ -32,7 +32,7 @@ pub struct BatchTask {
     pub samples: u64,
     /// Index of the vector that the replicas pull.
     pub vector: u32,
-    /// Portions are dealt once so many replicas are present.
+    /// Replicas that must be present before portions are dealt.
     pub min_replicas: u64,
     /// Whether replicas without a portion compute copies of outstanding ones.
     pub backups: bool,
@@ -66,7 +66,7 @@ impl BatchTask {
 
 /// Why a portion cannot be part of its sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TroubleKind {
+pub enum FailureKind {
     /// The loss or a gradient is not finite.
     NotFinite,
     /// A value is outside the grid: the batch begins again on a coarser one.
@@ -77,13 +77,13 @@ pub enum TroubleKind {
 
 /// A portion that could not be added. It ends the batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
+pub struct PortionFailure {
     /// Name of the replica.
     pub replica: Arc<str>,
     /// The portion.
     pub portion: u64,
     /// What is wrong.
-    pub kind: TroubleKind,
+    pub kind: FailureKind,
     /// The tensor concerned; empty: the loss.
     pub tensor: Arc<str>,
 }
@@ -91,10 +91,10 @@ pub struct Trouble {
 /// A portion that was given and not finished.
 #[derive(Clone, Debug)]
 struct Outstanding {
-    /// Number of the giving: smaller is longer ago.
+    /// How many portions had been given then: the smallest number has been outstanding longest.
     given: u64,
     first: Option<ReplicaId>,
-    /// Has a copy.
+    /// Computes a copy.
     second: Option<ReplicaId>,
 }
 
@@ -122,7 +122,7 @@ pub struct Finished {
 pub struct Batch {
     /// What was asked.
     pub task: BatchTask,
-    /// What is left of each replica's range. Without an owner: of a replica that left.
+    /// What is left of each replica's range; without an owner if the replica has left.
     ranges: Vec<(Option<ReplicaId>, Range<u64>)>,
     /// The ranges as they were dealt: what a replica begins the next batch with, if nothing changes.
     first: BTreeMap<ReplicaId, u64>,
@@ -139,7 +139,7 @@ pub struct Batch {
     /// Copies that were finished before the original.
     pub backups_won: u64,
     /// What went wrong.
-    pub troubles: Vec<Trouble>,
+    pub failures: Vec<PortionFailure>,
 }
 
 impl Batch {
@@ -164,13 +164,13 @@ impl Batch {
             unfinished: task.asked,
             backups_issued: 0,
             backups_won: 0,
-            troubles: Vec::new(),
+            failures: Vec::new(),
         }
     }
 
     /// Whether nothing is left to compute.
     pub fn is_over(&self) -> bool {
-        self.unfinished == 0 || !self.troubles.is_empty()
+        self.unfinished == 0 || !self.failures.is_empty()
     }
 
     /// Number of unfinished portions.
@@ -182,7 +182,7 @@ impl Batch {
         self.finished.get(portion as usize).is_none_or(Option::is_some)
     }
 
-    /// Which portion the replica would be given that was not given before, and from where.
+    /// The next portion for the replica among those that no replica computes, and the range it comes from.
     fn waiting(&self, replica: ReplicaId) -> Option<(u64, Option<usize>)> {
         if let Some(portion) = self.returned.first() {
             return Some((*portion, None));
@@ -265,9 +265,9 @@ impl Batch {
     }
 
     /// Notes that a portion cannot be added, which ends the batch.
-    pub fn fail(&mut self, trouble: Trouble) {
-        if self.troubles.len() < MAX_TROUBLES && self.unfinished > 0 && !self.is_finished(trouble.portion) {
-            self.troubles.push(trouble);
+    pub fn fail(&mut self, failure: PortionFailure) {
+        if self.failures.len() < MAX_FAILURES && self.unfinished > 0 && !self.is_finished(failure.portion) {
+            self.failures.push(failure);
         }
     }
 
@@ -379,22 +379,22 @@ mod tests {
     }
 
     #[test]
-    fn a_trouble_ends_the_batch() {
+    fn a_failure_ends_the_batch() {
         let mut batch = Batch::new(task(3), &[A, B]);
         assert_eq!(batch.take(A), Some(0));
         assert!(finish(&mut batch, A, 0));
-        let trouble = |portion| Trouble {
+        let failure = |portion| PortionFailure {
             replica: "r1".into(),
             portion,
-            kind: TroubleKind::NotFinite,
+            kind: FailureKind::NotFinite,
             tensor: "w".into(),
         };
-        batch.fail(trouble(0));
+        batch.fail(failure(0));
         assert!(!batch.is_over());
-        batch.fail(trouble(1));
+        batch.fail(failure(1));
         assert!(batch.is_over());
         assert_eq!((batch.take(B), finish(&mut batch, B, 1)), (None, false));
-        assert_eq!(batch.troubles, [trouble(1)]);
+        assert_eq!(batch.failures, [failure(1)]);
     }
 
     #[test]
