@@ -436,3 +436,21 @@ def test_follows_torchs_sparse_optimizers(
 
 if __name__ == "__main__":
     json.dump(all_digests(), sys.stdout)
+
+
+def test_a_partial_push_has_a_receipt_for_a_gradient_without_rows(ps):
+    """As a push has that was applied completely."""
+    for name, shape in (("rows", (4, 2)), ("w", (3,)), ("late", (3,))):
+        ps.register(name, np.zeros(shape, np.float32), optimizer=fastps.SGD(lr=1.0))
+    base = ps.versions()
+    ones = np.ones(3, np.float32)
+    with fastps.Worker(ps, {"late": ones}, mode=fastps.Async()) as other:
+        other.step({"late": ones})
+    reject = fastps.Async(max_staleness=0, on_stale="reject")
+    settings = fastps._fastps.PushSettings(None, None, None, base, None, reject._correction())
+    none = fastps.Sparse(np.zeros(0, np.int64), np.zeros((0, 2), np.float32))
+    with pytest.raises(fastps.PartialPush) as caught:
+        ps._native.push({"rows": none, "w": ones, "late": ones}, None, settings)
+    receipts = caught.value.receipts
+    assert {name: (r.version, r.scale) for name, r in receipts.items()} == {"rows": (0, 1.0), "w": (2, 1.0)}
+    assert isinstance(caught.value.error, fastps.StalePush)

@@ -195,7 +195,7 @@ impl Client {
             };
             let call = self.submit(window.iter().map(draft).collect(), Vec::new(), deadline, Some(sequence));
             call.wait(Duration::MAX, None)?;
-            pushed(&self.shared, &call, 1).map_err(plain)?;
+            pushed(&self.shared, &call, std::slice::from_ref(&entry.spec.name)).map_err(plain)?;
         }
         for (shard, link) in self.links.iter().enumerate() {
             if !entry.slices.iter().any(|(_, place)| *place == shard) {

@@ -1,7 +1,7 @@
 //! Implements the core's verbs, each in a few lines over the other modules.
 
 use crate::calls::pull::{PullTicket, versions};
-use crate::calls::receipts::{PushTicket, pushed};
+use crate::calls::receipts::{PushTicket, names, pushed};
 use crate::calls::sparse::{Scatter, in_order};
 use crate::client::Client;
 use crate::link::call::Call;
@@ -75,13 +75,13 @@ impl PushTensors for Client {
     fn push_for(&self, caller: &mut dyn Caller, gradients: &[Gradient], options: &PushOptions) -> Pushed {
         let call = self.start_push(gradients, options, None)?;
         self.finish(&call, caller)?;
-        pushed(&self.shared, &call, gradients.len())
+        pushed(&self.shared, &call, &names(gradients))
     }
 
     fn push_async(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>> {
         let call = self.start_push(&gradients, &options, None)?;
         self.leave_alone(&call);
-        Ok(Arc::new(PushTicket { shared: self.shared.clone(), call, tensors: gradients.len() }))
+        Ok(Arc::new(PushTicket { shared: self.shared.clone(), call, names: names(&gradients) }))
     }
 
     fn push_pull(
@@ -93,7 +93,7 @@ impl PushTensors for Client {
         let id = self.versions_id();
         let call = self.start_push(gradients, options, Some(caller))?;
         self.finish(&call, caller)?;
-        Ok((pushed(&self.shared, &call, gradients.len())?, versions(&call, id)))
+        Ok((pushed(&self.shared, &call, &names(gradients))?, versions(&call, id)))
     }
 
     fn assign(&self, gradient: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
@@ -106,7 +106,7 @@ impl PushTensors for Client {
         let bodies = entry.spec.slices().map(body).collect();
         let call = self.start_assign(entry, bodies, vec![memory.clone()], epoch, timeout);
         call.wait(Duration::MAX, None)?;
-        Self::one(pushed(&self.shared, &call, 1))
+        Self::one(pushed(&self.shared, &call, std::slice::from_ref(&entry.spec.name)))
     }
 
     fn load_state(
@@ -123,7 +123,7 @@ impl PushTensors for Client {
         let bodies = bodies.into_iter().zip(&state.steps).map(assign).collect();
         let call = self.start_assign(entry, bodies, Vec::new(), epoch, timeout);
         call.wait(Duration::MAX, None)?;
-        Self::one(pushed(&self.shared, &call, 1))
+        Self::one(pushed(&self.shared, &call, std::slice::from_ref(&entry.spec.name)))
     }
 }
 

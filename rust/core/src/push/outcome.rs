@@ -47,46 +47,68 @@ impl Collect {
     }
 }
 
+/// The receipt of each tensor, if every slice applied its part. `tensors`: of each, the bytes sent and the
+/// number of its slices' `answers`, which come tensor by tensor.
+#[inline(always)]
+pub(crate) fn receipts<'a>(
+    tensors: impl ExactSizeIterator<Item = (u64, usize)>,
+    mut answers: impl Iterator<Item = Option<&'a Applied>>,
+) -> Option<Vec<Receipt>> {
+    let mut receipts = Vec::with_capacity(tensors.len());
+    for (bytes, slices) in tensors {
+        let mut receipt = Receipt::of_nothing(bytes);
+        for applied in answers.by_ref().take(slices) {
+            receipt.add(applied?);
+        }
+        receipts.push(receipt.done());
+    }
+    Some(receipts)
+}
+
 /// The answers of a push, sorted by outcome.
 #[derive(Debug, Default)]
 pub struct Outcomes {
     /// Slices that applied the push: index of the gradient, elements, answer.
     pub applied: Vec<(usize, Range<usize>, Applied)>,
-    /// Slices that refused it: name of the tensor, elements, reason.
-    pub refused: Vec<(Arc<str>, Range<usize>, Error)>,
-    /// Slices whose answer is missing.
-    pub in_doubt: Vec<Arc<dyn InDoubt>>,
+    /// Slices that refused it: index of the gradient, elements, reason.
+    pub refused: Vec<(usize, Range<usize>, Error)>,
+    /// Slices whose answer is missing: index of the gradient and the slice.
+    pub in_doubt: Vec<(usize, Arc<dyn InDoubt>)>,
+    /// Why the first answer is missing; `None`: the push was still held.
+    pub why_in_doubt: Option<Error>,
 }
 
 impl Outcomes {
     /// Returns receipts if everything was applied, else what failed. `names` gives the name of each gradient,
     /// `bytes` the bytes sent for it.
-    pub fn into_pushed(self, names: &dyn Fn(usize) -> Arc<str>, bytes: &[u64]) -> Pushed {
-        let whole = |k: usize| {
-            let name = &names(k);
-            !self.refused.iter().any(|(n, ..)| n == name) && !self.in_doubt.iter().any(|d| d.tensor() == name)
-        };
-        let mut merged: Vec<_> = bytes.iter().map(|bytes| Receipt::of_nothing(*bytes)).collect();
-        for (k, _, applied) in &self.applied {
-            merged[*k].add(applied);
-        }
+    pub fn into_pushed(mut self, names: &dyn Fn(usize) -> Arc<str>, bytes: &[u64]) -> Pushed {
+        self.applied.sort_by_key(|(k, ..)| *k);
+        let mut slices = vec![0; bytes.len()];
+        self.applied.iter().for_each(|(k, ..)| slices[*k] += 1);
+        let answers = self.applied.iter().map(|(.., applied)| Some(applied));
+        let receipts = receipts(bytes.iter().copied().zip(slices), answers).unwrap_or_default();
         let error = match (self.refused.first(), self.in_doubt.first()) {
-            (None, None) => return Ok(merged.into_iter().map(Receipt::done).collect()),
+            (None, None) => return Ok(receipts),
             (Some((.., error)), _) => error.clone(),
-            (None, Some(doubt)) => {
+            (None, Some((_, doubt))) => self.why_in_doubt.take().unwrap_or_else(|| {
                 Error::new(Kind::Deadline, "the push was still held at the call's deadline")
                     .tensor(doubt.tensor().clone())
-            }
+            }),
         };
         if self.applied.is_empty() && self.in_doubt.is_empty() {
             return Err(PushError::Refused(error));
         }
-        let receipts = merged.into_iter().enumerate().filter(|(k, _)| whole(*k));
-        let receipts = receipts.map(|(k, receipt)| (names(k), receipt.done())).collect();
-        let torn = self.applied.iter().filter(|(k, ..)| !whole(*k));
-        let applied = torn.map(|(k, range, applied)| (names(*k), range.clone(), *applied)).collect();
-        let partial =
-            PartialPush { error, receipts, refused: self.refused, applied, in_doubt: self.in_doubt };
-        Err(PushError::Partial(Box::new(partial)))
+        let mut whole = vec![true; bytes.len()];
+        let failed = self.refused.iter().map(|(k, ..)| k).chain(self.in_doubt.iter().map(|(k, _)| k));
+        failed.for_each(|k| whole[*k] = false);
+        let receipts = receipts.into_iter().enumerate().filter(|(k, _)| whole[*k]);
+        let torn = self.applied.into_iter().filter(|(k, ..)| !whole[*k]);
+        Err(PushError::Partial(Box::new(PartialPush {
+            error,
+            receipts: receipts.map(|(k, receipt)| (names(k), receipt)).collect(),
+            refused: self.refused.into_iter().map(|(k, range, error)| (names(k), range, error)).collect(),
+            applied: torn.map(|(k, range, applied)| (names(k), range, applied)).collect(),
+            in_doubt: self.in_doubt.into_iter().map(|(_, doubt)| doubt).collect(),
+        })))
     }
 }

@@ -6,10 +6,10 @@ use super::places::Places;
 use crate::base::error::{Kind, Result};
 use crate::base::sync::{Arc, Ordering};
 use crate::push::held::HeldDoubt;
-use crate::push::outcome::{Collect, Outcomes};
+use crate::push::outcome::{Collect, Outcomes, receipts};
 use crate::push::residue::Residue;
 use crate::slice::frame::{Applied, Identity};
-use crate::verbs::{Pushed, Receipt};
+use crate::verbs::Pushed;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -49,19 +49,22 @@ impl Begun {
             }
             self.answers[part] = Some(result);
         }
-        if let Some(receipts) = receipts(places, &self.answers, |k| self.sent(places, k)) {
+        let slices =
+            |k| places.rows(k).map_or(places.tensors[k].slices.len(), |rows| rows.plan.parts().len());
+        let tensors = (0..places.tensors.len()).map(|k| (self.sent(places, k), slices(k)));
+        let answers = self.answers.iter().map(|answer| answer.as_ref()?.as_ref().ok());
+        if let Some(receipts) = receipts(tensors, answers) {
             return Ok(receipts);
         }
         let sent: Vec<_> = (0..places.tensors.len()).map(|k| self.sent(places, k)).collect();
         let mut outcome = Outcomes::default();
         for (part, ((k, slice), result)) in places.parts().zip(self.answers).enumerate() {
-            let name = slice.spec().name.clone();
             match result {
                 Some(Ok(applied)) => outcome.applied.push((k, slice.range(), applied)),
-                Some(Err(error)) => outcome.refused.push((name, slice.range(), error)),
+                Some(Err(error)) => outcome.refused.push((k, slice.range(), error)),
                 None => {
                     let doubt = HeldDoubt::new(slice.clone(), self.identity, residues.remove(&part));
-                    outcome.in_doubt.push(Arc::new(doubt));
+                    outcome.in_doubt.push((k, Arc::new(doubt)));
                 }
             }
         }
@@ -82,25 +85,4 @@ impl Store {
         self.bytes_saved.fetch_add(places.bytes.saturating_sub(bytes), Ordering::Relaxed);
         self.pushed.fetch_add(1, Ordering::Relaxed);
     }
-}
-
-/// The receipts of all tensors, if every slice applied its part; `sent` returns the bytes sent for the k-th
-/// tensor.
-fn receipts(
-    places: &Places,
-    results: &[Option<Result<Applied>>],
-    sent: impl Fn(usize) -> u64,
-) -> Option<Vec<Receipt>> {
-    let mut results = results.iter();
-    let mut receipts = Vec::with_capacity(places.tensors.len());
-    for (k, tensor) in places.tensors.iter().enumerate() {
-        let mut receipt = Receipt::of_nothing(sent(k));
-        let slices = places.rows(k).map_or(tensor.slices.len(), |rows| rows.plan.parts().len());
-        for result in results.by_ref().take(slices) {
-            let Some(Ok(applied)) = result else { return None };
-            receipt.add(applied);
-        }
-        receipts.push(receipt.done());
-    }
-    Some(receipts)
 }

@@ -164,22 +164,15 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// Makes the receipt of a tensor whose slices have all applied the push.
-    pub fn merge(slices: impl IntoIterator<Item = Applied>, bytes: u64) -> Self {
-        let mut merged = Self::of_nothing(bytes);
-        slices.into_iter().for_each(|slice| merged.add(&slice));
-        merged.done()
-    }
-
     /// An empty receipt, to be filled by [`Receipt::add`].
-    pub fn of_nothing(bytes: u64) -> Self {
+    pub(crate) fn of_nothing(bytes: u64) -> Self {
         let (version, scale) = (u64::MAX, f32::INFINITY);
         Self { version, staleness: None, duplicate: false, duplicates: 0, scale, bytes }
     }
 
     /// Finishes a receipt to which all slices were added. A sparse gradient without rows changes no slice;
     /// its receipt has version 0.
-    pub fn done(self) -> Self {
+    pub(crate) fn done(self) -> Self {
         if self.version == u64::MAX {
             return Self { version: 0, scale: 1.0, ..self };
         }
@@ -187,7 +180,7 @@ impl Receipt {
     }
 
     /// Adds one slice's answer.
-    pub fn add(&mut self, slice: &Applied) {
+    pub(crate) fn add(&mut self, slice: &Applied) {
         self.version = self.version.min(slice.version);
         self.staleness = self.staleness.max(slice.staleness);
         self.duplicate |= slice.duplicate;
