@@ -15,9 +15,11 @@ class Step(NamedTuple):
         loss: As passed to ``step``.
         staleness: Largest staleness of the pushes acknowledged in this step; None if there are none.
         bytes: Bytes of their encoded gradients.
+        scale: Smallest factor that a slice put on one of them; None if there are none.
     """
 
     step: int
     loss: float | None
     staleness: int | None
     bytes: int
+    scale: float | None

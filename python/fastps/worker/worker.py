@@ -34,7 +34,7 @@ from fastps.worker.local import LocalStepper
 from fastps.worker.pushes import Pushes, Refused
 from fastps.worker.state import check_state
 from fastps.worker.step import Step
-from fastps.worker.tally import Tally
+from fastps.worker.tally import NOTHING, Tally
 from fastps.worker.watched import Watched
 
 __all__ = ["Worker"]
@@ -246,7 +246,7 @@ class Worker:
         self._check_may_push(grads)
         if not self._reported:
             self._groups.wait(0)
-        self._tally.told = (None, 0)
+        self._tally.told = NOTHING
         k, pushes = self._steps + 1, self._pushes
         pushing = k % pushes.every == 0
         if self._local is not None:
@@ -588,7 +588,7 @@ class Worker:
         if done is None:
             return False
         receipts, versions, failed = done
-        self._steps, self._lr, self._tally.told = self._steps + 1, lr, (None, 0)
+        self._steps, self._lr, self._tally.told = self._steps + 1, lr, NOTHING
         if versions is not None:
             self._fetches.installed = versions
         if receipts is not None:
