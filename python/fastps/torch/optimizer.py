@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -17,13 +18,16 @@ from torch.optim import optimizer as base
 
 from fastps import optim
 from fastps._fastps import Sparse
+from fastps.checkpoint import new_state
 from fastps.codecs import Codec
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Async, Local, Mode, WarmStart
 from fastps.torch._params import Entry, Filled, Gpus, absent, by_name, rule_of_group, wrong
+from fastps.torch.state import State, Theirs, as_stored, fetch, fits
 from fastps.worker import Step, Worker
 
+_log = logging.getLogger("fastps")
 #: Gradients leave during backward when so many bytes of them are there.
 _BUCKET = 1 << 20
 #: Hooks of all optimizers. A torch that keeps them elsewhere does for every step what it does for hooks.
@@ -114,7 +118,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             raise wrong("mode", "another mode than fastps.Local with push_in_backward", mode)
         if rank is None and os.environ.get("RANK", "").isdecimal():
             rank = int(os.environ["RANK"])
-        self._ps, self._prefix, self._apply = ps, prefix, apply
+        self._ps, self._prefix, self._apply, self._rank = ps, prefix, apply, rank
         self._optimizer = optimizer
         self._rules: list[optim.Optimizer] = []
         self._entries: list[Entry] = []
@@ -238,17 +242,26 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     _watched_step = torch.optim.Optimizer.profile_hook_step(_step)
 
     def state_dict(self) -> dict[str, Any]:
-        """What this worker alone knows: settings, and under ``"fastps"`` steps, residuals, unsent gradients.
+        """A complete state: settings, the servers' optimizer state, and this worker's own.
 
-        The parameters' optimizer state is the server's, and saved with it (``fastps serve --data-dir``).
+        Returns:
+            ``"param_groups"`` and ``"state"`` as torch's optimizers have them, the latter fetched from the
+            servers, on the CPU; a torch optimizer of the same kind takes them. ``"fastps"``: steps,
+            residuals and unsent gradients of this worker.
         """
         state = super().state_dict()
         own = self._open().state_dict()
+        states, those = fetch(self._ps, self._those()), enumerate(self._entries)
+        state["state"] = {k: states[entry.name] for k, entry in those if entry.name in states}
         state["fastps"] = {key: _tensors(value) for key, value in own.items()}
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from what `state_dict` gave.
+
+        The optimizer state goes to the servers if they have taken no step yet. If they have, training goes
+        on with theirs, and a warning is logged unless they are as many as the saved ones; see
+        `fastps.torch.resume`.
 
         Raises:
             ConfigError: It is another optimizer's, or of other parameters, groups or settings; nothing is
@@ -259,24 +272,21 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         if "fastps" not in state_dict:
             expected, got = "what state_dict() of this class gave", "the state of another optimizer"
             raise ConfigError(
-                f"wrong state: expected {expected}, got {got}; fastps.torch.to_store() takes torch's own",
+                f"wrong state: expected {expected}, got {got}; fastps.torch.resume() and "
+                "fastps.torch.to_store() take torch's own",
                 expected=expected,
                 got=got,
             )
-        names = [[entry.name for entry in group] for group in self._groups]
-        others = [group.get("param_names") for group in state_dict["param_groups"]]
-        if others != names:
-            raise wrong("state", f"one of groups of {names}", others)
-        for rule, group in zip(self._rules, state_dict["param_groups"], strict=True):
-            _unchanged(rule, group)
+        states = self._saved(state_dict)
         worker, own = self._open(), {key: _arrays(value) for key, value in state_dict["fastps"].items()}
         self._filled.wait()
         # A checkpoint's model is loaded, too, and has mostly the values that the servers have.
         written = self._filled.watched.written
         if written and not self._filled.equal(own["params"] or worker._fetches.copy()):
             self._filled.watched.check()
+        self._take_over(states)
         worker.load_state_dict(own)
-        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         self._filled.show()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -341,6 +351,66 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
     def _open(self) -> Worker:
         assert self._worker is not None
         return self._worker
+
+    def _those(self) -> list[Theirs]:
+        """All parameters, with their names and rules."""
+        each = zip(self._rules, self._groups, strict=True)
+        return [Theirs(entry.name, entry.param, rule) for rule, group in each for entry in group]
+
+    def _saved(self, state_dict: Mapping[str, Any]) -> dict[str, State]:
+        """The optimizer state in a state dict, this class's or torch's, by name; raises unless it fits."""
+        groups = state_dict["param_groups"]
+        by_group = [[entry.name for entry in group] for group in self._groups]
+        others = [group.get("param_names") for group in groups]
+        if "fastps" not in state_dict:  # torch's knows no prefix, and mostly only their order
+            named = [group.get("param_names", ours) for ours, group in zip(by_group, groups, strict=False)]
+            others = [[self._prefix + name.removeprefix(self._prefix) for name in names] for names in named]
+            sizes = [len(group["params"]) for group in groups]
+            if sizes != [len(group) for group in by_group]:
+                raise wrong("state", f"groups of {list(map(len, by_group))} parameters", sizes)
+        if others != by_group:
+            raise wrong("state", f"one of groups of {by_group}", others)
+        for rule, group in zip(self._rules, groups, strict=True):
+            _unchanged(rule, group if "fastps" in state_dict else {**vars(rule), **group})
+        names = [entry.name for entry in self._entries]
+        states = {names[k]: _on_cpu(state) for k, state in state_dict["state"].items()}
+        for one in self._those():
+            if one.name in states and not fits(one, states[one.name]):
+                expected, got = f"state of {one.rule}", sorted(states[one.name])
+                raise ConfigError(
+                    f'the saved optimizer state does not fit (tensor "{one.name}"): expected {expected}, '
+                    f"got {got} or other shapes",
+                    tensor=one.name,
+                    expected=expected,
+                    got=str(got),
+                )
+        return states
+
+    def _take_over(self, states: Mapping[str, State]) -> None:
+        """Gives a saved optimizer state to servers that have taken no step."""
+        if not states:
+            return
+        saved = max(int(state.get("step", 0)) for state in states.values())
+        now = self._steps_taken()
+        if now == 0:
+            self._assign_state(states)
+        elif now != saved:
+            _log.warning(
+                "the servers have taken %d steps, the loaded optimizer state is of step %d: training goes on "
+                "with theirs (fastps.torch.resume can go back to a checkpoint)",
+                now,
+                saved,
+            )
+
+    def _steps_taken(self) -> int:
+        """Most steps that the servers have taken with a parameter."""
+        return max((int(state["step"]) for state in fetch(self._ps, self._those()).values()), default=0)
+
+    def _assign_state(self, states: Mapping[str, State]) -> None:
+        """Replaces the servers' optimizer state; parameters without a saved one begin."""
+        for one, entry in zip(self._those(), self._entries, strict=True):
+            stored = as_stored(one.rule, states.get(one.name, {}))
+            self._ps.load_state(one.name, {**new_state(one.rule, entry.array), **stored})
 
     def _by_name(self, name: str) -> Entry:
         return next(entry for entry in self._entries if entry.name == name)
@@ -433,6 +503,10 @@ def _unchanged(rule: optim.Optimizer, group: Mapping[str, Any]) -> None:
                 expected=f"{name}={was!r}",
                 got=f"{name}={now!r}",
             )
+
+
+def _on_cpu(state: Mapping[str, Any]) -> State:
+    return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
 
 
 def _tensors(value: Any) -> Any:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from fastps import optim
@@ -120,6 +121,29 @@ def take(
         states[one.param] = as_torch(one, {**state, "step": state["step"].max(initial=0)}, optimizer)
         give(one, states[one.param], optimizer)
     return states
+
+
+def fetch(ps: ParameterServer, those: list[Theirs]) -> dict[str, State]:
+    """The state of the parameters that have taken steps, as torch's optimizers on the CPU have it."""
+    states = {}
+    for one in those:
+        state = ps.state(one.name)
+        steps = float(state.pop("step").max(initial=0))
+        if steps:
+            slots = {slot: torch.from_numpy(values) for slot, values in state.items()}
+            states[one.name] = {"step": torch.tensor(steps, dtype=torch.float64), **slots}
+    return states
+
+
+def fits(one: Theirs, state: Mapping[str, Any]) -> bool:
+    """Whether a saved state has the slots of a parameter's rule, each of its shape."""
+    new = new_state(one.rule, np.zeros(tuple(one.param.shape), np.float32))
+    stored = as_stored(one.rule, state)
+    if isinstance(one.rule, optim.SGD) and not stored["step"]:
+        return not stored.keys() - {"step"}
+    return stored.keys() == new.keys() and all(
+        np.shape(stored[slot]) == np.shape(values) for slot, values in new.items() if slot != "step"
+    )
 
 
 def as_torch(one: Theirs, state: State, optimizer: torch.optim.Optimizer) -> State:

@@ -462,8 +462,7 @@ class Worker:
                 does not have; nothing is changed.
         """
         self._watched.check()
-        local, residuals = self._local is not None, self._pushes.keeps_residuals
-        check_state(state, self.params, local=local, residuals=residuals)
+        self._check_state(state)
         self._pushes.rest()
         self._fetches.under_way.clear()
         if self._local is None:
@@ -472,6 +471,10 @@ class Worker:
             self.params[name][...] = values
         self._pushes.load_state_dict(state)
         self._steps = int(state["step"])
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        local, residuals = self._local is not None, self._pushes.keeps_residuals
+        check_state(state, self.params, local=local, residuals=residuals)
 
     def save(self, path: File) -> None:
         """Writes `state_dict` to a file, completely or not at all. See `load`.

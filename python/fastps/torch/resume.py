@@ -1,0 +1,291 @@
+"""A training run's checkpoint in one file: saved, and resumed in whatever order a script makes its parts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fastps._shared.files import replaced
+from fastps._shared.types import File
+from fastps.connection import ParameterServer
+from fastps.errors import ConfigError, DeadlineError, ShapeError
+from fastps.torch._notes import note, written
+from fastps.torch._params import float32, wrong
+from fastps.torch.optimizer import ParameterServerOptimizer, _arrays
+from fastps.torch.state import State
+
+__all__ = ["resume", "save"]
+
+#: The note with the run that the servers' values belong to: whether they are complete, and its number.
+_NOTE = "fastps.run"
+_UNFINISHED, _COMPLETE = 0.0, 1.0
+#: What a file has under names of its own.
+_OWN = {"model", "optimizer", "fastps"}
+#: How often a worker asks whether another one has put the checkpoint on the servers, in seconds.
+_POLL = 0.05
+
+
+def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File, **more: Any) -> None:
+    """Writes a run's checkpoint: parameters and optimizer state of the servers, buffers, this worker's state.
+
+    The file is a dict that ``torch.load`` reads: ``"model"`` and ``"optimizer"`` are state dicts that plain
+    torch takes, too. One worker of a run saves. Values and state are read one after the other, so steps of
+    other workers in between belong to some tensors and not to others; a snapshot with ``--cut`` is of one
+    moment.
+
+    Args:
+        model: The model.
+        optimizer: Its optimizer; what it has pushed is waited for.
+        path: The file, replaced when the new one is complete.
+        more: Anything else that ``torch.load(weights_only=True)`` reads, such as
+            ``scheduler=scheduler.state_dict()``; `resume` returns it.
+
+    Raises:
+        FastpsError: The servers could not be asked.
+        OSError: The file cannot be written.
+
+    >>> import tempfile, torch, fastps.torch
+    >>> path, store, model = tempfile.mkdtemp() + "/run.pt", fastps.Store(), torch.nn.Linear(2, 1)
+    >>> named, rule = list(model.named_parameters()), fastps.Adam(lr=0.1)
+    >>> optimizer = fastps.torch.ParameterServerOptimizer(named, store, rule)
+    >>> model(torch.ones(3, 2)).sum().backward()
+    >>> optimizer.step()
+    >>> fastps.torch.save(model, optimizer, path, epoch=1)
+    >>> new = fastps.Store()  # new servers
+    >>> optimizer = fastps.torch.ParameterServerOptimizer(named, new, rule)
+    >>> fastps.torch.resume(model, optimizer, path)
+    {'epoch': 1}
+    >>> new.state("weight")["step"]
+    array([1])
+    """
+    taken = more.keys() & _OWN
+    if taken:
+        raise wrong("name of a value", f"another name than {sorted(_OWN)}", min(taken))
+    state = _ours(optimizer).state_dict()
+    names = _names(model, optimizer)
+    servers = optimizer._ps.pull(list(set(names.values())))
+    saved = {}
+    for key, tensor in model.state_dict().items():
+        value = torch.from_numpy(servers[names[key]]).to(tensor.dtype) if key in names else tensor
+        saved[_plain(key)] = value.detach().cpu()
+    ps, at = optimizer._ps, optimizer._prefix + _NOTE
+    about = {"run": note(ps, at, [_COMPLETE, *_number()])[1:], "rank": optimizer._rank}
+    with replaced(path) as unfinished:
+        torch.save({"model": saved, "optimizer": state, "fastps": about, **more}, unfinished)
+
+
+def resume(
+    model: torch.nn.Module,
+    optimizer: ParameterServerOptimizer,
+    path: File,
+    *,
+    keep: Literal["checkpoint", "servers"] | None = None,
+) -> dict[str, Any]:
+    """Goes on from a checkpoint, on new servers or on those that still have the run.
+
+    Every worker calls it, before its first step and in any order with other calls. If the servers have taken
+    no step, the checkpoint's values and optimizer state go there; where several workers resume at once, one
+    does that and the others wait for it. If the servers have the same run and are as far or further, training
+    goes on with their values. Anything else is refused, unless `keep` says which values are meant.
+
+    Args:
+        model: The model; all its parameters and buffers must be in the file, in their shapes.
+        optimizer: Its `ParameterServerOptimizer`.
+        path: A file of `save`, or of ``torch.save({"model": model.state_dict(), "optimizer":
+            optimizer.state_dict(), ...}, path)`` with this optimizer or torch's own of the same kind, over
+            the same parameters in the same order.
+        keep: ``"checkpoint"`` puts the checkpoint on the servers whatever they have: one worker does this
+            before the others begin. ``"servers"`` takes only the model's buffers and what else there is.
+
+    Returns:
+        Whatever else is in the file.
+
+    Raises:
+        ConfigError: The file does not fit, or it is not clear whether the checkpoint or the servers' values
+            are meant; nothing is changed.
+        ShapeError: A tensor of the file has another shape; nothing is changed.
+        DeadlineError: Another worker began to put the checkpoint on the servers and has not finished.
+        OSError: The file cannot be read.
+    """
+    if keep not in (None, "checkpoint", "servers"):
+        raise wrong("keep", "'checkpoint', 'servers' or None", keep)
+    saved = _read(path, model, _ours(optimizer))
+    worker = optimizer._open()
+    if saved.own is not None:
+        worker._check_state(saved.own)
+    at = optimizer._prefix + _NOTE
+    puts = (keep or _choose(saved, optimizer, at, path)) == "checkpoint"
+    if puts and keep:
+        note(optimizer._ps, at, [_UNFINISHED, *saved.run])
+        optimizer._ps.assign(at, np.array([_UNFINISHED, *saved.run], np.float32))
+    same = optimizer._steps_taken() == saved.steps and saved.rank == optimizer._rank
+    model.load_state_dict(saved.model)
+    if puts:
+        optimizer.push_model()
+        optimizer._assign_state(saved.states)
+        optimizer._ps.assign(at, np.array([_COMPLETE, *saved.run], np.float32))
+    optimizer.pull_model()
+    for group, rates in zip(optimizer.param_groups, saved.rates, strict=True):
+        group.update(rates)
+    if saved.own is not None and (puts or same):
+        worker.load_state_dict(saved.own)
+        optimizer._filled.show()
+    return saved.more
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A checkpoint that fits a model and its optimizer.
+
+    Attributes:
+        model: The model's state, by the keys that the model has now.
+        names: The tensors of its parameters, by these keys.
+        states: The optimizer state of the parameters that have one, by tensor.
+        steps: Most steps that a parameter has taken.
+        rates: The rates of each group, and what schedulers keep beside them.
+        own: The state of the worker that saved, if it is in the file.
+        run: The number of the run, 8 bytes.
+        rank: Of the worker that saved.
+        more: Whatever else is in the file.
+    """
+
+    model: dict[str, torch.Tensor]
+    names: dict[str, str]
+    states: dict[str, State]
+    steps: int
+    rates: list[dict[str, float]]
+    own: dict[str, Any] | None
+    run: list[float]
+    rank: int | None
+    more: dict[str, Any]
+
+
+def _ours(optimizer: object) -> ParameterServerOptimizer:
+    if not isinstance(optimizer, ParameterServerOptimizer):
+        raise wrong("optimizer", "a fastps.torch.ParameterServerOptimizer", type(optimizer).__name__)
+    return optimizer
+
+
+def _names(model: torch.nn.Module, optimizer: ParameterServerOptimizer) -> dict[str, str]:
+    """The tensors of the parameters, by the model's keys."""
+    tensors = {id(one.param): one.name for one in optimizer._those()}
+    own = model.named_parameters(remove_duplicate=False)
+    return {key: tensors[id(param)] for key, param in own if id(param) in tensors}
+
+
+def _have(servers: ParameterServer, values: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> bool:
+    """Whether servers have the values of a checkpoint."""
+    pulled = servers.pull(list(set(names.values())))
+    return all(np.array_equal(float32(values[key]), pulled[name]) for key, name in names.items())
+
+
+def _plain(key: str) -> str:
+    return key.replace("_orig_mod.", "")
+
+
+def _choose(
+    saved: _Saved, optimizer: ParameterServerOptimizer, at: str, path: File
+) -> Literal["checkpoint", "servers"]:
+    """Whether the run goes on with the checkpoint's values or the servers'.
+
+    ``"checkpoint"`` is the answer to one worker only, where several ask new servers at once.
+    """
+    ps, claim = optimizer._ps, _number()
+    end = time.monotonic() + ps._native.timeout
+    while True:
+        there, taken = written(ps, at), optimizer._steps_taken()
+        if there is None and taken == 0 and note(ps, at, [_UNFINISHED, *claim])[1:] == claim:
+            return "checkpoint"
+        if there is None and taken:
+            if taken == saved.steps and _have(ps, saved.model, saved.names):
+                return "servers"
+            break
+        if there is None or there[0] == _UNFINISHED:
+            if time.monotonic() > end:
+                raise DeadlineError(
+                    f"another worker began to put {os.fspath(path)} on the servers and has not finished; if "
+                    'it has ended, call resume(..., keep="checkpoint") in one worker'
+                )
+            time.sleep(_POLL)
+        elif there[1:] == saved.run and taken >= saved.steps:
+            return "servers"
+        elif there[1:] != saved.run and taken == 0:
+            return "checkpoint"
+        else:
+            break
+    expected, got = f"servers at step {saved.steps} of its run, or new ones", f"servers at step {taken}"
+    if there is None or there[1:] != saved.run:
+        got += " of another run"
+    raise ConfigError(
+        f"{os.fspath(path)} does not go with what the servers have: expected {expected}, got {got}. "
+        'resume(..., keep="checkpoint") in one worker replaces what they have, keep="servers" keeps it',
+        expected=expected,
+        got=got,
+    )
+
+
+def _number() -> list[float]:
+    return [float(part) for part in secrets.token_bytes(8)]
+
+
+def _read(path: File, model: torch.nn.Module, optimizer: ParameterServerOptimizer) -> _Saved:
+    """Reads a file; raises unless all of it fits."""
+    try:
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").digest()
+            file.seek(0)
+            saved = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ConfigError(f"{os.fspath(path)} is no whole file of torch.save: {error}") from error
+    if not isinstance(saved, dict) or not {"model", "optimizer"} <= saved.keys():
+        got = sorted(map(str, saved)) if isinstance(saved, dict) else type(saved).__name__
+        raise wrong("checkpoint", '"model" and "optimizer" in the file', got)
+    about = saved.get("fastps", {})
+    theirs = saved["optimizer"]
+    states, groups = optimizer._saved(theirs), theirs["param_groups"]
+    return _Saved(
+        _of_model(saved["model"], model),
+        _names(model, optimizer),
+        states,
+        max((int(state.get("step", 0)) for state in states.values()), default=0),
+        [{key: group[key] for key in ("lr", "initial_lr") if key in group} for group in groups],
+        {key: _arrays(value) for key, value in theirs["fastps"].items()} if "fastps" in theirs else None,
+        about.get("run", [float(part) for part in digest[:8]]),
+        about.get("rank"),
+        {key: value for key, value in saved.items() if key not in _OWN},
+    )
+
+
+def _of_model(saved: Mapping[str, torch.Tensor], model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A saved state by the model's keys."""
+    there, wanted = {_plain(key): tensor for key, tensor in saved.items()}, model.state_dict()
+    others = {_plain(key) for key in wanted} ^ there.keys()
+    if others:
+        name = min(others)
+        expected, got = ("it", "nothing") if name not in there else ("nothing", "it")
+        raise ConfigError(
+            f'the checkpoint is of another model (tensor "{name}"): expected {expected}, got {got}',
+            tensor=name,
+            expected=expected,
+            got=got,
+        )
+    for key, tensor in wanted.items():
+        name = _plain(key)
+        if there[name].shape != tensor.shape:
+            expected, got = str(tuple(tensor.shape)), str(tuple(there[name].shape))
+            raise ShapeError(
+                f'wrong shape in the checkpoint (tensor "{name}"): expected {expected}, got {got}',
+                tensor=name,
+                expected=expected,
+                got=got,
+            )
+    return {key: there[_plain(key)] for key in wanted}
