@@ -1,4 +1,5 @@
-"""The command line: ``fastps demo | serve | status | checkpoint | doctor | torture`` and ``fastps-server``.
+"""The command line: ``fastps demo | serve | status | checkpoint | doctor | torture | repro``, and
+``fastps-server``.
 
 Exit codes: 0 success; 1 failure, explained in one line that names the fix; 2 wrong usage; 3 (``demo``)
 pushes and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 the reader of
@@ -58,6 +59,7 @@ def _run(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     from fastps import doctor
     from fastps.demo import command
+    from fastps.repro import command as repro
     from fastps.torture import command as torture
 
     parser = argparse.ArgumentParser(
@@ -108,6 +110,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     torture.add_arguments(torturer)
     torturer.set_defaults(execute=torture.execute)
+    reproducer = commands.add_parser(
+        "repro",
+        help="check published claims about distributed training by runs of the real store",
+        description="Check claims of papers, and ours, by simulated runs of the real store; print what was\n"
+        "measured beside the threshold and the paper's figure, and draw pictures.",
+    )
+    repro.add_arguments(reproducer)
+    reproducer.set_defaults(execute=repro.execute)
     return parser
 
 

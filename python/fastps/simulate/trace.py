@@ -117,7 +117,7 @@ class Trace:
         }
 
     def plot(self) -> Any:
-        """A matplotlib figure of loss, staleness and waiting (extra ``demo``); save it with ``savefig``."""
+        """A matplotlib figure of loss, staleness and waiting (extra ``repro``); save it with ``savefig``."""
         from fastps.simulate import plot
 
         return plot.figure(self)

@@ -1,0 +1,28 @@
+"""All claims, and those that are not built yet."""
+
+from __future__ import annotations
+
+from fastps.repro.claim import Claim
+from fastps.repro.claims import codecs, downpour, momentum, stragglers
+
+__all__ = ["CLAIMS", "NOT_YET", "find"]
+
+CLAIMS: dict[str, Claim] = {
+    claim.name: claim for family in (momentum, downpour, codecs, stragglers) for claim in family.CLAIMS
+}
+
+#: Claims about what fastps does not have yet, by name.
+NOT_YET = {
+    "sandblaster": "sharded L-BFGS equals L-BFGS in one process; backup tasks; conjugate gradients",
+    "synthetic-gradients": "decoupled neural interfaces train within bounds of back-propagation",
+    "rl": "frames to a return of 475 on CartPole do not grow with the number of actors",
+    "cifar10": "serial, Downpour with Adagrad and Sync on CIFAR-10, with real processes",
+}
+
+
+def find(names: list[str], quick: bool) -> list[Claim]:
+    """The claims of these names, or all of a form for ``["all"]``; raises `KeyError` for an unknown name."""
+    form = "quick" if quick else "full"
+    if names == ["all"]:
+        return [claim for claim in CLAIMS.values() if claim.forms in ("both", form)]
+    return [CLAIMS[name] for name in names]

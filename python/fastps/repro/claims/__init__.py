@@ -1,0 +1,1 @@
+"""The claims, one file for each family."""

@@ -1,0 +1,150 @@
+"""The ``repro`` subcommand: its options, and what it prints and writes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import TextIO
+
+from fastps._shared.process import EXIT_FAILED, EXIT_OK, CommandError
+from fastps.demo.data import MNIST_FILES
+from fastps.repro.catalogue import CLAIMS, NOT_YET, find
+from fastps.repro.claim import Claim, Setting
+from fastps.repro.picture import has_matplotlib
+from fastps.repro.runner import Result, run
+
+__all__ = ["add_arguments", "execute"]
+
+EPILOG = """\
+examples: fastps repro list; fastps repro onebit --quick; fastps repro all --data-dir DIR --jobs 2
+exit codes: 0 every claim that was made holds; 1 one does not, or the last line says what failed; 2 wrong
+usage; 130 stopped by Ctrl-C, with the claims that were finished in the --out folder."""
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number >= 1")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number >= 0")
+    return int(text)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``fastps repro``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("names", nargs="+", metavar="NAME", help="claims by name, or list, or all")
+    parser.add_argument(
+        "--quick", action="store_true", help="on the digits in the package, in less than 3 minutes"
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="folder with mnist/, which the full form needs")
+    parser.add_argument("--out", default="fastps-repro", metavar="DIR", help="for all files (./fastps-repro)")
+    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="seeds follow this number (0)")
+    parser.add_argument("--jobs", type=_count, metavar="N", help="processes (one per core)")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object as the last line; all else to stderr"
+    )
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Checks claims; the exit code."""
+    if args.names == ["list"]:
+        return _list(args.json)
+    try:
+        claims = find(args.names, args.quick)
+    except KeyError as error:
+        raise CommandError(f"no claim {error.args[0]!r}; fastps repro list has their names") from None
+    setting = Setting(args.quick, args.seed, args.data_dir)
+    _check(claims, setting)
+    out = Path(args.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"--out {out}: {error.strerror}; choose a folder that can be written") from error
+    stream = sys.stderr if args.json else sys.stdout
+    begin, results = time.perf_counter(), []
+    for result in run(claims, setting, out, args.jobs or os.cpu_count() or 1):
+        results.append(result)
+        _print(result, len(results), len(claims), stream)
+    order = [claim.name for claim in claims]
+    results.sort(key=lambda result: order.index(result["name"]))
+    (out / "results.md").write_text(table(results))
+    counts = {
+        status: sum(r["status"] == status for r in results) for status in ("holds", "fails", "reported")
+    }
+    picture = "" if has_matplotlib() else "; for pictures: pip install 'fastps[repro]'"
+    told = ", ".join(f"{many} {status}" for status, many in counts.items() if many)
+    print(f"\n{told}, in {time.perf_counter() - begin:.0f} s; files in {out}{picture}", file=stream)
+    stream.flush()
+    if args.json:
+        print(json.dumps({"results": [{**r, "seconds": None} for r in results]}), flush=True)
+    return EXIT_FAILED if counts["fails"] else EXIT_OK
+
+
+def _check(claims: list[Claim], setting: Setting) -> None:
+    """Raises unless the claims have this form and their data are there."""
+    form = "quick" if setting.quick else "full"
+    for claim in claims:
+        if claim.forms not in ("both", form):
+            raise CommandError(
+                f"{claim.name} has no {form} form: run it {'without' if setting.quick else 'with'} --quick"
+            )
+    if setting.quick or not any("mnist" in claim.needs for claim in claims):
+        return
+    where = "the original MNIST files, from yann.lecun.com/exdb/mnist or a copy of it"
+    if setting.data_dir is None:
+        names = ", ".join(MNIST_FILES.values())
+        raise CommandError(
+            f"the full form needs --data-dir DIR with mnist/ in it: {names} ({where}); or use --quick"
+        )
+    folder = Path(setting.data_dir) / "mnist"
+    missing = [name for name in MNIST_FILES.values() if not (folder / name).is_file()]
+    if missing:
+        raise CommandError(f"--data-dir {setting.data_dir}: {folder} lacks {', '.join(missing)} ({where})")
+
+
+def _list(as_json: bool) -> int:
+    if as_json:
+        shown = {
+            n: {"says": c.says, "source": c.source, "threshold": c.threshold, "forms": c.forms}
+            for n, c in CLAIMS.items()
+        }
+        print(json.dumps({"claims": shown, "not yet": NOT_YET}))
+        return EXIT_OK
+    for name, claim in CLAIMS.items():
+        forms = "" if claim.forms == "both" else f" ({claim.forms} form only)"
+        print(f"{name}{forms}")
+        print(
+            textwrap.fill(
+                f"{claim.says} {claim.source}.", 100, initial_indent="    ", subsequent_indent="    "
+            )
+        )
+        print(f"    passes if: {claim.threshold}")
+    for name, what in NOT_YET.items():
+        print(f"{name} (not yet)\n    {what}")
+    return EXIT_OK
+
+
+def _print(result: Result, done: int, of: int, stream: TextIO) -> None:
+    """Measured beside threshold beside the paper's figure."""
+    head = f"[{done}/{of}] {result['status'].upper():8} {result['name']}  ({result['seconds']:.0f} s)"
+    print(f"{head}\n    measured:  {result['measured']}", file=stream)
+    print(f"    threshold: {result['threshold']}\n    paper:     {result['paper']}", file=stream, flush=True)
+
+
+def table(results: list[Result]) -> str:
+    """The results as a table in Markdown."""
+    lines = ["| claim | status | measured | threshold | paper |", "|---|---|---|---|---|"]
+    for r in results:
+        cells = (r["name"], r["status"], r["measured"], r["threshold"], r["paper"])
+        lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,204 @@
+"""`fastps repro`: the quick claims hold, each fails without its effect, and bad input is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastps
+from fastps.repro.catalogue import CLAIMS, NOT_YET, find
+from fastps.repro.claims import momentum
+from fastps.repro.claims.codecs import decoded
+
+REPRO = [sys.executable, "-m", "fastps", "repro"]
+
+
+def repro(*arguments, cwd=None, code=0):
+    """Standard output; checks the exit code."""
+    done = subprocess.run([*REPRO, *arguments], cwd=cwd, capture_output=True, text=True, timeout=500)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+# -- what the figures are when the effect is switched off ----------------------------------------------------
+
+
+def one_worker(figures):
+    fitted = momentum.fit(np.array(momentum.path(1, 16, 0)))
+    for fit in figures["fits"].values():
+        fit["momentum"], fit["rate"] = fitted
+
+
+def same_workers(figures):
+    figures["losses"] = dict.fromkeys(figures["losses"], figures["losses"]["1"])
+
+
+def no_matching(figures):
+    for arms in figures["losses"].values():
+        arms["matched"] = arms["fixed"]
+
+
+def no_other_replicas(figures):
+    errors = figures["errors"]["sgd"]
+    errors["32"] = errors["1"]
+
+
+def push_every_step(figures):
+    figures["bytes"] = figures["bytes"][:1] * len(figures["bytes"])
+
+
+def feedback_in_every_arm(figures):
+    figures["losses"]["none"] = figures["losses"]["feedback"]
+
+
+def no_codec(figures):
+    figures["bytes"] = dict.fromkeys(figures["bytes"], figures["bytes"]["float32"])
+
+
+def no_backup(figures):
+    figures["times"]["1"] = figures["times"]["0"]
+
+
+def same_bound(figures):
+    figures["bounds"] = dict.fromkeys(figures["bounds"], figures["bounds"]["0"])
+
+
+def no_limit(figures):
+    figures["losses"]["limit"] = figures["losses"]["none"]
+
+
+OFF = {
+    "implicit-momentum": one_worker,
+    "best-momentum": same_workers,
+    "momentum-matching": no_matching,
+    "downpour-adagrad": no_other_replicas,
+    "n-push": push_every_step,
+    "onebit": feedback_in_every_arm,
+    "wire-bytes": no_codec,
+    "backup-workers": no_backup,
+    "bounded-waiting": same_bound,
+    "staleness-limit": no_limit,
+}
+
+
+@pytest.mark.timeout(600)
+def test_the_quick_claims_hold_and_fail_without_their_effect(tmp_path):
+    last = repro("all", "--quick", "--json", cwd=tmp_path).splitlines()[-1]
+    results = {result["name"]: result for result in json.loads(last)["results"]}
+    out = tmp_path / "fastps-repro"
+    assert list(results) == [claim.name for claim in find(["all"], quick=True)]
+    assert {name for name, result in results.items() if result["status"] == "holds"} == set(OFF)
+    table = (out / "results.md").read_text()
+    for name, result in results.items():
+        claim = CLAIMS[name]
+        assert json.loads((out / f"{name}.json").read_text())["measured"] == result["measured"]
+        assert (out / f"{name}.png").exists() == (claim.draw is not None)
+        assert result["measured"].replace("|", "/") in table
+        assert (result["status"] == "reported") == (claim.threshold == "reported")
+    for name, switch_off in OFF.items():
+        figures = results[name]["figures"]
+        assert CLAIMS[name].judge(figures).holds
+        switch_off(figures)
+        assert CLAIMS[name].judge(figures).holds is False, name
+
+
+def test_a_claim_is_repeated_with_the_same_digits(tmp_path):
+    found = [
+        json.loads(
+            repro("staleness-limit", "--quick", "--json", "--out", str(tmp_path / name)).splitlines()[-1]
+        )
+        for name in "ab"
+    ]
+    assert found[0] == found[1]
+    other = repro("staleness-limit", "--quick", "--json", "--seed", "5", "--out", str(tmp_path / "c"))
+    assert json.loads(other.splitlines()[-1])["results"][0]["measured"] != found[0]["results"][0]["measured"]
+
+
+def test_the_list_names_every_claim():
+    told = repro("list")
+    assert all(name in told for name in (*CLAIMS, *NOT_YET))
+    assert set(json.loads(repro("list", "--json"))["claims"]) == set(CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["no-such-claim"], "no claim 'no-such-claim'; fastps repro list"),
+        (["sandblaster", "--quick"], "no claim 'sandblaster'"),
+        (["all"], "needs --data-dir DIR with mnist/ in it: train-images-idx3-ubyte.gz"),
+        (["onebit", "--data-dir", "nowhere"], "lacks train-images-idx3-ubyte.gz, train-labels"),
+        (["int8", "--quick"], "int8 has no quick form"),
+        (["wire-bytes", "--quick", "--out", "/proc/x"], "choose a folder that can be written"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, text, tmp_path):
+    said = repro(*arguments, cwd=tmp_path, code=1)
+    assert text in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["--seed=-1", "--jobs=0"])
+def test_wrong_usage(option):
+    assert "is not a whole number" in repro("all", option, code=2)
+
+
+def test_ctrl_c_leaves_finished_claims(tmp_path):
+    names = ["wire-bytes", "implicit-momentum"]
+    command = [*REPRO, *names, "--quick", "--jobs", "1", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    late = time.monotonic() + 60
+    while not (tmp_path / "wire-bytes.png").exists():
+        assert time.monotonic() < late
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == "fastps: stopped by Ctrl-C\n"
+    assert process.returncode == 130
+    assert json.loads((tmp_path / "wire-bytes.json").read_text())["status"] == "holds"
+    assert not (tmp_path / "implicit-momentum.json").exists()
+
+
+# -- error feedback ------------------------------------------------------------------------------------------
+
+
+def test_the_arm_without_feedback_decodes_as_the_codec_does(rng):
+    """A first push has no residual, so it is what the codec leaves."""
+    for size in (1, 7, 1024, 1025, 5000):
+        gradient = rng.standard_normal(size).astype(np.float32)
+        with fastps.Store() as store:
+            store.register("w", np.zeros(size, np.float32), fastps.SGD(lr=1.0))
+            with fastps.Worker(store, {"w": gradient}, fastps.Async(), fastps.OneBit()) as worker:
+                worker.step({"w": gradient})
+                np.testing.assert_allclose(-worker.params["w"], decoded(gradient), rtol=1e-5)
+
+
+def test_error_feedback_telescopes(rng):
+    """The sum of the decoded pushes and the residual are the sum of the gradients."""
+    total = np.zeros(3000)
+    with fastps.Store() as store:
+        store.register("w", np.zeros(3000, np.float32), fastps.SGD(lr=1.0))
+        with fastps.Worker(store, {"w": total}, fastps.Async(), fastps.OneBit()) as worker:
+            for _ in range(50):
+                gradient = rng.standard_normal(3000).astype(np.float32)
+                total += gradient
+                worker.step({"w": gradient})
+            residual = worker.state_dict()["residuals"]["w"]
+            decoded_sum = -store.pull("w").astype(np.float64)
+    np.testing.assert_allclose(decoded_sum + residual, total, atol=1e-4)
+    assert np.abs(residual).max() > 1
+
+
+def test_every_claim_says_what_it_is():
+    for name, claim in CLAIMS.items():
+        assert name == claim.name
+        assert Path(name).name == name
+        assert claim.says.endswith(".")
+        assert claim.source
+        assert claim.threshold
