@@ -26,11 +26,12 @@ def whole(gradient: Any) -> Array:
 
 
 class Gradients:
-    """Sums of gradients by name; the memory of a sum is allocated once.
+    """Sums of gradients by name, and all that is known of them; the memory of a sum is allocated once.
 
     Attributes:
         waiting: Names to the sums that the next push takes, whole or sparse.
         base: Versions that the oldest gradient was computed at; None if they are unknown.
+        local_steps: Local steps whose gradients are in the sums.
     """
 
     def __init__(self, params: Mapping[str, Array]) -> None:
@@ -38,6 +39,7 @@ class Gradients:
         self._arrays: dict[str, Array] = {}
         self.waiting: dict[str, Gradient] = {}
         self.base: Versions | None = None
+        self.local_steps = 0
 
     def array(self, name: str) -> Array:
         """The memory for a tensor's sum."""
@@ -59,7 +61,8 @@ class Gradients:
         return self._arrays
 
     def filled(self, names: Container[str], base: Versions | None) -> None:
-        """Notes that a caller has added to these tensors' sums."""
+        """Notes that a caller has added a local step's gradients to these tensors' sums."""
+        self.local_steps += 1
         if not self.waiting:
             self.base = base
         if len(self.waiting) != len(self._params):
@@ -106,6 +109,39 @@ class Gradients:
                 self.array(name)[...] = waits
             else:
                 self.waiting[name] = waits
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Drops the sums of these tensors."""
+        for name in tuple(names):
+            self.waiting.pop(name, None)
+        if not self.waiting:
+            self.local_steps = 0
+
+    def take_over(self, rest: Gradients) -> None:
+        """Adds what another sum holds, and empties that one."""
+        for name, gradient in rest.waiting.items():
+            self.add(name, gradient, rest.base)
+        self.local_steps += rest.local_steps
+        rest.waiting.clear()
+        rest.local_steps = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the sums, for `Worker.state_dict`."""
+        rows = {n: g for n, g in self.waiting.items() if isinstance(g, Sparse)}
+        return {
+            "summed": self.local_steps or int(bool(self.waiting)),
+            "sum": {n: g.copy() for n, g in self.waiting.items() if isinstance(g, np.ndarray)},
+            "rows": {n: (np.array(g.indices), np.array(g.values)) for n, g in rows.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores sums of `state_dict` that fit these parameters."""
+        self.waiting.clear()
+        for name, values in state["sum"].items():
+            self.add(name, np.reshape(values, self._params[name].shape), None)
+        for name, (indices, values) in state.get("rows", {}).items():
+            self.add(name, Sparse(indices, values), None)
+        self.local_steps = int(state["summed"])
 
     def _whole(self, name: str) -> Array:
         waits = self.waiting.get(name)

@@ -48,7 +48,6 @@ class LocalStepper:
         native = self._all if own.keys() == self._params.keys() else self._of_some(own)
         native.step(own, waiting.arrays(own), self._lr, first, self._check_finite)
         waiting.filled(own, base)
-        self._pushes.summed += 1
 
     def _of_some(self, grads: Mapping[str, Any]) -> _fastps.LocalSteps:
         self._pushes.check_names(grads)

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fastps import _fastps
 from fastps._fastps import ErrorFeedback, Sparse, Versions
 from fastps._shared.handles import Receipts
@@ -69,7 +67,6 @@ class Pushes:
     Attributes:
         every: Steps per push in the present mode.
         direct: Gradients are read from the caller's arrays.
-        summed: Gradients in the sum, if steps are local.
         refused: The last call of `start` took nothing.
     """
 
@@ -91,7 +88,6 @@ class Pushes:
         self._under_way: list[_Push] = []
         self._unapplied = Unapplied(params, tally, self._feedback is not None, native.timeout)
         self._doubts = self._unapplied.doubts
-        self.summed = 0
         self.refused = False
 
     def follow(self, mode: Mode) -> None:
@@ -201,7 +197,7 @@ class Pushes:
             self.refused = own and isinstance(error, Refused)
             self._recover(error, left, before, base)
             raise
-        self.summed = 0
+        self.sum.local_steps = 0
 
     def _end_the_last(self) -> None:
         """Waits for the pushes of earlier steps, unless this step has begun already."""
@@ -274,8 +270,7 @@ class Pushes:
                 self._drop_broken()
             self.let_go()
         elif isinstance(self._mode, Sync):  # the next gradient is of another version
-            self.sum.waiting.clear()
-            self.summed = 0
+            self.sum.drop(self.sum.waiting)
         else:
             for name, gradient in left.items():
                 self.sum.add(name, gradient, base)
@@ -292,9 +287,8 @@ class Pushes:
     def _drop_broken(self) -> None:
         """Drops sums that are not finite, which no server would accept."""
         broken = [name for name, gradient in self.sum.waiting.items() if not finite(gradient)]
-        _remove(broken, self.sum.waiting)
+        self.sum.drop(broken)
         self._tally.rejected += bool(broken)
-        self.summed *= bool(self.sum.waiting)
 
     def _bind(self, whole: dict[str, Any]) -> _fastps.BoundList:
         if self.direct:  # the arrays differ at every step
@@ -326,9 +320,7 @@ class Pushes:
         self._pushing = False
         self._begun.clear()
         rest, self._filling = self.sum, 1 - self._filling
-        for name, gradient in rest.waiting.items():
-            self.sum.add(name, gradient, rest.base)
-        rest.waiting.clear()
+        self.sum.take_over(rest)
 
     # -- what became of them ---------------------------------------------------------------------------------
 
@@ -385,14 +377,8 @@ class Pushes:
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the waiting gradients and residuals, for `Worker.state_dict`."""
-        waiting = self.sum.waiting
-        rows = {n: g for n, g in waiting.items() if isinstance(g, Sparse)}
-        return {
-            "summed": self.summed or int(bool(waiting)),
-            "sum": {n: g.copy() for n, g in waiting.items() if isinstance(g, np.ndarray)},
-            "rows": {n: (np.array(g.indices), np.array(g.values)) for n, g in rows.items()},
-            "residuals": {} if self._feedback is None else self._feedback.state_dict(),
-        }
+        residuals = {} if self._feedback is None else self._feedback.state_dict()
+        return {**self.sum.state_dict(), "residuals": residuals}
 
     def forget(self) -> None:
         """Drops waiting gradients and residuals."""
@@ -400,14 +386,9 @@ class Pushes:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a state of `state_dict` that fits these parameters."""
-        self.sum.waiting.clear()
-        for name, values in state["sum"].items():
-            self.sum.add(name, np.reshape(values, self._params[name].shape), None)
-        for name, (indices, values) in state.get("rows", {}).items():
-            self.sum.add(name, Sparse(indices, values), None)
+        self.sum.load_state_dict(state)
         if self._feedback is not None:
             self._feedback.load_state_dict(dict(state["residuals"]))
-        self.summed = int(state["summed"])
 
 
 def _remove(names: Iterable[str], *places: dict[str, Any]) -> None:
