@@ -181,14 +181,14 @@ def test_a_file_that_says_its_optimizers_takes_no_other(store, tmp_path):
     path = tmp_path / "a.safetensors"
     store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD())
     fastps.checkpoint.save(store, path)
-    with pytest.raises(fastps.ConfigError, match="says its optimizers itself"):
+    with pytest.raises(fastps.ConfigError, match="has optimizers of its own"):
         fastps.checkpoint.load(store, path, optimizer=fastps.Adam())
 
 
 def test_a_file_with_nan_changes_nothing(store, tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"a": np.ones(2, np.float32), "b": np.array([1, np.nan], np.float32)}, path)
-    with pytest.raises(fastps.NonFiniteError, match="'b'"):
+    with pytest.raises(fastps.NonFiniteError, match='"b"'):
         fastps.checkpoint.load(store, path, optimizer=fastps.SGD())
     assert store.names() == []
 
@@ -233,7 +233,7 @@ def test_what_does_not_fit_changes_nothing(store, tmp_path):
     whole = path.read_bytes()
     for dtype, size in (("F64", 8), ("BF16", 2), ("F8_E4M3", 1)):
         write_header(path, {"w": {"dtype": dtype, "shape": [2], "data_offsets": [0, 2 * size]}}, 2 * size)
-        with pytest.raises(fastps.DTypeError, match=f"'w'.*expected float32, got {dtype}"):
+        with pytest.raises(fastps.DTypeError, match=f'"w".*expected float32, got {dtype}'):
             fastps.checkpoint.load(store, path, fastps.SGD())
     path.write_bytes(whole[:-3])
     with pytest.raises(fastps.ConfigError, match="safetensors"):
@@ -310,7 +310,7 @@ def test_fresh_optimizers_and_what_does_not_fit(store):
         theirs.step()
         fastps.torch.to_store(store, model, theirs, prefix=f"{k}.")
         assert store.state(f"{k}.weight")["step"].tolist() == [0 if settings == {"lr": 0.1} else 1]
-    with pytest.raises(fastps.ConfigError, match="is registered with"):
+    with pytest.raises(fastps.ConfigError, match="another"):
         fastps.torch.from_store(store, model, torch.optim.SGD(model.parameters()), prefix="1.")
     with pytest.raises(fastps.ConfigError, match="NAdam"):
         fastps.torch.to_store(store, model, torch.optim.NAdam(model.parameters()))
@@ -476,7 +476,7 @@ def test_state_by_numbers_is_not_taken_for_none(store, tmp_path):
     dcp.save(
         {"model": model.state_dict(), "optim": adam.state_dict()}, checkpoint_id=tmp_path / "c", no_dist=True
     )
-    with pytest.raises(fastps.ConfigError, match=r"expected the state 'optim\.state\..*optim\.state\.0"):
+    with pytest.raises(fastps.ConfigError, match=r'expected the state "optim\.state\..*optim\.state\.0'):
         fastps.torch.load_distributed(store, *trained("Adam", {}, 1), tmp_path / "c")
     assert store.names() == []
 
@@ -496,11 +496,11 @@ def test_to_store_after_another_rate(store):
     named = list(model.named_parameters())
     groups = [{"params": [p for n, p in named if "0." in n]}, {"params": [p for n, p in named if "2." in n]}]
     other = torch.optim.Adam([groups[0], {**groups[1], "eps": 1e-3}])
-    with pytest.raises(fastps.ConfigError, match="is registered with") as caught:
+    with pytest.raises(fastps.ConfigError, match="another") as caught:
         fastps.torch.to_store(store, model, other)
     assert caught.value.tensor == "2.weight"
     values = {name: param.detach().clone() for name, param in named}
-    with pytest.raises(fastps.ConfigError, match="is registered with"):
+    with pytest.raises(fastps.ConfigError, match="another"):
         fastps.torch.from_store(store, model, other)
     assert all(torch.equal(param, values[name]) for name, param in named)
     assert {name: store.versions(name) for name in store.names()} == before

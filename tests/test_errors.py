@@ -32,9 +32,9 @@ BAD = [
     (b"bytes", fastps.DTypeError, "bytes"),
     (np.zeros((2, 3), np.float32, order="F"), fastps.ShapeError, "column-major"),
     (np.zeros((2, 6), np.float32)[:, ::2], fastps.ShapeError, "strides"),
-    (np.zeros((3, 2), np.float32), fastps.ShapeError, "[3, 2]"),
-    (np.zeros(6, np.float32), fastps.ShapeError, "[6]"),
-    (np.float32(0), fastps.ShapeError, "[]"),
+    (np.zeros((3, 2), np.float32), fastps.ShapeError, "(3, 2)"),
+    (np.zeros(6, np.float32), fastps.ShapeError, "(6,)"),
+    (np.float32(0), fastps.ShapeError, "()"),
 ]
 
 

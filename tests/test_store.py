@@ -66,7 +66,7 @@ def test_pull_into_the_callers_memory(w):
         w.pull(["w"], out={})
     with pytest.raises(fastps.ShapeError) as caught:
         w.pull("w", out=np.zeros(4, np.float32))
-    assert (caught.value.expected, caught.value.got) == ("[3]", "[4]")
+    assert (caught.value.expected, caught.value.got) == ("(3,)", "(4,)")
 
 
 def test_push_pull_contains_the_push(w):

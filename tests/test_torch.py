@@ -270,7 +270,7 @@ def test_what_is_refused(store):
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
     assert store.versions("weight")["weight"] == 1
     model.weight.data = model.weight.data.clone()
-    with refused("memory of parameter 'weight'"):
+    with refused('memory of a parameter .*"weight"'):
         ours.step()
     with pytest.raises(TypeError, match="state_dict"):
         copy.deepcopy(ours)
@@ -280,7 +280,7 @@ def test_another_model_under_the_same_names(store):
     wrap(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), store)
     with pytest.raises(fastps.ConfigError) as caught:
         wrap(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(1, 1)), store)
-    for text in ("'0.weight'", "(4, 3)", "(2, 3)", "'0.bias'", "'1.weight'"):
+    for text in ('"0.weight"', "(4, 3)", "(2, 3)", '"0.bias"', '"1.weight"'):
         assert text in str(caught.value)
     assert "'1.bias'" not in str(caught.value)
     with pytest.raises(fastps.ConfigError, match="Adam"):
@@ -630,7 +630,7 @@ def test_a_failed_constructor_leaves_no_hooks(store, monkeypatch):
     monkeypatch.setattr(module, "_BUCKET", 1)
     store.register("weight", np.zeros(7, np.float32), optimizer=fastps.SGD(lr=0.1))
     model = nn.Linear(3, 1)
-    with pytest.raises(fastps.ConfigError, match="is registered with"):
+    with pytest.raises(fastps.ConfigError, match="another model has these names"):
         wrap(model, store, push_in_backward=True)
     with pytest.raises(fastps.ConfigError, match="codec"):
         wrap(model, store, codec="int8", prefix="one.", push_in_backward=True)

@@ -17,6 +17,7 @@ import numpy as np
 
 from fastps import optim
 from fastps._shared.files import replaced
+from fastps._shared.text import quoted
 from fastps._shared.types import File
 from fastps.connection import ParameterServer, TensorSpec
 from fastps.errors import ConfigError, DTypeError, NonFiniteError
@@ -108,14 +109,14 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
                 _expect_float32(path, key, file.get_slice(key).get_dtype())
             arrays = {key: file.get_tensor(key) for key in keys}
     except library.SafetensorError as error:
-        raise ConfigError(f"{os.fspath(path)} is no whole safetensors file: {error}") from error
+        raise ConfigError(f"{os.fspath(path)} is not a whole safetensors file: {error}") from error
     tensors: dict[str, dict[str, Any]] = {}
     if about is None:
         specs = _plain(path, arrays, optimizer)
     elif optimizer is not None:
         expected, got = "no optimizer=", str(optimizer)
         raise ConfigError(
-            f"{os.fspath(path)} says its optimizers itself: expected {expected}, got {got}",
+            f"{os.fspath(path)} has optimizers of its own: expected {expected}, got {got}",
             expected=expected,
             got=got,
         )
@@ -125,15 +126,19 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
         except ConfigError:
             raise
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            raise ConfigError(f"what {os.fspath(path)} says of its tensors is damaged: {error!r}") from error
+            raise ConfigError(
+                f"the metadata of {os.fspath(path)} is damaged: {type(error).__name__} {error}"
+            ) from error
     for name in specs:  # alone: optimizer state may be infinite
         if not np.isfinite(arrays[name]).all():
             raise NonFiniteError(
-                f"tensor {name!r} of {os.fspath(path)} has a value that is NaN or infinite",
+                f'{os.fspath(path)} has a value that is not finite (tensor "{name}"): expected finite '
+                "values, got NaN or infinity",
                 tensor=name,
                 expected="finite values",
+                got="NaN or infinity",
             )
-    _compare(ps, specs)
+    _compare(path, ps, specs)
     present = set(ps.names())
     for name, spec in specs.items():
         if name not in present:
@@ -166,7 +171,7 @@ def _expect_float32(path: File, key: str, dtype: str) -> None:
     """Fails for another type of the format."""
     if dtype != "F32":
         raise DTypeError(
-            f"tensor {key!r} of {os.fspath(path)}: expected float32, got {dtype}",
+            f'wrong dtype in {os.fspath(path)} (tensor "{key}"): expected float32, got {dtype}',
             tensor=key,
             expected="float32",
             got=dtype,
@@ -183,7 +188,9 @@ def new_state(optimizer: optim.Optimizer, values: Any) -> dict[str, Any]:
 def _plain(path: File, arrays: dict[str, Any], optimizer: optim.Optimizer | None) -> dict[str, TensorSpec]:
     if optimizer is None:
         raise ConfigError(
-            f"{os.fspath(path)} says no optimizers: expected optimizer=", expected="optimizer=", got="None"
+            f"{os.fspath(path)} names no optimizers: expected optimizer=, got None",
+            expected="optimizer=",
+            got="None",
         )
     return {n: TensorSpec(n, a.shape, str(a.dtype), "exact", "default", optimizer) for n, a in arrays.items()}
 
@@ -203,27 +210,46 @@ def _said(
     for name, said in about["tensors"].items():
         missing = {name, *said["slots"].values()} - arrays.keys()
         if missing:
-            raise ConfigError(f"{os.fspath(path)} lacks {min(missing)!r}, which it lists", tensor=name)
+            raise ConfigError(
+                f'{os.fspath(path)} lists an array that it lacks (tensor "{min(missing)}")', tensor=name
+            )
         shape, steps = arrays[name].shape, said["steps"]
         if any(arrays[key].shape != shape for key in said["slots"].values()):
-            raise ConfigError(f"{os.fspath(path)}: a slot of {name!r} has another shape", tensor=name)
+            raise ConfigError(f'{os.fspath(path)} has a slot of another shape (tensor "{name}")', tensor=name)
         if not all(type(step) is int and step >= 0 for step in steps):
-            raise ConfigError(f"{os.fspath(path)}: steps of {name!r} are {steps!r}", tensor=name)
+            expected, got = "whole numbers of steps", ", ".join(map(str, steps))
+            raise ConfigError(
+                f'{os.fspath(path)} has invalid steps (tensor "{name}"): expected {expected}, got {got}',
+                tensor=name,
+                expected=expected,
+                got=got,
+            )
         settings = {k: tuple(v) if isinstance(v, list) else v for k, v in said["settings"].items()}
         if said["optimizer"] not in optim.__all__:
-            raise ConfigError(f"{os.fspath(path)}: unknown optimizer {said['optimizer']!r}", tensor=name)
+            expected, got = (
+                f"one of {quoted(optim.__all__)}",
+                type(said["optimizer"]).__name__
+                if not isinstance(said["optimizer"], str)
+                else said["optimizer"],
+            )
+            raise ConfigError(
+                f'unknown optimizer in {os.fspath(path)} (tensor "{name}"): expected {expected}, got {got}',
+                tensor=name,
+                expected=expected,
+                got=got,
+            )
         kind = getattr(optim, said["optimizer"])
         specs[name] = TensorSpec(name, shape, "float32", said["apply"], said["group"], kind(**settings))
     return specs, about["tensors"]
 
 
-def _compare(ps: ParameterServer, specs: dict[str, TensorSpec]) -> None:
+def _compare(path: File, ps: ParameterServer, specs: dict[str, TensorSpec]) -> None:
     for name in sorted(specs.keys() & set(ps.names())):
         ours, there = specs[name], ps.spec(name)
         if ours.shape != there.shape or not ours.optimizer._is_but_for_lr(there.optimizer):
             expected, got = f"{there.shape}, {there.optimizer}", f"{ours.shape}, {ours.optimizer}"
             raise ConfigError(
-                f"tensor {name!r} is registered as {expected}, the file has {got}",
+                f'{os.fspath(path)} has another tensor (tensor "{name}"): expected {expected}, got {got}',
                 tensor=name,
                 expected=expected,
                 got=got,

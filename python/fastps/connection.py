@@ -17,6 +17,7 @@ from fastps._shared.checks import integer, invalid
 from fastps._shared.files import warn_if_shared
 from fastps._shared.handles import Bound, PushHandle, PushPulled, Receipts
 from fastps._shared.lost import warn_of
+from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
 from fastps.codecs import Codec
 from fastps.errors import ConfigError, Lost
@@ -408,7 +409,7 @@ class ParameterServer:
             return (values[names], at) if versions else values[names]
         rows, names = _dict(indices), list(names)
         if set(rows) != set(names):
-            expected, got = f"indices for {sorted(names)}", f"for {sorted(rows)}"
+            expected, got = f"indices for {quoted(sorted(names))}", f"for {quoted(sorted(rows))}"
             raise ConfigError(f"wrong indices: expected {expected}, got {got}", expected=expected, got=got)
         into = None if out is None else _dict(out)
         values, at = self._native.pull_rows({name: rows[name] for name in names}, into, timeout)

@@ -37,7 +37,7 @@ BAD_CALLS: dict[str, tuple[Control, str, str, str, str]] = {
     "another shape": (registering(**SMALL_SPEC | {"shape": (14,)}), "precondition", "small", "13", "14"),
     "another rule": (registering(**SMALL_SPEC | ADAM), "precondition", "small", "sgd", "adam"),
     "another setting": (registering(**SMALL_SPEC | MOMENTUM), "precondition", "small", "0", "0.9"),
-    "another apply": (registering(**SMALL_SPEC | {"apply": 2}), "precondition", "small", "Exact", "Hogwild"),
+    "another apply": (registering(**SMALL_SPEC | {"apply": 2}), "precondition", "small", "exact", "hogwild"),
     "another group": (
         registering(**SMALL_SPEC | {"group": "other"}),
         "precondition",

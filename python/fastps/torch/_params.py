@@ -12,6 +12,7 @@ from torch.autograd.graph import increment_version
 
 from fastps import optim
 from fastps._fastps import Sparse
+from fastps._shared.text import quoted
 from fastps._shared.types import Array
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DTypeError
@@ -75,12 +76,18 @@ class Entry:
         if param.device.type not in ("cpu", "cuda"):
             expected, got = "parameters in CPU memory or that of a CUDA GPU", str(param.device)
             raise ConfigError(
-                f"parameter {name!r}: expected {expected}, got {got}", tensor=name, expected=expected, got=got
+                f'unsupported device (tensor "{name}"): expected {expected}, got {got}',
+                tensor=name,
+                expected=expected,
+                got=got,
             )
         if param.dtype not in _DTYPES:
             expected, got = "float32, float16 or bfloat16", str(param.dtype)
             raise DTypeError(
-                f"parameter {name!r}: expected {expected}, got {got}", tensor=name, expected=expected, got=got
+                f'unsupported dtype (tensor "{name}"): expected {expected}, got {got}',
+                tensor=name,
+                expected=expected,
+                got=got,
             )
         values = param.detach()
         if values.is_cuda:
@@ -98,8 +105,8 @@ class Entry:
             return None
         if self.address not in (None, self.param.data_ptr()):
             raise ConfigError(
-                f"the memory of parameter {self.name!r} was replaced; move or convert a model before its "
-                "optimizer is made",
+                f'the memory of a parameter was replaced (tensor "{self.name}"); move or convert a model '
+                "before its optimizer is made",
                 tensor=self.name,
             )
         grad = grad.detach()
@@ -194,7 +201,7 @@ def by_name(params: Any, names: list[str] | None, prefix: str) -> dict[str, torc
         if id(param) in seen:
             continue
         if name in found:
-            raise wrong(f"name {name!r}", "a name for each parameter", "two parameters of this name")
+            raise wrong(f'name "{name}"', "a name for each parameter", "two parameters of this name")
         seen.add(id(param))
         found[name] = param
     return found
@@ -212,8 +219,13 @@ def absent(ps: ParameterServer, rules: Mapping[str, tuple[tuple[int, ...], optim
                 others.append((name, str(rule), str(there.optimizer)))
     if others:
         name, ours, theirs = others[0]
-        text = "; ".join(f"{name!r} is registered with {there}, not {here}" for name, here, there in others)
-        raise ConfigError(f"another model has these names: {text}", tensor=name, expected=theirs, got=ours)
+        names = quoted(name for name, _, _ in others)
+        raise ConfigError(
+            f'another model has these names: {names} (tensor "{name}"): expected {theirs}, got {ours}',
+            tensor=name,
+            expected=theirs,
+            got=ours,
+        )
     return [name for name in rules if name not in present]
 
 

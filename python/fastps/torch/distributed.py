@@ -137,7 +137,7 @@ def _room(there: Mapping[str, Any], part: str, those: Mapping[str, Theirs]) -> d
     if others and not ours <= saved:
         expected, got = min(ours - saved), others[0]
         raise ConfigError(
-            f"the checkpoint does not fit: expected the state {expected!r}, got {got!r}; "
+            f'the checkpoint does not fit: expected the state "{expected}", got "{got}"; '
             "parameters have their names there, as torch.distributed.checkpoint.state_dict gives them",
             expected=expected,
             got=got,
@@ -170,11 +170,11 @@ def _compare(there: Mapping[str, Any], part: str, wanted: Mapping[str, Any]) -> 
         got = getattr(there.get(key), "size", None)
         if isinstance(value, torch.Tensor) and value.shape != got:
             what = "nothing" if got is None else f"shape {tuple(got)}"
-            expected = tuple(value.shape)
+            expected = f"shape {tuple(value.shape)}"
             raise ConfigError(
-                f"the checkpoint does not fit: expected {key!r} of shape {expected}, got {what}",
+                f'the checkpoint does not fit (tensor "{key}"): expected {expected}, got {what}',
                 tensor=key,
-                expected=str(expected),
+                expected=expected,
                 got=what,
             )
 

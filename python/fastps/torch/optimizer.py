@@ -18,6 +18,7 @@ from torch.optim import optimizer as base
 
 from fastps import optim
 from fastps._fastps import Sparse
+from fastps._shared.text import quoted
 from fastps.checkpoint import new_state
 from fastps.codecs import Codec
 from fastps.connection import ParameterServer
@@ -151,7 +152,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         group = dict(param_group)
         for key in group.keys() - self.defaults.keys():
             if difflib.get_close_matches(key, _SETTINGS, 1, 0.8):
-                raise wrong("setting", f"one of {sorted(self.defaults)}", key)
+                raise wrong("setting", f"one of {quoted(sorted(self.defaults))}", key)
         named = by_name(group["params"], group.pop("param_names", None), self._prefix)
         taken = {entry.name: entry.param for entry in self._entries}
         for name, param in named.items():
@@ -367,22 +368,23 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             others = [[self._prefix + name.removeprefix(self._prefix) for name in names] for names in named]
             sizes = [len(group["params"]) for group in groups]
             if sizes != [len(group) for group in by_group]:
-                raise wrong("state", f"groups of {list(map(len, by_group))} parameters", sizes)
+                ours, theirs = (", ".join(map(str, n)) for n in (map(len, by_group), sizes))
+                raise _misfit(f"groups of {ours} parameters", f"groups of {theirs}")
         if others != by_group:
-            raise wrong("state", f"one of groups of {by_group}", others)
+            raise _misfit(f"the groups {_groups(by_group)}", _groups(others))
         for rule, group in zip(self._rules, groups, strict=True):
             _unchanged(rule, group if "fastps" in state_dict else {**vars(rule), **group})
         names = [entry.name for entry in self._entries]
         states = {names[k]: _on_cpu(state) for k, state in state_dict["state"].items()}
         for one in self._those():
             if one.name in states and not fits(one, states[one.name]):
-                expected, got = f"state of {one.rule}", sorted(states[one.name])
+                expected, got = f"state of {one.rule}", quoted(sorted(states[one.name]))
                 raise ConfigError(
                     f'the saved optimizer state does not fit (tensor "{one.name}"): expected {expected}, '
                     f"got {got} or other shapes",
                     tensor=one.name,
                     expected=expected,
-                    got=str(got),
+                    got=got,
                 )
         return states
 
@@ -434,8 +436,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             now = self._by_name(name).param.grad
             if now is not grad or now._version != version:
                 raise ConfigError(
-                    f"the gradient of {name!r} was changed after it had left: push_in_backward allows no "
-                    "accumulation, clipping or GradScaler",
+                    f'the gradient was changed after it was sent (tensor "{name}"): push_in_backward allows '
+                    "no accumulation, clipping or GradScaler",
                     tensor=name,
                     expected="the gradient that backward made",
                     got="another one",
@@ -467,7 +469,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         def leaves(_: torch.Tensor) -> None:
             if entry.name in self._ahead:
                 raise ConfigError(
-                    f"a second backward before step() (parameter {entry.name!r}): push_in_backward allows no "
+                    f'a second backward before step() (tensor "{entry.name}"): push_in_backward allows no '
                     "accumulation",
                     tensor=entry.name,
                     expected="one backward for each step",
@@ -492,14 +494,23 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         return leaves
 
 
+def _misfit(expected: str, got: str) -> ConfigError:
+    return ConfigError(f"invalid state: expected {expected}, got {got}", expected=expected, got=got)
+
+
+def _groups(groups: Iterable[Iterable[str] | None]) -> str:
+    """Groups of parameters by their names."""
+    return "; ".join(quoted(group or ()) for group in groups)
+
+
 def _unchanged(rule: optim.Optimizer, group: Mapping[str, Any]) -> None:
     for name, was in vars(rule).items():
         now = group.get(name)
         now = tuple(now) if isinstance(now, list) else now
         if name != "lr" and was != now:
             raise ConfigError(
-                f"{name} of a parameter group is {now!r}, but its parameters are registered with "
-                f"{was!r}: only lr may change (a scheduler can be told so: cycle_momentum=False)",
+                f"a setting of a parameter group has changed: expected {name}={was!r}, got {name}={now!r}; "
+                "only lr may change (a scheduler may need cycle_momentum=False)",
                 expected=f"{name}={was!r}",
                 got=f"{name}={now!r}",
             )

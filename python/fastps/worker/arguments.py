@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fastps._shared.checks import as_rate, invalid
+from fastps._shared.text import quoted
 from fastps._shared.types import Rates
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError
@@ -51,9 +52,9 @@ def as_rates(lr: Rates, names: Mapping[str, Any]) -> Rates:
         name = min(lr.keys() - names.keys())
         raise ConfigError(
             f'the worker has no such tensor, but lr names it (tensor "{name}"): expected names from '
-            f"{list(names)}, got {name!r}",
+            f'{quoted(names)}, got "{name}"',
             tensor=name,
-            expected=str(list(names)),
+            expected=quoted(names),
             got=name,
         )
     return {name: as_rate("lr", rate) for name, rate in lr.items()}

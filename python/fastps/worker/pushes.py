@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fastps import _fastps
 from fastps._fastps import ErrorFeedback, Sparse, Versions
 from fastps._shared.handles import Receipts
+from fastps._shared.text import quoted
 from fastps._shared.types import Array, Rates
 from fastps.codecs import Codec, Float32
 from fastps.errors import (
@@ -136,10 +137,10 @@ class Pushes:
         if unknown:
             name = min(unknown)
             raise ConfigError(
-                f'the worker has no such tensor (tensor "{name}"): expected names from {list(self._params)}, '
-                f"got {name!r}",
+                f'the worker has no such tensor (tensor "{name}"): expected names from '
+                f'{quoted(self._params)}, got "{name}"',
                 tensor=name,
-                expected=str(list(self._params)),
+                expected=quoted(self._params),
                 got=name,
             )
 

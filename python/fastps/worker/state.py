@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastps._fastps import Sparse
+from fastps._shared.text import quoted
 from fastps._shared.types import Array
 from fastps.errors import ConfigError, ShapeError
 from fastps.worker.gradients import check
@@ -43,10 +44,10 @@ def _check_names(what: str, arrays: Iterable[str], names: Iterable[str], complet
     saved, known = list(arrays), list(names)
     if set(saved) - set(known) or (complete and set(saved) != set(known)):
         raise ConfigError(
-            f"the saved {what} are of other parameters, or of another mode or codec: expected {known}, "
-            f"got {saved}",
-            expected=str(known),
-            got=str(saved),
+            f"the saved {what} are of other parameters, or of another mode or codec: expected "
+            f"{quoted(known)}, got {quoted(saved)}",
+            expected=quoted(known),
+            got=quoted(saved),
         )
 
 

@@ -13,6 +13,7 @@ from fastps._fastps import Versions
 from fastps._shared.checks import at_least, flag
 from fastps._shared.handles import Receipts
 from fastps._shared.lost import warn_of
+from fastps._shared.text import quoted
 from fastps._shared.types import Array, File, Rates
 from fastps.codecs import Codec, Float32
 from fastps.connection import ParameterServer
@@ -382,9 +383,9 @@ class Worker:
         if self._reported and grads:
             raise ConfigError(
                 "ready() has ended the gradients of this step: expected step({}), "
-                f"got gradients of {sorted(grads)}",
+                f"got gradients of {quoted(sorted(grads))}",
                 expected="step({})",
-                got=f"gradients of {sorted(grads)}",
+                got=f"gradients of {quoted(sorted(grads))}",
             )
 
     def flush(self) -> None:

@@ -39,7 +39,7 @@ pub mod store;
 pub mod tensor;
 pub mod verbs;
 
-pub use base::{barrier, block, correction, dtype, error, failpoint, fault, isa, lock, mode};
+pub use base::{barrier, block, correction, dtype, error, failpoint, fault, isa, lock, mode, text};
 pub use coordination::{batch, group, portions};
 #[cfg(not(loom))]
 pub use hogwild::{factorize, linear};

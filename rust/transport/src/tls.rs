@@ -275,6 +275,11 @@ fn server_name(name: &str) -> Result<ServerName<'static>> {
     })
 }
 
+/// The name of a TLS alert.
+fn named(alert: Alert) -> &'static str {
+    alert.as_str().unwrap_or("an unknown alert")
+}
+
 fn denied(message: String) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, message)
 }
@@ -303,10 +308,10 @@ pub fn told(error: io::Error) -> io::Error {
             | Alert::UnknownCA
             | Alert::AccessDenied
             | Alert::DecryptError),
-        ) => format!("TLS: the server does not accept the client's certificate ({alert:?})"),
+        ) => format!("TLS: the server does not accept the client's certificate ({})", named(*alert)),
         Tls::AlertReceived(
             alert @ (Alert::ProtocolVersion | Alert::HandshakeFailure | Alert::NoApplicationProtocol),
-        ) => format!("TLS: client and server have nothing in common ({alert:?})"),
+        ) => format!("TLS: client and server have nothing in common ({})", named(*alert)),
         Tls::PeerIncompatible(reason) => {
             format!("TLS: client and server have nothing in common ({reason:?})")
         }

@@ -137,14 +137,14 @@ impl Bell {
     }
 
     fn ring(&self) {
-        if !fault("nobody is woken") {
+        if !fault("no wake-up") {
             self.0.notify();
         }
     }
 }
 
 fn may_sleep(ask: impl FnOnce() -> std::io::Result<bool>) -> bool {
-    fault("nobody says that it sleeps") || ask().unwrap() || fault("no second look")
+    fault("no sleeping flag") || ask().unwrap() || fault("no second look")
 }
 
 /// Writes all bytes, sleeping while the ring is full, as `stream` does.
@@ -173,7 +173,7 @@ fn read(reader: &mut Reader, n: usize, mine: &Bell, peer: &Bell) -> Vec<u8> {
 }
 
 const FAULTS: &[&str] =
-    &["no fence", "counts in any order", "nobody is woken", "nobody says that it sleeps", "no second look"];
+    &["no fence", "counts in any order", "no wake-up", "no sleeping flag", "no second look"];
 
 #[test]
 fn all_bytes_arrive_in_order() {
@@ -192,7 +192,7 @@ fn all_bytes_arrive_in_order() {
 
 #[test]
 fn a_question_and_its_answer_meet() {
-    check("both directions", &["no fence", "nobody is woken", "no second look"], || {
+    check("both directions", &["no fence", "no wake-up", "no second look"], || {
         let (there, back) = (Half::new(), Half::new());
         let (a, b) = (Bell::new(), Bell::new());
         let other = thread::spawn({
@@ -250,30 +250,26 @@ fn what_was_written_before_the_end_is_read() {
 /// woken.
 #[test]
 fn what_is_lent_comes_back() {
-    check(
-        "a borrowed page",
-        &["no fence", "nobody is woken", "nobody says that it sleeps", "no second look"],
-        || {
-            let half = Half::new();
-            let mut reader = Reader::new(half.clone());
-            let bell = Bell::new();
-            let values = Arc::new(sync::AtomicU32::new(7));
-            let other = thread::spawn({
-                let (half, bell, values) = (half.clone(), bell.clone(), values.clone());
-                move || {
-                    assert_eq!(values.load(sync::Ordering::Relaxed), 7, "it was written while it was lent");
-                    give_back(&half, 0, || bell.ring());
-                }
-            });
-            while !is_back(&half, 0) {
-                if may_sleep(|| reader.may_sleep()) && (fault("no second look") || !is_back(&half, 0)) {
-                    bell.0.wait();
-                }
+    check("a borrowed page", &["no fence", "no wake-up", "no sleeping flag", "no second look"], || {
+        let half = Half::new();
+        let mut reader = Reader::new(half.clone());
+        let bell = Bell::new();
+        let values = Arc::new(sync::AtomicU32::new(7));
+        let other = thread::spawn({
+            let (half, bell, values) = (half.clone(), bell.clone(), values.clone());
+            move || {
+                assert_eq!(values.load(sync::Ordering::Relaxed), 7, "it was written while it was lent");
+                give_back(&half, 0, || bell.ring());
             }
-            values.store(8, sync::Ordering::Relaxed);
-            other.join().unwrap();
-        },
-    );
+        });
+        while !is_back(&half, 0) {
+            if may_sleep(|| reader.may_sleep()) && (fault("no second look") || !is_back(&half, 0)) {
+                bell.0.wait();
+            }
+        }
+        values.store(8, sync::Ordering::Relaxed);
+        other.join().unwrap();
+    });
 }
 
 /// A peer with invalid counters ends the stream and reaches nothing beyond the ring.

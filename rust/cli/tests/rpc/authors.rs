@@ -89,7 +89,7 @@ impl Author {
             assert!(fate != Fate::Unknown, "{doubt:?}");
             applied.insert(part(doubt.tensor(), doubt.elements().start), fate != Fate::Fenced);
         }
-        assert!(applied.keys().eq(sent.values.keys()), "each slice is told of");
+        assert!(applied.keys().eq(sent.values.keys()), "each slice has an outcome");
         for (part, value) in &sent.values {
             if applied[part] {
                 ledger.enter(*part, *value);

@@ -187,8 +187,8 @@ fn a_cut_has_whatever_its_pushes_rely_on_over_all_shards() {
     for name in ["a", "b"] {
         register(&client, name, 3 * SLICE, Apply::Exact, sgd(), 0.0);
     }
-    let unknown = client.checkpoint_of_cut("nobody", PATIENT).unwrap_err();
-    assert!(unknown.message.contains("group \"nobody\""), "{unknown}");
+    let unknown = client.checkpoint_of_cut("absent", PATIENT).unwrap_err();
+    assert!(unknown.message.contains("group \"absent\""), "{unknown}");
     let none = |cut: &[&str]| run(&["checkpoint", "export"], &[&served.folder.0, Path::new("/no/file")], cut);
     assert!(said(&none(&["--cut"])).contains("no cut over all shards"), "{}", said(&none(&["--cut"])));
     let stop = AtomicBool::new(false);

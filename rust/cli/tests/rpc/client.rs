@@ -258,13 +258,13 @@ fn every_refusal_is_typed_and_changes_nothing() {
         other => panic!("{other:?}"),
     };
     let good = || gradient("w", &[2, 3], vec![1.0; 6]);
-    let error = refused(&[good(), gradient("nobody", &[1], vec![1.0])], &options(Codec::Float32));
-    assert_eq!((error.kind, error.tensor.as_deref()), (Kind::UnknownTensor, Some("nobody")));
+    let error = refused(&[good(), gradient("absent", &[1], vec![1.0])], &options(Codec::Float32));
+    assert_eq!((error.kind, error.tensor.as_deref()), (Kind::UnknownTensor, Some("absent")));
     assert!(cluster.addresses().iter().all(|address| error.message.contains(address)), "{error}");
     let error = refused(&[gradient("w", &[6], vec![1.0; 6])], &options(Codec::Float32));
     assert_eq!(
         (error.kind, error.expected.as_deref(), error.got.as_deref()),
-        (Kind::Shape, Some("[2, 3]"), Some("[6]"))
+        (Kind::Shape, Some("(2, 3)"), Some("(6,)"))
     );
     let error = refused(&[good()], &options(Codec::OneBit));
     assert_eq!(error.kind, Kind::Config);

@@ -632,7 +632,7 @@ fn told(client: &Client, name: &str) -> Vec<Lost> {
                 assert_eq!(error.kind, Kind::VersionsLost, "{error}");
                 return error.lost.clone();
             }
-            Ok(_) => assert!(begin.elapsed() < PATIENT, "nothing is told"),
+            Ok(_) => assert!(begin.elapsed() < PATIENT, "no loss is reported"),
         }
     }
 }

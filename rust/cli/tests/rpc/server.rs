@@ -51,7 +51,7 @@ async fn register_push_pull() {
     let other = shard.register(&spec("w", 4)).await.unwrap_err();
     assert_eq!(
         (other.kind, other.tensor.as_deref(), other.expected.as_deref()),
-        (Kind::Precondition, Some("w"), Some("[3]"))
+        (Kind::Precondition, Some("w"), Some("(3,)"))
     );
 
     let ask = pb::UnregisterRequest { name: "w".into() };

@@ -13,3 +13,4 @@ pub mod isa;
 pub mod lock;
 pub mod mode;
 pub(crate) mod sync;
+pub mod text;

@@ -294,7 +294,7 @@ impl Portions {
     ) -> Result<Option<PortionAnswer>> {
         ask.samples.check()?;
         if ask.epoch > MAX_EPOCH {
-            return Err(Error::new(Kind::Config, "portions of an epoch that nobody reaches")
+            return Err(Error::new(Kind::Config, "invalid epoch of portions")
                 .expected(format!("at most {MAX_EPOCH}"), ask.epoch));
         }
         let worker = (client, ask.worker);
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_that_nobody_reaches_is_refused() {
+    fn an_epoch_beyond_the_limit_is_refused() {
         let (mut tables, mut a) = (tables(), worker(1, 10, 3));
         a.ask.epoch = u64::MAX;
         let refused = tables.ask(1, &a.ask, || -> PortionWaiter { Box::new(|_| ()) });

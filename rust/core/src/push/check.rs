@@ -6,6 +6,7 @@
 use crate::base::dtype::{Array, View};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::Isa;
+use crate::base::text;
 use crate::kernel::codec::{self, Codec, ErrorFeedback, Position};
 use crate::kernel::finite;
 use crate::push::sparse::Gathered;
@@ -178,7 +179,7 @@ pub fn check_shape(gradient: GradientRef<'_>, spec: &TensorSpec) -> Result<()> {
 
 fn wrong_shape(gradient: GradientRef<'_>, expected: &[u64]) -> Error {
     let error = Error::new(Kind::Shape, "wrong shape").tensor(gradient.name);
-    error.expected(format!("{expected:?}"), format!("{:?}", gradient.shape))
+    error.expected(text::shape(expected), text::shape(gradient.shape))
 }
 
 /// Fails unless values that replace a tensor's have its dtype and number of elements and are all finite.
@@ -187,7 +188,7 @@ pub fn check_values(isa: Isa, values: View<'_>, spec: &TensorSpec) -> Result<()>
     let name = |error: Error| error.tensor(spec.name.clone());
     if values.len() != spec.elements() {
         return Err(name(Error::new(Kind::Shape, "the values do not fill the shape"))
-            .expected(format!("{:?}", spec.shape), format!("{} values", values.len())));
+            .expected(text::shape(&spec.shape), format!("{} values", values.len())));
     }
     let View::Float32(values) = values;
     finite::check(isa, values, None).map_err(name)
@@ -209,7 +210,7 @@ pub fn state_bodies(spec: &TensorSpec, state: &OptimizerState) -> Result<Vec<Vec
     let got: Vec<_> = state.slots.iter().map(|(slot, _)| *slot).collect();
     if expected != got {
         let error = Error::new(Kind::Config, "the state is not this optimizer's");
-        return Err(name(error.expected(format!("{expected:?}"), format!("{got:?}"))));
+        return Err(name(error.expected(text::names(expected.iter().copied()), text::names(got))));
     }
     if state.steps.len() != spec.slice_count() {
         let error = Error::new(Kind::Shape, "the state has step counts for another number of slices");

@@ -135,7 +135,7 @@ impl Push<'_> {
         let plain = CodecId::plain(dtype);
         if self.action != Action::Gradient && self.codec != plain {
             return Err(Error::new(Kind::Frame, "an assignment is not compressed")
-                .expected(format!("codec {plain:?}"), format!("{:?}", self.codec)));
+                .expected(plain.name(), self.codec.name()));
         }
         let elements = match self.action {
             Action::Gradient | Action::Assign => slice_len,

@@ -88,7 +88,7 @@ impl Slice {
             .into_iter()
             .chain(clients.iter().flat_map(|client| [&client.own, &client.assigned]));
         if let Some(count) = counts.into_iter().find(|count| **count > MAX_COUNT) {
-            let error = Error::new(Kind::Internal, "the image has a count that nobody reaches");
+            let error = Error::new(Kind::Internal, "the image has an impossible count");
             return Err(self.name(error.expected("at most 2^62", count)));
         }
         let restored = match &self.memory {

@@ -8,6 +8,7 @@ use super::{Store, Tensor};
 use crate::base::dtype::View;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::{Arc, Mutex, Ordering, lock};
+use crate::base::text;
 use crate::push::check;
 use crate::slice::Slice;
 use crate::slice::frame::Applied;
@@ -165,5 +166,5 @@ fn same_shape(expected: &[u64], spec: &TensorSpec) -> Result<()> {
         return Ok(());
     }
     let error = Error::new(Kind::Shape, "the tensor has another shape").tensor(spec.name.clone());
-    Err(error.expected(format!("{expected:?}"), format!("{:?}", spec.shape)))
+    Err(error.expected(text::shape(expected), text::shape(&spec.shape)))
 }

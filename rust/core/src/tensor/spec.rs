@@ -3,6 +3,7 @@
 
 use crate::base::dtype::DType;
 use crate::base::error::{Error, Kind, Result};
+use crate::base::text;
 use crate::kernel::optim::Optimizer;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -18,6 +19,16 @@ pub enum Apply {
     /// Without locks (Niu et al. 2011): values never tear, but racing pushes to the same element may
     /// overwrite each other.
     Hogwild,
+}
+
+impl Apply {
+    /// The name in Python and in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Hogwild => "hogwild",
+        }
+    }
 }
 
 /// Identifies a slice in its cluster; an identifier is never reused.
@@ -77,7 +88,7 @@ impl TensorSpec {
             .ok_or_else(|| {
                 Error::new(Kind::Shape, "the shape has too many elements")
                     .tensor(self.name.clone())
-                    .expected("fewer than 2^57 elements", format!("{:?}", self.shape))
+                    .expected("fewer than 2^57 elements", text::shape(&self.shape))
             })
     }
 
@@ -115,7 +126,7 @@ impl TensorSpec {
 impl fmt::Display for TensorSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { shape, dtype, apply, group, optimizer, .. } = self;
-        write!(f, "{} {shape:?} {apply:?} group {group:?} {optimizer:?}", dtype.name())
+        write!(f, "{} {} {} group {group:?} {optimizer}", dtype.name(), text::shape(shape), apply.name())
     }
 }
 

@@ -22,6 +22,7 @@ mod dlpack;
 use dlpack::Managed;
 use fastps_core::dtype::{DType, View};
 use fastps_core::error::{Error, Kind};
+use fastps_core::text;
 use fastps_core::verbs::Values;
 use numpy::{PyArrayDyn, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
@@ -319,7 +320,7 @@ fn elements(shape: &[u64], dtype: DType) -> Option<usize> {
 fn finish(data: *mut c_void, dtype: DType, shape: Shape, owner: Owner) -> Result<Borrowed, Error> {
     let Some(len) = elements(&shape, dtype) else {
         let error = Error::new(Kind::Shape, "the array has too many elements");
-        return Err(error.expected("fewer than 2^61", format!("{shape:?}")));
+        return Err(error.expected("fewer than 2^61", text::shape(&shape)));
     };
     let data = if len == 0 {
         // Aligned for every type; nothing is read there.
@@ -398,7 +399,7 @@ fn not_contiguous(object: &Bound<'_, PyAny>, shape: &[u64], fortran: bool) -> Er
         Kind::Shape,
         "the array is not C-contiguous; pass a copy, for example numpy.ascontiguousarray(x)",
     )
-    .expected("row-major (C) order", format!("{order}shape {shape:?}{strides}"))
+    .expected("row-major (C) order", format!("{order}shape {}{strides}", text::shape(shape)))
 }
 
 fn read_only() -> Error {

@@ -37,6 +37,7 @@ use fastps_core::mode::{Mode, PlaceRequest};
 use fastps_core::outgoing::check_shape;
 use fastps_core::store::{Store, StoreMemory, StoreOptions};
 use fastps_core::tensor::TensorSpec;
+use fastps_core::text;
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{OptimizerState, PushOptions, Rows, Values};
 use flight::Unread;
@@ -457,8 +458,8 @@ impl Client {
         if given.len() != expected.len() || given.iter().any(|slot| !expected.contains(&&**slot)) {
             return Err(invalid(
                 "wrong state names",
-                format!("step and {expected:?}"),
-                format!("step and {given:?}"),
+                format!("step, {}", text::names(expected.iter().copied())),
+                format!("step, {}", text::names(given.iter().map(String::as_str))),
             ));
         }
         let mut state = OptimizerState { steps, slots: Vec::new() };
@@ -480,7 +481,7 @@ impl Client {
                 errors::raise(py, &error.tensor(&*name))
             })?;
             if values.shape() != spec.shape {
-                let (expected, got) = (format!("{:?}", spec.shape), format!("{:?}", values.shape()));
+                let (expected, got) = (text::shape(&spec.shape), text::shape(values.shape()));
                 let error = Error::new(Kind::Shape, format!("state {slot} has another shape"))
                     .expected(expected, got);
                 return Err(errors::raise(py, &error.tensor(&*name)));

@@ -5,6 +5,7 @@ use crate::call;
 use crate::errors::{self, raise};
 use fastps_core::error::{Error, Kind};
 use fastps_core::tensor::TensorSpec;
+use fastps_core::text::shape;
 use fastps_core::verbs;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -128,5 +129,5 @@ pub(crate) fn target(py: Python<'_>, spec: &TensorSpec, array: &Bound<'_, PyAny>
         return Ok(target);
     }
     let error = Error::new(Kind::Shape, "wrong shape of the array in out=").tensor(spec.name.clone());
-    Err(raise(py, &error.expected(format!("{:?}", spec.shape), format!("{:?}", target.shape()))))
+    Err(raise(py, &error.expected(shape(&spec.shape), shape(target.shape()))))
 }

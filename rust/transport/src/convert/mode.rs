@@ -42,9 +42,23 @@ pub fn seat_from_wire(mode: Option<pb::Mode>, rank: Option<u32>, name: String) -
     };
     if mode_to_wire(mode) != wire {
         return Err(Error::new(Kind::Config, "the mode has settings of another one")
-            .expected(mode, format!("{wire:?}")));
+            .expected(mode, settings_of(&wire)));
     }
     Ok(PlaceRequest { mode, rank, name })
+}
+
+/// The settings that a mode on the wire has.
+fn settings_of(wire: &pb::Mode) -> String {
+    let numbers = [
+        ("staleness", wire.staleness),
+        ("workers", wire.workers.into()),
+        ("backup", wire.backup.into()),
+        ("deterministic", wire.deterministic.into()),
+        ("sum", wire.sum.into()),
+        ("steps", wire.steps),
+    ];
+    let set = numbers.iter().filter(|(_, number)| *number != 0);
+    set.map(|(name, number)| format!("{name}={number}")).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

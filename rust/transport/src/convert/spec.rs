@@ -5,6 +5,7 @@ use fastps_core::dtype::DType;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::optim::{EpsMode, Optimizer, Value};
 use fastps_core::tensor::{Apply, TensorSpec};
+use fastps_core::text::shape;
 use fastps_proto::v1 as pb;
 
 /// An optimizer as it travels: every setting is written, so that defaults may differ between the two ends.
@@ -137,9 +138,9 @@ pub fn spec_from_wire(wire: Option<&pb::TensorSpec>) -> Result<TensorSpec> {
 pub fn spec_difference(registered: &TensorSpec, other: &TensorSpec) -> Option<(String, String, String)> {
     let text = |what: &str, a: String, b: String| (a != b).then(|| (what.to_owned(), a, b));
     let (mut a, mut b) = (registered.optimizer, other.optimizer);
-    text("shape", format!("{:?}", registered.shape), format!("{:?}", other.shape))
+    text("shape", shape(&registered.shape), shape(&other.shape))
         .or_else(|| text("dtype", registered.dtype.name().into(), other.dtype.name().into()))
-        .or_else(|| text("apply", format!("{:?}", registered.apply), format!("{:?}", other.apply)))
+        .or_else(|| text("apply", registered.apply.name().into(), other.apply.name().into()))
         .or_else(|| text("group", registered.group.to_string(), other.group.to_string()))
         .or_else(|| text("optimizer", a.name().into(), b.name().into()))
         .or_else(|| {

@@ -40,6 +40,16 @@ impl CodecId {
     /// All codecs.
     pub const ALL: [Self; 4] = [Self::Float32, Self::BFloat16, Self::Int8, Self::OneBit];
 
+    /// The name in Python and in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Float32 => "Float32",
+            Self::BFloat16 => "BFloat16",
+            Self::Int8 => "Int8",
+            Self::OneBit => "OneBit",
+        }
+    }
+
     /// The codec that stores values of this type unchanged.
     pub fn plain(dtype: DType) -> Self {
         match dtype {

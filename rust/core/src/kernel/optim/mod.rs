@@ -30,6 +30,7 @@ pub(crate) use sgd::{MomentumRule, SgdRule};
 use crate::base::block::Lane;
 use crate::base::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Where `eps` is added when a rule divides by the root of a running mean of squares `s`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,6 +104,16 @@ pub(crate) trait Step: Copy {
 
 /// Maximum number of state slots of an optimizer.
 pub const MAX_SLOTS: usize = 3;
+
+impl fmt::Display for Optimizer {
+    /// As written in Python.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut own = *self;
+        let settings =
+            own.settings().into_iter().map(|setting| format!("{}={}", setting.name, setting.value));
+        write!(f, "{}({})", self.title(), settings.collect::<Vec<_>>().join(", "))
+    }
+}
 
 impl Optimizer {
     /// Every optimizer, with its default settings.
@@ -262,7 +273,7 @@ impl Optimizer {
             )
             .expected(
                 "SGD without momentum, Adagrad or Adam without amsgrad, all without weight_decay, or Ftrl",
-                format!("{self:?}"),
+                self,
             )),
         }
     }

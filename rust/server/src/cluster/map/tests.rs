@@ -68,7 +68,7 @@ fn another_spec_is_refused_and_says_what_differs() {
         let shape = map.register(&spec("w", 11), 2, now).unwrap_err();
         assert_eq!(
             (shape.kind, shape.expected.as_deref()),
-            (Kind::Precondition, Some("[10]")),
+            (Kind::Precondition, Some("(10,)")),
             "{committed}"
         );
         let rule = Optimizer::Adagrad(Adagrad::default());

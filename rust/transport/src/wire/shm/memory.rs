@@ -185,8 +185,8 @@ impl Half {
         let n = n.min(into.remaining());
         let (at, first) = self.place(position, n);
         let ring = self.bytes();
-        // SAFETY: as in `put`; the buffer has room for `n` bytes, all of which are written before it is told
-        // so.
+        // SAFETY: as in `put`; the buffer has room for `n` bytes, all of which are written before its
+        // length grows.
         unsafe {
             let to = into.unfilled_mut().as_mut_ptr().cast::<u8>();
             copy_nonoverlapping(ring.add(at), to, first);
