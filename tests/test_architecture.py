@@ -38,7 +38,7 @@ CORE_FILE_CIRCLES = {
     # A slice owns its memory, whose changes need the slice; a policy releases pushes to the slice.
     "slice": {
         *(("slice", file) for file in ("exact", "hogwild", "policy", "round")),
-        *(("exact", file) for file in ("image", "round")),
+        *(("exact", file) for file in ("image", "round", "vectors")),
     },
 }
 

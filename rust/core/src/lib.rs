@@ -14,9 +14,9 @@
 //! - `base`: errors, locks and atomics, element types, instruction sets, seeded faults
 //! - `memory`: the bytes of a slice: plain, copy-on-write, racing, shared by processes; and their meter
 //! - `kernel`: optimizers, codecs, and the loops that run both block by block
-//! - `tensor`: what a tensor is, how it is cut and placed, versions
+//! - `tensor`: what a tensor is, how it is cut and placed, versions, programs for vectors
 //! - `slice`: the unit that is placed, locked, versioned and changed whole
-//! - `coordination`: groups of workers, portions of data, batches of portions
+//! - `coordination`: groups of workers, portions of data, batches of portions, spaces of vectors
 //! - `verbs`: the calls of a parameter server and their values
 //! - `push`: a push checked before it leaves, and its answers afterwards
 //! - `shard`: the slices of one server
@@ -40,7 +40,7 @@ pub mod tensor;
 pub mod verbs;
 
 pub use base::{barrier, block, correction, dtype, error, failpoint, fault, isa, lock, mode, text};
-pub use coordination::{batch, group, portions};
+pub use coordination::{batch, group, portions, spaces};
 #[cfg(not(loom))]
 pub use hogwild::{factorize, linear};
 pub use kernel::{codec, finite, litmus, local_step, optim, rows};
@@ -48,4 +48,4 @@ pub use push::sparse;
 #[cfg(not(loom))]
 pub use push::{check as outgoing, outcome, residue};
 pub use slice::{frame, identity, policy, record, shared_directory as directory};
-pub use tensor::placement;
+pub use tensor::{placement, program};

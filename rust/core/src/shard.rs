@@ -413,6 +413,7 @@ impl Shard {
             ("memory_identities", self.meter.used_for(Purpose::Identities)),
             ("memory_connections", self.meter.used_for(Purpose::Connections)),
             ("memory_map", self.meter.used_for(Purpose::Map)),
+            ("memory_vectors", self.meter.used_for(Purpose::Vectors)),
             ("pushes", pushes),
             ("assigns", assigns),
             ("duplicates", count(&self.counters.duplicates)),

@@ -8,11 +8,12 @@
 
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::Arc;
+use crate::tensor::program;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Most portions of a batch.
-pub const MAX_PORTIONS: u64 = 1 << 16;
+pub const MAX_PORTIONS: u64 = program::MAX_PORTIONS as u64;
 /// Most failures that a batch keeps.
 const MAX_FAILURES: usize = 64;
 
@@ -73,6 +74,18 @@ pub enum FailureKind {
     Outside,
     /// A shard has no open sum of this batch, as after a restart: the batch begins again.
     SumLost,
+}
+
+impl FailureKind {
+    /// What a slice's refusal of a portion means; `None`: the batch goes on.
+    pub fn of(refusal: Kind) -> Option<Self> {
+        match refusal {
+            Kind::NonFinite => Some(Self::NotFinite),
+            Kind::Precondition => Some(Self::Outside),
+            Kind::UnknownOutcome => Some(Self::SumLost),
+            _ => None,
+        }
+    }
 }
 
 /// A portion that could not be added. It ends the batch.
@@ -231,6 +244,14 @@ impl Batch {
         *(if held.first.is_none() { &mut held.first } else { &mut held.second }) = Some(replica);
         self.backups_issued += 1;
         Some(portion)
+    }
+
+    /// The portion that the replica was given and has not finished: a repeated request gets it again.
+    pub fn held(&self, replica: ReplicaId) -> Option<u64> {
+        if self.is_over() {
+            return None;
+        }
+        self.outstanding.iter().find(|(_, held)| held.is_held_by(replica)).map(|(portion, _)| *portion)
     }
 
     fn remove_waiting(&mut self, portion: u64, from: Option<usize>) {

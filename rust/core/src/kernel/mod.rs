@@ -2,8 +2,12 @@
 
 pub(crate) mod apply;
 pub mod codec;
+pub(crate) mod combine;
 pub mod finite;
+pub(crate) mod grid;
 pub mod litmus;
 pub mod local_step;
 pub mod optim;
+pub(crate) mod real;
 pub mod rows;
+pub(crate) mod sums;

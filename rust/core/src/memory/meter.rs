@@ -21,9 +21,11 @@ pub enum Purpose {
     Connections,
     /// The map of tensors and groups; registrations in progress.
     Map,
+    /// Vectors of spaces, and the sums of their batches.
+    Vectors,
 }
 
-const PURPOSES: usize = 7;
+const PURPOSES: usize = 8;
 
 /// Bytes in use, and their limit.
 #[derive(Debug)]

@@ -5,6 +5,7 @@ use super::image::{Image, Standing};
 use super::round::Round;
 use super::slice::{Counters, Slice, staleness};
 use super::snapshot::{Bytes, Copied, Snapshot};
+use super::vectors::Vectors;
 use crate::base::dtype::DType;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::failpoint::reach;
@@ -24,17 +25,19 @@ const PARAMS: usize = 0;
 pub(super) struct ExactMemory {
     /// Shared with the pulls that are being sent; a push that finds such a pin writes to a spare copy
     /// instead.
-    params: Arc<Buffer>,
+    pub(super) params: Arc<Buffer>,
     /// The buffer that the last such push replaced; its pages are warm when the next one needs a copy.
-    spare: Option<Arc<Buffer>>,
+    pub(super) spare: Option<Arc<Buffer>>,
     state: Vec<Buffer>,
     step: u64,
     pub(super) version: u64,
-    /// Changes that were assignments.
-    assigns: u64,
+    /// Changes that were not gradients.
+    pub(super) assigns: u64,
     pub(super) identities: IdentityTable,
     /// Gradients that wait for those of other workers to make a version together.
     pub(super) round: Option<Box<Round>>,
+    /// The space that is open over the tensor: then only its programs change the slice.
+    pub(super) vectors: Option<Box<Vectors>>,
     /// Whether the shard has removed the slice.
     pub(super) removed: bool,
     /// The last cut that the slice has seen.
@@ -62,6 +65,7 @@ impl ExactMemory {
             assigns: 0,
             identities: IdentityTable::default(),
             round: None,
+            vectors: None,
             removed: false,
             cut: 0,
             in_cut: None,
@@ -71,6 +75,9 @@ impl ExactMemory {
     /// Applies and records a new push, under the slice's lock. On an error, nothing has changed.
     #[inline(always)]
     pub(super) fn apply_and_record(&mut self, slice: &Slice, push: &Push<'_>) -> Result<Applied> {
+        if self.vectors.is_some() {
+            return Err(self.occupied(slice));
+        }
         match push.correction {
             None => self.apply_corrected(slice, push),
             Some(correction) => {
@@ -78,6 +85,14 @@ impl ExactMemory {
                 self.apply_corrected(slice, &push)
             }
         }
+    }
+
+    /// The refusal of a push while a space is open.
+    #[cold]
+    fn occupied(&self, slice: &Slice) -> Error {
+        Counters::count(&slice.counters.refused);
+        let occupied = self.vectors.as_ref().map(|vectors| slice.name(vectors.occupied()));
+        occupied.unwrap_or_else(|| Error::new(Kind::Internal, "no space is open"))
     }
 
     /// As `apply_and_record`, for a push that needs no correction or is corrected already.
@@ -157,11 +172,14 @@ impl ExactMemory {
     }
 
     /// Splits `charge` of a dropped slice: each buffer that readers still pin keeps its own part.
-    pub(super) fn leave_to_readers(&self, slice_bytes: u64, charge: &mut Charge) {
+    pub(super) fn leave_to_readers(&mut self, slice_bytes: u64, charge: &mut Charge) {
         for buffer in std::iter::once(&self.params).chain(&self.spare) {
             if Arc::strong_count(buffer) > 1 {
                 buffer.leave_to_readers(charge.split(slice_bytes));
             }
+        }
+        if let Some(vectors) = &mut self.vectors {
+            vectors.leave_to_readers(slice_bytes);
         }
     }
 
@@ -175,7 +193,9 @@ impl ExactMemory {
             clients: self.identities.image(),
         };
         let state = self.copied(slice, 0, meter, self.state.iter().map(Buffer::bytes))?;
-        Ok(Image { standing, values: self.pull(slice, 0)?, state })
+        let vectors =
+            self.vectors.as_ref().map(|vectors| vectors.image(|bytes| self.snapshot(slice, 0, bytes)));
+        Ok(Image { standing, values: self.pull(slice, 0)?, state, vectors })
     }
 
     /// Takes the slice's image for a cut that has begun since the last change. Every change must call this
@@ -220,7 +240,7 @@ impl ExactMemory {
             slot.values_mut().copy_from_slice(&state[k * slice.bytes()..][..slice.bytes()]);
         }
         (self.version, self.step, self.assigns) = (standing.version, standing.step, standing.assigns);
-        self.identities = identities;
+        (self.identities, self.vectors) = (identities, None);
         Ok(())
     }
 
@@ -295,7 +315,7 @@ impl ExactMemory {
         Ok(self.snapshot(slice, client, bytes))
     }
 
-    fn snapshot(&self, slice: &Slice, client: u64, bytes: Bytes) -> Snapshot {
+    pub(super) fn snapshot(&self, slice: &Slice, client: u64, bytes: Bytes) -> Snapshot {
         let (version, own) = self.version(client);
         Snapshot { dtype: slice.spec.dtype, version, own, step: self.step, bytes }
     }
@@ -332,21 +352,31 @@ fn unpinned<'a>(
 ) -> Result<&'a mut Buffer> {
     // The caller holds the slice's lock, so no new reader can pin the buffer.
     if Arc::strong_count(params) > 1 {
-        if let Some(pinned) = spare.take_if(|spare| Arc::get_mut(spare).is_none()) {
-            match slice.meter.take(Purpose::Copies, Buffer::bytes_for(slice.spec.dtype, slice.len)) {
-                Ok(charge) => pinned.leave_to_readers(charge),
-                Err(error) => {
-                    *spare = Some(pinned);
-                    return Err(slice.name(error));
-                }
-            }
-        }
-        Counters::count(&slice.counters.slice_copies);
-        let mut copy = spare.take().unwrap_or_else(|| Arc::new(params.spare()));
-        if let (Some(copy), false) = (Arc::get_mut(&mut copy), fault("spare_not_filled")) {
-            copy.copy_from(params);
-        }
-        *spare = Some(std::mem::replace(params, copy));
+        set_aside(slice, params, spare)?;
     }
     Arc::get_mut(params).ok_or_else(|| Error::new(Kind::Internal, "a fresh buffer has readers"))
+}
+
+/// Replaces the parameters by a copy; the original becomes the spare.
+pub(super) fn set_aside(
+    slice: &Slice,
+    params: &mut Arc<Buffer>,
+    spare: &mut Option<Arc<Buffer>>,
+) -> Result<()> {
+    if let Some(pinned) = spare.take_if(|spare| Arc::get_mut(spare).is_none()) {
+        match slice.meter.take(Purpose::Copies, Buffer::bytes_for(slice.spec.dtype, slice.len)) {
+            Ok(charge) => pinned.leave_to_readers(charge),
+            Err(error) => {
+                *spare = Some(pinned);
+                return Err(slice.name(error));
+            }
+        }
+    }
+    Counters::count(&slice.counters.slice_copies);
+    let mut copy = spare.take().unwrap_or_else(|| Arc::new(params.spare()));
+    if let (Some(copy), false) = (Arc::get_mut(&mut copy), fault("spare_not_filled")) {
+        copy.copy_from(params);
+    }
+    *spare = Some(std::mem::replace(params, copy));
+    Ok(())
 }

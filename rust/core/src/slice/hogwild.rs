@@ -220,7 +220,8 @@ impl HogwildMemory {
             clients,
         };
         let values = self.snapshot(slice, 0, None, std::slice::from_ref(&self.params))?;
-        Ok(Image { standing, values, state: self.snapshot(slice, 0, None, &self.state)? })
+        let state = self.snapshot(slice, 0, None, &self.state)?;
+        Ok(Image { standing, values, state, vectors: None })
     }
 
     /// Restores the slice from an image; `values` and `state` must have the right lengths.

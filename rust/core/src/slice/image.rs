@@ -4,11 +4,13 @@
 use super::Snapshot;
 use super::exact::ExactMemory;
 use super::slice::{Slice, SliceMemory};
+use super::vectors::{VectorsImage, VectorsStanding};
 use crate::base::error::{Error, Kind, Result};
+use crate::base::sync::Arc;
 use crate::slice::frame::{Action, Identity, Push};
 use crate::slice::identity::{Outcome, Remembered, Seen};
 use crate::slice::record::{Identities, Record};
-use crate::tensor::Apply;
+use crate::tensor::{Apply, Space};
 
 /// Largest count that an image may have. A count that starts at what a push may claim
 /// ([`MAX_STEP`](crate::slice::frame::MAX_STEP)) never reaches it, and a count that starts at this maximum
@@ -24,6 +26,8 @@ pub struct Image {
     pub values: Snapshot,
     /// The optimizer state, all slots one after the other.
     pub state: Snapshot,
+    /// The vectors of the space that is open over the tensor.
+    pub vectors: Option<VectorsImage>,
 }
 
 /// The state of a slice without its arrays.
@@ -63,7 +67,11 @@ impl Slice {
 
     /// Most bytes that its image in a cut takes until it is written.
     pub(crate) fn cut_bytes(&self) -> u64 {
-        if self.spec.apply == Apply::Exact { (self.slots * self.bytes()) as u64 } else { 0 }
+        if self.spec.apply != Apply::Exact {
+            return 0;
+        }
+        let vectors = self.space().map_or(0, |(space, _)| space.vectors.len());
+        ((self.slots + vectors) * self.bytes()) as u64
     }
 
     /// Drops what is left of a cut that is over.
@@ -73,7 +81,24 @@ impl Slice {
         }
     }
 
-    /// Restores the slice from an image. No push may run at the same time.
+    /// Restores the vectors of an image, after [`Slice::restore`]. The sum of a batch is not part of an
+    /// image: a sum that was open is lost.
+    pub fn restore_space(
+        &self,
+        space: &Arc<Space>,
+        standing: &VectorsStanding,
+        vectors: &[&[u8]],
+    ) -> Result<()> {
+        let VectorsStanding { term, number, batch, .. } = standing;
+        if let Some(count) = [term, number, batch].into_iter().find(|count| **count > MAX_COUNT) {
+            let error = Error::new(Kind::Internal, "the image has a count that is out of reach");
+            return Err(self.name(error.expected("at most 2^62", count)));
+        }
+        let restored = self.exact()?.restore_space(self, (space, standing), vectors);
+        restored.map_err(|error| self.name(error))
+    }
+
+    /// Restores the slice from an image, without vectors. No push may run at the same time.
     pub fn restore(&self, standing: &Standing, values: &[u8], state: &[u8]) -> Result<()> {
         let (bytes, all) = (self.bytes(), self.slots * self.bytes());
         if values.len() != bytes || state.len() != all {

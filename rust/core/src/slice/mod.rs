@@ -17,6 +17,7 @@ pub mod shared_directory;
 #[allow(clippy::module_inception)]
 mod slice;
 mod snapshot;
+mod vectors;
 
 pub use image::{Image, Standing};
 pub use resolve::Resolved;
@@ -24,3 +25,4 @@ pub(crate) use round::Why;
 pub use slice::Slice;
 pub(crate) use slice::{Counters, SliceContext};
 pub use snapshot::Snapshot;
+pub use vectors::{VectorsImage, VectorsStanding};

@@ -4,7 +4,8 @@
 use crate::kernel::codec::CodecId;
 use crate::kernel::rows::Indices;
 use crate::slice::frame::{Action, Base, Identity};
-use crate::tensor::{Apply, SliceId};
+use crate::tensor::program::{Command, Program};
+use crate::tensor::{Apply, SliceId, Space, SpaceId};
 use std::fmt;
 
 /// A change that was just applied, with the body as it arrived.
@@ -79,6 +80,30 @@ impl<'a> Identities<'a> {
     }
 }
 
+/// A program that a slice has just run on the vectors of a space.
+#[derive(Clone, Copy, Debug)]
+pub struct ProgramRecord<'a> {
+    /// The slice.
+    pub slice: SliceId,
+    /// The slice's version after the program, which is a new one only if the program changed the tensor.
+    pub version: u64,
+    /// Space, term and number.
+    pub command: Command,
+    /// What ran.
+    pub program: &'a Program,
+    /// The sum that the program ended: a slice that repeats the program does not have its portions.
+    pub sum: Option<SumRecord<'a>>,
+}
+
+/// The result of a sum of portions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SumRecord<'a> {
+    /// The values, as the plain codec of the slice's type encodes them.
+    pub values: &'a [u8],
+    /// The largest magnitude among the portions.
+    pub largest: f64,
+}
+
 /// Receives records. An `exact` slice calls it under its lock, a `hogwild` slice right after the change.
 pub trait Sink: Send + Sync + fmt::Debug {
     /// Takes one record.
@@ -86,4 +111,13 @@ pub trait Sink: Send + Sync + fmt::Debug {
 
     /// Notes that an `exact` slice has promised never to apply this push; called under the slice's lock.
     fn fenced(&self, _slice: SliceId, _identity: Identity) {}
+
+    /// Takes the record of a program; called under the slice's lock.
+    fn program(&self, _record: &ProgramRecord<'_>) {}
+
+    /// Notes that a slice has opened a space, whose vectors are 0; called under the slice's lock.
+    fn space_opened(&self, _slice: SliceId, _space: &Space) {}
+
+    /// Notes that a slice has closed a space; called under the slice's lock.
+    fn space_closed(&self, _slice: SliceId, _space: SpaceId) {}
 }

@@ -211,6 +211,9 @@ impl ExactMemory {
         share: Share,
         later: impl FnOnce() -> Completion,
     ) -> Result<Told> {
+        if let Some(vectors) = &self.vectors {
+            return Err(vectors.occupied());
+        }
         self.check_base(push)?;
         let client = push.identity.client;
         if self.round.as_ref().is_some_and(|round| round.has(client)) {

@@ -13,6 +13,7 @@ mod push_tensors;
 mod register;
 mod settle;
 mod team;
+mod vectors;
 
 pub use exchange::{Exchange, Exchanged, Take};
 pub use groups::still_behind;
@@ -25,6 +26,7 @@ use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::Isa;
 use crate::base::sync::{Arc, AtomicU64, Mutex, Ordering, RwLock, lock, read};
 use crate::coordination::portions::Portions;
+use crate::coordination::spaces::Spaces;
 use crate::shard::{Shard, ShardConfig};
 use crate::slice::Slice;
 use crate::slice::frame::Identity;
@@ -32,7 +34,7 @@ use crate::slice::policy::Policy;
 use crate::slice::record::Sink;
 use crate::slice::shared_directory::{Directory, SharedTensor};
 use crate::tensor::TensorSpec;
-use crate::verbs::{ParameterServer, Stats};
+use crate::verbs::{ParameterServer, Stats, VectorSpaces};
 use foldhash::fast::RandomState;
 use groups::Seats;
 use std::collections::HashMap;
@@ -99,6 +101,7 @@ struct Shared {
     /// Names of groups; a group's number is its index.
     groups: Mutex<Vec<Arc<str>>>,
     portions: Mutex<Portions>,
+    spaces: Mutex<Spaces>,
     next_slice: AtomicU64,
     next_client: AtomicU64,
 }
@@ -141,6 +144,7 @@ impl Store {
         (config.policy, config.sink) = (options.policy, options.sink);
         let shard = Shard::new(config);
         let portions = Mutex::new(Portions::new(0, shard.meter().clone()));
+        let spaces = Mutex::new(Spaces::new(0, shard.meter().clone()));
         let shared = Shared {
             isa,
             shard,
@@ -152,6 +156,7 @@ impl Store {
             registering: Mutex::default(),
             groups: Mutex::default(),
             portions,
+            spaces,
             next_slice: AtomicU64::new(1),
             next_client: AtomicU64::new(1),
         };
@@ -228,9 +233,14 @@ impl ParameterServer for Store {
         Ok(Stats { shards: vec![(String::new(), counters)], client })
     }
 
+    fn vector_spaces(&self) -> Option<&dyn VectorSpaces> {
+        Some(self)
+    }
+
     fn close(&self) {
         self.shared.shard.forget_client(self.client);
         lock(&self.shared.portions).forget_client(self.client);
+        lock(&self.shared.spaces).forget_client(self.client);
     }
 }
 

@@ -46,6 +46,8 @@ impl TensorRegistry for Store {
                 Error::new(Kind::Config, "a shared store keeps its tensors: other processes may step them");
             return Err(error.tensor(name));
         }
+        let _one_at_a_time = lock(&self.shared.registering);
+        self.check_no_space(name)?;
         let mut tensors = write(&self.shared.tensors);
         let tensor = tensors.remove(name).ok_or_else(|| unknown(name))?;
         self.shared.generation.fetch_add(1, Ordering::Release);

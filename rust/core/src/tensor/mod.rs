@@ -1,8 +1,12 @@
-//! Descriptions of tensors and slices without their values: shape and settings, placement, versions.
+//! Descriptions of tensors and slices without their values: shape and settings, placement, versions, and
+//! programs for their vectors.
 
 pub mod placement;
+pub mod program;
+mod space;
 mod spec;
 mod version;
 
+pub use space::{MAX_VECTORS, Space, SpaceId, TENSOR_NAME};
 pub use spec::{Apply, MAX_DIMS, MAX_NAME, SliceId, TensorSpec};
 pub use version::{SliceVersion, Versions};

@@ -7,10 +7,11 @@ mod push_tensors;
 mod tensor_registry;
 mod train_together;
 mod values;
+mod vector_spaces;
 
 /// The traits of a parameter server: what a file that calls one imports.
 pub mod prelude {
-    pub use super::{ParameterServer, PullTensors, PushTensors, TensorRegistry, TrainTogether};
+    pub use super::{ParameterServer, PullTensors, PushTensors, TensorRegistry, TrainTogether, VectorSpaces};
 }
 
 pub use crate::tensor::{SliceVersion, Versions};
@@ -23,3 +24,4 @@ pub use values::{
     Caller, Done, Fate, Gradient, GradientRef, InDoubt, OptimizerState, PartialPush, Patient, Pulled,
     PushError, PushOptions, Pushed, Receipt, Rows, SparseValues, Stats, Ticket, Values,
 };
+pub use vector_spaces::{OpenedSpace, SpaceInfo, VectorPull, VectorSpaces};

@@ -1,7 +1,7 @@
 //! [`ParameterServer`], the interface that the in-process store and the network client implement.
 
 use super::values::Stats;
-use super::{PullTensors, PushTensors, TensorRegistry, TrainTogether};
+use super::{PullTensors, PushTensors, TensorRegistry, TrainTogether, VectorSpaces};
 use crate::base::error::{Lost, Result};
 use std::fmt;
 use std::sync::Arc;
@@ -25,6 +25,10 @@ pub trait ParameterServer:
     /// For each server: its address, and how it is reached and why. Empty in process.
     fn transport(&self) -> Vec<(String, String)> {
         Vec::new()
+    }
+    /// The calls for vectors; `None` if the server has none.
+    fn vector_spaces(&self) -> Option<&dyn VectorSpaces> {
+        None
     }
     /// Ends the client's session; further calls fail.
     fn close(&self);

@@ -19,3 +19,4 @@ mod isa;
 mod linear;
 mod memory;
 mod store;
+mod vectors;

@@ -1,0 +1,562 @@
+//! Where the coordinator of a space and its replicas meet, on shard 0: the coordinator's seat and state, and
+//! the batch whose portions the replicas compute.
+//!
+//! A coordinator takes the seat of a space and with it a new term, which fences former coordinators. It asks
+//! for one batch after the other; replicas take portions and report them with their next request. Both wait
+//! here. A request that is repeated because its answer was lost changes nothing.
+
+use super::batch::{Batch, BatchTask, FailureKind, Finished, PortionFailure, ReplicaId};
+use super::portions::Then;
+use crate::base::error::{Error, Kind, Result};
+use crate::base::sync::Arc;
+use crate::base::text;
+use crate::memory::{Charge, Meter, Purpose};
+use crate::tensor::{Space, SpaceId};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Most spaces at a time.
+const MAX_SPACES: usize = 1 << 10;
+/// Most replicas of a space, and most that wait for spaces to be opened.
+const MAX_REPLICAS: usize = 1 << 16;
+/// Most bytes of a coordinator's state.
+pub const MAX_STATE: usize = 1 << 16;
+/// Longest name of a coordinator or a replica, in bytes.
+const MAX_NAME: usize = 256;
+/// Bytes of a replica with the longest name.
+const REPLICA_BYTES: u64 = (MAX_NAME + 2 * size_of::<(ReplicaId, SpaceReplica)>()) as u64;
+
+/// A space over some tensors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpaceSpec {
+    /// The space as each slice knows it.
+    pub space: Arc<Space>,
+    /// The names of its tensors.
+    pub tensors: Vec<Arc<str>>,
+    /// Milliseconds that a server keeps the space after its coordinator has gone.
+    pub keep_for_ms: u64,
+}
+
+/// What a coordinator wants of its seat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SeatRequest {
+    /// To take it, with a term of at least this: the largest that a slice knows. Fails while another client
+    /// holds it.
+    Take {
+        /// Smallest term.
+        at_least: u64,
+        /// What others call the coordinator.
+        name: Arc<str>,
+    },
+    /// To store the state in place of the last one.
+    Store {
+        /// The coordinator's term.
+        term: u64,
+        /// At most [`MAX_STATE`] bytes.
+        state: Arc<[u8]>,
+    },
+    /// To leave the seat. The space stays open.
+    Leave {
+        /// The coordinator's term.
+        term: u64,
+    },
+}
+
+/// A coordinator's seat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// The term of the coordinator that took it last.
+    pub term: u64,
+    /// The state that a coordinator stored last; empty if none did.
+    pub state: Arc<[u8]>,
+}
+
+/// The present state of a batch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BatchReport {
+    /// Number of the batch.
+    pub batch: u64,
+    /// Whether it is over: every portion is finished, or one has failed.
+    pub over: bool,
+    /// Number of replicas that are present.
+    pub replicas: u64,
+    /// The finished portions, by number.
+    pub finished: Vec<Option<Finished>>,
+    /// Copies that were given.
+    pub backups_issued: u64,
+    /// Copies that were finished before the original.
+    pub backups_won: u64,
+    /// Portions that could not be added.
+    pub failures: Vec<PortionFailure>,
+}
+
+/// What a replica reports of its portion.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PortionReport {
+    /// Number of the batch.
+    pub batch: u64,
+    /// The portion.
+    pub portion: u64,
+    /// The sum of its samples' losses, if every shard has added it; else why not, and the tensor concerned.
+    pub outcome: Result<f64, (FailureKind, Arc<str>)>,
+}
+
+/// A replica's request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReplicaRequest {
+    /// Name of the space, which need not be open yet.
+    pub space: Arc<str>,
+    /// Which of its client's replicas asks: a random number, not 0.
+    pub replica: u64,
+    /// What others call it.
+    pub name: Arc<str>,
+    /// What became of its last portion.
+    pub report: Option<PortionReport>,
+    /// What it does next.
+    pub then: Then,
+}
+
+/// A portion for a replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GivenPortion {
+    /// The space.
+    pub space: SpaceId,
+    /// The tensors, whose gradients it sends.
+    pub tensors: Vec<Arc<str>>,
+    /// The batch.
+    pub task: BatchTask,
+    /// The portion.
+    pub portion: u64,
+    /// The portion that it will probably get next, in this batch or in the next one.
+    pub likely_next: Option<u64>,
+}
+
+/// The answer to a replica: a portion, or nothing yet.
+pub type ReplicaAnswer = Option<GivenPortion>;
+
+/// Called at most once, with an answer that had to wait, while the spaces are locked: it must not call into
+/// them.
+pub type SpaceWaiter<T> = Box<dyn FnOnce(T) + Send>;
+
+struct SpaceReplica {
+    name: Arc<str>,
+    waiter: Option<SpaceWaiter<ReplicaAnswer>>,
+}
+
+/// The batch that a coordinator has asked for.
+enum AskedBatch {
+    /// Too few replicas are present.
+    Waits(BatchTask),
+    Begun(Batch),
+}
+
+impl AskedBatch {
+    fn task(&self) -> BatchTask {
+        match self {
+            Self::Waits(task) => *task,
+            Self::Begun(batch) => batch.task,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self, Self::Begun(batch) if batch.is_over())
+    }
+}
+
+struct SpaceEntry {
+    spec: SpaceSpec,
+    term: u64,
+    coordinator: Option<(u64, Arc<str>)>,
+    state: Arc<[u8]>,
+    round: Option<AskedBatch>,
+    replicas: BTreeMap<ReplicaId, SpaceReplica>,
+    /// The coordinator, until its batch is over.
+    waiter: Option<SpaceWaiter<BatchReport>>,
+    memory: Charge,
+}
+
+impl SpaceEntry {
+    fn bytes(&self) -> u64 {
+        let names: usize =
+            self.spec.tensors.iter().chain(&self.spec.space.vectors).map(|name| name.len()).sum();
+        let round = self.round.as_ref().map_or(0, |round| round.task().asked * size_of::<Finished>() as u64);
+        (size_of::<Self>() + names + self.state.len()) as u64
+            + REPLICA_BYTES * self.replicas.len() as u64
+            // A portion is finished, and given, and its replica has a name.
+            + 4 * round
+    }
+
+    fn check_term(&self, term: u64) -> Result<()> {
+        if term == self.term {
+            return Ok(());
+        }
+        let message = format!("another coordinator has taken over space {:?}", self.spec.space.name);
+        Err(Error::new(Kind::Fenced, message).expected(format!("term {}", self.term), format!("term {term}")))
+    }
+
+    fn report(&self) -> BatchReport {
+        let replicas = self.replicas.len() as u64;
+        match &self.round {
+            None => BatchReport { replicas, ..BatchReport::default() },
+            Some(AskedBatch::Waits(task)) => {
+                let finished = vec![None; task.asked as usize];
+                BatchReport { batch: task.batch, replicas, finished, ..BatchReport::default() }
+            }
+            Some(AskedBatch::Begun(batch)) => BatchReport {
+                batch: batch.task.batch,
+                over: batch.is_over(),
+                replicas,
+                finished: batch.finished.clone(),
+                backups_issued: batch.backups_issued,
+                backups_won: batch.backups_won,
+                failures: batch.failures.clone(),
+            },
+        }
+    }
+
+    /// The next portion for a replica, if there is one now.
+    fn take(&mut self, replica: ReplicaId) -> ReplicaAnswer {
+        let Some(AskedBatch::Begun(batch)) = &mut self.round else { return None };
+        let portion = batch.held(replica).or_else(|| batch.take(replica))?;
+        let likely_next = batch.likely_next(replica);
+        let SpaceSpec { space, tensors, .. } = &self.spec;
+        Some(GivenPortion {
+            space: space.id,
+            tensors: tensors.clone(),
+            task: batch.task,
+            portion,
+            likely_next,
+        })
+    }
+
+    /// Begins the batch once enough replicas are present, gives portions to those that wait, and answers the
+    /// coordinator of a batch that is over.
+    fn settle(&mut self) {
+        if let Some(AskedBatch::Waits(task)) = self.round
+            && self.replicas.len() as u64 >= task.min_replicas
+        {
+            let replicas: Vec<_> = self.replicas.keys().copied().collect();
+            self.round = Some(AskedBatch::Begun(Batch::new(task, &replicas)));
+        }
+        let waiting = self.replicas.iter().filter(|(_, replica)| replica.waiter.is_some());
+        for id in waiting.map(|(id, _)| *id).collect::<Vec<_>>() {
+            let Some(given) = self.take(id) else { continue };
+            if let Some(waiter) = self.replicas.get_mut(&id).and_then(|replica| replica.waiter.take()) {
+                waiter(Some(given));
+            }
+        }
+        if self.round.as_ref().is_some_and(AskedBatch::is_over)
+            && let Some(waiter) = self.waiter.take()
+        {
+            waiter(self.report());
+        }
+        self.memory.shrink_to(self.bytes());
+    }
+
+    fn leave(&mut self, replica: ReplicaId) {
+        if self.replicas.remove(&replica).is_some()
+            && let Some(AskedBatch::Begun(batch)) = &mut self.round
+        {
+            batch.leave(replica);
+        }
+    }
+}
+
+/// All spaces of a cluster, on shard 0.
+pub struct Spaces {
+    entries: BTreeMap<Arc<str>, SpaceEntry>,
+    /// Replicas that wait for a space to be opened.
+    early: BTreeMap<(Arc<str>, ReplicaId), (SpaceWaiter<ReplicaAnswer>, Charge)>,
+    last: u64,
+    meter: Arc<Meter>,
+}
+
+impl fmt::Debug for Spaces {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Spaces").field("names", &self.entries.keys()).finish_non_exhaustive()
+    }
+}
+
+impl Spaces {
+    /// Begins without spaces. Their identifiers count up from `run`, which must be random if slices may
+    /// remember spaces of an earlier process.
+    pub fn new(run: u64, meter: Arc<Meter>) -> Self {
+        Self { entries: BTreeMap::new(), early: BTreeMap::new(), last: run, meter }
+    }
+
+    /// Lists a space that its slices will open, under a fresh identifier; returns the present one if it has
+    /// the same tensors and vectors. `true`: it is new.
+    pub fn open(
+        &mut self,
+        name: &Arc<str>,
+        tensors: &[Arc<str>],
+        vectors: &[Arc<str>],
+        keep_for_ms: u64,
+    ) -> Result<(SpaceSpec, bool)> {
+        if let Some(entry) = self.entries.get(name) {
+            let open = &entry.spec;
+            if open.tensors == tensors && open.space.vectors == vectors {
+                return Ok((open.clone(), false));
+            }
+            let describe = |tensors: &[Arc<str>], vectors: &[Arc<str>]| {
+                let names = |list: &[Arc<str>]| text::names(list.iter().map(|name| &**name));
+                format!("vectors {} over {}", names(vectors), names(tensors))
+            };
+            return Err(Error::new(Kind::Precondition, format!("space {name:?} is open and has others"))
+                .expected(describe(&open.tensors, &open.space.vectors), describe(tensors, vectors)));
+        }
+        // 0 stands for no space.
+        let id = SpaceId(self.last.wrapping_add(1).max(1));
+        let space = Arc::new(Space { id, name: name.clone(), vectors: vectors.to_vec() });
+        space.check()?;
+        let spec = SpaceSpec { space, tensors: tensors.to_vec(), keep_for_ms };
+        self.restore(spec.clone(), 0)?;
+        Ok((spec, true))
+    }
+
+    /// Lists a space that slices have open already, with the largest term that they know.
+    pub fn restore(&mut self, spec: SpaceSpec, term: u64) -> Result<()> {
+        if self.entries.len() >= MAX_SPACES {
+            return Err(Error::new(Kind::Capacity, "too many spaces of vectors")
+                .expected(format!("at most {MAX_SPACES}"), "one more"));
+        }
+        let name = spec.space.name.clone();
+        self.last = self.last.max(spec.space.id.0);
+        let mut entry = SpaceEntry {
+            spec,
+            term,
+            coordinator: None,
+            state: Arc::default(),
+            round: None,
+            replicas: BTreeMap::new(),
+            waiter: None,
+            memory: self.meter.take(Purpose::Identities, 0)?,
+        };
+        entry.memory.grow_to(entry.bytes())?;
+        self.entries.insert(name.clone(), entry);
+        // Replicas that came before the space ask again.
+        let early: Vec<_> = self.early.keys().filter(|(space, _)| *space == name).cloned().collect();
+        for key in early {
+            if let Some((waiter, _)) = self.early.remove(&key) {
+                waiter(None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a space; its replicas and its coordinator stop waiting. `None`: there is none.
+    pub fn close(&mut self, space: SpaceId) -> Option<SpaceSpec> {
+        let name = self.entries.iter().find(|(_, entry)| entry.spec.space.id == space)?.0.clone();
+        let mut entry = self.entries.remove(&name)?;
+        if let Some(waiter) = entry.waiter.take() {
+            waiter(entry.report());
+        }
+        entry.replicas.into_values().filter_map(|replica| replica.waiter).for_each(|waiter| waiter(None));
+        Some(entry.spec)
+    }
+
+    /// All spaces, each with the name of its coordinator, if it has one.
+    pub fn list(&self) -> Vec<(SpaceSpec, Option<Arc<str>>)> {
+        let holder = |entry: &SpaceEntry| entry.coordinator.as_ref().map(|(_, name)| name.clone());
+        self.entries.values().map(|entry| (entry.spec.clone(), holder(entry))).collect()
+    }
+
+    /// A space by its identifier.
+    pub fn spec(&self, space: SpaceId) -> Result<SpaceSpec> {
+        let found = self.entries.values().find(|entry| entry.spec.space.id == space);
+        found.map(|entry| entry.spec.clone()).ok_or_else(no_space)
+    }
+
+    fn entry(&mut self, space: SpaceId) -> Result<&mut SpaceEntry> {
+        self.entries.values_mut().find(|entry| entry.spec.space.id == space).ok_or_else(no_space)
+    }
+
+    /// Carries out what a coordinator wants of its seat.
+    pub fn coordinate(&mut self, client: u64, space: SpaceId, request: &SeatRequest) -> Result<Seat> {
+        let entry = self.entry(space)?;
+        match request {
+            SeatRequest::Take { at_least, name } => {
+                check_name("coordinator", name)?;
+                if let Some((holder, holder_name)) = &entry.coordinator
+                    && *holder != client
+                {
+                    let message = format!("space {:?} has a coordinator", entry.spec.space.name);
+                    return Err(Error::new(Kind::Precondition, message)
+                        .expected("a free seat", format!("{holder_name:?} in it")));
+                }
+                entry.term = entry.term.max(*at_least).saturating_add(1);
+                entry.coordinator = Some((client, name.clone()));
+                // The former coordinator no longer waits for its batch.
+                entry.waiter = None;
+            }
+            SeatRequest::Store { term, state } => {
+                entry.check_term(*term)?;
+                if state.len() > MAX_STATE {
+                    let error = Error::new(Kind::Config, "the state of a coordinator is too long");
+                    return Err(error.expected(format!("at most {MAX_STATE} bytes"), state.len()));
+                }
+                entry.memory.grow_to(entry.bytes() + state.len() as u64)?;
+                entry.state = state.clone();
+                entry.memory.shrink_to(entry.bytes());
+            }
+            SeatRequest::Leave { term } => {
+                if *term == entry.term && entry.coordinator.as_ref().is_some_and(|(held, _)| *held == client)
+                {
+                    (entry.coordinator, entry.waiter) = (None, None);
+                }
+            }
+        }
+        Ok(Seat { term: entry.term, state: entry.state.clone() })
+    }
+
+    /// Begins a batch unless it has begun, and answers when it is over. `None`: the coordinator waits, and
+    /// the waiter from `later` gets the answer.
+    pub fn batch(
+        &mut self,
+        (space, term): (SpaceId, u64),
+        task: &BatchTask,
+        later: impl FnOnce() -> SpaceWaiter<BatchReport>,
+    ) -> Result<Option<BatchReport>> {
+        task.check()?;
+        let entry = self.entry(space)?;
+        entry.check_term(term)?;
+        let last = entry.round.as_ref().map_or(0, |round| round.task().batch);
+        if task.batch < last {
+            return Err(Error::new(Kind::StalePush, "a later batch has begun")
+                .expected(format!("batch {last} or later"), format!("batch {}", task.batch)));
+        }
+        if task.batch > last {
+            let begun = AskedBatch::Waits(*task);
+            let before = entry.round.replace(begun);
+            if let Err(error) = entry.memory.grow_to(entry.bytes()) {
+                entry.round = before;
+                return Err(error);
+            }
+            entry.settle();
+        }
+        if entry.round.as_ref().is_some_and(AskedBatch::is_over) {
+            return Ok(Some(entry.report()));
+        }
+        entry.waiter = Some(later());
+        Ok(None)
+    }
+
+    /// Ends the coordinator's wait, and returns the present state of its batch. `None`: the waiter has just
+    /// got its answer.
+    pub fn withdraw_batch(&mut self, space: SpaceId) -> Option<BatchReport> {
+        let entry = self.entry(space).ok()?;
+        drop(entry.waiter.take()?);
+        Some(entry.report())
+    }
+
+    /// Answers a replica's request. `None`: the replica waits, and the waiter from `later` gets the answer.
+    pub fn portion(
+        &mut self,
+        client: u64,
+        request: &ReplicaRequest,
+        later: impl FnOnce() -> SpaceWaiter<ReplicaAnswer>,
+    ) -> Result<Option<ReplicaAnswer>> {
+        check_name("replica", &request.name)?;
+        let id = (client, request.replica);
+        let Some(entry) = self.entries.get_mut(&request.space) else {
+            return self.wait_for_space(id, request, later);
+        };
+        if let (Some(report), Some(AskedBatch::Begun(batch))) = (&request.report, &mut entry.round)
+            && batch.task.batch == report.batch
+        {
+            match &report.outcome {
+                Ok(loss) if loss.is_finite() => {
+                    batch.finish(id, &request.name, report.portion, *loss);
+                }
+                outcome => {
+                    let (kind, tensor) =
+                        outcome.clone().err().unwrap_or_else(|| (FailureKind::NotFinite, "".into()));
+                    let (replica, portion) = (request.name.clone(), report.portion);
+                    batch.fail(PortionFailure { replica, portion, kind, tensor });
+                }
+            }
+        }
+        if request.then == Then::Leave {
+            entry.leave(id);
+            entry.settle();
+            return Ok(Some(None));
+        }
+        if !entry.replicas.contains_key(&id) {
+            if entry.replicas.len() >= MAX_REPLICAS {
+                let message = format!("space {:?} has too many replicas", request.space);
+                return Err(Error::new(Kind::Capacity, message)
+                    .expected(format!("at most {MAX_REPLICAS}"), "one more"));
+            }
+            entry.memory.grow_to(entry.bytes() + REPLICA_BYTES)?;
+            entry.replicas.insert(id, SpaceReplica { name: request.name.clone(), waiter: None });
+        }
+        entry.settle();
+        if request.then == Then::Rest {
+            return Ok(Some(None));
+        }
+        let given = entry.take(id);
+        if let Some(replica) = entry.replicas.get_mut(&id) {
+            replica.name = request.name.clone();
+            replica.waiter = if given.is_some() { None } else { Some(later()) };
+        }
+        Ok(given.map(Some))
+    }
+
+    fn wait_for_space(
+        &mut self,
+        id: ReplicaId,
+        request: &ReplicaRequest,
+        later: impl FnOnce() -> SpaceWaiter<ReplicaAnswer>,
+    ) -> Result<Option<ReplicaAnswer>> {
+        if request.then != Then::Take {
+            return Ok(Some(None));
+        }
+        if self.early.len() >= MAX_REPLICAS || request.space.len() > crate::tensor::MAX_NAME {
+            let message = "too many replicas wait for a space to be opened, or for one with too long a name";
+            return Err(
+                Error::new(Kind::Capacity, message).expected(format!("at most {MAX_REPLICAS}"), "one more")
+            );
+        }
+        let charge = self.meter.take(Purpose::Identities, REPLICA_BYTES + request.space.len() as u64)?;
+        self.early.insert((request.space.clone(), id), (later(), charge));
+        Ok(None)
+    }
+
+    /// Ends a replica's wait. `None`: the waiter has just got its answer.
+    pub fn withdraw_portion(&mut self, client: u64, request: &ReplicaRequest) -> Option<ReplicaAnswer> {
+        let id = (client, request.replica);
+        if self.early.remove(&(request.space.clone(), id)).is_some() {
+            return Some(None);
+        }
+        drop(self.entries.get_mut(&request.space)?.replicas.get_mut(&id)?.waiter.take()?);
+        Some(None)
+    }
+
+    /// Frees the seats of an ended client and removes its replicas, whose portions go to others. The spaces
+    /// stay open.
+    pub fn forget_client(&mut self, client: u64) {
+        for entry in self.entries.values_mut() {
+            if entry.coordinator.take_if(|(held, _)| *held == client).is_some() {
+                entry.waiter = None;
+            }
+            let own = entry.replicas.range((client, 0)..=(client, u64::MAX));
+            for id in own.map(|(id, _)| *id).collect::<Vec<_>>() {
+                entry.leave(id);
+            }
+            entry.settle();
+        }
+        self.early.retain(|(_, (holder, _)), _| *holder != client);
+    }
+}
+
+fn no_space() -> Error {
+    Error::new(Kind::Config, "no such space is open: it was closed, or never opened")
+}
+
+fn check_name(what: &str, name: &str) -> Result<()> {
+    if name.is_empty() || name.len() > MAX_NAME {
+        return Err(Error::new(Kind::Config, format!("invalid name of a {what}"))
+            .expected(format!("1 to {MAX_NAME} bytes"), format!("{} bytes", name.len())));
+    }
+    Ok(())
+}

@@ -1,0 +1,250 @@
+//! Vectors of an in-process store. Its coordinator and replicas wait for each other on their own threads.
+
+use super::{Store, Tensor};
+use crate::base::error::{Error, Kind, Result};
+use crate::base::sync::{Arc, lock};
+use crate::coordination::batch::BatchTask;
+use crate::coordination::spaces::{
+    BatchReport, ReplicaAnswer, ReplicaRequest, Seat, SeatRequest, SpaceSpec, SpaceWaiter,
+};
+use crate::push::check::check_shape;
+use crate::slice::Slice;
+use crate::tensor::program::{Command, Program};
+use crate::tensor::{Apply, SpaceId};
+use crate::verbs::{Caller, Gradient, OpenedSpace, SpaceInfo, VectorPull, VectorSpaces};
+use rayon::prelude::*;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+
+/// A waiter that passes its answer to a thread.
+fn passing<T: Send + 'static>(to: SyncSender<T>) -> SpaceWaiter<T> {
+    Box::new(move |answer| {
+        // A caller that stops waiting withdraws its waiter first, so no answer is lost here.
+        let _ = to.send(answer);
+    })
+}
+
+impl Store {
+    /// The tensors of a space; fails unless they can have vectors together.
+    fn tensors_of_space(&self, names: &[Arc<str>]) -> Result<Vec<Arc<Tensor>>> {
+        if names.is_empty() {
+            return Err(
+                Error::new(Kind::Config, "a space without tensors").expected("1 or more names", "none")
+            );
+        }
+        let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
+        for (k, tensor) in tensors.iter().enumerate() {
+            let (spec, first) = (&tensor.spec, &tensors[0].spec);
+            let fail = |kind, message: &str| Err(Error::new(kind, message).tensor(spec.name.clone()));
+            if names[..k].contains(&names[k]) {
+                return fail(Kind::Config, "a space names the tensor twice");
+            }
+            if spec.apply != Apply::Exact {
+                return fail(
+                    Kind::Config,
+                    "a hogwild tensor has no vectors; register it with apply=\"exact\"",
+                );
+            }
+            if spec.dtype != first.dtype {
+                let error = Error::new(Kind::DType, "the tensors of a space have one dtype");
+                let error = error.tensor(spec.name.clone());
+                return Err(error.expected(first.dtype.name(), spec.dtype.name()));
+            }
+        }
+        Ok(tensors)
+    }
+
+    /// The slices of a space, tensor by tensor.
+    fn slices_of_space(&self, spec: &SpaceSpec) -> Result<Vec<Arc<Slice>>> {
+        let tensors = spec.tensors.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
+        Ok(tensors.iter().flat_map(|tensor| tensor.slices.iter().cloned()).collect())
+    }
+
+    /// Does something with every slice, on the store's own threads if it pays off.
+    fn on_slices<T: Send>(
+        &self,
+        slices: &[Arc<Slice>],
+        work: impl Fn(usize, &Arc<Slice>) -> Result<T> + Sync + Send,
+    ) -> Result<Vec<T>> {
+        match self.pool(slices.iter().map(|slice| slice.len()).sum()) {
+            Some(pool) => {
+                pool.install(|| slices.par_iter().enumerate().map(|(k, slice)| work(k, slice)).collect())
+            }
+            None => slices.iter().enumerate().map(|(k, slice)| work(k, slice)).collect(),
+        }
+    }
+
+    /// Fails if a space is open over the tensor.
+    pub(super) fn check_no_space(&self, name: &str) -> Result<()> {
+        let spaces = lock(&self.shared.spaces).list();
+        match spaces.iter().find(|(spec, _)| spec.tensors.iter().any(|tensor| **tensor == *name)) {
+            None => Ok(()),
+            Some((spec, _)) => {
+                let message = format!("space {:?} is open over the tensor", spec.space.name);
+                Err(Error::new(Kind::Precondition, message)
+                    .tensor(name)
+                    .expected("a closed space", "an open one"))
+            }
+        }
+    }
+}
+
+impl VectorSpaces for Store {
+    fn open_space(
+        &self,
+        name: &Arc<str>,
+        tensors: &[Arc<str>],
+        vectors: &[Arc<str>],
+        keep_for: Duration,
+        _timeout: Duration,
+    ) -> Result<OpenedSpace> {
+        // Registering, removing and opening go one at a time: a tensor with vectors is not removed.
+        let _one_at_a_time = lock(&self.shared.registering);
+        let of_space = self.tensors_of_space(tensors)?;
+        let keep_for_ms = u64::try_from(keep_for.as_millis()).unwrap_or(u64::MAX);
+        let (spec, new) = lock(&self.shared.spaces).open(name, tensors, vectors, keep_for_ms)?;
+        let slices: Vec<_> = of_space.iter().flat_map(|tensor| tensor.slices.iter()).collect();
+        let (mut term, mut last) = (0, 0);
+        for slice in &slices {
+            match slice.open_space(&spec.space) {
+                Ok(standing) => (term, last) = (standing.term.max(term), standing.number.max(last)),
+                Err(error) => {
+                    if new {
+                        for slice in &slices {
+                            slice.close_space(spec.space.id);
+                        }
+                        lock(&self.shared.spaces).close(spec.space.id);
+                    }
+                    return Err(error.shard(self.shared.shard.index()));
+                }
+            }
+        }
+        Ok(OpenedSpace { spec, new, term, last })
+    }
+
+    fn close_space(&self, space: SpaceId, _timeout: Duration) -> Result<()> {
+        let _one_at_a_time = lock(&self.shared.registering);
+        let Some(spec) = lock(&self.shared.spaces).close(space) else { return Ok(()) };
+        for slice in self.slices_of_space(&spec)? {
+            slice.close_space(space);
+        }
+        Ok(())
+    }
+
+    fn spaces(&self, _timeout: Duration) -> Result<Vec<SpaceInfo>> {
+        let all = lock(&self.shared.spaces).list();
+        Ok(all.into_iter().map(|(spec, coordinator)| SpaceInfo { spec, coordinator }).collect())
+    }
+
+    fn coordinate(&self, space: SpaceId, request: &SeatRequest, _timeout: Duration) -> Result<Seat> {
+        lock(&self.shared.spaces).coordinate(self.client, space, request)
+    }
+
+    fn run_program(
+        &self,
+        command: Command,
+        program: &Arc<Program>,
+        _timeout: Duration,
+    ) -> Result<Vec<Vec<f64>>> {
+        let spec = lock(&self.shared.spaces).spec(command.space)?;
+        self.on_slices(&self.slices_of_space(&spec)?, |_, slice| slice.run_program(command, program))
+    }
+
+    fn pull_vector(&self, pull: &VectorPull, _timeout: Duration, caller: &mut dyn Caller) -> Result<()> {
+        let spec = lock(&self.shared.spaces).spec(pull.space)?;
+        for (k, name) in spec.tensors.iter().enumerate() {
+            for slice in &self.tensor(name)?.slices {
+                let snapshot = slice.pull_vector(self.client, pull.space, pull.vector, pull.batch)?;
+                caller.take(k, slice.range().start, snapshot.as_ref());
+            }
+        }
+        Ok(())
+    }
+
+    fn push_portion(
+        &self,
+        space: SpaceId,
+        batch: u64,
+        portion: u32,
+        gradients: &[Gradient],
+        _timeout: Duration,
+    ) -> Result<bool> {
+        let spec = lock(&self.shared.spaces).spec(space)?;
+        let (mut slices, mut values) = (Vec::new(), Vec::new());
+        for name in &spec.tensors {
+            let tensor = self.tensor(name)?;
+            let gradient = gradient_of(gradients, name)?;
+            check_shape(gradient.borrow(), &tensor.spec)?;
+            for slice in &tensor.slices {
+                slices.push(slice.clone());
+                values.push(gradient.values.view().get(slice.range()));
+            }
+        }
+        if let Some(extra) = gradients.iter().find(|gradient| !spec.tensors.contains(&gradient.name)) {
+            let message = format!("the tensor is not of space {:?}", spec.space.name);
+            return Err(Error::new(Kind::Config, message).tensor(extra.name.clone()));
+        }
+        let add = |k: usize, slice: &Arc<Slice>| slice.push_portion(space, batch, portion, values[k].bytes());
+        Ok(self.on_slices(&slices, add)?.contains(&true))
+    }
+
+    fn batch(
+        &self,
+        space: SpaceId,
+        term: u64,
+        task: &BatchTask,
+        wait: Duration,
+        _timeout: Duration,
+    ) -> Result<BatchReport> {
+        let (to, answer) = sync_channel(1);
+        let spaces = &self.shared.spaces;
+        if let Some(report) = lock(spaces).batch((space, term), task, || passing(to))? {
+            return Ok(report);
+        }
+        match answer.recv_timeout(wait) {
+            Err(RecvTimeoutError::Timeout) => {
+                let now = lock(spaces).withdraw_batch(space);
+                now.map_or_else(|| answer.recv().map_err(|_| gone()), Ok)
+            }
+            answer => answer.map_err(|_| gone()),
+        }
+    }
+
+    fn batch_portion(
+        &self,
+        request: &ReplicaRequest,
+        wait: Duration,
+        _timeout: Duration,
+    ) -> Result<ReplicaAnswer> {
+        let (to, answer) = sync_channel(1);
+        let spaces = &self.shared.spaces;
+        if let Some(given) = lock(spaces).portion(self.client, request, || passing(to))? {
+            return Ok(given);
+        }
+        match answer.recv_timeout(wait) {
+            Err(RecvTimeoutError::Timeout) => {
+                let nothing = lock(spaces).withdraw_portion(self.client, request);
+                nothing.map_or_else(|| answer.recv().map_err(|_| gone()), Ok)
+            }
+            answer => answer.map_err(|_| gone()),
+        }
+    }
+}
+
+/// The gradient of a tensor; fails if there is none or more than one, or if it is sparse.
+fn gradient_of<'a>(gradients: &'a [Gradient], name: &Arc<str>) -> Result<&'a Gradient> {
+    let mut own = gradients.iter().filter(|gradient| gradient.name == *name);
+    let fail = |message: &str, got: &str| {
+        Err(Error::new(Kind::Config, message).tensor(name.clone()).expected("one dense gradient", got))
+    };
+    match (own.next(), own.next()) {
+        (Some(gradient), None) if gradient.values.indices().is_none() => Ok(gradient),
+        (Some(_), None) => fail("the gradient of a portion is sparse", "a sparse one"),
+        (None, _) => fail("a portion lacks the tensor's gradient", "none"),
+        (Some(_), Some(_)) => fail("a portion has two gradients of the tensor", "two"),
+    }
+}
+
+fn gone() -> Error {
+    Error::new(Kind::Lease, "the store was closed, or another call waits in its place")
+}
