@@ -349,3 +349,50 @@ class FactorTrainer:
         then: Callable[[float, int], tuple[int | None, float] | None],
     ) -> None: ...
     def parts(self) -> list[Array]: ...
+
+@final
+class VectorSpaces:
+    def __new__(cls, client: Client) -> VectorSpaces: ...
+    def open(
+        self, name: str, tensors: list[str], vectors: list[str], keep_for: float, timeout: float | None
+    ) -> tuple[int, bool, int, int]: ...
+    def close(self, space: int, timeout: float | None) -> None: ...
+    def list(
+        self, timeout: float | None
+    ) -> Sequence[tuple[str, int, Sequence[str], Sequence[str], str | None]]: ...
+    def take(self, space: int, at_least: int, name: str, timeout: float | None) -> tuple[int, bytes]: ...
+    def store(self, space: int, term: int, state: bytes, timeout: float | None) -> None: ...
+    def leave(self, space: int, term: int, timeout: float | None) -> None: ...
+    def run(
+        self, space: int, term: int, number: int, ops: Sequence[Any], timeout: float | None
+    ) -> Sequence[Sequence[float]]: ...
+    def pull(
+        self,
+        space: int,
+        names: Sequence[str],
+        vector: int,
+        batch: int | None,
+        out: dict[str, Any] | None,
+        timeout: float | None,
+    ) -> dict[str, Any]: ...
+    def push_portion(
+        self, space: int, batch: int, portion: int, gradients: dict[str, Any], timeout: float | None
+    ) -> tuple[str, str]: ...
+    def batch(
+        self,
+        space: int,
+        term: int,
+        task: tuple[int, int, int, int, int, int, bool],
+        wait: float,
+        timeout: float | None,
+    ) -> tuple[Any, ...]: ...
+    def portion(
+        self,
+        space: str,
+        replica: int,
+        name: str,
+        report: tuple[int, int, float, str | None, str] | None,
+        then: str,
+        wait: float,
+        timeout: float | None,
+    ) -> tuple[int, Sequence[str], tuple[int, int, int, int, int, int, bool], int, int | None] | None: ...

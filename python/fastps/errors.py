@@ -118,7 +118,7 @@ class LeaseError(FastpsError):
 
 
 class FencedError(FastpsError):
-    """The push was not applied and never will be."""
+    """The push was not applied and never will be; or a coordinator of vectors was replaced by another one."""
 
 
 class UnknownOutcomeError(FastpsError):

@@ -29,7 +29,7 @@ mod _fastps {
     #[pymodule_export]
     use super::call::forked;
     #[pymodule_export]
-    use super::client::{BoundList, Client, Exchange, PullFlight, PushFlight, PushSettings};
+    use super::client::{BoundList, Client, Exchange, PullFlight, PushFlight, PushSettings, PyVectorSpaces};
     #[pymodule_export]
     use super::codecs::{ErrorFeedback, decode, encode};
     #[pymodule_export]

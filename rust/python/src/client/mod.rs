@@ -8,6 +8,7 @@ mod pull;
 mod pull_flight;
 mod push;
 mod settings;
+mod vectors;
 mod waiting;
 
 pub(crate) use exchange::Exchange;
@@ -15,6 +16,7 @@ pub(crate) use flight::PushFlight;
 pub(crate) use pull_flight::PullFlight;
 pub(crate) use push::BoundList;
 pub(crate) use settings::PushSettings;
+pub(crate) use vectors::PyVectorSpaces;
 
 use crate::arrays::buffer::{Access, array, empty, sweep, try_borrow};
 use crate::arrays::gradient::whole_gradient;
