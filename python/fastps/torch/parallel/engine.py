@@ -1,0 +1,418 @@
+"""Computes the nodes of some parts: forward in graph order, backward in reverse, messages in between."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from fastps.errors import ConfigError, NonFiniteError
+from fastps.torch.parallel.batch import Batch
+from fastps.torch.parallel.errors import NodeError
+from fastps.torch.parallel.graph import Node
+from fastps.torch.parallel.links.mailbox import Key, Mailbox
+from fastps.torch.parallel.links.messages import Kind, Message
+from fastps.torch.parallel.modules import Modules
+from fastps.torch.parallel.pieces import Piece, check_piece
+from fastps.torch.parallel.plan import Edge, Given, Plan, Schedule
+from fastps.torch.parallel.random import Seeds
+from fastps.torch.parallel.shared import Shared
+from fastps.torch.parallel.stats import Stats
+
+__all__ = ["Engine", "Total"]
+
+
+class Total(NamedTuple):
+    """What all parts know at the end of a step: mean loss, squared norm of the gradients."""
+
+    loss: float
+    squared_norm: float
+
+
+class Engine:
+    """Takes the steps of some parts of a plan: of one, or of all of them without links.
+
+    Args:
+        plan: The plan.
+        parts: The parts.
+        modules: Their modules.
+        seeds: For what nodes draw.
+        number: The replica's number.
+        mailbox: For messages to and from the other parts; None if there are none.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        parts: Sequence[int],
+        modules: Modules,
+        seeds: Seeds,
+        number: int,
+        mailbox: Mailbox | None = None,
+    ) -> None:
+        self.plan, self.parts, self.modules = plan, parts, modules
+        self.stats = Stats()
+        #: The error after which the replica must start again.
+        self.broken: BaseException | None = None
+        self.mailbox = mailbox
+        if mailbox is not None:
+            mailbox.check = self._check
+        self._seeds, self._number = seeds, number
+        self._device = modules.device()
+        self._shared = Shared(plan, parts, modules, mailbox)
+        self._call = self._steps = 0
+        self._schedule = plan.training
+        self._training = True
+        self._stages = {schedule: schedule.stages_of(parts) for schedule in (plan.training, plan.inference)}
+        self._batch = Batch([], [])
+        #: Values of edges that end here; outputs of nodes until their backward; gradients of edges that
+        #: begin here.
+        self._values: dict[tuple[int, int], torch.Tensor] = {}
+        self._outputs: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
+        self._gradients: dict[tuple[int, int], torch.Tensor | None] = {}
+        self._left: dict[tuple[int, int], int] = {}
+        self._loss = 0.0
+
+    # -- calls -----------------------------------------------------------------------------------------------
+
+    def step(self, batch: Batch) -> Total:
+        """Forward and backward of all micro-batches; adds to the parameters' gradients."""
+        self._begin(self.plan.training, batch, training=True)
+        stages = self._stages[self._schedule]
+        for nodes in stages:
+            for micro in range(len(batch.inputs)):
+                for node in nodes:
+                    self._forward(node, micro)
+        self.stats.hold(self._held())
+        for nodes in reversed(stages):
+            for micro in range(len(batch.inputs)):
+                for node in reversed(nodes):
+                    self._backward(node, micro)
+        self._shared.collect(self._call, self._steps)
+        totals = self._exchange_totals()
+        self._end()
+        self._check_finite(totals)
+        self._steps += 1
+        self.stats.steps += 1
+        return Total(sum(loss for loss, _, _ in totals), sum(squared for _, squared, _ in totals))
+
+    def predict(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Forward of what the outputs need."""
+        self._begin(self.plan.inference, batch, training=False)
+        for nodes in self._stages[self._schedule]:
+            for node in nodes:
+                self._forward(node, 0)
+        found = {}
+        for name, edges in self._schedule.outputs.items():
+            edge = next(edge for edge in edges if edge.part in self.parts)
+            found[name] = self._value(edge, 0).detach().clone()
+        self._end()
+        return found
+
+    def described(self) -> dict[str, Any]:
+        """The counters of `Replica.stats`."""
+        return self.stats.described(0.0 if self.mailbox is None else self.mailbox.waiting)
+
+    def set_mode(self, training: bool) -> None:
+        """Sets the modules to training or evaluation mode."""
+        self.modules.train(training)
+        self._seeds.forget()
+
+    def tell(self, message: Message, parts: Iterable[int] | None = None) -> None:
+        """Sends a message to other parts, or to all."""
+        if self.mailbox is not None:
+            self.mailbox.tell(message, parts)
+
+    def wait_for(self, kind: Kind, number: int, source: int, what: str, patient: bool = False) -> Message:
+        """Waits for a message that belongs to no call; if `patient`, without a deadline."""
+        assert self.mailbox is not None
+        return self.mailbox.wait((0, kind, number, 0), source, what, self._steps, patient)
+
+    def fail(self, error: BaseException) -> None:
+        """Tells all other parts why this one takes no further step."""
+        if self.broken is None:
+            self.broken = error
+            if self.mailbox is not None:
+                self.mailbox.fail(error)
+
+    # -- forward ---------------------------------------------------------------------------------------------
+
+    def _begin(self, schedule: Schedule, batch: Batch, training: bool) -> None:
+        self._schedule, self._batch, self._training = schedule, batch, training
+        self._call += 1
+        self._loss = 0.0
+        for state in (self._values, self._outputs, self._gradients, self._left):
+            state.clear()
+        for message in () if self.mailbox is None else self.mailbox.arrived.values():
+            self._check(message)
+        self._shared.spread(self._call, self._steps)
+
+    def _end(self) -> None:
+        for state in (self._values, self._outputs, self._gradients, self._left):
+            state.clear()
+        self._batch = Batch([], [])
+        if self.mailbox is not None:
+            self.mailbox.settle()
+
+    def _forward(self, node: Node, micro: int) -> None:
+        sources = self._schedule.sources[node.index]
+        taken = [self._given(s, micro) if isinstance(s, Given) else self._value(s, micro) for s in sources]
+        begun = time.perf_counter()
+        with torch.set_grad_enabled(self._training):
+            if node.index in self.modules.copies:
+                taken = [value.clone() for value in taken]
+            versions = [_version(value) for value in taken]
+            outputs = self._call_node(node, micro, taken)
+        if versions != [_version(value) for value in taken] and node.index not in self.modules.copies:
+            raise self._node_error(
+                node,
+                micro,
+                "it changes an input in place: use an operation that does not, or clone the input",
+            )
+        self._check_outputs(node, micro, outputs)
+        self.stats.computing += time.perf_counter() - begun
+        if self._training:
+            self._outputs[node.index, micro] = outputs
+        for edge in self._schedule.leaving[node.index]:
+            self._hand_over(edge, micro, outputs[edge.output])
+
+    def _call_node(self, node: Node, micro: int, taken: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        module = self.modules.by_node[node.index]
+        at = ("step", self._steps) if self._training else ("predict", self._call)
+        try:
+            result = self._seeds.run(
+                node.index, (node.name, self._number, *at, micro), lambda: module(*taken)
+            )
+        except Exception as error:
+            raise self._node_error(node, micro, f"{type(error).__name__}: {error}") from error
+        return result if isinstance(result, tuple) else (result,)
+
+    def _check_outputs(self, node: Node, micro: int, outputs: tuple[torch.Tensor, ...]) -> None:
+        if node is self.plan.loss:
+            value = outputs[0]
+            if len(outputs) != 1 or not isinstance(value, torch.Tensor) or value.numel() != 1:
+                raise _no_tensor(node, "a tensor of one element", outputs)
+            self._loss += self._weight(micro) * float(value.detach())
+        elif len(outputs) != (node.outputs or 1):
+            expected = f"{node.outputs or 1} outputs (graph.outputs says how many)"
+            raise _no_tensor(node, expected, outputs)
+        elif not all(isinstance(value, torch.Tensor) for value in outputs):
+            raise _no_tensor(node, "a tensor or a tuple of tensors", outputs)
+
+    def _given(self, source: Given, micro: int) -> torch.Tensor:
+        return _piece_of(self._batch.inputs[micro][source.name], source.piece, source.name)
+
+    def _value(self, edge: Edge, micro: int) -> torch.Tensor:
+        """The value that an edge brings, which has its gradient after the consumers' backward."""
+        value = self._values.get((edge.number, micro))
+        if value is None:
+            what = f'the value of node "{edge.value}", micro-batch {micro}'
+            message = self._wait((self._call, Kind.VALUE, edge.number, micro), edge.origin, what)
+            assert message.tensor is not None
+            value = message.tensor.to(self._device, non_blocking=True)
+            if message.requires_grad:
+                value.requires_grad_()
+            self._values[edge.number, micro] = value
+            self.stats.count(edge, "values", value)
+        return value
+
+    def _hand_over(self, edge: Edge, micro: int, output: torch.Tensor) -> None:
+        """Brings a node's value to where it is used."""
+        value = _piece_of(output.detach(), edge.piece, edge.node.name)
+        requires_grad = self._training and output.requires_grad
+        if edge.part in self.parts:
+            self._values[edge.number, micro] = value.requires_grad_() if requires_grad else value
+        else:
+            self.tell(self._message(Kind.VALUE, edge.number, micro, value, requires_grad), [edge.part])
+        if edge.origin != edge.part:
+            self.stats.count(edge, "values", value)
+
+    # -- backward --------------------------------------------------------------------------------------------
+
+    def _backward(self, node: Node, micro: int) -> None:
+        outputs = self._outputs.pop((node.index, micro))
+        roots, gradients = [], []
+        for k, output in enumerate(outputs):
+            if output.requires_grad:
+                gradient = self._gradient(node, k, micro, output)
+                if gradient is not None:
+                    roots.append(output)
+                    gradients.append(gradient)
+        if roots:
+            begun = time.perf_counter()
+            try:
+                torch.autograd.backward(roots, gradients)
+            except Exception as error:
+                raise self._node_error(node, micro, f"{type(error).__name__}: {error}") from error
+            self.stats.computing += time.perf_counter() - begun
+        del outputs, roots, gradients
+        for edge in {s.number: s for s in self._schedule.sources[node.index] if isinstance(s, Edge)}.values():
+            key = edge.number, micro
+            self._left[key] = self._left.get(key, len(edge.consumers)) - 1
+            if self._left[key] == 0:
+                self._hand_back(edge, micro)
+
+    def _gradient(self, node: Node, k: int, micro: int, output: torch.Tensor) -> torch.Tensor | None:
+        """The sum of what the consumers of an output gave back."""
+        if node is self.plan.loss:
+            return torch.full_like(output, self._weight(micro))
+        total: torch.Tensor | None = None
+        for edge in self._schedule.leaving[node.index]:
+            if edge.output != k:
+                continue
+            gradient = self._returned(edge, micro)
+            if gradient is None:
+                continue
+            if not edge.piece:
+                total = gradient if total is None else total + gradient
+            else:
+                total = torch.zeros_like(output) if total is None else total.clone()
+                total[edge.piece] += gradient
+        return total
+
+    def _returned(self, edge: Edge, micro: int) -> torch.Tensor | None:
+        if edge.part in self.parts:
+            return self._gradients.pop((edge.number, micro))
+        what = f'the gradient of node "{edge.value}", micro-batch {micro}'
+        message = self._wait((self._call, Kind.GRADIENT, edge.number, micro), edge.part, what)
+        if message.tensor is None:
+            return None
+        self.stats.count(edge, "gradients", message.tensor)
+        return message.tensor.to(self._device, non_blocking=True)
+
+    def _hand_back(self, edge: Edge, micro: int) -> None:
+        """Brings the gradient of a value to where the value was computed."""
+        value = self._values.pop((edge.number, micro))
+        if not value.requires_grad:
+            return
+        gradient = value.grad
+        if edge.origin in self.parts:
+            self._gradients[edge.number, micro] = gradient
+        else:
+            self.tell(self._message(Kind.GRADIENT, edge.number, micro, gradient), [edge.origin])
+        if gradient is not None and edge.origin != edge.part:
+            self.stats.count(edge, "gradients", gradient)
+
+    # -- at the end of a step --------------------------------------------------------------------------------
+
+    def _exchange_totals(self) -> list[list[float]]:
+        """Sends this part's total to all and waits for theirs: none goes on before all have finished."""
+        own = {part: self._total(part) for part in self.parts}
+        values = torch.tensor(own[self.parts[0]], dtype=torch.float64)
+        self.tell(self._message(Kind.TOTAL, self.parts[0], 0, values))
+        totals = []
+        for part in range(self.plan.parts):
+            if part not in own:
+                message = self._wait((self._call, Kind.TOTAL, part, 0), part, "its end of the step")
+                assert message.tensor is not None
+                own[part] = message.tensor.tolist()
+            totals.append(own[part])
+        return totals
+
+    def _check_finite(self, totals: list[list[float]]) -> None:
+        for part, (_, _, wrong) in enumerate(totals):
+            if wrong >= 0:
+                node = self.plan.graph._nodes[int(wrong)]
+                raise NonFiniteError(
+                    f'a gradient is not finite (part {part}, node "{node.name}", step {self._steps}): '
+                    "expected finite values, got NaN or infinity; no part has pushed",
+                    expected="finite values",
+                    got="NaN or infinity",
+                )
+
+    def _total(self, part: int) -> list[float]:
+        """Loss, squared norm and the first node with a gradient that is not finite, of a part; -1: none."""
+        squared, wrong = 0.0, -1
+        for node in self.plan.nodes_of([part]):
+            grads = [param.grad for param in self.modules.owned(part, node) if param.grad is not None]
+            if not grads:
+                continue
+            norms = [float(norm) for norm in torch._foreach_norm([_values(grad) for grad in grads])]
+            if not math.isfinite(sum(norms)) and wrong < 0:  # float32's square may overflow
+                norms = [float(torch.linalg.vector_norm(_values(g), dtype=torch.float64)) for g in grads]
+                wrong = wrong if math.isfinite(sum(norms)) else node.index
+            squared += sum(norm * norm for norm in norms)
+        return [self._loss if self.plan.loss.part == part else 0.0, squared, float(wrong)]
+
+    # -- messages --------------------------------------------------------------------------------------------
+
+    def _message(
+        self, kind: Kind, number: int, micro: int, tensor: torch.Tensor | None, requires_grad: bool = False
+    ) -> Message:
+        micros = len(self._batch.inputs)
+        rows = self._batch.rows[micro] if kind is Kind.VALUE else -1
+        return Message(
+            kind, number, self._call, self._steps, micro, micros, rows, requires_grad, tensor, self.parts[0]
+        )
+
+    def _wait(self, key: Key, source: int, what: str) -> Message:
+        assert self.mailbox is not None
+        return self.mailbox.wait(key, source, what, self._steps)
+
+    def _check(self, message: Message) -> None:
+        """Raises `ConfigError` if another part makes another call than this one."""
+        if message.call != self._call or message.kind is not Kind.VALUE:
+            return
+        micros, micro = len(self._batch.inputs), message.micro_batch
+        ours, theirs = "", ""
+        if message.number not in self._schedule.edges:
+            ours, theirs = ("step", "predict") if self._training else ("predict", "step")
+        elif message.micro_batches != micros:
+            ours, theirs = f"micro_batches={micros}", f"micro_batches={message.micro_batches}"
+        elif message.rows != self._batch.rows[micro]:
+            if self._batch.rows[micro] >= 0 <= message.rows:
+                ours, theirs = f"{self._batch.rows[micro]} rows", f"{message.rows} rows"
+            self._batch.rows[micro] = max(message.rows, self._batch.rows[micro])
+        if ours:
+            raise ConfigError(
+                f"the parts make different calls (step {self._steps}): part {self.parts[0]} has {ours}, part "
+                f"{message.source} has {theirs}",
+                expected=ours,
+                got=theirs,
+            )
+
+    def _node_error(self, node: Node, micro: int, text: str) -> NodeError:
+        at = f'part {node.part}, node "{node.name}", step {self._steps}, micro-batch {micro}'
+        return NodeError(f"a node failed ({at}): {text}", part=node.part, node=node.name)
+
+    def _weight(self, micro: int) -> float:
+        """The share of a micro-batch in the loss."""
+        rows = self._batch.rows
+        return 1 / len(rows) if min(rows) < 0 else rows[micro] / sum(rows)
+
+    def _held(self) -> int:
+        """Bytes of values that wait for their backward."""
+        values = [*itertools.chain.from_iterable(self._outputs.values()), *self._values.values()]
+        storages = {value.untyped_storage().data_ptr(): value.untyped_storage() for value in values}
+        return sum(storage.nbytes() for storage in storages.values())
+
+
+def _piece_of(value: torch.Tensor, piece: Piece, name: str) -> torch.Tensor:
+    """A piece as contiguous memory, so that a part computes with the same bytes wherever they come from."""
+    if piece:
+        check_piece(piece, value, name)
+        value = value[piece]
+    return value.contiguous()
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.coalesce().values() if gradient.layout == torch.sparse_coo else gradient
+
+
+def _version(value: torch.Tensor) -> int:
+    return 0 if value.is_inference() else value._version
+
+
+def _no_tensor(node: Node, expected: str, got: tuple[Any, ...]) -> ConfigError:
+    kinds = ", ".join(
+        str(tuple(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__ for value in got
+    )
+    return ConfigError(
+        f'invalid output (part {node.part}, node "{node.name}"): expected {expected}, got {kinds}',
+        expected=expected,
+        got=kinds,
+    )

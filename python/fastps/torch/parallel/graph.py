@@ -1,0 +1,354 @@
+"""`Graph`: what is computed at each node of a model, on which part, and which values go to which node."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from fastps._shared.checks import integer
+from fastps.connection import ParameterServer
+from fastps.errors import ConfigError
+from fastps.torch._params import float32
+from fastps.torch.parallel.pieces import Piece, as_piece, text_of
+
+__all__ = ["Graph", "Handle", "Node"]
+
+#: The name of the node that computes the loss.
+LOSS = "loss"
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    """An input, something that is computed, or the loss."""
+
+    name: str
+    index: int
+    #: None for an input, which is given to every part that uses it.
+    part: int | None
+    inputs: tuple[Handle, ...] = ()
+    module: Callable[..., Any] | None = None
+    make: Callable[[], Callable[..., Any]] | None = None
+    #: Nodes with the same key share their parameters.
+    params: str | None = None
+    #: Put before the names of its parameters.
+    prefix: str = ""
+    #: Number of its outputs, where they are a tuple.
+    outputs: int | None = None
+
+
+class Handle:
+    """The value of a node or an input, as `Graph` gives it.
+
+    Indexed with integers and slices (step 1), it is a piece of the value, and only the piece travels.
+
+    >>> graph = fastps.torch.parallel.Graph()
+    >>> graph.input("image")[:, :, -1:]
+    image[:, :, -1:]
+    """
+
+    __iter__ = None  # integer indices would make it an endless sequence
+
+    def __init__(self, graph: Graph, node: Node, output: int | None = None, piece: Piece = ()) -> None:
+        self._graph, self._node, self._output, self._piece = graph, node, output, piece
+
+    def __getitem__(self, index: Any) -> Handle:
+        if self._piece:
+            raise _wrong(self._node, "one index", f"a piece of the piece {self!r}")
+        return Handle(self._graph, self._node, self._output, as_piece(index, self._node.name))
+
+    def __repr__(self) -> str:
+        output = "" if self._output is None else f".{self._output}"
+        return f"{self._node.name}{output}{text_of(self._piece)}"
+
+
+class Graph:
+    """A model as a graph of nodes, each on one part; the parts run in processes or threads (`Replica`).
+
+    Every process of a replica builds the same graph. Nodes are added after the nodes whose values they use,
+    so there are no cycles.
+
+    Args:
+        seed: For initial values and for what nodes draw (dropout): 0 to 2**64 - 1. Each node's factory runs
+            under a generator of its own, and so does each call of a node, so that parameters and masks do not
+            depend on how the graph is cut.
+
+    >>> import torch, fastps.torch.parallel
+    >>> graph = fastps.torch.parallel.Graph()
+    >>> x, y = graph.input("x"), graph.input("y")
+    >>> hidden = graph.node("hidden", torch.nn.Linear(4, 8), x, part=0)
+    >>> out = graph.node("out", torch.nn.Linear(8, 2), hidden, part=1)
+    >>> graph.loss(torch.nn.functional.cross_entropy, out, y)
+    >>> graph.output("logits", out)
+    >>> replica = fastps.torch.parallel.Replica.local(graph)
+    >>> loss = replica.step(x=torch.ones(6, 4), y=torch.zeros(6, dtype=torch.long), micro_batches=2)
+    >>> replica.predict(x=torch.ones(6, 4))["logits"].shape
+    torch.Size([6, 2])
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = integer("seed", seed, 0, 2**64 - 1)
+        self._nodes: list[Node] = []
+        self._by_name: dict[str, Node] = {}
+        self._outputs: dict[str, Handle] = {}
+
+    def input(self, name: str) -> Handle:
+        """An input: a tensor whose first dimension is that of the batch. A part needs those its nodes use.
+
+        Args:
+            name: The argument's name in `Replica.step` and `Replica.predict`.
+        """
+        if not isinstance(name, str) or not name.isidentifier() or name in ("micro_batches", LOSS):
+            expected = "a name that can be an argument of step()"
+            raise ConfigError(
+                f"invalid input name: expected {expected}, got {name!r}", expected=expected, got=repr(name)
+            )
+        return Handle(self, self._add(Node(name, 0, None)))
+
+    def node(
+        self,
+        name: str,
+        module: Callable[..., Any] | Handle | None = None,
+        *inputs: Handle,
+        part: int,
+        make: Callable[[], Callable[..., Any]] | None = None,
+        params: str | None = None,
+    ) -> Handle:
+        """Adds a node.
+
+        Args:
+            name: Unique; its parameters are called ``<name>.<parameter>`` on the servers.
+            module: A `torch.nn.Module`, or a function of the inputs. It returns a tensor, or a tuple of
+                tensors (see `outputs`). None if `make` is given; inputs follow either.
+            *inputs: Handles of other nodes or inputs.
+            part: The part that computes it, from 0.
+            make: Returns the module; called only on the part that has the node, so that no process holds
+                another part's parameters.
+            params: Nodes with the same `params`, also on different parts, share one set of parameters, which
+                are called ``<params>.<parameter>``. Their gradients are summed in the order of parts.
+
+        Raises:
+            ConfigError: The name is taken, a handle is of another graph, or an argument is invalid.
+        """
+        if isinstance(module, Handle):  # node("name", x, part=0, make=...)
+            inputs, module = (module, *inputs), None
+        if not isinstance(name, str) or name in ("", LOSS):
+            expected = "a string other than 'loss', which loss() adds"
+            raise ConfigError(
+                f"invalid node name: expected {expected}, got {name!r}", expected=expected, got=repr(name)
+            )
+        node = Node(name, 0, None, inputs, module, make, params, f"{params or name}.")
+        if (module is None) == (make is None) or not callable(module if make is None else make):
+            raise _wrong(node, "a module or function, or make=, a factory of one", f"{module!r}, {make!r}")
+        if isinstance(part, bool) or not isinstance(part, int) or part < 0:
+            raise _wrong(node, "a part, an integer >= 0", repr(part))
+        if params is not None and not (isinstance(params, str) and params):
+            raise _wrong(node, "params, a name or None", repr(params))
+        twin = self._twin(module, params)
+        if twin is not None:
+            got = f'the module of node "{twin.name}"'
+            raise _wrong(node, "a module of its own, or the same params=", got)
+        node.part = part
+        return Handle(self, self._add(node))
+
+    def outputs(self, handle: Handle, count: int) -> tuple[Handle, ...]:
+        """The handles of a node's outputs, where it returns a tuple.
+
+        >>> graph = fastps.torch.parallel.Graph()
+        >>> both = graph.node("split", lambda x: x.chunk(2, 1), graph.input("x"), part=0)
+        >>> graph.outputs(both, 2)
+        (split.0, split.1)
+        """
+        node = self._own(handle, "outputs")
+        used = any(given._node is node for other in self._nodes for given in other.inputs)
+        if node.part is None or node.outputs is not None or used or handle._piece:
+            raise _wrong(node, "the handle of a node that is not used yet", repr(handle))
+        node.outputs = integer("count", count, 1, 256)
+        return tuple(Handle(self, node, k) for k in range(count))
+
+    def loss(self, function: Callable[..., Any], *inputs: Handle) -> None:
+        """Sets the loss: the mean over the rows of its inputs. It lives on the part of its first input.
+
+        Args:
+            function: As a node's module; returns a tensor of one element.
+            *inputs: As for `node`; the first one is the value of a node.
+        """
+        if LOSS in self._by_name:
+            raise ConfigError('the loss is given twice (node "loss")', got="a second loss")
+        if not callable(function):
+            raise ConfigError(f"invalid loss: expected a function, got {function!r}", got=repr(function))
+        if not inputs or self._own(inputs[0], LOSS).part is None:
+            got = repr(inputs[0]) if inputs else "no input"
+            raise ConfigError(
+                f"invalid loss: expected the value of a node first, got {got}",
+                expected="the value of a node first",
+                got=got,
+            )
+        node = Node(LOSS, 0, None, inputs, function, prefix=f"{LOSS}.")
+        part = inputs[0]._node.part
+        self._add(node).part = part
+
+    def output(self, name: str, handle: Handle) -> None:
+        """Names a value that `Replica.predict` returns, on every part."""
+        if name in self._outputs:
+            raise ConfigError(f"two outputs have one name: {name!r}", got=repr(name))
+        node = self._own(handle, f"output {name}")
+        if node.part is None:
+            raise _wrong(node, "an output that a node computes", "an input")
+        self._check_unpacked(handle, f"output {name}")
+        self._outputs[name] = handle
+
+    @classmethod
+    def sequential(
+        cls,
+        model: nn.Sequential,
+        cuts: Sequence[int],
+        loss: Callable[..., Any] | None = None,
+        *,
+        seed: int = 0,
+    ) -> Self:
+        """A chain of layers, cut before the layers `cuts`: one node for each part.
+
+        The graph has the input ``"input"`` and the output ``"output"``; with a loss, ``loss(output, target)``
+        and the input ``"target"``. Parameters have the names of ``model.named_parameters()``.
+
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> graph = fastps.torch.parallel.Graph.sequential(model, [2], torch.nn.functional.cross_entropy)
+        >>> fastps.torch.parallel.Replica.local(graph).nodes
+        ['0-1', '2', 'loss']
+        """
+        ends = [*cuts, len(model)]
+        if list(ends) != sorted({0, *ends})[1:]:
+            expected = f"ascending layers from 1 to {len(model) - 1}"
+            raise ConfigError(
+                f"invalid cuts: expected {expected}, got {cuts!r}", expected=expected, got=repr(cuts)
+            )
+        graph, begin = cls(seed), 0
+        names = [name for name, _ in model.named_children()]
+        value = graph.input("input")
+        for part, end in enumerate(ends):
+            name = names[begin] if end == begin + 1 else f"{names[begin]}-{names[end - 1]}"
+            value = graph.node(name, model[begin:end], value, part=part)
+            value._node.prefix = ""
+            begin = end
+        graph.output("output", value)
+        if loss is not None:
+            graph.loss(loss, value, graph.input("target"))
+        return graph
+
+    @property
+    def handles(self) -> dict[str, Handle]:
+        """Names of nodes and inputs to their handles."""
+        return {node.name: Handle(self, node) for node in self._nodes}
+
+    def state_dict(self, ps: ParameterServer) -> dict[str, torch.Tensor]:
+        """The whole model's parameters, from the servers, under their ordinary names.
+
+        Buffers (BatchNorm's statistics) are not among them: they stay with each part, in its modules.
+
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+        >>> graph = fastps.torch.parallel.Graph.sequential(model, [1], torch.nn.functional.mse_loss)
+        >>> store = fastps.Store()
+        >>> optimizer = fastps.torch.parallel.Replica.local(graph).optimizer(store, fastps.SGD())
+        >>> list(graph.state_dict(store)) == list(model.state_dict())
+        True
+        """
+        return {name: torch.from_numpy(ps.pull(name)) for name in self._registered(ps)}
+
+    def load_state_dict(self, ps: ParameterServer, state: Mapping[str, torch.Tensor]) -> None:
+        """Assigns a whole model's parameters to the servers; call each optimizer's ``pull_model()`` after it.
+
+        Args:
+            ps: Where the replicas' optimizers have registered the parameters.
+            state: What `state_dict` returned, or ``model.state_dict()`` of the same model. Buffers go into
+                the modules that this graph was given (not into those that a ``make`` returns).
+
+        Raises:
+            ConfigError: Names are missing or unknown, or a shape differs; nothing is changed.
+        """
+        names = self._registered(ps)
+        buffers = {
+            node.prefix + name: buffer
+            for node in self._nodes
+            if isinstance(node.module, nn.Module)
+            for name, buffer in node.module.named_buffers()
+        }
+        if state.keys() - buffers.keys() != set(names):
+            missing = sorted(set(names) - state.keys())
+            unknown = sorted(state.keys() - set(names) - buffers.keys())
+            raise ConfigError(
+                f"the state is of another model: missing {missing}, unknown {unknown}",
+                expected=str(names),
+                got=str(list(state)),
+            )
+        for name in names:
+            shape = ps.spec(name).shape
+            if tuple(state[name].shape) != shape:
+                raise ConfigError(
+                    f'the state is of another model (tensor "{name}"): expected shape {shape}, '
+                    f"got {tuple(state[name].shape)}",
+                    tensor=name,
+                    expected=str(shape),
+                    got=str(tuple(state[name].shape)),
+                )
+        for name in names:
+            ps.assign(name, float32(state[name].detach()))
+        for name in buffers.keys() & state.keys():
+            buffers[name].copy_(state[name])
+
+    def _registered(self, ps: ParameterServer) -> list[str]:
+        """The model's tensors on the servers, in the order of nodes."""
+        present, found = ps.names(), dict[str, None]()
+        for node in self._nodes:
+            if isinstance(node.module, nn.Module):
+                own = [node.prefix + name for name, _ in node.module.named_parameters()]
+                found |= dict.fromkeys(name for name in own if name in present)
+            elif node.part is not None:
+                found |= dict.fromkeys(name for name in present if name.startswith(node.prefix))
+        return list(found)
+
+    def _twin(self, module: Any, params: str | None) -> Node | None:
+        """Another node that has the same module and does not share its parameters."""
+        same = (node for node in self._nodes if isinstance(module, nn.Module) and node.module is module)
+        return next((node for node in same if params is None or node.params != params), None)
+
+    def _add(self, node: Node) -> Node:
+        if node.name in self._by_name or (
+            node.name == LOSS and node.make is None and node.params is not None
+        ):
+            raise ConfigError(f'two nodes have one name (node "{node.name}")', got=node.name)
+        for handle in node.inputs:
+            self._own(handle, node.name)
+            self._check_unpacked(handle, node.name)
+        node.index = len(self._nodes)
+        self._nodes.append(node)
+        self._by_name[node.name] = node
+        return node
+
+    def _own(self, handle: Any, user: str) -> Node:
+        if not isinstance(handle, Handle) or handle._graph is not self:
+            got = "a handle of another graph" if isinstance(handle, Handle) else repr(handle)
+            raise ConfigError(
+                f'unknown handle (node "{user}"): expected a handle of this graph, got {got}',
+                expected="a handle of this graph",
+                got=got,
+            )
+        return handle._node
+
+    def _check_unpacked(self, handle: Handle, user: str) -> None:
+        if handle._node.outputs is not None and handle._output is None:
+            expected = "one of the handles that outputs() returned"
+            raise ConfigError(
+                f'node "{handle._node.name}" has several outputs (node "{user}"): expected {expected}',
+                expected=expected,
+                got=repr(handle),
+            )
+
+
+def _wrong(node: Node, expected: str, got: str) -> ConfigError:
+    return ConfigError(
+        f'invalid node "{node.name}": expected {expected}, got {got}', expected=expected, got=got
+    )

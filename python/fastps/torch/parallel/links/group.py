@@ -1,0 +1,79 @@
+"""The gloo group of a replica's processes."""
+
+from __future__ import annotations
+
+import datetime
+import os
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from fastps.errors import ConfigError, DeadlineError
+
+__all__ = ["number_of_replica", "open_group", "size_of"]
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def size_of(group: dist.ProcessGroup | None) -> int:
+    """How many parts a replica in this group has; None is the default group, or what torchrun has set."""
+    if group is not None or dist.is_initialized():
+        return dist.get_world_size(group)
+    missing = [name for name in _VARIABLES if not os.environ.get(name)]
+    if missing:
+        raise ConfigError(
+            f"expected {', '.join(missing)} in the environment, as torchrun sets them, got none; "
+            "Replica.local(graph) runs all parts in this process",
+            expected=", ".join(missing),
+            got="none",
+        )
+    return int(os.environ["WORLD_SIZE"])
+
+
+def open_group(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.ProcessGroup, bool]:
+    """The group, and whether it was made here.
+
+    Raises:
+        ConfigError: It is not a gloo group.
+        DeadlineError: The other processes did not come in time.
+    """
+    made = group is None and not dist.is_initialized()
+    if made:
+        try:
+            limit = datetime.timedelta(seconds=timeout)
+            store, rank, size = next(rendezvous("env://", timeout=limit))
+            # torchrun keeps its store when it starts processes again, with the former ones' addresses in it.
+            life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = dist.PrefixStore(f"fastps/{life}", store)  # type: ignore[attr-defined]
+            dist.init_process_group("gloo", timeout=limit, store=store, rank=rank, world_size=size)
+        except (dist.DistError, RuntimeError) as error:
+            raise DeadlineError(
+                f"the {os.environ['WORLD_SIZE']} parts of the replica did not meet at "
+                f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within {timeout} s: {error}"
+            ) from error
+    group = group or dist.group.WORLD
+    assert group is not None
+    backends = dist.get_backend_config(group)
+    if "cpu:gloo" not in backends:
+        raise ConfigError(
+            f"invalid group: expected a gloo group, got {backends}; values of a GPU cross through pinned "
+            "memory and gloo, NCCL is not supported because it has not been tested",
+            expected="a gloo group",
+            got=backends,
+        )
+    return group, made
+
+
+def number_of_replica(number: int | None) -> int:
+    """The replica's number: the argument, else the environment's ``REPLICA``, else 0."""
+    if number is None:
+        given = os.environ.get("REPLICA", "0")
+        number = int(given) if given.isdecimal() else -1
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**32:
+        got = repr(number) if number != -1 else repr(os.environ.get("REPLICA"))
+        raise ConfigError(
+            f"invalid number of the replica: expected an integer >= 0 (argument or REPLICA), got {got}",
+            expected="an integer >= 0",
+            got=got,
+        )
+    return number

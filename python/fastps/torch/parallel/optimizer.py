@@ -1,0 +1,80 @@
+"""The optimizer of a part: `ParameterServerOptimizer` over its own parameters, each part in a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from fastps import optim
+from fastps.codecs import Codec
+from fastps.connection import ParameterServer
+from fastps.modes import Mode
+from fastps.torch._params import absent, float32
+from fastps.torch.optimizer import ParameterServerOptimizer
+from fastps.worker import Step
+
+__all__ = ["NoParameters", "make_optimizer"]
+
+
+def make_optimizer(
+    ps: ParameterServer,
+    rule: optim.Optimizer,
+    params: Mapping[int, Iterable[tuple[str, torch.nn.Parameter]]],
+    mode: Mode | None,
+    codec: Codec | None,
+    on_step: Callable[[Step], object] | None,
+    rank: int,
+) -> ParameterServerOptimizer | NoParameters:
+    """Registers the parameters of some parts, each part's in a group of its own, and optimizes them."""
+    named = {part: list(own) for part, own in params.items()}
+    for part, own in named.items():
+        arrays = {name: float32(param.detach()) for name, param in own}
+        for name in absent(ps, {name: (array.shape, rule) for name, array in arrays.items()}):
+            ps.register(name, arrays[name], rule, group=f"part{part}")
+    all_of_them = [item for own in named.values() for item in own]
+    if not all_of_them:
+        return NoParameters(rule)
+    return ParameterServerOptimizer(all_of_them, ps, rule, mode, codec, on_step=on_step, rank=rank)
+
+
+class NoParameters(torch.optim.Optimizer):
+    """The optimizer of a part without parameters of its own: its steps do nothing.
+
+    It has the methods of `ParameterServerOptimizer`, so that all parts run the same program.
+
+    Args:
+        rule: For its settings, which schedulers may change.
+    """
+
+    def __init__(self, rule: optim.Optimizer) -> None:
+        super().__init__([torch.zeros(0)], dict(vars(rule)))
+
+    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:  # noqa: ARG002
+        """Calls the closure, if there is one."""
+        return None if closure is None else closure()
+
+    def stats(self) -> dict[str, Any]:
+        """No counters."""
+        return {}
+
+    def push_model(self) -> None:
+        """Does nothing."""
+
+    def pull_model(self) -> None:
+        """Does nothing."""
+
+    def flush(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
