@@ -29,6 +29,7 @@ __all__ = [
     "Server",
     "SharedView",
     "Sparse",
+    "VectorSpaces",
     "Versions",
     "__version__",
     "check_codec",

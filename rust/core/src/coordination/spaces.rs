@@ -560,3 +560,192 @@ fn check_name(what: &str, name: &str) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, channel};
+
+    const COORDINATOR: u64 = 9;
+
+    fn names(list: &[&str]) -> Vec<Arc<str>> {
+        list.iter().map(|name| Arc::from(*name)).collect()
+    }
+
+    fn task(batch: u64, min_replicas: u64) -> BatchTask {
+        BatchTask { batch, portions: 4, asked: 4, samples: 40, vector: 1, min_replicas, backups: true }
+    }
+
+    /// One space "s" with a coordinator in its first term.
+    struct At {
+        spaces: Spaces,
+        space: SpaceId,
+        told: (std::sync::mpsc::Sender<BatchReport>, Receiver<BatchReport>),
+    }
+
+    fn at() -> At {
+        let mut spaces = Spaces::new(0, Meter::new(u64::MAX));
+        let (spec, new) = spaces.open(&"s".into(), &names(&["w"]), &names(&["g"]), 1000).unwrap();
+        assert!(new);
+        let take = SeatRequest::Take { at_least: 0, name: "c".into() };
+        assert_eq!(spaces.coordinate(COORDINATOR, spec.space.id, &take).unwrap().term, 1);
+        At { spaces, space: spec.space.id, told: channel() }
+    }
+
+    impl At {
+        /// `None`: the coordinator waits.
+        fn batch(&mut self, task: BatchTask) -> Result<Option<BatchReport>> {
+            let to = self.told.0.clone();
+            self.spaces.batch((self.space, 1), &task, || Box::new(move |report| to.send(report).unwrap()))
+        }
+
+        fn told(&self) -> Option<BatchReport> {
+            self.told.1.try_recv().ok()
+        }
+
+        /// Given now, or what the replica waits with.
+        fn ask(
+            &mut self,
+            client: u64,
+            report: Option<(u64, u64)>,
+            then: Then,
+        ) -> Result<GivenPortion, Option<Receiver<ReplicaAnswer>>> {
+            let report =
+                report.map(|(batch, portion)| PortionReport { batch, portion, outcome: Ok(portion as f64) });
+            let name = format!("r{client}").into();
+            let request = ReplicaRequest { space: "s".into(), replica: 1, name, report, then };
+            let (to, answer) = channel();
+            let later = || -> SpaceWaiter<ReplicaAnswer> { Box::new(move |given| to.send(given).unwrap()) };
+            match self.spaces.portion(client, &request, later).unwrap() {
+                Some(Some(given)) => Ok(given),
+                Some(None) => Err(None),
+                None => Err(Some(answer)),
+            }
+        }
+
+        fn take(&mut self, client: u64, report: Option<(u64, u64)>) -> u64 {
+            self.ask(client, report, Then::Take).unwrap().portion
+        }
+
+        fn wait(&mut self, client: u64, report: Option<(u64, u64)>) -> Receiver<ReplicaAnswer> {
+            self.ask(client, report, Then::Take).unwrap_err().unwrap()
+        }
+    }
+
+    fn portion(answer: &Receiver<ReplicaAnswer>) -> u64 {
+        answer.try_recv().unwrap().unwrap().portion
+    }
+
+    #[test]
+    fn portions_are_dealt_when_enough_replicas_are_there() {
+        let mut at = at();
+        let first = at.wait(1, None);
+        assert!(at.batch(task(1, 2)).unwrap().is_none());
+        assert!(first.try_recv().is_err());
+        // Two contiguous ranges; the first replica was waiting.
+        assert_eq!(at.take(2, None), 2);
+        assert_eq!(portion(&first), 0);
+        assert_eq!((at.take(1, Some((1, 0))), at.take(2, Some((1, 2)))), (1, 3));
+        // A request whose answer was lost gets the same portion again.
+        assert_eq!((at.take(1, Some((1, 0))), at.take(1, None)), (1, 1));
+        let idle = at.ask(2, Some((1, 3)), Then::Take).unwrap();
+        assert_eq!((idle.portion, idle.likely_next), (1, Some(2)));
+        assert!(at.told().is_none());
+        let last = at.wait(1, Some((1, 1)));
+        let report = at.told().unwrap();
+        assert!(report.over && report.failures.is_empty());
+        assert_eq!((report.backups_issued, report.backups_won, report.replicas), (1, 0, 2));
+        let losses: Vec<_> = report.finished.iter().map(|one| one.as_ref().unwrap().loss).collect();
+        assert_eq!(losses, [0.0, 1.0, 2.0, 3.0]);
+        // The same batch again is the same report; the next one begins with the same ranges.
+        assert_eq!(at.batch(task(1, 2)).unwrap().unwrap(), report);
+        assert!(at.batch(task(2, 2)).unwrap().is_none());
+        assert_eq!((portion(&last), at.take(2, Some((1, 1)))), (0, 2));
+        assert_eq!(at.batch(task(1, 2)).unwrap_err().kind, Kind::StalePush);
+    }
+
+    #[test]
+    fn what_a_gone_replica_held_goes_to_one_that_waits() {
+        let mut at = at();
+        assert!(at.batch(BatchTask { backups: false, asked: 1, ..task(1, 1) }).unwrap().is_none());
+        assert_eq!(at.take(1, None), 0);
+        let waiting = at.wait(2, None);
+        at.spaces.forget_client(1);
+        assert_eq!(portion(&waiting), 0);
+        assert!(matches!(at.ask(2, None, Then::Leave), Err(None)));
+        assert_eq!(at.take(3, None), 0);
+        assert!(matches!(at.ask(3, Some((1, 0)), Then::Rest), Err(None)));
+        assert_eq!(at.told().unwrap().replicas, 1);
+        // A report of another batch counts for nothing.
+        assert!(at.batch(task(2, 1)).unwrap().is_none());
+        assert_eq!(at.take(3, Some((1, 3))), 0);
+        assert_eq!(at.spaces.withdraw_batch(at.space).unwrap().finished, [None, None, None, None]);
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_ends_the_batch() {
+        let mut at = at();
+        assert!(at.batch(task(1, 1)).unwrap().is_none());
+        assert_eq!(at.take(1, None), 0);
+        let report = Some(PortionReport { batch: 1, portion: 0, outcome: Ok(f64::NAN) });
+        let request =
+            ReplicaRequest { space: "s".into(), replica: 1, name: "r".into(), report, then: Then::Rest };
+        at.spaces.portion(1, &request, || Box::new(|_| ())).unwrap();
+        let report = at.told().unwrap();
+        assert!(report.over);
+        let failure = &report.failures[0];
+        assert_eq!((failure.kind, &*failure.replica, &*failure.tensor), (FailureKind::NotFinite, "r", ""));
+    }
+
+    #[test]
+    fn those_who_wait_learn_that_a_space_opens_and_closes() {
+        let mut at = at();
+        let request = |space: &str| ReplicaRequest {
+            space: space.into(),
+            replica: 1,
+            name: "r".into(),
+            report: None,
+            then: Then::Take,
+        };
+        let (to, early) = channel();
+        let later = || -> SpaceWaiter<ReplicaAnswer> { Box::new(move |given| to.send(given).unwrap()) };
+        assert!(at.spaces.portion(1, &request("later"), later).unwrap().is_none());
+        assert!(
+            at.spaces.portion(2, &request("later"), || Box::new(|_| panic!("withdrawn"))).unwrap().is_none()
+        );
+        assert_eq!(at.spaces.withdraw_portion(2, &request("later")), Some(None));
+        at.spaces.open(&"later".into(), &names(&["w"]), &names(&["g"]), 0).unwrap();
+        assert_eq!(early.try_recv().unwrap(), None);
+        let waiting = at.wait(1, None);
+        assert!(at.batch(task(1, 5)).unwrap().is_none());
+        assert!(at.spaces.close(at.space).is_some() && at.spaces.close(at.space).is_none());
+        assert_eq!(waiting.try_recv().unwrap(), None);
+        assert!(!at.told().unwrap().over);
+        assert_eq!(at.batch(task(2, 1)).unwrap_err().kind, Kind::Config);
+    }
+
+    #[test]
+    fn memory_is_given_back_and_what_does_not_fit_is_refused() {
+        let meter = Meter::new(4 * REPLICA_BYTES);
+        let mut spaces = Spaces::new(0, meter.clone());
+        let (spec, _) = spaces.open(&"s".into(), &names(&["w"]), &names(&["g"]), 0).unwrap();
+        let opened = meter.used();
+        let id = spec.space.id;
+        let term = spaces
+            .coordinate(COORDINATOR, id, &SeatRequest::Take { at_least: 4, name: "c".into() })
+            .unwrap()
+            .term;
+        assert_eq!(term, 5);
+        let store = |len: usize| SeatRequest::Store { term, state: vec![1; len].into() };
+        assert_eq!(spaces.coordinate(COORDINATOR, id, &store(MAX_STATE)).unwrap_err().kind, Kind::Capacity);
+        spaces.coordinate(COORDINATOR, id, &store(100)).unwrap();
+        assert_eq!(meter.used(), opened + 100);
+        let batch = BatchTask { portions: 1 << 16, asked: 1 << 16, samples: 1 << 20, ..task(1, 1) };
+        let refused = spaces.batch((id, term), &batch, || Box::new(|_| ()));
+        assert_eq!(refused.unwrap_err().kind, Kind::Capacity);
+        assert_eq!(meter.used(), opened + 100);
+        spaces.coordinate(COORDINATOR, id, &store(0)).unwrap();
+        spaces.close(id);
+        assert_eq!(meter.used(), 0);
+    }
+}
