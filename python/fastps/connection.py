@@ -418,17 +418,20 @@ class ParameterServer:
     # -- values and state ------------------------------------------------------------------------------------
 
     def assign(self, name: str, array: Any, *, timeout: float | None = None) -> Receipt:
-        """Replaces a tensor's values without an optimizer step; the optimizer's state stays.
+        """Replaces a tensor's values, or some rows, without an optimizer step; the optimizer's state stays.
 
         Args:
             name: A tensor's name.
-            array: New values, of the tensor's shape. They must be finite even with ``check_finite=False``.
+            array: New values, of the tensor's shape; or `fastps.Sparse` with those of some rows, of which the
+                last given for a repeated index remain. They must be finite even with ``check_finite=False``.
 
         Returns:
-            A `Receipt`: every slice has these values and a version higher by one.
+            A `Receipt`: every slice that has some of these values has a version higher by one. Without rows
+            nothing changes, and its version is 0.
 
         Raises:
             UnknownTensorError, ShapeError, DTypeError, NonFiniteError: Nothing was sent or changed.
+            ConfigError: Rows of a tensor with ``apply="hogwild"``; nothing was sent or changed.
             PartialPush: Some slices were, or may have been, replaced; it lists them.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
 
@@ -436,6 +439,10 @@ class ParameterServer:
         >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD())
         >>> store.assign("w", np.ones(2, np.float32)).version
         2
+        >>> store.assign("w", fastps.Sparse([1], np.array([5.0], np.float32))).version
+        3
+        >>> store.pull("w")
+        array([1., 5.], dtype=float32)
         """
         return self._native.assign(name, array, timeout)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import encoders
 import numpy as np
 import pytest
 from encoders import BFLOAT16, FLOAT32, INT8
-from foreign_client import ForeignClient, Message, slice_of
+from foreign_client import ForeignClient, Message, Stubs, slice_of
 from samples import FreshName, normal
 
 import fastps
@@ -119,6 +120,73 @@ def test_a_foreign_client_pushes_and_pulls_rows(table: Any, codec: int, native_c
     assert sparse.pull(rows).tobytes() == expected[rows].tobytes()
 
 
+def test_a_foreign_client_assigns_rows(table: Any) -> None:
+    sparse, name = table
+    foreign, pb = sparse.client, sparse.pb
+    border = encoders.SLICE_LEN // WIDTH
+    rows = [0, 3, border, border + 1, 2 * encoders.SLICE_LEN // WIDTH, ROWS - 1]
+    dense, expected = normal((ROWS, WIDTH), 4), normal((ROWS, WIDTH), 1)
+    expected[rows] = dense[rows]
+    foreign.sequence += 1
+    for again in (False, True):
+        for shard, mine in sparse.of_shards(rows).items():
+            frame = sparse.gradient(mine, dense, FLOAT32)
+            frame.header.kind = pb.KIND_ASSIGN
+            (answer,) = foreign.stream(shard).exchange([frame])
+            table_of_answer = foreign.accepted(answer).table
+            assert list(table_of_answer.versions) == [2] * len(mine)
+            assert list(table_of_answer.duplicates) == (list(range(len(mine))) if again else [])
+            assert not table_of_answer.refusals
+    with fastps.connect(",".join(_addresses(foreign))) as native:
+        assert native.pull(name).tobytes() == expected.tobytes()
+        state = native.state(name)
+        assert not state["step"].any()
+        assert not state["sum"].any()
+
+
+@pytest.mark.parametrize(
+    ("codec", "fields", "kind"),
+    [
+        (INT8, {}, "frame"),
+        (FLOAT32, {"lr": 0.5}, "frame"),
+        (FLOAT32, {"reservation": 1}, "frame"),
+        (FLOAT32, {"slice": 1}, "frame"),
+        (FLOAT32, {"kind": "KIND_ASSIGN_STATE", "step": 1}, "frame"),
+        (FLOAT32, {"sequence": 0}, "frame"),
+    ],
+    ids=str,
+)
+def test_bad_assignments_of_rows_change_nothing(
+    table: Any, codec: int, fields: dict[str, Any], kind: str
+) -> None:
+    sparse, name = table
+    foreign, pb = sparse.client, sparse.pb
+    foreign.sequence += 1
+    shard, mine = next(iter(sparse.of_shards([1, 2, 3]).items()))
+    frame = sparse.gradient(mine, normal((ROWS, WIDTH), 3), codec)
+    frame.header.kind = pb.KIND_ASSIGN
+    for field, value in fields.items():
+        setattr(frame.header, field, getattr(pb, value) if isinstance(value, str) else value)
+    (answer,) = foreign.stream(shard).exchange([frame])
+    refused = answer.header.kind == pb.KIND_REFUSED
+    refusal = answer.header.refusal if refused else answer.header.table.refusals[0].refusal
+    assert refusal.kind == kind
+    with fastps.connect(",".join(_addresses(foreign))) as native:
+        assert native.versions(name)[name] == 1
+
+
+def test_an_assignment_of_rows_has_the_golden_bytes(stubs: Stubs) -> None:
+    pb = stubs.pb
+    header = pb.Header(kind=pb.KIND_ASSIGN, tag=5, codec=FLOAT32, dtype=pb.DTYPE_FLOAT32, group=1, epoch=1)
+    header.client, header.sequence = 9, 3
+    header.parts.extend([pb.Part(slice=7, count=2, elements=4), pb.Part(slice=8, count=1, elements=2)])
+    parts = [([1, 3], [1, -2, 0.5, 4]), ([0], [8, -0.0])]
+    bodies = (np.array(r, "<u4").tobytes() + np.array(values, "<f4").tobytes() for r, values in parts)
+    frame = pb.Frame(header=header, payload=b"".join(bodies))
+    golden = Path(__file__).resolve().parents[1] / "vectors/row_assignment.hex"
+    assert frame.SerializeToString(deterministic=True).hex() == golden.read_text().strip()
+
+
 def _addresses(foreign: ForeignClient) -> list[str]:
     hello = foreign.hello(0, renew=True)
     return list(hello.cluster)
@@ -187,7 +255,7 @@ def test_bad_sparse_messages_change_nothing(table: Any) -> None:
         (set_header(slice=5), "frame"),
         (set_header(want_values=True), "frame"),
         (set_header(base_version=1), "frame"),
-        (set_header(kind=pb.KIND_ASSIGN), "frame"),
+        (set_header(kind=pb.KIND_ASSIGN_STATE, step=1), "frame"),
         (set_header(lr=-1.0), "config"),
         (cut, "frame"),
         (fewer, "frame"),

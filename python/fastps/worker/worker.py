@@ -214,6 +214,22 @@ class Worker:
             self._exchanged = self._native.exchange_of(self.params)
         return versions
 
+    @property
+    def versions(self) -> Versions | None:
+        """The versions of the values in `params`, for ``push(..., based_on=)``; None if they are unknown.
+
+        They are those of the last fetch that is installed: local steps do not change them. None in a shared
+        store with `fastps.Hogwild`, whose values have no versions.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
+        >>> worker = fastps.Worker(store, {"w": np.zeros(2, np.float32)}, mode=fastps.Async())
+        >>> worker.step({"w": np.ones(2, np.float32)})
+        >>> worker.versions["w"]
+        2
+        """
+        return self._fetches.installed
+
     # -- training --------------------------------------------------------------------------------------------
 
     def step(self, grads: Mapping[str, Any], *, lr: Rates = None, loss: float | None = None) -> None:

@@ -39,30 +39,58 @@ impl Client {
         &self,
         isa: Isa,
         (tensor, entry): (usize, &Entry),
-        Gathered { plan, values }: &Gathered,
+        gathered: &Gathered,
         options: &PushOptions,
         (epoch, sequence): (u64, u64),
     ) -> Vec<Draft> {
-        let codec = options.codec;
-        let bytes =
-            |part: &RowPart| plan.indices(part).bytes().len() + codec.id().body_len(part.elements.len());
+        let plan = &gathered.plan;
         let settings = settings(entry, options);
         let target = Target { slice: SliceId(0), group: entry.group, epoch };
+        let header = |numbers: &[usize], on_wire| {
+            let base = |j: &usize| self.base(options, entry, (plan.parts()[*j].slice, *j));
+            let bases: Vec<_> = numbers.iter().map(base).collect();
+            header::gradient_parts(target, &settings, on_wire, &bases)
+        };
+        self.row_drafts(isa, (tensor, entry), gathered, (options.codec, sequence), header)
+    }
+
+    /// The messages of an assignment of rows.
+    pub(crate) fn row_assignment(
+        &self,
+        isa: Isa,
+        entry: &Entry,
+        gathered: &Gathered,
+        epoch: u64,
+    ) -> Vec<Draft> {
+        let target = Target { slice: SliceId(0), group: entry.group, epoch };
+        let header = |_: &[usize], on_wire| header::assignment_parts(target, entry.spec.dtype, on_wire);
+        self.row_drafts(isa, (0, entry), gathered, (Codec::Float32, 0), header)
+    }
+
+    /// The messages that carry these values of rows; `header` makes one's of the numbers of its parts.
+    fn row_drafts(
+        &self,
+        isa: Isa,
+        (tensor, entry): (usize, &Entry),
+        Gathered { plan, values }: &Gathered,
+        (codec, sequence): (Codec, u64),
+        header: impl Fn(&[usize], Vec<pb::Part>) -> pb::Header,
+    ) -> Vec<Draft> {
+        let bytes =
+            |part: &RowPart| plan.indices(part).bytes().len() + codec.id().body_len(part.elements.len());
         let draft = |message: Message| {
             let mut payload = Vec::with_capacity(message.bytes);
-            let (mut parts, mut on_wire, mut bases) = (Vec::new(), Vec::new(), Vec::new());
-            for j in message.parts {
-                let (part, before) = (&plan.parts()[j], payload.len());
+            let (mut parts, mut on_wire) = (Vec::new(), Vec::new());
+            for j in &message.parts {
+                let (part, before) = (&plan.parts()[*j], payload.len());
                 let elements = entry.spec.slice_range(part.slice);
                 let position = Position { first_element: elements.start as u64, sequence };
                 payload.extend_from_slice(plan.indices(part).bytes());
                 append(isa, codec, &values[part.elements.clone()], position, &mut payload);
-                bases.push(self.base(options, entry, (part.slice, j)));
                 on_wire.push(on_the_wire(entry, plan, part, part.elements.len()));
                 parts.push(self.row_part(tensor, entry, part, elements, payload.len() - before, None));
             }
-            let header = header::gradient_parts(target, &settings, on_wire, &bases);
-            drafted(parts, header, payload)
+            drafted(parts, header(&message.parts, on_wire), payload)
         };
         messages(entry, plan, bytes).into_iter().filter_map(draft).collect()
     }

@@ -3,6 +3,7 @@
 use crate::calls::pull::{PullTicket, versions};
 use crate::calls::receipts::{PushTicket, names, pushed};
 use crate::calls::sparse::{Scatter, in_order};
+use crate::calls::submit::next;
 use crate::client::Client;
 use crate::link::call::Call;
 use crate::link::payload::{Memory, Payload};
@@ -96,15 +97,19 @@ impl PushTensors for Client {
         Ok((pushed(&self.shared, &call, &names(gradients))?, versions(&call, id)))
     }
 
-    fn assign(&self, gradient: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
-        let (epoch, entries) = self.look_up(std::iter::once(&gradient.name), after(timeout))?;
-        let entry = &entries[0];
-        outgoing::check_shape(gradient.borrow(), &entry.spec)?;
-        outgoing::check_values(Isa::get()?, gradient.values.view(), &entry.spec)?;
-        let memory = Memory::new(gradient.values.clone());
-        let body = |range| (None, Payload::Lent(memory.clone(), range));
-        let bodies = entry.spec.slices().map(body).collect();
-        let call = self.start_assign(entry, bodies, vec![memory.clone()], epoch, timeout);
+    fn assign(&self, values: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
+        let (epoch, entries) = self.look_up(std::iter::once(&values.name), after(timeout))?;
+        let (isa, entry) = (Isa::get()?, &entries[0]);
+        let call = if let Some(rows) = outgoing::assigned_rows(isa, values.borrow(), &entry.spec)? {
+            let drafts = self.row_assignment(isa, entry, &rows, epoch);
+            let mut last = self.lock_sequence();
+            self.submit(drafts, Vec::new(), after(timeout), Some(next(&mut last)))
+        } else {
+            let memory = Memory::new(values.values.clone());
+            let body = |range| (None, Payload::Lent(memory.clone(), range));
+            let bodies = entry.spec.slices().map(body).collect();
+            self.start_assign(entry, bodies, vec![memory.clone()], epoch, timeout)
+        };
         call.wait(Duration::MAX, None)?;
         Self::one(pushed(&self.shared, &call, std::slice::from_ref(&entry.spec.name)))
     }

@@ -10,7 +10,7 @@ use crate::base::text;
 use crate::kernel::codec::{self, Codec, ErrorFeedback, Position};
 use crate::kernel::finite;
 use crate::push::sparse::Gathered;
-use crate::slice::frame::check_sparse_codec;
+use crate::slice::frame::{check_row_assignment, check_sparse_codec};
 use crate::tensor::TensorSpec;
 use crate::verbs::{GradientRef, OptimizerState, PushOptions};
 use foldhash::fast::RandomState;
@@ -66,16 +66,37 @@ fn check_sparse(
         let error = Error::new(Kind::Config, "a sparse gradient has no error feedback");
         return Err(name(error.expected("a push that is not bound", "one with residuals")));
     }
+    check_row_shape(gradient, spec)
+}
+
+/// Fails unless the values of a sparse gradient or assignment are as many rows of the tensor as its indices.
+fn check_row_shape(gradient: GradientRef<'_>, spec: &TensorSpec) -> Result<()> {
     let rows = gradient.indices.map_or(0, <[i64]>::len);
     let mut shape = spec.shape.clone();
     let Some(first) = shape.first_mut() else {
-        return Err(name(Error::new(Kind::Shape, "a scalar has no rows to be indexed")));
+        let error = Error::new(Kind::Shape, "a scalar has no rows to be indexed");
+        return Err(error.tensor(gradient.name));
     };
     *first = rows as u64;
     if gradient.shape == shape && gradient.values.len() == rows * spec.row_width() {
         return Ok(());
     }
     Err(wrong_shape(gradient, &shape))
+}
+
+/// Checks and gathers an assignment of rows; `None`: it is of the whole tensor, and checked.
+pub fn assigned_rows(isa: Isa, values: GradientRef<'_>, spec: &TensorSpec) -> Result<Option<Gathered>> {
+    let name = |error: Error| error.tensor(values.name);
+    let Some(indices) = values.indices else {
+        check_shape(values, spec)?;
+        return check_values(isa, values.values, spec).map(|()| None);
+    };
+    check_row_assignment(spec.dtype, spec.apply).map_err(name)?;
+    check_dtype(values.values, spec)?;
+    check_row_shape(values, spec)?;
+    let View::Float32(rows) = values.values;
+    finite::check(isa, rows, None).map_err(name)?;
+    Gathered::assigned(spec, indices, rows).map(Some)
 }
 
 /// Gathers the sparse gradients of a checked push for their slices; `None` for dense ones.
@@ -167,7 +188,7 @@ pub fn check_and_encode(
 /// Fails unless the gradient has its tensor's dtype and shape.
 pub fn check_shape(gradient: GradientRef<'_>, spec: &TensorSpec) -> Result<()> {
     if gradient.indices.is_some() {
-        let error = Error::new(Kind::Config, "a sparse gradient cannot be bound or assigned");
+        let error = Error::new(Kind::Config, "a sparse gradient cannot be bound");
         return Err(error.tensor(gradient.name).expected("values of the whole tensor", "some rows"));
     }
     check_dtype(gradient.values, spec)?;

@@ -154,6 +154,16 @@ impl Plan {
         gathered
     }
 
+    /// Gathers the caller's values in row order. Of values of the same row, the last in the order given
+    /// remains.
+    pub fn gather_last(&self, values: &[f32]) -> Vec<f32> {
+        let mut gathered = Vec::with_capacity(self.elements());
+        for place in (0..self.starts.len() - 1).filter_map(|k| self.places(k).last()) {
+            gathered.extend_from_slice(&values[place * self.width..(place + 1) * self.width]);
+        }
+        gathered
+    }
+
     /// Whether a row is named more than once.
     pub fn has_repeats(&self) -> bool {
         self.starts.len() - 1 < self.order.len()
@@ -190,7 +200,7 @@ fn sorted(indices: &[i64], rows: u64) -> Vec<(u64, u32)> {
     order.into_iter().map(|both| (both >> 32, both as u32)).collect()
 }
 
-/// A sparse gradient, gathered for its slices.
+/// A sparse gradient or assignment, gathered for its slices.
 #[derive(Clone, Debug)]
 pub struct Gathered {
     /// The rows.
@@ -220,6 +230,13 @@ impl Gathered {
                 error.tensor(spec.name.clone())
             })?;
         }
+        Ok(Self { plan, values })
+    }
+
+    /// Gathers checked values that replace those of the rows.
+    pub fn assigned(spec: &TensorSpec, indices: &[i64], values: &[f32]) -> Result<Self> {
+        let plan = Plan::new(spec, indices)?;
+        let values = plan.gather_last(values);
         Ok(Self { plan, values })
     }
 }

@@ -115,7 +115,10 @@ impl ExactMemory {
             Action::Gradient => self.step_optimizer(slice, push)?,
             Action::Assign => {
                 let params = unpinned(slice, &mut self.params, &mut self.spare)?;
-                assign(slice, push, push.body, params);
+                match push.indices {
+                    None => assign(slice, push, push.body, params),
+                    Some(rows) => assign_rows(slice, push, rows, params),
+                }
             }
             Action::AssignState { step } => {
                 for (k, slot) in self.state.iter_mut().enumerate() {
@@ -339,6 +342,19 @@ impl ExactMemory {
 fn assign(slice: &Slice, push: &Push<'_>, body: &[u8], buffer: &mut Buffer) {
     match slice.spec.dtype {
         DType::Float32 => push.codec.decode(slice.isa, body, buffer.values_mut()),
+    }
+}
+
+/// Replaces the values of some rows of one buffer with those of a body.
+fn assign_rows(slice: &Slice, push: &Push<'_>, rows: Indices<'_>, buffer: &mut Buffer) {
+    let (size, mut body) = (slice.spec.dtype.size(), push.body);
+    let mut runs = slice.layout.runs(rows);
+    while let Some(run) = runs.next_of(slice.len) {
+        let (own, rest) = body.split_at(size * run.len());
+        match slice.spec.dtype {
+            DType::Float32 => push.codec.decode(slice.isa, own, &mut buffer.values_mut()[run]),
+        }
+        body = rest;
     }
 }
 

@@ -8,7 +8,7 @@ use crate::base::isa::Isa;
 use crate::kernel::codec::CodecId;
 use crate::kernel::optim::Optimizer;
 use crate::kernel::rows::{Indices, RowLayout};
-use crate::tensor::SliceId;
+use crate::tensor::{Apply, SliceId};
 
 /// Client and sequence number of a push; a slice recognizes a repeated push by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,7 +33,7 @@ pub struct Base {
 pub enum Action {
     /// An optimizer step.
     Gradient,
-    /// Replaces the values.
+    /// Replaces the values, or those of some rows.
     Assign,
     /// Replaces the optimizer state (all slots, concatenated) and the step count.
     AssignState {
@@ -68,7 +68,7 @@ pub struct Push<'a> {
     /// The slice's number of elements as the sender knows it; of a sparse push, the number of elements of its
     /// rows in the slice.
     pub count: u64,
-    /// The rows of a sparse gradient; `None` for a dense one.
+    /// The rows of a sparse gradient or assignment; `None`: the whole slice.
     pub indices: Option<Indices<'a>>,
     /// The encoding of the body.
     pub codec: CodecId,
@@ -89,6 +89,7 @@ pub(crate) struct Target<'a> {
     pub(crate) len: usize,
     pub(crate) slots: usize,
     pub(crate) layout: RowLayout,
+    pub(crate) apply: Apply,
     pub(crate) optimizer: &'a Optimizer,
 }
 
@@ -157,13 +158,31 @@ impl Push<'_> {
 
     /// Fails unless the push may be sparse; returns the number of its elements.
     fn check_sparse(&self, indices: Indices<'_>, target: Target<'_>) -> Result<usize> {
-        if self.action != Action::Gradient {
-            return Err(Error::new(Kind::Frame, "an assignment is not sparse"));
+        match self.action {
+            Action::Gradient => {
+                check_sparse_codec(self.codec)?;
+                target.optimizer.check_sparse()?;
+            }
+            Action::Assign => check_row_assignment(target.dtype, target.apply)?,
+            Action::AssignState { .. } => {
+                return Err(Error::new(Kind::Frame, "an assignment of state names no rows"));
+            }
         }
-        check_sparse_codec(self.codec)?;
-        target.optimizer.check_sparse()?;
         target.layout.elements(indices)
     }
+}
+
+/// Fails unless rows of such a tensor can be assigned.
+pub(crate) fn check_row_assignment(dtype: DType, apply: Apply) -> Result<()> {
+    if apply != Apply::Exact {
+        let error = Error::new(Kind::Precondition, "rows of this tensor cannot be assigned");
+        return Err(error.expected("apply=\"exact\"", format!("apply={:?}", apply.name())));
+    }
+    if dtype != DType::Float32 {
+        let error = Error::new(Kind::DType, "rows of this tensor cannot be assigned");
+        return Err(error.expected(DType::Float32.name(), dtype.name()));
+    }
+    Ok(())
 }
 
 /// Fails for a codec that sparse pushes do not support.

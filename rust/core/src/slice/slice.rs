@@ -448,7 +448,8 @@ impl Slice {
 
     pub(super) fn target(&self) -> Target<'_> {
         let Self { len, slots, layout, .. } = *self;
-        Target { dtype: self.spec.dtype, len, slots, layout, optimizer: &self.spec.optimizer }
+        let TensorSpec { dtype, apply, optimizer, .. } = &*self.spec;
+        Target { dtype: *dtype, len, slots, layout, apply: *apply, optimizer }
     }
 
     pub(super) fn name(&self, error: Error) -> Error {

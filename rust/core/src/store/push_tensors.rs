@@ -1,15 +1,16 @@
 //! The calls that change tensors of a store. Each begins its change and settles it, or returns a ticket that
 //! does.
 
+use super::Store;
 use super::later::Later;
 use super::places::Places;
 use super::settle::Begun;
-use super::{Store, Tensor};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::Arc;
 use crate::kernel::codec::CodecId;
 use crate::push::check;
 use crate::push::outcome::Collect;
+use crate::push::sparse::{Gathered, RowPart};
 use crate::slice::Slice;
 use crate::slice::frame::{Action, Push};
 use crate::tensor::Versions;
@@ -21,17 +22,19 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 impl Store {
-    /// Replaces values or state of a whole tensor.
+    /// Replaces values or state of one tensor, or values of some rows; `actions` has those of each slice that
+    /// the call touches.
     pub(super) fn change(
         &self,
-        tensor: &Arc<Tensor>,
+        places: &Places,
         actions: &[(Action, &[u8])],
         timeout: Duration,
     ) -> Result<Receipt, PushError> {
         let identity = self.identity();
         let late = OnceLock::new();
-        let change = |(part, slice): (usize, &Arc<Slice>)| {
-            let (action, body) = actions[part];
+        let change = |(part, (_, slice)): (usize, (usize, &Arc<Slice>))| {
+            let ((action, body), dtype) = (actions[part], slice.spec().dtype);
+            let rows = places.rows(0).map(|rows| rows.plan.indices(&rows.plan.parts()[part]));
             let push = Push {
                 slice: slice.id(),
                 action,
@@ -41,21 +44,20 @@ impl Store {
                 scale: None,
                 momentum: None,
                 correction: None,
-                count: slice.len() as u64,
-                indices: None,
-                codec: CodecId::plain(tensor.spec.dtype),
+                count: rows.map_or(slice.len(), |_| body.len() / dtype.size()) as u64,
+                indices: rows,
+                codec: CodecId::plain(dtype),
                 body,
                 trusted: false,
                 once: true,
             };
             self.shared.shard.push_to(slice, &push, || late.get_or_init(Arc::<Collect>::default).expect(part))
         };
-        let answers = tensor.slices.iter().enumerate().map(change).collect();
+        let answers = places.parts().enumerate().map(change).collect();
         let bytes = actions.iter().map(|(_, body)| body.len() as u64).sum();
-        let places = Places::new(0, vec![tensor.clone()]);
         let late = late.into_inner();
         let begun = Begun { identity, answers, late, residues: Vec::new(), sent: Some(vec![bytes]) };
-        let mut receipts = self.settle(&places, begun, timeout)?;
+        let mut receipts = self.settle(places, begun, timeout)?;
         receipts.pop().ok_or_else(|| Error::new(Kind::Internal, "a change without a receipt").into())
     }
 }
@@ -96,14 +98,21 @@ impl PushTensors for Store {
         Ok((receipts, self.pull(&names, options.timeout, caller)?))
     }
 
-    fn assign(&self, gradient: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
-        let tensor = self.tensor(&gradient.name)?;
-        check::check_shape(gradient.borrow(), &tensor.spec)?;
-        let values = gradient.values.view();
-        check::check_values(self.shared.isa, values, &tensor.spec)?;
-        let actions: Vec<(Action, &[u8])> =
-            tensor.spec.slices().map(|range| (Action::Assign, values.get(range).bytes())).collect();
-        self.change(&tensor, &actions, timeout)
+    fn assign(&self, given: &Gradient, timeout: Duration) -> Result<Receipt, PushError> {
+        let tensor = self.tensor(&given.name)?;
+        let rows = check::assigned_rows(self.shared.isa, given.borrow(), &tensor.spec)?;
+        let mut places = Places::new(0, vec![tensor.clone()]);
+        places.sparse = vec![rows];
+        let values = given.values.view();
+        let assign = |body| (Action::Assign, body);
+        let actions: Vec<(Action, &[u8])> = match places.rows(0) {
+            None => tensor.spec.slices().map(|range| assign(values.get(range).bytes())).collect(),
+            Some(Gathered { plan, values }) => {
+                let body = |part: &RowPart| bytemuck::cast_slice(&values[part.elements.clone()]);
+                plan.parts().iter().map(|part| assign(body(part))).collect()
+            }
+        };
+        self.change(&places, &actions, timeout)
     }
 
     fn load_state(
@@ -114,11 +123,8 @@ impl PushTensors for Store {
     ) -> Result<Receipt, PushError> {
         let tensor = self.tensor(name)?;
         let bodies = check::state_bodies(&tensor.spec, state)?;
-        let actions: Vec<(Action, &[u8])> = bodies
-            .iter()
-            .zip(&state.steps)
-            .map(|(body, step)| (Action::AssignState { step: *step }, body.as_slice()))
-            .collect();
-        self.change(&tensor, &actions, timeout)
+        let assign = |(body, step): (_, &u64)| (Action::AssignState { step: *step }, body);
+        let actions: Vec<_> = bodies.iter().map(Vec::as_slice).zip(&state.steps).map(assign).collect();
+        self.change(&Places::new(0, vec![tensor]), &actions, timeout)
     }
 }

@@ -1,6 +1,7 @@
 //! Registration and removal of a store's tensors. A shared store publishes a new tensor to all of its
 //! processes.
 
+use super::places::Places;
 use super::{Store, Tensor, unknown};
 use crate::base::dtype::View;
 use crate::base::error::{Error, Kind, Result};
@@ -27,7 +28,7 @@ impl TensorRegistry for Store {
         let tensor = Arc::new(self.create(&spec, None)?);
         let actions: Vec<(Action, &[u8])> =
             spec.slices().map(|range| (Action::Assign, values.get(range).bytes())).collect();
-        if let Err(error) = self.change(&tensor, &actions, timeout) {
+        if let Err(error) = self.change(&Places::new(0, vec![tensor.clone()]), &actions, timeout) {
             self.shared.shard.remove(&tensor.slices.iter().map(|slice| slice.id()).collect::<Vec<_>>());
             return Err(match error {
                 PushError::Refused(error) => error,

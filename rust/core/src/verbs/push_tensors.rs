@@ -26,8 +26,9 @@ pub trait PushTensors: Send + Sync {
         options: &PushOptions,
         caller: &mut dyn Caller,
     ) -> Result<(Vec<Receipt>, Versions), PushError>;
-    /// Replaces a tensor's values.
-    fn assign(&self, gradient: &Gradient, timeout: Duration) -> Result<Receipt, PushError>;
+    /// Replaces a tensor's values, or those of some rows; of a row that is named more than once, the last
+    /// values remain.
+    fn assign(&self, values: &Gradient, timeout: Duration) -> Result<Receipt, PushError>;
     /// Replaces a tensor's optimizer state.
     fn load_state(&self, name: &str, state: &OptimizerState, timeout: Duration)
     -> Result<Receipt, PushError>;

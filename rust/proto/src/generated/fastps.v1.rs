@@ -90,7 +90,8 @@ pub struct Header {
     /// Reserved: wait until this version.
     #[prost(fixed64, optional, tag = "26")]
     pub min_version: ::core::option::Option<u64>,
-    /// Parts of a sparse message, one per slice: on KIND_GRADIENT and KIND_PULL, in place of `slice` and `count`.
+    /// Parts of a sparse message, one per slice: on KIND_GRADIENT, KIND_ASSIGN and KIND_PULL, in place of `slice` and
+    /// `count`.
     #[prost(message, repeated, tag = "27")]
     pub parts: ::prost::alloc::vec::Vec<Part>,
     /// Further fields of the parts.
@@ -142,7 +143,7 @@ pub struct Part {
     /// Number of indices.
     #[prost(fixed64, tag = "2")]
     pub count: u64,
-    /// On KIND_GRADIENT: elements of the rows in the slice, which are those of the part's codec body.
+    /// On KIND_GRADIENT and KIND_ASSIGN: elements of the rows in the slice, which are those of the part's codec body.
     #[prost(uint32, tag = "3")]
     pub elements: u32,
 }
@@ -920,7 +921,7 @@ pub enum Kind {
     Unspecified = 0,
     /// Request: a gradient for the tensor's optimizer.
     Gradient = 1,
-    /// Request: replaces the slice's values; not an optimizer step.
+    /// Request: replaces the slice's values, or those of some rows; not an optimizer step.
     Assign = 2,
     /// Request: the slice's values.
     Pull = 3,

@@ -9,11 +9,12 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-/// A gradient of some rows of a tensor; the other rows are neither sent nor changed.
+/// A gradient of some rows of a tensor, or new values for `assign`. The other rows are neither sent nor
+/// changed.
 ///
 /// Args:
 ///     indices: Rows (elements of a flat tensor), as integers in any order. The values of a repeated index
-///         are summed in the given order before they are encoded.
+///         are summed in the given order before they are encoded; `assign` keeps the last of them.
 ///     values: float32, one row for each index, of the shape of the tensor's rows. Used in place, like every
 ///         array.
 ///

@@ -19,7 +19,7 @@ pub(crate) use settings::PushSettings;
 pub(crate) use vectors::PyVectorSpaces;
 
 use crate::arrays::buffer::{Access, array, empty, sweep, try_borrow};
-use crate::arrays::gradient::whole_gradient;
+use crate::arrays::gradient::{gradient, whole_gradient};
 use crate::arrays::shared_view::SharedView;
 use crate::arrays::sparse;
 use crate::call::{self, Here};
@@ -414,7 +414,7 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<Receipt> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
-        let values = whole_gradient(name, values)?;
+        let values = gradient(name, values)?;
         let receipt = self.call(py, server, move |server| server.assign(&values, timeout))?;
         sweep(py);
         receipt.or_raise(py).map(|r| Receipt::from(&r))

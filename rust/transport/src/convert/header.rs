@@ -137,6 +137,11 @@ pub fn assignment(
     }
 }
 
+/// Assignments of rows.
+pub fn assignment_parts(target: Target, dtype: DType, parts: Vec<pb::Part>) -> pb::Header {
+    pb::Header { parts, ..assignment(target, dtype, 0, None, 0) }
+}
+
 /// A pull of the values, of the state, or of the version.
 pub fn read(target: Target, what: Read) -> pb::Header {
     let kind = match what {

@@ -39,12 +39,12 @@ pub struct Part<'a> {
     pub slice: SliceId,
     /// The rows.
     pub indices: Indices<'a>,
-    /// Elements that the sender believes them to have, and where a gradient's body begins.
+    /// Elements that the sender believes them to have, and where the body of a push begins.
     elements: usize,
     body: &'a [u8],
 }
 
-/// The parts of a gradient.
+/// The parts of a gradient or assignment.
 pub(super) fn of_push<'a>(h: &'a pb::Header, push: Push<'a>) -> Result<Parts<'a>> {
     let table = h.table.as_deref();
     if let Some(table) = table {

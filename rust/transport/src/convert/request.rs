@@ -52,7 +52,7 @@ pub enum Verb<'a> {
         /// The reservation that an initial assignment belongs to.
         reservation: Option<u64>,
     },
-    /// Sparse gradients, one per slice; in place of the request's slice.
+    /// Sparse gradients or assignments of rows, one per slice; in place of the request's slice.
     PushParts(Parts<'a>, DType),
     /// The values.
     Pull,
@@ -163,7 +163,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
             kind.as_str_name(),
         ));
     }
-    let sparse = !h.parts.is_empty() && (gradient || kind == pb::Kind::Pull);
+    let sparse = !h.parts.is_empty() && (gradient || assign || kind == pb::Kind::Pull);
     let whole = gradient && !sparse;
     let (parts, bytes) = (h.parts.len(), frame.payload.len());
     for (used, field, set) in [
@@ -185,7 +185,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
         (false, "staleness", given(h.staleness.as_ref())),
         (false, "duplicate", plain(&h.duplicate)),
         (false, "refusal", message(h.refusal.as_ref())),
-        (assign, "reservation", plain(&h.reservation)),
+        (assign && !sparse, "reservation", plain(&h.reservation)),
         (false, "weight", given(h.weight.as_ref())),
         (false, "have_version", given(h.have_version.as_ref())),
         (false, "min_version", given(h.min_version.as_ref())),
@@ -374,6 +374,32 @@ mod tests {
         let frame = resolve_frame(1, ROUTE, SliceId(5), 8);
         let verb = request_from_frame(&frame).unwrap().verb;
         assert!(matches!(verb, Verb::Resolve(Identity { client: 9, sequence: 8 })));
+    }
+
+    #[test]
+    fn an_assignment_of_rows_has_the_golden_bytes() {
+        let hex = include_str!("../../../../tests/vectors/row_assignment.hex").trim();
+        let byte = |k| u8::from_str_radix(&hex[k..k + 2], 16).unwrap();
+        let golden: Vec<_> = (0..hex.len()).step_by(2).map(byte).collect();
+        let bytes = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>();
+        let rows = |rows: &[u32]| rows.iter().flat_map(|row| row.to_le_bytes()).collect::<Vec<_>>();
+        let payload =
+            [rows(&[1, 3]), bytes(&[1.0, -2.0, 0.5, 4.0]), rows(&[0]), bytes(&[8.0, -0.0])].concat();
+        let parts =
+            vec![pb::Part { slice: 7, count: 2, elements: 4 }, pb::Part { slice: 8, count: 1, elements: 2 }];
+        let target = Target { slice: SliceId(0), group: 1, epoch: 1 };
+        let draft = header::assignment_parts(target, DType::Float32, parts);
+        let frame = completed(&draft, 5, 9, 3, payload.into());
+        assert_eq!(frame.encode_to_vec(), golden);
+        let Verb::PushParts(parts, DType::Float32) = request_from_frame(&frame).unwrap().verb else {
+            panic!("it is not read as a push of parts");
+        };
+        let pushes: Vec<_> = parts.iter().enumerate().filter_map(|(k, part)| parts.push(k, part)).collect();
+        assert!(pushes.iter().all(|push| push.action == Action::Assign && push.indices.is_some()));
+        assert_eq!(pushes.iter().map(|push| push.count).collect::<Vec<_>>(), [4, 2]);
+        let mut reserved = frame;
+        reserved.header.as_mut().unwrap().reservation = 1;
+        assert_eq!(request_from_frame(&reserved).unwrap_err().kind, Kind::Frame);
     }
 
     #[test]
