@@ -86,14 +86,15 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
 
     Args:
         ps: A `fastps.Store` or the result of `fastps.connect`.
-        path: A file of `save`, or any safetensors file of float32 tensors.
+        path: A file of `save`, or any safetensors file of float32 and float64 tensors.
         optimizer: Only for a file without optimizers; all its tensors then start with new optimizer state.
 
     Returns:
         The names of the file's tensors.
 
     Raises:
-        DTypeError: A tensor is not float32; nothing was changed.
+        DTypeError: A tensor is neither float32 nor float64, or is registered with another dtype; nothing was
+            changed.
         NonFiniteError: A value, not of optimizer state, is NaN or infinite; nothing was changed.
         ConfigError: The file has no optimizers and none was given, it has its own and one was given, it is of
             a later version, or a tensor exists with another shape or optimizer. Nothing was changed.
@@ -106,7 +107,7 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
             about = (file.metadata() or {}).get(_KEY)
             keys = list(file.keys())
             for key in keys:  # before any is read: NumPy lacks some types
-                _expect_float32(path, key, file.get_slice(key).get_dtype())
+                _check_dtype(path, key, file.get_slice(key).get_dtype())
             arrays = {key: file.get_tensor(key) for key in keys}
     except library.SafetensorError as error:
         raise ConfigError(f"{os.fspath(path)} is not a whole safetensors file: {error}") from error
@@ -167,13 +168,14 @@ def _safetensors() -> Any:
     return safetensors
 
 
-def _expect_float32(path: File, key: str, dtype: str) -> None:
-    """Fails for another type of the format."""
-    if dtype != "F32":
+def _check_dtype(path: File, key: str, dtype: str) -> None:
+    """Fails for a type of the format that no tensor has."""
+    if dtype not in ("F32", "F64"):
+        expected = "float32 or float64"
         raise DTypeError(
-            f'wrong dtype in {os.fspath(path)} (tensor "{key}"): expected float32, got {dtype}',
+            f'wrong dtype in {os.fspath(path)} (tensor "{key}"): expected {expected}, got {dtype}',
             tensor=key,
-            expected="float32",
+            expected=expected,
             got=dtype,
         )
 
@@ -216,6 +218,9 @@ def _said(
         shape, steps = arrays[name].shape, said["steps"]
         if any(arrays[key].shape != shape for key in said["slots"].values()):
             raise ConfigError(f'{os.fspath(path)} has a slot of another shape (tensor "{name}")', tensor=name)
+        dtype = str(arrays[name].dtype)
+        if any(str(arrays[key].dtype) != dtype for key in said["slots"].values()):
+            raise DTypeError(f'{os.fspath(path)} has a slot of another dtype (tensor "{name}")', tensor=name)
         if not all(type(step) is int and step >= 0 for step in steps):
             expected, got = "whole numbers of steps", ", ".join(map(str, steps))
             raise ConfigError(
@@ -239,13 +244,30 @@ def _said(
                 got=got,
             )
         kind = getattr(optim, said["optimizer"])
-        specs[name] = TensorSpec(name, shape, "float32", said["apply"], said["group"], kind(**settings))
+        specs[name] = TensorSpec(name, shape, dtype, said["apply"], said["group"], kind(**settings))
     return specs, about["tensors"]
 
 
 def _compare(path: File, ps: ParameterServer, specs: dict[str, TensorSpec]) -> None:
+    for name, spec in specs.items():
+        if spec.dtype == "float64" and not isinstance(spec.optimizer, optim.SGD):
+            expected, got = "float32, or SGD", f"float64 and {type(spec.optimizer).__name__}"
+            raise DTypeError(
+                f'only SGD steps float64 tensors (tensor "{name}"): expected {expected}, got {got}',
+                tensor=name,
+                expected=expected,
+                got=got,
+            )
     for name in sorted(specs.keys() & set(ps.names())):
         ours, there = specs[name], ps.spec(name)
+        if ours.dtype != there.dtype:
+            raise DTypeError(
+                f'{os.fspath(path)} has another dtype than the registered tensor (tensor "{name}"): expected '
+                f"{there.dtype}, got {ours.dtype}",
+                tensor=name,
+                expected=there.dtype,
+                got=ours.dtype,
+            )
         if ours.shape != there.shape or not ours.optimizer._is_but_for_lr(there.optimizer):
             expected, got = f"{there.shape}, {there.optimizer}", f"{ours.shape}, {ours.optimizer}"
             raise ConfigError(

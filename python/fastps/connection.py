@@ -50,7 +50,7 @@ class TensorSpec:
     Attributes:
         name: Name, 1 to 1024 bytes of UTF-8.
         shape: Row-major shape; ``()`` is a scalar.
-        dtype: Element type; ``"float32"``.
+        dtype: Element type: ``"float32"``; or ``"float64"``, for ``"exact"`` tensors with `SGD`.
         apply: ``"exact"``: one push at a time per slice, and every pull of a slice is one whole version;
             ``"hogwild"``: no locks (Niu et al. 2011), values never tear, racing pushes to the same element
             may overwrite each other.
@@ -69,10 +69,14 @@ class TensorSpec:
 class ParameterServer:
     """Parameters, in this process or on servers; make one with `fastps.Store` or `fastps.connect`.
 
-    Arrays are C-contiguous float32 in host memory: NumPy arrays, or anything with the buffer protocol or
-    DLPack, such as detached torch CPU tensors. They are used in place, without a copy; do not change them
-    until the call returns. Anything else raises `fastps.DTypeError` or `fastps.ShapeError`; nothing is
-    converted silently.
+    Arrays are C-contiguous in host memory: NumPy arrays, or anything with the buffer protocol or DLPack, such
+    as detached torch CPU tensors. They are used in place, without a copy; do not change them until the call
+    returns. They are float32, or float64 for a tensor that was registered with float64 values. Anything else
+    raises `fastps.DTypeError` or `fastps.ShapeError`; nothing is converted silently.
+
+    A float64 tensor is ``"exact"`` and has the optimizer `fastps.SGD`. It takes dense, uncompressed pushes:
+    codecs, error feedback, `fastps.Sparse`, `push_pull`, workers and the torch and JAX adapters are for
+    float32 tensors and raise `fastps.DTypeError`.
 
     All methods may be called from several threads. Each takes ``timeout`` in seconds; None means the timeout
     of `connect`. After ``fork`` the child gets `fastps.ForkError`. Use it as a context manager, or call
@@ -105,13 +109,15 @@ class ParameterServer:
 
         Args:
             name: 1 to 1024 bytes of UTF-8.
-            array: Initial values, which also define the shape.
+            array: Initial values, which also define the shape and the dtype: float32 or float64.
             optimizer: For example ``fastps.Adagrad(lr=0.1)``.
             apply: See `TensorSpec`.
             group: See `TensorSpec`.
 
         Raises:
             ConfigError: The tensor exists with another spec.
+            DTypeError: The values are neither float32 nor float64; or they are float64, and the tensor is not
+                ``"exact"`` or its optimizer is not `fastps.SGD`.
             CapacityError: It does not fit into the configured memory.
             NonFiniteError: A value is NaN or infinite.
 
@@ -175,8 +181,8 @@ class ParameterServer:
             name: A tensor's name, with `grad`; or a mapping of names to gradients, sent as one list; or a
                 list made by `bind`.
             grad: Gradient of the tensor's shape, or a `fastps.Sparse` one of some rows; a list may have both.
-            codec: How gradients are encoded; None is `fastps.Float32`. `fastps.OneBit` needs a bound list or
-                a `Worker`.
+            codec: How gradients are encoded; None sends them as they are. `fastps.OneBit` needs a bound list
+                or a `Worker`.
             lr: Learning rate of this step, instead of the optimizers'.
             scale: Factor on the gradients.
             based_on: The `Versions` that a pull returned; the receipts then have the staleness.
@@ -369,12 +375,12 @@ class ParameterServer:
             names: A name, or several.
             indices: Rows to pull instead of the whole tensor: integers in any order, repeats allowed (a
                 mapping of them for several names). The value, and `out`, have one row for each.
-            out: Writable C-contiguous float32 of the tensor's shape (a mapping of them for several names),
-                which is filled and returned. None makes new NumPy arrays.
+            out: Writable C-contiguous array of the tensor's dtype and shape (a mapping of them for several
+                names), which is filled and returned. None makes new NumPy arrays.
             versions: Return ``(values, versions)``; pass the latter to a later push as ``based_on``.
 
         Returns:
-            A float32 ndarray for one name, a dict of them for several.
+            An ndarray of the tensor's dtype for one name, a dict of them for several.
 
         Raises:
             UnknownTensorError, ShapeError, DTypeError, ConfigError: An index is out of range or not an
@@ -451,7 +457,7 @@ class ParameterServer:
 
         Returns:
             ``"step"``: steps taken, an int64 array with one number per slice; and each state tensor
-            (``"exp_avg"``, for instance), float32 of the tensor's shape.
+            (``"exp_avg"``, for instance), of the tensor's dtype and shape.
 
         >>> store = fastps.Store()
         >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(momentum=0.9))
@@ -467,7 +473,7 @@ class ParameterServer:
 
         Args:
             name: A tensor's name.
-            state: ``"step"``, one number or one per slice; and each state tensor, float32 of the tensor's
+            state: ``"step"``, one number or one per slice; and each state tensor, of the tensor's dtype and
                 shape. torch's SGD counts no steps, so its state may come without ``"step"``.
 
         Returns:
@@ -477,7 +483,7 @@ class ParameterServer:
             UnknownTensorError: There is no tensor of this name.
             ConfigError: Names are missing or unknown, or ``"step"`` is not one integer, or one per slice,
                 from 0 to 2**53.
-            ShapeError, DTypeError: A state tensor does not have the tensor's shape, or is not float32.
+            ShapeError, DTypeError: A state tensor does not have the tensor's shape or dtype.
             PartialPush: Some slices were, or may have been, replaced; it lists them.
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
         """
@@ -502,7 +508,7 @@ class ParameterServer:
         Returns:
             ``{"client": {name: n}, "shards": [{"address": "host:port", "counters": {name: n}}, ...]}``, the
             shards in the order of their indices; a store is one shard with the address ``""``. Bytes are
-            those of gradients and values; ``"bytes_saved"`` is what codecs saved compared to float32.
+            those of gradients and values; ``"bytes_saved"`` is what codecs saved.
 
         Raises:
             DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.

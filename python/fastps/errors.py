@@ -86,7 +86,7 @@ class ShapeError(FastpsError, ValueError):
 
 
 class DTypeError(FastpsError, TypeError):
-    """Not an array, not float32, or not in host memory."""
+    """Not an array, not of the dtype that is needed, or not in host memory."""
 
 
 class NonFiniteError(FastpsError, ValueError):

@@ -34,6 +34,7 @@ from fastps.errors import ConfigError, DTypeError
 from fastps.modes import Mode
 from fastps.worker import Step
 from fastps.worker import Worker as _Worker
+from fastps.worker.arguments import check_float32
 
 __all__ = ["Worker", "flatten", "pull", "push", "register"]
 
@@ -78,8 +79,14 @@ def push(ps: ParameterServer, grads: Any, *, prefix: str = "", **how: Unpack[Pus
 
 
 def pull(ps: ParameterServer, like: Any, *, prefix: str = "") -> Any:
-    """Pulls a pytree: that of `like`, for its structure and its leaves' types."""
-    return _unflatten(ps.pull(list(flatten(like, prefix))), like)
+    """Pulls a pytree: that of `like`, for its structure and its leaves' types.
+
+    Raises:
+        UnknownTensorError, DTypeError: A leaf's tensor is not registered, or is not float32.
+    """
+    names = list(flatten(like, prefix))
+    check_float32(ps, names)
+    return _unflatten(ps.pull(names), like)
 
 
 class Worker:

@@ -1,4 +1,4 @@
-"""The four codecs in NumPy, written from `protos/README.md`, without any code of fastps.
+"""The codecs in NumPy, written from `protos/README.md`, without any code of fastps.
 
 A body holds the values of one slice. Only the stochastic 8-bit codec depends on the slice's position in its
 tensor.
@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Float32 = NDArray[np.float32]
+Floats = NDArray[np.float32] | NDArray[np.float64]
 
-FLOAT32, BFLOAT16, INT8, ONEBIT = 1, 2, 3, 4
+FLOAT32, BFLOAT16, INT8, ONEBIT, FLOAT64 = 1, 2, 3, 4, 5
 INT8_BLOCK, ONEBIT_BLOCK = 64, 1024
 SLICE_LEN = 63 * 4096
+FLOAT64_SLICE_LEN = 31 * 4096
 
 # Exponent fields below this one (magnitudes below 2^-95) make a block zero.
 _SMALLEST = 32
@@ -30,10 +32,12 @@ def body_len(codec: int, n: int) -> int:
 
 
 def encode(
-    codec: int, values: Float32, *, seed: int | None = None, first: int = 0, sequence: int = 0
+    codec: int, values: Floats, *, seed: int | None = None, first: int = 0, sequence: int = 0
 ) -> bytes:
     """The body of finite `values`. With `seed`, 8-bit rounds stochastically; `first` is the index in the
     tensor of the first element, `sequence` the push's number."""
+    if codec == FLOAT64:
+        return values.astype("<f8").tobytes()
     values = np.ascontiguousarray(values, np.float32).ravel()
     if codec == FLOAT32:
         return values.astype("<f4").tobytes()

@@ -27,6 +27,7 @@ import grpc
 
 Message = Any  # a generated message class has no type that a checker knows
 Float32 = NDArray[np.float32]
+Floats = encoders.Floats
 MAX_MESSAGE = 4 << 20
 TIMEOUT = 30.0
 
@@ -201,7 +202,7 @@ class ForeignClient:
         rule = self.pb.Optimizer(name=optimizer, settings=settings or {})
         return self.pb.TensorSpec(name=name, shape=list(shape), optimizer=rule, **fields)
 
-    def register(self, spec: Message, values: Float32) -> bool:
+    def register(self, spec: Message, values: Floats) -> bool:
         """The registration protocol, all four steps; false if the tensor existed with this very spec."""
         request = self.pb.RegisterRequest(spec=spec, client=self.client)
         deadline = time.monotonic() + TIMEOUT
@@ -280,13 +281,13 @@ class ForeignClient:
     ) -> Message:
         """A frame that carries values of slice `index`."""
         count = slice_of(entry, index).stop - slice_of(entry, index).start
-        fields = {"sequence": self.sequence, "dtype": self.pb.DTYPE_FLOAT32, "count": count} | fields
+        fields = {"sequence": self.sequence, "dtype": entry.spec.dtype, "count": count} | fields
         return self.frame(kind, entry, index, body, codec=codec, **fields)
 
     def gradient_frames(
         self,
         name: str,
-        gradient: Float32,
+        gradient: Floats,
         codec: int = encoders.FLOAT32,
         *,
         seed: int | None = None,
@@ -303,11 +304,12 @@ class ForeignClient:
             frames.append(self.body_frame(self.pb.KIND_GRADIENT, entry, index, codec, body, **fields))
         return frames
 
-    def assign_frame(self, entry: Message, index: int, values: Float32, reservation: int = 0) -> Message:
+    def assign_frame(self, entry: Message, index: int, values: Floats, reservation: int = 0) -> Message:
         """Values for one slice; with a reservation, its initial ones."""
-        body = encoders.encode(encoders.FLOAT32, values.reshape(-1)[slice_of(entry, index)])
+        codec = encoders.FLOAT64 if is_float64(entry) else encoders.FLOAT32
+        body = encoders.encode(codec, values.reshape(-1)[slice_of(entry, index)])
         fields = {"reservation": reservation}
-        return self.body_frame(self.pb.KIND_ASSIGN, entry, index, encoders.FLOAT32, body, **fields)
+        return self.body_frame(self.pb.KIND_ASSIGN, entry, index, codec, body, **fields)
 
     def exchange(self, name: str, frames: Iterable[Message]) -> list[Message]:
         """Sends each slice's frame to the shard that holds it; the answers in the same order."""
@@ -326,34 +328,43 @@ class ForeignClient:
         return answer.header
 
     def push(
-        self, name: str, gradient: Float32, codec: int = encoders.FLOAT32, **fields: Any
+        self, name: str, gradient: Floats, codec: int = encoders.FLOAT32, **fields: Any
     ) -> list[Message]:
         """Pushes a gradient; the receipts' headers, one per slice."""
         answers = self.exchange(name, self.gradient_frames(name, gradient, codec, **fields))
         return [self.accepted(answer) for answer in answers]
 
-    def pull(self, name: str) -> tuple[Float32, list[int]]:
+    def pull(self, name: str) -> tuple[Any, list[int]]:
         """The values, and the version of each slice."""
         entry = self.entry(name)
         indices = range(len(entry.placement.slices))
         answers = self.exchange(name, [self.frame(self.pb.KIND_PULL, entry, k) for k in indices])
         versions = [self.accepted(answer).version for answer in answers]
-        values = np.concatenate([np.frombuffer(answer.payload, "<f4") for answer in answers])
-        return values.astype(np.float32).reshape(tuple(entry.spec.shape)), versions
+        values = np.concatenate([np.frombuffer(answer.payload, value_type(entry)) for answer in answers])
+        return values.reshape(tuple(entry.spec.shape)), versions
 
-    def pull_state(self, name: str) -> list[tuple[int, Float32]]:
+    def pull_state(self, name: str) -> list[tuple[int, Any]]:
         """Step count and state of each slice, all slots one after the other."""
         entry = self.entry(name)
         indices = range(len(entry.placement.slices))
         answers = self.exchange(name, [self.frame(self.pb.KIND_PULL_STATE, entry, k) for k in indices])
-        return [(self.accepted(a).step, np.frombuffer(a.payload, "<f4")) for a in answers]
+        return [(self.accepted(a).step, np.frombuffer(a.payload, value_type(entry))) for a in answers]
+
+
+def is_float64(entry: Message) -> bool:
+    return entry.spec.dtype == 2  # DTYPE_FLOAT64
+
+
+def value_type(entry: Message) -> str:
+    """NumPy's name of the values on the wire."""
+    return "<f8" if is_float64(entry) else "<f4"
 
 
 def slice_of(entry: Message, index: int) -> slice:
     """The elements of slice `index` of a tensor."""
     n = int(np.prod(entry.spec.shape, dtype=np.uint64))
-    start = index * encoders.SLICE_LEN
-    return slice(start, min(start + encoders.SLICE_LEN, n))
+    length = encoders.FLOAT64_SLICE_LEN if is_float64(entry) else encoders.SLICE_LEN
+    return slice(index * length, min((index + 1) * length, n))
 
 
 def wire_fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:

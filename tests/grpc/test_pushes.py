@@ -8,7 +8,7 @@ import encoders
 import numpy as np
 import pytest
 from encoders import FLOAT32, INT8, ONEBIT
-from foreign_client import ForeignClient, slice_of
+from foreign_client import ForeignClient, Refused, slice_of
 from samples import BIG, PLAIN, SHAPES, SMALL, Float32, FreshName, NativeCodec, normal
 
 import fastps
@@ -189,3 +189,33 @@ def test_assign_and_state(
     state = native.state(name)
     exp_avg = np.concatenate([s.reshape(2, -1)[0] for _, s in again])
     assert np.asarray(state["exp_avg"]).tobytes() == exp_avg.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(2 * encoders.FLOAT64_SLICE_LEN + 1027,), (3, 5), (), (0,)], ids=str)
+def test_float64_tensors_agree(
+    foreign: ForeignClient, native: fastps.ParameterServer, fresh_name: FreshName, shape: tuple[int, ...]
+) -> None:
+    rng, name = np.random.default_rng(3), fresh_name("float64")
+    initial = np.asarray(rng.standard_normal(shape))
+    settings = {"lr": 0.1, "momentum": 0.9}
+    spec = foreign.spec(name, shape, "sgd", settings, dtype=foreign.pb.DTYPE_FLOAT64)
+    assert foreign.register(spec, initial)
+    native.register(name, initial, optimizer=fastps.SGD(**settings))
+    with fastps.Store() as store:
+        store.register("w", initial, optimizer=fastps.SGD(**settings))
+        for _ in range(2):
+            gradient = np.asarray(rng.standard_normal(shape))
+            foreign.push(name, gradient, encoders.FLOAT64, lr=1 / 3)
+            native.push(name, gradient)
+            store.push("w", gradient, lr=1 / 3)
+            store.push("w", gradient)
+        values = foreign.pull(name)[0]
+        assert values.dtype == np.float64
+        assert values.tobytes() == native.pull(name).tobytes() == store.pull("w").tobytes()
+        state = np.concatenate([s for _, s in foreign.pull_state(name)])
+        assert state.tobytes() == store.state("w")["momentum_buffer"].tobytes()
+    for refused in (FLOAT32, INT8, ONEBIT):
+        with pytest.raises(Refused) as caught:
+            foreign.push(name, np.zeros(shape, np.float32), refused)
+        assert (caught.value.refusal.kind, caught.value.refusal.tensor) == ("dtype", name)
+    assert foreign.pull(name)[0].tobytes() == values.tobytes()

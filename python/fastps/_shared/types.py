@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-#: A float32 NumPy array.
+#: A NumPy array of float32; of a float64 tensor, of float64, which static types do not tell.
 Array: TypeAlias = NDArray[np.float32]
 
 #: The path of a file.

@@ -16,6 +16,7 @@ from fastps._shared.text import quoted
 from fastps._shared.types import Array
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DTypeError
+from fastps.worker.arguments import check_float32
 from fastps.worker.watched import Watched
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -210,6 +211,7 @@ def by_name(params: Any, names: list[str] | None, prefix: str) -> dict[str, torc
 def absent(ps: ParameterServer, rules: Mapping[str, tuple[tuple[int, ...], optim.Optimizer]]) -> list[str]:
     """Those that are not registered, of names with shapes and rules. Fails if one is registered otherwise."""
     present, others = rules.keys() & set(ps.names()), []
+    check_float32(ps, sorted(present))
     for name, (shape, rule) in rules.items():
         if name in present:
             there = ps.spec(name)

@@ -9,16 +9,29 @@ from fastps._shared.checks import as_rate, invalid
 from fastps._shared.text import quoted
 from fastps._shared.types import Rates
 from fastps.connection import ParameterServer
-from fastps.errors import ConfigError
+from fastps.errors import ConfigError, DTypeError
 from fastps.store import Store
 
-__all__ = ["as_rates", "check_hogwild", "must_be"]
+__all__ = ["as_rates", "check_float32", "check_hogwild", "must_be"]
 
 
 def must_be(kind: type, name: str, expected: str, value: object) -> None:
     """Raises `ConfigError` unless the argument `name` is of a type."""
     if not isinstance(value, kind):
         raise invalid(name, expected, value)
+
+
+def check_float32(ps: ParameterServer, params: Iterable[str]) -> None:
+    """Raises `DTypeError` unless the tensors are float32."""
+    for name in params:
+        dtype = ps.spec(name).dtype
+        if dtype != "float32":
+            raise DTypeError(
+                f'a worker trains float32 tensors (tensor "{name}"): expected float32, got {dtype}',
+                tensor=name,
+                expected="float32",
+                got=dtype,
+            )
 
 
 def check_hogwild(ps: ParameterServer, params: Iterable[str]) -> None:

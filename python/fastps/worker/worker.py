@@ -27,7 +27,7 @@ from fastps.errors import (
 )
 from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
 from fastps.store import Store
-from fastps.worker.arguments import as_rates, check_hogwild, must_be
+from fastps.worker.arguments import as_rates, check_float32, check_hogwild, must_be
 from fastps.worker.fetches import Fetches
 from fastps.worker.gradients import finite, whole
 from fastps.worker.groups import Groups
@@ -122,6 +122,7 @@ class Worker:
             )
         if isinstance(then, Hogwild):
             check_hogwild(ps, params)
+        check_float32(ps, params)
         self.mode = mode
         #: The parameters are views of a shared store's values.
         self._views = copy and isinstance(then, Hogwild) and isinstance(ps, Store) and ps.address is not None
@@ -177,7 +178,8 @@ class Worker:
 
         Raises:
             ConfigError: The worker already has one of them.
-            UnknownTensorError, ShapeError: A name is not registered, or has another shape.
+            UnknownTensorError, ShapeError, DTypeError: A name is not registered, has another shape, or is not
+                float32.
         """
         twice = sorted(params.keys() & self.params.keys())
         if twice:
@@ -186,6 +188,7 @@ class Worker:
                 tensor=twice[0],
                 got="a second one",
             )
+        check_float32(self._ps, params)
         self._watched.check()
         self._pushes.finish()
         groups = self._groups.add(params)

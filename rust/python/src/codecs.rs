@@ -1,6 +1,6 @@
 //! Encoding and decoding of slices, and the residuals of error feedback.
 
-use crate::arrays::buffer::{Access, Borrowed, array, borrow, empty, sweep};
+use crate::arrays::buffer::{Access, Borrowed, array, borrow_float32, empty, sweep};
 use crate::errors::{OrRaise, config};
 use crate::settings::codec::read_codec;
 use fastps_core::codec::{self, Position};
@@ -28,8 +28,8 @@ pub(crate) fn encode<'py>(
         return Err(config(py, "invalid first_element", "a multiple of 8", first_element));
     }
     let isa = Isa::get().or_raise(py)?;
-    let values = borrow(array, "array", Access::Read)?;
-    let mut residual = residual.map(|r| borrow(r, "residual", Access::Write)).transpose()?;
+    let values = borrow_float32(array, "array", Access::Read)?;
+    let mut residual = residual.map(|r| borrow_float32(r, "residual", Access::Write)).transpose()?;
     if let Some(residual) = &residual {
         let (expected, got) = (values.len(), residual.len());
         if expected != got {
@@ -126,7 +126,7 @@ impl ErrorFeedback {
         let mut loaded = codec::ErrorFeedback::new();
         for (name, residual) in state {
             let name: String = name.extract()?;
-            let values = borrow(&residual, &name, Access::Read)?.f32s().to_vec();
+            let values = borrow_float32(&residual, &name, Access::Read)?.f32s().to_vec();
             loaded.load(&name, values).or_raise(py)?;
         }
         sweep(py);

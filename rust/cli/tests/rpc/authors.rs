@@ -55,7 +55,7 @@ impl Author {
     pub(crate) fn options(&self, timeout: Duration) -> PushOptions {
         let codec = if self.feedback.is_some() { Codec::OneBit } else { Codec::Float32 };
         let feedback = self.feedback.clone();
-        PushOptions { codec, feedback, timeout, ..PushOptions::default() }
+        PushOptions { codec: Some(codec), feedback, timeout, ..PushOptions::default() }
     }
 
     /// Pushes to all tensors and records it in the ledger. The push must succeed.

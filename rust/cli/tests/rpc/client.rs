@@ -47,7 +47,7 @@ fn gradient(name: &str, shape: &[u64], values: Vec<f32>) -> Gradient {
 }
 
 fn options(codec: Codec) -> PushOptions {
-    PushOptions { codec, timeout: TIMEOUT, ..PushOptions::default() }
+    PushOptions { codec: Some(codec), timeout: TIMEOUT, ..PushOptions::default() }
 }
 
 fn connect(cluster: &Cluster) -> Arc<Client> {

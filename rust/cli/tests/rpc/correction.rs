@@ -60,7 +60,7 @@ fn outcome(ps: &dyn ParameterServer) -> (Vec<u32>, Vec<(Option<u64>, f32)>) {
     let strict = Correction { reject: true, ..asked };
     let feedback = Arc::new(Mutex::new(ErrorFeedback::default()));
     let encoded = PushOptions {
-        codec: Codec::Int8 { seed: None },
+        codec: Some(Codec::Int8 { seed: None }),
         feedback: Some(feedback.clone()),
         ..options(&stale, strict)
     };
@@ -75,7 +75,8 @@ fn outcome(ps: &dyn ParameterServer) -> (Vec<u32>, Vec<(Option<u64>, f32)>) {
     slow.push(&gradient(Arc::new(vec![0.0_f32; N])), &fresh).unwrap();
 
     let ticket = ps.pull_async(vec!["w".into()], TIMEOUT).unwrap();
-    let values: Vec<f32> = ticket.wait(TIMEOUT).unwrap().unwrap().values.remove(0).into();
+    let values: Vec<f32> =
+        ticket.wait(TIMEOUT).unwrap().unwrap().values.remove(0).view().float32s().unwrap().to_vec();
     (values.into_iter().map(f32::to_bits).collect(), told)
 }
 

@@ -73,7 +73,7 @@ fn gradient(values: &Arc<Watched>) -> Gradient {
 }
 
 fn options(codec: Codec) -> PushOptions {
-    PushOptions { codec, timeout: TIMEOUT, ..PushOptions::default() }
+    PushOptions { codec: Some(codec), timeout: TIMEOUT, ..PushOptions::default() }
 }
 
 /// The versions of the tensor's slices.

@@ -133,7 +133,7 @@ fn values_of(ps: &dyn ParameterServer) -> Vec<Vec<f32>> {
 }
 
 fn options(codec: Codec, timeout: Duration, feedback: Option<Arc<Mutex<ErrorFeedback>>>) -> PushOptions {
-    PushOptions { codec, feedback, timeout, ..PushOptions::default() }
+    PushOptions { codec: Some(codec), feedback, timeout, ..PushOptions::default() }
 }
 
 fn gradients(value: impl Fn(usize, usize) -> f32) -> Vec<Gradient> {
@@ -315,8 +315,7 @@ fn telescopes(world: &World, codec: Codec, timeout: impl Fn(u64) -> Duration + S
                     // Refused and fenced gradients go back to the residual.
                     let mut sums = sums.lock().unwrap();
                     for (sum, gradient) in sums.iter_mut().zip(&gradients) {
-                        let View::Float32(values) = gradient.values.view();
-                        for (s, g) in sum.iter_mut().zip(values) {
+                        for (s, g) in sum.iter_mut().zip(gradient.values.view().float32s().unwrap()) {
                             *s += f64::from(*g);
                         }
                     }

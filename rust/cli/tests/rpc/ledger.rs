@@ -126,11 +126,7 @@ impl Ledger {
             return;
         }
         let elements = tensor.slices().nth(part.1).unwrap().len();
-        let options = PushOptions {
-            codec: fastps_core::codec::Codec::Float32,
-            timeout: PATIENT,
-            ..PushOptions::default()
-        };
+        let options = PushOptions { codec: None, timeout: PATIENT, ..PushOptions::default() };
         self.mirror.push(&[gradient(&mirrored(part), vec![value; elements])], &options).unwrap();
     }
 
@@ -184,9 +180,7 @@ pub(crate) fn pull(ps: &dyn ParameterServer, names: Vec<Arc<str>>) -> Vec<Vec<f3
 }
 
 pub(crate) fn floats(values: Array) -> Vec<f32> {
-    match values {
-        Array::Float32(values) => values,
-    }
+    values.view().float32s().unwrap().to_vec()
 }
 
 /// Waits for a condition, up to a deadline.

@@ -24,7 +24,7 @@ const BATCH: usize = 250;
 
 fn options(timeout: Duration) -> PushOptions {
     let codec = Codec::Float32;
-    PushOptions { codec, timeout, ..PushOptions::default() }
+    PushOptions { codec: Some(codec), timeout, ..PushOptions::default() }
 }
 
 fn connect(addresses: &[String]) -> Arc<Client> {

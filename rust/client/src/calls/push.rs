@@ -12,7 +12,6 @@ use crate::state::stats;
 use crate::state::time::after;
 use bytes::Bytes;
 use fastps_core::codec::{Codec, Position};
-use fastps_core::dtype::View;
 use fastps_core::error::Result;
 use fastps_core::frame::Base;
 use fastps_core::isa::Isa;
@@ -37,8 +36,8 @@ struct Encoder<'a> {
 impl Encoder<'_> {
     /// The body of a part. What it says is noted, to be given back if it is not applied.
     fn encode(&self, part: &CallPart) -> Result<Bytes> {
-        let (gradient, codec) = (&self.gradients[part.tensor], self.options.codec);
-        let View::Float32(values) = gradient.values.view();
+        let (gradient, codec) = (&self.gradients[part.tensor], self.options.encoder());
+        let values = gradient.values.view().float32s()?;
         let position = Position { first_element: part.elements.start as u64, sequence: self.sequence };
         // Not held beyond this body: answers to those before it may give content back.
         let mut feedback = self.options.feedback.as_deref().map(lock);
@@ -91,10 +90,13 @@ impl Client {
     ) -> Result<Arc<Call>> {
         let deadline = after(options.timeout);
         let checked = self.check_push(gradients, options, deadline)?;
+        if wants_values.is_some() {
+            checked.entries.iter().try_for_each(|entry| entry.spec.need_float32("push_pull"))?;
+        }
         stats::count(&self.shared.counters.pushes, 1);
         // Only stochastic rounding depends on the sequence number: else no lock is held while sparse bodies
         // are encoded.
-        let numbered_first = matches!(options.codec, Codec::Int8 { seed: Some(_) });
+        let numbered_first = matches!(options.codec, Some(Codec::Int8 { seed: Some(_) }));
         let mut last = numbered_first.then(|| self.lock_sequence());
         let first = last.as_deref_mut().map(next);
         let (drafts, memories) = self.push_drafts(&checked, first.unwrap_or(0), wants_values.is_some());
@@ -136,7 +138,7 @@ impl Client {
         want_values: bool,
     ) -> (Vec<Draft>, Vec<Arc<Memory>>) {
         let &Checked { isa, gradients, options, epoch, .. } = push;
-        let lend = options.codec == Codec::Float32 && options.feedback.is_none();
+        let lend = options.is_plain() && options.feedback.is_none();
         let (mut drafts, mut memories) = (Vec::new(), Vec::with_capacity(gradients.len()));
         for (tensor, (entry, sparse)) in push.entries.iter().zip(&push.sparse).enumerate() {
             if let Some(gathered) = sparse {
@@ -154,7 +156,7 @@ impl Client {
                 let answer_bytes = answer.map(|size| size * range.len());
                 let payload = match &memory {
                     Some(memory) => Payload::Lent(memory.clone(), range),
-                    None => Payload::Later(options.codec.id().body_len(range.len())),
+                    None => Payload::Later(settings.codec.body_len(range.len())),
                 };
                 drafts.push(self.draft(tensor, entry, k, header, answer_bytes, payload));
             }
@@ -209,5 +211,6 @@ impl Client {
 /// What all gradients of one push to a tensor have in common.
 pub(crate) fn settings(entry: &Entry, options: &PushOptions) -> GradientSettings {
     let PushOptions { lr, scale, correction, .. } = *options;
-    GradientSettings { dtype: entry.spec.dtype, codec: options.codec.id(), lr, scale, correction }
+    let dtype = entry.spec.dtype;
+    GradientSettings { dtype, codec: options.codec_of(dtype), lr, scale, correction }
 }

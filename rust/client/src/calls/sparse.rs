@@ -51,7 +51,7 @@ impl Client {
             let bases: Vec<_> = numbers.iter().map(base).collect();
             header::gradient_parts(target, &settings, on_wire, &bases)
         };
-        self.row_drafts(isa, (tensor, entry), gathered, (options.codec, sequence), header)
+        self.row_drafts(isa, (tensor, entry), gathered, (options.encoder(), sequence), header)
     }
 
     /// The messages of an assignment of rows.

@@ -30,14 +30,21 @@ pub fn blocks(n: usize) -> impl Iterator<Item = (usize, usize)> {
 }
 
 /// An element in its stored form.
-pub trait Lane: Copy {
-    /// The element as float32.
-    fn value(self) -> f32;
+pub trait Lane<T = f32>: Copy {
+    /// The element.
+    fn value(self) -> T;
 }
 
 impl Lane for f32 {
     #[inline(always)]
     fn value(self) -> f32 {
+        self
+    }
+}
+
+impl Lane<f64> for f64 {
+    #[inline(always)]
+    fn value(self) -> f64 {
         self
     }
 }

@@ -2,6 +2,7 @@
 //! to a slice's memory, names its type here. A new type is a variant of these three enums; the compiler then
 //! reports every place that must handle it.
 
+use crate::base::error::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -10,6 +11,8 @@ use std::ops::Range;
 pub enum DType {
     /// IEEE single precision.
     Float32,
+    /// IEEE double precision, for tensors that are `exact` and have SGD.
+    Float64,
 }
 
 impl DType {
@@ -17,6 +20,7 @@ impl DType {
     pub const fn size(self) -> usize {
         match self {
             Self::Float32 => 4,
+            Self::Float64 => 8,
         }
     }
 
@@ -24,6 +28,7 @@ impl DType {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Float32 => "float32",
+            Self::Float64 => "float64",
         }
     }
 
@@ -40,6 +45,8 @@ impl DType {
 pub enum View<'a> {
     /// Values of [`DType::Float32`].
     Float32(&'a [f32]),
+    /// Values of [`DType::Float64`].
+    Float64(&'a [f64]),
 }
 
 impl<'a> View<'a> {
@@ -47,6 +54,7 @@ impl<'a> View<'a> {
     pub fn dtype(self) -> DType {
         match self {
             Self::Float32(_) => DType::Float32,
+            Self::Float64(_) => DType::Float64,
         }
     }
 
@@ -54,6 +62,7 @@ impl<'a> View<'a> {
     pub fn len(self) -> usize {
         match self {
             Self::Float32(values) => values.len(),
+            Self::Float64(values) => values.len(),
         }
     }
 
@@ -66,6 +75,7 @@ impl<'a> View<'a> {
     pub fn get(self, range: Range<usize>) -> Self {
         match self {
             Self::Float32(values) => Self::Float32(values.get(range).unwrap_or_default()),
+            Self::Float64(values) => Self::Float64(values.get(range).unwrap_or_default()),
         }
     }
 
@@ -73,6 +83,16 @@ impl<'a> View<'a> {
     pub fn bytes(self) -> &'a [u8] {
         match self {
             Self::Float32(values) => bytemuck::cast_slice(values),
+            Self::Float64(values) => bytemuck::cast_slice(values),
+        }
+    }
+
+    /// The values of float32; fails for another type.
+    pub fn float32s(self) -> Result<&'a [f32]> {
+        match self {
+            Self::Float32(values) => Ok(values),
+            Self::Float64(_) => Err(Error::new(Kind::DType, "float32 values are needed")
+                .expected(DType::Float32.name(), self.dtype().name())),
         }
     }
 
@@ -80,6 +100,7 @@ impl<'a> View<'a> {
     pub fn to_array(self) -> Array {
         match self {
             Self::Float32(values) => Array::Float32(values.to_vec()),
+            Self::Float64(values) => Array::Float64(values.to_vec()),
         }
     }
 }
@@ -89,6 +110,8 @@ impl<'a> View<'a> {
 pub enum Array {
     /// Values of [`DType::Float32`].
     Float32(Vec<f32>),
+    /// Values of [`DType::Float64`].
+    Float64(Vec<f64>),
 }
 
 impl Array {
@@ -96,6 +119,7 @@ impl Array {
     pub fn zeros(dtype: DType, len: usize) -> Self {
         match dtype {
             DType::Float32 => Self::Float32(vec![0.0; len]),
+            DType::Float64 => Self::Float64(vec![0.0; len]),
         }
     }
 
@@ -103,6 +127,7 @@ impl Array {
     pub fn view(&self) -> View<'_> {
         match self {
             Self::Float32(values) => View::Float32(values),
+            Self::Float64(values) => View::Float64(values),
         }
     }
 
@@ -120,6 +145,7 @@ impl Array {
     pub fn write(&mut self, first: usize, bytes: &[u8]) -> bool {
         let target = match self {
             Self::Float32(values) => values.get_mut(first..).map(bytemuck::cast_slice_mut),
+            Self::Float64(values) => values.get_mut(first..).map(bytemuck::cast_slice_mut),
         };
         let target: Option<&mut [u8]> =
             target.and_then(|bytes_left: &mut [u8]| bytes_left.get_mut(..bytes.len()));
@@ -136,11 +162,9 @@ impl From<Vec<f32>> for Array {
     }
 }
 
-impl From<Array> for Vec<f32> {
-    fn from(array: Array) -> Self {
-        match array {
-            Array::Float32(values) => values,
-        }
+impl From<Vec<f64>> for Array {
+    fn from(values: Vec<f64>) -> Self {
+        Self::Float64(values)
     }
 }
 

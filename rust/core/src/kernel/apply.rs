@@ -6,8 +6,10 @@
 use crate::base::block::{AlignedBlock, BLOCK, Block, Lane, blocks};
 use crate::base::isa::{Isa, Kernel};
 use crate::base::sync::Ordering;
-use crate::kernel::codec::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody};
-use crate::kernel::optim::{MAX_SLOTS, Rule, SgdRule, SparseRule, Step};
+use crate::kernel::codec::{
+    BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody, float64_lanes, no_float32s,
+};
+use crate::kernel::optim::{MAX_SLOTS, Rule, SgdRule, SgdStep, SparseRule, Step};
 use crate::kernel::rows::{Indices, RowLayout, Runs};
 use crate::memory::{Buffer, Counts, RacyBuffer};
 use std::ops::Range;
@@ -154,6 +156,60 @@ pub(crate) fn apply(isa: Isa, storage: Exact<'_>, codec: CodecId, body: &[u8], s
         CodecId::BFloat16 => with_body(isa, storage, BFloat16Body::new(body, n), scale, rule),
         CodecId::Int8 => with_body(isa, storage, Int8Body::new(body, n), scale, rule),
         CodecId::OneBit => with_body(isa, storage, OneBitBody::new(body, n), scale, rule),
+        CodecId::Float64 => no_float32s(),
+    }
+}
+
+/// Applies one validated body of float64 to a float64 slice under the slice's lock.
+pub(crate) fn apply_float64(
+    isa: Isa,
+    params: &mut [f64],
+    state: &mut [Buffer],
+    body: &[u8],
+    scale: f64,
+    step: SgdStep<f64>,
+) {
+    match step {
+        SgdStep::Plain(rule) => run(isa, Float64Step { params, state, body, scale, rule }),
+        SgdStep::Momentum(rule) => run(isa, Float64Step { params, state, body, scale, rule }),
+    }
+}
+
+struct Float64Step<'a, R> {
+    params: &'a mut [f64],
+    state: &'a mut [Buffer],
+    body: &'a [u8],
+    scale: f64,
+    rule: R,
+}
+
+impl<R: Step<f64>> Kernel for Float64Step<'_, R> {
+    type Out = ();
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { params, state, body, scale, rule } = self;
+        let g = float64_lanes(body);
+        let mut slots: [&mut [f64]; MAX_SLOTS] = Default::default();
+        let used = state.len().min(MAX_SLOTS);
+        for (slot, buffer) in slots.iter_mut().zip(state) {
+            *slot = buffer.values_mut();
+        }
+        if scale == 1.0 {
+            return rule.step(params, &mut slots[..used], g);
+        }
+        let mut scaled = [0.0; REGISTER_RUN];
+        for (g, at) in g.chunks(REGISTER_RUN).zip((0..).step_by(REGISTER_RUN)) {
+            for (scaled, g) in scaled.iter_mut().zip(g) {
+                *scaled = f64::from_le_bytes(*g) * scale;
+            }
+            let mut part: [&mut [f64]; MAX_SLOTS] = Default::default();
+            for (part, slot) in part.iter_mut().zip(&mut slots[..used]) {
+                *part = &mut slot[at..at + g.len()];
+            }
+            rule.step(&mut params[at..at + g.len()], &mut part[..used], &scaled[..g.len()]);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! changes.
 
 use crate::base::block::blocks;
+use crate::base::dtype::View;
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::{Isa, Kernel};
 
@@ -29,6 +30,19 @@ impl Kernel for Scan<'_> {
     }
 }
 
+struct ScanFloat64<'a> {
+    values: &'a [f64],
+}
+
+impl Kernel for ScanFloat64<'_> {
+    type Out = bool;
+    #[inline(always)]
+    fn run(self) -> bool {
+        // Not `all`: an early exit would prevent vectorisation.
+        self.values.iter().fold(true, |finite, x| finite & x.is_finite())
+    }
+}
+
 const INFINITE: u32 = 0x7F80_0000;
 
 #[inline(always)]
@@ -44,8 +58,24 @@ pub fn check(isa: Isa, values: &[f32], residual: Option<&[f32]>) -> Result<()> {
     }
     let sum = |i: usize| residual.map_or(values[i], |e| values[i] + e[i]);
     let index = (0..values.len()).find(|i| !sum(*i).is_finite()).unwrap_or(0);
-    Err(Error::new(Kind::NonFinite, format!("a value is not finite at index {index}"))
-        .expected("finite values", sum(index)))
+    Err(not_finite(index, sum(index)))
+}
+
+/// As [`check`], for values of any type.
+pub fn check_view(isa: Isa, values: View<'_>) -> Result<()> {
+    match values {
+        View::Float32(values) => check(isa, values, None),
+        View::Float64(values) if isa.run(ScanFloat64 { values }) => Ok(()),
+        View::Float64(values) => {
+            let index = values.iter().position(|x| !x.is_finite()).unwrap_or(0);
+            Err(not_finite(index, values[index]))
+        }
+    }
+}
+
+fn not_finite(index: usize, value: impl std::fmt::Display) -> Error {
+    Error::new(Kind::NonFinite, format!("a value is not finite at index {index}"))
+        .expected("finite values", value)
 }
 
 #[cfg(test)]
@@ -68,6 +98,13 @@ mod tests {
                     }
                 }
                 assert!(check(isa, &values, Some(&vec![f32::MAX; n])).is_err());
+                let mut values = vec![f64::MAX; n];
+                assert!(check_view(isa, View::Float64(&values)).is_ok());
+                for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+                    values[n / 2] = bad;
+                    let error = check_view(isa, View::Float64(&values)).unwrap_err();
+                    assert!(error.message.contains(&format!("index {}", n / 2)));
+                }
             }
         }
     }

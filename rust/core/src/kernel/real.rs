@@ -1,16 +1,21 @@
-//! The element types that vectors are made of. Products and linear combinations are computed in float64 and
-//! rounded once.
+//! The element types that vectors are made of and that SGD steps. Products and linear combinations of vectors
+//! are computed in float64 and rounded once; a step computes in the type itself.
 
 use bytemuck::Pod;
+use std::ops::{Add, Mul, Neg};
 
 /// A float that is exact in float64.
-pub(crate) trait Real: Pod + Send + Sync {
+pub(crate) trait Real:
+    Pod + Neg<Output = Self> + Add<Output = Self> + Mul<Output = Self> + Send + Sync
+{
     /// Zero.
     const ZERO: Self;
     /// The value in float64.
     fn wide(self) -> f64;
     /// The nearest value to one in float64.
     fn nearest(wide: f64) -> Self;
+    /// `self * factor + term`, rounded once.
+    fn fma(self, factor: Self, term: Self) -> Self;
 }
 
 impl Real for f32 {
@@ -25,6 +30,11 @@ impl Real for f32 {
     fn nearest(wide: f64) -> Self {
         wide as Self
     }
+
+    #[inline(always)]
+    fn fma(self, factor: Self, term: Self) -> Self {
+        self.mul_add(factor, term)
+    }
 }
 
 impl Real for f64 {
@@ -38,5 +48,10 @@ impl Real for f64 {
     #[inline(always)]
     fn nearest(wide: f64) -> Self {
         wide
+    }
+
+    #[inline(always)]
+    fn fma(self, factor: Self, term: Self) -> Self {
+        self.mul_add(factor, term)
     }
 }

@@ -62,6 +62,7 @@ impl Buffer {
         let mut buffer = Self { memory, start, dtype, len, charge: OnceLock::new() };
         match dtype {
             DType::Float32 => buffer.values_mut().fill(value),
+            DType::Float64 => buffer.values_mut().fill(f64::from(value)),
         }
         buffer
     }

@@ -41,6 +41,7 @@ pub fn check_form<'a>(
             let error = Error::new(Kind::Config, "a tensor stands twice in one push");
             return Err(error.tensor(gradient.name));
         }
+        check_codec(spec, options.codec, has_feedback)?;
         if gradient.indices.is_some() {
             check_sparse(gradient, spec, options, has_feedback)?;
         } else {
@@ -48,6 +49,14 @@ pub fn check_form<'a>(
         }
     }
     Ok(())
+}
+
+/// Fails if a codec is asked for, or error feedback, that the tensor's type does not have.
+pub fn check_codec(spec: &TensorSpec, codec: Option<Codec>, has_feedback: bool) -> Result<()> {
+    if codec.is_some() {
+        spec.need_float32("codec=")?;
+    }
+    if has_feedback { spec.need_float32("error feedback") } else { Ok(()) }
 }
 
 /// Fails unless a sparse gradient can be pushed with these options, and has the dtype and row shape of its
@@ -59,9 +68,10 @@ fn check_sparse(
     has_feedback: bool,
 ) -> Result<()> {
     let name = |error: Error| error.tensor(gradient.name);
+    spec.need_float32("a sparse gradient")?;
     check_dtype(gradient.values, spec)?;
     spec.optimizer.check_sparse().map_err(name)?;
-    check_sparse_codec(options.codec.id()).map_err(name)?;
+    check_sparse_codec(options.codec_of(spec.dtype)).map_err(name)?;
     if has_feedback {
         let error = Error::new(Kind::Config, "a sparse gradient has no error feedback");
         return Err(name(error.expected("a push that is not bound", "one with residuals")));
@@ -94,7 +104,7 @@ pub fn assigned_rows(isa: Isa, values: GradientRef<'_>, spec: &TensorSpec) -> Re
     check_row_assignment(spec.dtype, spec.apply).map_err(name)?;
     check_dtype(values.values, spec)?;
     check_row_shape(values, spec)?;
-    let View::Float32(rows) = values.values;
+    let rows = values.values.float32s().map_err(name)?;
     finite::check(isa, rows, None).map_err(name)?;
     Gathered::assigned(spec, indices, rows).map(Some)
 }
@@ -105,10 +115,12 @@ pub fn gather<'a>(
     gradients: impl Iterator<Item = (GradientRef<'a>, &'a TensorSpec)>,
     options: &PushOptions,
 ) -> Result<Vec<Option<Gathered>>> {
-    let check = options.check_finite || options.codec != Codec::Float32;
+    let check = options.check_finite || !options.is_plain();
     let one = |(gradient, spec): (GradientRef<'a>, &TensorSpec)| {
-        let View::Float32(values) = gradient.values;
-        let gather = |indices| Gathered::new(isa, spec, (indices, values), check, options.every_slice);
+        let gather = |indices| {
+            let values = gradient.values.float32s()?;
+            Gathered::new(isa, spec, (indices, values), check, options.every_slice)
+        };
         gradient.indices.map(gather).transpose()
     };
     gradients.map(one).collect()
@@ -116,7 +128,7 @@ pub fn gather<'a>(
 
 /// Checks the settings of a push.
 pub fn check_options(options: &PushOptions, has_feedback: bool) -> Result<()> {
-    if options.codec == Codec::OneBit && !has_feedback {
+    if options.codec == Some(Codec::OneBit) && !has_feedback {
         return Err(Error::new(
             Kind::Config,
             "OneBit needs error feedback: push through a Worker or a bound list",
@@ -145,17 +157,18 @@ pub fn check_finite<'a>(
     options: &PushOptions,
     mut feedback: Option<&mut ErrorFeedback>,
 ) -> Result<()> {
-    if !options.check_finite && options.codec == Codec::Float32 && feedback.is_none() {
+    if !options.check_finite && options.is_plain() && feedback.is_none() {
         return Ok(());
     }
     for GradientRef { name, values, .. } in gradients {
-        let View::Float32(values) = values;
-        let named = |error: Error| error.tensor(name);
-        let residual = match feedback.as_deref_mut() {
-            Some(feedback) => Some(&*feedback.residual(name, values.len()).map_err(named)?),
-            None => None,
+        let checked = match feedback.as_deref_mut() {
+            None => finite::check_view(isa, values),
+            Some(feedback) => values.float32s().and_then(|values| {
+                let residual = feedback.residual(name, values.len())?;
+                finite::check(isa, values, Some(&*residual))
+            }),
         };
-        finite::check(isa, values, residual).map_err(named)?;
+        checked.map_err(|error| error.tensor(name))?;
     }
     Ok(())
 }
@@ -211,15 +224,14 @@ pub fn check_values(isa: Isa, values: View<'_>, spec: &TensorSpec) -> Result<()>
         return Err(name(Error::new(Kind::Shape, "the values do not fill the shape"))
             .expected(text::shape(&spec.shape), format!("{} values", values.len())));
     }
-    let View::Float32(values) = values;
-    finite::check(isa, values, None).map_err(name)
+    finite::check_view(isa, values).map_err(name)
 }
 
 fn check_dtype(values: View<'_>, spec: &TensorSpec) -> Result<()> {
     if values.dtype() == spec.dtype {
         return Ok(());
     }
-    Err(Error::new(Kind::DType, "the dtype is not the registered one")
+    Err(Error::new(Kind::DType, "the dtype is not the registered one; convert the values")
         .tensor(spec.name.clone())
         .expected(spec.dtype.name(), values.dtype().name()))
 }
@@ -236,6 +248,10 @@ pub fn state_bodies(spec: &TensorSpec, state: &OptimizerState) -> Result<Vec<Vec
     if state.steps.len() != spec.slice_count() {
         let error = Error::new(Kind::Shape, "the state has step counts for another number of slices");
         return Err(name(error.expected(spec.slice_count(), state.steps.len())));
+    }
+    if let Some((slot, values)) = state.slots.iter().find(|(_, values)| values.view().dtype() != spec.dtype) {
+        let error = Error::new(Kind::DType, format!("state {slot}: the dtype is not the tensor's"));
+        return Err(name(error.expected(spec.dtype.name(), values.view().dtype().name())));
     }
     if let Some((slot, values)) = state.slots.iter().find(|(_, values)| values.len() != spec.elements()) {
         let error = Error::new(Kind::Shape, format!("state {slot} has the wrong length"));

@@ -39,6 +39,7 @@ const MAX_INDICES: usize = u32::MAX as usize;
 
 /// Fails if an index names no row of the tensor; returns the number of rows.
 pub fn check_indices(spec: &TensorSpec, indices: &[i64]) -> Result<u64> {
+    spec.need_float32("a push or pull of rows")?;
     let name = |error: Error| error.tensor(spec.name.clone());
     let Some(&rows) = spec.shape.first() else {
         return Err(name(Error::new(Kind::Shape, "a scalar has no rows to be indexed")));

@@ -12,11 +12,13 @@ use crate::base::failpoint::reach;
 use crate::base::fault::fault;
 use crate::base::isa::prefetch;
 use crate::base::sync::{self, Counted as Arc};
-use crate::kernel::apply::{Exact, apply, apply_rows};
+use crate::kernel::apply::{Exact, apply, apply_float64, apply_rows};
+use crate::kernel::codec::float64_lanes;
 use crate::kernel::rows::Indices;
 use crate::memory::{Buffer, Charge, Meter, Pieces, Purpose};
 use crate::slice::frame::{Action, Applied, Push};
 use crate::slice::identity::{IdentityTable, Outcome};
+use std::ops::Range;
 
 /// The first of a slice's arrays; the state follows.
 const PARAMS: usize = 0;
@@ -151,9 +153,17 @@ impl ExactMemory {
     pub(super) fn step_optimizer(&mut self, slice: &Slice, push: &Push<'_>) -> Result<()> {
         let (optimizer, lr) = (&slice.spec.optimizer, slice.lr(push));
         let params = unpinned(slice, &mut self.params, &mut self.spare)?;
-        let storage = match slice.spec.dtype {
-            DType::Float32 => Exact { params: params.values_mut(), state: &mut self.state },
-        };
+        if slice.spec.dtype == DType::Float64 {
+            let mut step = optimizer.float64_step(self.step, lr)?;
+            if let Some(momentum) = push.momentum {
+                step = step.with_momentum(momentum);
+            }
+            let scale = push.scale.map_or(1.0, f64::from);
+            apply_float64(slice.isa, params.values_mut(), &mut self.state, push.body, scale, step);
+            self.step += 1;
+            return Ok(());
+        }
+        let storage = Exact { params: params.values_mut(), state: &mut self.state };
         match push.indices {
             None => {
                 let rule = optimizer.rule(self.step, lr);
@@ -340,8 +350,18 @@ impl ExactMemory {
 
 /// Replaces the values of one buffer with those of a body.
 fn assign(slice: &Slice, push: &Push<'_>, body: &[u8], buffer: &mut Buffer) {
+    assign_run(slice, push, body, buffer, 0..slice.len);
+}
+
+/// Replaces a run of values of one buffer with those of a body.
+fn assign_run(slice: &Slice, push: &Push<'_>, body: &[u8], buffer: &mut Buffer, run: Range<usize>) {
     match slice.spec.dtype {
-        DType::Float32 => push.codec.decode(slice.isa, body, buffer.values_mut()),
+        DType::Float32 => push.codec.decode(slice.isa, body, &mut buffer.values_mut()[run]),
+        DType::Float64 => {
+            for (value, lane) in buffer.values_mut()[run].iter_mut().zip(float64_lanes(body)) {
+                *value = f64::from_le_bytes(*lane);
+            }
+        }
     }
 }
 
@@ -351,9 +371,7 @@ fn assign_rows(slice: &Slice, push: &Push<'_>, rows: Indices<'_>, buffer: &mut B
     let mut runs = slice.layout.runs(rows);
     while let Some(run) = runs.next_of(slice.len) {
         let (own, rest) = body.split_at(size * run.len());
-        match slice.spec.dtype {
-            DType::Float32 => push.codec.decode(slice.isa, own, &mut buffer.values_mut()[run]),
-        }
+        assign_run(slice, push, own, buffer, run);
         body = rest;
     }
 }

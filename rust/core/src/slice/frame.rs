@@ -98,6 +98,10 @@ impl Push<'_> {
     /// and every byte of a body that is not trusted.
     pub(crate) fn validate(&self, isa: Isa, target: Target<'_>) -> Result<()> {
         let Target { dtype, slots, .. } = target;
+        if self.codec.dtype() != dtype {
+            return Err(Error::new(Kind::DType, "the codec is for tensors of another dtype")
+                .expected(format!("a codec of {}", dtype.name()), format!("{:?}", self.codec)));
+        }
         let slice_len = match self.indices {
             None => target.len,
             Some(indices) => self.check_sparse(indices, target)?,
@@ -160,6 +164,10 @@ impl Push<'_> {
     fn check_sparse(&self, indices: Indices<'_>, target: Target<'_>) -> Result<usize> {
         match self.action {
             Action::Gradient => {
+                if target.dtype != DType::Float32 {
+                    return Err(Error::new(Kind::DType, "a sparse gradient needs a float32 tensor")
+                        .expected(DType::Float32.name(), target.dtype.name()));
+                }
                 check_sparse_codec(self.codec)?;
                 target.optimizer.check_sparse()?;
             }

@@ -5,7 +5,6 @@ use super::image::{Image, Standing};
 use super::slice::{Slice, staleness};
 use super::snapshot::{Copied, Snapshot};
 use crate::base::block::{BLOCK, blocks};
-use crate::base::dtype::DType;
 use crate::base::error::Result;
 use crate::base::fault::fault;
 use crate::base::sync::{Arc, Mutex, Ordering, lock};
@@ -32,14 +31,11 @@ pub(super) struct HogwildMemory {
 }
 
 impl HogwildMemory {
-    pub(super) fn new(dtype: DType, len: usize, slots: usize, initial_state: f32) -> Self {
-        // One lane per element; a type of another width needs lanes of that width.
-        let filled = |value| match dtype {
-            DType::Float32 => RacyBuffer::filled(len, value),
-        };
+    /// Memory of float32: a type of another width would need lanes of that width.
+    pub(super) fn new(len: usize, slots: usize, initial_state: f32) -> Self {
         Self {
-            params: filled(0.0),
-            state: (0..slots).map(|_| filled(initial_state)).collect(),
+            params: RacyBuffer::filled(len, 0.0),
+            state: (0..slots).map(|_| RacyBuffer::filled(len, initial_state)).collect(),
             counts: Counts::own(),
             identities: Mutex::default(),
         }

@@ -29,6 +29,7 @@ impl Slice {
 
     /// Number of the slice's elements in these rows; fails unless the rows ascend and are in the slice.
     pub fn row_elements(&self, indices: Indices<'_>) -> Result<usize> {
+        self.spec.need_float32("a push or pull of rows")?;
         self.layout.elements(indices).map_err(|error| self.name(error))
     }
 

@@ -211,6 +211,7 @@ impl ExactMemory {
         share: Share,
         later: impl FnOnce() -> Completion,
     ) -> Result<Told> {
+        slice.spec.need_float32("a version made by several workers")?;
         if let Some(vectors) = &self.vectors {
             return Err(vectors.occupied());
         }

@@ -115,7 +115,7 @@ impl Slice {
             (Apply::Exact, _) => {
                 SliceMemory::Exact(SliceLock::new(ExactMemory::new(dtype, len, slots, initial, pieces)))
             }
-            (Apply::Hogwild, None) => SliceMemory::Hogwild(HogwildMemory::new(dtype, len, slots, initial)),
+            (Apply::Hogwild, None) => SliceMemory::Hogwild(HogwildMemory::new(len, slots, initial)),
             (Apply::Hogwild, Some(shared)) => {
                 SliceMemory::Hogwild(HogwildMemory::shared(shared, index, slots))
             }

@@ -51,6 +51,7 @@ impl Store {
     pub fn exchange_of(&self, tensors: &[(Arc<str>, &[u64])]) -> Result<Exchange> {
         let places = self.look_up(tensors.iter().map(|(name, _)| &**name))?;
         for ((_, shape), tensor) in tensors.iter().zip(&places.tensors) {
+            tensor.spec.need_float32("an exchange")?;
             same_shape(shape, &tensor.spec)?;
         }
         let names = tensors.iter().map(|(name, _)| name.clone()).collect();
@@ -112,6 +113,7 @@ impl Store {
     fn look_up_again(&self, exchange: &Exchange, known: &Places) -> Result<Places> {
         let found = self.look_up(exchange.names.iter().map(|name| &**name))?;
         for (now, before) in found.tensors.iter().zip(&known.tensors) {
+            now.spec.need_float32("an exchange")?;
             same_shape(&before.spec.shape, &now.spec)?;
         }
         Ok(found)

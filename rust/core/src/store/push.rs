@@ -7,7 +7,7 @@ use super::settle::{Answers, Begun, Residues};
 use crate::base::dtype::View;
 use crate::base::error::{Kind, Result};
 use crate::base::sync::{Arc, Mutex, MutexGuard, Ordering, lock};
-use crate::kernel::codec::{Codec, CodecId, ErrorFeedback, Position};
+use crate::kernel::codec::{CodecId, ErrorFeedback, Position};
 use crate::push::check;
 use crate::push::outcome::Collect;
 use crate::push::residue::Residue;
@@ -124,6 +124,9 @@ impl Store {
         }
         let mut feedback = options.feedback.as_deref().map(lock);
         check::check_options(options, feedback.is_some())?;
+        for tensor in &places.tensors {
+            check::check_codec(&tensor.spec, options.codec, feedback.is_some())?;
+        }
         check::check_finite(self.shared.isa, gradients(), options, feedback.as_deref_mut())?;
         let begun = self.push_to(&places, |k| bound.gradients[k].values.view(), options, feedback)?;
         self.settle(&places, begun, options.timeout)
@@ -139,7 +142,7 @@ impl Store {
         feedback: Option<MutexGuard<'_, ErrorFeedback>>,
     ) -> Result<Begun> {
         let push = UnderWay::new(self.identity(), options);
-        if options.codec == Codec::Float32 && feedback.is_none() {
+        if options.is_plain() && feedback.is_none() {
             let answers = self.push_plain(places, &push, values);
             return Ok(push.begun(answers, Vec::new(), None));
         }
@@ -156,14 +159,20 @@ impl Store {
         options: &PushOptions,
     ) -> Result<Begun> {
         let push = UnderWay::new(self.identity(), options);
-        let (codec, mut body) = (options.codec.id(), Vec::new());
+        let (codec, mut body) = (options.encoder(), Vec::new());
         let (mut results, mut sent) = (Vec::new(), vec![0; places.tensors.len()]);
         for (k, tensor) in places.tensors.iter().enumerate() {
             let Some(Gathered { plan, values }) = places.rows(k) else {
                 for slice in &tensor.slices {
-                    self.encode(&mut body, values(k), slice, push.identity, options, None)?;
-                    sent[k] += body.len() as u64;
-                    let result = self.push_part(&push, (results.len(), k), slice, codec, &body);
+                    let part = (results.len(), k);
+                    let result = if options.is_plain() {
+                        sent[k] += slice.bytes() as u64;
+                        self.push_values(&push, part, slice, values(k))
+                    } else {
+                        self.encode(&mut body, values(k), slice, push.identity, options, None)?;
+                        sent[k] += body.len() as u64;
+                        self.push_part(&push, part, slice, codec.id(), &body)
+                    };
                     results.push(result);
                 }
                 continue;
@@ -172,11 +181,11 @@ impl Store {
                 let (slice, values) = (&tensor.slices[part.slice], &values[part.elements.clone()]);
                 let first_element = slice.range().start as u64;
                 let position = Position { first_element, sequence: push.identity.sequence };
-                let body = if options.codec == Codec::Float32 {
+                let body = if options.is_plain() {
                     bytemuck::cast_slice(values)
                 } else {
                     body.clear();
-                    options.codec.encode(self.shared.isa, values, None, position, &mut body);
+                    codec.encode(self.shared.isa, values, None, position, &mut body);
                     &body
                 };
                 let indices = plan.indices(part);
@@ -185,7 +194,7 @@ impl Store {
                     base: self.base(options, (k, j), slice),
                     count: values.len() as u64,
                     indices: Some(indices),
-                    ..push.of(slice, codec, body)
+                    ..push.of(slice, codec.id(), body)
                 };
                 let late = || push.late.get_or_init(Arc::default).expect(results.len());
                 let result = self.shared.shard.push_to(slice, &part, late);
@@ -250,7 +259,7 @@ impl Store {
         sent: &mut [u64],
     ) -> Result<(Answers, Residues)> {
         let UnderWay { identity, options, .. } = *push;
-        let codec = options.codec.id();
+        let codec = options.encoder().id();
         let (mut results, mut residues, mut body) = (Vec::new(), Vec::new(), Vec::new());
         for (part, (k, slice)) in places.parts().enumerate() {
             self.encode(&mut body, values(k), slice, identity, options, feedback.as_deref_mut())?;
@@ -293,7 +302,7 @@ impl Store {
         options: &PushOptions,
         feedback: Option<&mut ErrorFeedback>,
     ) -> Result<()> {
-        let View::Float32(values) = values;
+        let (values, codec) = (values.float32s()?, options.encoder());
         let range = slice.range();
         let position = Position { first_element: range.start as u64, sequence: identity.sequence };
         let residual = match feedback {
@@ -301,8 +310,8 @@ impl Store {
             None => None,
         };
         // All slices but the last have one length, so nothing is cleared before it is overwritten.
-        body.resize(options.codec.id().body_len(range.len()), 0);
-        options.codec.encode_into(self.shared.isa, &values[range], residual, position, body);
+        body.resize(codec.id().body_len(range.len()), 0);
+        codec.encode_into(self.shared.isa, &values[range], residual, position, body);
         Ok(())
     }
 

@@ -93,6 +93,9 @@ impl PushTensors for Store {
         options: &PushOptions,
         caller: &mut dyn Caller,
     ) -> Result<(Vec<Receipt>, Versions), PushError> {
+        for gradient in gradients {
+            self.tensor(&gradient.name)?.spec.need_float32("push_pull")?;
+        }
         let receipts = self.push_for(caller, gradients, options)?;
         let names: Vec<_> = gradients.iter().map(|g| g.name.clone()).collect();
         Ok((receipts, self.pull(&names, options.timeout, caller)?))

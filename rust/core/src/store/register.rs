@@ -79,6 +79,7 @@ impl Store {
         values: View<'_>,
         timeout: Duration,
     ) -> Result<()> {
+        spec.need_float32("a shared store")?;
         let _locked = directory.lock(timeout)?;
         self.refresh()?;
         if let Some(tensor) = self.tensors().get(&spec.name) {

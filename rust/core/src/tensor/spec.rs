@@ -76,7 +76,31 @@ impl TensorSpec {
             );
         }
         self.checked_elements()?;
-        self.optimizer.validate().or_else(fail)
+        self.optimizer.validate().or_else(fail)?;
+        match self.dtype {
+            DType::Float32 => Ok(()),
+            DType::Float64 => self.check_float64().or_else(fail),
+        }
+    }
+
+    /// Fails unless what the tensor is registered with supports float64.
+    fn check_float64(&self) -> Result<()> {
+        if self.apply == Apply::Hogwild {
+            let why =
+                "a hogwild tensor has float32 values; convert them, or register it with apply=\"exact\"";
+            return Err(Error::new(Kind::DType, why).expected("float32", "float64"));
+        }
+        self.optimizer.check_float64()
+    }
+
+    /// Fails, naming the tensor, unless it has float32 values, which `what` needs.
+    pub fn need_float32(&self, what: &str) -> Result<()> {
+        if self.dtype == DType::Float32 {
+            return Ok(());
+        }
+        Err(Error::new(Kind::DType, format!("{what} needs a float32 tensor"))
+            .tensor(self.name.clone())
+            .expected("float32", self.dtype.name()))
     }
 
     fn checked_elements(&self) -> Result<usize> {

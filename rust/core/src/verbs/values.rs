@@ -2,9 +2,9 @@
 //! client use the same types, so callers need not know which one they have.
 
 use crate::base::correction::Correction;
-use crate::base::dtype::{Array, View};
+use crate::base::dtype::{Array, DType, View};
 use crate::base::error::{Error, Result};
-use crate::kernel::codec::{Codec, ErrorFeedback};
+use crate::kernel::codec::{Codec, CodecId, ErrorFeedback};
 use crate::slice::frame::Applied;
 use crate::tensor::Versions;
 use std::fmt;
@@ -108,8 +108,8 @@ impl fmt::Debug for Gradient {
 /// Options of a push, the same for all its tensors.
 #[derive(Clone, Debug)]
 pub struct PushOptions {
-    /// The codec of every gradient.
-    pub codec: Codec,
+    /// The codec of every gradient; `None`: each is sent as its tensor's own type.
+    pub codec: Option<Codec>,
     /// Learning rate in place of the optimizers'.
     pub lr: Option<f64>,
     /// Factor on the gradients.
@@ -133,7 +133,7 @@ pub struct PushOptions {
 impl Default for PushOptions {
     fn default() -> Self {
         Self {
-            codec: Codec::Float32,
+            codec: None,
             lr: None,
             scale: None,
             based_on: None,
@@ -143,6 +143,23 @@ impl Default for PushOptions {
             check_finite: true,
             timeout: Duration::from_secs(30),
         }
+    }
+}
+
+impl PushOptions {
+    /// The encoding of the gradient of a tensor of this type.
+    pub fn codec_of(&self, dtype: DType) -> CodecId {
+        self.codec.map_or(CodecId::plain(dtype), Codec::id)
+    }
+
+    /// The codec of gradients of float32.
+    pub fn encoder(&self) -> Codec {
+        self.codec.unwrap_or(Codec::Float32)
+    }
+
+    /// Whether gradients are sent as they are, except for error feedback.
+    pub fn is_plain(&self) -> bool {
+        matches!(self.codec, None | Some(Codec::Float32))
     }
 }
 

@@ -2,6 +2,7 @@
 //! instruction sets, error feedback.
 
 use fastps_core::codec::{Codec, CodecId, ErrorFeedback, Position};
+use fastps_core::dtype::View;
 use fastps_core::error::Kind;
 use fastps_core::isa::Isa;
 use fastps_core::outgoing;
@@ -163,6 +164,29 @@ fn cases_of_the_vectors() {
         assert_eq!(hex(&bytes(&decoded)), case["decoded"].as_str().unwrap(), "{what}");
         if let Some(residual) = residual {
             assert_eq!(hex(&bytes(&residual)), case["residual_after"].as_str().unwrap(), "{what}");
+        }
+    }
+}
+
+#[test]
+fn float64_bodies_of_the_vectors() {
+    let vectors = vectors();
+    let (float64, id) = (&vectors["float64"], CodecId::Float64);
+    assert_eq!(float64["number"].as_u64(), Some(id as u64));
+    for case in float64["cases"].as_array().unwrap() {
+        let (input, n) = (unhex(&case["input"]), case["n"].as_u64().unwrap() as usize);
+        let values: Vec<f64> = input.as_chunks().0.iter().map(|&b| f64::from_le_bytes(b)).collect();
+        assert_eq!(hex(View::Float64(&values).bytes()), case["body"].as_str().unwrap(), "{}", case["name"]);
+        for isa in isas() {
+            id.validate(isa, &unhex(&case["body"]), n).unwrap();
+        }
+    }
+    for case in float64["refused"].as_array().unwrap() {
+        let kind = if case["kind"] == "non_finite" { Kind::NonFinite } else { Kind::Frame };
+        for isa in isas() {
+            let error =
+                id.validate(isa, &unhex(&case["body"]), case["n"].as_u64().unwrap() as usize).unwrap_err();
+            assert_eq!(error.kind, kind, "{}: {error}", case["name"]);
         }
     }
 }

@@ -58,7 +58,7 @@ fn base(client: &dyn ParameterServer) -> Arc<Versions> {
 
 fn values(client: &dyn ParameterServer) -> Vec<f32> {
     let ticket = client.pull_async(vec!["w".into()], TIMEOUT).unwrap();
-    ticket.wait(TIMEOUT).unwrap().unwrap().values.remove(0).into()
+    ticket.wait(TIMEOUT).unwrap().unwrap().values.remove(0).view().float32s().unwrap().to_vec()
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn what_is_too_stale_is_refused_and_changes_nothing() {
         let feedback = Arc::new(Mutex::new(ErrorFeedback::default()));
         push(&*fast, &options(&base(&*fast), strict)).unwrap();
         let encoded = PushOptions {
-            codec: Codec::Int8 { seed: None },
+            codec: Some(Codec::Int8 { seed: None }),
             feedback: Some(feedback.clone()),
             ..options(&stale, strict)
         };

@@ -86,7 +86,7 @@ fn exchange_by(
 
 fn pull(store: &Store, k: usize) -> Vec<f32> {
     let ticket = store.pull_async(vec![k.to_string().into()], SECOND).unwrap();
-    ticket.wait(SECOND).unwrap().unwrap().values.remove(0).into()
+    ticket.wait(SECOND).unwrap().unwrap().values.remove(0).view().float32s().unwrap().to_vec()
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {

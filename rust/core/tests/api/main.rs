@@ -13,6 +13,7 @@ mod codec_properties;
 mod correction;
 mod cut;
 mod exchange;
+mod float64;
 mod groups;
 mod image;
 mod isa;

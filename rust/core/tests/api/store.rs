@@ -48,7 +48,8 @@ fn gradient(name: &str, values: Vec<f32>) -> Gradient {
 
 fn pull(store: &dyn ParameterServer, name: &str) -> Vec<f32> {
     let ticket = store.pull_async(vec![name.into()], SECOND).unwrap();
-    ticket.wait(SECOND).unwrap().unwrap().values.remove(0).into()
+    let values = ticket.wait(SECOND).unwrap().unwrap().values.remove(0);
+    values.view().float32s().unwrap().to_vec()
 }
 
 fn counter(store: &dyn ParameterServer, name: &str) -> u64 {
@@ -164,7 +165,7 @@ fn a_bad_push_changes_nothing() {
         Kind::Config
     );
     assert_eq!(
-        refused(std::slice::from_ref(&good), &PushOptions { codec: Codec::OneBit, ..options() }).kind,
+        refused(std::slice::from_ref(&good), &PushOptions { codec: Some(Codec::OneBit), ..options() }).kind,
         Kind::Config
     );
     let other = spec("a", 4, Apply::Hogwild, ledger());
@@ -194,7 +195,7 @@ fn error_feedback_telescopes() {
     let n = SLICE + 100;
     store.register(spec("w", n, Apply::Exact, ledger()), View::Float32(&vec![0.0; n]), SECOND).unwrap();
     let feedback = Arc::new(Mutex::new(ErrorFeedback::new()));
-    let options = PushOptions { codec: Codec::OneBit, feedback: Some(feedback.clone()), ..options() };
+    let options = PushOptions { codec: Some(Codec::OneBit), feedback: Some(feedback.clone()), ..options() };
     let mut sum = vec![0.0_f64; n];
     for step in 0..20 {
         let g: Vec<f32> = (0..n).map(|i| ((i * 31 + step * 17) as f32).sin()).collect();
@@ -576,7 +577,7 @@ fn a_push_that_is_held_beyond_its_deadline_is_in_doubt() {
     let how = |client: usize, timeout: Duration| {
         let feedback: Option<Arc<Mutex<ErrorFeedback>>> = feedbacks[client].clone();
         let codec = if feedback.is_some() { Codec::OneBit } else { Codec::Float32 };
-        PushOptions { codec, feedback, timeout, ..options() }
+        PushOptions { codec: Some(codec), feedback, timeout, ..options() }
     };
     for (client, store) in clients.iter().enumerate() {
         let short = how(client, Duration::from_millis(20));
@@ -643,7 +644,7 @@ fn what_was_held_and_never_applied_returns_to_the_residual() {
     policy.open.store(false, Ordering::SeqCst);
     let feedback = Arc::new(Mutex::new(ErrorFeedback::new()));
     let pushed = |timeout| PushOptions {
-        codec: Codec::OneBit,
+        codec: Some(Codec::OneBit),
         feedback: Some(feedback.clone()),
         timeout,
         ..options()

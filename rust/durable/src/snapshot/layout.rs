@@ -25,8 +25,7 @@ pub(super) fn layout(slices: &[(u64, usize, &Reservation)]) -> (Layout, Layout) 
             let name = format!("{}[{}:{}]", spec.name, elements.start, elements.end);
             (name, vec![elements.len() as u64])
         };
-        let bytes = (spec.dtype.size() * elements.len()) as u64;
-        values.add(name.clone(), shape, bytes);
+        values.add(name.clone(), shape, spec.dtype, elements.len());
         // A slice's slots are contiguous, so the slots of several slices are interleaved.
         for (_, k, _) in run {
             let slice = spec.slice_range(*k);
@@ -38,7 +37,7 @@ pub(super) fn layout(slices: &[(u64, usize, &Reservation)]) -> (Layout, Layout) 
                     let name = format!("{}.{slot}[{}:{}]", spec.name, slice.start, slice.end);
                     (name, vec![slice.len() as u64])
                 };
-                state.add(name, shape, (spec.dtype.size() * slice.len()) as u64);
+                state.add(name, shape, spec.dtype, slice.len());
             }
         }
     }

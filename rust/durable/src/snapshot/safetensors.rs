@@ -1,6 +1,7 @@
 //! The header of a safetensors file: its length, then JSON. The values follow in the order of the header.
 
 use crate::files::io::to_json;
+use fastps_core::dtype::DType;
 use fastps_core::error::Result;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,15 +25,19 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Adds the next tensor. A name that is taken gets `~` appended.
-    pub(crate) fn add(&mut self, name: String, shape: Vec<u64>, bytes: u64) {
+    /// Adds the next tensor, of so many elements. A name that is taken gets `~` appended.
+    pub(crate) fn add(&mut self, name: String, shape: Vec<u64>, dtype: DType, elements: usize) {
         let mut name = name;
         while name == "__metadata__" || !self.names.insert(name.clone()) {
             name.push('~');
         }
-        let data_offsets = (self.end, self.end + bytes);
-        self.end += bytes;
-        self.entries.insert(name, Entry { dtype: "F32", shape, data_offsets });
+        let data_offsets = (self.end, self.end + (dtype.size() * elements) as u64);
+        self.end = data_offsets.1;
+        let dtype = match dtype {
+            DType::Float32 => "F32",
+            DType::Float64 => "F64",
+        };
+        self.entries.insert(name, Entry { dtype, shape, data_offsets });
     }
 
     /// The bytes that precede the values.

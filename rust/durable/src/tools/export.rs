@@ -53,10 +53,10 @@ fn write(tensors: &[Tensor<'_>], state: bool, output: &mut Output) -> Result<()>
     let mut layout = Layout::default();
     for Tensor { holding, .. } in tensors {
         let spec = &holding.spec;
-        let bytes = (spec.dtype.size() * spec.elements()) as u64;
-        layout.add(spec.name.to_string(), spec.shape.clone(), bytes);
+        let mut add = |name| layout.add(name, spec.shape.clone(), spec.dtype, spec.elements());
+        add(spec.name.to_string());
         for slot in spec.optimizer.slots().iter().filter(|_| state) {
-            layout.add(format!("{}.{slot}", spec.name), spec.shape.clone(), bytes);
+            add(format!("{}.{slot}", spec.name));
         }
     }
     output.write(&layout.header()?)?;

@@ -806,7 +806,7 @@ pub enum DType {
     DtypeUnspecified = 0,
     /// IEEE single precision.
     DtypeFloat32 = 1,
-    /// IEEE double precision (reserved: refused today).
+    /// IEEE double precision: only for tensors that are APPLY_EXACT and have the optimizer "sgd".
     DtypeFloat64 = 2,
     /// bfloat16 (reserved: refused today).
     DtypeBfloat16 = 3,
@@ -886,6 +886,8 @@ pub enum PayloadCodec {
     CodecInt8 = 3,
     /// Two float32 means per 1024 elements, then one bit per element.
     CodecOnebit = 4,
+    /// float64, little-endian: the only codec of DTYPE_FLOAT64.
+    CodecFloat64 = 5,
 }
 impl PayloadCodec {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -899,6 +901,7 @@ impl PayloadCodec {
             Self::CodecBfloat16 => "CODEC_BFLOAT16",
             Self::CodecInt8 => "CODEC_INT8",
             Self::CodecOnebit => "CODEC_ONEBIT",
+            Self::CodecFloat64 => "CODEC_FLOAT64",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -909,6 +912,7 @@ impl PayloadCodec {
             "CODEC_BFLOAT16" => Some(Self::CodecBfloat16),
             "CODEC_INT8" => Some(Self::CodecInt8),
             "CODEC_ONEBIT" => Some(Self::CodecOnebit),
+            "CODEC_FLOAT64" => Some(Self::CodecFloat64),
             _ => None,
         }
     }

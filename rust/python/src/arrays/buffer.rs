@@ -1,6 +1,6 @@
 //! Memory of Python's arrays, borrowed without a copy: through the buffer protocol (NumPy and the like) or
-//! DLPack (torch and the like). Anything that is not C-contiguous float32 in host memory is an error that
-//! describes it.
+//! DLPack (torch and the like). Anything that is not C-contiguous float32 or float64 in host memory is an
+//! error that describes it.
 //!
 //! # Safety
 //!
@@ -144,14 +144,19 @@ impl Values for Borrowed {
     fn view(&self) -> View<'_> {
         match self.dtype {
             DType::Float32 => View::Float32(self.f32s()),
+            DType::Float64 => {
+                // SAFETY: checked by `borrow`; valid while `self` lives; no other code writes it in the
+                // meantime (see the module's header).
+                View::Float64(unsafe { std::slice::from_raw_parts(self.data.cast().as_ptr(), self.len) })
+            }
         }
     }
 }
 
 impl Borrowed {
-    /// The values of float32 memory.
+    /// The values of float32 memory, which [`borrow_float32`] or a check has made sure of.
     pub(crate) fn f32s(&self) -> &[f32] {
-        let DType::Float32 = self.dtype;
+        assert_eq!(self.dtype, DType::Float32);
         // SAFETY: checked by `borrow`; valid while `self` lives; no other code writes it in the meantime (see
         // the module's header).
         unsafe { std::slice::from_raw_parts(self.data.cast().as_ptr(), self.len) }
@@ -205,7 +210,7 @@ impl Borrowed {
     /// The values of float32 memory, to be changed in place. Callers asked for [`Access::Write`] and made
     /// sure that nothing they use beside it [overlaps](Self::overlaps).
     pub(crate) fn f32s_mut(&mut self) -> &mut [f32] {
-        let DType::Float32 = self.dtype;
+        assert_eq!(self.dtype, DType::Float32);
         // SAFETY: as in `f32s`; exclusive on our side by `&mut self` and the caller's overlap check.
         unsafe { std::slice::from_raw_parts_mut(self.data.cast().as_ptr(), self.len) }
     }
@@ -214,6 +219,21 @@ impl Borrowed {
 /// Borrows the memory of `object`; `tensor` is what errors call it.
 pub(crate) fn borrow(object: &Bound<'_, PyAny>, tensor: &str, access: Access) -> PyResult<Borrowed> {
     try_borrow(object, access)?.map_err(|error| crate::errors::raise(object.py(), &error.tensor(tensor)))
+}
+
+/// As [`borrow`], for memory that must be float32.
+pub(crate) fn borrow_float32(object: &Bound<'_, PyAny>, tensor: &str, access: Access) -> PyResult<Borrowed> {
+    let borrowed = borrow(object, tensor, access)?;
+    if borrowed.dtype == DType::Float32 {
+        return Ok(borrowed);
+    }
+    let expected = DType::Float32.name();
+    let error = Error::new(Kind::DType, format!("not an array of float32; {}", convert("float32")));
+    Err(crate::errors::raise(object.py(), &error.tensor(tensor).expected(expected, describe(object, None))))
+}
+
+fn convert(dtype: &str) -> String {
+    format!("convert it, for example with numpy.asarray(x, numpy.{dtype})")
 }
 
 /// Bytes of a target that no cache holds until it is read: it is written past the caches, which saves reading
@@ -304,6 +324,7 @@ fn from_format(format: &[u8]) -> Option<DType> {
     };
     match code {
         b"f" => Some(DType::Float32),
+        b"d" => Some(DType::Float64),
         _ => None,
     }
 }
@@ -385,11 +406,8 @@ fn byte_order(dtype: &Bound<'_, PyAny>) -> &'static str {
 }
 
 fn wrong_dtype(object: &Bound<'_, PyAny>, format: Option<&str>) -> Error {
-    Error::new(
-        Kind::DType,
-        "not an array of float32; convert it, for example with numpy.asarray(x, numpy.float32)",
-    )
-    .expected("float32", describe(object, format))
+    Error::new(Kind::DType, format!("not an array of float32 or float64; {}", convert("float32")))
+        .expected("float32 or float64", describe(object, format))
 }
 
 fn not_contiguous(object: &Bound<'_, PyAny>, shape: &[u64], fortran: bool) -> Error {

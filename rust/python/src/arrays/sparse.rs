@@ -1,6 +1,6 @@
 //! Sparse gradients and the indices of rows, as Python has them.
 
-use crate::arrays::buffer::{Access, Borrowed, borrow};
+use crate::arrays::buffer::{Access, Borrowed, borrow_float32};
 use crate::errors;
 use fastps_core::error::{Error, Kind};
 use fastps_core::verbs::SparseValues;
@@ -55,7 +55,7 @@ impl Sparse {
     /// The gradient for a tensor, its values borrowed.
     pub(crate) fn borrow(&self, py: Python<'_>, tensor: &str) -> PyResult<SparseValues<Borrowed>> {
         let indices = indices(self.indices.bind(py), tensor)?;
-        Ok(SparseValues { indices, values: borrow(self.values.bind(py), tensor, Access::Read)? })
+        Ok(SparseValues { indices, values: borrow_float32(self.values.bind(py), tensor, Access::Read)? })
     }
 }
 

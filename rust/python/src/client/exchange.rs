@@ -1,7 +1,7 @@
 //! A worker's step on a store of this process: gradients go in and values come out in one call.
 
 use super::Shared;
-use crate::arrays::buffer::{Access, Borrowed, borrow, glance, is_plain, try_borrow};
+use crate::arrays::buffer::{Access, Borrowed, borrow_float32, glance, is_plain, try_borrow};
 use crate::call::{self, Here};
 use crate::errors::{self, OrRaise};
 use crate::openmp::Threads;
@@ -48,7 +48,7 @@ impl Exchange {
         let (mut names, mut targets) = (Vec::with_capacity(params.len()), Vec::with_capacity(params.len()));
         for (name, array) in params {
             let name = name.cast_into::<PyString>()?;
-            targets.push(borrow(&array, name.to_str()?, Access::Write)?);
+            targets.push(borrow_float32(&array, name.to_str()?, Access::Write)?);
             names.push(name.unbind());
         }
         let all = names

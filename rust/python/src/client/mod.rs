@@ -36,7 +36,7 @@ use exchange::Outcome;
 use fastps_core::codec::Codec;
 use fastps_core::error::{Error, Kind};
 use fastps_core::mode::{Mode, PlaceRequest};
-use fastps_core::outgoing::check_shape;
+use fastps_core::outgoing::{check_codec, check_shape};
 use fastps_core::store::{Store, StoreMemory, StoreOptions};
 use fastps_core::tensor::TensorSpec;
 use fastps_core::text;
@@ -386,17 +386,20 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<BoundList> {
         let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
-        let codec = read_codec(codec)?;
+        let codec = codec.map(|codec| read_codec(Some(codec))).transpose()?;
         let list = List::borrow_whole(list)?;
         let gradients = &list.gradients;
         let tensors: Vec<_> = gradients.iter().map(|g| g.name.clone()).collect();
         let specs = self.specs(py, server, &tensors, timeout)?;
         for (gradient, spec) in gradients.iter().zip(&specs) {
+            check_codec(spec, codec, feedback.is_some()).or_raise(py)?;
             check_shape(gradient.borrow(), spec).or_raise(py)?;
         }
         // Float32 loses nothing; the other codecs need a residual.
         let feedback = match feedback {
-            None if codec != Codec::Float32 => Some(Py::new(py, ErrorFeedback::default())?),
+            None if !matches!(codec, None | Some(Codec::Float32)) => {
+                Some(Py::new(py, ErrorFeedback::default())?)
+            }
             given => given,
         };
         let server = Here::new("bound list", server.clone());

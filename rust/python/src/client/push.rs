@@ -34,7 +34,7 @@ pub(crate) struct BoundList {
     pub(super) elements: usize,
     /// Where the gradients go in a store of this process.
     pub(super) local: Option<Local>,
-    pub(super) codec: Codec,
+    pub(super) codec: Option<Codec>,
     #[pyo3(get)]
     pub(super) feedback: Option<Py<ErrorFeedback>>,
     pub(super) busy: Arc<AtomicBool>,
@@ -42,12 +42,11 @@ pub(crate) struct BoundList {
 
 impl Client {
     pub(super) fn options(&self, py: Python<'_>, settings: &PushSettings) -> PyResult<PushOptions> {
-        let codec = settings.codec.unwrap_or(Codec::Float32);
-        if codec == Codec::OneBit {
+        if settings.codec == Some(Codec::OneBit) {
             let message = "OneBit needs error feedback; push through a Worker or a bound list";
             return Err(errors::raise(py, &Error::new(Kind::Config, message)));
         }
-        settings.options(py, self, codec, None)
+        settings.options(py, self, settings.codec, None)
     }
 
     pub(super) fn bound_options(

@@ -52,7 +52,7 @@ impl PushSettings {
         &self,
         py: Python<'_>,
         client: &Client,
-        codec: Codec,
+        codec: Option<Codec>,
         feedback: Option<&ErrorFeedback>,
     ) -> PyResult<PushOptions> {
         Ok(PushOptions {

@@ -125,6 +125,10 @@ pub(crate) fn targets<'py>(
 /// The caller's array as a target.
 pub(crate) fn target(py: Python<'_>, spec: &TensorSpec, array: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
     let target = borrow(array, &spec.name, Access::Write)?;
+    if target.dtype() != spec.dtype {
+        let error = Error::new(Kind::DType, "wrong dtype of the array in out=").tensor(spec.name.clone());
+        return Err(raise(py, &error.expected(spec.dtype.name(), target.dtype().name())));
+    }
     if target.shape() == spec.shape {
         return Ok(target);
     }

@@ -3,7 +3,6 @@
 use crate::arrays::buffer::sweep;
 use crate::arrays::gradient::gradient as read_gradient;
 use crate::errors::OrRaise;
-use fastps_core::codec::Codec;
 use fastps_core::dtype::DType;
 use fastps_core::error::Error;
 use fastps_core::isa::Isa;
@@ -41,7 +40,7 @@ pub(crate) fn check_gradient(
     let gradient = read_gradient(name, gradient)?;
     let isa = Isa::get().or_raise(py)?;
     let options = PushOptions {
-        codec: Codec::Float32,
+        codec: None,
         lr: None,
         scale: None,
         based_on: None,

@@ -1,7 +1,7 @@
 //! A worker's local steps, of all its tensors in one call; the arithmetic is the core's.
 
 use super::check::spec_of;
-use crate::arrays::buffer::{Access, Borrowed, borrow, sweep};
+use crate::arrays::buffer::{Access, Borrowed, borrow, borrow_float32, sweep};
 use crate::errors::{self, OrRaise};
 use fastps_core::error::{Error, Kind};
 use fastps_core::finite;
@@ -29,7 +29,7 @@ impl LocalSteps {
         let mut tensors = Vec::with_capacity(params.len());
         for (name, array) in params {
             let name: String = name.extract()?;
-            let memory = borrow(&array, &name, Access::Write)?;
+            let memory = borrow_float32(&array, &name, Access::Write)?;
             tensors.push((spec_of(&name, memory.shape()), memory));
         }
         Ok(Self { tensors: Mutex::new(tensors), isa: Isa::get().or_raise(py)? })

@@ -88,6 +88,7 @@ pub(super) fn codec_to_wire(codec: CodecId) -> pb::PayloadCodec {
         CodecId::BFloat16 => pb::PayloadCodec::CodecBfloat16,
         CodecId::Int8 => pb::PayloadCodec::CodecInt8,
         CodecId::OneBit => pb::PayloadCodec::CodecOnebit,
+        CodecId::Float64 => pb::PayloadCodec::CodecFloat64,
     }
 }
 
@@ -97,7 +98,8 @@ fn codec_from_wire(codec: i32) -> Result<CodecId> {
         Ok(pb::PayloadCodec::CodecBfloat16) => Ok(CodecId::BFloat16),
         Ok(pb::PayloadCodec::CodecInt8) => Ok(CodecId::Int8),
         Ok(pb::PayloadCodec::CodecOnebit) => Ok(CodecId::OneBit),
-        Ok(pb::PayloadCodec::CodecUnspecified) | Err(_) => Err(unknown("codec", "1, 2, 3 or 4", codec)),
+        Ok(pb::PayloadCodec::CodecFloat64) => Ok(CodecId::Float64),
+        Ok(pb::PayloadCodec::CodecUnspecified) | Err(_) => Err(unknown("codec", "1 to 5", codec)),
     }
 }
 

@@ -69,19 +69,23 @@ pub fn optimizer_from_wire(wire: &pb::Optimizer) -> Result<Optimizer> {
     Ok(optimizer)
 }
 
+const SUPPORTED: &str = "DTYPE_FLOAT32 or DTYPE_FLOAT64";
+
 pub(super) fn dtype_to_wire(dtype: DType) -> pb::DType {
     match dtype {
         DType::Float32 => pb::DType::DtypeFloat32,
+        DType::Float64 => pb::DType::DtypeFloat64,
     }
 }
 
 pub(super) fn dtype_from_wire(dtype: i32) -> Result<DType> {
     match pb::DType::try_from(dtype) {
         Ok(pb::DType::DtypeFloat32) => Ok(DType::Float32),
+        Ok(pb::DType::DtypeFloat64) => Ok(DType::Float64),
         Ok(other) => {
-            Err(Error::new(Kind::DType, "unsupported dtype").expected("DTYPE_FLOAT32", other.as_str_name()))
+            Err(Error::new(Kind::DType, "unsupported dtype").expected(SUPPORTED, other.as_str_name()))
         }
-        Err(_) => Err(Error::new(Kind::DType, "unknown value of dtype").expected("DTYPE_FLOAT32", dtype)),
+        Err(_) => Err(Error::new(Kind::DType, "unknown value of dtype").expected(SUPPORTED, dtype)),
     }
 }
 
@@ -230,11 +234,15 @@ mod tests {
             optimizer: Some(pb::Optimizer { name: "sgd".into(), ..Default::default() }),
         };
         assert!(spec_from_wire(Some(&good)).is_ok());
+        let float64 = pb::TensorSpec { dtype: 2, ..good.clone() };
+        assert_eq!(spec_from_wire(Some(&float64)).unwrap().dtype, DType::Float64);
+        let hogwild = pb::TensorSpec { apply: 2, ..float64 };
+        assert_eq!(spec_from_wire(Some(&hogwild)).unwrap_err().kind, Kind::DType);
         let bad: [(Kind, SpoilSpec); 9] = [
             (Kind::Config, |s| s.name.clear()),
             (Kind::Config, |s| s.name = "x".repeat(1025)),
             (Kind::Shape, |s| s.shape = vec![1 << 60]),
-            (Kind::DType, |s| s.dtype = 2),
+            (Kind::DType, |s| s.dtype = 3),
             (Kind::DType, |s| s.dtype = 77),
             (Kind::Config, |s| s.apply = 0),
             (Kind::Frame, |s| s.apply = 77),

@@ -2,7 +2,7 @@
 //! express is kept as a residual and added to the next gradient, so that nothing is lost over time. This file
 //! has the arithmetic of one step, the same for every codec, and the residuals of one worker.
 
-use super::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody};
+use super::{BFloat16Body, Body, CodecId, Float32Body, Int8Body, OneBitBody, no_float32s};
 use crate::base::block::{AlignedBlock, Block, blocks};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::{Isa, Kernel};
@@ -209,6 +209,7 @@ impl Kernel for GiveBack<'_> {
         let n = self.residual.len();
         match self.codec {
             CodecId::Float32 => add(Float32Body::new(self.body, n), self.residual, self.store),
+            CodecId::Float64 => no_float32s(),
             CodecId::BFloat16 => add(BFloat16Body::new(self.body, n), self.residual, self.store),
             CodecId::Int8 => add(Int8Body::new(self.body, n), self.residual, self.store),
             CodecId::OneBit => add(OneBitBody::new(self.body, n), self.residual, self.store),

@@ -5,6 +5,7 @@
 mod bfloat16;
 mod error_feedback;
 mod float32;
+mod float64;
 mod int8;
 mod onebit;
 mod philox;
@@ -13,6 +14,7 @@ pub(crate) use bfloat16::BFloat16Body;
 pub use error_feedback::ErrorFeedback;
 pub(crate) use error_feedback::take_back;
 pub(crate) use float32::Float32Body;
+pub(crate) use float64::lanes as float64_lanes;
 pub(crate) use int8::Int8Body;
 pub(crate) use onebit::OneBitBody;
 
@@ -34,11 +36,13 @@ pub enum CodecId {
     Int8 = 3,
     /// One sign bit per element, two means per 1024 elements.
     OneBit = 4,
+    /// IEEE double precision, little-endian: only for tensors of float64, which have no other codec.
+    Float64 = 5,
 }
 
 impl CodecId {
     /// All codecs.
-    pub const ALL: [Self; 4] = [Self::Float32, Self::BFloat16, Self::Int8, Self::OneBit];
+    pub const ALL: [Self; 5] = [Self::Float32, Self::BFloat16, Self::Int8, Self::OneBit, Self::Float64];
 
     /// The name in Python and in messages.
     pub fn name(self) -> &'static str {
@@ -47,6 +51,7 @@ impl CodecId {
             Self::BFloat16 => "BFloat16",
             Self::Int8 => "Int8",
             Self::OneBit => "OneBit",
+            Self::Float64 => "Float64",
         }
     }
 
@@ -54,6 +59,15 @@ impl CodecId {
     pub fn plain(dtype: DType) -> Self {
         match dtype {
             DType::Float32 => Self::Float32,
+            DType::Float64 => Self::Float64,
+        }
+    }
+
+    /// The type of the tensors whose gradients it encodes.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::Float32 | Self::BFloat16 | Self::Int8 | Self::OneBit => DType::Float32,
+            Self::Float64 => DType::Float64,
         }
     }
 
@@ -65,7 +79,7 @@ impl CodecId {
     /// Elements per block, if the codec marks blocks that are not finite; `None` if it does not.
     pub(crate) fn telling(self) -> Option<usize> {
         match self {
-            Self::Float32 | Self::BFloat16 => None,
+            Self::Float32 | Self::BFloat16 | Self::Float64 => None,
             Self::Int8 => Some(int8::BLOCK),
             Self::OneBit => Some(onebit::BLOCK),
         }
@@ -74,7 +88,7 @@ impl CodecId {
     /// Whether the values of a block were finite, as far as the body marks that.
     fn block_was_finite(self, body: &[u8], block: usize) -> bool {
         match self {
-            Self::Float32 | Self::BFloat16 => true,
+            Self::Float32 | Self::BFloat16 | Self::Float64 => true,
             Self::Int8 => int8::was_finite(body, block),
             Self::OneBit => onebit::was_finite(body, block),
         }
@@ -84,6 +98,7 @@ impl CodecId {
     pub fn body_len(self, n: usize) -> usize {
         match self {
             Self::Float32 => 4 * n,
+            Self::Float64 => 8 * n,
             Self::BFloat16 => 2 * n,
             Self::Int8 => n.div_ceil(int8::BLOCK) + n,
             Self::OneBit => 8 * n.div_ceil(onebit::BLOCK) + n.div_ceil(8),
@@ -99,14 +114,15 @@ impl CodecId {
         }
         match self {
             Self::Float32 => float32::validate(isa, body),
+            Self::Float64 => float64::validate(isa, body),
             Self::BFloat16 => bfloat16::validate(isa, body),
             Self::Int8 => int8::validate(isa, body, n),
             Self::OneBit => onebit::validate(isa, body, n),
         }
     }
 
-    /// Decodes a whole validated body; `out.len()` is the element count. For tests, residuals and state
-    /// dictionaries; the store decodes block by block.
+    /// Decodes a whole validated body of float32 values; `out.len()` is the element count. For tests,
+    /// residuals and state dictionaries; the store decodes block by block.
     pub fn decode(self, isa: Isa, body: &[u8], out: &mut [f32]) {
         isa.run(WholeDecode { codec: self, body, out });
     }
@@ -133,6 +149,7 @@ impl crate::base::isa::Kernel for BlockDecode<'_> {
         let Self { codec, body, n, at, out } = self;
         match codec {
             CodecId::Float32 => Float32Body::new(body, n).decode(at, out),
+            CodecId::Float64 => no_float32s(),
             CodecId::BFloat16 => BFloat16Body::new(body, n).decode(at, out),
             CodecId::Int8 => Int8Body::new(body, n).decode(at, out),
             CodecId::OneBit => OneBitBody::new(body, n).decode(at, out),
@@ -153,6 +170,7 @@ impl crate::base::isa::Kernel for WholeDecode<'_> {
         let n = self.out.len();
         match self.codec {
             CodecId::Float32 => whole(Float32Body::new(self.body, n), self.out),
+            CodecId::Float64 => no_float32s(),
             CodecId::BFloat16 => whole(BFloat16Body::new(self.body, n), self.out),
             CodecId::Int8 => whole(Int8Body::new(self.body, n), self.out),
             CodecId::OneBit => whole(OneBitBody::new(self.body, n), self.out),
@@ -165,6 +183,13 @@ fn whole<B: Body>(body: B, out: &mut [f32]) {
     for (at, len) in crate::base::block::blocks(out.len()) {
         body.decode(at, &mut out[at..at + len]);
     }
+}
+
+/// For a body of float64 where only float32 can be: [`crate::frame::Push`] admits it only to slices of
+/// float64, which decode it themselves.
+#[cold]
+pub(crate) fn no_float32s() -> ! {
+    unreachable!("a body of float64 is never decoded to float32")
 }
 
 /// A validated body that is decoded block by block.

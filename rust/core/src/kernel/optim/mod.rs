@@ -25,10 +25,11 @@ pub use rmsprop::Rmsprop;
 pub(crate) use rmsprop::RmspropRule;
 pub use settings::{Setting, Value};
 pub use sgd::Sgd;
-pub(crate) use sgd::{MomentumRule, SgdRule};
+pub(crate) use sgd::{MomentumRule, SgdRule, SgdStep};
 
 use crate::base::block::Lane;
 use crate::base::error::{Error, Kind, Result};
+use crate::kernel::real::Real;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -96,10 +97,10 @@ impl Rule {
 }
 
 /// One optimizer step on a run of elements.
-pub(crate) trait Step: Copy {
+pub(crate) trait Step<T = f32>: Copy {
     /// Updates parameters `p` and the state slots (in the order of [`Optimizer::slots`]) with gradient `g`;
     /// all have the same length. A single pass, so that arithmetic and memory access overlap.
-    fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]);
+    fn step<G: Lane<T>>(&self, p: &mut [T], state: &mut [&mut [T]], g: &[G]);
 }
 
 /// Maximum number of state slots of an optimizer.
@@ -229,13 +230,32 @@ impl Optimizer {
     #[inline(always)]
     pub(crate) fn rule(&self, step: u64, lr: f64) -> Rule {
         match self {
-            Self::Sgd(o) => o.rule(step, lr),
+            Self::Sgd(o) => match o.rule(step, lr) {
+                SgdStep::Plain(rule) => Rule::Sgd(rule),
+                SgdStep::Momentum(rule) => Rule::Momentum(rule),
+            },
             Self::Adagrad(o) => Rule::Adagrad(o.rule(step, lr)),
             Self::Rmsprop(o) => Rule::Rmsprop(o.rule(step, lr)),
             Self::Adadelta(o) => Rule::Adadelta(o.rule(step, lr)),
             Self::Adam(o) => Rule::Adam(o.rule(step, lr)),
             Self::AdamW(o) => Rule::Adam(o.rule(step, lr)),
             Self::Ftrl(o) => Rule::Ftrl(o.rule(lr)),
+        }
+    }
+
+    /// Fails unless the optimizer steps float64 tensors.
+    pub fn check_float64(&self) -> Result<()> {
+        self.float64_step(0, self.lr()).map(drop)
+    }
+
+    /// As [`Optimizer::rule`], for one step of a float64 slice.
+    pub(crate) fn float64_step(&self, step: u64, lr: f64) -> Result<SgdStep<f64>> {
+        match self {
+            Self::Sgd(o) => Ok(o.rule(step, lr)),
+            other => {
+                Err(Error::new(Kind::DType, "only SGD steps float64 tensors; convert the values to float32")
+                    .expected("float32, or SGD", format!("float64 and {}", other.title())))
+            }
         }
     }
 
@@ -251,8 +271,8 @@ impl Optimizer {
         let (why, rule) = match self {
             Self::Sgd(o) if o.momentum != 0.0 => (Some("momentum moves every row"), None),
             Self::Sgd(o) => match o.rule(step, lr) {
-                Rule::Sgd(rule) => (decays(o.weight_decay), Some(SparseRule::Sgd(rule))),
-                _ => (Some("momentum moves every row"), None),
+                SgdStep::Plain(rule) => (decays(o.weight_decay), Some(SparseRule::Sgd(rule))),
+                SgdStep::Momentum(_) => (Some("momentum moves every row"), None),
             },
             Self::Adagrad(o) => (decays(o.weight_decay), Some(SparseRule::Adagrad(o.rule(step, lr)))),
             Self::Adam(o) | Self::AdamW(AdamW(o)) if o.amsgrad => {
@@ -282,9 +302,9 @@ impl Optimizer {
 // Code for one element that several rules share.
 
 /// Prepares the gradient for the rule. It is a type, so that the common case adds nothing to the loop.
-pub(crate) trait Prepare: Copy {
+pub(crate) trait Prepare<T = f32>: Copy {
     /// The gradient for the parameter `p`.
-    fn of(self, g: impl Lane, p: f32) -> f32;
+    fn of(self, g: impl Lane<T>, p: T) -> T;
 }
 
 /// Uses the gradient unchanged.
@@ -293,32 +313,33 @@ pub(crate) struct AsItCame;
 
 /// Negated if `maximize`, then `fma(weight_decay, p, g)` if there is a decay.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Changed {
+pub(crate) struct Changed<T = f32> {
     maximize: bool,
-    weight_decay: Option<f32>,
+    weight_decay: Option<T>,
 }
 
-impl Changed {
-    /// `None` if the gradient needs no preparation.
+impl<T: Real> Changed<T> {
+    /// `None` if the gradient needs no preparation. The decay is rounded once (a tiny one may round to 0 and
+    /// still counts).
     pub(crate) fn new(maximize: bool, weight_decay: f64) -> Option<Self> {
-        let weight_decay = decay(weight_decay);
+        let weight_decay = (weight_decay != 0.0).then_some(T::nearest(weight_decay));
         (maximize || weight_decay.is_some()).then_some(Self { maximize, weight_decay })
     }
 }
 
-impl Prepare for AsItCame {
+impl<T: Real> Prepare<T> for AsItCame {
     #[inline(always)]
-    fn of(self, g: impl Lane, _p: f32) -> f32 {
+    fn of(self, g: impl Lane<T>, _p: T) -> T {
         g.value()
     }
 }
 
-impl Prepare for Changed {
+impl<T: Real> Prepare<T> for Changed<T> {
     #[inline(always)]
-    fn of(self, g: impl Lane, p: f32) -> f32 {
+    fn of(self, g: impl Lane<T>, p: T) -> T {
         let g = g.value();
         let g = if self.maximize { -g } else { g };
-        self.weight_decay.map_or(g, |decay| decay.mul_add(p, g))
+        self.weight_decay.map_or(g, |decay| decay.fma(p, g))
     }
 }
 
@@ -326,11 +347,6 @@ impl Prepare for Changed {
 #[inline(always)]
 pub(crate) fn lerp(avg: f32, g: f32, weight: f32) -> f32 {
     if weight.abs() < 0.5 { weight.mul_add(g - avg, avg) } else { (weight - 1.0).mul_add(g - avg, g) }
-}
-
-/// A decay as the rules take it: none if 0, else rounded once (a tiny one may round to 0 and still counts).
-fn decay(weight_decay: f64) -> Option<f32> {
-    (weight_decay != 0.0).then_some(weight_decay as f32)
 }
 
 /// The terms added under and after the square root. Adding 0 to a value that is never -0 is exact, so one

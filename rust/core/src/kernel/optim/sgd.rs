@@ -15,10 +15,11 @@
 //! state. With these operations, every result equals `torch.optim.SGD` bit for bit.
 
 use super::settings::{invalid, settings};
-use super::{AsItCame, Changed, Prepare, Rule, Step};
+use super::{AsItCame, Changed, Prepare, Step};
 use crate::base::block::Lane;
 use crate::base::error::Result;
 use crate::base::fault::fault;
+use crate::kernel::real::Real;
 
 settings! {
     /// Settings of stochastic gradient descent, named as torch names them.
@@ -58,10 +59,10 @@ impl Sgd {
 
     /// The scalars of one step.
     #[inline(always)]
-    pub(crate) fn rule(&self, step: u64, lr: f64) -> Rule {
-        let (neg_lr, prepare) = (-lr as f32, Changed::new(self.maximize, self.weight_decay));
+    pub(crate) fn rule<T: Real>(&self, step: u64, lr: f64) -> SgdStep<T> {
+        let (neg_lr, prepare) = (T::nearest(-lr), Changed::new(self.maximize, self.weight_decay));
         if self.momentum == 0.0 {
-            return Rule::Sgd(SgdRule { neg_lr, prepare });
+            return SgdStep::Plain(SgdRule { neg_lr, prepare });
         }
         let form = match (step == 0, self.nesterov) {
             (true, false) => Form::First,
@@ -69,31 +70,48 @@ impl Sgd {
             (false, false) => Form::Momentum,
             (false, true) => Form::Nesterov,
         };
-        let (momentum, undamped) = (self.momentum as f32, (1.0 - self.dampening) as f32);
-        Rule::Momentum(MomentumRule { neg_lr, prepare, momentum, undamped, form })
+        let (momentum, undamped) = (T::nearest(self.momentum), T::nearest(1.0 - self.dampening));
+        SgdStep::Momentum(MomentumRule { neg_lr, prepare, momentum, undamped, form })
+    }
+}
+
+/// The scalars of one step, with or without momentum.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SgdStep<T> {
+    Plain(SgdRule<T>),
+    Momentum(MomentumRule<T>),
+}
+
+impl<T: Real> SgdStep<T> {
+    /// The same step with another momentum, if it has momentum.
+    pub(crate) fn with_momentum(self, momentum: f64) -> Self {
+        match self {
+            Self::Plain(_) => self,
+            Self::Momentum(rule) => Self::Momentum(rule.with_momentum(T::nearest(momentum))),
+        }
     }
 }
 
 /// The scalars of one step without momentum. This is a rule of its own because in so short a loop a decoded
 /// gradient never leaves the registers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SgdRule {
-    neg_lr: f32,
-    prepare: Option<Changed>,
+pub(crate) struct SgdRule<T = f32> {
+    neg_lr: T,
+    prepare: Option<Changed<T>>,
 }
 
 /// The scalars of one step with momentum.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct MomentumRule {
-    neg_lr: f32,
-    prepare: Option<Changed>,
-    momentum: f32,
-    undamped: f32,
+pub(crate) struct MomentumRule<T = f32> {
+    neg_lr: T,
+    prepare: Option<Changed<T>>,
+    momentum: T,
+    undamped: T,
     form: Form,
 }
 
-impl MomentumRule {
-    pub(super) fn with_momentum(self, momentum: f32) -> Self {
+impl<T> MomentumRule<T> {
+    pub(super) fn with_momentum(self, momentum: T) -> Self {
         Self { momentum, ..self }
     }
 }
@@ -107,9 +125,9 @@ enum Form {
     Nesterov,
 }
 
-impl Step for SgdRule {
+impl<T: Real> Step<T> for SgdRule<T> {
     #[inline(always)]
-    fn step<G: Lane>(&self, p: &mut [f32], _state: &mut [&mut [f32]], g: &[G]) {
+    fn step<G: Lane<T>>(&self, p: &mut [T], _state: &mut [&mut [T]], g: &[G]) {
         match self.prepare {
             None => self.prepared(AsItCame, p, g),
             Some(prepare) => self.prepared(prepare, p, g),
@@ -120,20 +138,22 @@ impl Step for SgdRule {
 impl SgdRule {
     /// Adds the gradient: p - (-1) * g.
     pub(crate) const SUM: Self = Self { neg_lr: 1.0, prepare: None };
+}
 
+impl<T: Real> SgdRule<T> {
     #[inline(always)]
-    fn prepared<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], g: &[G]) {
+    fn prepared<P: Prepare<T>, G: Lane<T>>(&self, prepare: P, p: &mut [T], g: &[G]) {
         let Self { neg_lr, .. } = *self;
         for (p, &g) in p.iter_mut().zip(g) {
             let g = prepare.of(g, *p);
-            *p = if fault("unfused_multiply_add") { *p + neg_lr * g } else { neg_lr.mul_add(g, *p) };
+            *p = if fault("unfused_multiply_add") { *p + neg_lr * g } else { neg_lr.fma(g, *p) };
         }
     }
 }
 
-impl Step for MomentumRule {
+impl<T: Real> Step<T> for MomentumRule<T> {
     #[inline(always)]
-    fn step<G: Lane>(&self, p: &mut [f32], state: &mut [&mut [f32]], g: &[G]) {
+    fn step<G: Lane<T>>(&self, p: &mut [T], state: &mut [&mut [T]], g: &[G]) {
         let [b] = state else { unreachable!("SGD with momentum has one state slot") };
         match self.prepare {
             None => self.prepared(AsItCame, p, b, g),
@@ -142,36 +162,36 @@ impl Step for MomentumRule {
     }
 }
 
-impl MomentumRule {
+impl<T: Real> MomentumRule<T> {
     #[inline(always)]
-    fn prepared<P: Prepare, G: Lane>(&self, prepare: P, p: &mut [f32], b: &mut [f32], g: &[G]) {
+    fn prepared<P: Prepare<T>, G: Lane<T>>(&self, prepare: P, p: &mut [T], b: &mut [T], g: &[G]) {
         let Self { neg_lr, momentum, undamped, .. } = *self;
         let all = p.iter_mut().zip(b).zip(g);
         match self.form {
             Form::First => {
                 for ((p, b), &g) in all {
                     *b = prepare.of(g, *p);
-                    *p = neg_lr.mul_add(*b, *p);
+                    *p = neg_lr.fma(*b, *p);
                 }
             }
             Form::FirstNesterov => {
                 for ((p, b), &g) in all {
                     let g = prepare.of(g, *p);
                     *b = g;
-                    *p = neg_lr.mul_add(momentum.mul_add(g, g), *p);
+                    *p = neg_lr.fma(momentum.fma(g, g), *p);
                 }
             }
             Form::Momentum => {
                 for ((p, b), &g) in all {
-                    *b = undamped.mul_add(prepare.of(g, *p), *b * momentum);
-                    *p = neg_lr.mul_add(*b, *p);
+                    *b = undamped.fma(prepare.of(g, *p), *b * momentum);
+                    *p = neg_lr.fma(*b, *p);
                 }
             }
             Form::Nesterov => {
                 for ((p, b), &g) in all {
                     let g = prepare.of(g, *p);
-                    *b = undamped.mul_add(g, *b * momentum);
-                    *p = neg_lr.mul_add(momentum.mul_add(*b, g), *p);
+                    *b = undamped.fma(g, *b * momentum);
+                    *p = neg_lr.fma(momentum.fma(*b, g), *p);
                 }
             }
         }
@@ -185,11 +205,10 @@ mod tests {
     const MOMENTUM: Sgd =
         Sgd { lr: 0.5, momentum: 0.5, dampening: 0.0, weight_decay: 0.0, nesterov: false, maximize: false };
 
-    fn take(rule: Rule, p: &mut [f32], state: &mut [&mut [f32]], g: &[f32]) {
+    fn take(rule: SgdStep<f32>, p: &mut [f32], state: &mut [&mut [f32]], g: &[f32]) {
         match rule {
-            Rule::Sgd(rule) => rule.step(p, state, g),
-            Rule::Momentum(rule) => rule.step(p, state, g),
-            _ => unreachable!("not a rule of SGD"),
+            SgdStep::Plain(rule) => rule.step(p, state, g),
+            SgdStep::Momentum(rule) => rule.step(p, state, g),
         }
     }
 

@@ -165,6 +165,7 @@ impl ExactMemory {
         self.meet_cut(slice);
         let ran = match slice.spec.dtype {
             DType::Float32 => self.run_ops::<f32>(slice, program, ended)?,
+            DType::Float64 => self.run_ops::<f64>(slice, program, ended)?,
         };
         self.space(command.space)?.note(command, program, &ran, ended);
         self.version += u64::from(program.commits());

@@ -64,6 +64,7 @@ impl DlTensor {
     fn dtype(&self) -> Option<DType> {
         match (self.dtype_code, self.dtype_bits, self.dtype_lanes) {
             (DL_FLOAT, 32, 1) => Some(DType::Float32),
+            (DL_FLOAT, 64, 1) => Some(DType::Float64),
             _ => None,
         }
     }
