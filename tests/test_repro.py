@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,8 +16,10 @@ import pytest
 
 import fastps
 from fastps.repro.catalogue import CLAIMS, NOT_YET, find
-from fastps.repro.claims import momentum
+from fastps.repro.claim import Setting
+from fastps.repro.claims import momentum, optimizers, toys
 from fastps.repro.claims.codecs import decoded
+from fastps.repro.tasks import task
 
 REPRO = [sys.executable, "-m", "fastps", "repro"]
 
@@ -75,7 +78,37 @@ def no_limit(figures):
     figures["losses"]["limit"] = figures["losses"]["none"]
 
 
+def another_rule(figures):
+    rules = {**optimizers.RULES, "momentum": (fastps.SGD(lr=0.05, momentum=0.9), optimizers.nesterov)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimizers, "RULES", rules)
+        figures.update(optimizers.measure_float64(Setting(quick=True)))
+
+
+def as_printed(figures):
+    figures["identity"] = abs(figures["norm"] - figures["literal"])
+
+
+def by_epoch(figures):
+    figures["moved"] *= figures["by epoch"]
+
+
+def a_wrong_slope(figures):
+    wrong = dataclasses.replace(toys.PROBLEMS["Beale"], slope=toys.himmelblau_slope)
+    figures["errors"]["Beale"] = toys.slope_error(wrong, np.random.default_rng(0))
+
+
+def a_rate_that_is_too_high(figures):
+    run = task("digits").train(fastps.SGD(lr=4.0), updates=300, seed=1, workers=32)
+    figures["runs"]["Downpour"]["errors"] = [run.error]
+
+
 OFF = {
+    "optimizers-float64": another_rule,
+    "nesterov": as_printed,
+    "adam-counts-steps": by_epoch,
+    "toy-problems": a_wrong_slope,
+    "every-way": a_rate_that_is_too_high,
     "implicit-momentum": one_worker,
     "best-momentum": same_workers,
     "momentum-matching": no_matching,

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from fastps.repro.claim import Claim
-from fastps.repro.claims import codecs, downpour, momentum, stragglers
+from fastps.repro.claims import (
+    codecs,
+    downpour,
+    momentum,
+    optimizers,
+    processes,
+    stragglers,
+    toys,
+    training,
+)
 
 __all__ = ["CLAIMS", "NOT_YET", "find"]
 
-CLAIMS: dict[str, Claim] = {
-    claim.name: claim for family in (momentum, downpour, codecs, stragglers) for claim in family.CLAIMS
-}
+FAMILIES = (momentum, downpour, codecs, stragglers, optimizers, toys, training, processes)
+
+CLAIMS: dict[str, Claim] = {claim.name: claim for family in FAMILIES for claim in family.CLAIMS}
 
 #: Claims about what fastps does not have yet, by name.
 NOT_YET = {

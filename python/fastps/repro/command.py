@@ -9,14 +9,14 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import TextIO
 
 from fastps._shared.process import EXIT_FAILED, EXIT_OK, CommandError
 from fastps.demo.data import MNIST_FILES
 from fastps.repro.catalogue import CLAIMS, NOT_YET, find
 from fastps.repro.claim import Claim, Setting
 from fastps.repro.picture import has_matplotlib
-from fastps.repro.runner import Result, run
+from fastps.repro.report import show, write_page
+from fastps.repro.runner import run
 
 __all__ = ["add_arguments", "execute"]
 
@@ -74,10 +74,10 @@ def execute(args: argparse.Namespace) -> int:
     begin, results = time.perf_counter(), []
     for result in run(claims, setting, out, args.jobs or os.cpu_count() or 1):
         results.append(result)
-        _print(result, len(results), len(claims), stream)
+        show(result, len(results), len(claims), stream)
     order = [claim.name for claim in claims]
     results.sort(key=lambda result: order.index(result["name"]))
-    (out / "results.md").write_text(table(results))
+    write_page(out, "quick" if args.quick else "full")
     counts = {
         status: sum(r["status"] == status for r in results) for status in ("holds", "fails", "reported")
     }
@@ -132,19 +132,3 @@ def _list(as_json: bool) -> int:
     for name, what in NOT_YET.items():
         print(f"{name} (not yet)\n    {what}")
     return EXIT_OK
-
-
-def _print(result: Result, done: int, of: int, stream: TextIO) -> None:
-    """Measured beside threshold beside the paper's figure."""
-    head = f"[{done}/{of}] {result['status'].upper():8} {result['name']}  ({result['seconds']:.0f} s)"
-    print(f"{head}\n    measured:  {result['measured']}", file=stream)
-    print(f"    threshold: {result['threshold']}\n    paper:     {result['paper']}", file=stream, flush=True)
-
-
-def table(results: list[Result]) -> str:
-    """The results as a table in Markdown."""
-    lines = ["| claim | status | measured | threshold | paper |", "|---|---|---|---|---|"]
-    for r in results:
-        cells = (r["name"], r["status"], r["measured"], r["threshold"], r["paper"])
-        lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"

@@ -1,0 +1,74 @@
+"""What a run of claims comes to: the lines on the terminal, and the page with table and pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+
+from fastps._fastps import __version__
+from fastps.repro.catalogue import CLAIMS, NOT_YET
+from fastps.repro.runner import Result
+
+__all__ = ["show", "write_page"]
+
+
+def show(result: Result, done: int, of: int, stream: TextIO) -> None:
+    """Prints measured beside threshold beside the paper's figure."""
+    head = f"[{done}/{of}] {result['status'].upper():8} {result['name']}  ({result['seconds']:.0f} s)"
+    print(f"{head}\n    measured:  {result['measured']}", file=stream)
+    print(f"    threshold: {result['threshold']}\n    paper:     {result['paper']}", file=stream, flush=True)
+
+
+def write_page(out: Path, form: str) -> None:
+    """Writes ``results.md``: all claims of this form whose results are in the folder."""
+    files = (out / f"{name}.json" for name in CLAIMS)
+    results = [json.loads(file.read_text()) for file in files if file.exists()]
+    results = [result for result in results if result["form"] == form]
+    lines = [*_table(results), "", _machine(results), ""]
+    for result in results:
+        lines += _section(result, (out / f"{result['name']}.png").exists())
+    lines += ["## Not yet", "", *(f"- `{name}`: {what}." for name, what in NOT_YET.items())]
+    (out / "results.md").write_text("\n".join(lines) + "\n")
+
+
+def _table(results: list[Result]) -> list[str]:
+    lines = ["| claim | status | measured | threshold | paper |", "|---|---|---|---|---|"]
+    for r in results:
+        cells = (f"[{r['name']}](#{r['name']})", r["status"], r["measured"], r["threshold"], r["paper"])
+        lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+    return lines
+
+
+def _machine(results: list[Result]) -> str:
+    """What the figures depend on besides the code."""
+    seeds = sorted({result["seed"] for result in results})
+    info = Path("/proc/cpuinfo")
+    models = (
+        [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        if info.exists()
+        else []
+    )
+    model = models[0].partition(":")[2].strip() if models else platform.machine()
+    software = f"Python {platform.python_version()}, NumPy {np.__version__} with one BLAS thread"
+    first = ", ".join(map(str, seeds))
+    return f"Seeds follow {first}. {os.cpu_count()} cores, {model}; {software}, fastps {__version__}."
+
+
+def _section(result: Result, picture: bool) -> list[str]:
+    name = result["name"]
+    lines = [
+        f"## {name}",
+        "",
+        f"{result['says']} Source: {result['source']}. **{result['status'].capitalize()}:** ",
+    ]
+    lines[-1] += f"{result['measured']}."
+    if result["threshold"] != "reported":
+        lines[-1] += f" Passes if: {result['threshold']}."
+    if result["note"]:
+        lines[-1] += f" {result['note']}"
+    return [*lines, "", *([f"![{name}]({name}.png)", ""] if picture else [])]
