@@ -27,7 +27,7 @@ ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 
-.PHONY: help demo test tests beside-tests beside-checkers lint lint-rust lint-python lint-ci test-rust test-python checkers loom tsan miri neon bench bench-kernels \
+.PHONY: help demo demo-parallel test tests beside-tests beside-checkers lint lint-rust lint-python lint-ci test-rust test-python checkers loom tsan miri neon bench bench-kernels \
         bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared acceptance repro mutants torture soak kills fuzz docs dev clean tools
 
 help: ## List the targets
@@ -35,6 +35,9 @@ help: ## List the targets
 
 demo: .venv/.demo ## Train a real model on 2 servers and 4 worker processes; options: make demo ARGS="--codec int8"
 	@$(BIN)/fastps demo $(ARGS)
+
+demo-parallel: .venv/.test-release ## Train 2 replicas of a model in 2 parts, one of them killed half-way; options: make demo-parallel ARGS="--partition rows"
+	@$(BIN)/python examples/model_parallel_demo.py $(ARGS)
 
 test: ## Run all tests and lints, and list what was skipped and why; options: make test PROFILE=release
 	@$(MAKE) --no-print-directory --jobs=2 tests beside-tests
