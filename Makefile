@@ -28,7 +28,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .PHONY: help demo demo-parallel test tests beside-tests beside-checkers lint lint-rust lint-python lint-ci test-rust test-python checkers loom tsan miri neon bench bench-kernels \
-        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared acceptance repro mutants torture soak kills fuzz docs dev clean tools
+        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared second-order acceptance repro mutants torture soak kills fuzz docs dev clean tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,6 +125,10 @@ bench-connections: .venv/.test-release ## Measure the cost of idle and of many c
 
 bench-shared: .venv/.test-release ## Measure processes that train in one shared store against torch's and write benchmarks/README.md
 	$(BIN)/python benchmarks/shared_store.py --output benchmarks/README.md $(ARGS)
+
+second-order: .venv/.test-release ## Compare the batch optimizers with scipy's, write benchmarks/README.md, and kill coordinators of all methods at every message
+	$(BIN)/python benchmarks/second_order.py --output benchmarks/README.md $(ARGS)
+	FASTPS_SECOND_ORDER=1 $(BIN)/python -m pytest tests/test_minimize.py tests/test_line_search.py
 
 acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check accuracy and ledger
 	$(BIN)/python tests/acceptance.py $(ARGS)

@@ -1,0 +1,332 @@
+"""`Coordinator`: the loop of `minimize`. It commands vectors and replicas, and holds only scalars.
+
+An iteration is three rounds of commands to the shards: the direction, the first trial point and an empty
+sum; the sum as the gradient, and its products; the commit. Each further trial is two. Before a gradient is
+there, replicas add their portions to the sum.
+
+The tensors change only in commits, and what a commit does is stored on shard 0 before it is sent. A
+coordinator that takes over sends it again, which changes no slice that has it, and searches from there. All
+that follows is a function of what the commit left, so that both get the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastps.errors import ConfigError, NonFiniteError, UnknownOutcomeError
+from fastps.optimize.batches import Batches
+from fastps.optimize.line_search import StrongWolfe, Trial
+from fastps.optimize.method import Accepted, Method
+from fastps.optimize.result import Iteration, OptimizeResult, Status
+from fastps.optimize.state import Limits, Problem, State
+from fastps.optimize.vectors import Operation, PortionFailure, Vectors
+
+__all__ = ["Coordinator"]
+
+
+class _Point(NamedTuple):
+    """The function at the trial point, and what is needed of its gradient h."""
+
+    trial: Trial
+    mixed: float = math.nan
+    square: float = math.nan
+    norm: float = math.nan
+
+
+class _NoEvaluationsLeft(Exception):  # noqa: N818
+    """`max_evaluations` is reached."""
+
+
+class Coordinator:
+    """One run.
+
+    Args:
+        v: The vectors of `COMMON` and of the method.
+        batches: Where portions are computed.
+        problem: What is minimized.
+        method: How directions are chosen.
+        rule: How far to go.
+        limits: When to stop.
+        settings: What another coordinator must have been given to go on with this run, in words.
+        callback: Called after each commit; True stops.
+    """
+
+    def __init__(
+        self,
+        v: Vectors,
+        batches: Batches,
+        problem: Problem,
+        method: Method,
+        rule: StrongWolfe,
+        limits: Limits,
+        settings: str = "",
+        callback: Callable[[OptimizeResult], Any] | None = None,
+    ) -> None:
+        self._v, self._batches, self._problem = v, batches, problem
+        self._method, self._limits, self._callback = method, limits, callback
+        self._rule = rule if rule.c2 is not None else dataclasses.replace(rule, c2=method._c2)
+        self._settings = settings
+        self._directions = method._begin(size=problem.size)
+        self._products: list[float] = []
+        self._nfev = 0
+        self._largest = 0.0
+        self._rounds = 0
+        self._began = 0.0
+        #: What the last commit left; None before the first.
+        self.state: State | None = None
+
+    def run(self, stored: State | None = None, check_gradient: bool = False) -> OptimizeResult:
+        """Goes on until a limit: from the tensors' values, or from the last commit of another coordinator."""
+        self._began = time.monotonic()
+        state = self._start() if stored is None else self._take_over(stored)
+        if check_gradient:
+            self._check_gradient(state)
+        status = self._over(state)
+        while status is None:
+            try:
+                status = self._iterate(state)
+            except _NoEvaluationsLeft:
+                status = Status.EVALUATIONS
+            state = self.state or state
+        return self._result(state, status)
+
+    # -- the course of a run ---------------------------------------------------------------------------------
+
+    def _start(self) -> State:
+        """Evaluates the point in the tensors, and commits it."""
+        v = self._v
+        [first], _ = self._sum(1, v.copy("t", "w"))  # fixes the grid of the next sum
+        self._largest = float(self._run(v.end_sum("h"), v.max_abs("h"))[0]) or 1.0
+        losses, _, point = self._evaluate(0.0, v.copy("t", "w"))
+        if losses[0] != first:
+            warnings.warn(
+                f"the loss of portion 0 was {first!r}, and {losses[0]!r} at the same point: the "
+                "objective is no function of its arguments, so searches may fail; does the model draw random "
+                "numbers, or were the two computed on different CPUs?",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        if not math.isfinite(point.trial.fun) or not math.isfinite(point.square):
+            raise NonFiniteError(
+                f"the function is {point.trial.fun} at the first point: expected a finite number"
+            )
+        self._nfev = 1
+        return self._commit(Iteration(0, point.trial.fun, point.norm, 0.0, 1), point.square, [])
+
+    def _take_over(self, state: State) -> State:
+        """Sends the last commit again, and asks for all products."""
+        self.state, self._nfev, self._largest = state, state.nfev, state.largest
+        self._directions = self._method._begin(state.memory, size=self._problem.size)
+        self._run(*self._committing(state), number=state.number)
+        self._v.next_number += 1  # a program of the other coordinator may still arrive under that number
+        products = self._directions.products(self._v, again=True)
+        if products is not None:
+            self._products = _numbers(self._run(products)[0])
+        return state
+
+    def _iterate(self, state: State) -> Status | None:
+        """Searches along one direction and commits the best point; the reason to stop, or None."""
+        v, directions = self._v, self._directions
+        factors = directions.direction(self._products)
+        first = directions.first_step(math.sqrt(state.square))
+        results, point = self._measure(first, v.combine("p", factors), v.dot("g", "p"))
+        slope = float(results[0])
+        if not slope < 0:
+            return self._restart()
+        search = self._rule.begin(state.fun, slope, first, self._problem.eps)
+        search = search.tell(point.trial.fun, point.trial.slope)
+        while (step := search.step) is not None:
+            point = self._measure(step)[1]
+            search = search.tell(point.trial.fun, point.trial.slope)
+        best = search.best
+        visible = self._problem.eps * abs(state.fun)
+        if best is None or (search.accepted is None and best.fun >= state.fun - visible):
+            return self._restart()
+        if best != point.trial:
+            point = self._measure(best.step)[1]
+        slopes = slope, point.trial.slope
+        directions.accept(Accepted(best.step, *slopes, state.square, point.square, point.mixed))
+        at = Iteration(state.iteration + 1, point.trial.fun, point.norm, best.step, self._nfev)
+        return self._over(self._commit(at, point.square, state.history))
+
+    def _restart(self) -> Status | None:
+        """Nothing lower was found: goes on with steepest descent, or stops if that was it."""
+        if self._directions.is_restarted:
+            return Status.NO_LOWER
+        self._directions.restart()
+        return None
+
+    def _over(self, state: State) -> Status | None:
+        stop = self._callback is not None and self._callback(self._result(state, Status.RUNNING)) is True
+        if state.norm <= self._limits.tol:
+            return Status.CONVERGED
+        if stop:
+            return Status.CALLBACK
+        if state.iteration >= self._limits.max_iterations:
+            return Status.ITERATIONS
+        return Status.EVALUATIONS if state.nfev >= self._limits.max_evaluations else None
+
+    # -- rounds of commands ----------------------------------------------------------------------------------
+
+    def _run(self, *operations: Operation, number: int | None = None) -> list[Any]:
+        self._rounds += 1
+        return list(self._v.run(*operations, number=number))
+
+    def _sum(self, asked: int, *before: Operation) -> tuple[list[float], list[Any]]:
+        """Has replicas add portions 0 to `asked` at the trial point, which the operations `before` make.
+
+        Returns:
+            The losses of the portions, empty if a loss or a gradient is not finite; and the operations'
+            results.
+        """
+        coarser = 0
+        while True:
+            batch = self._v.next_number
+            begin = self._v.begin_sum(batch, asked, largest=self._largest, coarser=coarser)
+            results = self._run(*before, begin)
+            report = self._batches.compute(batch, asked)
+            if not report.failures:
+                return [done[0] for done in report.finished if done is not None], results
+            found = {failure.kind: failure for failure in report.failures}
+            if "not_finite" in found:
+                if self.state is None:
+                    raise _not_finite(found["not_finite"])
+                return [], results
+            coarser += "outside" in found
+
+    def _evaluate(self, step: float, *before: Operation) -> tuple[list[float], list[Any], _Point]:
+        """The portions' losses, the results of `before`, and the function, at the trial point."""
+        while True:
+            losses, results = self._sum(self._problem.portions, *before)
+            with contextlib.suppress(UnknownOutcomeError):  # a restarted server has lost its part of the sum
+                return losses, results, self._point(step, losses)
+
+    def _measure(self, step: float, *before: Operation) -> tuple[list[Any], _Point]:
+        """Evaluates the trial point ``w + step p``; `before` are operations that come first."""
+        if self._nfev >= self._limits.max_evaluations:
+            raise _NoEvaluationsLeft
+        self._nfev += 1
+        at = self._v.combine("t", {"w": 1.0, "p": step})
+        _, results, point = self._evaluate(step, *before, at)
+        return results, point
+
+    def _point(self, step: float, losses: list[float]) -> _Point:
+        """The function at the trial point, whose sum is complete."""
+        if not losses:
+            return _Point(Trial(step, math.inf, math.nan))
+        v, problem = self._v, self._problem
+        mean = {"h": 1.0 / problem.samples, **({"t": problem.l2} if problem.l2 else {})}
+        asked = [v.block(["h"], ["p", "g", "h"]), v.max_abs("h"), *([v.dot("t", "t")] if problem.l2 else [])]
+        products, norm, *length = self._run(v.end_sum("h"), v.combine("h", mean), *asked)
+        slope, mixed, square = products[0]
+        fun = math.fsum(losses) / problem.samples
+        if length:
+            fun += 0.5 * problem.l2 * length[0]
+        return _Point(Trial(step, fun, slope), mixed, square, norm)
+
+    def _commit(self, at: Iteration, square: float, before: list[Iteration]) -> State:
+        """Makes the trial point the tensors' value."""
+        number, memory = self._v.next_number, self._directions.memory
+        history = [*before, at]
+        state = State(
+            number, at.fun, square, at.grad_norm, at.nfev, self._largest, memory, history, self._settings
+        )
+        self._v.save(state.to_json())
+        results = self._run(*self._committing(state), number=state.number)
+        self._products = _numbers(results[-1]) if results else []
+        self.state = state
+        return state
+
+    def _committing(self, state: State) -> list[Operation]:
+        """The program of a commit."""
+        v, directions = self._v, self._directions
+        pairs = directions.commit(v) if state.iteration > 0 else []
+        # Also at first, where it changes no value: the grid of the next sums follows.
+        change = [*pairs, v.copy("g", "h"), v.copy("w", "t")]
+        products = directions.products(v)
+        return change if products is None else [*change, products]
+
+    # -- results ---------------------------------------------------------------------------------------------
+
+    def _check_gradient(self, state: State) -> None:
+        """Compares the gradient with differences of the function, along itself."""
+        share = 1e-3 if self._problem.eps > 1e-10 else 1e-5
+        step = share * (abs(state.fun) or 1.0) / state.square if state.square else 0.0
+        if step == 0.0:
+            return
+        above = self._measure(step, self._v.combine("p", {"g": 1.0}))[1].trial.fun
+        below = self._measure(-step)[1].trial.fun
+        self._nfev = state.nfev  # these two are no part of the run
+        found = (above - below) / (2 * step)
+        if not abs(found - state.square) <= 0.05 * state.square:
+            raise ConfigError(
+                f"the gradient of the objective is wrong: along it the function changes by {found:.6g} per "
+                f"unit, expected {state.square:.6g}; are loss and gradients sums over the same samples?",
+                expected=f"{state.square:.6g}",
+                got=f"{found:.6g}",
+            )
+
+    def _result(self, state: State, status: Status) -> OptimizeResult:
+        return OptimizeResult(
+            success=status is Status.CONVERGED,
+            status=int(status),
+            message=self._message(state, status),
+            fun=state.fun,
+            grad_norm=state.norm,
+            nit=state.iteration,
+            nfev=self._nfev,
+            seconds=time.monotonic() - self._began,
+            rounds=self._rounds,
+            backups_issued=self._batches.issued,
+            backups_won=self._batches.won,
+            history=tuple(state.history),
+            replicas=dict(self._batches.shares),
+        )
+
+    def _message(self, state: State, status: Status) -> str:
+        limits = self._limits
+        norm = f"the largest element of the gradient is {state.norm:.3g}"
+        if status is Status.RUNNING:
+            return norm
+        if status is Status.CONVERGED:
+            return f"{norm}, within tol={limits.tol:g}"
+        why = {
+            Status.ITERATIONS: f"stopped at max_iterations={limits.max_iterations}",
+            Status.EVALUATIONS: f"stopped at max_evaluations={limits.max_evaluations}",
+            Status.NO_LOWER: "found no lower point",
+            Status.CALLBACK: "stopped by the callback",
+        }[status]
+        advice = "minimize again to go on from here, with a higher limit or a larger tol"
+        if status is Status.CALLBACK:
+            advice = "minimize again to go on from here"
+        elif status is Status.NO_LOWER:
+            exact = "float64 tensors allow more" if self._problem.eps > 1e-10 else "a larger tol is reached"
+            advice = (
+                f"this may be as far as rounding allows ({exact}), or the gradients are wrong "
+                "(check_gradient=True compares them with differences)"
+            )
+        return f"{why}: {norm}, above tol={limits.tol:g}; {advice}"
+
+
+def _numbers(result: Any) -> list[float]:
+    return [float(x) for x in np.ravel(result)]
+
+
+def _not_finite(found: PortionFailure) -> NonFiniteError:
+    what = "the loss" if found.tensor is None else "a gradient"
+    tensor = "" if found.tensor is None else f'tensor "{found.tensor}", '
+    return NonFiniteError(
+        f"{what} is not finite at the first point ({tensor}replica {found.replica}, portion "
+        f"{found.portion}): expected finite values, got NaN or infinity; assign other initial values",
+        tensor=found.tensor,
+        expected="finite values",
+        got="NaN or infinity",
+    )

@@ -1,0 +1,205 @@
+"""`Replica`: computes portions of the batches that a coordinator asks for."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from typing import Any, NamedTuple, TypeAlias
+
+from numpy.typing import NDArray
+
+from fastps import _fastps
+from fastps._shared.checks import invalid
+from fastps.connection import ParameterServer
+from fastps.errors import ConfigError, FastpsError, StalePush, UnknownTensorError
+from fastps.optimize.objective import Objective, Task, samples_of, shapes_of
+
+__all__ = ["Replica"]
+
+#: How long a server may delay an answer, in seconds; `stop` takes effect after that.
+_WAIT = 1.0
+
+
+class _Given(NamedTuple):
+    """A portion to compute."""
+
+    space: int
+    names: list[str]
+    #: Batch, portions, asked portions, samples, vector; and what only the coordinator needs.
+    task: tuple[int, int, int, int, int, int, bool]
+    portion: int
+    #: The portion that probably comes next.
+    likely_next: int | None
+
+    @property
+    def batch(self) -> int:
+        return self.task[0]
+
+
+#: What became of a portion: batch, portion, loss, failure and the tensor concerned.
+_Report: TypeAlias = tuple[int, int, float, str | None, str]
+
+
+class Replica:
+    """Computes losses and gradients for `minimize`, which may run anywhere.
+
+    It learns names, samples and portions from the coordinator, pulls each trial point once, and adds the
+    gradients of its portions to the sum on the shards. It may join, leave, die or stall at any time: another
+    replica computes what it held, and a portion that two have computed counts once.
+
+    Args:
+        ps: What `fastps.connect` returns, or a `fastps.Store` for threads.
+        objective: ``objective(params, indices) -> (loss, gradients)``: the sum of the losses of the samples
+            with these indices (int64), and its gradients by name; without the l2 of `minimize`. `params` are
+            arrays of the tensors' dtype, by name, to be read only. The result must be a function of the
+            arguments. If `objective` has attributes ``names`` or ``samples``, they must be those of the
+            coordinator; a method ``prefetch(indices)`` is called with the samples that probably come next,
+            before the present ones are computed.
+        space: The `space` of `minimize`.
+        name: What the coordinator's messages call it; None: host and process.
+
+    >>> store = fastps.Store()
+    >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
+    >>> targets = np.array([[1, 2], [3, 4]], np.float32)
+    >>> def objective(params, indices):
+    ...     away = params["w"] - targets[indices]
+    ...     return (away**2).sum(), {"w": 2 * away.sum(axis=0)}
+    >>> import threading
+    >>> from fastps.optimize import Replica, minimize
+    >>> thread = threading.Thread(target=Replica(store, objective).run)  # usually in another process
+    >>> thread.start()
+    >>> minimize(store, ["w"], samples=2, portions=2).success
+    True
+    >>> thread.join()
+    >>> store.pull("w").round(3)
+    array([2., 3.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        ps: ParameterServer,
+        objective: Objective,
+        *,
+        space: str = "minimize",
+        name: str | None = None,
+        _wait: float = _WAIT,
+    ) -> None:
+        if not isinstance(ps, ParameterServer):
+            raise invalid("ps", "a fastps.Store or what fastps.connect returns", ps)
+        if not callable(objective):
+            raise invalid("objective", "a function of parameters and indices", objective)
+        if name is None:
+            name = f"{socket.gethostname()}:{os.getpid()}"
+        if not isinstance(name, str) or not 1 <= len(name.encode()) <= 256:
+            raise invalid("name", "1 to 256 bytes of UTF-8, or None", name)
+        self._ps, self._objective, self._space, self._name = ps, objective, space, name
+        self._wait = _wait
+        self._native = _fastps.VectorSpaces(ps._native)
+        self._id = secrets.randbits(63) + 1
+        self._stopped = threading.Event()
+        self._forget()
+
+    def _forget(self) -> None:
+        #: The space and what is computed for it; the batch and its trial point.
+        self._task: tuple[int, Task] | None = None
+        self._pulled: tuple[int, dict[str, NDArray[Any]]] | None = None
+
+    def run(self) -> int:
+        """Computes portions until the space is closed, as `minimize` does at its end, or until `stop`.
+
+        If the space is not open yet, it waits for that. After an error or Ctrl-C others get at once what the
+        replica held.
+
+        Returns:
+            How many portions it has added to sums.
+
+        Raises:
+            ConfigError: The coordinator has other names or samples than `objective`; or `objective` returned
+                no loss, or gradients of other tensors.
+            ShapeError, DTypeError: `objective` returned a gradient of another shape or dtype.
+            DeadlineError, ConnectionLostError, UnavailableError: The servers could not be reached.
+        """
+        self._forget()
+        added = 0
+        report: _Report | None = None
+        try:
+            while not self._stopped.is_set():
+                given, report = self._ask(report, "take"), None
+                if given is not None:
+                    report = self._compute(given)
+                    added += 1 if report is not None and report[3] is None else 0
+                elif self._task is not None and not self._is_open(self._task[0]):
+                    break
+        except BaseException as error:
+            self._leave(report, error)
+            raise
+        self._leave(report)
+        return added
+
+    def stop(self) -> None:
+        """Lets `run` end after the present portion. May be called from another thread."""
+        self._stopped.set()
+
+    def _compute(self, given: _Given) -> _Report | None:
+        """Computes a portion and adds it to the sum; None: it is no longer wanted."""
+        try:
+            task, params = self._task_of(given), self._trial_point(given)
+            self._prefetch(given)
+            portion = task.compute(params, given.portion)
+            if portion.not_finite is not None:
+                return given.batch, given.portion, 0.0, "not_finite", portion.not_finite
+            outcome, tensor = self._native.push_portion(
+                given.space, given.batch, given.portion, portion.gradients, None
+            )
+        except StalePush:
+            return None
+        except (ConfigError, UnknownTensorError):
+            if self._is_open(given.space):
+                raise
+            return None
+        if outcome == "stale":
+            return None
+        failure = None if outcome in ("added", "duplicate") else outcome
+        return given.batch, given.portion, portion.loss, failure, tensor
+
+    def _task_of(self, given: _Given) -> Task:
+        if self._task is None or self._task[0] != given.space:
+            shapes, dtype = shapes_of(self._ps, given.names)
+            _, portions, _, samples, *_ = given.task
+            self._task = given.space, Task(self._objective, shapes, dtype, samples, portions)
+        return self._task[1]
+
+    def _trial_point(self, given: _Given) -> dict[str, NDArray[Any]]:
+        """The parameters of a batch, pulled once."""
+        if self._pulled is None or self._pulled[0] != given.batch:
+            self._pulled = None
+            vector = given.task[4]
+            pulled = self._native.pull(given.space, given.names, vector, given.batch, None, None)
+            for values in pulled.values():
+                values.flags.writeable = False
+            self._pulled = given.batch, pulled
+        return self._pulled[1]
+
+    def _prefetch(self, given: _Given) -> None:
+        prefetch = getattr(self._objective, "prefetch", None)
+        if prefetch is not None and given.likely_next is not None:
+            prefetch(samples_of(given.likely_next, given.task[1], given.task[3]))
+
+    def _is_open(self, space: int) -> bool:
+        return any(number == space for _, number, *_ in self._native.list(None))
+
+    def _ask(self, report: _Report | None, then: str) -> _Given | None:
+        given = self._native.portion(self._space, self._id, self._name, report, then, self._wait, None)
+        return None if given is None else _Given(given[0], list(given[1]), *given[2:])
+
+    def _leave(self, report: _Report | None, error: BaseException | None = None) -> None:
+        """Gives back what the replica holds."""
+        try:
+            if not self._ps.closed:
+                self._ask(report, "leave")
+        except FastpsError as late:
+            if error is None:
+                raise
+            error.add_note(f"leaving also failed: {late}")

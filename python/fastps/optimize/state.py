@@ -1,0 +1,82 @@
+"""What a coordinator is given, and what it stores for one that takes over."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from fastps.optimize.result import Iteration
+
+__all__ = ["Limits", "Problem", "State"]
+
+#: Most iterations of the history that are stored for a coordinator that takes over.
+_STORED = 400
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is minimized.
+
+    Attributes:
+        samples: Number of samples.
+        portions: Number of portions that they are cut into.
+        l2: Factor of |w|^2 / 2.
+        eps: Relative error of the function's values.
+        size: Number of parameters.
+    """
+
+    samples: int
+    portions: int
+    l2: float
+    eps: float
+    size: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop."""
+
+    tol: float
+    max_iterations: int
+    max_evaluations: int
+
+
+@dataclass
+class State:
+    """What the last commit left, and what a coordinator that takes over must know; stored on shard 0.
+
+    Attributes:
+        number: Number of the commit's program.
+        fun: The function at the committed point.
+        square: The squared Euclidean length of its gradient.
+        norm: The largest magnitude among its elements.
+        nfev: Evaluations up to the commit.
+        largest: The largest magnitude that slices expect which have only seen gradients of 0.
+        memory: The method's.
+        history: The committed points.
+        settings: What `minimize` was called with, in words.
+    """
+
+    number: int
+    fun: float
+    square: float
+    norm: float
+    nfev: int
+    largest: float
+    memory: dict[str, Any]
+    history: list[Iteration]
+    settings: str
+
+    @property
+    def iteration(self) -> int:
+        return self.history[-1].number
+
+    def to_json(self) -> str:
+        return json.dumps({**dataclasses.asdict(self), "history": self.history[-_STORED:]})
+
+    @classmethod
+    def from_json(cls, text: str) -> State:
+        fields = json.loads(text)
+        return cls(**{**fields, "history": [Iteration(*entry) for entry in fields["history"]]})
