@@ -1,5 +1,5 @@
-"""The command line: ``fastps demo | serve | status | checkpoint | doctor | torture | repro``, and
-``fastps-server``.
+"""The command line: ``fastps demo | sandblaster | serve | status | checkpoint | doctor | torture | repro``,
+and ``fastps-server``.
 
 Exit codes: 0 success; 1 failure, explained in one line that names the fix; 2 wrong usage; 3 (``demo``)
 pushes and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 the reader of
@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     from fastps import doctor
     from fastps.demo import command
     from fastps.repro import command as repro
+    from fastps.sandblaster import command as sandblaster
     from fastps.torture import command as torture
 
     parser = argparse.ArgumentParser(
@@ -75,6 +76,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_arguments(demo)
     demo.set_defaults(execute=command.execute)
+    blaster = commands.add_parser(
+        "sandblaster",
+        help="minimize a loss by L-BFGS and conjugate gradients, with replica processes",
+        description="Minimize a classifier's loss over all samples by batch optimizers. Replica processes\n"
+        "compute portions, and idle ones compute slow portions again; the result depends on neither.",
+    )
+    sandblaster.add_arguments(blaster)
+    blaster.set_defaults(execute=sandblaster.execute)
     commands.add_parser(
         "serve", help="run shard servers (fastps serve --help lists its options)", add_help=False
     )

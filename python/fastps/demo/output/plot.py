@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,18 @@ def has_matplotlib() -> bool:
 
 
 def draw(run: Run, path: Path) -> None:
-    """Write the PNG. Meanwhile matplotlib keeps its caches in a folder beside it, and nowhere else."""
-    scratch = path.parent / ".matplotlib"
+    """Write the PNG."""
+    with own_cache(path.parent / ".matplotlib"):
+        _draw(run, path)
+
+
+@contextlib.contextmanager
+def own_cache(scratch: Path) -> Iterator[None]:
+    """Meanwhile matplotlib keeps its caches in this folder, and nowhere else."""
     before = os.environ.get("MPLCONFIGDIR")
     os.environ["MPLCONFIGDIR"] = str(scratch)
     try:
-        _draw(run, path)
+        yield
     finally:
         if before is None:
             del os.environ["MPLCONFIGDIR"]

@@ -1,0 +1,207 @@
+"""The course of a run: start replicas, minimize by one method after the other, and train by Downpour."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+import fastps
+from fastps._shared.process import CommandError
+from fastps.optimize import CG, LBFGS, GradientDescent, OptimizeResult, Replica, minimize
+from fastps.optimize.method import Method
+from fastps.sandblaster.problems import Problem
+from fastps.sandblaster.replica import ReplicaProcess
+
+__all__ = ["METHODS", "Config", "Curve", "run"]
+
+METHODS: dict[str, Method] = {
+    "lbfgs": LBFGS(history=10),
+    "cg-pr": CG("PR+"),
+    "cg-hs": CG("HS"),
+    "cg-fr": CG("FR"),
+    "gd": GradientDescent(),
+}
+
+#: Of Downpour: samples of a minibatch, Adagrad's rate, and seconds between two looks at the loss.
+_BATCH, _LR, _LOOK = 64, 0.05, 0.25
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the command line said."""
+
+    data: str
+    data_dir: str | None
+    replicas: int
+    methods: list[str]
+    downpour: bool
+    iterations: int
+    tol: float
+    portions: int
+
+
+@dataclass
+class Curve:
+    """How the loss fell.
+
+    Attributes:
+        name: The method's name on the command line, or ``"downpour"``.
+        evaluations: Passes over all samples, at each point.
+        seconds: Seconds since the start, at each point.
+        fun: The function there.
+        result: What `minimize` returned; None for Downpour.
+    """
+
+    name: str
+    evaluations: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    fun: list[float] = field(default_factory=list)
+    result: OptimizeResult | None = None
+
+    def note(self, evaluations: float, seconds: float, fun: float) -> None:
+        self.evaluations.append(evaluations)
+        self.seconds.append(seconds)
+        self.fun.append(fun)
+
+
+def run(config: Config, problem: Problem, out: Path, live: Say, say: Say) -> list[Curve]:
+    """Minimizes by every method.
+
+    Args:
+        config: The options.
+        problem: What is minimized.
+        out: The folder for logs.
+        live: Shows a line in place of the last one.
+        say: Shows a line that stays.
+    """
+    curves = []
+    with fastps.Store() as store:
+        for name, values in problem.start.items():
+            store.register(name, values, optimizer=fastps.SGD(lr=1.0))
+        say(f"starting {config.replicas} replicas, each in a process of its own")
+        with _replicas(store, config, problem, out) as failed:
+            for method in config.methods:
+                for name, values in problem.start.items():
+                    store.assign(name, values)
+                curve, message = _minimize(store, config, problem, method, live)
+                say(f"{method}: {message}")
+                curves.append(curve)
+                while failed:
+                    say(f"{failed.pop()}; the others computed its portions")
+        if config.downpour:
+            curves.append(_downpour(store, config, problem, max(curve.seconds[-1] for curve in curves), live))
+    return curves
+
+
+@contextlib.contextmanager
+def _replicas(
+    store: fastps.Store, config: Config, problem: Problem, out: Path
+) -> Iterator[list[CommandError]]:
+    """Processes that compute, and for each a thread that takes portions; gives what has failed."""
+    failed: list[CommandError] = []
+    processes: list[ReplicaProcess] = []
+    stop = threading.Event()
+
+    def work(replica: Replica) -> None:
+        try:
+            while not stop.is_set():
+                replica.run()
+        except CommandError as error:
+            failed.append(error)
+
+    threads: list[threading.Thread] = []
+    replicas: list[Replica] = []
+    try:
+        for k in range(config.replicas):
+            log = out / f"replica-{k}.log"
+            processes.append(ReplicaProcess(str(k), config.data, config.data_dir, problem.start, log))
+        for k, process in enumerate(processes):
+            process.wait()
+            replicas.append(Replica(store, process, name=f"replica {k}"))
+            threads.append(threading.Thread(target=work, args=(replicas[-1],), daemon=True))
+        for thread in threads:
+            thread.start()
+        yield failed
+    finally:
+        stop.set()
+        for replica in replicas:
+            replica.stop()
+        for process in processes:
+            process.close()
+        for thread in threads:
+            thread.join()
+
+
+def _minimize(
+    store: fastps.Store, config: Config, problem: Problem, method: str, live: Say
+) -> tuple[Curve, str]:
+    curve = Curve(method)
+
+    def note(so_far: OptimizeResult) -> None:
+        curve.note(so_far.nfev, so_far.seconds, so_far.fun)
+        shares = ", ".join(str(so_far.replicas.get(f"replica {k}", 0)) for k in range(config.replicas))
+        live(
+            f"{method:6} batch {so_far.nfev:>5,}  f {so_far.fun:.6f}  |g| {so_far.grad_norm:.1e}  "
+            f"portions by replica {shares}  copies {so_far.backups_issued}, won {so_far.backups_won}"
+        )
+
+    curve.result = minimize(
+        store,
+        list(problem.start),
+        samples=problem.samples,
+        method=METHODS[method],
+        portions=min(config.portions, problem.samples),
+        l2=problem.l2,
+        tol=config.tol,
+        max_iterations=config.iterations,
+        max_evaluations=20 * config.iterations + 20,
+        callback=note,
+        timeout=60.0,
+    )
+    return curve, curve.result.message
+
+
+def _downpour(store: fastps.Store, config: Config, problem: Problem, seconds: float, live: Say) -> Curve:
+    """Downpour SGD with Adagrad, for as long as the slowest method took; its workers are threads."""
+    curve, done, stop = Curve("downpour"), [0] * config.replicas, threading.Event()
+    names = {name: f"downpour/{name}" for name in problem.start}
+    for name, values in problem.start.items():
+        store.register(names[name], values, optimizer=fastps.Adagrad(lr=_LR))
+
+    def work(k: int) -> None:
+        rng = np.random.default_rng([1, k])
+        with fastps.Worker(store, store.pull(list(names.values())), mode=fastps.Async()) as worker:
+            while not stop.is_set():
+                indices = rng.integers(0, problem.samples, _BATCH)
+                params = {name: worker.params[own] for name, own in names.items()}
+                _, sums = problem.objective(params, indices)
+                regular = {name: problem.l2 * params[name] for name in names}
+                worker.step({own: sums[name] / _BATCH + regular[name] for name, own in names.items()})
+                done[k] += _BATCH
+
+    threads = [threading.Thread(target=work, args=(k,), daemon=True) for k in range(config.replicas)]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    try:
+        while True:
+            now = time.monotonic() - began
+            passes = sum(done) / problem.samples
+            fun = problem.fun({name: store.pull(own) for name, own in names.items()})
+            curve.note(passes, now, fun)
+            live(f"downpour  {passes:>6.1f} passes over the samples  f {fun:.6f}")
+            if now >= seconds:
+                return curve
+            stop.wait(min(_LOOK, max(seconds - now, 0.01)))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()

@@ -1,0 +1,100 @@
+"""``fastps sandblaster`` as a user runs it, and with a replica that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from fastps.sandblaster import problems
+from fastps.sandblaster.run import Config, run
+
+DATA = os.environ.get("FASTPS_DATA_DIR", "/nowhere")
+
+
+def sandblaster(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fastps", "sandblaster", *options]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100)
+
+
+def test_it_prints_a_table_and_draws_a_picture(tmp_path: Path) -> None:
+    options = [
+        "--replicas",
+        "2",
+        "--method",
+        "lbfgs,cg-hs",
+        "--iterations",
+        "20",
+        "--beside",
+        "downpour",
+        "--json",
+    ]
+    ran = sandblaster(*options, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    [line] = ran.stdout.splitlines()
+    result = json.loads(line)
+    assert [curve["method"] for curve in result["curves"]] == ["lbfgs", "cg-hs", "downpour"]
+    for curve in result["curves"]:
+        first, last = curve["curve"][0][2], curve["curve"][-1][2]
+        assert last < 0.2 * first
+        assert curve["method"] in ran.stderr
+    assert set(result["curves"][0]["replicas"]) <= {"replica 0", "replica 1"}
+    assert result["curves"][0]["nit"] == 20
+    out = tmp_path / "fastps-sandblaster"
+    assert json.loads((out / "report.json").read_text()) == result
+    assert (out / "sandblaster.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in out.iterdir()) == ["report.json", "sandblaster.png"]
+
+
+def test_a_replica_that_is_killed_changes_no_bit(tmp_path: Path) -> None:
+    problem, said = problems.load("digits", None), []
+    config = Config("digits", None, 1, ["lbfgs"], False, 12, 0.0, 24)
+    [alone] = run(config, problem, tmp_path, lambda _: None, said.append)
+
+    def kill(line: str) -> None:
+        children = psutil.Process().children()
+        if "batch     6" in line and len(children) == 3:
+            children[1].kill()
+
+    [killed] = run(Config(**{**vars(config), "replicas": 3}), problem, tmp_path, kill, said.append)
+    assert (killed.fun, killed.evaluations) == (alone.fun, alone.evaluations)
+    assert any("replica 1 ended with exit code -9" in line for line in said), said
+    assert not psutil.Process().children()
+
+
+def test_losses_have_the_gradients_that_they_say() -> None:
+    rng = np.random.default_rng(0)
+    for name in ("digits", *(name for name in ("a9a", "w8a") if (Path(DATA) / name).is_dir())):
+        problem = problems.load(name, DATA)
+        at = {key: p + 0.01 * rng.standard_normal(p.shape) for key, p in problem.start.items()}
+        along = {key: rng.standard_normal(p.shape) for key, p in at.items()}
+        indices = np.arange(50, 90)
+
+        def loss(step: float) -> float:
+            return problem.objective({k: at[k] + step * along[k] for k in at}, indices)[0]  # noqa: B023
+
+        _, gradients = problem.objective(at, indices)
+        slope = sum(float((gradients[key] * along[key]).sum()) for key in at)
+        assert (loss(1e-6) - loss(-1e-6)) / 2e-6 == pytest.approx(slope, rel=1e-5)
+
+
+WRONG = [
+    (["--method", "newton"], 2, "'newton' is none of lbfgs, cg-pr, cg-hs, cg-fr, gd"),
+    (["--replicas", "0"], 2, "'0' is not a whole number above 0"),
+    (["--tol", "-1"], 2, "'-1' is not a number >= 0"),
+    (["--data", "a9a"], 1, "--data a9a needs --data-dir DIR"),
+    (["--data", "w8a", "--data-dir", "."], 1, "w8a.gz cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("options", "code", "text"), WRONG, ids=str)
+def test_wrong_usage_is_explained(options: list[str], code: int, text: str, tmp_path: Path) -> None:
+    ran = sandblaster(*options, cwd=tmp_path)
+    assert ran.returncode == code
+    assert text in ran.stderr
