@@ -1,10 +1,11 @@
-"""Pushes per second of 32 workers in one thread, against `Store.push` of the same tensor.
+"""Pushes per second of 32 workers driven by one thread, against `Store.push` of the same tensor.
 
     python benchmarks/simulated.py [--quick] [--output benchmarks/README.md]
 
-Each worker is a full `fastps.Worker`, as in `fastps.simulate`: it pushes and fetches. With `Bounded` and `Sync`
-the thread begins the step of every worker, and then ends those that are ready. The ways alternate in short
-turns; a ratio is the median of the turns' ratios, so a change of the machine's speed hits both.
+Each worker is a full `fastps.Worker`, as in `fastps.simulate`: it pushes and fetches. With `Bounded` and
+`Sync` the thread begins the step of every worker, and then ends those that are ready. Seconds are those of
+CPU time, of all threads, so other work on the machine counts little. The ways alternate in short turns, and a
+ratio is the median of the turns' ratios.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ def workers(size: int, mode: Mode) -> Callable[[], int]:
 
 
 def per_second(turn: Callable[[], int], seconds: float) -> float:
-    """Pushes per second over a short time."""
-    pushes, began = 0, time.perf_counter()
-    while (passed := time.perf_counter() - began) < seconds:
+    """Pushes per second of CPU time, over a short time."""
+    pushes, began = 0, time.process_time()
+    while (passed := time.process_time() - began) < seconds:
         pushes += turn()
     return pushes / passed
 

@@ -12,11 +12,12 @@ from fastps.repro.claims import (
     stragglers,
     toys,
     training,
+    warm_start,
 )
 
 __all__ = ["CLAIMS", "NOT_YET", "find"]
 
-FAMILIES = (momentum, downpour, codecs, stragglers, optimizers, toys, training, processes)
+FAMILIES = (momentum, downpour, codecs, stragglers, optimizers, toys, training, warm_start, processes)
 
 CLAIMS: dict[str, Claim] = {claim.name: claim for family in FAMILIES for claim in family.CLAIMS}
 

@@ -76,7 +76,7 @@ def measure_every(setting: Setting) -> Figures:
     # The rates of the servers' optimizer and of the local steps.
     rates = {"adagrad": (0.1, 0.02), "sgd": (0.2, 0.2)}
     if not setting.quick:
-        rates = {"adagrad": (0.03, 0.03), "sgd": (0.1, 0.1)}
+        rates = {"adagrad": (0.03, 0.1), "sgd": (0.1, 0.1)}
     found: dict[str, Figures] = {}
     for name, (rate, local) in rates.items():
         optimizer = fastps.Adagrad(lr=rate) if name == "adagrad" else fastps.SGD(lr=rate)
@@ -167,6 +167,7 @@ CLAIMS = [
         measure=measure_every,
         judge=judge_every,
         draw=draw_every,
-        note="SGD falls apart at large n, where the sum of n gradients takes one step at the full rate.",
+        note="The local rate matters: on MNIST with .03 instead of .1, n = 10 costs Adagrad 1.13 points. "
+        "SGD falls apart at large n, where the sum of n gradients takes one step at the full rate.",
     ),
 ]
