@@ -128,7 +128,7 @@ bench-shared: .venv/.test-release ## Measure processes that train in one shared 
 
 second-order: .venv/.test-release ## Compare the batch optimizers with scipy's, write benchmarks/README.md, and kill coordinators of all methods at every message
 	$(BIN)/python benchmarks/second_order.py --output benchmarks/README.md $(ARGS)
-	FASTPS_SECOND_ORDER=1 $(BIN)/python -m pytest tests/test_minimize.py tests/test_line_search.py
+	cd tests && FASTPS_SECOND_ORDER=1 $(BIN)/python -m pytest test_minimize.py test_second_order.py
 
 acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check accuracy and ledger
 	$(BIN)/python tests/acceptance.py $(ARGS)

@@ -163,9 +163,10 @@ def replicas(store, count, objective_of):
     """Replicas r0, r1, ... on threads; stopped at the end."""
     with contextlib.ExitStack() as stack:
         made = [
-            Replica(stack.enter_context(store.another()), objective_of(k), name=f"r{k}", _wait=0.02)
-            for k in range(count)
+            Replica(stack.enter_context(store.another()), objective_of(k), name=f"r{k}") for k in range(count)
         ]
+        for replica in made:
+            replica._wait = 0.02
         threads = [threading.Thread(target=replica.run, daemon=True) for replica in made]
         for thread in threads:
             thread.start()
@@ -667,6 +668,16 @@ def test_a_replica_that_disagrees_raises_where_it_runs():
             minimize(store, Logistic.names, timeout=1.0, **OPTIONS)
         thread.join(30)
     assert raised == ["the objective is of other samples than the task: expected 96, got 95"]
+
+
+def test_servers_are_refused_and_their_values_stay():
+    objective = Logistic()
+    with fastps.serve() as server, fastps.connect(server.addresses) as ps:
+        objective.register(ps)
+        for call in (minimize, lambda ps, names, f, **_: Replica(ps, f)):
+            with pytest.raises(fastps.ConfigError, match=r"vectors need a fastps\.Store"):
+                call(ps, objective.names, objective, **OPTIONS)
+        assert equal(ps.pull(objective.names), objective.start)
 
 
 def test_a_run_is_resumed_with_its_own_settings_only():

@@ -28,7 +28,8 @@ class LocalReplica:
     """A replica on a thread of this process, while the context is entered."""
 
     def __init__(self, ps: ParameterServer, objective: Objective, space: str) -> None:
-        self._replica = Replica(ps, objective, space=space, _wait=_WAIT_LOCAL)
+        self._replica = Replica(ps, objective, space=space)
+        self._replica._wait = _WAIT_LOCAL
         self._thread = threading.Thread(target=self._run, name="fastps-replica", daemon=True)
         self._error: BaseException | None = None
 
@@ -130,6 +131,6 @@ class Batches:
         space = self._v.space
         return (
             f'space "{space}" waits for replicas: expected {self._min_replicas} or more, got '
-            f"{report.replicas}; give minimize an objective, or start a process with "
+            f"{report.replicas}; give minimize an objective, or start a thread with "
             f'fastps.optimize.Replica(ps, objective, space="{space}").run()'
         )

@@ -53,19 +53,19 @@ def minimize(
 
     The function is ``f(w) = (sum of the samples' losses) / samples + l2 / 2 |w|^2``, where |w|^2 is the sum
     over all `names`. This call coordinates: it commands vectors on the shards and holds only scalars, never
-    an array. Replicas compute losses and gradients of portions of the samples, here (`objective`) or in any
-    number of processes (`Replica`). They may join, leave, die or stall; slow portions are computed twice,
-    and count once. All sums are exact enough to be independent of their order, so the same problem gives the
-    same bits for any number of shards and replicas.
+    an array. Replicas compute losses and gradients of portions of the samples: one here (`objective`), or any
+    number on other threads (`Replica`). They may join, leave, fail or stall; slow portions are computed
+    twice, and count once. No sum depends on the order of its terms, so the same problem gives the same bits
+    for any number of replicas.
 
     The tensors change only when an iteration is accepted: a pull or a checkpoint never sees a trial point,
     and whatever fails leaves the best point so far. Meanwhile nothing else may push or assign to them.
 
     Args:
-        ps: A `fastps.Store` or what `fastps.connect` returns.
+        ps: A `fastps.Store`. (Servers have no vectors yet.)
         names: Names of the tensors: ``apply="exact"``, of one dtype.
         objective: ``objective(params, indices) -> (loss, gradients)``, as for `Replica`, to be computed in
-            this process; None: replicas elsewhere compute it.
+            this process; None: `Replica` objects compute it.
         samples: Number of samples.
         method: `LBFGS`, `CG` or `GradientDescent`.
         line_search: When a step is good enough.

@@ -43,14 +43,14 @@ _Report: TypeAlias = tuple[int, int, float, str | None, str]
 
 
 class Replica:
-    """Computes losses and gradients for `minimize`, which may run anywhere.
+    """Computes losses and gradients for a `minimize` without an objective, on a thread of its own.
 
     It learns names, samples and portions from the coordinator, pulls each trial point once, and adds the
     gradients of its portions to the sum on the shards. It may join, leave, die or stall at any time: another
     replica computes what it held, and a portion that two have computed counts once.
 
     Args:
-        ps: What `fastps.connect` returns, or a `fastps.Store` for threads.
+        ps: The `fastps.Store` of `minimize`. (Servers have no vectors yet.)
         objective: ``objective(params, indices) -> (loss, gradients)``: the sum of the losses of the samples
             with these indices (int64), and its gradients by name; without the l2 of `minimize`. `params` are
             arrays of the tensors' dtype, by name, to be read only. The result must be a function of the
@@ -68,7 +68,7 @@ class Replica:
     ...     return (away**2).sum(), {"w": 2 * away.sum(axis=0)}
     >>> import threading
     >>> from fastps.optimize import Replica, minimize
-    >>> thread = threading.Thread(target=Replica(store, objective).run)  # usually in another process
+    >>> thread = threading.Thread(target=Replica(store, objective).run)  # several of them, usually
     >>> thread.start()
     >>> minimize(store, ["w"], samples=2, portions=2).success
     True
@@ -78,13 +78,7 @@ class Replica:
     """
 
     def __init__(
-        self,
-        ps: ParameterServer,
-        objective: Objective,
-        *,
-        space: str = "minimize",
-        name: str | None = None,
-        _wait: float = _WAIT,
+        self, ps: ParameterServer, objective: Objective, *, space: str = "minimize", name: str | None = None
     ) -> None:
         if not isinstance(ps, ParameterServer):
             raise invalid("ps", "a fastps.Store or what fastps.connect returns", ps)
@@ -95,7 +89,7 @@ class Replica:
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= 256:
             raise invalid("name", "1 to 256 bytes of UTF-8, or None", name)
         self._ps, self._objective, self._space, self._name = ps, objective, space, name
-        self._wait = _wait
+        self._wait = _WAIT
         self._native = _fastps.VectorSpaces(ps._native)
         self._id = secrets.randbits(63) + 1
         self._stopped = threading.Event()
