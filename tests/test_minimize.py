@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import math
@@ -15,6 +16,8 @@ import pytest
 
 import fastps
 from fastps.optimize import CG, LBFGS, GradientDescent, Replica, StrongWolfe, Vectors, drop, minimize
+from fastps.optimize.result import Iteration
+from fastps.optimize.state import State
 from instruction_sets import ISAS, printed_on
 
 SAMPLES = 96
@@ -316,6 +319,16 @@ def test_backup_tasks_change_no_bit(alone, method, monkeypatch):
     expected, at = alone[str(method)]
     assert (same(result, expected), result.backups_issued) == (True, 0)
     assert equal(params, at)
+
+
+def test_what_is_stored_fits_however_long_the_run():
+    """A coordinator's state has at most 64 KiB."""
+    long = math.nextafter(1e-300, 1)
+    history = [Iteration(10**6, -long, long, long, 10**7)] * 5000
+    memory = {"slots": list(range(30))}
+    state = State(10**9, -long, long, long, 10**7, long, memory, history, "settings" * 40)
+    assert len(state.to_json().encode()) < 1 << 16
+    assert State.from_json(state.to_json()) == dataclasses.replace(state, history=history[:400])
 
 
 def test_a_former_coordinator_is_fenced():

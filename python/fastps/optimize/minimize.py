@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -142,7 +141,8 @@ def minimize(
         Task(objective, shapes, dtype, samples, portions)  # compares names and samples
     size = sum(math.prod(shape) for shape in shapes.values())
     problem = Problem(samples, portions, float(l2), _EPS[dtype.name], size)
-    settings = json.dumps([sorted(names), samples, portions, l2, repr(method), repr(line_search)])
+    # The names are those of the space.
+    settings = f"samples={samples}, portions={portions}, l2={l2}, {method}, {line_search}"
     v = Vectors(ps, names, [*COMMON, *method._vectors], space=space)
     local = None if objective is None else LocalReplica(ps, objective, space)
     batches = Batches(v, samples, portions, min_replicas, timeout, local)
