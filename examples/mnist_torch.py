@@ -30,6 +30,8 @@ model = nn.Sequential(nn.Linear(data.inputs, 64), nn.ReLU(), nn.Linear(64, 10))
 with fastps.connect(sys.argv[1]) as ps:
     optimizer = fastps.torch.ParameterServerOptimizer(model.named_parameters(), ps, fastps.Adam(lr=3e-3))
     portions = fastps.data.Portions(ps, n=len(train), size=64, name="mnist")
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=len(portions) * epochs, eta_min=1e-4)
+    schedule = fastps.torch.GlobalSchedule(cosine)  # of the steps of all workers together
     loader = DataLoader(train, batch_sampler=portions)  # each portion is a batch
     while portions.epoch < epochs:
         for inputs, labels in loader:
@@ -37,6 +39,7 @@ with fastps.connect(sys.argv[1]) as ps:
             loss = nn.functional.cross_entropy(model(inputs), labels)
             loss.backward()
             optimizer.step()
+            schedule.step()
         accuracy = (model(test_x).argmax(1) == test_y).float().mean()
         print(f"epoch {portions.epoch}  accuracy {accuracy:.3f}", flush=True)
     optimizer.close()

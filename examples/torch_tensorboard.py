@@ -12,7 +12,6 @@ import sys
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.tensorboard import SummaryWriter
 
 import fastps.torch
 
@@ -23,17 +22,9 @@ y = (x.square().sum(1) < 0.5).long()  # inside the circle?
 model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
 data = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
 ps = fastps.connect(sys.argv[1] if len(sys.argv) > 1 else sys.exit(__doc__))
-writer = SummaryWriter(f"runs/worker-{os.getpid()}")
-
-
-def log(step: fastps.Step) -> None:
-    for name in ("loss", "staleness", "bytes"):
-        if (value := getattr(step, name)) is not None:
-            writer.add_scalar(name, value, step.step)
-
-
+record = fastps.record.to(f"tensorboard:runs/worker-{os.getpid()}")
 optimizer = fastps.torch.ParameterServerOptimizer(
-    model.named_parameters(), ps, fastps.Adam(lr=3e-3), on_step=log
+    model.named_parameters(), ps, fastps.Adam(lr=3e-3), on_step=record
 )
 for epoch in range(3):
     for inputs, labels in data:
@@ -44,4 +35,4 @@ for epoch in range(3):
     accuracy = (model(x).argmax(1) == y).float().mean().item()
     print(f"epoch {epoch}  loss {loss.item():.3f}  accuracy {accuracy:.3f}", flush=True)
 optimizer.close()
-writer.close()
+record.close()

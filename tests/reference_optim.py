@@ -319,6 +319,19 @@ class Ftrl(Reference):
         return np.where((np.abs(z) <= F32(self.l1)) | (divisor == 0), F32(0), moved)
 
 
+class Average(Reference):
+    """Of values, not of gradients; the scale is a factor on the rate."""
+
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__(lr, 0, False)
+
+    def step(self, p: Array, g: Array, lr: float | None = None, scale: float | None = None) -> None:
+        rate = (self.lr if lr is None else lr) * float(F32(1 if scale is None else scale))
+        self.steps += 1
+        with np.errstate(all="ignore"):
+            p[...] = lerp(p, g, rate)
+
+
 OPTIMIZERS: dict[str, type[Reference]] = {
     "SGD": SGD,
     "Adagrad": Adagrad,
@@ -327,4 +340,5 @@ OPTIMIZERS: dict[str, type[Reference]] = {
     "Adam": Adam,
     "AdamW": AdamW,
     "Ftrl": Ftrl,
+    "Average": Average,
 }

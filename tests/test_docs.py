@@ -156,7 +156,7 @@ def test_the_tensorboard_example_draws_its_curves(tmp_path: Path) -> None:
     last = float(re.findall(r"epoch 2  loss (\S+)", output)[0])
     (folder,) = (tmp_path / "runs").iterdir()
     curves = reader.EventAccumulator(str(folder), {"scalars": 0}).Reload()
-    assert set(curves.Tags()["scalars"]) == {"loss", "staleness", "bytes"}
+    assert set(curves.Tags()["scalars"]) == {"loss", "staleness", "bytes", "scale", "global_step", "lr"}
     assert [point.step for point in curves.Scalars("bytes")] == list(range(1, 3 * 128 + 1))
     assert curves.Scalars("loss")[-1].value == pytest.approx(last, abs=1e-3)
     assert {point.value for point in curves.Scalars("staleness")} == {0.0}  # one worker
@@ -235,7 +235,15 @@ def test_the_mnist_example_reads_the_original_files() -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "example",
-    ["jax_local_steps", "mnist_jax", "mnist_numpy", "mnist_torch", "torch_server", "torch_tensorboard"],
+    [
+        "evaluate",
+        "jax_local_steps",
+        "mnist_jax",
+        "mnist_numpy",
+        "mnist_torch",
+        "torch_server",
+        "torch_tensorboard",
+    ],
 )
 def test_an_example_without_an_address_says_how_it_is_used(example: str) -> None:
     path = ROOT / f"examples/{example}.py"

@@ -109,6 +109,8 @@ def settings(optimizer: str, rng: np.random.Generator) -> dict[str, Any]:
         case "Ftrl":
             own = {"lr": own["lr"] or 0.1, "maximize": own["maximize"], "beta": pick(1.0, 0.0, 0.1)}
             own |= {"l1": pick(0.0, 0.1, 10.0), "l2": pick(0.0, 0.1, 10.0)}
+        case "Average":
+            own = {"lr": pick(0.1, 0.0, 0.49, 0.5, 0.7, 1.0)}
     return own
 
 
@@ -283,8 +285,8 @@ def ulps(got: Array, expected: Array, size: NDArray[np.float64]) -> float:
     return float(np.max(distance / np.spacing(size[both].astype(np.float32)), initial=0.0))
 
 
-# FTRL-proximal is not in torch.
-TORCH = [optimizer for optimizer in OPTIMIZERS if optimizer != "Ftrl"]
+# FTRL-proximal and the running average are not in torch.
+TORCH = [optimizer for optimizer in OPTIMIZERS if optimizer not in ("Ftrl", "Average")]
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""A resumed run goes on as if it had never stopped, or is refused with the way on, in every order of calls."""
+"""A resumed run goes on as if it had never stopped, or is refused with the way on, in any order."""
 
 from __future__ import annotations
 

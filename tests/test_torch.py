@@ -169,7 +169,7 @@ def test_closures_and_hooks(store):
         return backward(model)
 
     loss = ours.step(closure)
-    assert told == [fastps.Step(1, loss.item(), 0, 4 * 4, 1.0)]
+    assert told == [fastps.Step(1, loss.item(), 0, 4 * 4, 1.0, 1, 0.1)]
     backward(model)
     assert ours.step(loss=loss) is None
     assert (told[1].loss, called) == (loss.item(), ["before", "after"] * 2)

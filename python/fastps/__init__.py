@@ -44,8 +44,9 @@ from fastps.errors import (
     UnknownTensorError,
     VersionsLost,
 )
+from fastps.evaluation import Evaluation, Evaluator, evaluator
 from fastps.modes import Async, Bounded, Hogwild, Local, Sync, WarmStart
-from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Ftrl, Optimizer, RMSprop
+from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Average, Ftrl, Optimizer, RMSprop
 from fastps.server import Server, serve
 from fastps.store import Store, _forked
 from fastps.worker import Step, Worker
@@ -57,6 +58,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Async",
+    "Average",
     "BFloat16",
     "Bound",
     "Bounded",
@@ -67,6 +69,8 @@ __all__ = [
     "DTypeError",
     "DeadlineError",
     "ErrorFeedback",
+    "Evaluation",
+    "Evaluator",
     "FastpsError",
     "FencedError",
     "Float32",
@@ -109,11 +113,12 @@ __all__ = [
     "Worker",
     "__version__",
     "connect",
+    "evaluator",
     "serve",
 ]
 
 #: Optional parts, most of which need other packages; each is imported when it is first used.
-_EXTRAS = ("checkpoint", "data", "hogwild", "jax", "optimize", "simulate", "torch")
+_EXTRAS = ("checkpoint", "data", "hogwild", "jax", "optimize", "record", "simulate", "torch")
 
 
 def __getattr__(name: str) -> _ModuleType:

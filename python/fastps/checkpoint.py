@@ -18,7 +18,7 @@ import numpy as np
 from fastps import optim
 from fastps._shared.files import replaced
 from fastps._shared.text import quoted
-from fastps._shared.types import File
+from fastps._shared.types import Array, File
 from fastps.connection import ParameterServer, TensorSpec
 from fastps.errors import ConfigError, DTypeError, NonFiniteError
 from fastps.store import Store
@@ -101,16 +101,7 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
         OSError: The file cannot be read.
         ImportError: The package ``safetensors`` is not installed.
     """
-    library = _safetensors()
-    try:
-        with library.safe_open(path, framework="np") as file:
-            about = (file.metadata() or {}).get(_KEY)
-            keys = list(file.keys())
-            for key in keys:  # before any is read: NumPy lacks some types
-                _check_dtype(path, key, file.get_slice(key).get_dtype())
-            arrays = {key: file.get_tensor(key) for key in keys}
-    except library.SafetensorError as error:
-        raise ConfigError(f"{os.fspath(path)} is not a whole safetensors file: {error}") from error
+    about, arrays = _read(path)
     tensors: dict[str, dict[str, Any]] = {}
     if about is None:
         specs = _plain(path, arrays, optimizer)
@@ -158,6 +149,27 @@ def load(ps: ParameterServer, path: File, optimizer: optim.Optimizer | None = No
         elif name in present:
             ps.load_state(name, new_state(ps.spec(name).optimizer, arrays[name]))
     return list(specs)
+
+
+def arrays(path: File) -> dict[str, Array]:
+    """The values in a file, by name; the optimizer state, too, if the file does not say what it is."""
+    about, found = _read(path)
+    names = found if about is None else json.loads(about)["tensors"]
+    return {name: found[name] for name in names}
+
+
+def _read(path: File) -> tuple[str | None, dict[str, Array]]:
+    """What a file says of its tensors, and the tensors."""
+    library = _safetensors()
+    try:
+        with library.safe_open(path, framework="np") as file:
+            about = (file.metadata() or {}).get(_KEY)
+            keys = list(file.keys())
+            for key in keys:  # before any is read: NumPy lacks some types
+                _check_dtype(path, key, file.get_slice(key).get_dtype())
+            return about, {key: file.get_tensor(key) for key in keys}
+    except library.SafetensorError as error:
+        raise ConfigError(f"{os.fspath(path)} is not a whole safetensors file: {error}") from error
 
 
 def _safetensors() -> Any:

@@ -83,9 +83,11 @@ class ParameterServer:
     `close`.
     """
 
-    __slots__ = ("__weakref__", "_native", "_reattach")
+    __slots__ = ("__weakref__", "_native", "_portioned", "_reattach")
 
     _native: _fastps.Client
+    #: Set if `fastps.data.Portions` shares out samples by it.
+    _portioned: bool
     #: Address and options by which an unpickled client connects; None if it cannot be pickled.
     _reattach: tuple[str, dict[str, Any]] | None
 

@@ -94,6 +94,7 @@ class Portions:
         if timeout is not None and not timeout >= 0:
             raise invalid("timeout", "seconds >= 0, or None", timeout)
         self._ps = ps
+        ps._portioned = True
         self._n = integer("n", n, 1, 2**62)
         self._size = integer("size", size, 1, 2**62)
         self._seed = integer("seed", seed, 0, 2**64 - 1)

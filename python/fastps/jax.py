@@ -143,6 +143,11 @@ class Worker:
         finally:
             self.params = _unflatten(self._worker.params, self.params)
 
+    @property
+    def global_step(self) -> int:
+        """As `fastps.Worker.global_step`."""
+        return self._worker.global_step
+
     def pull_model(self) -> None:
         """Fetches the servers' values into new `params` now: after `ParameterServer.assign`, for instance.
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 from fastps import _fastps
 
-__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Ftrl", "Optimizer", "RMSprop"]
+__all__ = ["SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Average", "Ftrl", "Optimizer", "RMSprop"]
 
 EpsMode = Literal["outside", "inside", "both"]
 
@@ -230,3 +230,27 @@ class Ftrl(Optimizer):
     l1: float = 0.0
     l2: float = 0.0
     maximize: bool = False
+
+
+@dataclass(frozen=True)
+class Average(Optimizer):
+    """A running average of what is pushed: ``W += lr * scale * (x - W)`` for pushed *values* x.
+
+    For statistics of a model, such as BatchNorm's, so that they are pushed exactly once, logged, saved and
+    moved like gradients. Push them with a client, not with a `Worker`, which sums what it pushes. Sparse
+    pushes are refused.
+
+    Args:
+        lr: Share of the pushed value in the new one, from 0 to 1; 1 keeps the latest.
+
+    State: none.
+
+    >>> store = fastps.Store()
+    >>> store.register("mean", np.zeros(1, np.float32), optimizer=fastps.Average(lr=0.25))
+    >>> receipt = store.push("mean", np.full(1, 8, np.float32))
+    >>> store.pull("mean")
+    array([2.], dtype=float32)
+    """
+
+    _kind = "average"
+    lr: float = 1e-1

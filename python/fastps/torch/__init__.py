@@ -1,15 +1,26 @@
 """PyTorch: an optimizer whose parameters, state and steps live in a parameter server; ways there and back."""
 
+from fastps.torch.buffers import load
 from fastps.torch.distributed import load_distributed, save_distributed
+from fastps.torch.evaluate import evaluator
 from fastps.torch.objective import Objective
 from fastps.torch.optimizer import ParameterServerOptimizer
+from fastps.torch.resume import resume, save
+from fastps.torch.schedule import GlobalSchedule
+from fastps.torch.seeds import seed
 from fastps.torch.state import from_store, to_store
 
 __all__ = [
+    "GlobalSchedule",
     "Objective",
     "ParameterServerOptimizer",
+    "evaluator",
     "from_store",
+    "load",
     "load_distributed",
+    "resume",
+    "save",
     "save_distributed",
+    "seed",
     "to_store",
 ]

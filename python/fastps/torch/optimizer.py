@@ -18,6 +18,7 @@ from torch.optim import optimizer as base
 
 from fastps import optim
 from fastps._fastps import Sparse
+from fastps._shared.checks import at_least
 from fastps._shared.text import quoted
 from fastps.checkpoint import new_state
 from fastps.codecs import Codec
@@ -25,6 +26,8 @@ from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Async, Local, Mode, WarmStart
 from fastps.torch._params import Entry, Filled, Gpus, absent, by_name, rule_of_group, wrong
+from fastps.torch.buffers import Buffers, Way
+from fastps.torch.seeds import warn_if_equal
 from fastps.torch.state import State, Theirs, as_stored, fetch, fits
 from fastps.worker import Step, Worker
 
@@ -67,12 +70,19 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         on_step: Called with a `fastps.Step` after each step; ``loss`` is what the closure returned, or
             ``step(loss=...)``.
         rank: As for `fastps.Worker`; None: the environment's ``RANK``, which torchrun sets, if it has one.
+        model: The model, whose floating-point buffers (BatchNorm's statistics) then go to the servers, too.
+        buffers: ``"average"``: the servers keep a running average of all workers' buffers (`fastps.Average`);
+            ``"latest"``: the values that came last; ``"local"``: none. None: ``"average"`` with a model.
+        buffers_every: Steps between two pushes of the buffers; the last values follow in `close`.
 
     float32 parameters that are contiguous are updated where they are. Others (float16, bfloat16, channels
     last) have a float32 copy beside them, as the server does, and are cast from it. Those of a CUDA GPU have
-    such a copy and one of the gradient in pinned memory, and copies run on a stream of their own. Buffers
-    (BatchNorm's statistics) stay with each worker. A parameter without a gradient takes no step, but gets the
-    others' values.
+    such a copy and one of the gradient in pinned memory, and copies run on a stream of their own. A parameter
+    without a gradient takes no step, but gets the others' values.
+
+    Each worker trains with its own buffers. With `model`, the servers have them as well, in the group
+    ``"default.buffers"``: a worker reads them when it starts, and `fastps.torch.load` when a model is
+    evaluated. Integer buffers (``num_batches_tracked``) stay with each worker.
 
     Values that something else writes into a parameter (``model.load_state_dict``, an average that is swapped
     in) would be replaced by the server's: the next step raises `ForeignWriteError` until `push_model` or
@@ -108,6 +118,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         push_in_backward: bool = False,
         on_step: Callable[[Step], object] | None = None,
         rank: int | None = None,
+        model: torch.nn.Module | None = None,
+        buffers: Way | None = None,
+        buffers_every: int = 5,
     ) -> None:
         if not isinstance(optimizer, optim.Optimizer):
             raise wrong("optimizer", "one of fastps, as fastps.Adam(lr=1e-3)", optimizer)
@@ -117,6 +130,11 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         local = isinstance(mode.then if isinstance(mode, WarmStart) else mode, Local)
         if push_in_backward and local:
             raise wrong("mode", "another mode than fastps.Local with push_in_backward", mode)
+        if buffers not in (None, "average", "latest", "local"):
+            raise wrong("buffers", "'average', 'latest', 'local' or None", buffers)
+        if model is None and buffers in ("average", "latest"):
+            raise wrong("model", f"the model whose buffers are pushed (buffers={buffers!r})", model)
+        buffers_every = at_least(1, "buffers_every", buffers_every)
         if rank is None and os.environ.get("RANK", "").isdecimal():
             rank = int(os.environ["RANK"])
         self._ps, self._prefix, self._apply, self._rank = ps, prefix, apply, rank
@@ -127,6 +145,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._gpus = Gpus()
         self._groups: list[list[Entry]] = []
         self._worker: Worker | None = None
+        self._buffers: Buffers | None = None
+        self._stepped = False
         self._rows = not local
         self._told = on_step is not None
         self._push_in_backward = push_in_backward
@@ -141,6 +161,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             own = {entry.name: entry.array for entry in self._entries}
             self._worker = Worker(ps, own, mode, codec, copy=False, on_step=on_step, rank=rank)
             self._filled.show()
+            self._track()
+            if model is not None and buffers != "local":
+                self._buffers = Buffers(ps, model, buffers or "average", "default", prefix, buffers_every)
         except BaseException:
             self.close()  # the model's hooks would outlive it
             raise
@@ -178,6 +201,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
                 self._filled = Filled(self._entries)
                 raise
             self._filled.show()
+            self._track()
         if self._push_in_backward:
             for entry in entries:
                 if entry.param.requires_grad:
@@ -218,6 +242,9 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = result = closure()
         worker = self._open()
+        if not self._stepped:
+            self._stepped = True
+            warn_if_equal(worker, self._ps)
         try:
             self._filled.watched.check()
             rates = self._rates()
@@ -238,6 +265,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
             self._ahead.clear()
             if not self._filled.watched.written:
                 self._filled.show()
+        if self._buffers is not None:
+            self._buffers.stepped()
         return result
 
     _watched_step = torch.optim.Optimizer.profile_hook_step(_step)
@@ -297,12 +326,23 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
 
     # -- what is its own -------------------------------------------------------------------------------------
 
+    @property
+    def global_step(self) -> int:
+        """The steps of all workers that the model's values contain; see `fastps.Worker.global_step`.
+
+        Of the smallest trained parameter. It goes on after `fastps.torch.resume`, and a step that
+        `GradScaler` skips does not count. `GlobalSchedule` makes a learning rate scheduler follow it.
+        """
+        return self._open().global_step
+
     def stats(self) -> dict[str, Any]:
         """Counters, as `fastps.Worker.stats`."""
         return self._open().stats()
 
     def push_model(self) -> None:
         """Assigns the model's present values to the servers' tensors; see `fastps.Worker.push_model`.
+
+        Those of its buffers, too, if the servers have them.
 
         >>> import torch, fastps.torch
         >>> store, model = fastps.Store(), torch.nn.Linear(2, 1, bias=False)
@@ -319,9 +359,14 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         self._filled.take()
         worker.push_model()
         self._filled.show()
+        if self._buffers is not None:
+            self._buffers.assign()
 
     def pull_model(self) -> None:
-        """Fetches the servers' values into the model now, in the place of what something else wrote there."""
+        """Fetches the servers' values into the model now, in the place of what something else wrote there.
+
+        The model keeps its buffers.
+        """
         self._filled.wait()
         self._open().pull_model()
         self._filled.show()
@@ -335,6 +380,8 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        if self._buffers is not None:
+            self._buffers.close()
         if self._worker is not None:
             self._worker.close()
 
@@ -413,6 +460,12 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         for one, entry in zip(self._those(), self._entries, strict=True):
             stored = as_stored(one.rule, states.get(one.name, {}))
             self._ps.load_state(one.name, {**new_state(one.rule, entry.array), **stored})
+        self._open()._progress.restart()
+
+    def _track(self) -> None:
+        """Counts the steps of the parameters that are trained."""
+        trained = [entry.name for entry in self._entries if entry.param.requires_grad]
+        self._open()._progress.of(trained or [entry.name for entry in self._entries])
 
     def _by_name(self, name: str) -> Entry:
         return next(entry for entry in self._entries if entry.name == name)

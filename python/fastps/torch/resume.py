@@ -133,6 +133,8 @@ def resume(
         optimizer.push_model()
         optimizer._assign_state(saved.states)
         optimizer._ps.assign(at, np.array([_COMPLETE, *saved.run], np.float32))
+    elif optimizer._buffers is not None:
+        optimizer._buffers.read()
     optimizer.pull_model()
     for group, rates in zip(optimizer.param_groups, saved.rates, strict=True):
         group.update(rates)

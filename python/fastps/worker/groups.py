@@ -69,6 +69,26 @@ class Groups:
         for group in groups:
             self._native.join(group, mode._binding(), self._rank, self._name, None)
 
+    @property
+    def name(self) -> str:
+        """Shown where others wait for this worker."""
+        return self._name
+
+    def same_mark(self, mark: str) -> str | None:
+        """Shows a mark beside this worker's name; returns the name of another worker with the same mark.
+
+        Looks among the workers that errors name, the first ones of the first group.
+        """
+        if self._bound is None or not self._names:
+            return None
+        own, self._name = self._name, f"{self._name}, {mark}"
+        try:
+            joined = self._native.join(self._names[0], self._bound._binding(), self._rank, self._name, None)
+        finally:
+            self._name = own
+        others = [name.lstrip('"').partition(f", {mark}")[0] for name in joined[1] if mark in name]
+        return next((name for name in others if name != own), None)
+
     def come_back(self) -> None:
         """Joins again, after the worker missed its lease."""
         self._due.clear()

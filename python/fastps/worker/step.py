@@ -16,6 +16,8 @@ class Step(NamedTuple):
         staleness: Largest staleness of the pushes acknowledged in this step; None if there are none.
         bytes: Bytes of their encoded gradients.
         scale: Smallest factor that a slice put on one of them; None if there are none.
+        global_step: As `Worker.global_step`, after this step.
+        lr: The rate given to ``step``, the largest of several; None: the optimizers' own.
     """
 
     step: int
@@ -23,3 +25,5 @@ class Step(NamedTuple):
     staleness: int | None
     bytes: int
     scale: float | None
+    global_step: int
+    lr: float | None

@@ -33,6 +33,7 @@ from fastps.worker.gradients import finite, whole
 from fastps.worker.groups import Groups
 from fastps.worker.local import LocalStepper
 from fastps.worker.pushes import Pushes, Refused
+from fastps.worker.run.progress import Progress
 from fastps.worker.state import check_state
 from fastps.worker.step import Step
 from fastps.worker.tally import NOTHING, Tally
@@ -138,6 +139,7 @@ class Worker:
         codec = Float32() if codec is None else codec
         self._pushes = Pushes(self._native, self.params, codec, accumulate, self._tally)
         self._fetches = Fetches(self._native, self.params, self._views)
+        self._progress = Progress(self._native, lambda: self._fetches.installed, self.params)
         self._note_lost()  # from here on losses are counted, not raised
         self._watched = Watched((), "worker")
         self._groups = Groups(self._native, rank, name)
@@ -296,7 +298,7 @@ class Worker:
             self._alone = False
             self._follow(self.mode.then if isinstance(self.mode, WarmStart) else self.mode)
         if self._on_step is not None:
-            self._on_step(Step(k, loss, *self._tally.told))
+            self._on_step(self._report(loss, lr))
 
     def begin(self, grads: Mapping[str, Any], *, lr: Rates = None) -> None:
         """Starts to push some gradients of the next step while others are still computed.
@@ -407,6 +409,25 @@ class Worker:
                 got=f"gradients of {quoted(sorted(grads))}",
             )
 
+    @property
+    def global_step(self) -> int:
+        """The optimizer steps of all workers that `params` contain, as the servers count them.
+
+        It is read from the servers once, and then follows the versions that come with pushes and fetches, at
+        no further calls (with views of a shared store, it is asked every 20 steps). With `fastps.Sync` a
+        round is one step, with `fastps.Local` or `accumulate` each push is one. Values that another worker
+        assigns meanwhile count as a step.
+
+        >>> store = fastps.Store()
+        >>> store.register("w", np.zeros(2, np.float32), optimizer=fastps.SGD(lr=1.0))
+        >>> a, b = (fastps.Worker(store, {"w": np.zeros(2)}, fastps.Async()) for _ in range(2))
+        >>> for worker in (a, b, a):
+        ...     worker.step({"w": np.ones(2, np.float32)})
+        >>> a.global_step, b.global_step  # b has not fetched since
+        (3, 2)
+        """
+        return self._progress.now(self._steps)
+
     def flush(self) -> None:
         """Pushes all waiting gradients and returns when every push is acknowledged; `params` do not change.
 
@@ -446,6 +467,7 @@ class Worker:
         self._pushes.forget()
         for name, values in self.params.items():
             self._native.assign(name, values, None)
+        self._progress.restart()
         self.pull_model()
 
     def pull_model(self) -> None:
@@ -621,8 +643,13 @@ class Worker:
         if failed is not None:
             raise failed
         if self._on_step is not None:
-            self._on_step(Step(self._steps, loss, *self._tally.told))
+            self._on_step(self._report(loss, lr))
         return True
+
+    def _report(self, loss: float | None, lr: Rates) -> Step:
+        """What the last step did."""
+        rate = max(lr.values(), default=None) if isinstance(lr, Mapping) else lr
+        return Step(self._steps, loss, *self._tally.told, self.global_step, rate)
 
     def _exchange(self, k: int, fetch: bool) -> None:
         if self._mode._together:

@@ -269,6 +269,7 @@ fn with_body(isa: Isa, storage: impl Storage, body: impl Body, scale: f32, rule:
         Rule::Adadelta(rule) => run(isa, Fused { storage, body, scale, rule }),
         Rule::Adam(rule) => run(isa, Fused { storage, body, scale, rule }),
         Rule::Ftrl(rule) => run(isa, Fused { storage, body, scale, rule }),
+        Rule::Average(rule) => run(isa, Fused { storage, body, scale, rule }),
     }
 }
 

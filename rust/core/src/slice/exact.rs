@@ -114,7 +114,10 @@ impl ExactMemory {
         let dropped = fault("drop_half") && push.identity.sequence.is_multiple_of(2);
         match push.action {
             Action::Gradient if dropped => {}
-            Action::Gradient => self.step_optimizer(slice, push)?,
+            Action::Gradient => {
+                let (lr, scale) = slice.rate_and_factor(push);
+                self.step_optimizer(slice, push, lr, scale)?;
+            }
             Action::Assign => {
                 let params = unpinned(slice, &mut self.params, &mut self.spare)?;
                 match push.indices {
@@ -148,18 +151,24 @@ impl ExactMemory {
         Ok(applied)
     }
 
-    /// Takes one optimizer step. On an error, nothing has changed.
+    /// Takes one optimizer step at a rate, with the pushed values times `scale`. On an error, nothing has
+    /// changed.
     #[inline(always)]
-    pub(super) fn step_optimizer(&mut self, slice: &Slice, push: &Push<'_>) -> Result<()> {
-        let (optimizer, lr) = (&slice.spec.optimizer, slice.lr(push));
+    pub(super) fn step_optimizer(
+        &mut self,
+        slice: &Slice,
+        push: &Push<'_>,
+        lr: f64,
+        scale: f32,
+    ) -> Result<()> {
+        let optimizer = &slice.spec.optimizer;
         let params = unpinned(slice, &mut self.params, &mut self.spare)?;
         if slice.spec.dtype == DType::Float64 {
             let mut step = optimizer.float64_step(self.step, lr)?;
             if let Some(momentum) = push.momentum {
                 step = step.with_momentum(momentum);
             }
-            let scale = push.scale.map_or(1.0, f64::from);
-            apply_float64(slice.isa, params.values_mut(), &mut self.state, push.body, scale, step);
+            apply_float64(slice.isa, params.values_mut(), &mut self.state, push.body, scale.into(), step);
             self.step += 1;
             return Ok(());
         }
@@ -168,7 +177,7 @@ impl ExactMemory {
             None => {
                 let rule = optimizer.rule(self.step, lr);
                 let rule = push.momentum.map_or(rule, |momentum| rule.with_momentum(momentum));
-                apply(slice.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
+                apply(slice.isa, storage, push.codec, push.body, scale, rule);
             }
             Some(indices) => {
                 let rule = optimizer.sparse_rule(self.step, lr)?;

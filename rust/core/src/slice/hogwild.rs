@@ -80,7 +80,8 @@ impl HogwildMemory {
             }
             (Action::Gradient, None) => {
                 let step = self.counts.step().fetch_add(1, Ordering::Relaxed);
-                let rule = slice.spec.optimizer.rule(step, slice.lr(push));
+                let (lr, scale) = slice.rate_and_factor(push);
+                let rule = slice.spec.optimizer.rule(step, lr);
                 let rule = push.momentum.map_or(rule, |momentum| rule.with_momentum(momentum));
                 let blocks = slice.len.div_ceil(BLOCK).max(1) as u64;
                 let turn = self.counts.turn().fetch_add(1, Ordering::Relaxed);
@@ -94,7 +95,7 @@ impl HogwildMemory {
                     first_block,
                     probe,
                 };
-                apply_racing(slice.isa, storage, push.codec, push.body, push.scale.unwrap_or(1.0), rule);
+                apply_racing(slice.isa, storage, push.codec, push.body, scale, rule);
             }
             (Action::Assign | Action::AssignState { .. }, _) => self.assign(slice, push),
         }

@@ -331,7 +331,7 @@ impl ExactMemory {
         shared_by: Identities<'_>,
     ) -> Result<Vec<(Applied, Vec<Completion>)>> {
         self.meet_cut(slice);
-        self.step_optimizer(slice, push)?;
+        self.step_optimizer(slice, push, slice.lr(push), push.scale.unwrap_or(1.0))?;
         self.version += 1;
         let (version, scale) = (self.version, push.scale.unwrap_or(1.0));
         let note = |identity: Identity| {

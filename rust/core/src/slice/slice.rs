@@ -460,6 +460,12 @@ impl Slice {
         push.lr.unwrap_or_else(|| self.spec.optimizer.lr())
     }
 
+    /// The rate of a push, and the factor on its values.
+    #[inline(always)]
+    pub(super) fn rate_and_factor(&self, push: &Push<'_>) -> (f64, f32) {
+        self.spec.optimizer.rate_and_factor(self.lr(push), push.scale.unwrap_or(1.0))
+    }
+
     pub(super) fn record(&self, push: &Push<'_>, applied: Applied) {
         let Some(sink) = &self.sink else { return };
         sink.record(&self.record_of(push, applied));

@@ -161,7 +161,7 @@ mod tests {
 
     type SpoilSpec = fn(&mut pb::TensorSpec);
 
-    fn all() -> [Optimizer; 7] {
+    fn all() -> [Optimizer; 8] {
         Optimizer::all()
     }
 

@@ -6,6 +6,7 @@
 mod adadelta;
 mod adagrad;
 mod adam;
+mod average;
 mod ftrl;
 mod lazy_adam;
 mod rmsprop;
@@ -18,6 +19,8 @@ pub use adagrad::Adagrad;
 pub(crate) use adagrad::AdagradRule;
 pub(crate) use adam::AdamRule;
 pub use adam::{Adam, AdamW};
+pub use average::Average;
+pub(crate) use average::AverageRule;
 pub use ftrl::Ftrl;
 pub(crate) use ftrl::FtrlRule;
 pub(crate) use lazy_adam::LazyAdamRule;
@@ -62,6 +65,8 @@ pub enum Optimizer {
     AdamW(AdamW),
     /// FTRL-proximal.
     Ftrl(Ftrl),
+    /// A running average of pushed values.
+    Average(Average),
 }
 
 /// An optimizer's scalars for one step, rounded to float32: all that the loop over the blocks needs.
@@ -74,6 +79,7 @@ pub(crate) enum Rule {
     Adadelta(AdadeltaRule),
     Adam(AdamRule),
     Ftrl(FtrlRule),
+    Average(AverageRule),
 }
 
 /// The scalars for one step that touches only some rows.
@@ -118,7 +124,7 @@ impl fmt::Display for Optimizer {
 
 impl Optimizer {
     /// Every optimizer, with its default settings.
-    pub fn all() -> [Self; 7] {
+    pub fn all() -> [Self; 8] {
         [
             Self::Sgd(Sgd::default()),
             Self::Adagrad(Adagrad::default()),
@@ -127,6 +133,7 @@ impl Optimizer {
             Self::Adam(Adam::default()),
             Self::AdamW(AdamW::default()),
             Self::Ftrl(Ftrl::default()),
+            Self::Average(Average::default()),
         ]
     }
 
@@ -154,6 +161,7 @@ impl Optimizer {
             Self::Adam(_) => ("adam", "Adam"),
             Self::AdamW(_) => ("adamw", "AdamW"),
             Self::Ftrl(_) => ("ftrl", "Ftrl"),
+            Self::Average(_) => ("average", "Average"),
         }
     }
 
@@ -166,6 +174,7 @@ impl Optimizer {
             Self::Adadelta(o) => o.settings(),
             Self::Adam(o) | Self::AdamW(AdamW(o)) => o.settings(),
             Self::Ftrl(o) => o.settings(),
+            Self::Average(o) => o.settings(),
         }
     }
 
@@ -179,6 +188,7 @@ impl Optimizer {
             Self::Adam(o) => o.validate(),
             Self::AdamW(o) => o.validate(),
             Self::Ftrl(o) => o.validate(),
+            Self::Average(o) => o.validate(),
         }
     }
 
@@ -192,6 +202,7 @@ impl Optimizer {
             Self::Adam(o) => o.slots(),
             Self::AdamW(o) => o.slots(),
             Self::Ftrl(o) => o.slots(),
+            Self::Average(o) => o.slots(),
         }
     }
 
@@ -213,6 +224,16 @@ impl Optimizer {
             Self::Adam(o) => o.lr,
             Self::AdamW(o) => o.0.lr,
             Self::Ftrl(o) => o.lr,
+            Self::Average(o) => o.lr,
+        }
+    }
+
+    /// The rate and the factor on the pushed values by which a push with this rate and scale is applied.
+    #[inline(always)]
+    pub(crate) fn rate_and_factor(&self, lr: f64, scale: f32) -> (f64, f32) {
+        match self {
+            Self::Average(_) => (lr * f64::from(scale), 1.0),
+            _ => (lr, scale),
         }
     }
 
@@ -240,6 +261,7 @@ impl Optimizer {
             Self::Adam(o) => Rule::Adam(o.rule(step, lr)),
             Self::AdamW(o) => Rule::Adam(o.rule(step, lr)),
             Self::Ftrl(o) => Rule::Ftrl(o.rule(lr)),
+            Self::Average(o) => Rule::Average(o.rule(lr)),
         }
     }
 
@@ -282,6 +304,7 @@ impl Optimizer {
                 (decays(o.weight_decay), Some(SparseRule::Adam(LazyAdamRule::new(o, step, lr))))
             }
             Self::Ftrl(o) => (None, Some(SparseRule::Ftrl(o.rule(lr)))),
+            Self::Average(_) => (Some("rows that are named twice are summed, which averages nothing"), None),
             Self::Rmsprop(_) => (Some("RMSprop's means decay in every row"), None),
             Self::Adadelta(_) => (Some("Adadelta's means decay in every row"), None),
         };

@@ -1,0 +1,248 @@
+"""`evaluator`: pulls the parameters now and then, and judges them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from fastps._fastps import Versions
+from fastps._shared.checks import as_seconds, at_least, flag, invalid
+from fastps._shared.files import replaced
+from fastps._shared.types import Array, File
+from fastps.connection import ParameterServer
+from fastps.errors import ConfigError, DeadlineError, NonFiniteError
+
+__all__ = ["Evaluation", "Evaluator", "evaluator"]
+
+#: How often the servers are asked for versions, in seconds.
+_POLL = 0.1
+
+
+class Evaluation(NamedTuple):
+    """What `Evaluator` found.
+
+    Attributes:
+        version: Version of the smallest tensor; 1 is its registration.
+        metrics: What `fn` returned.
+        best: Whether these are the best parameters so far.
+    """
+
+    version: int
+    metrics: dict[str, float]
+    best: bool
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Which of two evaluations is better, and when there were enough without a better one."""
+
+    by: str | None
+    goal: Literal["max", "min"]
+    patience: int | None
+
+    def improves(self, metrics: Mapping[str, float], best: Evaluation | None) -> bool:
+        if self.by is None or best is None:
+            return True
+        new, old = metrics[self.by], best.metrics[self.by]
+        return new > old if self.goal == "max" else new < old
+
+
+class Evaluator:
+    """Evaluates parameters while workers train them; made by `evaluator`. Iterating yields an `Evaluation`
+    each time, and ends by the rules of `evaluator`.
+
+    Attributes:
+        best: The best `Evaluation` so far, or None.
+        stopped: Why the last iteration ended: ``"patience"``, ``"idle"``, ``"stop"``; None while it goes on.
+    """
+
+    def __init__(
+        self,
+        ps: ParameterServer,
+        fn: Callable[[dict[str, Array]], Mapping[str, float]],
+        every: int,
+        names: list[str] | None,
+        cut: bool,
+        keep: File | None,
+        rule: _Rule,
+        idle: float,
+    ) -> None:
+        self.best: Evaluation | None = None
+        self.stopped: Literal["patience", "idle", "stop"] | None = None
+        self._ps, self._fn, self._every, self._names = ps, fn, every, names
+        self._cut, self._keep, self._rule, self._idle = cut, keep, rule, idle
+        self._last = 0
+        self._since = 0  # evaluations since the best one
+        self._stop = False
+
+    def now(self) -> Evaluation:
+        """Evaluates the present parameters.
+
+        Raises:
+            NonFiniteError: A metric is NaN or infinite; the best parameters stay as they are.
+            ConfigError: `fn` returned something else than numbers by name, or not the one to compare by.
+            DeadlineError: With `cut`: the parameters changed during every pull, for the timeout of `ps`.
+            FastpsError: The servers could not be asked.
+            Exception: Whatever `fn` raised, with a note of the version.
+        """
+        values, versions = self._pull()
+        version = min((versions[name] for name in versions), default=0)
+        try:
+            metrics = self._checked(self._fn(values))
+        except Exception as error:
+            error.add_note(f"evaluating version {version}")
+            raise
+        best = self._rule.improves(metrics, self.best)
+        found = Evaluation(version, metrics, best)
+        if best and self._keep is not None:
+            _write(self._keep, values, found)
+        self._last = version
+        self._since = 0 if best else self._since + 1
+        self.best = found if best else self.best
+        return found
+
+    def stop(self) -> None:
+        """Ends the iteration, also from another thread."""
+        self._stop = True
+
+    def __iter__(self) -> Iterator[Evaluation]:
+        self._stop, self.stopped, self._since = False, None, 0
+        changed, seen = time.monotonic(), -1
+        while not self._stop:
+            version = self._version()
+            if version != seen:
+                changed, seen = time.monotonic(), version
+            quiet = time.monotonic() - changed >= self._idle
+            moved = self._last == 0 or not 0 <= version - self._last < self._every
+            # When nothing changes any more, the last parameters are evaluated, too.
+            if version and (moved or (quiet and version != self._last)):
+                yield self.now()
+                changed = time.monotonic()
+                if self._rule.patience is not None and self._since >= self._rule.patience:
+                    self.stopped = "patience"
+                    return
+            elif quiet:
+                self.stopped = "idle"
+                return
+            else:
+                time.sleep(_POLL)
+        self.stopped = "stop"
+
+    def _version(self) -> int:
+        """The smallest version of the tensors; 0 if there are none yet."""
+        versions = self._ps.versions(self._chosen())
+        return min((versions[name] for name in versions), default=0)
+
+    def _chosen(self) -> list[str]:
+        if self._names is not None:
+            return self._names
+        return [name for name in self._ps.names() if not name.rpartition("/")[2].startswith("fastps.")]
+
+    def _pull(self) -> tuple[dict[str, Array], Versions]:
+        names, end = self._chosen(), time.monotonic() + self._ps._native.timeout
+        while True:
+            values, versions = self._ps.pull(names, versions=True)
+            # Equal versions before and after a read: it was of one moment (Afek et al., JACM 1993).
+            if not self._cut or self._ps.versions(names) == versions:
+                return values, versions
+            if time.monotonic() > end:
+                raise DeadlineError(
+                    f"the parameters changed during every pull for {self._ps._native.timeout:g} s, so none "
+                    "was of one moment; let workers push less often, or evaluate snapshots with --cut"
+                )
+
+    def _checked(self, metrics: Any) -> dict[str, float]:
+        """The metrics as numbers by name."""
+        try:
+            found = {str(name): float(value) for name, value in metrics.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise invalid("result of fn", "numbers by name", metrics) from error
+        by = self._rule.by
+        if by is not None and by not in found:
+            raise invalid("result of fn", f"a metric {by!r}", sorted(found))
+        for name, value in found.items():
+            if not math.isfinite(value):
+                raise NonFiniteError(
+                    f"the metric {name!r} is {value}: expected a finite number, got {value}",
+                    expected="a finite number",
+                    got=str(value),
+                )
+        return found
+
+
+def evaluator(
+    ps: ParameterServer,
+    fn: Callable[[dict[str, Array]], Mapping[str, float]],
+    *,
+    every: int = 100,
+    names: Iterable[str] | None = None,
+    cut: bool = False,
+    keep: File | None = None,
+    by: str | None = None,
+    goal: Literal["max", "min"] = "max",
+    patience: int | None = None,
+    idle: float = 60.0,
+) -> Evaluator:
+    """Makes a reader that evaluates the parameters every so many steps, beside the workers.
+
+    Args:
+        ps: A `fastps.Store` or the result of `fastps.connect`. It only reads.
+        fn: Gets names to float32 arrays, and returns numbers by name.
+        every: Versions (steps of all workers) between two evaluations.
+        names: The tensors; None: all.
+        cut: Evaluate only parameters of one moment: none of them changed while they were pulled. Without,
+            each slice is one version, and slices may be some steps apart.
+        keep: A file for the best parameters (safetensors), replaced whenever there are better ones.
+        by: The metric that says which are better; needed by `patience`, and for `keep` to mean the best.
+        goal: Whether more of it is better, ``"max"``, or less, ``"min"``.
+        patience: The iteration ends after so many evaluations in a row that are not better; None: never.
+        idle: Seconds without a change after which the iteration ends; the last parameters are evaluated.
+
+    Raises:
+        ConfigError: An argument is invalid.
+
+    >>> store = fastps.Store()
+    >>> store.register("w", np.zeros(1, np.float32), optimizer=fastps.SGD(lr=1.0))
+    >>> evaluator = fastps.evaluator(
+    ...     store, lambda params: {"loss": float(abs(params["w"][0] + 2))}, every=1, by="loss", goal="min"
+    ... )
+    >>> for _ in range(3):
+    ...     receipt = store.push("w", np.ones(1, np.float32))
+    ...     evaluator.now()
+    Evaluation(version=2, metrics={'loss': 1.0}, best=True)
+    Evaluation(version=3, metrics={'loss': 0.0}, best=True)
+    Evaluation(version=4, metrics={'loss': 1.0}, best=False)
+    >>> evaluator.best.version
+    3
+    """
+    if not isinstance(ps, ParameterServer):
+        raise invalid("ps", "a fastps.Store or what fastps.connect returns", ps)
+    if not callable(fn):
+        raise invalid("fn", "a function of the parameters", fn)
+    flag("cut", cut)
+    if goal not in ("max", "min"):
+        raise invalid("goal", "'max' or 'min'", goal)
+    if by is not None and not isinstance(by, str):
+        raise invalid("by", "the name of a metric", by)
+    if patience is not None:
+        patience = at_least(1, "patience", patience)
+        if by is None:
+            raise ConfigError("patience needs by=, the metric to compare by: expected a name, got None")
+    rule = _Rule(by, goal, patience)
+    chosen = None if names is None else list(names)
+    return Evaluator(ps, fn, at_least(1, "every", every), chosen, cut, keep, rule, as_seconds("idle", idle))
+
+
+def _write(path: File, values: dict[str, Array], found: Evaluation) -> None:
+    try:
+        import safetensors.numpy
+    except ImportError as error:
+        raise ImportError("keep= needs safetensors: pip install safetensors") from error
+    about = {"evaluation": json.dumps({"version": found.version, "metrics": found.metrics})}
+    with replaced(path) as unfinished:
+        safetensors.numpy.save_file(values, os.fspath(unfinished), about)

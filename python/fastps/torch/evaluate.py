@@ -1,0 +1,57 @@
+"""`fastps.evaluator` for PyTorch models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from fastps._shared.types import Array
+from fastps.connection import ParameterServer
+from fastps.evaluation import Evaluator
+from fastps.evaluation import evaluator as of_arrays
+from fastps.torch._params import by_name
+from fastps.torch.buffers import floating, load
+
+__all__ = ["evaluator"]
+
+
+def evaluator(
+    model: torch.nn.Module,
+    ps: ParameterServer,
+    fn: Callable[[torch.nn.Module], Mapping[str, float]],
+    *,
+    prefix: str = "",
+    **options: Any,
+) -> Evaluator:
+    """Makes a reader that evaluates a model with the servers' parameters and buffers, beside the workers.
+
+    Args:
+        model: A model of its own, which is filled each time, and put into its evaluation mode.
+        ps: As for `fastps.evaluator`.
+        fn: Gets the model, without gradients, and returns numbers by name.
+        prefix: Put before every name.
+        options: ``every``, ``cut``, ``keep``, ``by``, ``goal``, ``patience``, ``idle`` of `fastps.evaluator`.
+            `load` reads the file that ``keep`` names.
+
+    Raises:
+        ConfigError: An argument is invalid; while evaluating: the servers lack a parameter or a buffer.
+
+    >>> import torch, fastps.torch
+    >>> store, model = fastps.Store(), torch.nn.Linear(2, 1)
+    >>> with fastps.torch.ParameterServerOptimizer(model.named_parameters(), store, fastps.SGD(lr=0.1)):
+    ...     other = torch.nn.Linear(2, 1)
+    ...     evaluator = fastps.torch.evaluator(other, store, lambda m: {"bias": float(m.bias)})
+    ...     evaluator.now().metrics["bias"] == float(model.bias.detach())
+    True
+    """
+
+    @torch.no_grad()
+    def judge(values: dict[str, Array]) -> Mapping[str, float]:
+        load(model, values, prefix=prefix)
+        model.eval()
+        return fn(model)
+
+    names = [*by_name(model.named_parameters(), None, prefix), *floating(model, prefix)]
+    return of_arrays(ps, judge, names=names, **options)

@@ -1,0 +1,112 @@
+"""Learning rate schedulers that follow the steps of all workers together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fastps._shared.checks import at_least
+from fastps.errors import ConfigError
+from fastps.torch._notes import note
+from fastps.torch._params import wrong
+from fastps.torch.optimizer import ParameterServerOptimizer
+
+__all__ = ["GlobalSchedule"]
+
+#: The note with the length of the run's schedule, in two numbers that float32 has exactly.
+_NOTE, _DIGITS = "fastps.schedule", 1 << 20
+#: What schedulers of torch call their length.
+_LENGTHS = ("total_steps", "T_max", "total_iters")
+
+
+class GlobalSchedule:
+    """Makes a learning rate scheduler follow `ParameterServerOptimizer.global_step`.
+
+    A scheduler counts its own worker's steps: of three workers, each ends a cosine at a third of its way.
+    This one takes as many steps as the servers have taken, so all workers have the rate of the same point, a
+    late or resumed worker included; the scheduler's own state need not be saved. With
+    `fastps.data.Portions`, a run takes ``len(portions) * epochs`` steps.
+
+    Args:
+        scheduler: Of `torch.optim.lr_scheduler`, over a `ParameterServerOptimizer`; not `ReduceLROnPlateau`.
+        length: Steps after which the rates stay as they are. None: `OneCycleLR` ends after its
+            ``total_steps``, others go on as torch defines.
+
+    Raises:
+        ConfigError: The scheduler is of another kind or of another optimizer, or another worker of this run
+            has a schedule of another length.
+
+    >>> import torch, fastps.torch
+    >>> store, model = fastps.Store(), torch.nn.Linear(2, 1)
+    >>> optimizer = fastps.torch.ParameterServerOptimizer(
+    ...     model.named_parameters(), store, fastps.SGD(lr=1.0)
+    ... )
+    >>> cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2)
+    >>> schedule = fastps.torch.GlobalSchedule(cosine)
+    >>> for _ in range(2):
+    ...     optimizer.zero_grad()
+    ...     model(torch.ones(3, 2)).sum().backward()
+    ...     optimizer.step()
+    ...     schedule.step()
+    >>> schedule.get_last_lr()
+    [0.0]
+    """
+
+    def __init__(self, scheduler: Any, *, length: int | None = None) -> None:
+        optimizer = getattr(scheduler, "optimizer", None)
+        if not isinstance(optimizer, ParameterServerOptimizer):
+            raise wrong("scheduler", "one over a fastps.torch.ParameterServerOptimizer", scheduler)
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise wrong("scheduler", "one that counts steps", "ReduceLROnPlateau")
+        given = None if length is None else at_least(1, "length", length)
+        own = [getattr(scheduler, name) for name in _LENGTHS if hasattr(scheduler, name)]
+        lengths = own if given is None else [given]
+        self._scheduler, self._optimizer = scheduler, optimizer
+        self._end: int | None = getattr(scheduler, "total_steps", None) if given is None else given
+        if lengths:
+            self._agree(int(lengths[0]))
+        self._taken = int(getattr(scheduler, "last_epoch", 0))
+        self._begin()
+        self.step()
+
+    def step(self) -> None:
+        """Takes as many steps as the servers have taken since the last call; call it after each step."""
+        target = self._optimizer.global_step
+        if self._end is not None:
+            target = min(target, self._end)
+        while self._taken < target:
+            self._taken += 1
+            self._scheduler.step()
+
+    def get_last_lr(self) -> list[float]:
+        """The present rates, one of each parameter group."""
+        return [float(group["lr"]) for group in self._optimizer.param_groups]
+
+    def _agree(self, length: int) -> None:
+        """Raises if another worker of this run has a schedule of another length."""
+        optimizer, (high, low) = self._optimizer, divmod(length, _DIGITS)
+        tensor = optimizer._prefix + _NOTE
+        high, low = map(int, note(optimizer._ps, tensor, [float(high), float(low)]))
+        theirs = high * _DIGITS + low
+        if theirs != length:
+            raise ConfigError(
+                f"schedules of one run must be equally long: expected {theirs} steps, as another worker has, "
+                f"got {length}. To begin a schedule of another length, call ps.unregister({tensor!r}) "
+                "while no worker trains",
+                expected=f"{theirs} steps",
+                got=f"{length} steps",
+            )
+
+    def _begin(self) -> None:
+        """Gives the groups the rates of the scheduler's own step: most schedulers go on from those."""
+        scheduler, groups = self._scheduler, self._optimizer.param_groups
+        self._optimizer._opt_called = True  # type: ignore[attr-defined] # torch would warn of a late worker
+        if self._taken == 0 and hasattr(scheduler, "base_lrs") and not hasattr(scheduler, "_schedulers"):
+            for group, rate in zip(groups, scheduler.base_lrs, strict=True):
+                group["lr"] = rate
+            scheduler.last_epoch = -1
+            scheduler._initial_step()
+        else:
+            for group, rate in zip(groups, scheduler.get_last_lr(), strict=True):
+                group["lr"] = rate

@@ -1,0 +1,1 @@
+"""What a worker knows of the whole run: how far all workers together are."""

@@ -1,0 +1,189 @@
+"""Evaluating beside workers: what is judged, kept, and when it ends."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fastps
+import fastps.checkpoint
+import fastps.torch
+
+safetensors = pytest.importorskip("safetensors.numpy")
+
+
+def metric(params):
+    return {"w": float(params["w"][0])}
+
+
+def filled(ps, steps=0):
+    ps.register("w", np.zeros(2, np.float32), fastps.SGD(lr=1.0))
+    push(ps, steps)
+    return ps
+
+
+def push(ps, steps, by=-1.0):
+    for _ in range(steps):
+        ps.push("w", np.full(2, by, np.float32))
+
+
+def test_the_best_is_kept(ps, tmp_path):
+    """Up to 3, down, and better again."""
+    filled(ps)
+    path = tmp_path / "best.safetensors"
+    evaluator = fastps.evaluator(ps, metric, by="w", keep=path)
+    for by, best, kept in [(-3, True, 3), (2, False, 3), (-1, False, 3), (-2, True, 4)]:
+        push(ps, 1, float(by))
+        assert evaluator.now().best is best
+        assert safetensors.load_file(path)["w"].tolist() == [kept, kept]
+    assert evaluator.best == fastps.Evaluation(5, {"w": 4.0}, True)
+    least = fastps.evaluator(ps, metric, by="w", goal="min")
+    assert [least.now().best, least.now().best] == [True, False]
+
+
+def test_it_follows_a_run_and_ends_when_nothing_changes(server):
+    with fastps.connect(server.addresses) as ps, fastps.connect(server.addresses) as reader:
+        filled(ps)
+        worker = threading.Thread(target=lambda: [push(ps, 1) or time.sleep(0.005) for _ in range(100)])
+        worker.start()
+        evaluator = fastps.evaluator(reader, metric, every=20, idle=1.0)
+        found = list(evaluator)
+        worker.join()
+    versions = [evaluation.version for evaluation in found]
+    assert versions[-1] == 101  # the last ones, too
+    assert all(late - early >= 20 for early, late in itertools.pairwise(versions[:-1]))
+    assert len(found) >= 3
+    assert evaluator.stopped == "idle"
+
+
+def test_it_stops_early(store):
+    filled(store)
+    evaluator = fastps.evaluator(
+        store, lambda params: (push(store, 1), {"w": 1.0})[1], every=1, by="w", patience=3
+    )
+    assert [evaluation.best for evaluation in evaluator] == [True, False, False, False]
+    assert evaluator.stopped == "patience"
+    for _ in evaluator:
+        evaluator.stop()
+    assert evaluator.stopped == "stop"
+
+
+def test_a_server_that_goes_back_is_evaluated_at_once(store):
+    filled(store, 9)
+    evaluator = fastps.evaluator(store, metric, every=100)
+    assert next(iter(evaluator)).version == 10
+    store.unregister("w")
+    filled(store, 2)
+    assert next(iter(evaluator)).version == 3
+
+
+def test_a_cut_is_of_one_moment(server):
+    """Both tensors of each pull had the same number of pushes."""
+    stop = threading.Event()
+
+    def work(ps):
+        with fastps.connect(server.addresses) as ps:
+            while not stop.is_set():
+                ps.push({name: np.full(4, -1.0, np.float32) for name in "ab"})
+                time.sleep(0.002)
+
+    with fastps.connect(server.addresses) as ps:
+        for name in "ab":
+            ps.register(name, np.zeros(4, np.float32), fastps.SGD(lr=1.0))
+        worker = threading.Thread(target=work, args=(ps,))
+        worker.start()
+        try:
+            evaluator = fastps.evaluator(
+                ps, lambda p: {"apart": float(abs(p["a"] - p["b"]).max()), "a": p["a"][0]}, cut=True
+            )
+            found = [evaluator.now() for _ in range(30)]
+        finally:
+            stop.set()
+            worker.join()
+        # A push of two tensors is atomic per slice, so a moment may lie between its parts, and no further.
+        assert max(one.metrics["apart"] for one in found) <= 1
+        assert all(one.metrics["a"] >= one.version - 1 for one in found)
+
+
+def test_what_fn_does_wrong_changes_nothing(store, tmp_path):
+    filled(store, 1)
+    results = [{"w": 1.0}]
+
+    def fn(params):
+        if isinstance(results[-1], Exception):
+            raise results[-1]
+        return results[-1]
+
+    path = tmp_path / "best.safetensors"
+    evaluator = fastps.evaluator(store, fn, by="w", keep=path)
+    best, bytes_before = evaluator.now(), path.read_bytes()
+    for result, error, text in [
+        ({"w": math.nan}, fastps.NonFiniteError, "'w' is nan"),
+        ({"w": 2.0, "loss": math.inf}, fastps.NonFiniteError, "'loss' is inf"),
+        ({"accuracy": 1.0}, fastps.ConfigError, "a metric 'w'"),
+        (0.5, fastps.ConfigError, "numbers by name"),
+        ({"w": "good"}, fastps.ConfigError, "numbers by name"),
+        (ValueError("mine"), ValueError, "mine"),
+    ]:
+        results.append(result)
+        with pytest.raises(error, match=text) as raised:
+            evaluator.now()
+        assert raised.value.__notes__ == ["evaluating version 2"]
+        assert (evaluator.best, path.read_bytes()) == (best, bytes_before)
+    results.append({"w": 2.0})
+    assert evaluator.now().best
+
+
+def test_bad_arguments_are_refused(store):
+    for changed, text in [
+        ({"every": 0}, "every"),
+        ({"goal": "most"}, "goal"),
+        ({"patience": 0, "by": "w"}, "patience"),
+        ({"patience": 3}, "patience needs by="),
+        ({"by": 3}, "by"),
+        ({"cut": 1}, "cut"),
+        ({"idle": 0}, "idle"),
+        ({"fn": None}, "fn"),
+        ({"ps": None}, "ps"),
+    ]:
+        arguments = {"ps": store, "fn": metric, **changed}
+        with pytest.raises(fastps.ConfigError, match=text):
+            fastps.evaluator(arguments.pop("ps"), arguments.pop("fn"), **arguments)
+    with pytest.raises(fastps.UnknownTensorError):
+        fastps.evaluator(store, metric, names=["w"]).now()
+
+
+def test_a_torch_model_is_judged_with_its_buffers(ps, tmp_path):
+    def build():
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+    model, other = build(), build()
+    x = 3 + torch.randn(32, 4)
+    path = tmp_path / "best.safetensors"
+    named = model.named_parameters()
+    with fastps.torch.ParameterServerOptimizer(named, ps, fastps.SGD(lr=0.01), model=model) as optimizer:
+        for _ in range(5):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def judge(judged):
+        assert not judged.training
+        assert not torch.is_grad_enabled()
+        return {"loss": float(judged(x).square().mean())}
+
+    found = fastps.torch.evaluator(other, ps, judge, by="loss", goal="min", keep=path, cut=True).now()
+    assert found.metrics["loss"] == pytest.approx(float(model.eval()(x).detach().square().mean()), rel=0.2)
+    third = build().eval()
+    fastps.torch.load(third, path)
+    assert float(third(x).detach().square().mean()) == pytest.approx(found.metrics["loss"], rel=1e-5)
+    ps.unregister("1.running_var")
+    with pytest.raises(fastps.UnknownTensorError, match=r"running_var"):
+        fastps.torch.evaluator(other, ps, judge).now()

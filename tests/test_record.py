@@ -1,0 +1,102 @@
+"""Steps as files, curves and lines."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fastps
+import fastps.jax
+import fastps.record
+
+ONES = np.ones(2, np.float32)
+
+
+def train(ps, record, steps=4):
+    ps.register("w", np.zeros(2, np.float32), fastps.SGD(lr=0.5))
+    with fastps.Worker(ps, {"w": np.zeros(2)}, fastps.Async(), on_step=record) as worker:
+        for k in range(1, steps + 1):
+            worker.step({"w": ONES}, lr={"w": 0.5 / k}, loss=1 / k)
+
+
+def test_lines_have_what_a_step_knows(ps, tmp_path):
+    path = tmp_path / "steps.jsonl"
+    with fastps.record.to(f"jsonl:{path}") as record:
+        train(ps, record)
+        assert len(path.read_text().splitlines()) == 4  # there at once, for whoever kills the process
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    expected = {
+        "step": 4,
+        "loss": 0.25,
+        "staleness": 0,
+        "bytes": 8,
+        "scale": 1,
+        "global_step": 4,
+        "lr": 0.125,
+    }
+    assert lines[-1] == expected
+    with fastps.record.to(f"jsonl:{path}", every=2) as record:  # appends
+        record(fastps.Step(1, None, None, 0, None, 7, None))
+        record(fastps.Step(2, float("nan"), None, 0, None, 8, None))
+    assert json.loads(path.read_text().splitlines()[-1]) == {
+        "step": 2,
+        "loss": None,
+        "bytes": 0,
+        "global_step": 8,
+    }
+    assert len(path.read_text().splitlines()) == 5
+
+
+def test_curves_of_tensorboard(store, tmp_path):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with fastps.record.to(f"tensorboard:{tmp_path}/0", f"jsonl:{tmp_path}/0.jsonl") as record:
+        train(store, record)
+    curves = reader.EventAccumulator(str(tmp_path / "0"), {"scalars": 0}).Reload()
+    assert [point.value for point in curves.Scalars("global_step")] == [1, 2, 3, 4]
+    assert [point.step for point in curves.Scalars("lr")] == [1, 2, 3, 4]
+
+
+def test_jax_workers_record(store, tmp_path):
+    start = {"w": jnp.zeros(2)}
+    fastps.jax.register(store, start, fastps.SGD(lr=0.5))
+    with (
+        fastps.record.to(f"jsonl:{tmp_path}/steps.jsonl") as record,
+        fastps.jax.Worker(store, start, mode=fastps.Async(), on_step=record) as worker,
+    ):
+        worker.step({"w": jnp.ones(2)}, loss=2.0)
+    assert json.loads((tmp_path / "steps.jsonl").read_text())["loss"] == 2.0
+
+
+def test_live_shows_a_line(store):
+    output = io.StringIO()
+    train(store, fastps.record.live(output))
+    assert output.getvalue() == "step 1  all 1  loss 1  staleness 0  lr 0.5\n"  # elsewhere, one each 10 s
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    output = Terminal()
+    with fastps.record.live(output) as show:
+        show(fastps.Step(1, 0.5, 0, 8, 1.0, 3, None))
+        show._shown -= 1
+        show(fastps.Step(2, 0.5, 0, 8, 1.0, 5, None))
+    first, second = output.getvalue().removesuffix("\n").split("\r")[1:]
+    assert first.startswith("step 1  all 3  loss 0.5")
+    assert "steps/s" in second
+
+
+def test_bad_targets_open_nothing(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    for wrong in ("csv:x", "jsonl:", "jsonl", 3):
+        with pytest.raises(fastps.ConfigError, match="target"):
+            fastps.record.to(f"jsonl:{path}", wrong)
+    with pytest.raises(fastps.ConfigError, match="every"):
+        fastps.record.to(f"jsonl:{path}", every=0)
+    assert not path.exists()
+    with pytest.raises(OSError, match="none"):
+        fastps.record.to(f"jsonl:{tmp_path}/none/steps.jsonl")

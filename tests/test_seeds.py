@@ -1,0 +1,81 @@
+"""Workers of one run draw different batches, or are warned."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import fastps
+import fastps.torch
+
+WORKER = """
+import os, sys, warnings, torch, fastps, fastps.torch
+warnings.simplefilter("always")
+how = sys.argv[2]
+with fastps.connect(sys.argv[1]) as ps:
+    if how == "seed":
+        print("seed", fastps.torch.seed(7, ps))
+    else:
+        torch.manual_seed(0)
+    if how == "portions":
+        fastps.data.Portions(ps, n=10)
+    model = torch.nn.Linear(2, 1)
+    with fastps.torch.ParameterServerOptimizer(model.named_parameters(), ps, fastps.SGD(lr=0.1)) as optimizer:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 2)).sum().backward()
+            optimizer.step()
+        print("ready", os.getpid(), flush=True)
+        sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("how", ["equal", "portions", "seed"])
+def test_two_workers(server, how):
+    """The second one is warned, once, and the warning names both."""
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+    workers, pids, said = [], [], []
+    for _ in range(2):
+        worker = subprocess.Popen(
+            [sys.executable, "-c", WORKER, server.addresses, how],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+        workers.append(worker)
+        for line in worker.stdout:
+            said.append(line.strip())
+            if line.startswith("ready"):
+                pids.append(line.split()[1])
+                break
+    errors = [worker.communicate("\n", timeout=60)[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], errors
+    assert "RuntimeWarning" not in errors[0]
+    assert errors[1].count("fastps.torch.seed(base)") == int(how == "equal"), errors[1]
+    if how == "equal":
+        assert all(f"pid {pid}" in errors[1] for pid in pids)
+    if how == "seed":
+        assert said[0::2] == ["seed 7", "seed 8"]
+
+
+def test_the_place_is_the_rank_if_there_is_one(monkeypatch, store):
+    monkeypatch.setenv("RANK", "3")
+    assert fastps.torch.seed(10) == fastps.torch.seed(10, store) == 13
+    assert torch.initial_seed() == 13
+    assert store.names() == []
+
+
+def test_without_a_rank_the_place_is_the_server_s(monkeypatch, ps):
+    monkeypatch.delenv("RANK", raising=False)
+    assert [fastps.torch.seed(10, ps) for _ in range(3)] == [10, 11, 12]
+    with pytest.raises(fastps.ConfigError, match="RANK, or ps"):
+        fastps.torch.seed(10)
+    for base in (-1, 0.5, None):
+        with pytest.raises(fastps.ConfigError, match="base"):
+            fastps.torch.seed(base, ps)
