@@ -146,6 +146,7 @@ def test_workers_and_adapters_refuse(w: fastps.ParameterServer) -> None:
         fastps.Async(),
         fastps.Local(lr=0.1),
         fastps.Sync(workers=1),
+        fastps.Hogwild(),
         fastps.WarmStart(1, fastps.Async()),
     ):
         for array in (np.zeros(4), np.zeros(4, np.float32)):

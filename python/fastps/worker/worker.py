@@ -121,9 +121,9 @@ class Worker:
                 expected="accumulate=1",
                 got=f"accumulate={accumulate}",
             )
+        check_float32(ps, params)
         if isinstance(then, Hogwild):
             check_hogwild(ps, params)
-        check_float32(ps, params)
         self.mode = mode
         #: The parameters are views of a shared store's values.
         self._views = copy and isinstance(then, Hogwild) and isinstance(ps, Store) and ps.address is not None

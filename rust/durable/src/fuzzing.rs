@@ -7,12 +7,13 @@
 use crate::files::checksum::crc32c;
 use crate::files::directory::Directory;
 use crate::files::output::FileDigest;
-use crate::frame::{self, Content, HEADER_BYTES, MARK};
+use crate::frame::{self, Content, HEADER_BYTES, MARK, RanProgram};
 use crate::recovery::{self, Progress, Settings};
 use crate::snapshot::generation::Generation;
 use crate::snapshot::manifest::{MANIFEST, Manifest, SLICES, STATE, VALUES};
 use crate::tools::copy::{self, Described, Fetched, Latest};
 use fastps_core::isa::Isa;
+use fastps_core::record::ProgramRecord;
 use fastps_core::shard::{Shard, ShardConfig};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -92,6 +93,12 @@ pub fn frame(content: &[u8]) {
             true
         }
         Content::Event(event) => frame::event(&mut written, event),
+        Content::Vectors(entry) => frame::vectors(&mut written, entry),
+        Content::SpaceOpened(slice, space) => frame::space_opened(&mut written, *slice, space),
+        Content::Program(RanProgram { slice, version, command, program, sum }) => {
+            let (slice, version, command, sum) = (*slice, *version, *command, *sum);
+            frame::program(&mut written, &ProgramRecord { slice, version, command, program, sum })
+        }
         _ => return,
     };
     if !again {

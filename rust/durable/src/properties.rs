@@ -4,7 +4,7 @@
 use crate::catalog::secret::SecretHash;
 use crate::catalog::{Catalog, Event, Member, Reservation, Stage};
 use crate::files::output::{Extent, FileDigest};
-use crate::frame::{self, Author, Content, Origin, SliceEntry};
+use crate::frame::{self, Author, Content, Origin, SliceEntry, VectorsEntry};
 use crate::log::read::{self, SegmentEnd};
 use crate::snapshot::manifest::{Cut, Manifest};
 use crate::snapshot::safetensors::Layout;
@@ -14,13 +14,15 @@ use fastps_core::frame::{Action, Applied, Base, Identity};
 use fastps_core::identity::Remembered;
 use fastps_core::mode::{Mode, PlaceRequest, Quorum};
 use fastps_core::optim::{Adam, Optimizer, Sgd};
-use fastps_core::record::{Identities, Record};
+use fastps_core::program::{Command, Op, Program};
+use fastps_core::record::{Identities, ProgramRecord, Record, SumRecord};
 use fastps_core::rows::Indices;
-use fastps_core::slice::Standing;
-use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use fastps_core::slice::{Standing, VectorsStanding};
+use fastps_core::tensor::{Apply, SliceId, Space, SpaceId, TensorSpec};
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::prelude::*;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const ORIGIN: Origin = Origin { id: 77, shard: 1, shards: 3 };
@@ -298,6 +300,38 @@ fn read_back(bytes: &[u8]) -> (Vec<String>, Result<SegmentEnd, String>) {
     (said, end.map(|(_, end)| end).map_err(|why| format!("{why:?}")))
 }
 
+fn space() -> impl Strategy<Value = Arc<Space>> {
+    (any::<u64>(), ".{1,9}", btree_set("[a-v]{1,5}", 1..5)).prop_map(|(id, name, vectors)| {
+        let vectors = vectors.into_iter().map(Arc::from).collect();
+        Arc::new(Space { id: SpaceId(id), name: name.into(), vectors })
+    })
+}
+
+fn vectors_entry() -> impl Strategy<Value = VectorsEntry> {
+    let grid = proptest::option::of(any::<i32>());
+    (any::<[u64; 4]>(), space(), vec(any::<f64>(), 0..5), any::<f64>(), any::<bool>(), grid).prop_map(
+        |([slice, term, number, batch], space, results, largest, open, grid)| VectorsEntry {
+            slice,
+            space,
+            standing: VectorsStanding { term, number, results, batch, open, largest, grid },
+        },
+    )
+}
+
+/// The frame of a program of each operation.
+fn program(to: &mut Vec<u8>, [slice, version, space, term, number]: [u64; 5], sum: Option<&[u8]>) -> bool {
+    let ops = vec![
+        Op::Combine { to: 1, terms: vec![(0.5, 0), (-1.5, 2)] },
+        Op::Block { rows: vec![0, 1], columns: vec![2] },
+        Op::EndSum { to: 2 },
+        Op::BeginSum { batch: number, portions: 3, largest: 1.5, coarser: 2 },
+    ];
+    let command = Command { space: SpaceId(space), term, number };
+    let sum = sum.map(|values| SumRecord { values, largest: 2.5 });
+    let (slice, program) = (SliceId(slice), &Program::new(ops).unwrap());
+    frame::program(to, &ProgramRecord { slice, version, command, program, sum })
+}
+
 fn frames() -> impl Strategy<Value = Vec<Vec<u8>>> {
     let frame = prop_oneof![
         pushed().prop_map(|pushed| {
@@ -313,6 +347,16 @@ fn frames() -> impl Strategy<Value = Vec<Vec<u8>>> {
         event().prop_map(|event| {
             let mut to = Vec::new();
             frame::event(&mut to, &event);
+            to
+        }),
+        (any::<u64>(), space()).prop_map(|(slice, space)| {
+            let mut to = Vec::new();
+            frame::space_opened(&mut to, SliceId(slice), &space);
+            to
+        }),
+        (any::<[u64; 5]>(), proptest::option::of(vec(any::<u8>(), 0..40))).prop_map(|(numbers, sum)| {
+            let mut to = Vec::new();
+            program(&mut to, numbers, sum.as_deref());
             to
         }),
     ];
@@ -333,6 +377,31 @@ proptest! {
         // An assignment has no step of its own, and a NaN keeps its bits.
         prop_assert_eq!(format!("{read:?}"), format!("{:?}", pushed.record()));
         prop_assert_eq!(read.lr.to_bits(), pushed.lr.to_bits());
+    }
+
+    #[test]
+    fn a_space_round_trips(entry in vectors_entry(), numbers: [u64; 5], sum in vec(any::<u8>(), 0..40)) {
+        let mut bytes = Vec::new();
+        prop_assert!(frame::vectors(&mut bytes, &entry));
+        prop_assert!(program(&mut bytes, numbers, Some(&sum)));
+        frame::seal(&mut bytes);
+        let (content, rest) = frame::split(&bytes).unwrap();
+        let Some(Content::Vectors(read)) = frame::read(content) else { panic!("it is no space") };
+        prop_assert_eq!(format!("{read:?}"), format!("{entry:?}"));
+        let (content, _) = frame::split(rest).unwrap();
+        let Some(Content::Program(read)) = frame::read(content) else { panic!("it is no program") };
+        prop_assert_eq!(read.sum.map(|sum| sum.values), Some(&sum[..]));
+        let again = ProgramRecord {
+            slice: read.slice,
+            version: read.version,
+            command: read.command,
+            program: &read.program,
+            sum: read.sum,
+        };
+        let mut written = Vec::new();
+        prop_assert!(frame::program(&mut written, &again));
+        frame::seal(&mut written);
+        prop_assert_eq!(&written[..], rest);
     }
 
     #[test]

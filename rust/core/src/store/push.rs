@@ -124,8 +124,10 @@ impl Store {
         }
         let mut feedback = options.feedback.as_deref().map(lock);
         check::check_options(options, feedback.is_some())?;
-        for tensor in &places.tensors {
-            check::check_codec(&tensor.spec, options.codec, feedback.is_some())?;
+        if options.codec.is_some() || feedback.is_some() {
+            for tensor in &places.tensors {
+                check::check_codec(&tensor.spec, options.codec, feedback.is_some())?;
+            }
         }
         check::check_finite(self.shared.isa, gradients(), options, feedback.as_deref_mut())?;
         let begun = self.push_to(&places, |k| bound.gradients[k].values.view(), options, feedback)?;

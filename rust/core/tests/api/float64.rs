@@ -7,7 +7,7 @@ use fastps_core::frame::{Action, Applied, Base, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::mode::{Mode, PlaceRequest, Quorum};
 use fastps_core::optim::{Optimizer, Sgd};
-use fastps_core::record::{Record, Sink};
+use fastps_core::record::{Identities, Record, Sink};
 use fastps_core::rows::Indices;
 use fastps_core::shard::{Shard, ShardConfig};
 use fastps_core::store::{Store, StoreOptions};
@@ -188,7 +188,7 @@ impl Sink for Log {
         self.0
             .lock()
             .unwrap()
-            .push((Record { body: &[], indices: None, shared_by: Default::default(), ..*record }, body));
+            .push((Record { body: &[], indices: None, shared_by: Identities::default(), ..*record }, body));
     }
 }
 

@@ -576,6 +576,24 @@ fn replay(slice: &Slice, told: &[Told]) -> usize {
 }
 
 #[test]
+fn records_from_before_an_image_change_nothing() {
+    let mut at = here().open();
+    some_history(&mut at);
+    at.slice.close_space(at.space.id);
+    let (told, image) = (at.log.0.lock().unwrap().clone(), at.slice.image().unwrap());
+    let tensor = image.values.as_ref().to_vec();
+    // All records, and only those after the one that opened the space.
+    for first in [0, 1] {
+        let restored = here();
+        restored.slice.restore(&image.standing, &tensor, image.state.as_ref()).unwrap();
+        replay(&restored.slice, &told[first..]);
+        let again = restored.slice.image().unwrap();
+        assert!(again.values.as_ref() == tensor && again.vectors.is_none());
+        assert_eq!(again.standing, image.standing);
+    }
+}
+
+#[test]
 fn records_and_images_restore_the_space_but_not_an_open_sum() {
     let mut at = here().open();
     some_history(&mut at);

@@ -4,9 +4,11 @@ use crate::catalog::Event;
 use crate::files::output::Extent;
 use crate::frame::origin::{Author, Origin};
 use fastps_core::frame::Identity;
-use fastps_core::record::Record;
-use fastps_core::slice::Standing;
-use fastps_core::tensor::SliceId;
+use fastps_core::program::{Command, Program};
+use fastps_core::record::{Record, SumRecord};
+use fastps_core::slice::{Standing, VectorsStanding};
+use fastps_core::tensor::{SliceId, Space, SpaceId};
+use std::sync::Arc;
 
 pub(super) const KIND_SEGMENT: u8 = 1;
 pub(super) const KIND_PUSH: u8 = 2;
@@ -15,6 +17,10 @@ pub(super) const KIND_EVENT: u8 = 4;
 pub(super) const KIND_DURABLE: u8 = 5;
 pub(super) const KIND_END: u8 = 6;
 pub(super) const KIND_SLICE: u8 = 7;
+pub(super) const KIND_PROGRAM: u8 = 8;
+pub(super) const KIND_SPACE: u8 = 9;
+pub(super) const KIND_VECTORS: u8 = 10;
+pub(super) const KIND_ARRAY: u8 = 11;
 
 pub(super) const FLAG_ROWS: u8 = 1;
 pub(super) const FLAG_BASE: u8 = 2;
@@ -46,6 +52,22 @@ pub(crate) enum Content<'a> {
     /// The last frame of a segment: the log continues in the segment of this number.
     End(u64),
     Slice(SliceEntry),
+    Program(RanProgram<'a>),
+    SpaceOpened(SliceId, Arc<Space>),
+    SpaceClosed(SliceId, SpaceId),
+    Vectors(VectorsEntry),
+    /// The values of a vector.
+    Array(&'a [u8]),
+}
+
+/// A program that a slice has run.
+#[derive(Clone, Debug)]
+pub(crate) struct RanProgram<'a> {
+    pub(crate) slice: SliceId,
+    pub(crate) version: u64,
+    pub(crate) command: Command,
+    pub(crate) program: Program,
+    pub(crate) sum: Option<SumRecord<'a>>,
 }
 
 /// A slice in a snapshot: the extents of its arrays, and the rest of its state.
@@ -55,4 +77,12 @@ pub(crate) struct SliceEntry {
     pub(crate) values: Extent,
     pub(crate) state: Extent,
     pub(crate) standing: Standing,
+}
+
+/// The space of a slice in a snapshot, after the slice's entry; the arrays of its vectors follow.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct VectorsEntry {
+    pub(crate) slice: u64,
+    pub(crate) space: Arc<Space>,
+    pub(crate) standing: VectorsStanding,
 }

@@ -2,18 +2,21 @@
 
 use crate::files::output::Extent;
 use crate::frame::content::{
-    Content, FLAG_BASE, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_DURABLE, KIND_END,
-    KIND_EVENT, KIND_FENCE, KIND_PUSH, KIND_SEGMENT, KIND_SLICE, KNOWN_FLAGS, SliceEntry, UNKNOWN_STALENESS,
+    Content, FLAG_BASE, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_ARRAY, KIND_DURABLE,
+    KIND_END, KIND_EVENT, KIND_FENCE, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT, KIND_SLICE, KIND_SPACE,
+    KIND_VECTORS, KNOWN_FLAGS, RanProgram, SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
 };
 use crate::frame::origin::{Author, Origin};
 use crate::frame::{FORMAT, Header, MARK, MAX_CONTENT_BYTES};
 use fastps_core::codec::CodecId;
 use fastps_core::frame::{Action, Applied, Base, Identity};
 use fastps_core::identity::Remembered;
-use fastps_core::record::{Identities, Record};
+use fastps_core::program::{Command, Program};
+use fastps_core::record::{Identities, Record, SumRecord};
 use fastps_core::rows::Indices;
-use fastps_core::slice::Standing;
-use fastps_core::tensor::{Apply, SliceId};
+use fastps_core::slice::{Standing, VectorsStanding};
+use fastps_core::tensor::{Apply, MAX_VECTORS, SliceId, Space, SpaceId};
+use std::sync::Arc;
 
 /// Decodes the content of a frame. `None`: this version does not know the content.
 pub(crate) fn read(content: &[u8]) -> Option<Content<'_>> {
@@ -47,6 +50,14 @@ pub(crate) fn read(content: &[u8]) -> Option<Content<'_>> {
         KIND_DURABLE => Content::Durable(from.u64()?),
         KIND_END => Content::End(from.u64()?),
         KIND_SLICE => Content::Slice(from.slice()?),
+        KIND_PROGRAM => return from.program(),
+        KIND_SPACE => match (from.byte()?, SliceId(from.u64()?)) {
+            (0, slice) => Content::SpaceClosed(slice, SpaceId(from.u64()?)),
+            (1, slice) => Content::SpaceOpened(slice, from.space()?),
+            _ => return None,
+        },
+        KIND_VECTORS => Content::Vectors(from.vectors()?),
+        KIND_ARRAY => Content::Array(std::mem::take(&mut from.0)),
         _ => return None,
     };
     from.0.is_empty().then_some(read)
@@ -160,5 +171,56 @@ impl<'a> Decoder<'a> {
         }
         let standing = Standing { version, step, assigns, clients };
         Some(SliceEntry { slice, values, state, standing })
+    }
+
+    fn text(&mut self) -> Option<Arc<str>> {
+        let bytes = self.u32()? as usize;
+        std::str::from_utf8(self.take(bytes)?).ok().map(Arc::from)
+    }
+
+    fn flag(&mut self) -> Option<bool> {
+        match self.byte()? {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
+    }
+
+    fn program(mut self) -> Option<Content<'a>> {
+        let (slice, version) = (SliceId(self.u64()?), self.u64()?);
+        let command = Command { space: SpaceId(self.u64()?), term: self.u64()?, number: self.u64()? };
+        let bytes = self.u32()? as usize;
+        let program = Program::from_bytes(self.take(bytes)?).ok()?;
+        let sum = if self.flag()? {
+            let largest = f64::from_bits(self.u64()?);
+            Some(SumRecord { values: std::mem::take(&mut self.0), largest })
+        } else {
+            None
+        };
+        let ran = RanProgram { slice, version, command, program, sum };
+        self.0.is_empty().then_some(Content::Program(ran))
+    }
+
+    fn space(&mut self) -> Option<Arc<Space>> {
+        let (id, name, count) = (SpaceId(self.u64()?), self.text()?, self.u32()? as usize);
+        let vectors = (0..count).map(|_| self.text()).take(MAX_VECTORS + 1).collect::<Option<_>>()?;
+        let space = Space { id, name, vectors };
+        space.check().is_ok().then(|| Arc::new(space))
+    }
+
+    fn vectors(&mut self) -> Option<VectorsEntry> {
+        let (slice, space) = (self.u64()?, self.space()?);
+        let (term, number, batch) = (self.u64()?, self.u64()?, self.u64()?);
+        let (largest, open, has_grid) = (f64::from_bits(self.u64()?), self.flag()?, self.flag()?);
+        let grid = i32::from_le_bytes(self.take(4)?.try_into().ok()?);
+        if !has_grid && grid != 0 {
+            return None;
+        }
+        let (results, rest) = self.0.as_chunks();
+        self.0 = rest;
+        let results = results.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect();
+        let grid = has_grid.then_some(grid);
+        let standing = VectorsStanding { term, number, results, batch, open, largest, grid };
+        Some(VectorsEntry { slice, space, standing })
     }
 }

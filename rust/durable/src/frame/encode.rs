@@ -2,16 +2,18 @@
 
 use crate::catalog::Event;
 use crate::frame::content::{
-    FLAG_BASE, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_DURABLE, KIND_END, KIND_EVENT,
-    KIND_FENCE, KIND_PUSH, KIND_SEGMENT, KIND_SLICE, SliceEntry, UNKNOWN_STALENESS,
+    FLAG_BASE, FLAG_HOGWILD, FLAG_ONCE, FLAG_OWN, FLAG_ROWS, FLAG_SHARED, KIND_ARRAY, KIND_DURABLE, KIND_END,
+    KIND_EVENT, KIND_FENCE, KIND_PROGRAM, KIND_PUSH, KIND_SEGMENT, KIND_SLICE, KIND_SPACE, KIND_VECTORS,
+    SliceEntry, UNKNOWN_STALENESS, VectorsEntry,
 };
 use crate::frame::origin::{Author, Origin};
 use crate::frame::{FORMAT, frame};
 use fastps_core::frame::{Action, Base, Identity};
 use fastps_core::identity::Remembered;
-use fastps_core::record::Record;
+use fastps_core::record::{ProgramRecord, Record};
 use fastps_core::rows::Indices;
-use fastps_core::tensor::{Apply, SliceId};
+use fastps_core::slice::VectorsStanding;
+use fastps_core::tensor::{Apply, SliceId, Space, SpaceId};
 
 fn put(to: &mut Vec<u8>, numbers: &[u64]) {
     for number in numbers {
@@ -115,5 +117,71 @@ pub(crate) fn slice(to: &mut Vec<u8>, entry: &SliceEntry) -> bool {
         if assigned().any(|count| count > 0) {
             assigned().for_each(|count| put(to, &[count]));
         }
+    })
+}
+
+/// Appends a length and so many bytes.
+fn put_bytes(to: &mut Vec<u8>, bytes: &[u8]) {
+    to.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+    to.extend_from_slice(bytes);
+}
+
+/// Appends the identifier and the names of a space.
+fn put_space(to: &mut Vec<u8>, space: &Space) {
+    put(to, &[space.id.0]);
+    put_bytes(to, space.name.as_bytes());
+    to.extend_from_slice(&(space.vectors.len() as u32).to_le_bytes());
+    space.vectors.iter().for_each(|name| put_bytes(to, name.as_bytes()));
+}
+
+pub(crate) fn program(to: &mut Vec<u8>, record: &ProgramRecord<'_>) -> bool {
+    let ProgramRecord { slice, version, command, program, sum } = record;
+    frame(to, |to| {
+        to.push(KIND_PROGRAM);
+        put(to, &[slice.0, *version, command.space.0, command.term, command.number]);
+        put_bytes(to, &program.to_bytes());
+        to.push(u8::from(sum.is_some()));
+        if let Some(sum) = sum {
+            put(to, &[sum.largest.to_bits()]);
+            to.extend_from_slice(sum.values);
+        }
+    })
+}
+
+pub(crate) fn space_opened(to: &mut Vec<u8>, slice: SliceId, space: &Space) -> bool {
+    frame(to, |to| {
+        to.extend_from_slice(&[KIND_SPACE, 1]);
+        put(to, &[slice.0]);
+        put_space(to, space);
+    })
+}
+
+pub(crate) fn space_closed(to: &mut Vec<u8>, slice: SliceId, space: SpaceId) -> bool {
+    frame(to, |to| {
+        to.extend_from_slice(&[KIND_SPACE, 0]);
+        put(to, &[slice.0, space.0]);
+    })
+}
+
+pub(crate) fn vectors(to: &mut Vec<u8>, entry: &VectorsEntry) -> bool {
+    let VectorsEntry { slice, space, standing } = entry;
+    let VectorsStanding { term, number, results, batch, open, largest, grid } = standing;
+    frame(to, |to| {
+        to.push(KIND_VECTORS);
+        put(to, &[*slice]);
+        put_space(to, space);
+        put(to, &[*term, *number, *batch, largest.to_bits()]);
+        to.extend_from_slice(&[u8::from(*open), u8::from(grid.is_some())]);
+        to.extend_from_slice(&grid.unwrap_or(0).to_le_bytes());
+        for result in results {
+            put(to, &[result.to_bits()]);
+        }
+    })
+}
+
+pub(crate) fn array(to: &mut Vec<u8>, values: &[u8]) -> bool {
+    frame(to, |to| {
+        to.push(KIND_ARRAY);
+        to.extend_from_slice(values);
     })
 }

@@ -6,9 +6,11 @@ mod decode;
 mod encode;
 mod origin;
 
-pub(crate) use content::{Content, SliceEntry};
+pub(crate) use content::{Content, RanProgram, SliceEntry, VectorsEntry};
 pub(crate) use decode::read;
-pub(crate) use encode::{durable, end, event, fence, push, segment, slice};
+pub(crate) use encode::{
+    array, durable, end, event, fence, program, push, segment, slice, space_closed, space_opened, vectors,
+};
 pub(crate) use origin::{Author, Origin, random_id};
 
 use crate::files::checksum::crc32c;

@@ -16,9 +16,9 @@ use crate::snapshot::generation::{Generation, Summary};
 use crate::snapshot::manifest::Cut;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::frame::{Action, Identity};
-use fastps_core::record::{Record, Sink};
+use fastps_core::record::{ProgramRecord, Record, Sink};
 use fastps_core::shard::Shard;
-use fastps_core::tensor::{Apply, SliceId};
+use fastps_core::tensor::{Apply, SliceId, Space, SpaceId};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -271,5 +271,17 @@ impl Sink for Journal {
             frame::fence(to, slice, identity);
             true
         });
+    }
+
+    fn program(&self, record: &ProgramRecord<'_>) {
+        self.log.append(|to| frame::program(to, record));
+    }
+
+    fn space_opened(&self, slice: SliceId, space: &Space) {
+        self.log.append(|to| frame::space_opened(to, slice, space));
+    }
+
+    fn space_closed(&self, slice: SliceId, space: SpaceId) {
+        self.log.append(|to| frame::space_closed(to, slice, space));
     }
 }

@@ -2,14 +2,14 @@
 
 use crate::catalog::Event;
 use crate::files::damage::Unusable;
-use crate::frame::Content;
+use crate::frame::{Content, RanProgram};
 use crate::log::read::{SegmentEnd, SegmentHeader, beginning, read};
 use crate::log::scan::count_pushes;
 use crate::recovery::Recovery;
 use fastps_core::error::{Kind, Result};
-use fastps_core::record::Record;
+use fastps_core::record::{ProgramRecord, Record};
 use fastps_core::shard::Shard;
-use fastps_core::tensor::SliceId;
+use fastps_core::tensor::{SliceId, Space, SpaceId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -146,7 +146,46 @@ impl Recovery<'_> {
                 }
             }
             Content::Event(event) => self.replay_event(shard, &event)?,
-            Content::Segment { .. } | Content::Durable(_) | Content::End(_) | Content::Slice(_) => {}
+            Content::Program(ran) => self.replay_program(shard, &ran)?,
+            Content::SpaceOpened(slice, space) => self.replay_opening(shard, slice, &space)?,
+            Content::SpaceClosed(slice, space) => self.replay_closing(shard, slice, space)?,
+            Content::Segment { .. }
+            | Content::Durable(_)
+            | Content::End(_)
+            | Content::Slice(_)
+            | Content::Vectors(_)
+            | Content::Array(_) => {}
+        }
+        Ok(())
+    }
+
+    fn replay_program(&mut self, shard: &Shard, ran: &RanProgram<'_>) -> Result<()> {
+        let RanProgram { slice, version, command, program, sum } = ran;
+        if self.gone.contains(&slice.0) {
+            return Ok(());
+        }
+        let (slice, version, command, sum) = (*slice, *version, *command, *sum);
+        let record = ProgramRecord { slice, version, command, program, sum };
+        let new = shard.slice(slice)?.replay_program(&record)?;
+        self.report.repeated += u64::from(new);
+        Ok(())
+    }
+
+    /// A slice that came from a snapshot with another space has closed this one since.
+    fn replay_opening(&self, shard: &Shard, slice: SliceId, space: &Arc<Space>) -> Result<()> {
+        if self.gone.contains(&slice.0) {
+            return Ok(());
+        }
+        let slice = shard.slice(slice)?;
+        if slice.space().is_none_or(|(open, _)| open.id == space.id) {
+            slice.open_space(space)?;
+        }
+        Ok(())
+    }
+
+    fn replay_closing(&self, shard: &Shard, slice: SliceId, space: SpaceId) -> Result<()> {
+        if !self.gone.contains(&slice.0) {
+            shard.slice(slice)?.close_space(space);
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use crate::files::damage::Unusable;
 use crate::files::io::failed;
 use crate::files::names::{generation_in, generations_in};
 use crate::files::output::FileDigest;
-use crate::frame::{self, Content, SliceEntry};
+use crate::frame::{self, Content};
 use crate::snapshot::manifest::{FILES, MANIFEST, Manifest, SLICES};
 use fastps_core::error::{Error, Kind, Result};
 use std::fs::File;
@@ -106,8 +106,10 @@ impl Generation {
     /// The sum of the slices' versions, and of their optimizer steps.
     pub(crate) fn changes(&self) -> Result<(u64, u64), Unusable> {
         let mut sums = (0, 0);
-        self.entries(|entry| {
-            sums = (sums.0 + entry.standing.version, sums.1 + entry.standing.step);
+        self.entries(|content| {
+            if let Content::Slice(entry) = content {
+                sums = (sums.0 + entry.standing.version, sums.1 + entry.standing.step);
+            }
             Ok(())
         })?;
         Ok(sums)
@@ -141,10 +143,10 @@ impl Generation {
         Err(Unusable::Damaged(format!("{} {why}", self.path.join(file).display())))
     }
 
-    /// Calls `each` for every entry of the list of slices.
+    /// Calls `each` for every entry of the list of slices: slices, their spaces, and arrays of vectors.
     pub(super) fn entries(
         &self,
-        mut each: impl FnMut(SliceEntry) -> Result<(), Unusable>,
+        mut each: impl FnMut(Content<'_>) -> Result<(), Unusable>,
     ) -> Result<(), Unusable> {
         let path = self.path.join(SLICES);
         let fail = |error: std::io::Error| Unusable::Failed(failed("read", &path, &error));
@@ -163,7 +165,9 @@ impl Generation {
             content.resize(header.length, 0);
             file.read_exact(&mut content).map_err(fail)?;
             match frame::read(&content).filter(|_| header.fits(&content)) {
-                Some(Content::Slice(entry)) => each(entry)?,
+                Some(content @ (Content::Slice(_) | Content::Vectors(_) | Content::Array(_))) => {
+                    each(content)?;
+                }
                 _ => return self.damaged(SLICES, "is damaged: a checksum is wrong"),
             }
         }

@@ -4,6 +4,7 @@ use crate::files::checksum::crc32c;
 use crate::files::damage::Unusable;
 use crate::files::io::failed;
 use crate::files::output::Extent;
+use crate::frame::{Content, VectorsEntry};
 use crate::snapshot::generation::Generation;
 use crate::snapshot::manifest::{SLICES, STATE, VALUES};
 use fastps_core::shard::Shard;
@@ -35,7 +36,28 @@ impl Generation {
         let (mut values, mut state) = (Vec::new(), Vec::new());
         let mut missing: BTreeSet<_> = catalog.slices().map(|(id, ..)| id).collect();
         missing.retain(|id| !self.manifest.gone.contains(id));
-        self.entries(|entry| {
+        let mut space: Option<LoadedSpace> = None;
+        self.entries(|content| {
+            let entry = match content {
+                Content::Slice(entry) if space.is_none() => entry,
+                Content::Vectors(entry) if space.is_none() => {
+                    if missing.contains(&entry.slice) || shard.slice(SliceId(entry.slice)).is_err() {
+                        return self.damaged(SLICES, "has the vectors of a slice before the slice");
+                    }
+                    space = Some(LoadedSpace { entry, arrays: Vec::new() });
+                    return Ok(());
+                }
+                Content::Array(values) => {
+                    let Some(loaded) = &mut space else {
+                        return self.damaged(SLICES, "has a vector of no space");
+                    };
+                    loaded.arrays.push(values.to_vec());
+                    return space
+                        .take_if(|loaded| loaded.is_complete())
+                        .map_or(Ok(()), |all| all.restore(shard));
+                }
+                _ => return self.damaged(SLICES, "lacks vectors of a space"),
+            };
             let slice = shard.slice(SliceId(entry.slice)).ok().filter(|_| missing.remove(&entry.slice));
             let Some(slice) = slice else {
                 return self.damaged(SLICES, "names a slice that is not in the manifest");
@@ -50,7 +72,28 @@ impl Generation {
             on_slice(&entry.standing, entry.values.bytes + entry.state.bytes);
             Ok(())
         })?;
+        if space.is_some() {
+            return self.damaged(SLICES, "lacks vectors of a space");
+        }
         if missing.is_empty() { Ok(()) } else { self.damaged(SLICES, "lacks slices that the manifest lists") }
+    }
+}
+
+/// The space of a slice, and those of its vectors that were read.
+struct LoadedSpace {
+    entry: VectorsEntry,
+    arrays: Vec<Vec<u8>>,
+}
+
+impl LoadedSpace {
+    fn is_complete(&self) -> bool {
+        self.arrays.len() == self.entry.space.vectors.len()
+    }
+
+    fn restore(self, shard: &Shard) -> Result<(), Unusable> {
+        let VectorsEntry { slice, space, standing } = &self.entry;
+        let arrays: Vec<_> = self.arrays.iter().map(Vec::as_slice).collect();
+        Ok(shard.slice(SliceId(*slice))?.restore_space(space, standing, &arrays)?)
     }
 }
 

@@ -2,11 +2,11 @@
 
 use crate::catalog::Reservation;
 use crate::files::output::{FileDigest, Output};
-use crate::frame::{self, SliceEntry};
+use crate::frame::{self, SliceEntry, VectorsEntry};
 use crate::snapshot::layout::layout;
 use crate::snapshot::manifest::{SLICES, STATE, VALUES};
 use fastps_core::error::{Error, Kind, Result};
-use fastps_core::slice::Image;
+use fastps_core::slice::{Image, VectorsImage};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -38,8 +38,22 @@ impl SliceFiles {
             state: self.state.write(image.state.as_ref())?,
             standing: image.standing,
         };
+        self.list(|to| frame::slice(to, &entry))?;
+        image.vectors.map_or(Ok(()), |vectors| self.write_vectors(slice, vectors))
+    }
+
+    /// Appends the space of the slice that was written last, and its vectors.
+    fn write_vectors(&mut self, slice: u64, image: VectorsImage) -> Result<()> {
+        let VectorsImage { space, standing, vectors } = image;
+        let entry = VectorsEntry { slice, space, standing };
+        self.list(|to| frame::vectors(to, &entry))?;
+        vectors.iter().try_for_each(|values| self.list(|to| frame::array(to, values.as_ref())))
+    }
+
+    /// Appends a frame to the list.
+    fn list(&mut self, encode: impl FnOnce(&mut Vec<u8>) -> bool) -> Result<()> {
         self.entry.clear();
-        if !frame::slice(&mut self.entry, &entry) {
+        if !encode(&mut self.entry) {
             return Err(Error::new(Kind::Capacity, "a slice remembers too many clients for one entry"));
         }
         frame::seal(&mut self.entry);
@@ -61,7 +75,8 @@ impl SliceFiles {
     /// Starts background syncs once `interval` bytes were written since the last one.
     pub(super) fn sync_every(&mut self, interval: u64) -> Result<()> {
         self.values.sync_every(interval)?;
-        self.state.sync_every(interval)
+        self.state.sync_every(interval)?;
+        self.list.sync_every(interval)
     }
 
     /// Makes the files durable and returns their digests, by name.

@@ -7,4 +7,5 @@ mod log;
 mod recovery;
 mod snapshots;
 mod tools;
+mod vectors;
 mod world;

@@ -84,7 +84,19 @@ impl World {
     }
 
     pub(crate) fn register(&self, first: u64, name: &str, elements: u64, apply: Apply, optimizer: Optimizer) {
-        let (dtype, group) = (DType::Float32, "default".into());
+        self.register_as(first, name, elements, apply, optimizer, DType::Float32);
+    }
+
+    pub(crate) fn register_as(
+        &self,
+        first: u64,
+        name: &str,
+        elements: u64,
+        apply: Apply,
+        optimizer: Optimizer,
+        dtype: DType,
+    ) {
+        let group = "default".into();
         let shape = vec![elements];
         let spec = TensorSpec { name: name.into(), shape, dtype, apply, group, optimizer };
         let slices: Vec<_> = (0..spec.slice_count() as u64).map(|k| (first + k, k)).collect();

@@ -39,10 +39,24 @@ impl Slice {
         Ok(memory.space(command.space)?.standing.results.clone())
     }
 
-    /// Repeats a program from its record, without recording it again. False: the slice has run it already.
+    /// Repeats a program from its record, without recording it again. False: the slice has run it already,
+    /// or has closed the space since.
     pub fn replay_program(&self, record: &ProgramRecord<'_>) -> Result<bool> {
+        let mut memory = self.exact()?;
+        let next = memory.version + 1;
+        let Ok(vectors) = memory.space(record.command.space) else { return Ok(false) };
+        if record.program.commits() && record.version < next {
+            // The tensor has the program's change: it comes from a later image.
+            vectors.standing.number = vectors.standing.number.max(record.command.number);
+            return Ok(false);
+        }
+        if record.program.commits() && record.version > next {
+            let error = Error::new(Kind::Internal, "records of changes are missing");
+            let error = error.expected(format!("version {next}"), format!("version {}", record.version));
+            return Err(self.name(error));
+        }
         let ended = Ended::Recorded(record.sum);
-        let ran = self.exact()?.run_program(self, record.command, record.program, ended);
+        let ran = memory.run_program(self, record.command, record.program, ended);
         ran.map_err(|error| self.name(error))
     }
 }
