@@ -28,7 +28,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .PHONY: help demo demo-parallel test tests beside-tests beside-checkers lint lint-rust lint-python lint-ci test-rust test-python checkers loom tsan miri neon bench bench-kernels \
-        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared second-order acceptance repro mutants torture soak kills fuzz docs dev clean tools
+        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared bench-rl acceptance-rl second-order acceptance repro mutants torture soak kills fuzz docs dev clean tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -130,11 +130,17 @@ second-order: .venv/.test-release ## Compare the batch optimizers with scipy's, 
 	$(BIN)/python benchmarks/second_order.py --output benchmarks/README.md $(ARGS)
 	cd tests && FASTPS_SECOND_ORDER=1 $(BIN)/python -m pytest test_minimize.py test_second_order.py
 
+bench-rl: .venv/.test-release ## Measure reinforcement learning with one and two processes and write benchmarks/README.md
+	$(BIN)/python benchmarks/rl.py --output benchmarks/README.md $(ARGS)
+
 acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check accuracy and ledger
 	$(BIN)/python tests/acceptance.py $(ARGS)
 
 repro: .venv/.test-release ## Check all claims in the full form, with data from FASTPS_DATA_DIR, into target/repro; options: make repro ARGS="--jobs 4"
 	$(BIN)/fastps repro all --data-dir "$(FASTPS_DATA_DIR)" --out $(TARGET)/repro $(ARGS)
+
+acceptance-rl: .venv/.test-release ## Check on all seeds what reinforcement learning learns; options: make acceptance-rl ARGS="--only es"
+	$(BIN)/python tests/acceptance_rl.py $(ARGS)
 
 mutants: .venv/.test-$(PROFILE) ## Seed one fault at a time and check that the tests fail
 	$(BIN)/python tests/mutants.py $(ARGS)

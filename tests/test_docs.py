@@ -233,6 +233,14 @@ def test_the_mnist_example_reads_the_original_files() -> None:
 
 
 @pytest.mark.timeout(240)
+def test_the_reinforcement_learning_example_finds_the_way() -> None:
+    with fastps.serve() as server:
+        command = [sys.executable, str(ROOT / "examples/rl_custom.py"), server.addresses, "0"]
+        output = run(command, ROOT / "tests", 200)
+    assert float(re.findall(r"mean return (\S+)", output)[0]) == pytest.approx(0.2), output
+
+
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "example",
     [
@@ -241,6 +249,7 @@ def test_the_mnist_example_reads_the_original_files() -> None:
         "mnist_jax",
         "mnist_numpy",
         "mnist_torch",
+        "rl_custom",
         "torch_server",
         "torch_tensorboard",
     ],
@@ -280,7 +289,7 @@ def test_make_targets_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", [p for p in EXECUTED if p.stem != "architecture"], ids=name)
 def test_named_exceptions_exist(page: Path) -> None:
     for exception in set(re.findall(r"\b[A-Z]\w+Error\b|\bPartialPush\b", page.read_text())):
-        places = ("fastps", "fastps.simulate", "fastps.torch.parallel")
+        places = ("fastps", "fastps.rl", "fastps.simulate", "fastps.torch.parallel")
         assert any(hasattr(importlib.import_module(place), exception) for place in places), exception
 
 

@@ -39,7 +39,15 @@ def test_the_site_builds_and_documents_every_public_name(tmp_path: Path) -> None
     documented = set(re.findall(r'id="(fastps\.[\w.]+)"', pages))
     ends = {name.rpartition(".")[2] for name in documented}
     assert set(fastps.__all__) - ends == {"__version__"}
-    assert ends >= {"ParameterServerOptimizer", "Portions", "HogwildClassifier", "register", "push", "result"}
+    assert ends >= {
+        "ParameterServerOptimizer",
+        "Portions",
+        "HogwildClassifier",
+        "A3C",
+        "register",
+        "push",
+        "result",
+    }
 
 
 def test_docstrings_of_compiled_classes_are_those_of_the_module() -> None:

@@ -118,7 +118,7 @@ __all__ = [
 ]
 
 #: Optional parts, most of which need other packages; each is imported when it is first used.
-_EXTRAS = ("checkpoint", "data", "hogwild", "jax", "optimize", "record", "simulate", "torch")
+_EXTRAS = ("checkpoint", "data", "hogwild", "jax", "optimize", "record", "rl", "simulate", "torch")
 
 
 def __getattr__(name: str) -> _ModuleType:

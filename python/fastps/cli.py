@@ -1,5 +1,5 @@
-"""The command line: ``fastps demo | sandblaster | serve | status | checkpoint | doctor | torture | repro``,
-and ``fastps-server``.
+"""The command line: ``fastps demo | sandblaster | rl | serve | status | checkpoint | doctor | torture |
+repro``, and ``fastps-server``.
 
 Exit codes: 0 success; 1 failure, explained in one line that names the fix; 2 wrong usage; 3 (``demo``)
 pushes and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 the reader of
@@ -42,6 +42,10 @@ def _run(arguments: list[str]) -> int:
         return _serve(arguments[1:])
     if arguments[:1] == ["checkpoint"]:  # so are its options
         return _checkpoint(arguments[1:])
+    if arguments[:1] == ["rl"]:  # imports torch
+        from fastps.rl.training import command
+
+        return command.main(arguments[1:])
     parser = _parser()
     args = parser.parse_args(arguments)
     if args.version:
@@ -90,6 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "checkpoint",
         help="save, list, verify, restore, export, upload or fetch snapshots (... --help)",
+        add_help=False,
+    )
+    commands.add_parser(
+        "rl",
+        help="train a policy by reinforcement learning (fastps rl --help lists its options)",
         add_help=False,
     )
     status = commands.add_parser("status", help="show counters of a running cluster")

@@ -7,12 +7,14 @@ is not reading.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -37,6 +39,24 @@ class Interrupted(BaseException):
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by signal {signum}")
         self.exit_code = 128 + signum
+
+
+@contextlib.contextmanager
+def signals_raise() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP raise `Interrupted` once; further ones do not disturb the clean-up."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def on_signal(signum: int, _frame: FrameType | None) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        raise Interrupted(signum)
+
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def hold_on_to(parent: int) -> None:

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from fastps._shared.process import EXIT_OK
+from fastps._shared.process import EXIT_OK, signals_raise
 from fastps.demo.config import CODECS, LEARNING_RATES, TASKS, Config, from_arguments
 from fastps.demo.errors import DemoError
 
@@ -106,8 +106,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Run the demo; the exit code."""
-    from fastps.demo.run import signals_raise
-
     if args.data != "mnist" and args.data_dir is not None:
         raise DemoError("--data-dir is for --data mnist; the digits are inside the package")
     config = from_arguments(args)

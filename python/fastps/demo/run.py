@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
 import fastps
-from fastps._shared.process import Interrupted
 from fastps.demo import cluster, data
 from fastps.demo.config import Config
 from fastps.demo.errors import DemoError
@@ -192,24 +188,6 @@ class Training:
             worker.kill()
         for worker in self.workers:
             worker.close()
-
-
-@contextlib.contextmanager
-def signals_raise() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise :class:`Interrupted` once; further ones do not disturb the way out."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def on_signal(signum: int, _frame: FrameType | None) -> None:
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
-        raise Interrupted(signum)
-
-    before = {number: signal.signal(number, on_signal) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def train(config: Config, view: View, out: Path) -> Run:

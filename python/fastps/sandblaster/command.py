@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from fastps._shared.process import EXIT_OK, CommandError
+from fastps._shared.process import EXIT_OK, CommandError, signals_raise
 from fastps.sandblaster import problems
 from fastps.sandblaster.run import METHODS, Config, Curve, run
 
@@ -86,8 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Run it; the exit code."""
-    from fastps.demo.run import signals_raise
-
     with signals_raise():
         return _execute(args)
 

@@ -1,0 +1,46 @@
+"""Reinforcement learning by workers that share one model; any of them may come late or die.
+
+`A3C`, `Naive` and `EvolutionStrategies` are settings of algorithms. `work` is one worker in this process, on
+any machine; `train` starts servers, workers and an evaluator on this one; `take_turns` runs logical workers
+in one thread; `evaluate` plays the model. Needs gymnasium and torch: ``pip install 'fastps[rl]'``.
+
+>>> import gymnasium, fastps.rl
+>>> make_env = lambda: gymnasium.make("CartPole-v1")
+>>> with fastps.Store() as store:
+...     stats = fastps.rl.work(store, fastps.rl.A3C(), make_env, seed=0, frames=500)
+...     returns = fastps.rl.evaluate(store, fastps.rl.A3C(), make_env, episodes=5)
+>>> stats["frames"], len(returns)
+(500, 5)
+"""
+
+try:
+    import gymnasium as _gymnasium
+    import torch as _torch
+except ImportError as _error:
+    raise ImportError("fastps.rl needs gymnasium and torch: pip install 'fastps[rl]'") from _error
+
+from fastps.rl.a3c import A3C
+from fastps.rl.evolution import EvolutionStrategies
+from fastps.rl.naive import Naive
+from fastps.rl.playing.models import ActorCritic
+from fastps.rl.playing.player import Episode, EpisodeError
+from fastps.rl.training.run import Point, Run
+from fastps.rl.training.train import train
+from fastps.rl.work import evaluate, take_turns, work
+
+__all__ = [
+    "A3C",
+    "ActorCritic",
+    "Episode",
+    "EpisodeError",
+    "EvolutionStrategies",
+    "Naive",
+    "Point",
+    "Run",
+    "evaluate",
+    "take_turns",
+    "train",
+    "work",
+]
+
+del _gymnasium, _torch

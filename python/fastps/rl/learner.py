@@ -1,0 +1,328 @@
+"""One worker of a run: its environment, its copy of the model, and its `fastps.Worker`."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import nn
+
+from fastps._shared.checks import at_least, integer
+from fastps._shared.types import Array
+from fastps.connection import ParameterServer
+from fastps.errors import LeaseError, NonFiniteError, UnknownOutcomeError, VersionsLost
+from fastps.rl import settings
+from fastps.rl.algorithm import Algorithm
+from fastps.rl.playing.actions import Actions, actions_of
+from fastps.rl.playing.models import checked, outputs
+from fastps.rl.playing.player import Discarded, Episode, MakeEnv, Player, Transition, environment_name, made
+from fastps.rl.playing.returns import discounted
+from fastps.rl.totals import Normalizer, Totals, is_shared
+from fastps.worker import Worker
+from fastps.worker.arguments import must_be
+
+__all__ = ["FRAMES", "OBSERVATIONS", "Learner", "Rollout", "Task", "observations_of"]
+
+_log = logging.getLogger("fastps")
+
+FRAMES, OBSERVATIONS, _PREFIX = "rl.frames", "rl.observations", "model."
+
+
+class Task:
+    """An algorithm, the spaces of an environment, and a model for them, all checked.
+
+    Raises:
+        ConfigError: There is no such environment, or the algorithm or model does not fit its spaces.
+    """
+
+    def __init__(self, algorithm: Algorithm, make_env: MakeEnv, model: nn.Module | None, seed: int) -> None:
+        must_be(Algorithm, "algorithm", "an algorithm, such as fastps.rl.A3C()", algorithm)
+        self.algorithm = algorithm
+        self.seed = integer("seed", seed)
+        env = made(make_env)
+        try:
+            self.environment = environment_name(env)
+            space = env.observation_space
+            self.threshold = None if env.spec is None else env.spec.reward_threshold
+            self.actions: Actions = actions_of(env.action_space)
+        finally:
+            env.close()
+        self.model = checked(model, space, self.actions, algorithm._value, self.seed)
+        self.shape: tuple[int, ...] = space.shape or ()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The model's parameters by the names of their tensors."""
+        return {_PREFIX + name: value.detach() for name, value in self.model.named_parameters()}
+
+    def register(self, ps: ParameterServer) -> dict[str, Any]:
+        """Registers what is not there; returns the settings of the run."""
+        own = {**self.algorithm._settings(), "environment": self.environment, "seed": self.seed}
+        self.algorithm._mode(ps)  # raises before anything is registered
+        run = settings.agree(ps, own, self.tensors())
+        apply: Any = "hogwild" if is_shared(ps) else "exact"
+        for name, value in self.tensors().items():
+            ps.register(name, value.contiguous(), self.algorithm._optimizer(), apply, group="rl")
+        self.algorithm._register(ps)
+        return run
+
+
+def observations_of(ps: ParameterServer, task: Task, row: int | None = None) -> Normalizer | None:
+    """The normalizer of a run that has one."""
+    if not task.algorithm.normalize:
+        return None
+    return Normalizer(Totals(ps, OBSERVATIONS, 1 + 2 * math.prod(task.shape), row), task.shape)
+
+
+class Rollout(NamedTuple):
+    """Consecutive steps of one environment, and what the model makes of them.
+
+    Attributes:
+        policy: The model's output for each step, shape (steps, outputs), with a graph for gradients.
+        values: Its value of the state before each step, shape (steps,), with a graph.
+        actions: The action of each step.
+        returns: The discounted return of each step, shape (steps,), without a graph.
+    """
+
+    policy: torch.Tensor
+    values: torch.Tensor
+    actions: list[Any]
+    returns: torch.Tensor
+
+
+class Learner:
+    """One worker of a run, which takes turns with others or works in a loop.
+
+    Args:
+        frames: Frames of all workers at which the run ends; None: never.
+        rank: Position in the order of workers.
+        name: For errors and for those who wait for this worker.
+        patience: Seconds to wait for others before the turn ends without an update.
+
+    Attributes:
+        task: Algorithm, spaces and model.
+        run: The settings of the run on the servers.
+        frames, updates: Those of all workers, as far as this one knows.
+        worker: Pushes gradients, and fetches values into the model.
+        size: Numbers of the model.
+    """
+
+    def __init__(
+        self,
+        ps: ParameterServer,
+        algorithm: Algorithm,
+        make_env: MakeEnv,
+        model: nn.Module | None = None,
+        *,
+        seed: int,
+        frames: int | None = None,
+        on_episode: Callable[[Episode], object] | None = None,
+        rank: int | None = None,
+        name: str | None = None,
+        patience: float = 1.0,
+    ) -> None:
+        self._limit = None if frames is None else at_least(1, "frames", frames)
+        self.task = task = Task(algorithm, make_env, model, seed)
+        self.patience = patience
+        self.name = name or (f"{os.uname().nodename} pid {os.getpid()}" if rank is None else str(rank))
+        self._on_episode = on_episode
+        self._rng = np.random.default_rng([task.seed, 0 if rank is None else rank])
+        self.run = task.register(ps)
+        self.ps = ps
+        self.model = task.model
+        self.worker = Worker(
+            ps, task.tensors(), algorithm._mode(ps), copy=False, rank=rank, name=f"worker {self.name}"
+        )
+        self._parameters = {_PREFIX + name: p for name, p in self.model.named_parameters()}
+        self.size = sum(p.numel() for p in self._parameters.values())
+        self._totals = Totals(ps, FRAMES, 2, rank)
+        self.normalizer = observations_of(ps, task, rank)
+        self.frames, self.updates = (int(total) for total in self._totals.read())
+        self.played = self.episodes = self.dropped = 0
+        self._uncounted = 0
+        see = self.normalizer or (lambda observation: observation)
+        self.player = Player(make_env, self.name, self._rng, see, self._ended)
+        self._turns = algorithm._turns(self)
+
+    # -- turns -----------------------------------------------------------------------------------------------
+
+    def turn(self) -> bool:
+        """Takes one turn; False if the run has ended, and then nothing was done."""
+        if self._limit is not None and self.frames >= self._limit:
+            return False
+        next(self._turns)
+        return True
+
+    def rate(self, lr: float) -> float:
+        """A learning rate that falls to 0 with the frames of all workers, if those are limited."""
+        return lr if self._limit is None else lr * max(0.0, 1.0 - self.frames / self._limit)
+
+    # -- playing ---------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _perturbed(self) -> nn.Module:
+        return copy.deepcopy(self.model)
+
+    @torch.no_grad()
+    def policy(self, observation: Array, model: nn.Module | None = None) -> Array:
+        """The policy of a model, its own by default, in one state."""
+        found: Array = outputs(model or self.model, torch.from_numpy(observation).unsqueeze(0))[0][0].numpy()
+        return found
+
+    def play(self, steps: int, gamma: float) -> Rollout:
+        """Plays on by the present policy; the rollout has exactly these steps, of one or more episodes.
+
+        Steps of an episode in which the environment raised are left out.
+        """
+        actions, taken, began = self.task.actions, list[Transition](), 0
+        while len(taken) < steps:
+            if self.player.over:
+                self.player.begin()
+                began = len(taken)
+            action = actions.sample(self.policy(self.player.observation), self._rng)
+            try:
+                taken.append(self.player.step(action, actions.for_environment(action)))
+            except Discarded:
+                del taken[began:]
+            else:
+                self._uncounted += 1
+        return self._rollout(taken, gamma)
+
+    def play_greedily(self, model: nn.Module, seed: int) -> float:
+        """The undiscounted return of one whole episode by a model's most probable actions.
+
+        An episode in which the environment raises is played again.
+        """
+        actions, total = self.task.actions, 0.0
+        self.player.over = True
+        while True:
+            if self.player.over:
+                self.player.begin(seed)
+                total = 0.0
+            action = actions.greedy(self.policy(self.player.observation, model))
+            with contextlib.suppress(Discarded):
+                step = self.player.step(action, actions.for_environment(action))
+                self._uncounted += 1
+                total += step.reward
+                if self.player.over:
+                    return total
+
+    def _rollout(self, taken: list[Transition], gamma: float) -> Rollout:
+        """Evaluates the model for all states at once, and computes the returns."""
+        terminated = np.array([step.terminated for step in taken])
+        cut = np.array([step.terminated or step.truncated for step in taken])
+        cut[-1] = True
+        bootstrapped = np.flatnonzero(cut & ~terminated)
+        states = [step.before for step in taken] + [taken[k].after for k in bootstrapped]
+        policy, values = outputs(self.model, torch.from_numpy(np.stack(states)))
+        assert values is not None
+        after = np.zeros(len(taken))
+        after[bootstrapped] = values[len(taken) :].detach().numpy()
+        returns = discounted(np.array([step.reward for step in taken]), terminated, cut, after, gamma)
+        count = len(taken)
+        found = torch.from_numpy(returns.astype(np.float32))
+        return Rollout(policy[:count], values[:count], [step.action for step in taken], found)
+
+    def _ended(self, seed: int, steps: int, total: float) -> None:
+        self.episodes += 1
+        if self._on_episode is not None:
+            self._on_episode(Episode(self.name, seed, steps, total, self.frames))
+
+    # -- learning --------------------------------------------------------------------------------------------
+
+    def gradients(self, loss: torch.Tensor, most: float) -> dict[str, torch.Tensor]:
+        """The gradients of a loss, scaled down to a global norm of at most `most`.
+
+        Raises:
+            NonFiniteError: The loss is NaN or infinite.
+        """
+        if not math.isfinite(loss.item()):
+            raise NonFiniteError(
+                f"the loss is not finite (worker {self.name}, step {self.worker.stats()['steps'] + 1}): "
+                f"expected a finite loss, got {loss.item()}",
+                expected="a finite loss",
+                got=str(loss.item()),
+            )
+        self.model.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.model.parameters(), most)
+        return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+
+    def perturbed(self, noise: Array) -> nn.Module:
+        """A copy of the model with noise, shape (size,), added to its parameters."""
+        model = self._perturbed
+        parts = self.split(noise)
+        with torch.no_grad():
+            for (name, own), other in zip(self._parameters.items(), model.parameters(), strict=True):
+                torch.add(own, torch.from_numpy(parts[name]), out=other)
+        return model
+
+    def split(self, vector: Array) -> dict[str, Array]:
+        """A vector of shape (size,) as arrays of the parameters' shapes, by name."""
+        parts, at = {}, 0
+        for name, p in self._parameters.items():
+            parts[name] = vector[at : at + p.numel()].reshape(p.shape)
+            at += p.numel()
+        return parts
+
+    def begin(self, grads: Mapping[str, Any], lr: float | None = None) -> None:
+        """Pushes the gradients of an update that ``step({})`` ends."""
+        with self._this_update_only():
+            self.worker.begin(grads, lr=lr)
+
+    def step(self, grads: Mapping[str, Any], lr: float | None = None) -> None:
+        """One step of the `fastps.Worker`."""
+        with self._this_update_only():
+            self.worker.step(grads, lr=lr)
+
+    @contextlib.contextmanager
+    def _this_update_only(self) -> Iterator[None]:
+        """Continues after what may happen to one update: it was late, or a restarted server forgot it."""
+        try:
+            yield
+        except (LeaseError, UnknownOutcomeError, VersionsLost) as error:
+            self.dropped += 1
+            _log.warning("worker %s lost an update: %s", self.name, error)
+
+    def count(self, updates: float) -> None:
+        """Adds the frames played since the last call, and updates, to those of all workers."""
+        added, self._uncounted = self._uncounted, 0
+        self.played += added
+        with self._this_update_only():
+            self.frames, self.updates = (int(t) for t in self._totals.add((added, updates)))
+        if self.normalizer is not None:
+            with self._this_update_only():
+                self.normalizer.share()
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this worker: those of `Worker.stats`, and its own frames, episodes, lost updates."""
+        own = {"frames": self.played, "episodes": self.episodes, "updates_lost": self.dropped}
+        return {**self.worker.stats(), **own}
+
+    def close(self) -> None:
+        self._turns.close()  # type: ignore[attr-defined]
+        self.player.close()
+        self.worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        with contextlib.suppress(Exception):
+            self.player.close()
+        self.worker.__exit__(kind, error, trace)

@@ -1,0 +1,1 @@
+"""Environments and models: playing by a policy, and what the steps are worth."""

@@ -1,0 +1,111 @@
+"""How a model's output becomes an action: categorical for discrete actions, Gaussian for continuous ones."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+import torch
+
+from fastps._shared.types import Array
+from fastps.errors import ConfigError
+
+__all__ = ["Actions", "Categorical", "Gaussian", "actions_of"]
+
+_LOG_STD = (-5.0, 2.0)
+"""The range of a Gaussian's log standard deviation."""
+
+
+class Actions(Protocol):
+    """The actions of an environment.
+
+    Attributes:
+        outputs: Numbers of a model's output that describe the action of one state.
+    """
+
+    outputs: int
+
+    def sample(self, output: Array, rng: np.random.Generator) -> Any:
+        """Draws an action, in the form that `log_prob` takes."""
+
+    def greedy(self, output: Array) -> Any:
+        """The most probable action."""
+
+    def for_environment(self, action: Any) -> Any:
+        """An action in the form that the environment takes."""
+
+    def log_prob(self, outputs: torch.Tensor, actions: list[Any]) -> torch.Tensor:
+        """Log probability (density) of one action per row."""
+
+    def entropy(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Entropy of the distribution of each row, in nats."""
+
+
+class Categorical:
+    """One of n actions; the model's output is their logits."""
+
+    def __init__(self, space: gymnasium.spaces.Discrete) -> None:
+        self.outputs = int(space.n)
+        self._start = int(space.start)
+
+    def sample(self, output: Array, rng: np.random.Generator) -> int:
+        likely = np.exp(output - output.max(), dtype=np.float64).cumsum()
+        return int(likely.searchsorted(rng.random() * likely[-1], side="right"))
+
+    def greedy(self, output: Array) -> int:
+        return int(output.argmax())
+
+    def for_environment(self, action: int) -> int:
+        return action + self._start
+
+    def log_prob(self, outputs: torch.Tensor, actions: list[int]) -> torch.Tensor:
+        chosen = torch.tensor(actions).unsqueeze(1)
+        return outputs.log_softmax(1).gather(1, chosen).squeeze(1)
+
+    def entropy(self, outputs: torch.Tensor) -> torch.Tensor:
+        logs = outputs.log_softmax(1)
+        return -(logs.exp() * logs).sum(1)
+
+
+class Gaussian:
+    """An array of numbers; the model's output is their means, then their log standard deviations."""
+
+    def __init__(self, space: gymnasium.spaces.Box) -> None:
+        self._space = space
+        self._size = math.prod(space.shape)
+        self.outputs = 2 * self._size
+
+    def sample(self, output: Array, rng: np.random.Generator) -> Array:
+        mean, log_std = output[: self._size], output[self._size :].clip(*_LOG_STD)
+        action: Array = mean + np.exp(log_std) * rng.standard_normal(self._size, np.float32)
+        return action
+
+    def greedy(self, output: Array) -> Array:
+        return output[: self._size]
+
+    def for_environment(self, action: Array) -> Any:
+        shaped = action.reshape(self._space.shape)
+        return shaped.clip(self._space.low, self._space.high).astype(self._space.dtype)
+
+    def log_prob(self, outputs: torch.Tensor, actions: list[Array]) -> torch.Tensor:
+        mean, log_std = outputs[:, : self._size], outputs[:, self._size :].clamp(*_LOG_STD)
+        away = (torch.from_numpy(np.stack(actions)) - mean) / log_std.exp()
+        return -(0.5 * away.square() + log_std + 0.5 * math.log(2 * math.pi)).sum(1)
+
+    def entropy(self, outputs: torch.Tensor) -> torch.Tensor:
+        log_std = outputs[:, self._size :].clamp(*_LOG_STD)
+        return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(1)
+
+
+def actions_of(space: gymnasium.Space[Any]) -> Actions:
+    """The actions of a space; raises `ConfigError` for a space other than Discrete and Box of floats."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return Categorical(space)
+    if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return Gaussian(space)
+    expected, got = "Discrete, or Box of floats", repr(space)
+    raise ConfigError(
+        f"the action space is not supported: expected {expected}, got {got}", expected=expected, got=got
+    )

@@ -1,0 +1,141 @@
+"""The models of policies: small ones by the shape of the observations, and the check of a user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import nn
+
+from fastps.errors import ConfigError
+from fastps.rl.playing.actions import Actions, Gaussian
+
+__all__ = ["ActorCritic", "checked", "outputs"]
+
+_HIDDEN = 64
+"""Units of the hidden layer."""
+
+
+class ActorCritic(nn.Module):
+    """A small policy and value network.
+
+    For observations of one dimension (or none) both are networks of their own with one hidden layer of 64
+    units. For images of shape (height, width, channels) they share a 3x3 convolution and a fully connected
+    layer, as in MinAtar (Young and Tian, arXiv:1903.03176). Gaussian policies have standard deviations that
+    do not depend on the observation.
+
+    Args:
+        space: The observations.
+        actions: The actions, from `actions_of`.
+        value: Whether the model estimates values, too.
+
+    Its output is a policy of shape (batch, actions.outputs) and values of shape (batch,), or the policy only.
+    """
+
+    def __init__(self, space: gymnasium.spaces.Box, actions: Actions, value: bool = True) -> None:
+        super().__init__()
+        numbers = actions.outputs
+        self.log_std: nn.Parameter | None = None
+        if isinstance(actions, Gaussian):
+            numbers //= 2
+            self.log_std = nn.Parameter(torch.zeros(numbers))
+        self._image = len(space.shape) == 3
+        self.policy: nn.Module
+        self.value: nn.Module | None = None
+        if self._image:
+            height, width, channels = space.shape
+            filtered = 16 * (height - 2) * (width - 2)
+            self.trunk: nn.Module = nn.Sequential(
+                nn.Conv2d(channels, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(filtered, 128), nn.ReLU()
+            )
+            last = self.policy = nn.Linear(128, numbers)
+            self.value = nn.Linear(128, 1) if value else None
+        else:
+            self.trunk, size = nn.Flatten(), math.prod(space.shape)
+            last = nn.Linear(_HIDDEN, numbers)
+            self.policy = nn.Sequential(nn.Linear(size, _HIDDEN), nn.Tanh(), last)
+            if value:
+                self.value = nn.Sequential(nn.Linear(size, _HIDDEN), nn.Tanh(), nn.Linear(_HIDDEN, 1))
+        with torch.no_grad():  # begins with almost equal probabilities
+            last.weight *= 0.01
+            last.bias.zero_()
+
+    def forward(self, observations: torch.Tensor) -> Any:
+        """Policy and values of a batch of observations."""
+        features = self.trunk(observations.permute(0, 3, 1, 2) if self._image else observations)
+        policy = self.policy(features)
+        if self.log_std is not None:
+            policy = torch.cat((policy, self.log_std.expand_as(policy)), 1)
+        return policy if self.value is None else (policy, self.value(features).squeeze(1))
+
+
+def outputs(model: nn.Module, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A model's policy, and its values, of shape (batch,), if it has any."""
+    found = model(observations)
+    if isinstance(found, torch.Tensor):
+        return found, None
+    policy, value = found
+    return policy, value.reshape(-1)
+
+
+def checked(
+    model: nn.Module | None, space: gymnasium.Space[Any], actions: Actions, value: bool, seed: int
+) -> nn.Module:
+    """A copy of a user's model, or a small one whose initial values depend on the seed only.
+
+    Raises:
+        ConfigError: The observations are not a Box, or the model's output does not fit.
+    """
+    if not isinstance(space, gymnasium.spaces.Box):
+        expected, got = "Box", repr(space)
+        raise ConfigError(
+            f"the observation space is not supported: expected {expected}, got {got}; "
+            "gymnasium.wrappers.FlattenObservation makes a Box of most others",
+            expected=expected,
+            got=got,
+        )
+    if model is None:
+        with _seeded(seed):
+            return ActorCritic(space, actions, value)
+    model = copy.deepcopy(model)
+    wanted = [(2, actions.outputs), *([(2,)] if value else [])]
+    with torch.no_grad():
+        try:
+            policy, values = outputs(model, torch.zeros((2, *space.shape)))
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+            got = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"the model does not take the observations: expected a policy of shape {wanted[0]} for two "
+                f"observations of shape {space.shape}, got {got}",
+                expected=str(wanted[0]),
+                got=got,
+            ) from error
+    given = [tuple(policy.shape), *([] if values is None or not value else [tuple(values.shape)])]
+    if given != wanted:
+        expected, got = _shapes(wanted), _shapes(given)
+        raise ConfigError(
+            f"the model's output does not fit the action space: expected {expected} for two observations, "
+            f"got {got}",
+            expected=expected,
+            got=got,
+        )
+    return model
+
+
+def _shapes(shapes: list[tuple[int, ...]]) -> str:
+    names = ("a policy", "values")
+    return " and ".join(f"{name} of shape {shape}" for name, shape in zip(names, shapes, strict=False))
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """torch's random numbers, seeded inside and as they were outside."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(np.random.SeedSequence(seed).generate_state(1)[0])
+        yield

@@ -1,0 +1,85 @@
+"""What all workers of a run must agree in, kept beside the model as a tensor that is never stepped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fastps.connection import ParameterServer
+from fastps.errors import ConfigError
+from fastps.optim import SGD
+from fastps.rl.totals import is_shared
+
+__all__ = ["agree", "present"]
+
+_NAME = "rl.settings"
+_OWN = "seed"
+"""The setting that is the first worker's, whatever the others have."""
+
+
+def present(ps: ParameterServer) -> dict[str, Any] | None:
+    """The settings of the run that is there; None if there is none."""
+    if _NAME not in ps.names():
+        return None
+    text = ps.pull(_NAME).astype(np.uint8).tobytes()
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def check(ps: ParameterServer, settings: Mapping[str, Any], tensors: Iterable[str]) -> bool:
+    """Whether the run is there already.
+
+    Raises:
+        ConfigError: It has other settings, or something else has tensors of these names.
+    """
+    there = present(ps)
+    if there is None:
+        taken = sorted(set(tensors) & set(ps.names()))
+        if taken:
+            raise ConfigError(
+                f'there are other tensors under the names of this model (tensor "{taken[0]}"): expected a '
+                "run of fastps.rl or none of them, got a tensor without one",
+                tensor=taken[0],
+                expected="a run of fastps.rl",
+                got="another tensor",
+            )
+        return False
+    differ = [
+        key for key in [*there, *settings] if key != _OWN and there.get(key, None) != settings.get(key, None)
+    ]
+    if differ:
+        keys = list(dict.fromkeys(differ))
+        expected, got = (
+            ", ".join(f"{key}={values.get(key)!r}" for key in keys) for values in (there, settings)
+        )
+        raise ConfigError(
+            f"the servers hold a run with other settings: expected {expected}, got {got}",
+            expected=expected,
+            got=got,
+        )
+    return True
+
+
+def agree(ps: ParameterServer, settings: Mapping[str, Any], tensors: Iterable[str]) -> dict[str, Any]:
+    """Registers the settings unless they are there; returns those of the run.
+
+    Args:
+        settings: Values of JSON; those of the first worker's ``"seed"`` are the run's.
+        tensors: Names that the run is going to register.
+
+    Raises:
+        ConfigError: As for `check`; nothing is registered.
+    """
+    if not check(ps, settings, tensors):
+        text = np.frombuffer(json.dumps(dict(settings)).encode(), np.uint8).astype(np.float32)
+        try:
+            ps.register(_NAME, text, SGD(lr=0.0), "hogwild" if is_shared(ps) else "exact", group=_NAME)
+        except ConfigError:  # another worker was first, with a text of another length
+            check(ps, settings, ())
+    check(ps, settings, ())
+    there = present(ps)
+    assert there is not None
+    return there

@@ -1,0 +1,119 @@
+"""Sums that all workers of a run add to: frames, updates, and statistics of observations."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastps._shared.types import Array
+from fastps.connection import ParameterServer
+from fastps.optim import SGD
+from fastps.store import Store
+
+__all__ = ["Normalizer", "Totals"]
+
+Floats = NDArray[np.float64]
+
+_ROWS = 256
+"""Workers that may share one store: each has a row of its own."""
+_CACHE_LINE = 16
+"""float32 values of a cache line; rows begin at one, so that no two workers write to the same."""
+
+
+def is_shared(ps: ParameterServer) -> bool:
+    """Whether several processes have the store open."""
+    return isinstance(ps, Store) and ps.address is not None
+
+
+class Totals:
+    """Sums of numbers, in a tensor of its own group that all workers of a run add to.
+
+    On servers and in a store of one process it is a float64 tensor, and a push adds to it, exactly once. In a
+    shared store, where racing additions may overwrite each other, each worker adds to a row of its own, and
+    a total is the sum over the rows. Shared stores hold float32, so a number is the sum of two of them there.
+
+    Args:
+        name: The tensor, which is registered if it does not exist.
+        size: Numbers of a total.
+        row: The worker's row in a shared store; None: one at random.
+    """
+
+    def __init__(self, ps: ParameterServer, name: str, size: int, row: int | None = None) -> None:
+        self._ps, self._name, self._size = ps, name, size
+        optimizer = SGD(lr=1.0, maximize=True)
+        self._view: Array | None = None
+        if isinstance(ps, Store) and is_shared(ps):
+            width = -(-2 * size // _CACHE_LINE) * _CACHE_LINE
+            ps.register(name, np.zeros((_ROWS, width), np.float32), optimizer, "hogwild", group=name)
+            self._view = ps.view(name)
+            self._row = self._view[secrets.randbelow(_ROWS) if row is None else row % _ROWS]
+        else:
+            ps.register(name, np.zeros(size, np.float64), optimizer, group=name)
+
+    def add(self, values: Any) -> Floats:
+        """Adds to the totals; returns them."""
+        if self._view is None:
+            self._ps.push(self._name, np.asarray(values, np.float64))
+            return self.read()
+        own = self._row.astype(np.float64)
+        own = own[: self._size] + own[self._size : 2 * self._size] + values
+        high = own.astype(np.float32)
+        self._row[: 2 * self._size] = np.concatenate((high, own - high))
+        return self.read()
+
+    def read(self) -> Floats:
+        """The present totals."""
+        if self._view is None:
+            pulled: Any = self._ps.pull(self._name)
+            return np.asarray(pulled, np.float64)
+        rows = self._view.sum(0, np.float64)
+        total: Floats = rows[: self._size] + rows[self._size : 2 * self._size]
+        return total
+
+
+class Normalizer:
+    """Observations with mean 0 and variance 1, by the mean and variance of all that any worker has seen.
+
+    Args:
+        totals: Count, sums, and sums of squares of the observations.
+    """
+
+    def __init__(self, totals: Totals, shape: tuple[int, ...]) -> None:
+        self._totals, self._shape = totals, shape
+        self._size = int(np.prod(shape))
+        self._new = np.zeros(1 + 2 * self._size)
+        self.mean = np.zeros(shape, np.float32)
+        self.std = np.ones(shape, np.float32)
+        self.read()
+
+    def __call__(self, observation: Array) -> Array:
+        """The normalized observation, which counts from the next `share` on."""
+        flat = observation.ravel().astype(np.float64)
+        self._new[0] += 1
+        self._new[1 : 1 + self._size] += flat
+        self._new[1 + self._size :] += flat * flat
+        return self.normalized(observation)
+
+    def normalized(self, observation: Array) -> Array:
+        """The normalized observation, which does not count."""
+        return ((observation - self.mean) / self.std).clip(-10.0, 10.0)
+
+    def read(self) -> None:
+        """Uses the present totals from now on."""
+        self._use(self._totals.read())
+
+    def share(self) -> None:
+        """Adds what this worker has seen to the totals, and uses those from now on."""
+        self._use(self._totals.add(self._new))
+        self._new[:] = 0.0
+
+    def _use(self, totals: Floats) -> None:
+        count, sums, squares = totals[0], totals[1 : 1 + self._size], totals[1 + self._size :]
+        if count >= 2:
+            mean = sums / count
+            self.mean = mean.reshape(self._shape).astype(np.float32)
+            variance = np.maximum(squares / count - mean * mean, 1e-8)
+            self.std = np.sqrt(variance).reshape(self._shape).astype(np.float32)

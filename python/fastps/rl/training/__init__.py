@@ -1,0 +1,1 @@
+"""Runs on this machine: their processes, their record, the command line."""

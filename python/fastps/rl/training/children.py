@@ -1,0 +1,193 @@
+"""The processes of a run: workers, and the evaluator. Each ends with the process that started it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import fastps
+from fastps._shared.process import hold_on_to
+from fastps.connection import ParameterServer
+from fastps.rl.algorithm import Algorithm
+from fastps.rl.learner import FRAMES, Learner
+from fastps.rl.playing.player import Episode, MakeEnv
+from fastps.rl.totals import Totals
+from fastps.rl.training.run import JUDGED
+from fastps.rl.work import Evaluator
+
+__all__ = ["Child", "Orders", "evaluate", "learn", "reach"]
+
+REPORT_EVERY = 0.2
+"""Seconds between two reports of a worker."""
+_EPISODES = 20
+"""Episodes of an evaluation, unless their mean reaches the threshold."""
+_REST = 3.0
+"""Seconds that the evaluator rests per second of play, so that it takes little from the workers."""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a child process is to do; it is pickled for it."""
+
+    where: str
+    shared: bool
+    algorithm: Algorithm
+    make_env: MakeEnv
+    model: nn.Module | None
+    seed: int
+    frames: int | None
+    rank: int
+    parent: int
+    threshold: float | None = None
+    log: Path | None = None
+
+
+class Child:
+    """A process with a pipe to it.
+
+    Args:
+        target: `learn` or `evaluate`.
+        orders: Its argument.
+        number: Of the worker processes of a run, also of those that replaced others.
+
+    Attributes:
+        done: Its last report has arrived.
+    """
+
+    def __init__(self, target: Any, orders: Orders, number: int = 0) -> None:
+        self.number = number
+        spawn = multiprocessing.get_context("spawn")
+        self.pipe, others = spawn.Pipe()
+        self.process = spawn.Process(target=target, args=(orders, others), daemon=True)
+        # Ctrl-C reaches every process of a terminal: the children leave it to this one.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        others.close()
+        self.done = False
+
+    def reports(self) -> list[dict[str, Any]]:
+        """What has arrived since the last call."""
+        found = []
+        with contextlib.suppress(EOFError, ConnectionError):
+            while self.pipe.poll():
+                found.append(self.pipe.recv())
+        return found
+
+    def tell(self, what: str) -> None:
+        """Sends one word; does nothing if the process has ended."""
+        with contextlib.suppress(ConnectionError):
+            self.pipe.send(what)
+
+    def end(self, timeout: float) -> None:
+        """Waits for the end, and then kills the process."""
+        self.process.join(max(0.0, timeout))
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def reach(where: str, shared: bool) -> ParameterServer:
+    """The parameters of a run: a shared store's address, or those of servers."""
+    return fastps.Store.open(where) if shared else fastps.connect(where)
+
+
+def _begin(orders: Orders) -> None:
+    hold_on_to(orders.parent)
+    torch.set_num_threads(1)
+    if orders.log is not None:
+        with orders.log.open("ab") as log:
+            os.dup2(log.fileno(), 2)
+    logging.basicConfig(format="%(message)s")
+
+
+def learn(orders: Orders, pipe: Connection) -> None:
+    """A worker's process."""
+    _begin(orders)
+    returns: list[float] = []
+
+    def ended(episode: Episode) -> None:
+        returns.append(episode.total)
+
+    try:
+        with (
+            reach(orders.where, orders.shared) as ps,
+            Learner(
+                ps, orders.algorithm, orders.make_env, orders.model,
+                seed=orders.seed, frames=orders.frames, on_episode=ended, rank=orders.rank,
+            ) as learner,
+        ):  # fmt: skip
+
+            def report(event: str) -> None:
+                now = {"frames": learner.frames, "updates": learner.updates}
+                pipe.send({"event": event, "stats": learner.stats(), "returns": returns[:], **now})
+                returns.clear()
+
+            due = 0.0
+            while not pipe.poll() and learner.turn():
+                if time.monotonic() >= due:
+                    report("report")
+                    due = time.monotonic() + REPORT_EVERY
+            report("done")
+    except Exception as error:
+        if os.environ.get("FASTPS_TRACEBACK") == "1":
+            raise
+        pipe.send({"event": "error", "error": _portable(error)})
+
+
+def evaluate(orders: Orders, pipe: Connection) -> None:
+    """The evaluator's process: plays the model from time to time, and once more at the end of the run."""
+    _begin(orders)
+    os.nice(10)
+    try:
+        with reach(orders.where, orders.shared) as ps:
+            evaluator = Evaluator(ps, orders.algorithm, orders.make_env, orders.model)
+            totals = Totals(ps, FRAMES, 2)
+            seed, last = 1 << 20, False
+            while True:
+                start = time.monotonic()
+                frames, updates = (int(total) for total in totals.read())
+                found = evaluator.play(JUDGED if last else _EPISODES, orders.seed + seed)
+                if not last and orders.threshold is not None and np.mean(found) >= orders.threshold:
+                    # By the same model, so that the threshold is judged by enough episodes.
+                    found += evaluator.play(JUDGED - _EPISODES, orders.seed + seed + _EPISODES, pull=False)
+                seed += JUDGED
+                pipe.send(
+                    {
+                        "event": "point",
+                        "frames": frames,
+                        "updates": updates,
+                        "age": time.monotonic() - start,
+                        "mean_return": float(np.mean(found)),
+                        "episodes": len(found),
+                        "last": last,
+                    }
+                )
+                if last:
+                    return
+                last = pipe.poll(max(0.3, _REST * (time.monotonic() - start)))
+    except Exception as error:
+        if os.environ.get("FASTPS_TRACEBACK") == "1":
+            raise
+        pipe.send({"event": "error", "error": _portable(error)})
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that can be sent to another process."""
+    if isinstance(error, fastps.FastpsError):
+        return type(error)(str(error), tensor=error.tensor, expected=error.expected, got=error.got)
+    return RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,73 @@
+"""The picture of a run: returns against frames and seconds, and the staleness of the pushes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastps._shared.stats import percentile
+from fastps.rl.training.run import JUDGED, Run
+
+__all__ = ["draw"]
+
+_CURVE, _GOAL = "#2166ac", "#b2182b"
+
+
+def draw(run: Run, title: str, path: Path) -> None:
+    """Writes the PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    by_frames, by_seconds, histogram = figure.subplots(1, 3, width_ratios=(1.2, 1.2, 1.0))
+    figure.suptitle(title)
+    _curve(by_frames, run, [float(point.frames) for point in run.curve], "frames of all workers")
+    _curve(by_seconds, run, [point.seconds for point in run.curve], "seconds")
+    if run.solved_at is not None:
+        by_frames.axvline(run.solved_at, color=_GOAL, ls="--", lw=1)
+        by_frames.annotate(
+            f"solved after {run.solved_at:,} frames ", (run.solved_at, 0.04),
+            xycoords=("data", "axes fraction"), ha="right", fontsize=8, color=_GOAL,
+        )  # fmt: skip
+    _histogram(histogram, run)
+    figure.savefig(path, dpi=110)
+
+
+def _curve(axes: Any, run: Run, x: list[float], label: str) -> None:
+    """Mean return of each evaluation; filled marks are means of enough episodes to judge by."""
+    y = [point.mean_return for point in run.curve]
+    judged = [point.episodes >= JUDGED for point in run.curve]
+    axes.plot(x, y, color=_CURVE, lw=1.5, zorder=2)
+    axes.scatter(
+        x, y, s=18, edgecolors=_CURVE, zorder=3, facecolors=[_CURVE if full else "white" for full in judged]
+    )
+    if run.threshold is not None:
+        axes.axhline(run.threshold, color=_GOAL, ls=":", lw=1.2)
+        axes.annotate(
+            "solved", (0.01, run.threshold), xycoords=("axes fraction", "data"),
+            ha="left", va="bottom", fontsize=8, color=_GOAL,
+        )  # fmt: skip
+    axes.set_xlabel(label)
+    axes.set_ylabel("mean return, playing greedily")
+    axes.set_xlim(left=0)
+    axes.margins(y=0.1)
+    axes.grid(alpha=0.25)
+
+
+def _histogram(axes: Any, run: Run) -> None:
+    """How many pushes by others came between a gradient's base and its application."""
+    stale = run.staleness
+    total = sum(stale.values())
+    axes.set_xlabel("staleness (pushes by others in between)")
+    axes.set_ylabel("share of pushes (%)")
+    axes.grid(alpha=0.25, axis="y")
+    axes.set_axisbelow(True)
+    if not total:
+        axes.set_title("without versions: no staleness", fontsize=10)
+        return
+    top = percentile(stale, 0.99) or 0
+    shown = {value: count for value, count in stale.items() if value <= top}
+    axes.bar(list(shown), [100 * count / total for count in shown.values()], width=0.9, color="#4d9221")
+    axes.set_xticks(sorted(shown) if len(shown) <= 12 else range(0, top + 1, max(1, top // 8)))
+    axes.set_title(f"p50 {percentile(stale, 0.5)}, p99 {percentile(stale, 0.99)}", fontsize=10)

@@ -1,0 +1,264 @@
+"""`work`, one worker in this process; `take_turns`, several in one thread; `evaluate`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fastps._shared.checks import at_least
+from fastps.connection import ParameterServer
+from fastps.errors import ConfigError, NonFiniteError
+from fastps.rl import settings
+from fastps.rl.algorithm import Algorithm
+from fastps.rl.learner import Learner, Task, observations_of
+from fastps.rl.playing.models import outputs
+from fastps.rl.playing.player import Episode, MakeEnv, made
+
+__all__ = ["evaluate", "take_turns", "work"]
+
+_AT_ONCE = 16
+"""Environments that an evaluation plays side by side, so that the model sees a batch of observations."""
+_MOST_STEPS = 10_000
+"""Steps after which an evaluation ends an episode: a greedy policy may play on forever."""
+
+
+def work(
+    ps: ParameterServer,
+    algorithm: Algorithm,
+    make_env: MakeEnv,
+    model: nn.Module | None = None,
+    *,
+    seed: int,
+    frames: int | None = None,
+    on_episode: Callable[[Episode], object] | None = None,
+    rank: int | None = None,
+    name: str | None = None,
+) -> dict[str, Any]:
+    """Trains as one worker of a run, in this process, until all workers together have played `frames`.
+
+    Any number of workers on any machines may call this with the same servers, at any time. The first one
+    registers the model and its settings; the others continue from what is there. So does a later call with
+    more `frames`. Meanwhile torch computes with one thread.
+
+    Args:
+        ps: A `fastps.Store` or the result of `fastps.connect`.
+        algorithm: `A3C`, `Naive` or `EvolutionStrategies`, with the same settings for all workers.
+        make_env: Makes a gymnasium environment, whose observations are a Box and whose actions are Discrete
+            or a Box of floats.
+        model: Takes float32 observations of shape (batch, ...). It returns the policy and, but for
+            `EvolutionStrategies`, the values, of shape (batch,) or (batch, 1). The policy has shape
+            (batch, n) for ``Discrete(n)``: logits; (batch, 2 d) for a Box of d numbers: means, then log
+            standard deviations. It is copied. It may have no state from step to step, as recurrent ones do,
+            and buffers are not shared. None: a small one, see `ActorCritic`.
+        seed: Seeds episodes and actions of this worker, with `rank`; that of the first worker also the
+            initial model.
+        frames: Frames (steps of environments) of all workers, >= 1; None: no limit, and rates stay constant.
+        on_episode: Called with an `Episode` after each one.
+        rank: Position in the order of workers, from 0; ``Naive(deterministic=True)`` needs it. In a shared
+            store each worker should have one of its own.
+        name: Name of this worker in errors; None: its rank, or machine and process.
+
+    Returns:
+        Counters of this worker: those of `fastps.Worker.stats`; ``frames`` and ``episodes``: played by this
+        worker; ``updates_lost``: updates that came too late, or that a restarted server did not know.
+
+    Raises:
+        ConfigError: There is no such environment; the algorithm does not support its spaces, or the model
+            does not fit them; the servers have a run with other settings, or other tensors under these
+            names. Nothing was registered.
+        NonFiniteError: An observation, a reward or the loss is NaN or infinite; names worker and step.
+        EpisodeError: The environment raised in three episodes in a row; one such episode is discarded.
+        FastpsError: The servers could not be reached.
+
+    >>> import gymnasium, fastps.rl
+    >>> with fastps.Store() as store:
+    ...     make_env = lambda: gymnasium.make("CartPole-v1")
+    ...     fastps.rl.work(store, fastps.rl.A3C(), make_env, seed=0, frames=1000)["frames"]
+    1000
+    """
+    with _one_thread(), Learner(
+        ps, algorithm, make_env, model,
+        seed=seed, frames=frames, on_episode=on_episode, rank=rank, name=name,
+    ) as learner:  # fmt: skip
+        while learner.turn():
+            pass
+        return learner.stats()
+
+
+def take_turns(
+    ps: ParameterServer,
+    algorithm: Algorithm,
+    make_env: MakeEnv,
+    workers: int,
+    model: nn.Module | None = None,
+    *,
+    seed: int,
+    frames: int | None = None,
+    on_episode: Callable[[Episode], object] | None = None,
+    until: Callable[[int], bool] | None = None,
+) -> list[dict[str, Any]]:
+    """Trains with several logical workers that take turns in this thread.
+
+    The staleness of asynchronous gradients is then exactly `workers` - 1, and a run repeats bit for bit with
+    its seed on one machine. It shows what an algorithm learns with so many workers, not how fast they are.
+
+    Args:
+        ps: As for `work`.
+        algorithm: As for `work`; it gets the number of workers.
+        make_env: As for `work`.
+        workers: Number of logical workers, >= 1.
+        model: As for `work`.
+        seed: Worker k has this seed and the rank k.
+        frames: As for `work`.
+        on_episode: As for `work`.
+        until: Called with the frames of all workers after each round of turns; True ends the run.
+
+    Returns:
+        The counters of each worker.
+
+    >>> import gymnasium, fastps.rl
+    >>> with fastps.Store() as store:
+    ...     make_env = lambda: gymnasium.make("CartPole-v1")
+    ...     stats = fastps.rl.take_turns(store, fastps.rl.A3C(), make_env, 4, seed=0, frames=1000)
+    ...     stats[3]["staleness_p50"]
+    3
+    """
+    algorithm = algorithm._for(at_least(1, "workers", workers))
+    with _one_thread(), contextlib.ExitStack() as stack:
+        learners = [
+            stack.enter_context(
+                Learner(
+                    ps, algorithm, make_env, model,
+                    seed=seed, frames=frames, on_episode=on_episode, rank=rank, patience=0.0,
+                )
+            )
+            for rank in range(workers)
+        ]  # fmt: skip
+        frames_now = 0
+        goes_on = True
+        while goes_on:
+            for learner in learners:
+                learner.frames = max(learner.frames, frames_now)
+                goes_on = goes_on and learner.turn()
+                frames_now = learner.frames
+            if until is not None and until(frames_now):
+                break
+        return [learner.stats() for learner in learners]
+
+
+def evaluate(
+    ps: ParameterServer,
+    algorithm: Algorithm,
+    make_env: MakeEnv,
+    episodes: int,
+    model: nn.Module | None = None,
+    *,
+    seed: int = 0,
+) -> list[float]:
+    """Pulls the model of a run and plays with its most probable actions.
+
+    Args:
+        ps: As for `work`.
+        algorithm: As for `work`.
+        make_env: As for `work`.
+        episodes: Number of episodes, >= 1. One that is longer than 10,000 steps is cut there.
+        model: As for `work`.
+        seed: Episode k is reset with `seed` + k.
+
+    Returns:
+        The undiscounted return of each episode.
+
+    Raises:
+        ConfigError: As for `work`, or there is no run.
+    """
+    with _one_thread():
+        return Evaluator(ps, algorithm, make_env, model).play(episodes, seed)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """torch computes with one thread: more of them would cost a small model more than they gain."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Evaluator:
+    """Plays a run's model greedily, several episodes at a time. Arguments as for `evaluate`."""
+
+    def __init__(
+        self, ps: ParameterServer, algorithm: Algorithm, make_env: MakeEnv, model: nn.Module | None = None
+    ) -> None:
+        self.task = Task(algorithm, make_env, model, seed=0)
+        self._ps, self._make_env = ps, make_env
+        own = {**algorithm._settings(), "environment": self.task.environment}
+        if not settings.check(ps, own, ()):
+            raise ConfigError(
+                "there is no run to evaluate: expected the tensors of fastps.rl.work, got none",
+                expected="the tensors of fastps.rl.work",
+                got="none",
+            )
+        self._normalizer = observations_of(ps, self.task)
+
+    def pull(self) -> None:
+        """Fetches the present model."""
+        tensors = self.task.tensors()
+        for name, values in self._ps.pull(list(tensors)).items():
+            tensors[name].copy_(torch.from_numpy(values))
+        if self._normalizer is not None:
+            self._normalizer.read()
+
+    def play(self, episodes: int, seed: int, pull: bool = True) -> list[float]:
+        """The return of each episode, by the model that is on the servers now, or the one before."""
+        if pull:
+            self.pull()
+        left = at_least(1, "episodes", episodes)
+        found: list[float] = []
+        while left:
+            count = min(left, _AT_ONCE)
+            found += self._side_by_side(range(seed + len(found), seed + len(found) + count))
+            left -= count
+        return found
+
+    @torch.no_grad()
+    def _side_by_side(self, seeds: range) -> list[float]:
+        """The returns of episodes with these seeds."""
+        envs = [made(self._make_env) for _ in seeds]
+        totals = dict.fromkeys(range(len(envs)), 0.0)
+        try:
+            seeded = enumerate(zip(envs, seeds, strict=True))
+            states = {k: self._seen(env.reset(seed=seed)[0]) for k, (env, seed) in seeded}
+            for _ in range(_MOST_STEPS):
+                if not states:
+                    break
+                batch = torch.from_numpy(np.stack(list(states.values())))
+                policy = outputs(self.task.model, batch)[0].numpy()
+                for k, output in zip(list(states), policy, strict=True):
+                    action = self.task.actions.for_environment(self.task.actions.greedy(output))
+                    observation, reward, terminated, truncated, _ = envs[k].step(action)
+                    totals[k] += float(reward)
+                    states[k] = self._seen(observation)
+                    if terminated or truncated:
+                        del states[k]
+        finally:
+            for env in envs:
+                env.close()
+        return list(totals.values())
+
+    def _seen(self, observation: Any) -> Any:
+        plain = np.asarray(observation, np.float32)
+        if not np.isfinite(plain).all():
+            raise NonFiniteError(
+                "an observation is not finite (evaluation): expected a finite observation, got "
+                f"{plain[~np.isfinite(plain)][0]}",
+                expected="a finite observation",
+            )
+        return plain if self._normalizer is None else self._normalizer.normalized(plain)

@@ -1,0 +1,120 @@
+"""Checks what `fastps.rl` learns on CartPole-v1, on all seeds (`make acceptance-rl`; about 20 minutes).
+
+Logical workers take turns on one store, so staleness is exact and each run repeats. An algorithm has solved
+the environment when the mean return of 100 training episodes is 475 (evolution strategies: 100 greedy ones).
+This script exits with 1 if a threshold is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import itertools
+import os
+import statistics
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+import gymnasium
+import numpy as np
+
+import fastps
+from fastps.rl import A3C, EvolutionStrategies, Naive, evaluate, take_turns
+from fastps.rl.algorithm import Algorithm
+
+GOAL, JUDGED = 475.0, 100
+
+
+def cart_pole() -> gymnasium.Env:
+    return gymnasium.make("CartPole-v1")
+
+
+def frames_to_goal(algorithm: Algorithm, workers: int, seed: int, limit: int) -> int | None:
+    """Frames of all workers until the environment is solved; None if it is not."""
+    last: collections.deque[float] = collections.deque(maxlen=JUDGED)
+    solved: list[int] = []
+    seen = 0
+
+    with fastps.Store(threads=1) as store:
+
+        def greedily() -> bool:
+            """Asks the model after each new version: ten episodes first, then enough."""
+            nonlocal seen
+            version = store.versions("model.policy.0.weight")["model.policy.0.weight"]
+            if version == seen:
+                return False
+            seen = version
+            return all(
+                np.mean(evaluate(store, algorithm, cart_pole, episodes, seed=1 << 20)) >= GOAL
+                for episodes in (10, JUDGED)
+            )
+
+        def until(frames: int) -> bool:
+            by_training = len(last) == JUDGED and statistics.mean(last) >= GOAL
+            if greedily() if isinstance(algorithm, EvolutionStrategies) else by_training:
+                solved.append(frames)
+            return bool(solved)
+
+        take_turns(
+            store, algorithm, cart_pole, workers,
+            seed=seed, frames=limit, on_episode=lambda episode: last.append(episode.total), until=until,
+        )  # fmt: skip
+    return solved[0] if solved else None
+
+
+def measure(
+    pool: ProcessPoolExecutor, algorithm: Algorithm, workers: tuple[int, ...], seeds: int, limit: int
+) -> dict[int, list[int | None]]:
+    """The frames of each seed, by the number of workers."""
+    runs = [
+        (count, pool.submit(frames_to_goal, algorithm, count, seed, limit))
+        for count, seed in itertools.product(workers, range(seeds))
+    ]
+    found: dict[int, list[int | None]] = {count: [] for count in workers}
+    for count, run in runs:
+        found[count].append(run.result())
+    for count, frames in found.items():
+        shown = " ".join("-" if one is None else f"{one / 1000:.0f}k" for one in sorted(frames, key=str))
+        print(f"{type(algorithm).__name__:>20} {count} workers: {shown}", flush=True)
+    return found
+
+
+def median(frames: list[int | None]) -> float:
+    return statistics.median(float("inf") if one is None else one for one in frames)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What fastps.rl learns on CartPole-v1.")
+    parser.add_argument("--seeds", type=int, default=5, help="seeds of each kind of run, from 0 (5)")
+    parser.add_argument("--only", choices=("a3c", "naive", "es"), help="one algorithm")
+    args = parser.parse_args()
+    problems = []
+    with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
+        if args.only in (None, "a3c"):
+            found = measure(pool, A3C(steps=20), (1, 2, 4, 8), args.seeds, 400_000)
+            for count in (2, 4, 8):
+                ratio = median(found[count]) / median(found[1])
+                print(f"A3C, {count} workers: {ratio:.2f} x the frames of one")
+                if not ratio <= 1.5:
+                    problems.append(f"A3C needs {ratio:.2f} x the frames with {count} workers, 1.5 x at most")
+            unsolved = sum(one is None for frames in found.values() for one in frames)
+            if unsolved > 3:
+                problems.append(f"A3C leaves {unsolved} runs unsolved, 3 at most")
+        if args.only in (None, "naive"):
+            found = measure(pool, Naive(steps=80), (1, 2, 4), min(4, args.seeds), 300_000)
+            runs = [one for frames in found.values() for one in frames]
+            solved = sum(one is not None for one in runs)
+            if solved < len(runs) * 8 / 12:
+                problems.append(f"Naive solves {solved} of {len(runs)} runs, two thirds at least")
+        if args.only in (None, "es"):
+            found = measure(pool, EvolutionStrategies(), (2,), args.seeds, 200_000)
+            if None in found[2]:
+                problems.append("EvolutionStrategies does not solve every run")
+    for problem in problems:
+        print(f"FAILED {problem}")
+    print("accepted" if not problems else f"not accepted: {len(problems)} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Evolution strategies: the same bits whichever workers take part, also if one is killed."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import fastps
+from fastps.rl import EvolutionStrategies, evaluate, take_turns, work
+from fastps.rl.learner import Learner
+from rl.environments import Scripted, cart_pole, slow_cart_pole
+
+ES = EvolutionStrategies(pairs=6)
+NAME = "model.policy.2.weight"
+
+
+def version(ps: fastps.ParameterServer) -> int:
+    return ps.versions(NAME)[NAME] if NAME in ps.names() else 0
+
+
+def after(ps: fastps.ParameterServer, versions: int, workers: int) -> dict[str, bytes]:
+    """The model after some versions by logical workers."""
+    learners = [Learner(ps, ES, cart_pole, seed=4, rank=k, patience=0.0) for k in range(workers)]
+    for learner in itertools.cycle(learners):
+        if version(ps) > versions:
+            break
+        learner.turn()
+    for learner in learners:
+        learner.close()
+    return {name: ps.pull(name).tobytes() for name in ps.names() if name.startswith("model.")}
+
+
+def test_the_model_does_not_depend_on_the_workers() -> None:
+    models = []
+    for workers in (1, 3):
+        with fastps.Store() as store:
+            models.append(after(store, 5, workers))
+    with fastps.serve(shards=2) as server, fastps.connect(server.address_list) as ps:
+        models.append(after(ps, 5, 2))
+    assert models[0] == models[1] == models[2]
+
+
+def test_exactly_one_push_counts() -> None:
+    with fastps.Store() as store:
+        stats = take_turns(store, ES, cart_pole, 3, seed=0, frames=3000)
+        made = version(store) - 1
+        assert made > 3
+        assert sum(one["steps"] - one["rejected"] for one in stats) == made
+        assert store.pull("rl.frames")[1] == made
+        assert sum(one["frames"] for one in stats) == store.pull("rl.frames")[0]
+
+
+def learn(address: str, rank: int) -> None:
+    with fastps.connect(address) as ps:
+        work(ps, ES, slow_cart_pole, seed=4, rank=rank)
+
+
+@pytest.mark.timeout(240)
+def test_a_worker_killed_in_the_middle_of_a_version_changes_no_bit() -> None:
+    spawn = multiprocessing.get_context("spawn")
+    with fastps.serve(lease=2.0) as server, fastps.connect(server.address_list) as ps:
+        workers = [spawn.Process(target=learn, args=(server.addresses, k), daemon=True) for k in range(2)]
+        for worker in workers:
+            worker.start()
+        deadline = time.monotonic() + 200
+        killed = False
+        while version(ps) < 5:
+            assert time.monotonic() < deadline
+            if version(ps) >= 2 and not killed and 0 < (ps.pull("es.returns")[:, 0] == version(ps)).sum() < 6:
+                os.kill(workers[0].pid, signal.SIGKILL)
+                killed = True
+            time.sleep(0.002)
+        os.kill(workers[1].pid, signal.SIGSTOP)
+        reached = version(ps)
+        disturbed = {name: ps.pull(name).tobytes() for name in ps.names() if name.startswith("model.")}
+        for worker in workers:
+            worker.kill()
+            worker.join()
+    assert killed
+    with fastps.Store() as store:
+        assert after(store, reached - 1, 1) == disturbed
+
+
+def test_half_a_step_of_a_dead_worker_is_finished() -> None:
+    """It died after its push had reached some of the tensors."""
+    with fastps.Store() as undisturbed, fastps.Store() as store:
+        expected = after(undisturbed, 3, 1)
+        after(store, 2, 1)
+        dying = Learner(store, ES, cart_pole, seed=4, rank=0, patience=0.0)
+        while not (store.pull("es.returns")[:, 0] == 3).all():
+            dying.turn()
+        gradient = dying.split(ES.gradient(store.pull("es.returns")[:, 1:], 4, 3, dying.size))
+        dying.worker.step({NAME: gradient[NAME]})
+        dying.close()
+        found = after(store, 3, 1)
+        late = Learner(store, ES, cart_pole, seed=4, rank=1, patience=0.0)
+        while store.versions("model.policy.0.bias")["model.policy.0.bias"] < 4:
+            late.turn()
+        late.close()
+        found = {name: store.pull(name).tobytes() for name in found}
+        assert found == expected
+
+
+def test_it_learns() -> None:
+    """The best of three seeds, playing greedily."""
+    best = 0.0
+    for seed in range(3):
+        with fastps.Store() as store:
+            take_turns(
+                store, EvolutionStrategies(), cart_pole, 2, seed=seed, frames=40_000,
+                until=lambda _: version(store) >= 12,
+            )  # fmt: skip
+            best = max(best, float(np.mean(evaluate(store, EvolutionStrategies(), cart_pole, 20))))
+        if best >= 195.0:
+            return
+    pytest.fail(f"the best mean return is {best}")
+
+
+def test_a_shared_store_is_refused() -> None:
+    with fastps.Store(shared=True) as store:
+        with pytest.raises(fastps.ConfigError, match="shared store"):
+            work(store, ES, lambda: Scripted([0]), seed=0, frames=10)
+        assert store.names() == []

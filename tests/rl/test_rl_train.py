@@ -1,0 +1,212 @@
+"""`fastps.rl.train` and `fastps rl`: real processes, one killed, one late; what they write; Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import fastps
+from fastps import cli
+from fastps._shared.servers import ServerProcess, free_ports
+from fastps.rl import A3C, ActorCritic, Naive, train, work
+from fastps.rl.learner import FRAMES
+from fastps.rl.playing.actions import actions_of
+from fastps.rl.training.train import Training
+from rl.environments import Faulty, cart_pole, slow_cart_pole
+
+LINES = ("model.policy.0.weight", "model.value.2.bias")
+
+
+@pytest.mark.timeout(240)
+def test_a_killed_worker_is_started_again_and_nothing_is_lost() -> None:
+    """On running servers, so that their versions can be compared with what the workers say."""
+    with fastps.serve(shards=2, lease=3.0) as server, fastps.connect(server.address_list) as ps:
+        with Training(
+            A3C(steps=20), slow_cart_pole, 2, 4000, 0, 1, True, servers=server.addresses, evaluated=False
+        ) as training:
+            killed = 0
+            while training.goes_on():
+                if not killed and training.run.frames >= 1000:
+                    killed = training._workers[0].process.pid
+                    os.kill(killed, signal.SIGKILL)
+            training.finish()
+        run = training.run
+        assert run.restarts == 1
+        assert run.messages == ["worker 0 was killed by signal 9; it was started again"]
+        assert 4000 <= run.frames <= 4100
+        assert run.stats["frames_per_second"] > 0
+        # What the workers know to be applied was; the killed one had at most some more than it reported.
+        for name in LINES:
+            acknowledged = sum(worker["acknowledged"][name] for worker in run.stats["workers"])
+            assert acknowledged <= ps.versions(name)[name] - 1 <= acknowledged + 200
+            assert abs(ps.versions(name)[name] - 1 - run.frames / 20) <= 1
+        assert len(run.stats["workers"]) == 3
+        for name, values in run.model.state_dict().items():
+            assert torch.equal(values, torch.from_numpy(ps.pull(f"model.{name}"))), name
+
+
+@pytest.mark.timeout(240)
+def test_workers_of_a_shared_store_and_the_evaluator_work_together() -> None:
+    seen = []
+    run = train(
+        A3C(), cart_pole, workers=2, frames=3000, shards=0, on_progress=lambda r: seen.append(r.frames)
+    )
+    assert 3000 <= run.frames <= 3010
+    assert run.updates == run.frames // 5
+    assert seen == sorted(seen)
+    assert run.threshold == 475.0
+    assert run.curve[-1].episodes >= 100
+    assert run.curve[-1].frames == run.frames
+    assert run.best_return == max(point.mean_return for point in run.curve)
+    assert sum(run.staleness.values()) == run.updates
+    assert sum(worker["frames"] for worker in run.stats["workers"]) == run.frames
+
+
+@pytest.mark.timeout(240)
+def test_a_worker_that_ends_with_an_error_is_not_started_again() -> None:
+    with pytest.raises(fastps.FastpsError, match="the joint is broken"):
+        train(A3C(), always_faulty, workers=1, frames=1000, evaluated=False)
+
+
+def always_faulty() -> Faulty:
+    return Faulty(range(10**9))
+
+
+def test_bad_input_starts_nothing() -> None:
+    for wrong, text in [
+        ({"frames": 0}, "frames"),
+        ({"workers": 0}, "workers"),
+        ({"env": "NoSuchEnv-v0"}, "no such environment"),
+        ({"shards": -1}, "shards"),
+        ({"algorithm": Naive(), "shards": 0}, "shared store"),
+    ]:
+        given = {"algorithm": A3C(), "env": "CartPole-v1", **wrong}
+        with pytest.raises(fastps.ConfigError, match=text):
+            train(**given)
+
+
+@pytest.mark.timeout(240)
+def test_a_run_continues_after_its_server_was_killed(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    options = ["--data-dir", str(tmp_path / "data")]
+
+    def start() -> ServerProcess:
+        server = ServerProcess(address, [address], tmp_path / "log", options)
+        assert server.listens(60)
+        return server
+
+    server = start()
+    ended: list[dict] = []
+    with fastps.connect(address, timeout=60.0) as ps:
+        worker = threading.Thread(
+            target=lambda: ended.append(work(ps, A3C(steps=20), slow_cart_pole, seed=0, frames=2000)),
+            daemon=True,
+        )
+        worker.start()
+        with fastps.connect(address, timeout=60.0) as other:
+            while FRAMES not in other.names() or other.pull(FRAMES)[0] < 500:
+                time.sleep(0.05)
+            server.kill()
+            server.close()
+            server = start()
+            worker.join(120)
+            assert ended, "the worker did not finish"
+            with contextlib.suppress(fastps.VersionsLost):
+                other.names()
+            assert other.pull(FRAMES)[0] >= 2000
+            (stats,) = ended
+            # The last pushes before the kill may be missing (`ack="applied"`); they are reported as lost.
+            changes = other.versions(LINES[0])[LINES[0]] - 1
+            assert changes == stats["acknowledged"][LINES[0]] - stats["lost"].get(LINES[0], 0)
+    server.kill()
+    server.close()
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+def fastps_rl(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fastps", "rl", *arguments],
+        cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(240)
+def test_the_command_writes_its_files_and_one_json_object(tmp_path: Path) -> None:
+    from PIL import Image
+    from safetensors.torch import load_file
+
+    command = fastps_rl("a3c", "--workers", "1", "--frames", "3000", "--json", cwd=tmp_path)
+    out, err = command.communicate(timeout=200)
+    assert command.returncode == 0, err
+    result = json.loads(out)
+    assert result["frames"] == 3000
+    assert result["best_return"] > 0
+    assert "solved_at" in result
+    assert "frames/s" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fastps-rl"]
+    files = {path.name for path in (tmp_path / "fastps-rl").iterdir()}
+    assert files == {"curve.png", "run.jsonl", "model.safetensors"}
+    env = cart_pole()
+    model = ActorCritic(env.observation_space, actions_of(env.action_space))
+    model.load_state_dict(load_file(tmp_path / "fastps-rl/model.safetensors"))
+    events = [json.loads(line) for line in (tmp_path / "fastps-rl/run.jsonl").read_text().splitlines()]
+    assert events[-1]["event"] == "end"
+    assert {event["event"] for event in events} >= {"point", "end"}
+    with Image.open(tmp_path / "fastps-rl/curve.png") as picture:
+        assert len(picture.convert("RGB").getcolors(1 << 24)) > 20
+
+
+@pytest.mark.timeout(240)
+def test_ctrl_c_ends_everything_and_keeps_the_model(tmp_path: Path) -> None:
+    command = fastps_rl("naive", "--workers", "2", "--frames", "100000000", cwd=tmp_path)
+    lines = iter(command.stdout.readline, "")
+    assert any(" 0 updates" not in line and "updates" in line for line in lines)
+    children = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
+    began = time.monotonic()
+    os.killpg(command.pid, signal.SIGINT)
+    _, err = command.communicate(timeout=60)
+    assert time.monotonic() - began < 20  # 5 s on a machine that is not busy
+    assert command.returncode == 130
+    assert err.strip().endswith("fastps: stopped by signal 2")
+    assert (tmp_path / "fastps-rl/model.safetensors").exists()
+    while any(Path(f"/proc/{pid}").exists() for pid in children):
+        assert time.monotonic() - began < 30
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["a3c", "--env", "NoSuchEnv-v0"], "there is no such environment"),
+        (["a3c", "--pairs", "3"], "--pairs is not an option of fastps rl a3c"),
+        (["es", "--frames", "0"], "invalid frames"),
+    ],
+)
+def test_the_command_explains_what_is_wrong(
+    arguments: list[str],
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["rl", *arguments]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert line.startswith("fastps: ")
+    assert text in line
+    assert list(tmp_path.iterdir()) == []
