@@ -339,6 +339,30 @@ def small_runners(bench: Bench, rule: Rule, tensors: int) -> Iterator[tuple[str,
         yield "torch.optim, foreach", runner(torch_step(bench.torch, rule, listed, 1, foreach=True))
 
 
+def vectors(bench: Bench) -> list[str]:
+    """Operations on vectors beside a tensor, and a block of inner products against the same one by one."""
+    rows = []
+    for n in (bench.large, CACHED):
+        x, y, out = bench.c.memory(n, normal(n)), bench.c.memory(n, normal(n, 1)), bench.c.memory(2)
+        high, low = bench.c.memory(2 * n), bench.c.memory(2 * n)
+        works = {
+            "dot": bench.c.runner("dot", out, x, n=n, read=y),
+            "axpy": bench.c.runner("axpy", x, n=n, read=y, scalars=(1e-3,)),
+            "portion": bench.c.runner("add_portion", high, low, out, n=n, read=y, scalars=(2.0**20,)),
+        }
+        for work, reference in works.items():
+            turns = bench.turns({"C": reference, "Rust": bench.rust.runner(f"vector-{work}", n)})
+            figures = [per_element(turns, variant, n) for variant in ("C", "Rust")]
+            rows.append([count(n), work, *figures, *reached(1 / turns.ratio("Rust", "C"), 0.95, True)])
+    for n in (bench.large // 16, CACHED):
+        names = {"single": "vector-single", "block": "vector-block"}
+        turns = bench.turns({variant: bench.rust.runner(case, n) for variant, case in names.items()})
+        figures = [per_element(turns, variant, n) for variant in names]
+        speed = 1 / turns.ratio("block", "single")
+        rows.append([count(n), "3 x 21 products, one by one", *figures, *reached(speed, 2.0, True)])
+    return table(["floats", "operation or reference", "C or one by one", "Rust", "speed", *TARGET], rows)
+
+
 SECTIONS: dict[str, Callable[[Bench], list[str]]] = {
     "limits": limits,
     "large": optimizers("large", 1),
@@ -350,6 +374,7 @@ SECTIONS: dict[str, Callable[[Bench], list[str]]] = {
     "pulls": pulls,
     "registration": registration,
     "small": small,
+    "vectors": vectors,
 }
 
 

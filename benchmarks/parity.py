@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from peers import RULES, Rule
 from references import Floats, Reference
 
 import fastps
+from fastps._fastps import VectorSpaces
+from fastps.optimize import Vectors
 
 CODECS: dict[str, fastps.Codec] = {"int8": fastps.Int8(), "onebit": fastps.OneBit()}
 
@@ -26,6 +29,7 @@ def check_all(c: Reference) -> None:
         check_optimizer(c, rule)
     for name, codec in CODECS.items():
         check_codec(c, name, codec)
+    check_vectors(c)
 
 
 def check_optimizer(c: Reference, rule: Rule) -> None:
@@ -68,6 +72,28 @@ def check_codec(c: Reference, name: str, codec: fastps.Codec) -> None:
         c.runner(f"{name}_feedback", theirs, residual_of_c, n=n, read=values)(1)
         same(f"{name}_feedback", np.frombuffer(body, np.uint8), theirs)
         same(f"{name}_feedback", residual, residual_of_c)
+
+
+def check_vectors(c: Reference) -> None:
+    """An inner product, a linear combination and a sum, of one slice."""
+    n = 5003
+    x, y = normal(n, 4), normal(n, 5)
+    by, product, high, low, word = 0.25, np.zeros(1), *(np.zeros(n, np.int64) for _ in range(2)), np.zeros(1)
+    c.runner("dot", product, x, n=n, read=y)(1)
+    to = x.copy()
+    c.runner("axpy", to, n=n, read=y, scalars=(by,))(1)
+    with fastps.Store(threads=1) as store:
+        store.register("w", x, optimizer=fastps.SGD())
+        with Vectors(store, ["w"], ["x", "y"], space="parity") as v:
+            v.run(v.copy("x", "w"), v.begin_sum(1, 1, largest=1.0))
+            VectorSpaces(store._native).push_portion(v._id, 1, 0, {"w": y}, None)
+            (ours,) = v.run(v.end_sum("y"), v.dot("x", "y"), v.axpy("x", by, "y"))
+            same("dot", np.array([ours]), product)
+            same("axpy", v.pull("x")["w"], to)
+            # The grid of magnitude 1: a high unit of 2^-20, a low one of 2^-60.
+            c.runner("add_portion", high, low, word, n=n, read=y, scalars=(2.0**20,))(1)
+            sums = [Fraction(int(a), 2**20) + Fraction(int(b), 2**60) for a, b in zip(high, low, strict=True)]
+            same("add_portion", v.pull("y")["w"], np.array([np.float32(float(s)) for s in sums]))
 
 
 def same(kernel: str, ours: NDArray[Any], theirs: NDArray[Any]) -> None:

@@ -19,12 +19,17 @@ SLICE = 63 * 4096
 SHAPES = {"a": (3, 5), "b": (SLICE + 7,), "c": (), "d": (0, 4)}
 
 
+@pytest.fixture(params=[np.float32, np.float64])
+def dtype(request):
+    return request.param
+
+
 @pytest.fixture
-def store():
+def store(dtype):
     with fastps.Store(threads=2) as store:
         rng = np.random.default_rng(1)
         for name, shape in SHAPES.items():
-            store.register(name, rng.normal(size=shape).astype(np.float32), fastps.SGD(lr=1.0))
+            store.register(name, rng.normal(size=shape).astype(dtype), fastps.SGD(lr=1.0))
         yield store
 
 
@@ -57,9 +62,13 @@ def portions(store, v):
     return Portions(store, v)
 
 
-def random_arrays(seed, scale=1.0):
-    rng = np.random.default_rng(seed)
-    return {n: (scale * rng.normal(size=s)).astype(np.float32) for n, s in SHAPES.items()}
+@pytest.fixture
+def random_arrays(dtype):
+    def make(seed, scale=1.0):
+        rng = np.random.default_rng(seed)
+        return {n: (scale * rng.normal(size=s)).astype(dtype) for n, s in SHAPES.items()}
+
+    return make
 
 
 def exact_dot(x, y):
@@ -68,13 +77,15 @@ def exact_dot(x, y):
     return math.fsum(float(a) * float(b) for a, b in pairs)
 
 
-def test_operations_are_those_of_numpy(store, v, portions):
+def test_operations_are_those_of_numpy(store, v, portions, dtype, random_arrays):
     g, p = random_arrays(2), random_arrays(3)
     w = store.pull(list(SHAPES))
     portions.put("g", g)
     portions.put("p", p)
-    pulled = v.pull("g")
-    assert all(np.array_equal(pulled[n], g[n]) and pulled[n].shape == SHAPES[n] for n in SHAPES)
+    # What a sum rounds to its grid is exact in float32, and nearly so in float64.
+    given, g, p = g, v.pull("g"), v.pull("p")
+    for n in SHAPES:
+        np.testing.assert_allclose(g[n], given[n], rtol=0, atol=0 if dtype == np.float32 else 2.0**-57)
 
     results = v.run(
         v.dot("g", "p"),
@@ -86,14 +97,15 @@ def test_operations_are_those_of_numpy(store, v, portions):
         v.scale("p", 1 / 3),
     )
     wide = {n: {k: x[n].astype(np.float64) for k, x in {"w": w, "g": g, "p": p}.items()} for n in SHAPES}
-    new_p = {n: (x["p"] - 0.5 * x["g"]).astype(np.float32) for n, x in wide.items()}
+    new_p = {n: (x["p"] - 0.5 * x["g"]).astype(dtype) for n, x in wide.items()}
     new_q = {n: (x["w"] + 0.25 * x["g"] - 3.0 * new_p[n].astype(np.float64)) for n, x in wide.items()}
     found_q = v.pull("q")
     for n in SHAPES:
-        # Fused multiply-adds may differ from NumPy's separate roundings in float64, hence by one float32.
-        np.testing.assert_allclose(found_q[n], new_q[n].astype(np.float32), rtol=2e-7, atol=1e-7)
+        # Fused multiply-adds may differ from NumPy's separate roundings in float64, so by some last places.
+        eps = float(np.finfo(dtype).eps)
+        np.testing.assert_allclose(found_q[n], new_q[n].astype(dtype), rtol=2 * eps, atol=20 * eps)
         assert np.array_equal(v.pull("g")[n], g[n] * new_p[n])
-        assert np.array_equal(v.pull("p")[n], (new_p[n].astype(np.float64) / 3).astype(np.float32))
+        assert np.array_equal(v.pull("p")[n], (new_p[n].astype(np.float64) * (1 / 3)).astype(dtype))
     dot, largest, block = results
     assert dot == pytest.approx(exact_dot(g, p), rel=1e-13, abs=1e-9)
     assert largest == max(float(np.abs(q).max(initial=0)) for q in found_q.values())
@@ -110,8 +122,8 @@ def test_operations_are_those_of_numpy(store, v, portions):
     assert all(np.array_equal(v.pull("p")[n], store.pull(n)) for n in SHAPES)
 
 
-def test_results_of_values_that_are_not_finite_are_not_finite(v, portions):
-    huge = {n: np.full(s, 3e38, np.float32) for n, s in SHAPES.items()}
+def test_results_of_values_that_are_not_finite_are_not_finite(v, portions, dtype):
+    huge = {n: np.full(s, np.finfo(dtype).max, dtype) for n, s in SHAPES.items()}
     portions.put("g", huge)
     v.run(v.scale("g", 2.0), v.copy("p", "g"), v.scale("p", -1.0))
     assert v.run(v.dot("g", "g"), v.max_abs("p"), v.dot("g", "p")) == (math.inf, math.inf, -math.inf)
@@ -119,10 +131,10 @@ def test_results_of_values_that_are_not_finite_are_not_finite(v, portions):
     assert all(math.isnan(x) for x in v.run(v.dot("q", "q"), v.max_abs("q")))
 
 
-def test_a_sum_is_exact_within_its_quanta_whatever_the_order(store):
+def test_a_sum_is_exact_within_its_quanta_whatever_the_order(store, dtype):
     count, rng = 24, np.random.default_rng(7)
     portions = [
-        {n: (10.0 ** rng.integers(-7, 1) * rng.normal(size=s)).astype(np.float32) for n, s in SHAPES.items()}
+        {n: (10.0 ** rng.integers(-7, 1) * rng.normal(size=s)).astype(dtype) for n, s in SHAPES.items()}
         for _ in range(count)
     ]
     largest = max(float(np.abs(x).max(initial=0)) for portion in portions for x in portion.values())
@@ -147,11 +159,12 @@ def test_a_sum_is_exact_within_its_quanta_whatever_the_order(store):
         for index in np.ndindex(SHAPES[name]):
             expected = sum(Fraction(float(portion[name][index])) for portion in portions)
             found = seen[name][index]
-            error = abs(Fraction(float(found)) - expected)
-            assert error <= count * Fraction(largest) / 2**60 + Fraction(float(np.spacing(abs(found)))) / 2
+            # The sum itself, and its rounding to the dtype.
+            bound = count * Fraction(largest) / 2**60 + Fraction(float(np.spacing(abs(found)))) / 2
+            assert abs(Fraction(float(found)) - expected) <= bound
 
 
-def test_values_outside_the_grid_need_a_coarser_one(store, v, portions):
+def test_values_outside_the_grid_need_a_coarser_one(v, portions, dtype, random_arrays):
     small, large = random_arrays(4), random_arrays(5, 2.0**24)
     v.run(v.begin_sum(1, 1))
     assert portions.add(1, 0, small) == "added"
@@ -166,15 +179,15 @@ def test_values_outside_the_grid_need_a_coarser_one(store, v, portions):
     pulled = v.pull("g")
     assert all(np.allclose(pulled[n], large[n], rtol=1e-6) for n in SHAPES)
     v.run(v.begin_sum(4, 1, largest=magnitude))
-    bad = {**small, "a": np.full(SHAPES["a"], np.nan, np.float32)}
+    bad = {**small, "a": np.full(SHAPES["a"], np.nan, dtype)}
     assert portions.add(4, 0, bad) == "not_finite"
 
 
-def test_refused_programs_change_nothing(store, v, portions):
+def test_refused_programs_change_nothing(v, portions, random_arrays):
     portions.put("g", random_arrays(2))
     before = {name: v.pull(name) for name in ["w", "g", "p", "q"]}
     with pytest.raises(fastps.NonFiniteError, match="not finite") as error:
-        v.run(v.copy("p", "g"), v.scale("w", 1e39), v.zero("q"))
+        v.run(v.copy("p", "g"), v.scale("w", 1e300), v.scale("w", 1e300), v.zero("q"))
     assert error.value.tensor in SHAPES
     begin = v.begin_sum(99, 2, largest=1.0)
     for operations, expected in [
@@ -210,12 +223,14 @@ def test_a_program_runs_once_and_earlier_ones_not_again(v):
     assert v.run(v.dot("w", "w")) == first
 
 
-def test_an_open_space_keeps_other_changes_out(store, v):
-    grad = np.ones(SHAPES["a"], np.float32)
+def test_an_open_space_keeps_other_changes_out(store, v, dtype):
+    grad = np.ones(SHAPES["a"], dtype)
     before = store.pull("a")
+    # A float64 tensor takes no sparse gradients anyway.
+    row = fastps.Sparse([1], grad[:1]) if dtype == np.float32 else grad
     for change in (
         lambda: store.push("a", grad),
-        lambda: store.push("a", fastps.Sparse([1], grad[:1])),
+        lambda: store.push("a", row),
         lambda: store.assign("a", grad),
         lambda: store.unregister("a"),
     ):
@@ -230,7 +245,7 @@ def test_an_open_space_keeps_other_changes_out(store, v):
         v.run(v.zero("g"))
 
 
-def test_a_second_coordinator_takes_over_when_the_first_has_gone(store):
+def test_a_second_coordinator_takes_over_when_the_first_has_gone(store, dtype):
     first = Vectors(store, ["a"], ["g"], space="s")
     with pytest.raises(fastps.ConfigError, match="has a coordinator: expected a free seat"):
         Vectors(store, ["a"], ["g"], space="s")
@@ -260,14 +275,17 @@ def test_a_second_coordinator_takes_over_when_the_first_has_gone(store):
         third.leave()
     assert fastps.optimize.drop(store, "s")
     assert not fastps.optimize.drop(store, "s")
-    store.push("a", np.ones(SHAPES["a"], np.float32))
+    store.push("a", np.ones(SHAPES["a"], dtype))
 
 
+@pytest.mark.parametrize("dtype", [np.float32])
 def test_what_cannot_have_vectors_is_refused_by_name(store):
     store.register("h", np.zeros(3, np.float32), fastps.SGD(lr=1.0), apply="hogwild")
+    store.register("wide", np.zeros(3), fastps.SGD(lr=1.0))
     for names, vectors, error, match in [
         (["a", "none"], ["g"], fastps.UnknownTensorError, "none"),
         (["a", "h"], ["g"], fastps.ConfigError, 'hogwild.*"h"'),
+        (["a", "wide"], ["g"], fastps.DTypeError, 'one dtype.*"wide".*: expected float32, got float64'),
         (["a", "a"], ["g"], fastps.ConfigError, 'twice.*"a"'),
         ([], ["g"], fastps.ConfigError, "without tensors"),
         (["a"], [], fastps.ConfigError, "1 to 64 vectors"),
@@ -322,7 +340,8 @@ def test_replicas_and_a_coordinator_meet(store, v):
     report = v.batch(1, 2, **task, wait=10.0)
     assert (report.over, report.finished) == (True, [(0.5, "r"), (1.5, "r")])
     v.run(v.end_sum("g"), v.combine("q", {"g": 1.0, "w": -2.0}))
-    assert v.run(v.max_abs("q")) == (0.0,)
+    # The magnitude given is 10: a quantum is 2^-57, and each portion is rounded to it.
+    assert v.run(v.max_abs("q"))[0] <= 2.0**-57
     v.run(v.begin_sum(2, 2, largest=10.0))
     v.batch(2, 2, **task, wait=0.0)
     assert ask()[3] == 0

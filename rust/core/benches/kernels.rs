@@ -11,9 +11,11 @@ use fastps_core::dtype::{DType, View};
 use fastps_core::frame::{Action, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Adam, Optimizer, Sgd};
+use fastps_core::program::{Command, Op, Program};
 use fastps_core::shard::{Shard, ShardConfig};
+use fastps_core::slice::Slice;
 use fastps_core::store::{Store, StoreOptions};
-use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use fastps_core::tensor::{Apply, SliceId, Space, SpaceId, TensorSpec};
 use fastps_core::verbs::prelude::*;
 use fastps_core::verbs::{Gradient, PushOptions};
 use std::collections::HashMap;
@@ -62,6 +64,7 @@ fn case(name: &str, n: usize) -> Case {
             let sgd = Sgd { lr: 1e-3, ..Sgd::default() };
             bound(n, tensors.parse().unwrap(), Optimizer::Sgd(sgd))
         }
+        ("vector", operation) => vector(n, operation),
         ("adam", tensors) => bound(n, tensors.parse().unwrap(), Optimizer::Adam(Adam::default())),
         _ => panic!("unknown case {name}"),
     }
@@ -75,6 +78,74 @@ fn codec_of(name: &str) -> Codec {
         "onebit" => Codec::OneBit,
         _ => panic!("unknown codec {name}"),
     }
+}
+
+/// Rows and columns of a block of inner products.
+const BLOCK: (u32, u32) = (3, 21);
+
+/// An operation on the vectors of a space over one tensor.
+fn vector(n: usize, operation: &str) -> Case {
+    let spec = Arc::new(spec("w", n, Optimizer::Sgd(Sgd::default())));
+    let shard = Shard::new(ShardConfig::new(0, u64::MAX, Isa::get().unwrap()));
+    let ids: Vec<_> = (0..spec.slice_count()).map(|k| (SliceId(k as u64), k)).collect();
+    shard.create(&spec, 0, &ids).unwrap();
+    let slices: Vec<_> = ids.iter().map(|(id, _)| shard.slice(*id).unwrap()).collect();
+    let count = if matches!(operation, "block" | "single") { BLOCK.0 + BLOCK.1 } else { 2 };
+    let vectors = (0..count).map(|k| k.to_string().into()).collect();
+    let space = Arc::new(Space { id: SpaceId(1), name: "bench".into(), vectors });
+    let mut number = 0;
+    let mut run = move |slices: &[Arc<Slice>], ops: Vec<Op>| {
+        number += 1;
+        let command = Command { space: SpaceId(1), term: 1, number };
+        let program = Program::new(ops).unwrap();
+        timed(|| slices.iter().for_each(|slice| drop(slice.run_program(command, &program).unwrap())))
+    };
+    let (values, mut batch, mut portion) = (values(n), 0, 0);
+    let begin = |batch| Op::BeginSum { batch, portions: 1 << 16, largest: 1.0, coarser: 0 };
+    for slice in &slices {
+        slice.open_space(&space).unwrap();
+    }
+    // Products of random values, not of zeros.
+    for k in 1..=count {
+        batch += 1;
+        run(&slices, vec![Op::BeginSum { batch, portions: 1, largest: 1.0, coarser: 0 }]);
+        for slice in &slices {
+            let body = bytemuck::cast_slice(&values[slice.range()]);
+            slice.push_portion(SpaceId(1), batch, 0, body).unwrap();
+        }
+        run(&slices, vec![Op::EndSum { to: k }]);
+    }
+    let (rows, columns): (Vec<u32>, Vec<u32>) = ((1..=BLOCK.0).collect(), (BLOCK.0 + 1..=count).collect());
+    let ops = match operation {
+        "dot" => vec![Op::Dot { x: 1, y: 2 }],
+        "axpy" => vec![Op::Axpy { to: 1, by: 1e-3, x: 2 }],
+        "block" => vec![Op::Block { rows, columns }],
+        "single" => rows.iter().flat_map(|x| columns.iter().map(|y| Op::Dot { x: *x, y: *y })).collect(),
+        "portion" => Vec::new(),
+        _ => panic!("unknown operation {operation}"),
+    };
+    let adds = operation == "portion";
+    if adds {
+        batch += 1;
+        run(&slices, vec![begin(batch)]);
+    }
+    Box::new(move || {
+        if !adds {
+            return run(&slices, ops.clone());
+        }
+        if portion == 1 << 16 {
+            (batch, portion) = (batch + 1, 0);
+            run(&slices, vec![begin(batch)]);
+        }
+        let number = portion;
+        portion += 1;
+        timed(|| {
+            for slice in &slices {
+                let body = bytemuck::cast_slice(&values[slice.range()]);
+                slice.push_portion(SpaceId(1), batch, number, body).unwrap();
+            }
+        })
+    })
 }
 
 /// Values of both signs and many magnitudes (a linear congruential generator).

@@ -44,11 +44,26 @@ fn write<T: Real, U: Real, const N: usize>(to: &mut [U], by: [f64; N], x: [&[T];
     }
 }
 
+/// `to <- by_0 to + by_1 x_1`, where `by_0` is often 1.
+#[inline(always)]
+fn add_to<T: Real>(to: &mut [T], (own, by): (f64, f64), x: &[T]) {
+    let x = &x[..to.len()];
+    if own == 1.0 {
+        to.iter_mut().zip(x).for_each(|(to, x)| *to = T::nearest(by.mul_add(x.wide(), to.wide())));
+    } else {
+        to.iter_mut().zip(x).for_each(|(to, x)| *to = T::nearest(by.mul_add(x.wide(), own * to.wide())));
+    }
+}
+
 impl<T: Real> Kernel for Combine<'_, T> {
     type Out = ();
+    const WIDE: bool = false;
     #[inline(always)]
     fn run(self) {
         let Self { to, terms } = self;
+        if let [(own, None), (by, Some(x))] = terms {
+            return add_to(to, (*own, *by), x);
+        }
         let mut own = [T::ZERO; BLOCK];
         let uses_own = terms.iter().any(|(_, x)| x.is_none());
         for (at, len) in blocks(to.len()) {

@@ -108,8 +108,9 @@ impl<T: Real> Kernel for GridAdd<'_, T> {
         for ((high, low), x) in high.iter_mut().zip(low).zip(values) {
             let units = x.wide() * scale;
             let (whole, n) = to_integer(units);
-            *high += n;
-            *low += to_integer((units - whole) * power(LOW)).1;
+            // Never wraps: a sum has few enough terms.
+            *high = high.wrapping_add(n);
+            *low = low.wrapping_add(to_integer((units - whole) * power(LOW)).1);
         }
     }
 }
@@ -129,10 +130,11 @@ impl<T: Real> Kernel for GridValue<'_, T> {
         let Self { to, high, low, scale } = self;
         for ((to, high), low) in to.iter_mut().zip(high).zip(low) {
             // Floats hold 53 bits, so the sum is cut into three exact parts of fewer.
-            let carry = (*low + (1 << (LOW - 1))) >> LOW;
-            let (units, fraction) = (*high + carry, to_float(*low - (carry << LOW)) * power(-LOW));
-            let top = (units + (1 << 31)) >> 32;
-            let (top, rest) = (to_float(top) * power(32), to_float(units - (top << 32)));
+            let carry = low.wrapping_add(1 << (LOW - 1)) >> LOW;
+            let (units, fraction) =
+                (high.wrapping_add(carry), to_float(low.wrapping_sub(carry << LOW)) * power(-LOW));
+            let top = units.wrapping_add(1 << 31) >> 32;
+            let (top, rest) = (to_float(top) * power(32), to_float(units.wrapping_sub(top << 32)));
             // Nearly all is in `sum`; what its rounding left is exact, also together with the fraction.
             let sum = top + rest;
             let left = rest - (sum - top);
@@ -152,9 +154,12 @@ impl GridSum {
     /// Bytes of memory for each element.
     pub(crate) const BYTES: usize = 2 * size_of::<i64>();
 
-    /// `len` zeros.
+    /// `len` zeros, all written here, so that the first term takes no page faults.
     pub(crate) fn zeros(len: usize) -> Self {
-        Self { high: vec![0; len], low: vec![0; len] }
+        let (mut high, mut low) = (Vec::new(), Vec::new());
+        high.resize(len, 0);
+        low.resize(len, 0);
+        Self { high, low }
     }
 
     /// Begins again with zeros.

@@ -14,6 +14,12 @@ pub(crate) trait Real:
     fn wide(self) -> f64;
     /// The nearest value to one in float64.
     fn nearest(wide: f64) -> Self;
+    /// The bits of a magnitude, which order as the magnitudes do; NaN is above infinity.
+    type Magnitude: Copy + Ord + Default;
+    /// The bits without the sign.
+    fn magnitude(self) -> Self::Magnitude;
+    /// The magnitude with these bits.
+    fn of_magnitude(bits: Self::Magnitude) -> f64;
     /// `self * factor + term`, rounded once.
     fn fma(self, factor: Self, term: Self) -> Self;
 }
@@ -29,6 +35,17 @@ impl Real for f32 {
     #[inline(always)]
     fn nearest(wide: f64) -> Self {
         wide as Self
+    }
+
+    type Magnitude = u32;
+
+    #[inline(always)]
+    fn magnitude(self) -> u32 {
+        self.to_bits() & (u32::MAX >> 1)
+    }
+
+    fn of_magnitude(bits: u32) -> f64 {
+        Self::from_bits(bits).into()
     }
 
     #[inline(always)]
@@ -48,6 +65,17 @@ impl Real for f64 {
     #[inline(always)]
     fn nearest(wide: f64) -> Self {
         wide
+    }
+
+    type Magnitude = u64;
+
+    #[inline(always)]
+    fn magnitude(self) -> u64 {
+        self.to_bits() & (u64::MAX >> 1)
+    }
+
+    fn of_magnitude(bits: u64) -> f64 {
+        Self::from_bits(bits)
     }
 
     #[inline(always)]

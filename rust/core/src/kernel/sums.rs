@@ -5,37 +5,78 @@
 //! same bits as its products one by one.
 
 use super::real::Real;
-use crate::base::block::blocks;
-use crate::base::isa::{Isa, Kernel};
+use crate::base::isa::{Isa, Kernel, prefetch};
+use std::array::from_fn;
+use std::ops::Range;
 
 /// Sums that run side by side: enough to hide the latency of an addition on every instruction set.
 const LANES: usize = 16;
-/// Columns whose sums stay in registers together.
-const TILE: usize = 3;
+/// Rows of a tile: products of several rows and columns are added together, so that each element is converted
+/// to float64 once for all of them.
+const ROWS: usize = 3;
+/// Columns of a tile on AVX-512, whose registers hold the sums of so many; elsewhere a tile has one column.
+const COLUMNS: usize = 3;
+/// Chunks of a column that are added before the next column: a run of them stays in the second-level cache
+/// until it has met every row.
+const RUN: usize = 512;
+/// How many chunks ahead a column is prefetched: the CPU does not follow so many vectors by itself.
+const AHEAD: usize = 64;
 
 type Lanes = [f64; LANES];
+/// A vector in chunks of one element for each lane, and what is left.
+type Chunks<'a, T> = (&'a [[T; LANES]], &'a [T]);
 
-/// Adds the products of a row's elements with those of several columns, all of one length.
 #[inline(always)]
-fn accumulate<T: Real, const N: usize>(row: &[T], columns: [&[T]; N], into: [&mut Lanes; N]) {
-    let mut sums: [Lanes; N] = std::array::from_fn(|k| *into[k]);
-    let (chunks, rest) = row.as_chunks::<LANES>();
-    let columns: [(&[[T; LANES]], &[T]); N] = columns.map(|column| column.as_chunks());
-    for (i, x) in chunks.iter().enumerate() {
-        for (sum, (chunks, _)) in sums.iter_mut().zip(&columns) {
-            let y = &chunks[i];
+fn chunks<T>(vector: &[T]) -> Chunks<'_, T> {
+    vector.as_chunks()
+}
+
+/// Adds the products of a run's chunks, of every row with every column.
+#[inline(always)]
+fn accumulate<T: Real, const R: usize, const C: usize>(
+    rows: [&[[T; LANES]]; R],
+    columns: [&[[T; LANES]]; C],
+    run: Range<usize>,
+    sums: &mut [[Lanes; C]; R],
+) {
+    let mut added = *sums;
+    let len = run.len();
+    let (rows, now) = (rows.map(|x| &x[run.clone()][..len]), columns.map(|y| &y[run.clone()][..len]));
+    let later = columns.map(|y| &y[y.len().min(run.start + AHEAD)..]);
+    for i in 0..len {
+        let mut x = [[0.0; LANES]; R];
+        if C > 1 {
+            for r in 0..R {
+                for lane in 0..LANES {
+                    x[r][lane] = rows[r][i][lane].wide();
+                }
+            }
+        }
+        for c in 0..C {
+            if let Some(later) = later[c].get(i) {
+                prefetch(later);
+            }
+            let mut y = [0.0; LANES];
             for lane in 0..LANES {
-                sum[lane] = x[lane].wide().mul_add(y[lane].wide(), sum[lane]);
+                y[lane] = now[c][i][lane].wide();
+            }
+            for r in 0..R {
+                for lane in 0..LANES {
+                    // With one column, a converted row would only take registers.
+                    let x = if C > 1 { x[r][lane] } else { rows[r][i][lane].wide() };
+                    added[r][c][lane] = x.mul_add(y[lane], added[r][c][lane]);
+                }
             }
         }
     }
-    for (sum, (_, column_rest)) in sums.iter_mut().zip(&columns) {
-        for (lane, (x, y)) in rest.iter().zip(*column_rest).enumerate() {
-            sum[lane] = x.wide().mul_add(y.wide(), sum[lane]);
-        }
-    }
-    for (into, sum) in into.into_iter().zip(sums) {
-        *into = sum;
+    *sums = added;
+}
+
+/// Adds the products of what is left after the chunks.
+#[inline(always)]
+fn add_rest<T: Real>(x: &[T], y: &[T], lanes: &mut Lanes) {
+    for (lane, (x, y)) in x.iter().zip(y).enumerate() {
+        lanes[lane] = x.wide().mul_add(y.wide(), lanes[lane]);
     }
 }
 
@@ -62,7 +103,13 @@ impl<T: Real> Kernel for InnerProduct<'_, T> {
     #[inline(always)]
     fn run(self) -> f64 {
         let mut lanes = [0.0; LANES];
-        accumulate(self.x, [self.y], [&mut lanes]);
+        let ((x, x_rest), (y, y_rest)) = (chunks(self.x), chunks(self.y));
+        for (x, y) in x.iter().zip(y) {
+            for lane in 0..LANES {
+                lanes[lane] = x[lane].wide().mul_add(y[lane].wide(), lanes[lane]);
+            }
+        }
+        add_rest(x_rest, y_rest, &mut lanes);
         join(lanes)
     }
 }
@@ -72,58 +119,106 @@ pub(crate) fn dot<T: Real>(isa: Isa, x: &[T], y: &[T]) -> f64 {
     isa.run(InnerProduct { x, y })
 }
 
-struct ProductBlock<'a, T> {
+struct ProductBlock<'a, T, const C: usize> {
     rows: &'a [&'a [T]],
     columns: &'a [&'a [T]],
 }
 
-impl<T: Real> Kernel for ProductBlock<'_, T> {
+impl<T: Real, const C: usize> Kernel for ProductBlock<'_, T, C> {
     type Out = Vec<f64>;
     #[inline(always)]
     fn run(self) -> Vec<f64> {
-        let Self { rows, columns } = self;
+        let (rows, columns): (Vec<_>, Vec<_>) =
+            (self.rows.iter().map(|x| chunks(x)).collect(), self.columns.iter().map(|y| chunks(y)).collect());
         let mut sums = vec![[0.0; LANES]; rows.len() * columns.len()];
-        let n = rows.first().map_or(0, |row| row.len());
-        for (at, len) in blocks(n) {
-            for (row, sums) in rows.iter().zip(sums.chunks_exact_mut(columns.len().max(1))) {
-                let row = &row[at..at + len];
-                let (tiles, rest) = columns.as_chunks::<TILE>();
-                let (tile_sums, rest_sums) = sums.as_chunks_mut::<TILE>();
-                for (tile, sums) in tiles.iter().zip(tile_sums) {
-                    accumulate(row, tile.map(|x| &x[at..at + len]), sums.each_mut());
+        let n = rows.first().map_or(0, |(chunks, _)| chunks.len());
+        for start in (0..n).step_by(RUN) {
+            let run = start..n.min(start + RUN);
+            for c in (0..columns.len()).step_by(C) {
+                let whole = columns.len() - c >= C;
+                for r in (0..rows.len()).step_by(ROWS) {
+                    let tile = Tile { rows: &rows, columns: &columns, first: (r, c), run: run.clone() };
+                    match (rows.len() - r, whole) {
+                        (1, true) => tile.add::<1, C>(&mut sums),
+                        (2, true) => tile.add::<2, C>(&mut sums),
+                        (_, true) => tile.add::<ROWS, C>(&mut sums),
+                        (left, false) => tile.add_singly(left.min(ROWS), &mut sums),
+                    }
                 }
-                for (column, sum) in rest.iter().zip(rest_sums) {
-                    accumulate(row, [&column[at..at + len]], [sum]);
-                }
+            }
+        }
+        for (r, (_, x)) in rows.iter().enumerate() {
+            for (c, (_, y)) in columns.iter().enumerate() {
+                add_rest(x, y, &mut sums[r * columns.len() + c]);
             }
         }
         sums.into_iter().map(join).collect()
     }
 }
 
+/// Some rows and columns, from the first ones given on, and a run of their chunks.
+struct Tile<'a, T> {
+    rows: &'a [Chunks<'a, T>],
+    columns: &'a [Chunks<'a, T>],
+    first: (usize, usize),
+    run: Range<usize>,
+}
+
+impl<T: Real> Tile<'_, T> {
+    /// Adds the products of R rows with C columns.
+    #[inline(always)]
+    fn add<const R: usize, const C: usize>(&self, sums: &mut [Lanes]) {
+        let (row, column) = self.first;
+        let place = |r: usize, c: usize| (row + r) * self.columns.len() + column + c;
+        let mut added: [[Lanes; C]; R] = from_fn(|r| from_fn(|c| sums[place(r, c)]));
+        let rows = from_fn(|r| self.rows[row + r].0);
+        accumulate(rows, from_fn(|c| self.columns[column + c].0), self.run.clone(), &mut added);
+        for (r, row) in added.into_iter().enumerate() {
+            for (c, lanes) in row.into_iter().enumerate() {
+                sums[place(r, c)] = lanes;
+            }
+        }
+    }
+
+    /// Adds the products of so many rows with all columns that are left, one by one.
+    #[inline(always)]
+    fn add_singly(&self, rows: usize, sums: &mut [Lanes]) {
+        let (row, column) = self.first;
+        for r in row..row + rows {
+            for c in column..self.columns.len() {
+                Tile { first: (r, c), run: self.run.clone(), ..*self }.add::<1, 1>(sums);
+            }
+        }
+    }
+}
+
 /// The inner products of all rows with all columns, row by row, in one pass. All vectors have one length.
 pub(crate) fn products<T: Real>(isa: Isa, rows: &[&[T]], columns: &[&[T]]) -> Vec<f64> {
-    isa.run(ProductBlock { rows, columns })
+    if isa == Isa::Avx512 {
+        isa.run(ProductBlock::<T, COLUMNS> { rows, columns })
+    } else {
+        isa.run(ProductBlock::<T, 1> { rows, columns })
+    }
 }
 
 struct LargestMagnitude<'a, T>(&'a [T]);
 
-/// The bits of a magnitude order as the magnitudes do; NaN is above infinity.
-const MAGNITUDE: u64 = !(1 << 63);
+/// Elements whose largest magnitudes are kept apart: several vectors of the narrower type.
+const APART: usize = 64;
 
 impl<T: Real> Kernel for LargestMagnitude<'_, T> {
     type Out = f64;
     #[inline(always)]
     fn run(self) -> f64 {
-        let mut lanes = [0; LANES];
-        let (chunks, rest) = self.0.as_chunks::<LANES>();
+        let mut largest = [T::Magnitude::default(); APART];
+        let (chunks, rest) = self.0.as_chunks::<APART>();
         for chunk in chunks {
-            for (largest, x) in lanes.iter_mut().zip(chunk) {
-                *largest = (x.wide().to_bits() & MAGNITUDE).max(*largest);
+            for (largest, x) in largest.iter_mut().zip(chunk) {
+                *largest = x.magnitude().max(*largest);
             }
         }
-        let rest = rest.iter().map(|x| x.wide().to_bits() & MAGNITUDE);
-        f64::from_bits(lanes.into_iter().chain(rest).max().unwrap_or(0))
+        let rest = rest.iter().map(|x| x.magnitude());
+        T::of_magnitude(largest.into_iter().chain(rest).max().unwrap_or_default())
     }
 }
 
