@@ -294,8 +294,8 @@ def test_named_exceptions_exist(page: Path) -> None:
 
 
 def section(title: str) -> str:
-    """Of the page for operators."""
-    page = (ROOT / "docs/how-to/operations.md").read_text()
+    """Of the reference of servers."""
+    page = (ROOT / "docs/reference/servers.md").read_text()
     return page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 

@@ -1,5 +1,5 @@
 /* The loops of hogwild.py: stochastic gradient descent of threads that share plain memory, with nothing around it. The rules
- * are those of rust/core/src/hogwild/linear/mod.rs and rust/core/src/hogwild/factorize.rs, the order is shuffled by the same generator, and
+ * are those of rust/core/src/hogwild/linear/mod.rs and rust/core/src/hogwild/factorize/mod.rs, the order is shuffled by the same generator, and
  * threads take blocks in turn. The race is one in C's eyes, too; compilers and CPUs make plain loads and stores of it. */
 #include <math.h>
 #include <pthread.h>

@@ -502,7 +502,7 @@ pub struct StatsRequest {}
 /// Counters of one shard since its start.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StatsResponse {
-    /// Counters by name (docs/how-to/operations.md).
+    /// Counters by name (docs/reference/servers.md).
     #[prost(map = "string, uint64", tag = "1")]
     pub counters: ::std::collections::HashMap<::prost::alloc::string::String, u64>,
     /// Sessions of clients.
