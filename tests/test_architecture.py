@@ -31,8 +31,6 @@ CORE_FOLDERS: dict[str, set[str]] = {
 }
 # Files of one folder that import each other.
 CORE_FILE_CIRCLES = {
-    # The encoders share their loop, which names them.
-    "kernel/codec": {("error_feedback", file) for file in ("bfloat16", "float32", "int8", "onebit")},
     # Racing memory lies in regions, which are made of its lines.
     "memory": {("cell", "shared")},
     # A slice owns its memory, whose changes need the slice; a policy releases pushes to the slice.

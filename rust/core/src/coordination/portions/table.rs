@@ -12,7 +12,7 @@ const MAX_WORKERS: usize = 1 << 16;
 /// Bytes of a table, with the longest name.
 pub(super) const TABLE_BYTES: u64 = (MAX_NAME + 2 * size_of::<(Arc<str>, PortionTable)>()) as u64;
 /// Bytes of a worker, or of a returned portion.
-const WORKER_BYTES: u64 = 2 * size_of::<(PortionWorker, PortionMember, PortionWorker)>() as u64;
+pub(super) const WORKER_BYTES: u64 = 2 * size_of::<(PortionWorker, PortionMember, PortionWorker)>() as u64;
 
 /// A client, and the number of one of its workers.
 pub(super) type PortionWorker = (u64, u64);

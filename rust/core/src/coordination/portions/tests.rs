@@ -1,3 +1,4 @@
+use super::table::WORKER_BYTES;
 use super::*;
 use std::sync::mpsc;
 

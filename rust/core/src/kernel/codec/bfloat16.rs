@@ -2,7 +2,7 @@
 //! arithmetic, so subnormals and flush-to-zero modes do not matter.
 
 use super::Body;
-use super::error_feedback::{self, Encoder};
+use super::encode::{Encoder, encode as encode_blocks};
 use crate::base::block::{BLOCK, Lane};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::{Isa, Kernel};
@@ -15,7 +15,7 @@ const LARGEST: u32 = 0x7F7F;
 const NAN: u32 = 0x7FC0;
 
 pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, body: &mut [u8]) {
-    error_feedback::encode(isa, values, residual, BFloat16Writer { body });
+    encode_blocks(isa, values, residual, BFloat16Writer { body });
 }
 
 /// Rounds to nearest even. A finite value beyond the largest bfloat16 becomes that value and not infinity,

@@ -1,7 +1,7 @@
 //! float32: the values themselves, little-endian.
 
 use super::Body;
-use super::error_feedback::{self, Encoder};
+use super::encode::{Encoder, encode as encode_blocks};
 use crate::base::block::{BLOCK, Lane};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::{Isa, Kernel};
@@ -11,7 +11,7 @@ const WIDTH: usize = 4;
 const EXPONENT: u32 = 0x7F80_0000;
 
 pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, body: &mut [u8]) {
-    error_feedback::encode(isa, values, residual, Float32Writer { body });
+    encode_blocks(isa, values, residual, Float32Writer { body });
 }
 
 struct Float32Writer<'a> {

@@ -9,7 +9,7 @@
 //! `x * 2^(133 - E) * 2^16` and u 16 bits of Philox4x32-10: key = seed; counter = (element of the tensor / 8,
 //! sequence); the eight elements take the low, then the high half of each of the four words.
 
-use super::error_feedback::{self, Encoder};
+use super::encode::{Encoder, encode as encode_blocks};
 use super::philox;
 use super::{Body, Position};
 use crate::base::error::{Error, Kind, Result};
@@ -35,9 +35,9 @@ pub(super) fn encode(
 ) {
     let (scales, elements) = body.split_at_mut(values.len().div_ceil(BLOCK));
     match seed {
-        None => error_feedback::encode(isa, values, residual, Nearest { scales, elements }),
+        None => encode_blocks(isa, values, residual, Nearest { scales, elements }),
         Some(seed) => {
-            error_feedback::encode(isa, values, residual, Stochastic { scales, elements, seed, position });
+            encode_blocks(isa, values, residual, Stochastic { scales, elements, seed, position });
         }
     }
 }

@@ -3,6 +3,7 @@
 //! share.
 
 mod bfloat16;
+mod encode;
 mod error_feedback;
 mod float32;
 mod float64;

@@ -15,7 +15,7 @@
 //! number.
 
 use super::Body;
-use super::error_feedback::{self, Encoder};
+use super::encode::{Encoder, encode as encode_blocks};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::Isa;
 use std::ops::Range;
@@ -32,7 +32,7 @@ const RUN: usize = 64;
 const MEANS: usize = 8;
 
 pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, body: &mut [u8]) {
-    error_feedback::encode(isa, values, residual, OneBitWriter { n: values.len(), body });
+    encode_blocks(isa, values, residual, OneBitWriter { n: values.len(), body });
 }
 
 /// Whether the values of a block were finite.
