@@ -17,7 +17,7 @@ import pytest
 import fastps
 from fastps.repro.catalogue import CLAIMS, NOT_YET, find
 from fastps.repro.claim import Setting
-from fastps.repro.claims import momentum, optimizers, toys
+from fastps.repro.claims import momentum, optimizers, reinforcement, toys
 from fastps.repro.claims.codecs import decoded
 from fastps.repro.tasks import task
 
@@ -235,3 +235,13 @@ def test_every_claim_says_what_it_is():
         assert claim.says.endswith(".")
         assert claim.source
         assert claim.threshold
+
+
+def test_the_claim_about_reinforcement_learning_fails_if_frames_grow_or_runs_stay_unsolved():
+    few = [70_000, 80_000, 90_000, 100_000, None]
+    figures = {"frames": {workers: list(few) for workers in ("1", "2", "4", "8")}}
+    assert not reinforcement.judge(figures).holds  # four runs are unsolved
+    figures["frames"]["1"] = figures["frames"]["2"] = few[:4]
+    assert reinforcement.judge(figures).holds
+    figures["frames"]["8"] = [2 * (frames or 90_000) for frames in few]
+    assert not reinforcement.judge(figures).holds

@@ -56,6 +56,24 @@ def test_a_killed_worker_is_started_again_and_nothing_is_lost() -> None:
 
 
 @pytest.mark.timeout(240)
+def test_synchronous_workers_go_on_without_a_killed_one_until_it_is_back() -> None:
+    with fastps.serve(lease=2.0) as server:
+        with Training(
+            Naive(steps=20), slow_cart_pole, 2, 1500, 0, 1, True, servers=server.addresses, evaluated=False
+        ) as training:
+            killed = False
+            while training.goes_on():
+                if not killed and training.run.frames >= 300:
+                    os.kill(training._workers[1].process.pid, signal.SIGKILL)
+                    killed = True
+        run = training.run
+    assert run.messages == ["worker 1 was killed by signal 9; it was started again"]
+    assert run.frames >= 1500
+    first, _, again = (worker["frames"] for worker in run.stats["workers"])
+    assert first > again > 0
+
+
+@pytest.mark.timeout(240)
 def test_workers_of_a_shared_store_and_the_evaluator_work_together() -> None:
     seen = []
     run = train(
@@ -88,6 +106,7 @@ def test_bad_input_starts_nothing() -> None:
         ({"workers": 0}, "workers"),
         ({"env": "NoSuchEnv-v0"}, "no such environment"),
         ({"shards": -1}, "shards"),
+        ({"env": "ALE/NoSuchGame-v5"}, "pip install ale-py|no such environment"),
         ({"algorithm": Naive(), "shards": 0}, "shared store"),
     ]:
         given = {"algorithm": A3C(), "env": "CartPole-v1", **wrong}

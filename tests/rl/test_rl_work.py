@@ -269,11 +269,6 @@ def two_headed(outputs: int, inputs: int = 4) -> nn.Module:
 BAD = [
     ("environment", {"make_env": lambda: gymnasium.make("NoSuchEnv-v0")}, "no such environment.*NoSuchEnv"),
     (
-        "package",
-        {"make_env": lambda: gymnasium.make("MinAtar/NoSuchGame-v1")},
-        "pip install minatar|no such environment",
-    ),
-    (
         "actions",
         {"make_env": lambda: Scripted([0], spaces.MultiBinary(3))},
         r"action space is not supported: expected Discrete, or Box of floats, got MultiBinary\(3\)",

@@ -9,6 +9,7 @@ from fastps.repro.claims import (
     momentum,
     optimizers,
     processes,
+    reinforcement,
     stragglers,
     toys,
     training,
@@ -17,7 +18,18 @@ from fastps.repro.claims import (
 
 __all__ = ["CLAIMS", "NOT_YET", "find"]
 
-FAMILIES = (momentum, downpour, codecs, stragglers, optimizers, toys, training, warm_start, processes)
+FAMILIES = (
+    momentum,
+    downpour,
+    codecs,
+    stragglers,
+    optimizers,
+    toys,
+    training,
+    warm_start,
+    processes,
+    reinforcement,
+)
 
 CLAIMS: dict[str, Claim] = {claim.name: claim for family in FAMILIES for claim in family.CLAIMS}
 
@@ -25,7 +37,6 @@ CLAIMS: dict[str, Claim] = {claim.name: claim for family in FAMILIES for claim i
 NOT_YET = {
     "sandblaster": "sharded L-BFGS equals L-BFGS in one process; backup tasks; conjugate gradients",
     "synthetic-gradients": "decoupled neural interfaces train within bounds of back-propagation",
-    "rl": "frames to a return of 475 on CartPole do not grow with the number of actors",
     "cifar10": "serial, Downpour with Adagrad and Sync on CIFAR-10, with real processes",
 }
 

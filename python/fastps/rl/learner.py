@@ -8,6 +8,7 @@ import functools
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -19,7 +20,7 @@ from torch import nn
 from fastps._shared.checks import at_least, integer
 from fastps._shared.types import Array
 from fastps.connection import ParameterServer
-from fastps.errors import LeaseError, NonFiniteError, UnknownOutcomeError, VersionsLost
+from fastps.errors import LeaseError, NonFiniteError, UnavailableError, UnknownOutcomeError, VersionsLost
 from fastps.rl import settings
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.playing.actions import Actions, actions_of
@@ -34,6 +35,8 @@ __all__ = ["FRAMES", "OBSERVATIONS", "Learner", "Rollout", "Task", "observations
 
 _log = logging.getLogger("fastps")
 
+_PLACE_TIMEOUT = 60.0
+"""Seconds to wait for a place among synchronous workers."""
 FRAMES, OBSERVATIONS, _PREFIX = "rl.frames", "rl.observations", "model."
 
 
@@ -138,9 +141,7 @@ class Learner:
         self.run = task.register(ps)
         self.ps = ps
         self.model = task.model
-        self.worker = Worker(
-            ps, task.tensors(), algorithm._mode(ps), copy=False, rank=rank, name=f"worker {self.name}"
-        )
+        self.worker = self._joined(algorithm, rank)
         self._parameters = {_PREFIX + name: p for name, p in self.model.named_parameters()}
         self.size = sum(p.numel() for p in self._parameters.values())
         self._totals = Totals(ps, FRAMES, 2, rank)
@@ -151,6 +152,24 @@ class Learner:
         see = self.normalizer or (lambda observation: observation)
         self.player = Player(make_env, self.name, self._rng, see, self._ended)
         self._turns = algorithm._turns(self)
+
+    def _joined(self, algorithm: Algorithm, rank: int | None) -> Worker:
+        """The worker, which may have to wait for the place of one that died: until that one's lease ends."""
+        deadline = time.monotonic() + _PLACE_TIMEOUT
+        while True:
+            try:
+                return Worker(
+                    self.ps,
+                    self.task.tensors(),
+                    algorithm._mode(self.ps),
+                    copy=False,
+                    rank=rank,
+                    name=f"worker {self.name}",
+                )
+            except UnavailableError as error:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(error.retry_after or 0.2)
 
     # -- turns -----------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,12 +14,14 @@ import numpy as np
 from fastps._shared.types import Array
 from fastps.errors import ConfigError, FastpsError, NonFiniteError
 
-__all__ = ["Episode", "EpisodeError", "Player", "Transition", "environment_name", "made"]
+__all__ = ["Episode", "EpisodeError", "Player", "Transition", "by_name", "environment_name", "made"]
 
 _log = logging.getLogger("fastps")
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 
+_PACKAGES = {"MinAtar": "minatar", "ALE": "ale-py"}
+"""Namespaces of environments, and the packages that they come from."""
 MOST_FAILURES = 3
 """Episodes in a row in which an environment may raise before its worker ends."""
 
@@ -58,6 +61,25 @@ class Transition(NamedTuple):
 
 class Discarded(Exception):  # noqa: N818
     """The environment raised: the present episode is discarded."""
+
+
+def by_name(name: str) -> gymnasium.Env[Any, Any]:
+    """A registered environment; that of a package's own namespace, such as ``"MinAtar/..."``, is found, too.
+
+    Raises:
+        ConfigError: The package is not installed; names the line that installs it.
+    """
+    space, slash, _ = name.partition("/")
+    if slash and not any(known.startswith(f"{space}/") for known in gymnasium.registry):
+        for entry in importlib.metadata.entry_points(group="gymnasium.envs", name=space):
+            entry.load()()
+        if space in _PACKAGES and not any(known.startswith(f"{space}/") for known in gymnasium.registry):
+            line = f"pip install {_PACKAGES[space]}"
+            raise ConfigError(
+                f"the environment {name} needs another package: {line}", expected=line, got="no such package"
+            )
+    found: gymnasium.Env[Any, Any] = gymnasium.make(name)
+    return found
 
 
 def made(make_env: MakeEnv) -> gymnasium.Env[Any, Any]:

@@ -25,10 +25,11 @@ def draw(run: Run, title: str, path: Path) -> None:
     _curve(by_frames, run, [float(point.frames) for point in run.curve], "frames of all workers")
     _curve(by_seconds, run, [point.seconds for point in run.curve], "seconds")
     if run.solved_at is not None:
+        late = run.solved_at > run.curve[-1].frames / 2  # the text goes where there is space
         by_frames.axvline(run.solved_at, color=_GOAL, ls="--", lw=1)
         by_frames.annotate(
-            f"solved after {run.solved_at:,} frames ", (run.solved_at, 0.04),
-            xycoords=("data", "axes fraction"), ha="right", fontsize=8, color=_GOAL,
+            f" solved after {run.solved_at:,} frames ", (run.solved_at, 0.04),
+            xycoords=("data", "axes fraction"), ha="right" if late else "left", fontsize=8, color=_GOAL,
         )  # fmt: skip
     _histogram(histogram, run)
     figure.savefig(path, dpi=110)

@@ -98,7 +98,7 @@ class Run:
 
         ``frames``, ``updates``, ``seconds``, ``frames_per_second`` (of the whole run), ``training_return``,
         ``staleness`` (histogram), ``staleness_p50``, ``staleness_p99``, ``restarts``, and ``workers``: the
-        counters of each worker process, as `work` returns them.
+        counters of each worker process, as `work` returns them, in the order of their starts.
         """
         staleness = self.staleness
         return {
@@ -111,7 +111,7 @@ class Run:
             "staleness_p50": percentile(staleness, 0.5),
             "staleness_p99": percentile(staleness, 0.99),
             "restarts": self.restarts,
-            "workers": list(self._workers.values()),
+            "workers": [stats for _, stats in sorted(self._workers.items())],
         }
 
     def take(self, worker: int, report: dict[str, Any]) -> None:

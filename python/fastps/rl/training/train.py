@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import gymnasium
 import torch
 from torch import nn
 
@@ -20,7 +19,7 @@ from fastps._shared.checks import at_least, flag
 from fastps.connection import ParameterServer
 from fastps.rl.algorithm import Algorithm
 from fastps.rl.learner import Task
-from fastps.rl.playing.player import MakeEnv
+from fastps.rl.playing.player import MakeEnv, by_name
 from fastps.rl.training import children
 from fastps.rl.training.children import Child, Orders
 from fastps.rl.training.run import Point, Run
@@ -122,7 +121,7 @@ class Training:
         at_least(0, "shards", shards)
         flag("restart", restart)
         frames = at_least(1, "frames", frames)
-        make_env: MakeEnv = functools.partial(gymnasium.make, env) if isinstance(env, str) else env
+        make_env: MakeEnv = functools.partial(by_name, env) if isinstance(env, str) else env
         self._task = Task(algorithm, make_env, model, seed)
         self._task.algorithm = algorithm = algorithm._for(self._count)
         self.run = Run(self._task.model, self._task.threshold)
