@@ -487,6 +487,24 @@ def test_portions_without_a_gradient_are_sums_of_zero():
         assert store.pull("w") == pytest.approx(np.ones(2))
 
 
+def test_samples_that_probably_come_next_are_prefetched():
+    class Prefetching(Logistic):
+        prefetched, asked = (), ()
+
+        def prefetch(self, indices):
+            self.prefetched = (*self.prefetched, tuple(indices))
+
+        def __call__(self, params, indices):
+            self.asked = (*self.asked, tuple(indices))
+            return super().__call__(params, indices)
+
+    objective = Prefetching()
+    result, _ = run(objective, max_iterations=3)
+    assert result.nit == 3
+    # One replica takes the portions in order, so every guess is right: the last is for a batch to come.
+    assert objective.prefetched[:-1] == objective.asked[1:]
+
+
 def test_an_objective_that_is_no_function_warns():
     drawn = np.random.default_rng(0)
     noisy = Logistic()
