@@ -1,5 +1,5 @@
-"""The command line: ``fastps demo | sandblaster | rl | serve | status | checkpoint | doctor | torture |
-repro``, and ``fastps-server``.
+"""The command line: ``fastps demo | sandblaster | rl | serve | status | ls | rm | checkpoint | doctor |
+torture | repro``, and ``fastps-server``.
 
 Exit codes: 0 success; 1 failure, explained in one line that names the fix; 2 wrong usage; 3 (``demo``)
 pushes and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 the reader of
@@ -61,7 +61,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from fastps import doctor
+    from fastps import doctor, runs
     from fastps.demo import command
     from fastps.repro import command as repro
     from fastps.sandblaster import command as sandblaster
@@ -112,6 +112,15 @@ def _parser() -> argparse.ArgumentParser:
     tls.add_argument("--tls-cert", metavar="FILE", help="a certificate for servers that ask for one")
     tls.add_argument("--tls-key", metavar="FILE", help="its private key")
     status.set_defaults(execute=_status)
+    lister = commands.add_parser("ls", help="list the tensors of a running cluster, by run")
+    runs.add_arguments(lister)
+    lister.add_argument("--run", metavar="NAME", help="only those of this run")
+    lister.add_argument("--json", action="store_true", help="print one JSON list")
+    lister.set_defaults(execute=runs.ls)
+    remover = commands.add_parser("rm", help="free the tensors of a run")
+    runs.add_arguments(remover)
+    remover.add_argument("--run", metavar="NAME", required=True, help="the run")
+    remover.set_defaults(execute=runs.rm)
     physician = commands.add_parser(
         "doctor",
         help="check this machine: instruction sets, tearing, memory, wake-ups, loopback, limits",

@@ -550,6 +550,12 @@ class ParameterServer:
         return dict(self._native.transport)
 
     @property
+    def run(self) -> str | None:
+        """The run whose names it has, as given to `connect`."""
+        run: str | None = None if self._reattach is None else self._reattach[1].get("run")
+        return run
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._native.closed
@@ -678,6 +684,7 @@ def connect(
     tls_server_name: str | None = None,
     spin_us: int = 200,
     ack: Literal["applied", "logged"] = "applied",
+    run: str | None = None,
 ) -> ParameterServer:
     """Connects to the shards of a parameter server.
 
@@ -703,6 +710,9 @@ def connect(
         ack: What a receipt means. ``"applied"``: the push is in the server's memory. ``"logged"``: it is also
             in the server's log on disk (``--data-dir``), so it survives a crash of the process or machine; a
             push then waits for the disk. Of `hogwild` tensors only snapshots survive.
+        run: The name of a run (1 to 64 of a-z, A-Z, 0-9, ``.``, ``_``, ``-``): a name space of its own for
+            tensors, groups and portions, so that several runs can use one server. None: the names of no run;
+            those of run ``a`` begin with ``run:a/`` there. `fastps ls` and `fastps rm` list and free runs.
         tls_ca: Use TLS, and trust servers whose certificate a CA in this PEM file has signed.
         tls_cert: This client's certificate (PEM), followed by its issuers, for servers that ask for one.
         tls_key: Its private key (PEM); a `RuntimeWarning` if other users can read it.
@@ -733,4 +743,6 @@ def connect(
         "tls_key": tls_key,
         "tls_server_name": tls_server_name,
     }
+    if run is not None:
+        options["run"] = run
     return ParameterServer(_fastps.connect(text, **options), (text, options))

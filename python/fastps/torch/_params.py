@@ -222,8 +222,11 @@ def absent(ps: ParameterServer, rules: Mapping[str, tuple[tuple[int, ...], optim
     if others:
         name, ours, theirs = others[0]
         names = quoted(name for name, _, _ in others)
+        where = "" if ps.run is None else f" in run {ps.run}"
         raise ConfigError(
-            f'another model has these names: {names} (tensor "{name}"): expected {theirs}, got {ours}',
+            f'another model has these names{where}: {names} (tensor "{name}"): expected {theirs}, got {ours};'
+            " give this one a run of its own (fastps.connect(run=...)) or other names (prefix=...), or free "
+            "the other one (fastps rm)",
             tensor=name,
             expected=theirs,
             got=ours,

@@ -30,6 +30,8 @@ class Groups:
         self._bound: Mode | None = None
         self._warm: WarmStart | None = None
         self._warm_group = ""
+        #: The most workers that were in one of its groups when it joined, itself included.
+        self.present = 0
         #: Groups where a wait is not over, to the steps that are not reported there yet.
         self._due: dict[str, int] = {}
 
@@ -67,7 +69,8 @@ class Groups:
 
     def _join(self, mode: Mode, groups: list[str]) -> None:
         for group in groups:
-            self._native.join(group, mode._binding(), self._rank, self._name, None)
+            present, _ = self._native.join(group, mode._binding(), self._rank, self._name, None)
+            self.present = max(self.present, present)
 
     @property
     def name(self) -> str:

@@ -33,6 +33,7 @@ from fastps.worker.gradients import finite, whole
 from fastps.worker.groups import Groups
 from fastps.worker.local import LocalStepper
 from fastps.worker.pushes import Pushes, Refused
+from fastps.worker.run.notice import note_continuation
 from fastps.worker.run.progress import Progress
 from fastps.worker.state import check_state
 from fastps.worker.step import Step
@@ -155,6 +156,7 @@ class Worker:
                 self._groups.bind(then)
             self._follow(Async() if self._alone else then)
             self._fetches.installed = self._take_on(params, copy)
+            note_continuation(ps, self._fetches.installed, self._groups.present)
         except BaseException as error:
             self._give_up(error)
             raise

@@ -11,6 +11,8 @@ use crate::link::unary;
 use crate::link::unary::Who;
 use crate::options::{Ack, ConnectOptions};
 use crate::state::lost::Losses;
+use crate::state::map::Map;
+use crate::state::run::RunNames;
 use crate::state::runtime::{Driver, Process, random};
 use crate::state::shared::Shared;
 use crate::state::stats::Counters;
@@ -73,7 +75,7 @@ impl Client {
             client: random()?,
             secret,
             name: options.name.clone(),
-            map: Arc::default(),
+            map: Arc::new(Map::of(RunNames::new(options.run.as_deref())?)),
             ack: options.ack,
             checksums: options.checksums,
             counters: Counters::default(),

@@ -33,6 +33,9 @@ pub struct ConnectOptions {
     pub tls_server_name: Option<String>,
     /// What a receipt means; [`Ack::Logged`] needs servers that keep a log.
     pub ack: Ack,
+    /// The run whose tensors, groups and portions the client has; `None` = those of no run, and by their full
+    /// names those of all.
+    pub run: Option<String>,
 }
 
 impl Default for ConnectOptions {
@@ -47,6 +50,7 @@ impl Default for ConnectOptions {
             tls: TlsFiles::default(),
             tls_server_name: None,
             ack: Ack::Applied,
+            run: None,
         }
     }
 }

@@ -27,7 +27,8 @@ impl Client {
     ) -> Result<PortionAnswer> {
         self.alive()?;
         self.has_portions.store(true, Ordering::Relaxed);
-        let (link, ask, deadline) = (self.links[0].clone(), ask.clone(), after(timeout));
+        let (link, mut ask, deadline) = (self.links[0].clone(), ask.clone(), after(timeout));
+        ask.samples.name = self.map.run().there(&ask.samples.name).into();
         self.block(async move {
             loop {
                 let answer = call(&link, deadline, |mut client, left| {

@@ -111,10 +111,10 @@ impl Client {
     /// it.
     fn reserve_place(&self, spec: &Arc<TensorSpec>, deadline: Instant) -> Result<Option<(u64, Arc<Entry>)>> {
         let (link, spec, shards) = (self.links[0].clone(), spec.clone(), self.links.len());
+        let there = convert::spec_to_wire(&self.map.run().spec_there(&spec));
         self.block(async move {
             loop {
-                let ask =
-                    pb::RegisterRequest { spec: Some(convert::spec_to_wire(&spec)), client: link.client() };
+                let ask = pb::RegisterRequest { spec: Some(there.clone()), client: link.client() };
                 let answer = call(&link, deadline, |mut client, left| {
                     let ask = ask.clone();
                     async move { client.register(request(ask, left)).await }
@@ -165,7 +165,7 @@ impl Client {
                 continue;
             }
             let (link, client) = (link.clone(), link.client());
-            let spec = Some(convert::spec_to_wire(&entry.spec));
+            let spec = Some(convert::spec_to_wire(&self.map.run().spec_there(&entry.spec)));
             let ask = pb::ReserveRequest { reservation, spec, slices, indices, group: entry.group, client };
             self.block(async move {
                 call(&link, deadline, |mut client, left| {
@@ -243,10 +243,10 @@ impl Client {
         let name: Arc<str> = name.into();
         let (_, entries) = self.look_up(std::iter::once(&name), deadline)?;
         let link = self.links[0].clone();
-        let asked = name.to_string();
+        let (asked, there) = (name.to_string(), self.map.run().there(&name));
         let answer: Result<pb::UnregisterResponse> = self.block(async move {
             call(&link, deadline, |mut client, left| {
-                let ask = pb::UnregisterRequest { name: asked.clone() };
+                let ask = pb::UnregisterRequest { name: there.clone() };
                 async move { client.unregister(request(ask, left)).await }
             })
             .await

@@ -17,20 +17,26 @@ pub(crate) async fn refresh(
     names: Vec<String>,
     deadline: Instant,
 ) -> Result<()> {
+    let run = map.run();
     let mut entries = Vec::new();
-    let mut after = String::new();
+    // The names of a run follow its prefix.
+    let mut after = run.prefix().to_owned();
+    let there: Vec<_> = names.iter().map(|name| run.there(name)).collect();
     loop {
-        let ask = pb::GetMapRequest { names: names.clone(), after: after.clone(), page_size: 0 };
+        let ask = pb::GetMapRequest { names: there.clone(), after: after.clone(), page_size: 0 };
         let page: pb::GetMapResponse = call(link, deadline, |mut client, left| {
             let ask = ask.clone();
             async move { client.get_map(request(ask, left)).await }
         })
         .await?;
+        let mut ended = page.next.is_empty();
         for entry in &page.entries {
-            let spec = Arc::new(convert::spec_from_wire(entry.spec.as_ref())?);
-            entries.push(Entry::new(spec, entry.placement.as_ref(), shards)?);
+            match run.spec_here(convert::spec_from_wire(entry.spec.as_ref())?) {
+                Some(spec) => entries.push(Entry::new(Arc::new(spec), entry.placement.as_ref(), shards)?),
+                None => ended = true,
+            }
         }
-        if page.next.is_empty() {
+        if ended {
             map.update(page.epoch, &names, entries);
             return Ok(());
         }

@@ -1,5 +1,6 @@
 //! The client's copy of the cluster map: which slices a tensor has, and where they are.
 
+use crate::state::run::RunNames;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::fault::fault;
 use fastps_core::tensor::{SliceId, TensorSpec};
@@ -54,6 +55,7 @@ impl Entry {
 
 #[derive(Debug, Default)]
 pub(crate) struct Map {
+    run: RunNames,
     state: RwLock<MapState>,
 }
 
@@ -100,6 +102,16 @@ impl MapState {
 }
 
 impl Map {
+    /// An empty map of a run's tensors.
+    pub(crate) fn of(run: RunNames) -> Self {
+        Self { run, ..Self::default() }
+    }
+
+    /// Whose names it has.
+    pub(crate) fn run(&self) -> &RunNames {
+        &self.run
+    }
+
     /// The entries of these names, as far as they are known, and the epoch.
     pub(crate) fn look_up<'a>(
         &self,

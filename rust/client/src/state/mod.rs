@@ -4,6 +4,7 @@ pub(crate) mod doubt;
 pub(crate) mod lost;
 pub(crate) mod map;
 pub(crate) mod places;
+pub(crate) mod run;
 pub(crate) mod runtime;
 pub(crate) mod shared;
 pub(crate) mod stats;

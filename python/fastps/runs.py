@@ -1,0 +1,118 @@
+"""``fastps ls`` and ``fastps rm``: what a cluster holds, by run, and how to free it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from typing import Any, NamedTuple
+
+from fastps._shared.process import EXIT_OK, CommandError
+from fastps.connection import ParameterServer, TensorSpec, connect
+
+__all__ = ["Listed", "add_arguments", "listed", "ls", "rm"]
+
+#: What the names of a run's tensors begin with on the servers.
+_MARK = "run:"
+#: Bytes of an element.
+_BYTES = {"float32": 4, "float64": 8}
+
+
+class Listed(NamedTuple):
+    """A tensor on the servers.
+
+    Attributes:
+        run: Its run, or None.
+        spec: Its description, with its name in the run.
+        version: The smallest version of its slices.
+        bytes: Of its values; optimizer state comes on top.
+    """
+
+    run: str | None
+    spec: TensorSpec
+    version: int
+    bytes: int
+
+
+def listed(ps: ParameterServer) -> list[Listed]:
+    """All tensors of a client without a run, by run and name."""
+    names = ps.names()
+    versions = ps.versions(names)
+    found = []
+    for name in names:
+        spec = ps.spec(name)
+        run, own = None, name
+        if name.startswith(_MARK) and "/" in name:
+            run, _, own = name.removeprefix(_MARK).partition("/")
+        spec = dataclasses.replace(spec, name=own)
+        found.append(Listed(run, spec, versions[name], math.prod(spec.shape) * _BYTES[spec.dtype]))
+    return sorted(found, key=lambda one: (one.run or "", one.spec.name))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that both commands have."""
+    parser.add_argument("addresses", metavar="ADDRESSES", help="host:port of each shard, separated by commas")
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, metavar="S", help="seconds to wait for an answer (30)"
+    )
+    tls = parser.add_argument_group("TLS")
+    tls.add_argument("--tls-ca", metavar="FILE", help="the CA that has signed the servers' certificates")
+    tls.add_argument("--tls-cert", metavar="FILE", help="a certificate for servers that ask for one")
+    tls.add_argument("--tls-key", metavar="FILE", help="its private key")
+
+
+def ls(args: argparse.Namespace) -> int:
+    """Prints the tensors of all runs, or of one."""
+    with _connect(args) as ps:
+        found = _of_run(listed(ps), args.run)
+    if args.json:
+        print(json.dumps([_as_json(one) for one in found]))
+        return EXIT_OK
+    rows = [("RUN", "TENSOR", "SHAPE", "DTYPE", "OPTIMIZER", "VERSION", "BYTES")]
+    for run, spec, version, size in found:
+        shape = "x".join(map(str, spec.shape)) or "scalar"
+        rule = type(spec.optimizer).__name__
+        rows.append((run or "-", spec.name, shape, spec.dtype, rule, f"{version:,}", f"{size:,}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:5], widths[:5], strict=True)]
+        cells += [cell.rjust(width) for cell, width in zip(row[5:], widths[5:], strict=True)]
+        print("  ".join(cells))
+    return EXIT_OK
+
+
+def rm(args: argparse.Namespace) -> int:
+    """Frees all tensors of a run."""
+    with _connect(args) as ps:
+        found = [one for one in listed(ps) if one.run == args.run]
+        if not found:
+            raise CommandError(f"there is no run {args.run!r}; fastps ls {args.addresses} lists them")
+        for one in found:
+            ps.unregister(f"{_MARK}{args.run}/{one.spec.name}")
+    print(f"freed run {args.run}: {len(found)} tensors, {sum(one.bytes for one in found):,} bytes of values")
+    return EXIT_OK
+
+
+def _connect(args: argparse.Namespace) -> ParameterServer:
+    tls = {"tls_ca": args.tls_ca, "tls_cert": args.tls_cert, "tls_key": args.tls_key}
+    return connect(args.addresses, timeout=args.timeout, **tls)
+
+
+def _of_run(found: list[Listed], run: str | None) -> list[Listed]:
+    return [one for one in found if run is None or one.run == run]
+
+
+def _as_json(one: Listed) -> dict[str, Any]:
+    spec = one.spec
+    return {
+        "run": one.run,
+        "name": spec.name,
+        "shape": list(spec.shape),
+        "dtype": spec.dtype,
+        "apply": spec.apply,
+        "group": spec.group.removeprefix(f"{_MARK}{one.run}/"),
+        "optimizer": {"name": type(spec.optimizer).__name__, **vars(spec.optimizer)},
+        "version": one.version,
+        "bytes": one.bytes,
+    }

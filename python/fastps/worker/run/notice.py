@@ -1,0 +1,29 @@
+"""The notice that a worker continues what others have trained."""
+
+from __future__ import annotations
+
+import logging
+
+from fastps._fastps import Versions
+from fastps.connection import ParameterServer
+
+__all__ = ["note_continuation"]
+
+_log = logging.getLogger("fastps")
+
+
+def note_continuation(ps: ParameterServer, versions: Versions | None, workers: int) -> None:
+    """Logs one line if the tensors that a worker begins with have changed since they were registered.
+
+    It is a warning if no other worker is there: then these may be the weights of a former run.
+
+    Args:
+        ps: The store or servers.
+        versions: Of the worker's tensors, or None.
+        workers: How many are in its groups, itself included.
+    """
+    updates = max((versions[name] for name in versions), default=1) - 1 if versions is not None else 0
+    if updates:
+        what = "a model that was trained before" if ps.run is None else f"run {ps.run}"
+        level = logging.INFO if workers > 1 else logging.WARNING
+        _log.log(level, "continuing %s: %s updates", what, f"{updates:,}")

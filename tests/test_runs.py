@@ -1,0 +1,134 @@
+"""Several runs on one server: names of their own, listed and freed; a worker that continues one says so."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+
+import numpy as np
+import pytest
+from torch import nn
+
+import fastps
+import fastps.torch
+from fastps import cli
+
+ONES = np.ones(4, np.float32)
+
+
+def filled(ps, value, group="default"):
+    ps.register("w", np.full(4, value, np.float32), fastps.SGD(lr=1.0), group=group)
+
+
+@pytest.fixture
+def runs(server):
+    """Clients of run a, of run b, and of none."""
+    clients = [fastps.connect(server.addresses, run=run) for run in ("a", "b", None)]
+    yield clients
+    for client in clients:
+        client.close()
+
+
+def test_each_run_has_names_of_its_own(runs):
+    a, b, none = runs
+    for value, ps in enumerate(runs):
+        filled(ps, value)
+    a.push("w", ONES)
+    assert [ps.pull("w")[0] for ps in runs] == [-1, 1, 2]
+    assert a.names() == b.names() == ["w"]
+    assert none.names() == ["run:a/w", "run:b/w", "w"]
+    assert (none.pull("run:b/w") == b.pull("w")).all()
+    assert (a.run, none.run) == ("a", None)
+    assert a.spec("w") == b.spec("w") == none.spec("w")
+    assert a.another().names() == ["w"]
+    with pickle.loads(pickle.dumps(b)) as copied:
+        assert (copied.run, copied.names()) == ("b", ["w"])
+    a.unregister("w")
+    with pytest.raises(fastps.UnknownTensorError) as missing:
+        a.pull("w")
+    assert missing.value.tensor == "w"
+    assert none.names() == ["run:b/w", "w"]
+
+
+def test_groups_and_portions_are_a_run_s(runs):
+    """Of one name in two runs: another mode, other samples."""
+    a, b, _ = runs
+    for ps, mode, n in [(a, fastps.Bounded(1), 10), (b, fastps.Async(), 20)]:
+        filled(ps, 0, group="g")
+        with fastps.Worker(ps, {"w": ONES}, mode) as worker:
+            worker.step({"w": ONES})
+            assert sum(len(indices) for indices in fastps.data.Portions(ps, n=n, size=5)) == n
+            assert worker.params["w"].tolist() == [-1.0] * 4
+
+
+def test_names_of_runs_are_checked(server):
+    for run in ("", "a/b", "run:a", "a b", "ä", "x" * 65):
+        with pytest.raises(fastps.ConfigError, match=r"a-z, A-Z, 0-9"):
+            fastps.connect(server.addresses, run=run)
+
+
+def test_runs_are_listed_and_freed(runs, server, capsys):
+    a, b, none = runs
+    filled(a, 0)
+    a.push("w", ONES)
+    b.register("table", np.zeros((3, 2), np.float32), fastps.Adam(lr=0.5), group="g")
+    filled(none, 0)
+    assert cli.main(["ls", server.addresses]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["RUN", "TENSOR", "SHAPE", "DTYPE", "OPTIMIZER", "VERSION", "BYTES"],
+        ["-", "w", "4", "float32", "SGD", "1", "16"],
+        ["a", "w", "4", "float32", "SGD", "2", "16"],
+        ["b", "table", "3x2", "float32", "Adam", "1", "24"],
+    ]
+    assert cli.main(["ls", server.addresses, "--run", "b", "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["name"], listed["group"], listed["optimizer"]["lr"]) == ("table", "g", 0.5)
+    assert cli.main(["rm", server.addresses, "--run", "a"]) == 0
+    assert capsys.readouterr().out == "freed run a: 1 tensors, 16 bytes of values\n"
+    assert none.names() == ["run:b/table", "w"]
+    assert cli.main(["rm", server.addresses, "--run", "a"]) == 1
+    assert "no run 'a'" in capsys.readouterr().err
+
+
+def test_a_worker_that_continues_a_run_says_so(runs, caplog):
+    a, _, none = runs
+    caplog.set_level(logging.INFO, "fastps")
+    for ps, what in [(a, "run a"), (none, "a model that was trained before")]:
+        filled(ps, 0)
+        with fastps.Worker(ps, {"w": ONES}, fastps.Async()) as first:
+            assert not caplog.records
+            first.step({"w": ONES})
+            with fastps.Worker(ps, {"w": ONES}, fastps.Async()):  # beside another one
+                assert [record.levelname for record in caplog.records] == ["INFO"]
+            first.step({"w": ONES})
+        caplog.clear()
+        with fastps.Worker(ps, {"w": ONES}, fastps.Async()):
+            pass
+        (record,) = caplog.records
+        assert (record.levelname, record.getMessage()) == ("WARNING", f"continuing {what}: 2 updates")
+        caplog.clear()
+
+
+def test_another_model_under_the_same_names_names_the_run_and_the_ways_out(runs):
+    a, b, _ = runs
+    for ps in (a, b):
+        named = nn.Linear(3 if ps is a else 5, 1).named_parameters()
+        fastps.torch.ParameterServerOptimizer(named, ps, fastps.SGD(lr=0.1)).close()
+    with pytest.raises(fastps.ConfigError, match=r"in run a: .*run=.*prefix=.*fastps rm") as refused:
+        fastps.torch.ParameterServerOptimizer(nn.Linear(5, 1).named_parameters(), a, fastps.SGD(lr=0.1))
+    assert refused.value.tensor == "weight"
+
+
+def test_runs_survive_a_restart(tmp_path):
+    for start in range(2):
+        with (
+            fastps.serve(data_dir=tmp_path / "data") as server,
+            fastps.connect(server.addresses, run="a", ack="logged") as ps,
+        ):
+            if start == 0:
+                filled(ps, 3)
+            ps.push("w", ONES)
+            assert ps.pull("w").tolist() == [2.0 - start] * 4
+            assert ps.names() == ["w"]
