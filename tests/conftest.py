@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,6 +17,24 @@ import pytest
 import trustme
 
 import fastps
+
+#: Rust's `Debug` form, and Python's lists: options, structs, and lists of numbers or names.
+DEBUG = re.compile(r"""\b(?:Some|Ok|Err)\(|\w \{ \w+: |(?<!\w)\[(?:\d*(?:, \d+)*\]|["'])""")
+
+
+@pytest.fixture
+def messages_are_plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No error of a test carries the debug form of a value."""
+    messages: list[str] = []
+    init = fastps.FastpsError.__init__
+
+    def noted(self: fastps.FastpsError, message: str, *args: Any, **kwargs: Any) -> None:
+        messages.append(message)
+        init(self, message, *args, **kwargs)
+
+    monkeypatch.setattr(fastps.FastpsError, "__init__", noted)
+    yield
+    assert not [message for message in messages if DEBUG.search(str(message))]
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ import pytest
 
 import fastps
 
+pytestmark = pytest.mark.usefixtures("messages_are_plain")
+
 SLICE = 63 * 4096
 # One slice; rows over borders of slices; a flat tensor; one row over several slices; rows of no elements.
 TABLE = (3 * SLICE // 1000 + 5, 1000)
@@ -102,11 +104,16 @@ def test_what_has_no_rows_to_assign(ps: fastps.ParameterServer) -> None:
     ps.register("s", np.float32(0), optimizer=fastps.SGD())
     with pytest.raises(fastps.ConfigError, match=r'"h".*apply="exact", got apply="hogwild"'):
         ps.assign("h", fastps.Sparse([1], np.ones((1, 2), np.float32)))
+    ps.register("d", np.zeros((5, 2)), optimizer=fastps.SGD())
+    for values in (np.ones((1, 2)), np.ones((1, 2), np.float32)):
+        with pytest.raises(fastps.DTypeError) as caught:
+            ps.assign("d", fastps.Sparse([1], values))
+        assert caught.value.tensor == "d"
     with pytest.raises(fastps.ShapeError, match="a scalar has no rows"):
         ps.assign("s", fastps.Sparse([0], np.ones(1, np.float32)))
     with pytest.raises(fastps.UnknownTensorError):
         ps.assign("x", fastps.Sparse([0], np.ones(1, np.float32)))
-    assert ps.versions()["h"] == ps.versions()["s"] == 1
+    assert [ps.versions()[name] for name in "hsd"] == [1, 1, 1]
 
 
 def test_pushes_and_pulls_go_on_around_it(ps: fastps.ParameterServer) -> None:
