@@ -100,7 +100,7 @@ def a_wrong_slope(figures):
 
 def a_rate_that_is_too_high(figures):
     run = task("digits").train(fastps.SGD(lr=4.0), updates=300, seed=1, workers=32)
-    figures["runs"]["Downpour"]["errors"] = [run.error]
+    figures["runs"]["Sync"]["errors"] = [run.error]
 
 
 OFF = {
