@@ -108,7 +108,7 @@ def test_a_step_that_ready_has_reported_takes_no_more_gradients():
         with fastps.Worker(store, ONE, fastps.Bounded(0)) as worker:
             worker.begin(MINUS)
             assert worker.ready()
-            with pytest.raises(fastps.ConfigError, match=r"expected step\(\{\}\), got gradients of \['w'\]"):
+            with pytest.raises(fastps.ConfigError, match=r'expected step\(\{\}\), got gradients of "w"'):
                 worker.step(MINUS)
             with pytest.raises(fastps.ConfigError, match="ready"):
                 worker.begin(MINUS)
