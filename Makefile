@@ -28,7 +28,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .PHONY: help demo demo-parallel test tests beside-tests beside-checkers lint lint-rust lint-python lint-ci test-rust test-python checkers loom tsan miri neon bench bench-kernels \
-        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared bench-rl acceptance-rl second-order acceptance repro mutants torture soak kills fuzz docs dev clean tools
+        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared bench-parallel bench-rl acceptance-rl second-order acceptance repro mutants torture soak kills fuzz docs dev clean tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -132,6 +132,9 @@ second-order: .venv/.test-release ## Compare the batch optimizers with scipy's, 
 
 bench-rl: .venv/.test-release ## Measure reinforcement learning with one and two processes and write benchmarks/README.md
 	$(BIN)/python benchmarks/rl.py --output benchmarks/README.md $(ARGS)
+
+bench-parallel: .venv/.test-release ## Measure models in two parts against one, and messages against gloo, and write benchmarks/README.md
+	$(BIN)/python benchmarks/parallel.py --output benchmarks/README.md $(ARGS)
 
 acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check accuracy and ledger
 	$(BIN)/python tests/acceptance.py $(ARGS)

@@ -53,8 +53,9 @@ def expected(model, parts, dropout, micro_batches, rule):
         return pulled(store)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize(("model", "parts"), CUTS)
+@pytest.mark.parametrize(
+    ("model", "parts", "dropout"), [*((*cut, 0.0) for cut in CUTS), ("mlp", 2, 0.3), ("cnn", 3, 0.3)]
+)
 def test_processes_have_the_bits_of_the_whole_model(model, parts, dropout):
     settings = [(micro_batches, rule) for micro_batches in (1, 4) for rule in RULES]
     with contextlib.ExitStack() as stack:

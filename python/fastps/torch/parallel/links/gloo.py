@@ -19,28 +19,67 @@ from fastps.torch.parallel.links.messages import HEADER, INLINE, Kind, Message, 
 
 __all__ = ["Gloo"]
 
-#: Tags of the two messages; the group may be a user's own.
-_FIRST, _SECOND = 0x6670, 0x6671
+#: Tags; the group may be a user's own. A large tensor has one of its own for each size of memory ahead.
+_FIRST, _WITHOUT, _AHEAD = 0x6670, 0x6671, 0x6680
+#: The most memory that a part keeps ready for the next large tensor of another part, in bytes.
+_MOST_AHEAD = 1 << 26
+#: How many buffers a part keeps for another part's tensors.
+_MOST_KEPT = 64
 #: A receiving thread waits without a limit: a part may compute for hours.
 _FOREVER = datetime.timedelta(days=3650)
 #: Seconds in which an error reaches those that still listen, and in which threads end.
 _LINGER = 2.0
 
 
-class Buffers:
-    """Memory for tensors that arrive, by what they are; reused if no tensor refers to it any more."""
+class Ahead:
+    """How much memory is ready for the next large tensor from a part to another; both ends count alike.
+
+    It is the least power of two that had room for all before it. So gloo can begin to send a tensor of a
+    familiar size before its header is read.
+    """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, ...], torch.Tensor] = {}
+        self.size = 0
+        self._grown = 0
+
+    @property
+    def tag(self) -> int:
+        """The tag of what is sent into this memory."""
+        return _AHEAD + self._grown
+
+    def grows(self, size: int) -> bool:
+        """Whether the memory is replaced after a tensor of this size."""
+        return self.size < size <= _MOST_AHEAD
+
+    def grow(self, size: int) -> None:
+        """Makes room for a tensor of this size."""
+        self.size, self._grown = 1 << (size - 1).bit_length(), self._grown + 1
+
+
+class Buffers:
+    """Memory for large tensors that arrive, reused when no tensor refers to it any more.
+
+    Args:
+        pinned: Whether it is page-locked.
+    """
+
+    def __init__(self, pinned: bool) -> None:
+        self._kept: list[torch.Tensor] = []
+        self._pinned = pinned
         #: How many references a storage has that is only kept here.
         self._alone = _references(torch.empty(1))
 
-    def take(self, key: tuple[int, ...], size: int, pinned: bool) -> torch.Tensor:
-        """A tensor of `size` bytes."""
-        kept = self._kept.get(key)
-        if kept is None or kept.numel() != size or _references(kept) != self._alone:
-            kept = self._kept[key] = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        return kept
+    def take(self, size: int) -> torch.Tensor:
+        """At least `size` bytes."""
+        for k, kept in enumerate(self._kept):
+            if size <= kept.numel() <= 2 * size and _references(kept) == self._alone:
+                return self._kept.pop(k)
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+
+    def keep(self, buffer: torch.Tensor) -> None:
+        """Takes memory back, also while it is still in use; the oldest of too many is given up."""
+        self._kept.append(buffer)
+        del self._kept[:-_MOST_KEPT]
 
 
 def _references(tensor: torch.Tensor) -> int:
@@ -63,6 +102,7 @@ class Gloo:
         #: Where received tensors go next is a GPU, so they arrive in pinned memory.
         self.pinned = False
         self._group, self._timeout = group, datetime.timedelta(seconds=timeout)
+        self._ahead = [Ahead() for _ in range(group.size())]
         self._closing = False
         #: Sends under way with the memory they read; small ones are waited for one call later.
         self._large: list[tuple[Any, torch.Tensor]] = []
@@ -84,10 +124,23 @@ class Gloo:
         try:
             self._small.append((self._group.send([first], part, _FIRST), first))
             if second is not None:
-                self._large.append((self._group.send([second], part, _SECOND), second))
+                ahead, size = self._ahead[part], second.numel()
+                tag = ahead.tag if size <= ahead.size else _WITHOUT
+                self._large.append((self._group.send([second], part, tag), second))
+                if ahead.grows(size):
+                    self._release(part)
+                    ahead.grow(size)
+            if message.kind is Kind.CLOSE:
+                self._release(part)
         except RuntimeError as error:
             if not self._closing:
                 self.inbox.put(Lost(part, str(error)))
+
+    def _release(self, part: int) -> None:
+        """Ends the receive into memory that is ready and not needed any more: with one byte."""
+        if self._ahead[part].size:
+            byte = torch.zeros(1, dtype=torch.uint8)
+            self._small.append((self._group.send([byte], part, self._ahead[part].tag), byte))
 
     def settle(self) -> None:
         done, self._former = self._large + self._former, self._small
@@ -111,18 +164,30 @@ class Gloo:
 
     def _receive(self, part: int) -> None:
         """What a receiving thread does."""
-        buffers = Buffers()
+        buffers, ahead = Buffers(self.pinned), Ahead()
+        ready: tuple[Any, torch.Tensor] | None = None
         try:
             while True:
                 wire = torch.empty(HEADER + INLINE, dtype=torch.uint8)
-                self._wait(part, wire, _FIRST, _FOREVER)
+                self._group.recv([wire], part, _FIRST).wait(_FOREVER)
                 message, shape, dtype, missing = unpack(wire)
                 message.source = part
                 if missing:
-                    key = (message.kind, message.number, message.micro_batch)
-                    buffer = buffers.take(key, missing, self.pinned)
-                    self._wait(part, buffer, _SECOND, self._timeout)
-                    message.tensor = buffer.view(dtype).view(shape)
+                    buffer = buffers.take(missing) if missing > ahead.size or ready is None else ready[1]
+                    if missing > ahead.size:
+                        self._group.recv([buffer[:missing]], part, _WITHOUT).wait(self._timeout)
+                    if ready is not None and (missing <= ahead.size or ahead.grows(missing)):
+                        ready[0].wait(self._timeout)
+                        ready = None
+                    if ahead.grows(missing):
+                        ahead.grow(missing)
+                    message.tensor = buffer[:missing].view(dtype).view(shape)
+                    buffers.keep(buffer)
+                if message.kind is Kind.CLOSE and ready is not None:
+                    ready[0].wait(self._timeout)
+                elif ready is None and ahead.size:
+                    memory = buffers.take(ahead.size)
+                    ready = self._group.recv([memory], part, ahead.tag), memory
                 if message.kind is Kind.ASK:
                     answer, _ = pack(Message(Kind.ANSWER, rows=self.waits_for))
                     self._answers.append((self._group.send([answer], part, _FIRST), answer))
@@ -133,9 +198,6 @@ class Gloo:
         except (RuntimeError, FrameError) as error:
             if not self._closing:
                 self.inbox.put(Lost(part, str(error)))
-
-    def _wait(self, part: int, buffer: torch.Tensor, tag: int, timeout: datetime.timedelta) -> None:
-        self._group.recv([buffer], part, tag).wait(timeout)
 
 
 def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
