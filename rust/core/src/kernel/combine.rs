@@ -57,7 +57,6 @@ fn add_to<T: Real>(to: &mut [T], (own, by): (f64, f64), x: &[T]) {
 
 impl<T: Real> Kernel for Combine<'_, T> {
     type Out = ();
-    const WIDE: bool = false;
     #[inline(always)]
     fn run(self) {
         let Self { to, terms } = self;
