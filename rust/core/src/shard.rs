@@ -364,7 +364,10 @@ impl Shard {
     /// of the optimizer state. Fails if there is no room for that.
     pub fn begin_cut(&self, group: &str) -> Result<()> {
         let own = |slice: &&Arc<Slice>| *slice.spec().group == *group;
-        let needed: u64 = self.all().iter().filter(own).map(|slice| slice.cut_bytes()).sum();
+        let mut slices = self.all();
+        // Their locks are taken in an order that depends on no hash, so that models of this repeat.
+        slices.sort_unstable_by_key(|slice| slice.id());
+        let needed: u64 = slices.iter().filter(own).map(|slice| slice.cut_bytes()).sum();
         let left = self.meter.limit().saturating_sub(self.meter.used());
         if needed > left {
             let why = format!("there is no memory for a cut over group {group:?} while pushes go on");
