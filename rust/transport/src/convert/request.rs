@@ -442,7 +442,7 @@ mod tests {
             assert_eq!(codec_from_wire(codec_to_wire(codec).into()).unwrap(), codec);
             assert_eq!(i32::from(codec_to_wire(codec)), codec as i32, "the log has the same numbers");
         }
-        for bad in [0, 5, -1, i32::MAX] {
+        for bad in [0, 6, -1, i32::MAX] {
             let error = codec_from_wire(bad).unwrap_err();
             assert_eq!((error.kind, error.got.clone()), (Kind::Frame, Some(bad.to_string())));
         }
