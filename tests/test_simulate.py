@@ -413,7 +413,6 @@ def go_on(store, mode, gradient):
             "a shared store; with servers and shared stores use real workers",
         ),
     ],
-    ids=str,
 )
 def test_bad_arguments_are_refused_before_the_first_event(options, text):
     called = []
