@@ -369,8 +369,6 @@ def test_where_a_sparse_gradient_has_no_place(ps: fastps.ParameterServer) -> Non
         with pytest.raises(fastps.ConfigError, match="sparse"):
             call({"w": sparse})
     with pytest.raises(fastps.DTypeError):
-        ps.assign("w", sparse)
-    with pytest.raises(fastps.DTypeError):
         ps.register("v", sparse, optimizer=fastps.SGD())
     with pytest.raises(fastps.ConfigError, match="indices"):
         ps.pull(["w"], indices={"v": [0]})

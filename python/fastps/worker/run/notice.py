@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
 from fastps._fastps import Versions
 from fastps.connection import ParameterServer
 
 __all__ = ["note_continuation"]
-
-_log = logging.getLogger("fastps")
 
 
 def note_continuation(ps: ParameterServer, versions: Versions | None, workers: int) -> None:
@@ -25,5 +21,7 @@ def note_continuation(ps: ParameterServer, versions: Versions | None, workers: i
     updates = max((versions[name] for name in versions), default=1) - 1 if versions is not None else 0
     if updates:
         what = "a model that was trained before" if ps.run is None else f"run {ps.run}"
+        import logging  # here, because `import fastps` should bring little
+
         level = logging.INFO if workers > 1 else logging.WARNING
-        _log.log(level, "continuing %s: %s updates", what, f"{updates:,}")
+        logging.getLogger("fastps").log(level, "continuing %s: %s updates", what, f"{updates:,}")
