@@ -408,10 +408,6 @@ def go_on(store, mode, gradient):
         ({"seed": -1}, "seed: expected an integer from 0"),
         ({"events": [simulate.Kill(5, at=1)]}, "events: expected workers from 0 to 4"),
         ({"events": ["kill"]}, "events: expected Kill, Pause and Join"),
-        (
-            {"store": fastps.Store(shared=True)},
-            "a shared store; with servers and shared stores use real workers",
-        ),
     ],
 )
 def test_bad_arguments_are_refused_before_the_first_event(options, text):
@@ -424,6 +420,12 @@ def test_bad_arguments_are_refused_before_the_first_event(options, text):
     with pytest.raises(fastps.ConfigError, match=text):
         go(**{"gradient": never, **options})
     assert not called
+
+
+def test_a_shared_store_is_refused():
+    text = "a shared store; with servers and shared stores use real workers"
+    with fastps.Store(shared=True) as store, pytest.raises(fastps.ConfigError, match=text):
+        go(store=store)
 
 
 def test_a_client_of_servers_is_refused(server):
