@@ -27,7 +27,7 @@ def test_lines_have_what_a_step_knows(ps, tmp_path):
     path = tmp_path / "steps.jsonl"
     with fastps.record.to(f"jsonl:{path}") as record:
         train(ps, record)
-        assert len(path.read_text().splitlines()) == 4  # there at once, for whoever kills the process
+        assert len(path.read_text().splitlines()) == 4  # each line is written at once, so a kill loses none
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     expected = {
         "step": 4,

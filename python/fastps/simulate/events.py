@@ -24,7 +24,7 @@ def as_moment(name: str, value: object) -> float:
 
 @dataclass(frozen=True)
 class Kill:
-    """Kills a worker. It keeps its place until its lease ends; what it has not pushed is lost.
+    """Kills a worker. It keeps its place until its lease ends; gradients that it has not pushed are lost.
 
     Args:
         worker: Index of the worker.
