@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -202,3 +203,27 @@ def test_wait_is_a_flag():
         register(store)
         with pytest.raises(fastps.ConfigError, match="wait"):
             fastps.Worker(store, ONE, fastps.Async(), wait=0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+def test_held_pushes_share_one_thread():
+    """A caller that waits ends a push that is complete; one thread per store keeps the deadlines."""
+
+    def threads():
+        names = (task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir())
+        return sum(name.startswith("fastps-deadline") for name in names)
+
+    before = threads()
+    with fastps.Store() as store:
+        register(store)
+        workers = [fastps.Worker(store, ONE, fastps.Sync(workers=32)) for _ in range(32)]
+        for _ in range(3):
+            for worker in workers[:-1]:
+                worker.begin(MINUS)
+            until(lambda: threads() > before)
+            assert threads() == before + 1
+            workers[-1].begin(MINUS)
+            assert all(worker.ready() for worker in workers)
+            for worker in workers:
+                worker.step({})
+        assert (workers[0].params["w"] == 3).all()

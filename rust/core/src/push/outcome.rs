@@ -6,6 +6,7 @@ use crate::base::sync::{Arc, Mutex, lock};
 use crate::slice::frame::Applied;
 use crate::slice::identity::Completion;
 use crate::verbs::{InDoubt, PartialPush, PushError, Pushed, Receipt};
+use std::fmt;
 use std::ops::Range;
 use std::sync::Condvar;
 use std::time::Duration;
@@ -17,10 +18,17 @@ pub(crate) struct Collect {
     complete: Condvar,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Late {
     missing: usize,
     results: Vec<(usize, Result<Applied>)>,
+    then: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl fmt::Debug for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Late").field("missing", &self.missing).finish_non_exhaustive()
+    }
 }
 
 impl Collect {
@@ -34,8 +42,24 @@ impl Collect {
             late.results.push((k, result));
             if late.missing == 0 {
                 collect.complete.notify_all();
+                let then = late.then.take();
+                drop(late);
+                if let Some(then) = then {
+                    then();
+                }
             }
         })
+    }
+
+    /// Calls `then` once when all answers have come, at once if they have. All are expected by now.
+    pub(crate) fn when_complete(&self, then: Box<dyn FnOnce() + Send>) {
+        let mut late = lock(&self.late);
+        if late.missing > 0 {
+            late.then = Some(then);
+            return;
+        }
+        drop(late);
+        then();
     }
 
     /// Waits until all answers have come or the timeout ends, and returns those that came.

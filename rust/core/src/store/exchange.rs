@@ -71,6 +71,7 @@ impl Store {
         team: Option<&dyn Team>,
         take: Take<'_>,
     ) -> Result<Exchanged> {
+        let _ends = self.shared.deadlines.end_complete_at_last();
         let mut all = lock(&exchange.places);
         if all.generation != self.shared.generation.load(Ordering::Acquire) {
             *all = self.look_up_again(exchange, &all)?;

@@ -7,7 +7,7 @@ use crate::base::mode::{Clocks, Joined, Mode, PlaceRequest};
 use crate::base::sync::lock;
 use crate::coordination::portions::{Ask, PortionAnswer};
 use crate::verbs::TrainTogether;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, TryRecvError, sync_channel};
 use std::time::Duration;
 
 /// The places of a store's client, each with the number of steps it has taken.
@@ -42,6 +42,7 @@ impl TrainTogether for Store {
     }
 
     fn leave(&self, group: &str, warm: bool, _timeout: Duration) -> Result<()> {
+        let _ends = self.shared.deadlines.end_complete_at_last();
         let key = (self.group(group), warm);
         lock(&self.seats).0.retain(|(place, _)| *place != key);
         self.shared.shard.leave(key.0, self.client, warm);
@@ -61,7 +62,16 @@ impl TrainTogether for Store {
         let (done, told) = sync_channel(1);
         // A `try_send`, so that the notifying thread never waits for a worker that is gone.
         groups.advance(key.0, self.client, warm, clock, Box::new(move |result| drop(done.try_send(result))));
-        match told.recv_timeout(timeout) {
+        // `recv_timeout` spins for a while before it looks at the time.
+        let told = if timeout.is_zero() {
+            told.try_recv().map_err(|none| match none {
+                TryRecvError::Empty => RecvTimeoutError::Timeout,
+                TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+            })
+        } else {
+            told.recv_timeout(timeout)
+        };
+        match told {
             Ok(result) => result,
             Err(RecvTimeoutError::Timeout) => Err(still_behind(&groups.behind(key.0, self.client, warm))),
             Err(RecvTimeoutError::Disconnected) => {

@@ -1,6 +1,7 @@
 //! [`Later`], the ticket of a push of which a policy holds some slices, usually until other workers push,
-//! too. A thread of its own waits for the answers, so that the caller may poll, wait or leave.
+//! too. The caller may poll, wait or leave; it needs no thread of its own.
 
+use super::deadlines::{Deadlines, HeldPush};
 use super::places::Places;
 use super::settle::Begun;
 use crate::base::error::{Error, Kind};
@@ -14,41 +15,48 @@ const ASKED: Duration = Duration::from_millis(100);
 
 pub(super) struct Later {
     state: Mutex<LaterState>,
-    ended: Condvar,
+    changed: Condvar,
 }
 
 struct LaterState {
-    /// The push to wait for, until a thread takes it.
+    /// The push, until a thread ends it.
     begun: Option<(Places, Begun)>,
+    /// All answers are there.
+    complete: bool,
     pushed: Option<Pushed>,
     callbacks: Vec<Box<dyn FnOnce() + Send>>,
 }
 
+impl LaterState {
+    /// Whether a thread that waits has nothing to do yet.
+    fn waits(&self) -> bool {
+        self.pushed.is_none() && !(self.complete && self.begun.is_some())
+    }
+}
+
 impl Later {
-    /// Starts a thread that waits for the answers and enforces the deadline; waits here if none can be
-    /// started.
-    pub(super) fn start(places: Places, begun: Begun, timeout: Duration) -> Arc<Self> {
-        let state = LaterState { begun: Some((places, begun)), pushed: None, callbacks: Vec::new() };
-        let later = Arc::new(Self { state: Mutex::new(state), ended: Condvar::new() });
-        let own = later.clone();
-        let thread = std::thread::Builder::new().name("fastps-push".to_owned());
-        if thread.spawn(move || own.end(timeout)).is_err() {
-            later.end(timeout);
+    /// Lets the push go on until its answers are there or the deadline has passed; waits here if no thread
+    /// can be started for deadlines.
+    pub(super) fn start(deadlines: &Deadlines, places: Places, begun: Begun, timeout: Duration) -> Arc<Self> {
+        let answers = begun.late.clone();
+        let state =
+            LaterState { begun: Some((places, begun)), complete: false, pushed: None, callbacks: Vec::new() };
+        let later = Arc::new(Self { state: Mutex::new(state), changed: Condvar::new() });
+        let (own, pushes) = (later.clone(), deadlines.pushes().clone());
+        let complete = move || {
+            lock(&own.state).complete = true;
+            own.changed.notify_all();
+            pushes.note_complete(own);
+        };
+        match answers {
+            Some(answers) => answers.when_complete(Box::new(complete)),
+            None => complete(),
+        }
+        if !deadlines.keep(later.clone(), timeout) {
+            drop(later.wait(timeout));
+            later.end();
         }
         later
-    }
-
-    fn end(&self, timeout: Duration) {
-        let Some((places, begun)) = lock(&self.state).begun.take() else { return };
-        let pushed = begun.end(&places, timeout);
-        let mut state = lock(&self.state);
-        state.pushed = Some(pushed);
-        let callbacks = std::mem::take(&mut state.callbacks);
-        drop(state);
-        self.ended.notify_all();
-        for callback in callbacks {
-            callback();
-        }
     }
 
     /// Waits on behalf of a caller that may stop waiting.
@@ -65,16 +73,42 @@ impl Later {
     }
 }
 
-impl Ticket<Pushed> for Later {
-    fn is_done(&self) -> bool {
+impl HeldPush for Later {
+    fn is_complete(&self) -> bool {
+        lock(&self.state).complete
+    }
+
+    fn is_ended(&self) -> bool {
         lock(&self.state).pushed.is_some()
     }
 
+    fn end(&self) {
+        let Some((places, begun)) = lock(&self.state).begun.take() else { return };
+        let pushed = begun.end(&places, Duration::ZERO);
+        let mut state = lock(&self.state);
+        state.pushed = Some(pushed);
+        let callbacks = std::mem::take(&mut state.callbacks);
+        drop(state);
+        self.changed.notify_all();
+        for callback in callbacks {
+            callback();
+        }
+    }
+}
+
+impl Ticket<Pushed> for Later {
+    fn is_done(&self) -> bool {
+        let state = lock(&self.state);
+        state.complete || state.pushed.is_some()
+    }
+
     fn wait(&self, timeout: Duration) -> Option<Pushed> {
-        let waits = |state: &mut LaterState| state.pushed.is_none();
-        let waited = self.ended.wait_timeout_while(lock(&self.state), timeout, waits);
+        let waited = self.changed.wait_timeout_while(lock(&self.state), timeout, |state| state.waits());
         // Lock again, because ThreadSanitizer does not see the lock that the wait returns.
         drop(waited);
+        if lock(&self.state).complete {
+            self.end();
+        }
         lock(&self.state).pushed.clone()
     }
 

@@ -1,6 +1,7 @@
 //! The in-process store: one shard in the caller's process, without a network, behind the same
 //! [`ParameterServer`] interface as a cluster of servers.
 
+mod deadlines;
 mod exchange;
 mod groups;
 mod later;
@@ -35,6 +36,7 @@ use crate::slice::record::Sink;
 use crate::slice::shared_directory::{Directory, SharedTensor};
 use crate::tensor::TensorSpec;
 use crate::verbs::{ParameterServer, Stats, VectorSpaces};
+use deadlines::Deadlines;
 use foldhash::fast::RandomState;
 use groups::Seats;
 use std::collections::HashMap;
@@ -102,6 +104,7 @@ struct Shared {
     groups: Mutex<Vec<Arc<str>>>,
     portions: Mutex<Portions>,
     spaces: Mutex<Spaces>,
+    deadlines: Deadlines,
     next_slice: AtomicU64,
     next_client: AtomicU64,
 }
@@ -157,6 +160,7 @@ impl Store {
             groups: Mutex::default(),
             portions,
             spaces,
+            deadlines: Deadlines::default(),
             next_slice: AtomicU64::new(1),
             next_client: AtomicU64::new(1),
         };
@@ -238,6 +242,7 @@ impl ParameterServer for Store {
     }
 
     fn close(&self) {
+        let _ends = self.shared.deadlines.end_complete_at_last();
         self.shared.shard.forget_client(self.client);
         lock(&self.shared.portions).forget_client(self.client);
         lock(&self.shared.spaces).forget_client(self.client);

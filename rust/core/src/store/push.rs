@@ -78,6 +78,7 @@ impl Store {
     /// Pushes gradients that the caller lends for the call:
     /// [`PushTensors::push`](crate::verbs::PushTensors::push) without an owned list.
     pub fn push_borrowed(&self, gradients: &[GradientRef<'_>], options: &PushOptions) -> Pushed {
+        let _ends = self.shared.deadlines.end_complete_at_last();
         let (places, begun) = self.begin(gradients, options)?;
         self.settle(&places, begun, options.timeout)
     }
@@ -114,6 +115,7 @@ impl Store {
 
     /// Pushes a bound list. Its tensors are looked up again only if one was unregistered since.
     pub fn push_bound(&self, bound: &Bound, options: &PushOptions) -> Pushed {
+        let _ends = self.shared.deadlines.end_complete_at_last();
         let mut places = lock(&bound.places);
         let gradients = || bound.gradients.iter().map(Gradient::borrow);
         if places.generation != self.shared.generation.load(Ordering::Acquire) {

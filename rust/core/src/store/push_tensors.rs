@@ -30,6 +30,7 @@ impl Store {
         actions: &[(Action, &[u8])],
         timeout: Duration,
     ) -> Result<Receipt, PushError> {
+        let _ends = self.shared.deadlines.end_complete_at_last();
         let identity = self.identity();
         let late = OnceLock::new();
         let change = |(part, (_, slice)): (usize, (usize, &Arc<Slice>))| {
@@ -64,21 +65,23 @@ impl Store {
 
 impl PushTensors for Store {
     fn push_for(&self, caller: &mut dyn Caller, gradients: &[Gradient], options: &PushOptions) -> Pushed {
+        let _ends = self.shared.deadlines.end_complete_at_last();
         let borrowed: Vec<_> = gradients.iter().map(Gradient::borrow).collect();
         let (places, begun) = self.begin(&borrowed, options)?;
         if begun.late.is_none() {
             return self.settle(&places, begun, options.timeout);
         }
         self.count(&places, &begun);
-        Later::start(places, begun, options.timeout).wait_for(caller)
+        Later::start(&self.shared.deadlines, places, begun, options.timeout).wait_for(caller)
     }
 
     fn push_async(&self, gradients: Vec<Gradient>, options: PushOptions) -> Result<Arc<dyn Ticket<Pushed>>> {
+        let _ends = self.shared.deadlines.end_complete_at_last();
         let borrowed: Vec<_> = gradients.iter().map(Gradient::borrow).collect();
         let (places, begun) = self.begin(&borrowed, &options)?;
         if begun.late.is_some() {
             self.count(&places, &begun);
-            return Ok(Later::start(places, begun, options.timeout));
+            return Ok(Later::start(&self.shared.deadlines, places, begun, options.timeout));
         }
         match self.settle(&places, begun, options.timeout) {
             // As over the network, the error of a check is returned by the call and not by the ticket.

@@ -47,6 +47,7 @@ impl TensorRegistry for Store {
                 Error::new(Kind::Config, "a shared store keeps its tensors: other processes may step them");
             return Err(error.tensor(name));
         }
+        let _ends = self.shared.deadlines.end_complete_at_last();
         let _one_at_a_time = lock(&self.shared.registering);
         self.check_no_space(name)?;
         let mut tensors = write(&self.shared.tensors);

@@ -1,0 +1,181 @@
+//! The deadlines of pushes that a policy holds: one thread per store, started by its first held push, keeps
+//! all of them.
+//!
+//! The core reads no clock, so the thread counts ticks: while pushes are held, it sleeps for one tick at a
+//! time. A tick is a small share of the shortest timeout so far, so a deadline is never early and at most a
+//! few ticks late. The thread is not needed to end a push whose answers are all there: a caller that waits
+//! does that, or the call that brought the last answer, once it has released its locks.
+
+use crate::base::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use std::fmt;
+use std::sync::Condvar;
+use std::time::Duration;
+
+/// Ticks in the shortest timeout.
+const TICKS: u32 = 64;
+const SHORTEST_TICK: Duration = Duration::from_millis(1);
+const LONGEST_TICK: Duration = Duration::from_millis(250);
+
+/// A held push, which any thread may end.
+pub(super) trait HeldPush: Send + Sync {
+    /// Whether all answers are there.
+    fn is_complete(&self) -> bool;
+    /// Whether it was ended.
+    fn is_ended(&self) -> bool;
+    /// Ends it with the answers that are there, unless another thread does so already.
+    fn end(&self);
+}
+
+/// The held pushes of a store. Dropping this ends the thread once no push is held.
+#[derive(Default)]
+pub(super) struct Deadlines(Arc<HeldPushes>);
+
+/// What a store shares with its thread and its held pushes.
+#[derive(Default)]
+pub(super) struct HeldPushes {
+    /// Pushes whose answers are all there.
+    complete: Mutex<Vec<Arc<dyn HeldPush>>>,
+    /// How many these are, so that calls need no lock to find none.
+    count: AtomicU64,
+    timer: Mutex<Timer>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Timer {
+    /// Held pushes, each with the time that is left.
+    held: Vec<(Duration, Arc<dyn HeldPush>)>,
+    tick: Option<Duration>,
+    running: bool,
+    closed: bool,
+}
+
+impl Deadlines {
+    /// What a push needs to note that it is complete.
+    pub(super) fn pushes(&self) -> &Arc<HeldPushes> {
+        &self.0
+    }
+
+    /// Ends `push` after `timeout`, unless something else does before. False: no thread could be started, so
+    /// the caller must wait.
+    pub(super) fn keep(&self, push: Arc<dyn HeldPush>, timeout: Duration) -> bool {
+        let mut timer = lock(&self.0.timer);
+        if !timer.running {
+            let own = self.0.clone();
+            let thread = std::thread::Builder::new().name("fastps-deadlines".to_owned());
+            timer.running = thread.spawn(move || own.run()).is_ok();
+            if !timer.running {
+                return false;
+            }
+        }
+        let tick = (timeout / TICKS).clamp(SHORTEST_TICK, LONGEST_TICK);
+        let wakes = timer.held.is_empty() || timer.tick.is_none_or(|shortest| tick < shortest);
+        timer.tick = Some(timer.tick.map_or(tick, |shortest| shortest.min(tick)));
+        timer.held.push((timeout, push));
+        drop(timer);
+        if wakes {
+            self.0.changed.notify_all();
+        }
+        true
+    }
+
+    /// Ends the pushes that are complete when the result is dropped, which comes after all locks.
+    #[inline(always)]
+    pub(super) fn end_complete_at_last(&self) -> AtLast<'_> {
+        AtLast(&self.0)
+    }
+}
+
+impl fmt::Debug for Deadlines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Deadlines").field("held", &lock(&self.0.timer).held.len()).finish()
+    }
+}
+
+/// See [`Deadlines::end_complete_at_last`].
+pub(super) struct AtLast<'a>(&'a HeldPushes);
+
+impl Drop for AtLast<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.0.count.load(Ordering::Acquire) > 0 {
+            self.0.end_complete();
+        }
+    }
+}
+
+impl Drop for Deadlines {
+    fn drop(&mut self) {
+        lock(&self.0.timer).closed = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl HeldPushes {
+    /// Notes that all answers of a push are there; the caller may hold locks.
+    pub(super) fn note_complete(&self, push: Arc<dyn HeldPush>) {
+        let mut complete = lock(&self.complete);
+        complete.push(push);
+        self.count.store(complete.len() as u64, Ordering::Release);
+    }
+
+    #[cold]
+    fn end_complete(&self) {
+        let complete = {
+            let mut complete = lock(&self.complete);
+            self.count.store(0, Ordering::Release);
+            std::mem::take(&mut *complete)
+        };
+        for push in complete {
+            push.end();
+        }
+    }
+
+    /// The thread: ends pushes at their deadlines, until the store is dropped and no push is held.
+    fn run(&self) {
+        let mut timer = lock(&self.timer);
+        loop {
+            let Some(tick) = timer.tick.filter(|_| !timer.held.is_empty()) else {
+                if timer.closed {
+                    return;
+                }
+                timer = self.sleep(timer, None).0;
+                continue;
+            };
+            let (woken, whole) = self.sleep(timer, Some(tick));
+            timer = woken;
+            if !whole {
+                continue; // how much of the tick is over is not known
+            }
+            for (left, _) in &mut timer.held {
+                *left = left.saturating_sub(tick);
+            }
+            timer.held.retain(|(_, push)| !push.is_ended());
+            let due = |(left, push): &mut (Duration, Arc<dyn HeldPush>)| left.is_zero() || push.is_complete();
+            let due: Vec<_> = timer.held.extract_if(.., due).collect();
+            if due.is_empty() {
+                continue;
+            }
+            drop(timer);
+            for (_, push) in &due {
+                push.end();
+            }
+            drop(due);
+            timer = lock(&self.timer);
+        }
+    }
+
+    /// Sleeps for a tick, or until something changes; returns whether the whole tick is over.
+    fn sleep<'a>(
+        &'a self,
+        timer: MutexGuard<'a, Timer>,
+        tick: Option<Duration>,
+    ) -> (MutexGuard<'a, Timer>, bool) {
+        let whole = match tick {
+            Some(tick) => self.changed.wait_timeout(timer, tick).is_ok_and(|(_, ended)| ended.timed_out()),
+            None => self.changed.wait(timer).is_err(),
+        };
+        // Lock again, because ThreadSanitizer does not see the lock that the wait returns.
+        (lock(&self.timer), whole)
+    }
+}
