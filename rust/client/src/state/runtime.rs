@@ -3,6 +3,7 @@
 use fastps_core::error::{Error, Kind, Result};
 use fastps_transport::open_files;
 use fastps_transport::wire::Spin;
+use std::ops::Deref;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -39,7 +40,7 @@ impl Process {
 /// need not wake anybody else, and on a thread of the client's own while none waits.
 #[derive(Debug)]
 pub(crate) struct Driver {
-    runtime: Runtime,
+    runtime: Owned,
     spin: Mutex<Spin>,
     /// Callers that wait at present, and those so far.
     waiting: AtomicUsize,
@@ -63,7 +64,9 @@ impl Driver {
         };
         // A caller takes each slice before the next is read: the interval after which it is asked again is 1.
         let driver = Arc::new(Self {
-            runtime: Builder::new_current_thread().event_interval(1).enable_all().build().map_err(fail)?,
+            runtime: Owned::new(
+                Builder::new_current_thread().event_interval(1).enable_all().build().map_err(fail)?,
+            ),
             spin: Mutex::new(Spin::new(spin)),
             waiting: AtomicUsize::new(0),
             callers: AtomicUsize::new(0),
@@ -152,6 +155,34 @@ impl Driver {
     }
 }
 
+/// A runtime that may be dropped anywhere, even on a thread that drives another client: Python's garbage
+/// collector runs there, too, and tokio's own drop would panic.
+#[derive(Debug)]
+struct Owned(Option<Runtime>);
+
+impl Owned {
+    fn new(runtime: Runtime) -> Self {
+        Self(Some(runtime))
+    }
+}
+
+impl Deref for Owned {
+    type Target = Runtime;
+
+    fn deref(&self) -> &Runtime {
+        let Some(runtime) = &self.0 else { unreachable!("only drop takes the runtime") };
+        runtime
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
 /// Polls a future when it is woken.
 fn sleep_on<T>(future: impl Future<Output = T>) -> T {
     struct Sleeper(Thread);
@@ -210,6 +241,19 @@ pub(crate) fn random() -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_client_may_be_dropped_on_a_thread_that_drives_another() {
+        let (dropped, other) =
+            (Driver::start(Duration::ZERO).unwrap(), Driver::start(Duration::ZERO).unwrap());
+        dropped.spawn(std::future::pending());
+        dropped.end();
+        while Arc::strong_count(&dropped) > 1 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        other.drive(async |_| drop(dropped));
+        other.end();
+    }
 
     #[test]
     fn a_forked_child_is_told_what_to_do() {
