@@ -280,6 +280,18 @@ fn named(alert: Alert) -> &'static str {
     alert.as_str().unwrap_or("an unknown alert")
 }
 
+/// A name such as `NoCipherSuitesInCommon` in words; what stands behind it in brackets is left out.
+fn words(name: &str) -> String {
+    let mut words = String::new();
+    for letter in name.chars().take_while(char::is_ascii_alphanumeric) {
+        if letter.is_ascii_uppercase() && !words.is_empty() {
+            words.push(' ');
+        }
+        words.push(letter.to_ascii_lowercase());
+    }
+    words
+}
+
 fn denied(message: String) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, message)
 }
@@ -313,7 +325,7 @@ pub fn told(error: io::Error) -> io::Error {
             alert @ (Alert::ProtocolVersion | Alert::HandshakeFailure | Alert::NoApplicationProtocol),
         ) => format!("TLS: client and server have nothing in common ({})", named(*alert)),
         Tls::PeerIncompatible(reason) => {
-            format!("TLS: client and server have nothing in common ({reason:?})")
+            format!("TLS: client and server have nothing in common ({})", words(&format!("{reason:?}")))
         }
         _ => return io::Error::new(error.kind(), format!("TLS: {tls}")),
     })
@@ -350,5 +362,17 @@ impl fmt::Debug for ServerTls {
 impl fmt::Debug for ClientTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClientTls").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::words;
+
+    #[test]
+    fn an_incompatibility_reads_as_words() {
+        assert_eq!(words("NoCipherSuitesInCommon"), "no cipher suites in common");
+        assert_eq!(words("ServerDoesNotSupportTls12Or13"), "server does not support tls12 or13");
+        assert_eq!(words("ServerRejectedEncryptedClientHello(None)"), "server rejected encrypted client hello");
     }
 }

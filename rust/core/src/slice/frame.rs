@@ -100,7 +100,7 @@ impl Push<'_> {
         let Target { dtype, slots, .. } = target;
         if self.codec.dtype() != dtype {
             return Err(Error::new(Kind::DType, "the codec is for tensors of another dtype")
-                .expected(format!("a codec of {}", dtype.name()), format!("{:?}", self.codec)));
+                .expected(format!("a codec of {}", dtype.name()), self.codec.name()));
         }
         let slice_len = match self.indices {
             None => target.len,
