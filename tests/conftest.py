@@ -22,7 +22,7 @@ import fastps
 DEBUG = re.compile(r"""\b(?:Some|Ok|Err)\(|\w \{ \w+: |(?<!\w)\[(?:\d*(?:, \d+)*\]|["'])""")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def messages_are_plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No error of a test carries the debug form of a value."""
     messages: list[str] = []

@@ -5,8 +5,6 @@ import pytest
 
 import fastps
 
-pytestmark = pytest.mark.usefixtures("messages_are_plain")
-
 
 def f32(*values):
     return np.array(values, np.float32)

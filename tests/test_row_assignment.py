@@ -10,8 +10,6 @@ import pytest
 
 import fastps
 
-pytestmark = pytest.mark.usefixtures("messages_are_plain")
-
 SLICE = 63 * 4096
 # One slice; rows over borders of slices; a flat tensor; one row over several slices; rows of no elements.
 TABLE = (3 * SLICE // 1000 + 5, 1000)

@@ -8,8 +8,6 @@ import pytest
 import fastps
 from fastps._shared.stats import percentile
 
-pytestmark = pytest.mark.usefixtures("messages_are_plain")
-
 SHAPES = {"w": (3, 5), "b": (4,), "s": ()}
 
 
