@@ -373,6 +373,9 @@ mod tests {
     fn an_incompatibility_reads_as_words() {
         assert_eq!(words("NoCipherSuitesInCommon"), "no cipher suites in common");
         assert_eq!(words("ServerDoesNotSupportTls12Or13"), "server does not support tls12 or13");
-        assert_eq!(words("ServerRejectedEncryptedClientHello(None)"), "server rejected encrypted client hello");
+        assert_eq!(
+            words("ServerRejectedEncryptedClientHello(None)"),
+            "server rejected encrypted client hello"
+        );
     }
 }
