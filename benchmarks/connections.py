@@ -22,8 +22,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+from data_plane.idle import Idle
 from harness import Step, Turns, machine, readable, runner, table, write_between_markers
-from idle import Idle
 
 import fastps
 

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from harness import Runner, Turns, machine, readable, runner, table, write_between_markers
-from parity import CODECS, check_all, normal
-from peers import RULES, Rule, torch_module, torch_step
-from references import Reference, RustBench, build_rust
+from kernel.parity import CODECS, check_all, normal
+from kernel.peers import RULES, Rule, torch_module, torch_step
+from kernel.references import Reference, RustBench, build_rust
 
 import fastps
 

@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from data_plane.idle_cpu import idle_cpu
+from data_plane.links import links
+from data_plane.mixed import mixed
+from data_plane.others import grpc_clients, others
+from data_plane.overlap import overlap
+from data_plane.pipelined import pipelined
+from data_plane.small import small
+from data_plane.steps import steps
 from harness import machine, write_between_markers
-from idle_cpu import idle_cpu
-from links import links
-from mixed import mixed
-from others import grpc_clients, others
-from overlap import overlap
-from pipelined import pipelined
-from small import small
-from steps import steps
 
 PARTS: dict[str, Callable[[bool], list[str]]] = {
     "steps": steps,

@@ -6,9 +6,9 @@ import time
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 
+from data_plane.small import step
 from harness import table
 from processes import Child, serve
-from small import step
 
 import fastps
 

@@ -7,9 +7,9 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from kernel.peers import RULES, Rule
+from kernel.references import Floats, Reference
 from numpy.typing import NDArray
-from peers import RULES, Rule
-from references import Floats, Reference
 
 import fastps
 from fastps._fastps import VectorSpaces

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import numpy as np
+from data_plane.small import step
 from harness import Runner, Turns, readable, runner, table
 from processes import server_process
-from small import step
 
 import fastps
 

@@ -11,9 +11,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
+from data_plane.small import step
 from harness import Runner, readable, runner, table
 from processes import Child, Reference, server_process
-from small import step
 
 import fastps
 

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from data_plane.small import step
 from harness import Runner, Turns, readable, runner, size_name, table
 from processes import Child, server_process
-from small import step
 
 import fastps
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SIZES = {4 << 10: 200, 1 << 20: 30, 4 << 20: 8, 64 << 20: 1}
 """Bytes, and steps of a turn that are not counted: until the scheduler has given each process a core."""
 LR = 0.01

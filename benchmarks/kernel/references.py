@@ -12,7 +12,7 @@ import numpy as np
 from harness import Runner, compile_c
 from numpy.typing import NDArray
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ("-fno-math-errno", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 SOURCES = ("optimizers.c", "codecs.c", "vectors.c", "memory.c")
 

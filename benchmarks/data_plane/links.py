@@ -28,6 +28,7 @@ PARAMETERS = 25_600_000
 RATES = {"1 Gbit/s": 1000, "100 Mbit/s": 100}
 HERE, THERE = "10.77.0.1", "10.77.0.2"
 CARDS = ("fastps0", "fastps1")
+BENCHMARKS = Path(__file__).resolve().parent.parent
 TOOLS = ("unshare", "nsenter", "ip", "tc")
 
 
@@ -128,8 +129,8 @@ def links(quick: bool) -> list[str]:
     missing = [tool for tool in TOOLS if not shutil.which(tool)]
     if missing or os.geteuid() != 0:
         return [f"Not measured here: it takes root and {', '.join(TOOLS)}."]
-    command = ["unshare", "--net", sys.executable, __file__, "--quick" if quick else "--full"]
-    made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    command = ["unshare", "--net", sys.executable, "-m", "data_plane.links", "--quick" if quick else "--full"]
+    made = subprocess.run(command, cwd=BENCHMARKS, stdout=subprocess.PIPE, text=True, check=False)
     if made.returncode:
         return ["Not measured here: namespaces, veth or tbf are not to be had."]
 
