@@ -14,7 +14,6 @@ import math
 import os
 import struct
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,8 @@ from harness import table, write_between_markers
 from sklearn.datasets import load_svmlight_file
 
 import fastps
-from fastps.optimize import CG, LBFGS, GradientDescent, OptimizeResult, StrongWolfe, minimize
+from fastps.optimize import CG, LBFGS, GradientDescent, OptimizeResult, minimize
+from fastps.repro.batch import two_loop
 
 PORTIONS = 64
 CHECKPOINTS = (25, 50)
@@ -125,35 +125,6 @@ def mlp(folder: Path, samples: int = 3200, hidden: int = 32) -> Problem:
 
 
 # -- references ----------------------------------------------------------------------------------------------
-
-
-def two_loop(f: Callable[[np.ndarray], Any], w: np.ndarray, history: int = 10) -> Iterator[np.ndarray]:
-    """The points of L-BFGS by the usual two loops on arrays; it shares nothing but the line search."""
-    fun, g = f(w)
-    pairs: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=history)
-    yield w
-    while True:
-        q, alphas = g.copy(), []
-        for s, y in reversed(pairs):
-            alphas.append((s @ q) / (y @ s))
-            q -= alphas[-1] * y
-        if pairs:
-            s, y = pairs[-1]
-            q *= (s @ y) / (y @ y)
-        for (s, y), alpha in zip(pairs, reversed(alphas), strict=True):
-            q += (alpha - (y @ q) / (y @ s)) * s
-        first = 1.0 if pairs else 1 / np.linalg.norm(g)
-        search = StrongWolfe(c2=0.9).begin(fun, float(-g @ q), first)
-        while (step := search.step) is not None:
-            new_fun, new_g = f(w - step * q)
-            search = search.tell(new_fun, float(-new_g @ q))
-        assert search.accepted is not None
-        new_w = w - search.accepted.step * q
-        s, y = new_w - w, new_g - g
-        if y @ s > 1e-10 * np.linalg.norm(s) * np.linalg.norm(y):
-            pairs.append((s, y))
-        w, fun, g = new_w, new_fun, new_g
-        yield w
 
 
 def checkpoints(points: Iterator[np.ndarray]) -> list[np.ndarray]:

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 import fastps
+from fastps.optimize import CG, LBFGS
 from fastps.repro.catalogue import CLAIMS, NOT_YET, find
 from fastps.repro.claim import Setting
-from fastps.repro.claims import momentum, optimizers, reinforcement, toys
+from fastps.repro.claims import hogwild, momentum, optimizers, processes, reinforcement, sandblaster, toys
 from fastps.repro.claims.codecs import decoded
 from fastps.repro.tasks import task
 
@@ -103,7 +104,23 @@ def a_rate_that_is_too_high(figures):
     figures["runs"]["Sync"]["errors"] = [run.error]
 
 
+def another_history(figures):
+    problem = sandblaster.load("digits", None)
+    figures.update(sandblaster.compare(problem, LBFGS(history=5), others=1))
+
+
+def a_rough_search(figures):
+    figures["steps"]["CG, FR"] = sandblaster.steps_on_a_quadratic(CG("FR"), c2=0.9)
+
+
+def no_copies(figures):
+    figures["arms"]["equal shares, copies"] = figures["arms"]["equal shares"]
+
+
 OFF = {
+    "sandblaster": another_history,
+    "conjugate-gradients": a_rough_search,
+    "backup-tasks": no_copies,
     "optimizers-float64": another_rule,
     "nesterov": as_printed,
     "adam-counts-steps": by_epoch,
@@ -165,9 +182,10 @@ def test_the_list_names_every_claim():
     ("arguments", "text"),
     [
         (["no-such-claim"], "no claim 'no-such-claim'; fastps repro list"),
-        (["sandblaster", "--quick"], "no claim 'sandblaster'"),
         (["all"], "needs --data-dir DIR with mnist/ in it: train-images-idx3-ubyte.gz"),
         (["onebit", "--data-dir", "nowhere"], "lacks train-images-idx3-ubyte.gz, train-labels"),
+        (["hogwild"], "w8a/ in it: w8a.gz (LIBSVM's data page, compressed with gzip); a9a/ in it: a9a.gz"),
+        (["hogwild", "--data-dir", "nowhere"], "nowhere/movielens-latest-small lacks ratings.csv.gz"),
         (["int8", "--quick"], "int8 has no quick form"),
         (["wire-bytes", "--quick", "--out", "/proc/x"], "choose a folder that can be written"),
     ],
@@ -245,3 +263,29 @@ def test_the_claim_about_reinforcement_learning_fails_if_frames_grow_or_runs_sta
     assert reinforcement.judge(figures).holds
     figures["frames"]["8"] = [2 * (frames or 90_000) for frames in few]
     assert not reinforcement.judge(figures).holds
+
+
+def test_the_claim_about_faults_fails_if_accuracy_or_the_ledger_is_off():
+    figures = {
+        "accuracy": {"without": [97.0, 97.2, 97.1], "with": [96.9, 97.3, 97.0]},
+        "balances": [[8000, {"w1": 8000, "b1": 8001}, 1]] * 6,
+    }
+    assert processes.judge(figures).holds
+    for wrong in ({"w1": 8000, "b1": 7999}, {"w1": 8002, "b1": 8000}):
+        assert not processes.judge({**figures, "balances": [[8000, wrong, 1]]}).holds
+    figures["accuracy"]["with"] = [96.4, 96.5, 96.6]
+    assert not processes.judge(figures).holds
+
+
+def test_the_claim_about_hogwild_fails_if_threads_lose_accuracy_on_sparse_data():
+    def arms(*errors):
+        counts = zip(hogwild.THREADS, errors, strict=True)
+        return {str(count): {"errors": [error] * 3, "seconds": [1.0] * 3} for count, error in counts}
+
+    sets = {
+        "MovieLens": arms(0.85, 0.851, 0.852),
+        "w8a": arms(0.06, 0.0605, 0.06),
+        "a9a": arms(0.3, 0.4, 0.4),
+    }
+    assert hogwild.judge({"sets": sets}).holds  # a9a is dense
+    assert not hogwild.judge({"sets": {**sets, "w8a": arms(0.06, 0.06, 0.061)}}).holds

@@ -6,10 +6,12 @@ from fastps.repro.claim import Claim
 from fastps.repro.claims import (
     codecs,
     downpour,
+    hogwild,
     momentum,
     optimizers,
     processes,
     reinforcement,
+    sandblaster,
     stragglers,
     toys,
     training,
@@ -27,6 +29,8 @@ FAMILIES = (
     toys,
     training,
     warm_start,
+    sandblaster,
+    hogwild,
     processes,
     reinforcement,
 )
@@ -35,14 +39,17 @@ CLAIMS: dict[str, Claim] = {claim.name: claim for family in FAMILIES for claim i
 
 #: Claims about what fastps does not have yet, by name.
 NOT_YET = {
-    "sandblaster": "sharded L-BFGS equals L-BFGS in one process; backup tasks; conjugate gradients",
     "synthetic-gradients": "decoupled neural interfaces train within bounds of back-propagation",
     "cifar10": "serial, Downpour with Adagrad and Sync on CIFAR-10, with real processes",
 }
 
 
 def find(names: list[str], quick: bool) -> list[Claim]:
-    """The claims of these names, or all of a form for ``["all"]``; raises `KeyError` for an unknown name."""
+    """The claims of these names, or for ``["all"]`` those of a form, without those apart.
+
+    Raises:
+        KeyError: There is no claim of a name.
+    """
     form = "quick" if quick else "full"
     if names == ["all"]:
         return [claim for claim in CLAIMS.values() if claim.forms in ("both", form)]

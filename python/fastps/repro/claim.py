@@ -21,7 +21,7 @@ class Setting:
     Attributes:
         quick: On the digits in the package, with few runs.
         seed: Seeds of runs are the integers that follow it.
-        data_dir: Folder of data sets, with ``mnist/`` in it; only the full form needs it.
+        data_dir: Folder of data sets, such as ``mnist/``; only the full form needs it.
     """
 
     quick: bool
@@ -68,9 +68,12 @@ class Claim:
         measure: Runs it.
         judge: Decides by the figures that `measure` returned.
         draw: Draws the figures; None: there is no picture.
-        forms: ``"both"``; ``"quick"`` or ``"full"`` if there is only one.
+        forms: ``"both"``; ``"quick"`` or ``"full"`` if there is only one; ``"apart"``: a full form that takes
+            so long that ``all`` leaves it out.
         needs: Data sets of the full form.
+        packages: What the full form needs besides NumPy, by the names that pip knows.
         clock: ``"virtual"``; ``"wall"`` if times are real ones; None if there are no times.
+        repeats: Whether two runs on one machine print the same digits; real threads and processes do not.
         note: What the reader should know besides.
     """
 
@@ -82,9 +85,11 @@ class Claim:
     measure: Callable[[Setting], Figures]
     judge: Callable[[Figures], Verdict]
     draw: Callable[[Figures, Any], None] | None = None
-    forms: Literal["both", "quick", "full"] = "both"
+    forms: Literal["both", "quick", "full", "apart"] = "both"
     needs: tuple[str, ...] = ("mnist",)
+    packages: tuple[str, ...] = ()
     clock: Literal["virtual", "wall"] | None = "virtual"
+    repeats: bool = True
     note: str = ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import sys
@@ -11,9 +12,9 @@ import time
 from pathlib import Path
 
 from fastps._shared.process import EXIT_FAILED, EXIT_OK, CommandError
-from fastps.demo.data import MNIST_FILES
 from fastps.repro.catalogue import CLAIMS, NOT_YET, find
 from fastps.repro.claim import Claim, Setting
+from fastps.repro.data import check_data
 from fastps.repro.picture import has_matplotlib
 from fastps.repro.report import show, write_page
 from fastps.repro.runner import run
@@ -24,6 +25,26 @@ EPILOG = """\
 examples: fastps repro list; fastps repro onebit --quick; fastps repro all --data-dir DIR --jobs 2
 exit codes: 0 every claim that was made holds; 1 one does not, or the last line says what failed; 2 wrong
 usage; 130 stopped by Ctrl-C, with the claims that were finished in the --out folder."""
+
+
+#: What the list says about the forms of a claim.
+SHOWN = {
+    "both": "",
+    "quick": " (quick form only)",
+    "full": " (full form only)",
+    "apart": " (full form only; takes long, so all leaves it out)",
+}
+#: The forms that a claim has, by its `forms`.
+FORMS = {"both": ("quick", "full"), "quick": ("quick",), "full": ("full",), "apart": ("full",)}
+
+
+def is_installed(package: str) -> bool:
+    """Whether there is a package of this name, as pip knows it."""
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _count(text: str) -> int:
@@ -46,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="on the digits in the package, in less than 3 minutes"
     )
-    parser.add_argument("--data-dir", metavar="DIR", help="folder with mnist/, which the full form needs")
+    parser.add_argument("--data-dir", metavar="DIR", help="folder with mnist/ and more, for the full form")
     parser.add_argument("--out", default="fastps-repro", metavar="DIR", help="for all files (./fastps-repro)")
     parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="seeds follow this number (0)")
     parser.add_argument("--jobs", type=_count, metavar="N", help="processes (one per core)")
@@ -91,25 +112,20 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _check(claims: list[Claim], setting: Setting) -> None:
-    """Raises unless the claims have this form and their data are there."""
+    """Raises unless the claims have this form, and their data and packages are there."""
     form = "quick" if setting.quick else "full"
     for claim in claims:
-        if claim.forms not in ("both", form):
+        if form not in FORMS[claim.forms]:
             raise CommandError(
                 f"{claim.name} has no {form} form: run it {'without' if setting.quick else 'with'} --quick"
             )
-    if setting.quick or not any("mnist" in claim.needs for claim in claims):
+    if setting.quick:
         return
-    where = "the original MNIST files, from yann.lecun.com/exdb/mnist or a copy of it"
-    if setting.data_dir is None:
-        names = ", ".join(MNIST_FILES.values())
-        raise CommandError(
-            f"the full form needs --data-dir DIR with mnist/ in it: {names} ({where}); or use --quick"
-        )
-    folder = Path(setting.data_dir) / "mnist"
-    missing = [name for name in MNIST_FILES.values() if not (folder / name).is_file()]
-    if missing:
-        raise CommandError(f"--data-dir {setting.data_dir}: {folder} lacks {', '.join(missing)} ({where})")
+    check_data((name for claim in claims for name in claim.needs), setting.data_dir)
+    for claim in claims:
+        missing = [name for name in claim.packages if not is_installed(name)]
+        if missing:
+            raise CommandError(f"{claim.name} needs {', '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def _list(as_json: bool) -> int:
@@ -121,8 +137,7 @@ def _list(as_json: bool) -> int:
         print(json.dumps({"claims": shown, "not yet": NOT_YET}))
         return EXIT_OK
     for name, claim in CLAIMS.items():
-        forms = "" if claim.forms == "both" else f" ({claim.forms} form only)"
-        print(f"{name}{forms}")
+        print(f"{name}{SHOWN[claim.forms]}")
         print(
             textwrap.fill(
                 f"{claim.says} {claim.source}.", 100, initial_indent="    ", subsequent_indent="    "

@@ -62,6 +62,7 @@ def measure(name: str, setting: Setting, out: Path) -> Result:
         "source": claim.source,
         "says": claim.says,
         "note": claim.note,
+        "repeats": claim.repeats,
         "seed": setting.seed,
         "form": "quick" if setting.quick else "full",
         "figures": figures,

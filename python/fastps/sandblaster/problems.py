@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fastps._shared.process import CommandError
 from fastps.demo import data
 
-__all__ = ["DATA", "Problem", "load"]
+__all__ = ["DATA", "Problem", "load", "logistic"]
 
 Array = NDArray[np.floating[Any]]
 Objective = Callable[[Mapping[str, Array], NDArray[np.int64]], tuple[float, dict[str, Array]]]
@@ -76,6 +76,11 @@ def _logistic(name: str, data_dir: str | None) -> Problem:
         x, y = _svm_light(text, _FEATURES[name])
     except (OSError, EOFError, ValueError) as error:
         raise CommandError(f"{path} cannot be read as gzip-compressed libsvm text: {error}") from error
+    return logistic(x, y)
+
+
+def logistic(x: NDArray[np.float32], y: NDArray[np.float32]) -> Problem:
+    """Logistic regression without intercept on labels of -1 and 1; l2 is 1 / samples."""
 
     def objective(params: Mapping[str, Array], indices: NDArray[np.int64]) -> tuple[float, dict[str, Array]]:
         at, signs = x[indices], y[indices]

@@ -87,8 +87,9 @@ CLAIMS = [
         draw=draw,
         forms="full",
         needs=(),
+        packages=("gymnasium", "torch"),
         clock=None,
-        note="Needs gymnasium and torch. The workers are logical ones in one thread: this shows what they "
+        note="The workers are logical ones in one thread: this shows what they "
         "learn from as many frames, not how fast they play them.",
     ),
 ]
