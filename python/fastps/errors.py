@@ -90,7 +90,10 @@ class DTypeError(FastpsError, TypeError):
 
 
 class NonFiniteError(FastpsError, ValueError):
-    """A value is NaN or infinite; nothing was sent or changed."""
+    """A value is NaN or infinite, and nothing was sent or changed.
+
+    From a shard also: a finite gradient's step would overflow, and the slice has not changed.
+    """
 
 
 class FrameError(FastpsError, ValueError):

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from fastps._fastps import Versions
 from fastps._shared.checks import as_seconds, at_least, flag, invalid
 from fastps._shared.files import replaced
@@ -84,7 +86,7 @@ class Evaluator:
         """Evaluates the present parameters.
 
         Raises:
-            NonFiniteError: A metric is NaN or infinite; the best parameters stay as they are.
+            NonFiniteError: A parameter or a metric is NaN or infinite; the best parameters stay as they are.
             ConfigError: `fn` returned something else than numbers by name, or not the one to compare by.
             DeadlineError: With `cut`: the parameters changed during every pull, for the timeout of `ps`.
             FastpsError: The servers could not be asked.
@@ -93,6 +95,7 @@ class Evaluator:
         values, versions = self._pull()
         version = min((versions[name] for name in versions), default=0)
         try:
+            _check_finite(values)
             metrics = self._checked(self._fn(values))
         except Exception as error:
             error.add_note(f"evaluating version {version}")
@@ -236,6 +239,21 @@ def evaluator(
     rule = _Rule(by, goal, patience)
     chosen = None if names is None else list(names)
     return Evaluator(ps, fn, at_least(1, "every", every), chosen, cut, keep, rule, as_seconds("idle", idle))
+
+
+def _check_finite(values: Mapping[str, Array]) -> None:
+    """Raises if a parameter is not finite: it has overflowed through many steps."""
+    for name, array in values.items():
+        bad = np.flatnonzero(~np.isfinite(array))
+        if bad.size:
+            got = str(array.flat[bad[0]])
+            raise NonFiniteError(
+                f'a parameter has overflowed at element {bad[0]} (tensor "{name}"): expected finite values, '
+                f"got {got}",
+                tensor=name,
+                expected="finite values",
+                got=got,
+            )
 
 
 def _write(path: File, values: dict[str, Array], found: Evaluation) -> None:

@@ -26,7 +26,7 @@ from fastps.errors import (
 from fastps.modes import Mode, Sync
 from fastps.worker.gradients import Gradient, Gradients, check, finite
 from fastps.worker.tally import Tally
-from fastps.worker.unapplied import Unapplied
+from fastps.worker.unapplied import Unapplied, overflowed
 
 __all__ = ["LISTS", "Pushes", "Refused"]
 
@@ -268,7 +268,7 @@ class Pushes:
         if self.refused:
             self.sum.undo(before)
             if isinstance(error, NonFiniteError):
-                self._drop_broken()
+                self._drop_broken(error, left)
             self.let_go()
         elif isinstance(self._mode, Sync):  # the next gradient is of another version
             self.sum.drop(self.sum.waiting)
@@ -285,11 +285,18 @@ class Pushes:
                 self.finish()
             self._pushing = bool(self._begun)
 
-    def _drop_broken(self) -> None:
-        """Drops sums that are not finite, which no server would accept."""
-        broken = [name for name, gradient in self.sum.waiting.items() if not finite(gradient)]
+    def _drop_broken(self, error: NonFiniteError, own: Mapping[str, Any]) -> None:
+        """Drops sums that no server would accept: not finite, or of which a step overflows.
+
+        Args:
+            error: The refusal.
+            own: The step's gradients that are not in a sum.
+        """
+        overflowing = overflowed(error)
+        given = overflowing - own.keys()
+        broken = [n for n, gradient in self.sum.waiting.items() if n in given or not finite(gradient)]
         self.sum.drop(broken)
-        self._tally.rejected += bool(broken)
+        self._tally.rejected += bool(broken or overflowing)
 
     def _bind(self, whole: dict[str, Any]) -> _fastps.BoundList:
         if self.direct:  # the arrays differ at every step

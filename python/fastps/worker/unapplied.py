@@ -13,7 +13,7 @@ from fastps.worker.doubts import Doubts
 from fastps.worker.gradients import Gradient, Gradients, finite, part
 from fastps.worker.tally import Tally
 
-__all__ = ["Unapplied"]
+__all__ = ["Unapplied", "overflowed"]
 
 #: A slice refused for one of these reasons would be refused again, or be even staler by then.
 _HOPELESS = (StalePush, LeaseError, NonFiniteError)
@@ -59,8 +59,9 @@ class Unapplied:
         # Nothing was changed anywhere.
         broken = isinstance(error, NonFiniteError)
         self._tally.rejected += broken
+        overflowing = overflowed(error)
         for name, gradient in gradients.items():
-            if self._keeps(gradient) and not (broken and not finite(gradient)):
+            if self._keeps(gradient) and not (broken and (name in overflowing or not finite(gradient))):
                 waiting.take_back(name, gradient)
         return error
 
@@ -110,3 +111,9 @@ class Unapplied:
 
 def _lease_ran_out(error: PartialPush) -> bool:
     return any(isinstance(why, LeaseError) for _, _, why in error.refused)
+
+
+def overflowed(error: FastpsError) -> set[str]:
+    """The tensor whose step overflows, if a shard has refused it; its gradient may be finite."""
+    by_shard = isinstance(error, NonFiniteError) and error.shard is not None
+    return {error.tensor} if by_shard and error.tensor is not None else set()

@@ -260,15 +260,18 @@ fn listed(shard: &Listed) -> Vec<String> {
 }
 
 fn snapshot(snapshot: &Snapshot) -> String {
-    let Snapshot { number, problem, written, bytes, slices, versions, steps, cut } = snapshot;
+    let Snapshot { number, problem, written, bytes, slices, versions, steps, cut, not_finite } = snapshot;
     if let Some(problem) = problem {
         return format!("  snapshot {number}: {problem}");
     }
     let (age, bytes) = (age(now().saturating_sub(*written)), size(*bytes));
     let cut = cut.as_ref().map_or(String::new(), |cut| format!(", a cut over group {:?}", cut.group));
-    format!(
-        "  snapshot {number}: {age} ago, {slices} slices, {versions} versions, {steps} steps, {bytes}{cut}"
-    )
+    let broken = match &not_finite[..] {
+        [] => String::new(),
+        tensors => format!(", NaN or infinity in {}", tensors.join(", ")),
+    };
+    let counts = format!("{slices} slices, {versions} versions, {steps} steps, {bytes}");
+    format!("  snapshot {number}: {age} ago, {counts}{cut}{broken}")
 }
 
 /// What was found of a shard's snapshots, wherever they lie.

@@ -251,8 +251,8 @@ impl Tensor {
         Arc::new(Self { shard, codec: codec.id(), bodies })
     }
 
-    /// Pushes the gradient; `trusted`: without the check of a server.
-    fn push(&self, identity: Identity, trusted: bool) {
+    /// Pushes the gradient; `checked`: without the check of a server.
+    fn push(&self, identity: Identity, checked: bool) {
         for (slice, n, body) in &self.bodies {
             let push = Push {
                 slice: *slice,
@@ -266,9 +266,9 @@ impl Tensor {
                 count: *n as u64,
                 codec: self.codec,
                 body,
-                trusted,
+                largest: checked.then_some(1.0),
                 indices: None,
-                once: trusted,
+                once: checked,
             };
             self.shard.push(&push, |applied| assert!(applied.is_ok()));
         }

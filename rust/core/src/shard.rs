@@ -424,6 +424,7 @@ impl Shard {
             ("pulls", count(&self.counters.pulls)),
             ("slice_copies", count(&self.counters.slice_copies)),
             ("workers", self.groups.len() as u64),
+            ("slices_not_finite", slices.iter().filter(|slice| slice.overflowed()).count() as u64),
             ("updates_probed", probed),
             ("updates_lost", lost),
         ]

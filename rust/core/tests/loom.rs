@@ -93,7 +93,7 @@ fn push_as(shard: &Shard, slice: SliceId, identity: Identity, once: bool) -> Ans
         count: 1,
         codec: CodecId::Float32,
         body: &(-1.0_f32).to_le_bytes(),
-        trusted: true,
+        largest: Some(0.0),
         once,
     };
     shard.push(&push, move |result| sent.0.lock().unwrap().push(result));
@@ -571,7 +571,7 @@ fn contribute(shard: &Shard, client: u64, told: &Arc<Mutex<Vec<Result<Applied>>>
         count: 1,
         codec: CodecId::Float32,
         body: &body,
-        trusted: true,
+        largest: Some(0.0),
         once: false,
     };
     let told = told.clone();

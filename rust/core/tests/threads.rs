@@ -62,7 +62,7 @@ fn push(shard: &Shard, slice: SliceId, identity: Identity, value: f32) -> Result
         count: LEN as u64,
         codec: CodecId::Float32,
         body: &body,
-        trusted: false,
+        largest: None,
         indices: None,
         once: false,
     };

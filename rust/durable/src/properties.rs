@@ -203,12 +203,13 @@ fn manifest() -> impl Strategy<Value = Manifest> {
     let files = btree_map("[a-z.]{1,9}", written, 0..4);
     let cut = proptest::option::of((any::<u64>(), ".{0,9}").prop_map(|(id, group)| Cut { id, group }));
     let gone = btree_set(any::<u64>(), 0..4);
-    (any::<[u64; 6]>(), any::<[u32; 2]>(), files, gone, cut, catalog).prop_map(
+    let not_finite = btree_set(".{0,9}", 0..3);
+    (any::<[u64; 6]>(), any::<[u32; 2]>(), files, (gone, not_finite), cut, catalog).prop_map(
         |(
             [id, generation, log, written, incarnation, predecessor],
             [shard, shards],
             files,
-            gone,
+            (gone, not_finite),
             cut,
             catalog,
         )| Manifest {
@@ -224,6 +225,7 @@ fn manifest() -> impl Strategy<Value = Manifest> {
             written,
             files,
             gone,
+            not_finite,
             cut,
             catalog,
         },

@@ -110,7 +110,7 @@ impl World {
             indices: None,
             codec: CodecId::Float32,
             body: &(-1.0_f32).to_le_bytes(),
-            trusted: false,
+            largest: None,
             once: false,
         };
         self.shard.push_to(&slice, &push, || panic!("nothing is held")).unwrap().unwrap();

@@ -92,7 +92,7 @@ impl World {
             indices: rows.as_deref().map(Indices::new),
             codec: codec.id(),
             body: &body,
-            trusted: false,
+            largest: None,
             once: false,
         };
         change(&mut push);

@@ -165,7 +165,7 @@ fn change(route: Route, slice: u64, action: Action, sequence: u64, values: &[f32
         count: values.len() as u64,
         codec: CodecId::Float32,
         body: &body,
-        trusted: false,
+        largest: None,
         indices: None,
         once: false,
     };

@@ -650,7 +650,7 @@ fn staleness_needs_a_base() {
         count: 1,
         codec: CodecId::Float32,
         body: &body,
-        trusted: false,
+        largest: None,
         indices: None,
         once: false,
     };

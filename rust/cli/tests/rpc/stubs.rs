@@ -264,7 +264,7 @@ fn encoded(
         count: elements as u64,
         codec,
         body: &body,
-        trusted: false,
+        largest: None,
         indices: None,
         once: false,
     };

@@ -160,10 +160,9 @@ impl Call {
             }
             if let (Some(residue), Outcome::Failed(error)) =
                 (lock(&self.parts[part].residue).take(), &mut outcome)
-                && !matches!(error.kind, Kind::StalePush | Kind::Lease)
             {
                 drop(state);
-                if let Err(worse) = residue.give_back() {
+                if let Err(worse) = residue.refused(error.kind) {
                     *error = worse;
                 }
                 state = lock(&self.state);

@@ -7,7 +7,7 @@
 mod chosen {
     pub(crate) use std::hint::spin_loop;
     pub(crate) use std::sync::Arc as Counted;
-    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
     pub(crate) use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
     pub(crate) use std::thread::{Thread, current, park};
 }
@@ -15,7 +15,7 @@ mod chosen {
 #[cfg(loom)]
 mod chosen {
     pub(crate) use loom::sync::Arc as Counted;
-    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
     pub(crate) use loom::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
     pub(crate) use loom::thread::{Thread, current, park};
 

@@ -1,6 +1,7 @@
 //! The check for NaN and infinity. It scans a whole push before the first byte is sent or the first slice
-//! changes.
+//! changes, and finds the largest magnitude, which says whether a step may overflow.
 
+use super::sums::max_abs;
 use crate::base::block::blocks;
 use crate::base::dtype::View;
 use crate::base::error::{Error, Kind, Result};
@@ -12,9 +13,9 @@ struct Scan<'a> {
 }
 
 impl Kernel for Scan<'_> {
-    type Out = bool;
+    type Out = u32;
     #[inline(always)]
-    fn run(self) -> bool {
+    fn run(self) -> u32 {
         let mut worst = 0;
         for (at, len) in blocks(self.values.len()) {
             let values = &self.values[at..at + len];
@@ -26,35 +27,21 @@ impl Kernel for Scan<'_> {
                     .for_each(|(x, e)| worst = worst.max(magnitude(*x + *e))),
             }
         }
-        worst < INFINITE
+        worst
     }
 }
-
-struct ScanFloat64<'a> {
-    values: &'a [f64],
-}
-
-impl Kernel for ScanFloat64<'_> {
-    type Out = bool;
-    #[inline(always)]
-    fn run(self) -> bool {
-        // Not `all`: an early exit would prevent vectorisation.
-        self.values.iter().fold(true, |finite, x| finite & x.is_finite())
-    }
-}
-
-const INFINITE: u32 = 0x7F80_0000;
 
 #[inline(always)]
 fn magnitude(x: f32) -> u32 {
     x.to_bits() & 0x7FFF_FFFF
 }
 
-/// Fails with the index of the first element of `values` (plus `residual`, if given, of the same length) that
-/// is not finite.
-pub fn check(isa: Isa, values: &[f32], residual: Option<&[f32]>) -> Result<()> {
-    if isa.run(Scan { values, residual }) {
-        return Ok(());
+/// The largest magnitude of `values` (plus `residual`, if given, of the same length). Fails with the index of
+/// the first element that is not finite.
+pub fn check(isa: Isa, values: &[f32], residual: Option<&[f32]>) -> Result<f64> {
+    let largest = f32::from_bits(isa.run(Scan { values, residual }));
+    if largest.is_finite() {
+        return Ok(largest.into());
     }
     let sum = |i: usize| residual.map_or(values[i], |e| values[i] + e[i]);
     let index = (0..values.len()).find(|i| !sum(*i).is_finite()).unwrap_or(0);
@@ -62,11 +49,14 @@ pub fn check(isa: Isa, values: &[f32], residual: Option<&[f32]>) -> Result<()> {
 }
 
 /// As [`check`], for values of any type.
-pub fn check_view(isa: Isa, values: View<'_>) -> Result<()> {
+pub fn check_view(isa: Isa, values: View<'_>) -> Result<f64> {
     match values {
         View::Float32(values) => check(isa, values, None),
-        View::Float64(values) if isa.run(ScanFloat64 { values }) => Ok(()),
         View::Float64(values) => {
+            let largest = max_abs(isa, values);
+            if largest.is_finite() {
+                return Ok(largest);
+            }
             let index = values.iter().position(|x| !x.is_finite()).unwrap_or(0);
             Err(not_finite(index, values[index]))
         }
@@ -87,7 +77,7 @@ mod tests {
         for isa in Isa::ALL {
             for n in [1_usize, 63, 1024, 1025, 5000] {
                 let mut values = vec![f32::MAX; n];
-                assert!(check(isa, &values, None).is_ok());
+                assert_eq!(check(isa, &values, None).unwrap(), f64::from(f32::MAX));
                 for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                     for at in [0, n / 2, n - 1] {
                         values[at] = bad;
@@ -98,8 +88,8 @@ mod tests {
                     }
                 }
                 assert!(check(isa, &values, Some(&vec![f32::MAX; n])).is_err());
-                let mut values = vec![f64::MAX; n];
-                assert!(check_view(isa, View::Float64(&values)).is_ok());
+                let mut values = vec![f64::MIN; n];
+                assert_eq!(check_view(isa, View::Float64(&values)).unwrap(), f64::MAX);
                 for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
                     values[n / 2] = bad;
                     let error = check_view(isa, View::Float64(&values)).unwrap_err();

@@ -8,6 +8,7 @@ pub(crate) mod grid;
 pub mod litmus;
 pub mod local_step;
 pub mod optim;
+pub(crate) mod overflow;
 pub(crate) mod real;
 pub mod rows;
 pub(crate) mod sums;

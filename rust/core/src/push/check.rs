@@ -16,13 +16,14 @@ use crate::verbs::{GradientRef, OptimizerState, PushOptions};
 use foldhash::fast::RandomState;
 use std::collections::HashSet;
 
-/// Checks shapes, settings and values of a whole push; each gradient comes with its tensor's spec.
+/// Checks shapes, settings and values of a whole push; each gradient comes with its tensor's spec. Returns
+/// the largest magnitude, as [`check_finite`] does.
 pub fn check<'a>(
     isa: Isa,
     gradients: impl Iterator<Item = (GradientRef<'a>, &'a TensorSpec)> + Clone,
     options: &PushOptions,
     feedback: Option<&mut ErrorFeedback>,
-) -> Result<()> {
+) -> Result<f64> {
     check_form(gradients.clone(), options, feedback.is_some())?;
     check_finite(isa, gradients.map(|(gradient, _)| gradient), options, feedback)
 }
@@ -149,16 +150,18 @@ pub fn check_lr(lr: f64) -> Result<()> {
     Err(Error::new(Kind::Config, "invalid lr").expected("a finite number >= 0", lr))
 }
 
-/// Scans a whole push for NaN and infinity. Values that are rounded or added to a residual must be finite,
-/// even if the options turn the check off.
+/// Scans a whole push for NaN and infinity, and returns the largest magnitude (0 if the options turn the scan
+/// off). Values that are rounded or added to a residual must be finite, even if the options turn the check
+/// off.
 pub fn check_finite<'a>(
     isa: Isa,
     gradients: impl Iterator<Item = GradientRef<'a>>,
     options: &PushOptions,
     mut feedback: Option<&mut ErrorFeedback>,
-) -> Result<()> {
+) -> Result<f64> {
+    let mut largest: f64 = 0.0;
     if !options.check_finite && options.is_plain() && feedback.is_none() {
-        return Ok(());
+        return Ok(largest);
     }
     for GradientRef { name, values, .. } in gradients {
         let checked = match feedback.as_deref_mut() {
@@ -168,9 +171,9 @@ pub fn check_finite<'a>(
                 finite::check(isa, values, Some(&*residual))
             }),
         };
-        checked.map_err(|error| error.tensor(name))?;
+        largest = largest.max(checked.map_err(|error| error.tensor(name))?);
     }
-    Ok(())
+    Ok(largest)
 }
 
 /// As [`Codec::encode`], for unchecked values. If one is not finite, `residual` is restored, except for the
@@ -224,7 +227,7 @@ pub fn check_values(isa: Isa, values: View<'_>, spec: &TensorSpec) -> Result<()>
         return Err(name(Error::new(Kind::Shape, "the values do not fill the shape"))
             .expected(text::shape(&spec.shape), format!("{} values", values.len())));
     }
-    finite::check_view(isa, values).map_err(name)
+    finite::check_view(isa, values).map(drop).map_err(name)
 }
 
 fn check_dtype(values: View<'_>, spec: &TensorSpec) -> Result<()> {

@@ -14,6 +14,7 @@ use crate::base::isa::prefetch;
 use crate::base::sync::{self, Counted as Arc};
 use crate::kernel::apply::{Exact, apply, apply_float64, apply_rows};
 use crate::kernel::codec::float64_lanes;
+use crate::kernel::overflow::{first_overflow, is_due, is_finite, may_overflow};
 use crate::kernel::rows::Indices;
 use crate::memory::{Buffer, Charge, Meter, Pieces, Purpose};
 use crate::slice::frame::{Action, Applied, Push};
@@ -40,6 +41,8 @@ pub(super) struct ExactMemory {
     pub(super) round: Option<Box<Round>>,
     /// The space that is open over the tensor: then only its programs change the slice.
     pub(super) vectors: Option<Box<Vectors>>,
+    /// Whether the last scan found values or state that are not finite.
+    pub(super) overflowed: bool,
     /// Whether the shard has removed the slice.
     pub(super) removed: bool,
     /// The last cut that the slice has seen.
@@ -68,6 +71,7 @@ impl ExactMemory {
             identities: IdentityTable::default(),
             round: None,
             vectors: None,
+            overflowed: false,
             removed: false,
             cut: 0,
             in_cut: None,
@@ -133,6 +137,9 @@ impl ExactMemory {
             }
         }
         self.assigns += u64::from(push.action != Action::Gradient);
+        if self.overflowed && push.action != Action::Gradient {
+            self.scan(slice);
+        }
         self.version += u64::from(!(dropped || fault("version_not_bumped")));
         let own = self.identities.count_own(push.identity.client);
         if push.action != Action::Gradient {
@@ -152,7 +159,7 @@ impl ExactMemory {
     }
 
     /// Takes one optimizer step at a rate, with the pushed values times `scale`. On an error, nothing has
-    /// changed.
+    /// changed; a step that overflows is one.
     #[inline(always)]
     pub(super) fn step_optimizer(
         &mut self,
@@ -161,6 +168,57 @@ impl ExactMemory {
         lr: f64,
         scale: f32,
     ) -> Result<()> {
+        // Records do not say it: what they repeat has not overflowed.
+        let largest = push.largest.map(|largest| largest * f64::from(scale.abs()));
+        if largest.is_some_and(|largest| may_overflow(&slice.spec.optimizer, slice.spec.dtype, lr, largest)) {
+            self.try_step(slice, push, lr, scale)?;
+        } else {
+            self.step_at_once(slice, push, lr, scale)?;
+        }
+        if is_due(self.version + 1, slice.len, push.count as usize) {
+            self.scan(slice);
+        }
+        Ok(())
+    }
+
+    /// Takes a step that may overflow, and takes it back if it does.
+    #[cold]
+    fn try_step(&mut self, slice: &Slice, push: &Push<'_>, lr: f64, scale: f32) -> Result<()> {
+        self.make_writable(slice)?;
+        let copies = (self.arrays().count() * slice.bytes()) as u64;
+        let _memory = slice.meter.take(Purpose::Copies, copies).map_err(|error| slice.name(error))?;
+        let before: Vec<_> = self.arrays().map(<[u8]>::to_vec).collect();
+        self.step_at_once(slice, push, lr, scale)?;
+        let dtype = slice.spec.dtype;
+        let overflow = |(old, new): (&Vec<u8>, _)| first_overflow(dtype, old, new);
+        let found = before.iter().zip(self.arrays()).find_map(overflow);
+        let Some((at, value)) = found else {
+            return Ok(());
+        };
+        unpinned(slice, &mut self.params, &mut self.spare)?.values_mut().copy_from_slice(&before[PARAMS]);
+        for (slot, old) in self.state.iter_mut().zip(&before[PARAMS + 1..]) {
+            slot.values_mut().copy_from_slice(old);
+        }
+        self.step -= 1;
+        let rule = format!("{value} from {} with lr={lr:?}", slice.spec.optimizer.title());
+        let message = format!("the step overflows at element {} and was not taken", slice.range().start + at);
+        Err(slice.name(Error::new(Kind::NonFinite, message).expected("finite values and state", rule)))
+    }
+
+    /// The bytes of the values and of each slot of the state.
+    fn arrays(&self) -> impl Iterator<Item = &[u8]> {
+        std::iter::once(self.params.bytes()).chain(self.state.iter().map(Buffer::bytes))
+    }
+
+    /// Notes whether values or state have overflowed through many steps.
+    #[cold]
+    fn scan(&mut self, slice: &Slice) {
+        let finite = self.arrays().all(|array| is_finite(slice.isa, slice.spec.dtype, array));
+        self.overflowed = !finite;
+    }
+
+    #[inline(always)]
+    fn step_at_once(&mut self, slice: &Slice, push: &Push<'_>, lr: f64, scale: f32) -> Result<()> {
         let optimizer = &slice.spec.optimizer;
         let params = unpinned(slice, &mut self.params, &mut self.spare)?;
         if slice.spec.dtype == DType::Float64 {

@@ -74,9 +74,9 @@ pub struct Push<'a> {
     pub codec: CodecId,
     /// The body.
     pub body: &'a [u8],
-    /// Whether the body is known to be finite and canonical: it was made in this process, after the finite
-    /// check.
-    pub trusted: bool,
+    /// The largest magnitude of the body's elements, or a bound of it. `Some`: the body is known to be finite
+    /// and canonical, because it was made in this process, after the finite check.
+    pub largest: Option<f64>,
     /// Whether the push is never repeated and its outcome never queried: a slice that applies it at once need
     /// not remember it.
     pub once: bool,
@@ -95,8 +95,9 @@ pub(crate) struct Target<'a> {
 
 impl Push<'_> {
     /// Validates a push before anything is looked up or changed: its sizes against the slice's, its settings,
-    /// and every byte of a body that is not trusted.
-    pub(crate) fn validate(&self, isa: Isa, target: Target<'_>) -> Result<()> {
+    /// and every byte of a body that is not known to be good. Returns the body's largest magnitude, or a
+    /// bound of it.
+    pub(crate) fn validate(&self, isa: Isa, target: Target<'_>) -> Result<f64> {
         let Target { dtype, slots, .. } = target;
         if self.codec.dtype() != dtype {
             return Err(Error::new(Kind::DType, "the codec is for tensors of another dtype")
@@ -147,15 +148,17 @@ impl Push<'_> {
             Action::AssignState { .. } => slice_len * slots,
         };
         if crate::base::fault::fault("frame_length_trusted") {
-            return Ok(());
+            return Ok(0.0);
         }
-        if self.trusted && self.body.len() == self.codec.body_len(elements) {
-            return Ok(());
+        if let Some(largest) = self.largest
+            && self.body.len() == self.codec.body_len(elements)
+        {
+            return Ok(largest);
         }
         match self.action {
             // Finite gradients can drive the state to infinity (see `optim`), so a state is restored with any
             // values.
-            Action::AssignState { .. } if self.body.len() == plain.body_len(elements) => Ok(()),
+            Action::AssignState { .. } if self.body.len() == plain.body_len(elements) => Ok(0.0),
             _ => self.codec.validate(isa, self.body, elements),
         }
     }

@@ -7,9 +7,10 @@ use super::snapshot::{Copied, Snapshot};
 use crate::base::block::{BLOCK, blocks};
 use crate::base::error::Result;
 use crate::base::fault::fault;
-use crate::base::sync::{Arc, Mutex, Ordering, lock};
+use crate::base::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 use crate::kernel::apply::{Hogwild, ROW, apply_racing, apply_rows};
 use crate::kernel::codec::CodecId;
+use crate::kernel::overflow::{is_due, is_finite};
 use crate::kernel::rows::Indices;
 use crate::memory::{Counts, Meter, RacyBuffer};
 use crate::slice::frame::{Action, Applied, Push};
@@ -27,6 +28,8 @@ pub(super) struct HogwildMemory {
     params: RacyBuffer,
     state: Vec<RacyBuffer>,
     counts: Counts,
+    /// Whether this process's last scan found values or state that are not finite.
+    overflowed: AtomicBool,
     pub(super) identities: Mutex<IdentityTable>,
 }
 
@@ -37,6 +40,7 @@ impl HogwildMemory {
             params: RacyBuffer::filled(len, 0.0),
             state: (0..slots).map(|_| RacyBuffer::filled(len, initial_state)).collect(),
             counts: Counts::own(),
+            overflowed: AtomicBool::new(false),
             identities: Mutex::default(),
         }
     }
@@ -47,6 +51,7 @@ impl HogwildMemory {
             params: tensor.array(index, 0),
             state: (1..=slots).map(|slot| tensor.array(index, slot)).collect(),
             counts: tensor.counts(index),
+            overflowed: AtomicBool::new(false),
             identities: Mutex::default(),
         }
     }
@@ -116,6 +121,10 @@ impl HogwildMemory {
         let waiting =
             if push.once { Vec::new() } else { identities.note(push.identity, Outcome::Applied(applied)) };
         drop(identities);
+        let assigned = push.action != Action::Gradient;
+        if is_due(version, slice.len, push.count as usize) || (assigned && self.overflowed()) {
+            self.scan(slice);
+        }
         slice.record(push, applied);
         (applied, waiting)
     }
@@ -179,6 +188,24 @@ impl HogwildMemory {
             }
         }
         self.counts.assigns().fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether the last scan found values or state that are not finite.
+    pub(super) fn overflowed(&self) -> bool {
+        self.overflowed.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether values or state have overflowed through many steps.
+    #[cold]
+    fn scan(&self, slice: &Slice) {
+        let mut block = [0.0; BLOCK];
+        let overflowed = self.state.iter().chain([&self.params]).any(|buffer| {
+            blocks(slice.len).any(|(at, len)| {
+                buffer.load(slice.isa, at, &mut block[..len]);
+                !is_finite(slice.isa, slice.spec.dtype, bytemuck::cast_slice(&block[..len]))
+            })
+        });
+        self.overflowed.store(overflowed, Ordering::Relaxed);
     }
 
     /// Replays an assignment from its record. False: the slice already has it.

@@ -7,6 +7,7 @@ use super::slice::{Slice, SliceMemory};
 use super::vectors::{VectorsImage, VectorsStanding};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::Arc;
+use crate::kernel::overflow::is_finite;
 use crate::slice::frame::{Action, Identity, Push};
 use crate::slice::identity::{Outcome, Remembered, Seen};
 use crate::slice::record::{Identities, Record};
@@ -98,6 +99,12 @@ impl Slice {
         restored.map_err(|error| self.name(error))
     }
 
+    /// Whether all values and state of an image of the slice are finite.
+    pub fn is_finite(&self, image: &Image) -> bool {
+        let arrays = [&image.values, &image.state];
+        arrays.into_iter().all(|array| is_finite(self.isa, self.spec.dtype, array.as_ref()))
+    }
+
     /// Restores the slice from an image, without vectors. No push may run at the same time.
     pub fn restore(&self, standing: &Standing, values: &[u8], state: &[u8]) -> Result<()> {
         let (bytes, all) = (self.bytes(), self.slots * self.bytes());
@@ -145,10 +152,10 @@ impl Slice {
             indices: record.indices,
             codec: record.codec,
             body: record.body,
-            trusted: false,
+            largest: None,
             once: record.once,
         };
-        let repeated = push.validate(self.isa, self.target()).and_then(|()| match &self.memory {
+        let repeated = push.validate(self.isa, self.target()).and_then(|_| match &self.memory {
             SliceMemory::Exact(memory) => {
                 self.replay_exact(&mut memory.lock(), &push, record.version, record.shared_by)
             }

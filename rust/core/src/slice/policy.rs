@@ -63,6 +63,7 @@ pub struct Held {
     base: Option<Base>,
     lr: Option<f64>,
     scale: Option<f32>,
+    largest: Option<f64>,
     correction: Option<Correction>,
     codec: CodecId,
     count: u64,
@@ -88,6 +89,7 @@ impl Held {
             base: push.base,
             lr: push.lr,
             scale: push.scale,
+            largest: push.largest,
             correction: push.correction,
             codec: push.codec,
             count: push.count,
@@ -123,7 +125,7 @@ impl Held {
             indices: self.indices.as_deref().map(Indices::new),
             codec: self.codec,
             body: &self.body,
-            trusted: true,
+            largest: self.largest,
             once: false,
         };
         let result = self.slice.apply_held(&push);

@@ -101,6 +101,14 @@ impl Slice {
         }
     }
 
+    /// Whether the last scan found values or state that have overflowed through many steps.
+    pub(crate) fn overflowed(&self) -> bool {
+        match &self.memory {
+            SliceMemory::Exact(memory) => memory.lock().overflowed,
+            SliceMemory::Hogwild(memory) => memory.overflowed(),
+        }
+    }
+
     /// Numbers of applied gradients and of applied assignments.
     pub(crate) fn changes(&self) -> (u64, u64) {
         match &self.memory {

@@ -91,8 +91,9 @@ impl Round {
     }
 
     /// Completes the sum of the gradients, in rank order if they have ranks. The result stays in `sum` or, if
-    /// all are sparse, is moved out of it and returned. Fails if it is not finite.
-    fn complete(&mut self, slice: &Slice) -> Result<Option<Few>> {
+    /// all are sparse, is moved out of it and returned. Also returns its largest magnitude. Fails if it is
+    /// not finite.
+    fn complete(&mut self, slice: &Slice) -> Result<(Option<Few>, f64)> {
         self.parts.sort_by_key(|part| part.kept.as_ref().map(|kept| kept.rank));
         let kept: Vec<_> = self.parts.iter_mut().filter_map(|part| part.kept.take()).collect();
         for kept in kept {
@@ -100,9 +101,9 @@ impl Round {
         }
         let few = self.take_rows(slice);
         let sum = few.as_ref().map_or(self.values(), |few| &few.values);
-        finite::check(slice.isa, sum, None)
+        let largest = finite::check(slice.isa, sum, None)
             .map_err(|error| error.expected("a finite sum of the workers' gradients", "infinity"))?;
-        Ok(few)
+        Ok((few, largest))
     }
 
     /// Moves the rows out of the sum if all gradients are sparse.
@@ -287,9 +288,9 @@ impl ExactMemory {
         let share = quorum.share(round.parts.len());
         let mut ids = Vec::with_capacity(round.parts.len() * Identities::BYTES);
         let last = round.parts.last().map_or(Identity { client: 0, sequence: 0 }, |part| part.identity);
-        let stepped = round.complete(slice).and_then(|few| {
+        let stepped = round.complete(slice).and_then(|(few, largest)| {
             round.parts.iter().for_each(|part| Identities::put(&mut ids, part.identity));
-            let push = sum_of(slice, &round, few.as_ref(), last, share);
+            let push = sum_of(slice, &round, few.as_ref(), last, (share, largest));
             self.apply_and_record_shared(slice, &push, Identities::new(&ids).unwrap_or_default())
         });
         let mut told = Told::new();
@@ -428,7 +429,7 @@ fn sum_of<'a>(
     round: &'a Round,
     few: Option<&'a Few>,
     identity: Identity,
-    share: f32,
+    (share, largest): (f32, f64),
 ) -> Push<'a> {
     let (indices, values) = match few {
         None => (None, round.values()),
@@ -447,7 +448,7 @@ fn sum_of<'a>(
         indices,
         codec: CodecId::plain(slice.spec.dtype),
         body: bytemuck::cast_slice::<f32, u8>(values),
-        trusted: true,
+        largest: Some(largest),
         once: false,
     }
 }

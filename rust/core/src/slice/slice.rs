@@ -14,10 +14,11 @@ use crate::base::lock::SliceLock;
 use crate::base::mode::Quorum;
 use crate::base::sync::{Arc, AtomicU64, Ordering, lock};
 use crate::kernel::apply::Touch;
+use crate::kernel::overflow::may_overflow;
 use crate::kernel::rows::{Indices, RowLayout};
 use crate::memory::{Buffer, Charge, Exposed, Meter, Pieces, Purpose, RacyBuffer};
 use crate::slice::clients::Clients;
-use crate::slice::frame::{Applied, Base, Identity, Push, Target};
+use crate::slice::frame::{Action, Applied, Base, Identity, Push, Target};
 use crate::slice::identity::{Completion, Home, IdentityTable, Outcome, Seen};
 use crate::slice::policy::{Admission, Held, Policy};
 use crate::slice::record::{Identities as SharedBy, Record, Sink};
@@ -217,10 +218,18 @@ impl Slice {
         policy: &dyn Policy,
         later: impl FnOnce() -> Completion,
     ) -> Option<Result<Applied>> {
-        if let Err(error) = self.check(push) {
-            Counters::count(&self.counters.refused);
-            return Some(Err(error));
-        }
+        let checked;
+        let push = match self.check(push) {
+            Err(error) => {
+                Counters::count(&self.counters.refused);
+                return Some(Err(error));
+            }
+            Ok(_) if push.largest.is_some() => push,
+            Ok(largest) => {
+                checked = Push { largest: Some(largest), ..*push };
+                &checked
+            }
+        };
         reach("validated");
         let admission = policy.admit(self, push);
         if let (Admission::Share(share), SliceMemory::Exact(memory)) = (&admission, &self.memory) {
@@ -272,12 +281,29 @@ impl Slice {
 
     /// Validates a push before anything changes.
     #[inline(always)]
-    fn check(&self, push: &Push<'_>) -> Result<()> {
-        let checked = push.validate(self.isa, self.target());
+    fn check(&self, push: &Push<'_>) -> Result<f64> {
+        let checked = push.validate(self.isa, self.target()).and_then(|largest| {
+            if self.spec.apply == Apply::Hogwild && push.action == Action::Gradient {
+                self.check_racing_step(push, largest)?;
+            }
+            Ok(largest)
+        });
         if fault("check_after_apply") && checked.is_err() {
             self.apply_unchecked(push);
         }
         checked.map_err(|error| self.name(error))
+    }
+
+    /// Fails if a step may overflow: a racing step cannot be taken back.
+    fn check_racing_step(&self, push: &Push<'_>, largest: f64) -> Result<()> {
+        let (lr, scale) = self.rate_and_factor(push);
+        let (optimizer, dtype) = (&self.spec.optimizer, self.spec.dtype);
+        if !may_overflow(optimizer, dtype, lr, largest * f64::from(scale.abs())) {
+            return Ok(());
+        }
+        let message = "the step may overflow, which a hogwild tensor cannot take back";
+        let got = format!("a gradient up to {largest:?} for {} with lr={lr:?}", optimizer.title());
+        Err(Error::new(Kind::NonFinite, message).expected("lr, lr * |g| and g^2 below 2^100", got))
     }
 
     /// What the seeded fault `check_after_apply` does with a bad push.

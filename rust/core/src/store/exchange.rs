@@ -84,10 +84,11 @@ impl Store {
         for (gradient, tensor) in given() {
             check::check_shape(gradient, &tensor.spec)?;
         }
-        check::check_finite(self.shared.isa, given().map(|(gradient, _)| gradient), options, None)?;
+        let values = given().map(|(gradient, _)| gradient);
+        let largest = check::check_finite(self.shared.isa, values, options, None)?;
         let pushed = Places::new(all.generation, given().map(|(_, tensor)| tensor.clone()).collect());
 
-        let push = UnderWay { rates, ..UnderWay::new(self.identity(), options) };
+        let push = UnderWay { rates, ..UnderWay::new(self.identity(), options, largest) };
         let mut count = 0;
         let parts = gradients.iter().zip(&all.tensors).enumerate().flat_map(|(k, (gradient, tensor))| {
             let first = count;

@@ -31,13 +31,15 @@ pub(super) struct UnderWay<'a> {
     pub(super) options: &'a PushOptions,
     /// Learning rates per tensor, which replace the options' rate; may be empty.
     pub(super) rates: &'a [Option<f64>],
+    /// The largest magnitude of its values.
+    pub(super) largest: f64,
     /// Created when a policy holds the first slice's push.
     pub(super) late: OnceLock<Arc<Collect>>,
 }
 
 impl<'o> UnderWay<'o> {
-    pub(super) fn new(identity: Identity, options: &'o PushOptions) -> Self {
-        UnderWay { identity, options, rates: &[], late: OnceLock::new() }
+    pub(super) fn new(identity: Identity, options: &'o PushOptions, largest: f64) -> Self {
+        UnderWay { identity, options, rates: &[], largest, late: OnceLock::new() }
     }
 
     /// Called when all slices have got the push.
@@ -68,7 +70,7 @@ impl<'o> UnderWay<'o> {
             indices: None,
             codec,
             body,
-            trusted: true,
+            largest: Some(self.largest),
             once: true,
         }
     }
@@ -94,13 +96,13 @@ impl Store {
         let specs = places.tensors.iter().map(|tensor| &*tensor.spec);
         let mut feedback = options.feedback.as_deref().map(lock);
         let both = gradients.iter().copied().zip(specs);
-        check::check(self.shared.isa, both.clone(), options, feedback.as_deref_mut())?;
+        let largest = check::check(self.shared.isa, both.clone(), options, feedback.as_deref_mut())?;
         if gradients.iter().any(|gradient| gradient.indices.is_some()) {
             places.sparse = check::gather(self.shared.isa, both, options)?;
-            let begun = self.push_sparse(&places, |k| gradients[k].values, options)?;
+            let begun = self.push_sparse(&places, |k| gradients[k].values, options, largest)?;
             return Ok((places, begun));
         }
-        let begun = self.push_to(&places, |k| gradients[k].values, options, feedback)?;
+        let begun = self.push_to(&places, |k| gradients[k].values, options, largest, feedback)?;
         Ok((places, begun))
     }
 
@@ -131,8 +133,10 @@ impl Store {
                 check::check_codec(&tensor.spec, options.codec, feedback.is_some())?;
             }
         }
-        check::check_finite(self.shared.isa, gradients(), options, feedback.as_deref_mut())?;
-        let begun = self.push_to(&places, |k| bound.gradients[k].values.view(), options, feedback)?;
+        let isa = self.shared.isa;
+        let largest = check::check_finite(isa, gradients(), options, feedback.as_deref_mut())?;
+        let values = |k: usize| bound.gradients[k].values.view();
+        let begun = self.push_to(&places, values, options, largest, feedback)?;
         self.settle(&places, begun, options.timeout)
     }
 
@@ -143,9 +147,10 @@ impl Store {
         places: &Places,
         values: impl Fn(usize) -> View<'a> + Sync,
         options: &PushOptions,
+        largest: f64,
         feedback: Option<MutexGuard<'_, ErrorFeedback>>,
     ) -> Result<Begun> {
-        let push = UnderWay::new(self.identity(), options);
+        let push = UnderWay::new(self.identity(), options, largest);
         if options.is_plain() && feedback.is_none() {
             let answers = self.push_plain(places, &push, values);
             return Ok(push.begun(answers, Vec::new(), None));
@@ -161,8 +166,9 @@ impl Store {
         places: &Places,
         values: impl Fn(usize) -> View<'a>,
         options: &PushOptions,
+        largest: f64,
     ) -> Result<Begun> {
-        let push = UnderWay::new(self.identity(), options);
+        let push = UnderWay::new(self.identity(), options, largest);
         let (codec, mut body) = (options.encoder(), Vec::new());
         let (mut results, mut sent) = (Vec::new(), vec![0; places.tensors.len()]);
         for (k, tensor) in places.tensors.iter().enumerate() {
@@ -274,6 +280,7 @@ impl Store {
                 match &result {
                     Some(Ok(_)) => {}
                     Some(Err(error)) if error.kind == Kind::StalePush => {}
+                    Some(Err(error)) if error.kind == Kind::NonFinite => guard.forget(name, range),
                     Some(Err(_)) => {
                         guard.give_back(self.shared.isa, name, range.start, codec, &body, range.len())?;
                     }

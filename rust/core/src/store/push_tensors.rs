@@ -49,7 +49,7 @@ impl Store {
                 indices: rows,
                 codec: CodecId::plain(dtype),
                 body,
-                trusted: false,
+                largest: None,
                 once: true,
             };
             self.shared.shard.push_to(slice, &push, || late.get_or_init(Arc::<Collect>::default).expect(part))

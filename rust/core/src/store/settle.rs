@@ -3,7 +3,7 @@
 
 use super::Store;
 use super::places::Places;
-use crate::base::error::{Kind, Result};
+use crate::base::error::Result;
 use crate::base::sync::{Arc, Ordering};
 use crate::push::held::HeldDoubt;
 use crate::push::outcome::{Collect, Outcomes, receipts};
@@ -42,10 +42,8 @@ impl Begun {
         let mut residues: HashMap<usize, Residue<Vec<u8>>> =
             std::mem::take(&mut self.residues).into_iter().collect();
         for (part, result) in self.late.take().map(|late| late.wait(timeout)).unwrap_or_default() {
-            if let (Some(residue), Err(error)) = (residues.remove(&part), &result)
-                && error.kind != Kind::StalePush
-            {
-                residue.give_back()?;
+            if let (Some(residue), Err(error)) = (residues.remove(&part), &result) {
+                residue.refused(error.kind)?;
             }
             self.answers[part] = Some(result);
         }

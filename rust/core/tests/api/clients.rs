@@ -45,7 +45,7 @@ fn push(shard: &Shard, client: u64, slice: u64) {
         count: 1,
         codec: CodecId::Float32,
         body: &[0; 4],
-        trusted: false,
+        largest: None,
         indices: None,
         once: false,
     };

@@ -45,7 +45,7 @@ fn contribute(shard: &Shard, slice: u64, identity: Identity, base: Option<Base>)
         indices: None,
         codec: CodecId::Float32,
         body: &body,
-        trusted: false,
+        largest: None,
         once: false,
     };
     let slice = shard.slice(push.slice).unwrap();

@@ -134,7 +134,7 @@ fn push(
         indices: None,
         codec: CodecId::Float64,
         body,
-        trusted: false,
+        largest: None,
         once: false,
     };
     shard.push_to(&slice, &push, || panic!("nothing is held")).unwrap()
@@ -309,7 +309,7 @@ fn a_frame_of_another_type_is_refused() {
                 indices,
                 codec,
                 body,
-                trusted: false,
+                largest: None,
                 once: false,
             };
             let slice = shard.slice(SliceId(slice)).unwrap();
@@ -343,7 +343,7 @@ fn a_version_of_several_workers_is_refused() {
         indices: None,
         codec: CodecId::Float64,
         body: &[0; 16],
-        trusted: false,
+        largest: None,
         once: false,
     };
     let error = shard.push_to(&slice, &push, || Box::new(|_| ())).unwrap().unwrap_err();

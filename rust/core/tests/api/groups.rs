@@ -141,7 +141,7 @@ fn push(client: u64, sequence: u64, base: u64, body: &[u8], codec: CodecId) -> P
         indices: None,
         codec,
         body,
-        trusted: false,
+        largest: None,
         once: false,
     }
 }

@@ -162,7 +162,7 @@ fn perform(shard: &Shard, spec: &TensorSpec, sequences: &mut [u64; 4], deed: &De
         indices: rows.as_deref().map(Indices::new),
         codec: codec.id(),
         body: &body,
-        trusted: false,
+        largest: None,
         once: false,
     };
     let mut outcome = None;
@@ -333,7 +333,7 @@ fn plain(client: u64, sequence: u64, action: Action, body: &[u8]) -> Push<'_> {
         indices: None,
         codec: CodecId::Float32,
         body,
-        trusted: false,
+        largest: None,
         once: false,
     }
 }

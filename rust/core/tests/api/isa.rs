@@ -134,7 +134,7 @@ fn trained(
             count: n as u64,
             codec,
             body,
-            trusted: false,
+            largest: None,
             indices: None,
             once: false,
         };

@@ -70,7 +70,7 @@ fn push(shard: &Shard, client: u64, sequence: u64) -> mpsc::Receiver<Result<Appl
         count: N as u64,
         codec: CodecId::Float32,
         body: &body,
-        trusted: false,
+        largest: None,
         indices: None,
         once: false,
     };
@@ -249,7 +249,7 @@ fn a_large_tensor_is_the_same_wherever_its_slices_lie() {
                 count: values.len() as u64,
                 codec: CodecId::Float32,
                 body: bytemuck::cast_slice(values),
-                trusted: false,
+                largest: None,
                 indices: None,
                 once: false,
             };

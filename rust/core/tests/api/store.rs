@@ -248,7 +248,7 @@ fn frame(slice: u64, identity: Identity, codec: CodecId, elements: usize, body: 
         count: elements as u64,
         codec,
         body,
-        trusted: false,
+        largest: None,
         indices: None,
         once: false,
     }

@@ -164,7 +164,7 @@ fn push(action: Action, sequence: u64, body: &[f32]) -> Push<'_> {
         indices: None,
         codec: CodecId::Float32,
         body: bytemuck::cast_slice(body),
-        trusted: false,
+        largest: None,
         once: false,
     }
 }

@@ -37,6 +37,8 @@ pub struct Summary {
     pub bytes: u64,
     /// Number of slices.
     pub slices: u64,
+    /// Tensors with values or state that are not finite.
+    pub not_finite: Vec<String>,
 }
 
 impl Generation {
@@ -92,7 +94,8 @@ impl Generation {
 
     /// The snapshot's summary.
     pub fn summary(&self) -> Summary {
-        let Manifest { generation, shard, shards, written, files, catalog, gone, .. } = &self.manifest;
+        let Manifest { generation, shard, shards, written, files, catalog, gone, not_finite, .. } =
+            &self.manifest;
         Summary {
             generation: *generation,
             path: self.path.clone(),
@@ -100,6 +103,7 @@ impl Generation {
             written: *written,
             bytes: files.values().map(|file| file.bytes).sum(),
             slices: (catalog.slices().count() - gone.len()) as u64,
+            not_finite: not_finite.iter().cloned().collect(),
         }
     }
 

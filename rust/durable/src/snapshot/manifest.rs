@@ -39,6 +39,9 @@ pub(crate) struct Manifest {
     pub(crate) files: BTreeMap<String, FileDigest>,
     /// Slices that were freed while the snapshot was written.
     pub(crate) gone: BTreeSet<u64>,
+    /// Tensors with values or state that are not finite.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(crate) not_finite: BTreeSet<String>,
     /// The cut that was requested, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cut: Option<Cut>,

@@ -78,10 +78,10 @@ fn write_into(
 ) -> Result<()> {
     let slices = in_order(&input.catalog);
     let mut files = SliceFiles::create(folder, &slices)?;
-    let gone = write_slices(&slices, input, &mut files)?;
+    let seen = write_slices(&slices, input, &mut files)?;
     after_last_slice();
     let files = files.finish()?;
-    let manifest = manifest(number, input, files, gone);
+    let manifest = manifest(number, input, files, seen);
     reach("snapshot_manifest");
     let mut file = Output::create(&folder.join(MANIFEST))?;
     file.write(&manifest.text()?)?;
@@ -89,14 +89,23 @@ fn write_into(
     sync_directory(folder)
 }
 
-/// Writes all slices. Returns those that were freed meanwhile.
+/// What was found while the slices were written.
+#[derive(Default)]
+struct Seen {
+    /// Slices that were freed meanwhile.
+    gone: BTreeSet<u64>,
+    /// Tensors with values or state that are not finite.
+    not_finite: BTreeSet<String>,
+}
+
+/// Writes all slices.
 fn write_slices(
     slices: &[(u64, usize, &Reservation)],
     input: &SnapshotInput<'_>,
     files: &mut SliceFiles,
-) -> Result<BTreeSet<u64>> {
+) -> Result<Seen> {
     let (logging, of_cut) = (input.logging, input.cut.is_some());
-    let mut gone = BTreeSet::new();
+    let mut seen = Seen::default();
     let mut begun = Instant::now();
     for (id, index, reservation) in slices {
         // While pushes are logged, writing pauses after each slice for as long as the slice took. Pushes that
@@ -106,21 +115,25 @@ fn write_slices(
         }
         begun = Instant::now();
         let Some(slice) = (input.slice)(SliceId(*id)) else {
-            gone.insert(*id);
+            seen.gone.insert(*id);
             files.write_zeros(*index, reservation)?;
             continue;
         };
-        files.write(*id, if of_cut { slice.image_in_cut()? } else { slice.image()? })?;
+        let image = if of_cut { slice.image_in_cut()? } else { slice.image()? };
+        if !slice.is_finite(&image) {
+            seen.not_finite.insert(slice.spec().name.to_string());
+        }
+        files.write(*id, image)?;
         files.sync_every(if logging() { SYNC_INTERVAL_WITH_LOG_BYTES } else { SYNC_INTERVAL_BYTES })?;
     }
-    Ok(gone)
+    Ok(seen)
 }
 
 fn manifest(
     number: u64,
     input: &SnapshotInput<'_>,
     files: BTreeMap<String, FileDigest>,
-    gone: BTreeSet<u64>,
+    Seen { gone, not_finite }: Seen,
 ) -> Manifest {
     let SnapshotInput { catalog, origin, author, log, cut, synced, .. } = input;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -137,6 +150,7 @@ fn manifest(
         written: now.map_or(0, |since| since.as_secs()),
         files,
         gone,
+        not_finite,
         cut: cut.clone(),
         catalog: catalog.clone(),
     }

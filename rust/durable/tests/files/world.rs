@@ -144,7 +144,7 @@ impl World {
             indices: rows.as_deref().map(Indices::new),
             codec: CodecId::Float32,
             body: &body,
-            trusted: false,
+            largest: None,
             once: false,
         };
         self.shard.push_to(&slice, &push, || panic!("nothing is held")).unwrap().unwrap();

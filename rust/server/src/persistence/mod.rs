@@ -187,6 +187,10 @@ impl Files {
         let shard = shard.index();
         let ms = begin.elapsed().as_millis() as u64;
         tracing::info!(shard, ms, bytes = summary.bytes, "snapshot {}", summary.generation);
+        if !summary.not_finite.is_empty() {
+            let tensors = summary.not_finite.join(", ");
+            tracing::warn!(shard, "snapshot {} has NaN or infinity in {tensors}", summary.generation);
+        }
         Ok(summary)
     }
 

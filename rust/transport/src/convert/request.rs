@@ -244,7 +244,7 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
                 count: h.count,
                 codec,
                 body: &frame.payload,
-                trusted: false,
+                largest: None,
                 indices: None,
                 once: false,
             };
@@ -337,7 +337,7 @@ mod tests {
             count: 2,
             codec: CodecId::Float32,
             body,
-            trusted: false,
+            largest: None,
             indices: None,
             once: false,
         }

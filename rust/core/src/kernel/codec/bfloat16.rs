@@ -9,7 +9,8 @@ use crate::base::isa::{Isa, Kernel};
 use std::ops::Range;
 
 const WIDTH: usize = 2;
-const EXPONENT: u16 = 0x7F80;
+/// The bits without the sign.
+const MAGNITUDE: u16 = 0x7FFF;
 /// Largest finite magnitude.
 const LARGEST: u32 = 0x7F7F;
 const NAN: u32 = 0x7FC0;
@@ -58,32 +59,28 @@ fn widen(bytes: [u8; WIDTH]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
-/// Refuses NaN and infinities.
-pub(super) fn validate(isa: Isa, body: &[u8]) -> Result<()> {
+/// The largest magnitude. Refuses NaN and infinities.
+pub(super) fn validate(isa: Isa, body: &[u8]) -> Result<f64> {
     let (body, _) = body.as_chunks::<WIDTH>();
-    if isa.run(BFloat16AllFinite { body }) {
-        return Ok(());
+    let largest = widen(isa.run(LargestBFloat16 { body }).to_le_bytes());
+    if largest.is_finite() {
+        return Ok(largest.into());
     }
-    let bad = body.iter().position(|&b| !is_finite(b)).unwrap_or_default();
+    let bad = body.iter().position(|&b| !widen(b).is_finite()).unwrap_or_default();
     Err(Error::new(Kind::NonFinite, format!("element {bad} is not finite"))
         .expected("finite bfloat16 values", body.get(bad).map_or(f32::NAN, |&b| widen(b))))
 }
 
-#[inline(always)]
-fn is_finite(bytes: [u8; WIDTH]) -> bool {
-    u16::from_le_bytes(bytes) & EXPONENT != EXPONENT
-}
-
-struct BFloat16AllFinite<'a> {
+/// The bits of the largest magnitude; NaN is above infinity.
+struct LargestBFloat16<'a> {
     body: &'a [[u8; WIDTH]],
 }
 
-impl Kernel for BFloat16AllFinite<'_> {
-    type Out = bool;
+impl Kernel for LargestBFloat16<'_> {
+    type Out = u16;
     #[inline(always)]
-    fn run(self) -> bool {
-        // Not `all`: an early exit would prevent vectorisation.
-        self.body.iter().fold(true, |finite, &b| finite & is_finite(b))
+    fn run(self) -> u16 {
+        self.body.iter().fold(0, |largest, &b| largest.max(u16::from_le_bytes(b) & MAGNITUDE))
     }
 }
 

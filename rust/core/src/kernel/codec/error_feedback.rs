@@ -7,6 +7,7 @@ use crate::base::block::{Block, blocks};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::{Isa, Kernel};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Undoes the encoding of `values`: restores the residual, up to the rounding of the sums. Works for codecs
 /// whose bodies mark blocks that are not finite.
@@ -82,6 +83,13 @@ impl ErrorFeedback {
             return Ok(());
         }
         Err(Error::new(Kind::NonFinite, "the residual of error feedback overflows").tensor(name))
+    }
+
+    /// Clears some elements of a residual, whose gradient's step overflows: its rounding errors may be as
+    /// large.
+    pub fn forget(&mut self, name: &str, elements: Range<usize>) {
+        let part = self.residuals.get_mut(name).and_then(|residual| residual.get_mut(elements));
+        part.unwrap_or_default().fill(0.0);
     }
 
     /// All residuals in the order of their names, for saving.

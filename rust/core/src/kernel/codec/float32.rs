@@ -8,7 +8,8 @@ use crate::base::isa::{Isa, Kernel};
 use std::ops::Range;
 
 const WIDTH: usize = 4;
-const EXPONENT: u32 = 0x7F80_0000;
+/// The bits without the sign.
+const MAGNITUDE: u32 = 0x7FFF_FFFF;
 
 pub(super) fn encode(isa: Isa, values: &[f32], residual: Option<&mut [f32]>, body: &mut [u8]) {
     encode_blocks(isa, values, residual, Float32Writer { body });
@@ -36,32 +37,28 @@ impl Encoder<BLOCK> for Float32Writer<'_> {
     }
 }
 
-/// Refuses NaN and infinities.
-pub(super) fn validate(isa: Isa, body: &[u8]) -> Result<()> {
+/// The largest magnitude. Refuses NaN and infinities.
+pub(super) fn validate(isa: Isa, body: &[u8]) -> Result<f64> {
     let (body, _) = body.as_chunks::<WIDTH>();
-    if isa.run(Float32AllFinite { body }) {
-        return Ok(());
+    let largest = f32::from_bits(isa.run(LargestFloat32 { body }));
+    if largest.is_finite() {
+        return Ok(largest.into());
     }
-    let bad = body.iter().position(|&b| !is_finite(b)).unwrap_or_default();
+    let bad = body.iter().position(|&b| !f32::from_le_bytes(b).is_finite()).unwrap_or_default();
     Err(Error::new(Kind::NonFinite, format!("element {bad} is not finite"))
         .expected("finite float32 values", body.get(bad).map_or(f32::NAN, |&b| f32::from_le_bytes(b))))
 }
 
-#[inline(always)]
-fn is_finite(bytes: [u8; WIDTH]) -> bool {
-    u32::from_le_bytes(bytes) & EXPONENT != EXPONENT
-}
-
-struct Float32AllFinite<'a> {
+/// The bits of the largest magnitude; NaN is above infinity.
+struct LargestFloat32<'a> {
     body: &'a [[u8; WIDTH]],
 }
 
-impl Kernel for Float32AllFinite<'_> {
-    type Out = bool;
+impl Kernel for LargestFloat32<'_> {
+    type Out = u32;
     #[inline(always)]
-    fn run(self) -> bool {
-        // Not `all`: an early exit would prevent vectorisation.
-        self.body.iter().fold(true, |finite, &b| finite & is_finite(b))
+    fn run(self) -> u32 {
+        self.body.iter().fold(0, |largest, &b| largest.max(u32::from_le_bytes(b) & MAGNITUDE))
     }
 }
 

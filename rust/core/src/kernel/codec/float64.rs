@@ -5,7 +5,8 @@ use crate::base::error::{Error, Kind, Result};
 use crate::base::isa::{Isa, Kernel};
 
 const WIDTH: usize = 8;
-const EXPONENT: u64 = 0x7FF0_0000_0000_0000;
+/// The bits without the sign.
+const MAGNITUDE: u64 = 0x7FFF_FFFF_FFFF_FFFF;
 
 /// The elements of a body.
 #[inline(always)]
@@ -20,31 +21,27 @@ impl Lane<f64> for [u8; WIDTH] {
     }
 }
 
-/// Refuses NaN and infinities.
-pub(super) fn validate(isa: Isa, body: &[u8]) -> Result<()> {
+/// The largest magnitude. Refuses NaN and infinities.
+pub(super) fn validate(isa: Isa, body: &[u8]) -> Result<f64> {
     let body = lanes(body);
-    if isa.run(Float64AllFinite { body }) {
-        return Ok(());
+    let largest = f64::from_bits(isa.run(LargestFloat64 { body }));
+    if largest.is_finite() {
+        return Ok(largest);
     }
-    let bad = body.iter().position(|&b| !is_finite(b)).unwrap_or_default();
+    let bad = body.iter().position(|&b| !f64::from_le_bytes(b).is_finite()).unwrap_or_default();
     Err(Error::new(Kind::NonFinite, format!("element {bad} is not finite"))
         .expected("finite float64 values", body.get(bad).map_or(f64::NAN, |&b| f64::from_le_bytes(b))))
 }
 
-#[inline(always)]
-fn is_finite(bytes: [u8; WIDTH]) -> bool {
-    u64::from_le_bytes(bytes) & EXPONENT != EXPONENT
-}
-
-struct Float64AllFinite<'a> {
+/// The bits of the largest magnitude; NaN is above infinity.
+struct LargestFloat64<'a> {
     body: &'a [[u8; WIDTH]],
 }
 
-impl Kernel for Float64AllFinite<'_> {
-    type Out = bool;
+impl Kernel for LargestFloat64<'_> {
+    type Out = u64;
     #[inline(always)]
-    fn run(self) -> bool {
-        // Not `all`: an early exit would prevent vectorisation.
-        self.body.iter().fold(true, |finite, &b| finite & is_finite(b))
+    fn run(self) -> u64 {
+        self.body.iter().fold(0, |largest, &b| largest.max(u64::from_le_bytes(b) & MAGNITUDE))
     }
 }

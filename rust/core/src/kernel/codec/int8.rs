@@ -181,10 +181,11 @@ fn random_bits(seed: u64, counter: u64, sequence: u64, out: &mut [u16; NOISE]) {
 /// Refuses what breaks the contract: a scale of 1..=31 or 255, an element of -128, and a non-zero element
 /// under a zero scale. The first two would not decode to what the contract says; the third would be a second
 /// encoding of the same value.
-pub(super) fn validate(isa: Isa, body: &[u8], n: usize) -> Result<()> {
+/// A bound of the magnitudes. Refuses what no encoder writes.
+pub(super) fn validate(isa: Isa, body: &[u8], n: usize) -> Result<f64> {
     let (scales, elements) = body.split_at(n.div_ceil(BLOCK));
     if isa.run(AllCanonical { scales, elements }) {
-        return Ok(());
+        return Ok(127.0 * f64::from(factor(scales.iter().copied().max().unwrap_or_default())));
     }
     for (i, (&scale, block)) in scales.iter().zip(elements.chunks(BLOCK)).enumerate() {
         if !is_scale(scale) {

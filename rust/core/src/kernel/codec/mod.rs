@@ -106,8 +106,9 @@ impl CodecId {
         }
     }
 
-    /// Checks a body from outside: exact length, finite, canonical. This must precede any decoding.
-    pub fn validate(self, isa: Isa, body: &[u8], n: usize) -> Result<()> {
+    /// Checks a body from outside: exact length, finite, canonical. This must precede any decoding. Returns
+    /// the largest magnitude of its elements, or a bound of it.
+    pub fn validate(self, isa: Isa, body: &[u8], n: usize) -> Result<f64> {
         let expected = self.body_len(n);
         if body.len() != expected {
             return Err(Error::new(Kind::Frame, format!("the body of {n} elements has the wrong length"))
@@ -118,7 +119,7 @@ impl CodecId {
             Self::Float64 => float64::validate(isa, body),
             Self::BFloat16 => bfloat16::validate(isa, body),
             Self::Int8 => int8::validate(isa, body, n),
-            Self::OneBit => onebit::validate(isa, body, n),
+            Self::OneBit => onebit::validate(body, n),
         }
     }
 

@@ -129,8 +129,8 @@ fn means_of(v: &[f32; BLOCK], positive: u64, negative: u64) -> [f32; 2] {
     })
 }
 
-/// Refuses means that are not finite or carry a sign, and pad bits that are not zero.
-pub(super) fn validate(_isa: Isa, body: &[u8], n: usize) -> Result<()> {
+/// The largest magnitude. Refuses means that are not finite or carry a sign, and pad bits that are not zero.
+pub(super) fn validate(body: &[u8], n: usize) -> Result<f64> {
     let (means, bits) = body.split_at(MEANS * n.div_ceil(BLOCK));
     let bad = |&b: &[u8; 4]| u32::from_le_bytes(b) >= 0x7F80_0000;
     let (means, _) = means.as_chunks::<4>();
@@ -143,7 +143,7 @@ pub(super) fn validate(_isa: Isa, body: &[u8], n: usize) -> Result<()> {
             Err(Error::new(Kind::Frame, "one-bit: the pad bits are not zero")
                 .expected(format!("zeros above bit {}", n % 8 - 1), format!("{last:#04x}")))
         }
-        _ => Ok(()),
+        _ => Ok(means.iter().map(|&b| f32::from_le_bytes(b)).fold(0.0, f32::max).into()),
     }
 }
 

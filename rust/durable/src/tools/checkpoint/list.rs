@@ -48,6 +48,8 @@ pub struct Snapshot {
     pub steps: u64,
     /// The consistent cut that the snapshot belongs to.
     pub cut: Option<Cut>,
+    /// Tensors with values or state that are not finite.
+    pub not_finite: Vec<String>,
 }
 
 /// Lists the files of each shard in a data directory.
@@ -78,12 +80,22 @@ fn glance(path: &Path, number: u64) -> Snapshot {
     let whole = Generation::open(path, number).and_then(|generation| {
         let (versions, steps) = generation.changes()?;
         let summary = generation.summary();
-        let generation::Summary { written, bytes, slices, .. } = summary;
+        let generation::Summary { written, bytes, slices, not_finite, .. } = summary;
         let cut = generation.manifest.cut.clone();
-        Ok(Snapshot { number, problem: None, written, bytes, slices, versions, steps, cut })
+        Ok(Snapshot { number, problem: None, written, bytes, slices, versions, steps, cut, not_finite })
     });
     whole.unwrap_or_else(|unusable| {
         let problem = Some(Error::from(unusable).message.clone());
-        Snapshot { number, problem, written: 0, bytes: 0, slices: 0, versions: 0, steps: 0, cut: None }
+        Snapshot {
+            number,
+            problem,
+            written: 0,
+            bytes: 0,
+            slices: 0,
+            versions: 0,
+            steps: 0,
+            cut: None,
+            not_finite: Vec::new(),
+        }
     })
 }
