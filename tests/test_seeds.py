@@ -33,15 +33,46 @@ with fastps.connect(sys.argv[1]) as ps:
         sys.stdin.readline()
 """
 
+ARRAYS = """
+import os, random, sys, warnings, numpy as np, fastps
+warnings.simplefilter("always")
+how = sys.argv[2]
+with fastps.connect(sys.argv[1]) as ps:
+    ps.register("w", np.zeros(3, np.float32), fastps.SGD(lr=0.1))
+    np.random.seed(fastps.worker_seed(7, ps) if how == "seed" else 0)
+    rng = np.random.default_rng(fastps.worker_seed(7, ps))
+    if how == "portions":
+        fastps.data.Portions(ps, n=10)
+    with fastps.Worker(ps, {"w": np.zeros(3)}, fastps.Async()) as worker:
+        for _ in range(3):
+            batch = rng.normal(size=3) if how == "own" else np.random.normal(size=3)
+            worker.step({"w": batch.astype(np.float32)})
+        print("ready", os.getpid(), flush=True)
+        sys.stdin.readline()
+"""
+
 
 @pytest.mark.parametrize("how", ["equal", "portions", "seed"])
 def test_two_workers(server, how):
     """The second one is warned, once, and the warning names both."""
+    said = two(server, WORKER, how, "fastps.torch.seed(base)")
+    if how == "seed":
+        assert said[0::2] == ["seed 7", "seed 8"]
+
+
+@pytest.mark.parametrize("how", ["equal", "portions", "seed", "own"])
+def test_two_workers_with_numpy(server, how):
+    """A generator of its own is not warned of, though the global ones are equal."""
+    two(server, ARRAYS, how, "fastps.worker_seed(base)")
+
+
+def two(server, script, how, cure):
+    """Runs two workers, and returns what they print."""
     environment = {name: value for name, value in os.environ.items() if name != "RANK"}
     workers, pids, said = [], [], []
     for _ in range(2):
         worker = subprocess.Popen(
-            [sys.executable, "-c", WORKER, server.addresses, how],
+            [sys.executable, "-c", script, server.addresses, how],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -57,17 +88,17 @@ def test_two_workers(server, how):
     errors = [worker.communicate("\n", timeout=60)[1] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], errors
     assert "RuntimeWarning" not in errors[0]
-    assert errors[1].count("fastps.torch.seed(base)") == int(how == "equal"), errors[1]
+    assert errors[1].count(cure) == int(how == "equal"), errors[1]
     if how == "equal":
         assert all(f"pid {pid}" in errors[1] for pid in pids)
-    if how == "seed":
-        assert said[0::2] == ["seed 7", "seed 8"]
+    return said
 
 
 def test_the_place_is_the_rank_if_there_is_one(monkeypatch, store):
     monkeypatch.setenv("RANK", "3")
     assert fastps.torch.seed(10) == fastps.torch.seed(10, store) == 13
     assert torch.initial_seed() == 13
+    assert fastps.worker_seed(10) == 13
     assert store.names() == []
 
 

@@ -49,7 +49,7 @@ from fastps.modes import Async, Bounded, Hogwild, Local, Sync, WarmStart
 from fastps.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Average, Ftrl, Optimizer, RMSprop
 from fastps.server import Server, serve
 from fastps.store import Store, _forked
-from fastps.worker import Step, Worker
+from fastps.worker import Step, Worker, worker_seed
 
 __all__ = [
     "SGD",
@@ -115,6 +115,7 @@ __all__ = [
     "connect",
     "evaluator",
     "serve",
+    "worker_seed",
 ]
 
 #: Optional parts, most of which need other packages; each is imported when it is first used.

@@ -27,7 +27,7 @@ from fastps.errors import ConfigError, FastpsError
 from fastps.modes import Async, Local, Mode, WarmStart
 from fastps.torch._params import Entry, Filled, Gpus, absent, by_name, rule_of_group, wrong
 from fastps.torch.buffers import Buffers, Way
-from fastps.torch.seeds import warn_if_equal
+from fastps.torch.seeds import state as random_state
 from fastps.torch.state import State, Theirs, as_stored, fetch, fits
 from fastps.worker import Step, Worker
 
@@ -244,7 +244,7 @@ class ParameterServerOptimizer(torch.optim.Optimizer):
         worker = self._open()
         if not self._stepped:
             self._stepped = True
-            warn_if_equal(worker, self._ps)
+            worker._compare_seeds(random_state(), "fastps.torch.seed(base)")
         try:
             self._filled.watched.check()
             rates = self._rates()

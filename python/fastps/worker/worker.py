@@ -30,11 +30,12 @@ from fastps.store import Store
 from fastps.worker.arguments import as_rates, check_float32, check_hogwild, must_be
 from fastps.worker.fetches import Fetches
 from fastps.worker.gradients import finite, whole
-from fastps.worker.groups import Groups
 from fastps.worker.local import LocalStepper
 from fastps.worker.pushes import Pushes, Refused
+from fastps.worker.run.groups import Groups
 from fastps.worker.run.notice import note_continuation
 from fastps.worker.run.progress import Progress
+from fastps.worker.run.seeds import Seeds
 from fastps.worker.state import check_state
 from fastps.worker.step import Step
 from fastps.worker.tally import NOTHING, Tally
@@ -147,6 +148,7 @@ class Worker:
         self._alone = False  # whether it is the one that trains in a warm start
         self._warming = False  # whether it waits for the end of a warm start
         self._reported = False  # whether `ready` has reported the step that has begun
+        self._seeds: Seeds | None = None  # until the first step
         try:
             self._groups.add(params)
             if isinstance(mode, WarmStart) and params:
@@ -157,6 +159,8 @@ class Worker:
             self._follow(Async() if self._alone else then)
             self._fetches.installed = self._take_on(params, copy)
             note_continuation(ps, self._fetches.installed, self._groups.present)
+            if not isinstance(ps, Store):  # whose workers share this process's generators
+                self._seeds = Seeds(ps, self._groups)
         except BaseException as error:
             self._give_up(error)
             raise
@@ -261,6 +265,8 @@ class Worker:
             FastpsError: A push or fetch failed. The step itself was taken; what was refused goes with the
                 next push (with `fastps.Sync` it is dropped: the next gradient is of another version).
         """
+        if self._seeds is not None:
+            self._compare_seeds({}, "fastps.worker_seed(base)")
         lr = as_rates(lr, self.params)
         self._watched.check()
         if self._step_at_once(grads, lr, loss):
@@ -599,6 +605,17 @@ class Worker:
             self._give_up(error)
 
     # -- how -------------------------------------------------------------------------------------------------
+
+    def _compare_seeds(self, states: Mapping[str, str], cure: str) -> None:
+        """At the first step, gives a warning if another process draws the same batches.
+
+        Args:
+            states: Digests of generators' states by name, beside those that every process has.
+            cure: The call that gives a worker a seed of its own.
+        """
+        seeds, self._seeds = self._seeds, None
+        if seeds is not None:
+            seeds.compare(states, cure, stacklevel=4)
 
     def _give_up(self, error: BaseException) -> None:
         """Leaves the groups after an error without waiting, so that no other worker waits for this one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable
 
@@ -10,6 +11,9 @@ from fastps.errors import DeadlineError, LeaseError
 from fastps.modes import Mode, WarmStart
 
 __all__ = ["Groups"]
+
+#: Bytes that a worker's name may have.
+_LONGEST_NAME = 128
 
 
 class Groups:
@@ -77,20 +81,32 @@ class Groups:
         """Shown where others wait for this worker."""
         return self._name
 
-    def same_mark(self, mark: str) -> str | None:
-        """Shows a mark beside this worker's name; returns the name of another worker with the same mark.
+    def same_marks(self, marks: list[str]) -> tuple[str, str] | None:
+        """Shows marks beside this worker's name, and looks for a worker of another process with one of them.
 
         Looks among the workers that errors name, the first ones of the first group.
+
+        Returns:
+            The other worker's name and the mark, or None.
         """
         if self._bound is None or not self._names:
             return None
-        own, self._name = self._name, f"{self._name}, {mark}"
+        process = hashlib.sha256(f"{os.uname().nodename} {os.getpid()}".encode()).hexdigest()[:8]
+        own, marked = self._name, f"{self._name} [{process} {' '.join(marks)}]"
+        if len(marked.encode()) > _LONGEST_NAME:
+            return None
+        self._name = marked
         try:
             joined = self._native.join(self._names[0], self._bound._binding(), self._rank, self._name, None)
         finally:
             self._name = own
-        others = [name.lstrip('"').partition(f", {mark}")[0] for name in joined[1] if mark in name]
-        return next((name for name in others if name != own), None)
+        for shown in joined[1]:
+            name, _, told = shown.strip('"').rpartition(" [")
+            theirs = told.rstrip("]").split()
+            mark = next((mark for mark in marks if mark in theirs), None)
+            if mark is not None and theirs[0] != process:
+                return name, mark
+        return None
 
     def come_back(self) -> None:
         """Joins again, after the worker missed its lease."""
