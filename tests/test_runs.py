@@ -92,6 +92,31 @@ def test_runs_are_listed_and_freed(runs, server, capsys):
     assert "no run 'a'" in capsys.readouterr().err
 
 
+def test_a_cut_of_a_run_is_saved_exported_and_loaded(tmp_path, capfd):
+    """By the full name of its group; another run, and another group of the run, are not in the cut."""
+    data, file = tmp_path / "data", tmp_path / "model.safetensors"
+    with fastps.serve(shards=2, data_dir=data) as server:
+        with (
+            fastps.connect(server.addresses, run="exp1") as a,
+            fastps.connect(server.addresses, run="exp2") as b,
+        ):
+            model = nn.Linear(2, 1)
+            named = model.named_parameters()
+            fastps.torch.ParameterServerOptimizer(named, a, fastps.SGD(lr=1.0)).close()
+            filled(b, 4)
+            kept = a.pull("weight")
+            for group in ("exp1/default", "run:exp3/default"):
+                assert cli.main(["checkpoint", "save", server.addresses, f"--cut={group}"]) == 1
+                assert f'no tensor of group "{group}" is registered' in capfd.readouterr().err
+            assert cli.main(["checkpoint", "save", server.addresses, "--cut=run:exp1/default"]) == 0
+            a.push("weight", np.ones((1, 2), np.float32))
+        assert cli.main(["checkpoint", "list", str(data)]) == 0
+        assert 'a cut over group "run:exp1/default"' in capfd.readouterr().out
+        assert cli.main(["checkpoint", "export", str(data), str(file), "--cut"]) == 0
+    fastps.torch.load(model, file, prefix="run:exp1/")
+    assert (model.weight.detach().numpy() == kept).all()
+
+
 def test_a_worker_that_continues_a_run_says_so(runs, caplog):
     a, _, none = runs
     caplog.set_level(logging.INFO, "fastps")
