@@ -27,7 +27,7 @@ ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 
-.PHONY: help demo demo-parallel test tests beside-tests beside-checkers lint lint-rust lint-python lint-ci test-rust test-python checkers loom tsan miri neon bench bench-kernels \
+.PHONY: help demo demo-parallel test tests beside-tests beside-checkers lint lint-rust lint-python lint-ci test-rust test-python checkers loom tsan miri neon live bench bench-kernels \
         bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared bench-parallel bench-rl acceptance-rl second-order acceptance repro mutants torture soak kills fuzz docs dev clean tools
 
 help: ## List the targets
@@ -101,6 +101,9 @@ miri: ## Check the core for undefined behaviour with Miri, if it is installed
 
 neon: ## Compile the vector load and store for AArch64
 	CARGO_TARGET_DIR=$(TARGET)/neon $(PYTHON) .ci/neon.py
+
+live: ## Build the WebAssembly of the live page with Debian's compiler, and put it into the package
+	CARGO_TARGET_DIR=$(TARGET) .ci/live python/fastps/live/page/fastps.wasm
 
 bench: .venv/.test-release ## Measure push + pull against raw sockets and write benchmarks/README.md
 	$(BIN)/python benchmarks/transport.py --output benchmarks/README.md $(ARGS)

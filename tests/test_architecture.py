@@ -49,6 +49,7 @@ CRATES = {
     "fastps-client": {"fastps-core", "fastps-proto", "fastps-transport"},
     "fastps-server": {"fastps-core", "fastps-durable", "fastps-proto", "fastps-transport"},
     "fastps-cli": {"fastps-core", "fastps-durable", "fastps-transport", "fastps-client", "fastps-server"},
+    "fastps-live": {"fastps-core"},
     "fastps-python": {"fastps-core", "fastps-client", "fastps-server", "fastps-cli"},
 }
 # What the core must do without: network, async, clocks, logging, Python.
@@ -59,6 +60,7 @@ UNSAFE_FILES = {
     "rust/core/src/memory/cell.rs",
     "rust/core/src/memory/exposed.rs",
     "rust/core/src/memory/shared.rs",
+    "rust/live/src/exports.rs",
     "rust/python/src/arrays/buffer.rs",
     "rust/python/src/arrays/buffer/dlpack.rs",
     "rust/python/src/arrays/shared_view.rs",

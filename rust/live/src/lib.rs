@@ -1,0 +1,28 @@
+//! Many workers on the core of fastps under a virtual clock, in one thread: what the live page runs as
+//! WebAssembly. `README.md` describes the calls and their memory.
+//!
+//! - `exports`: the C ABI, in safe Rust but for the names
+//! - `settings`, `describe`: what a caller sets, and what it may set
+//! - `problems`: functions to minimize, with gradients
+//! - `random`, `durations`: draws that are functions of seed, worker and step
+//! - `server`, `worker`, `member`: a shard, its clients, and where each is in virtual time
+//! - `run`, `log`, `read`: the event loop, what it has done, and its state as numbers
+//! - `simulation`: a run that can go back
+//! - `fit`: the momentum of a path
+
+mod describe;
+mod durations;
+mod exports;
+mod fit;
+mod log;
+mod member;
+mod problems;
+mod random;
+mod read;
+mod run;
+mod server;
+mod settings;
+mod simulation;
+mod worker;
+
+pub use exports::*;
