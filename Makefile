@@ -28,7 +28,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .PHONY: help demo demo-parallel test tests beside-tests beside-checkers lint lint-rust lint-python lint-ci test-rust test-python checkers loom tsan miri neon live bench bench-kernels \
-        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared bench-parallel bench-rl acceptance-rl second-order acceptance repro mutants torture soak kills fuzz docs dev clean tools
+        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared bench-parallel bench-rl acceptance-rl second-order acceptance training repro mutants torture soak kills fuzz docs dev clean tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -147,6 +147,9 @@ repro: .venv/.test-release ## Check all claims in the full form, with data from 
 
 acceptance-rl: .venv/.test-release ## Check on all seeds what reinforcement learning learns; options: make acceptance-rl ARGS="--only es"
 	$(BIN)/python tests/acceptance_rl.py $(ARGS)
+
+training: .venv/.test-release ## Train MNIST with three uneven workers, kills and restarts, beside 5 plain seeds; options: make training ARGS="--data digits"
+	$(BIN)/python tests/training.py $(ARGS)
 
 mutants: .venv/.test-$(PROFILE) ## Seed one fault at a time and check that the tests fail
 	$(BIN)/python tests/mutants.py $(ARGS)

@@ -63,6 +63,17 @@ def test_it_follows_a_run_and_ends_when_nothing_changes(server):
     assert evaluator.stopped == "idle"
 
 
+def test_it_waits_for_the_first_worker(store):
+    """An evaluator that starts first; it names a tensor that never comes."""
+    evaluator = fastps.evaluator(store, metric, names=["w"], idle=0.5)
+    late = threading.Timer(0.2, filled, [store, 1])
+    late.start()
+    assert [evaluation.version for evaluation in evaluator] == [2]
+    late.join()
+    with pytest.raises(fastps.UnknownTensorError, match='"v"'):
+        list(fastps.evaluator(store, metric, names=["w", "v"], idle=0.3))
+
+
 def test_it_stops_early(store):
     filled(store)
     evaluator = fastps.evaluator(

@@ -15,9 +15,10 @@ import numpy as np
 from fastps._fastps import Versions
 from fastps._shared.checks import as_seconds, at_least, flag, invalid
 from fastps._shared.files import replaced
+from fastps._shared.text import quoted
 from fastps._shared.types import Array, File
 from fastps.connection import ParameterServer
-from fastps.errors import ConfigError, DeadlineError, NonFiniteError
+from fastps.errors import ConfigError, DeadlineError, NonFiniteError, UnknownTensorError
 
 __all__ = ["Evaluation", "Evaluator", "evaluator"]
 
@@ -130,6 +131,8 @@ class Evaluator:
                     self.stopped = "patience"
                     return
             elif quiet:
+                if not version and self._names is not None:
+                    self.now()  # says which tensor is not there
                 self.stopped = "idle"
                 return
             else:
@@ -137,8 +140,11 @@ class Evaluator:
         self.stopped = "stop"
 
     def _version(self) -> int:
-        """The smallest version of the tensors; 0 if there are none yet."""
-        versions = self._ps.versions(self._chosen())
+        """The smallest version of the tensors; 0 if they are not there yet."""
+        try:
+            versions = self._ps.versions(self._chosen())
+        except UnknownTensorError:
+            return 0
         return min((versions[name] for name in versions), default=0)
 
     def _chosen(self) -> list[str]:
@@ -167,7 +173,10 @@ class Evaluator:
             raise invalid("result of fn", "numbers by name", metrics) from error
         by = self._rule.by
         if by is not None and by not in found:
-            raise invalid("result of fn", f"a metric {by!r}", sorted(found))
+            expected, got = f"a metric {by!r}", quoted(sorted(found))
+            raise ConfigError(
+                f"invalid result of fn: expected {expected}, got {got}", expected=expected, got=got
+            )
         for name, value in found.items():
             if not math.isfinite(value):
                 raise NonFiniteError(
