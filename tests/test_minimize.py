@@ -701,16 +701,6 @@ def test_a_replica_that_disagrees_raises_where_it_runs():
     assert raised == ["the objective is of other samples than the task: expected 96, got 95"]
 
 
-def test_servers_are_refused_and_their_values_stay():
-    objective = Logistic()
-    with fastps.serve() as server, fastps.connect(server.addresses) as ps:
-        objective.register(ps)
-        for call in (minimize, lambda ps, names, f, **_: Replica(ps, f)):
-            with pytest.raises(fastps.ConfigError, match=r"vectors need a fastps\.Store"):
-                call(ps, objective.names, objective, **OPTIONS)
-        assert equal(ps.pull(objective.names), objective.start)
-
-
 def test_a_run_is_resumed_with_its_own_settings_only():
     objective = Logistic()
     with fastps.Store() as store:

@@ -77,6 +77,14 @@ def refusal_field(client: ForeignClient, frame: Message) -> None:
     frame.header.refusal.kind = "x"
 
 
+def vector_field(client: ForeignClient, frame: Message) -> None:
+    frame.header.vector.space = 1
+
+
+def portion_field(client: ForeignClient, frame: Message) -> None:
+    frame.header.portion.space = 1
+
+
 def drop_field(*names: str) -> Spoil:
     return lambda client, frame: [frame.header.ClearField(name) for name in names]
 
@@ -141,7 +149,11 @@ BAD_FRAMES: dict[str, tuple[str, int, Spoil, str, bool, str, str]] = {
     "no kind": ("small", FLOAT32, header(kind=0), "frame", True, "", "UNSPECIFIED"),
     "an answer's kind": ("small", FLOAT32, header(kind=16), "frame", True, "", "KIND_RECEIPT"),
     "reserved kind DELTA": ("small", FLOAT32, header(kind=7), "frame", True, "", "KIND_DELTA"),
-    "reserved kind VECTOR": ("small", FLOAT32, header(kind=8), "frame", True, "", "KIND_VECTOR"),
+    "a program with a count": ("small", FLOAT32, header(kind=8), "frame", True, "unset", ""),
+    "a portion with a sequence": ("small", FLOAT32, header(kind=10), "frame", True, "unset", ""),
+    "a portion of nothing": ("small", FLOAT32, header(kind=10, sequence=0), "frame", True, "", ""),
+    "vector on a gradient": ("small", FLOAT32, vector_field, "frame", True, "unset", "a message"),
+    "portion on a gradient": ("small", FLOAT32, portion_field, "frame", True, "unset", "a message"),
     "int8 -128": (*body_byte(INT8, 6, 0x80), "frame", True, "-127", "-128"),
     "int8 scale 1": (*body_byte(INT8, 0, 1), "frame", True, "32 to 254", "1"),
     "int8 scale 31": (*body_byte(INT8, 0, 31), "frame", True, "32 to 254", "31"),

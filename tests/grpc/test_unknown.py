@@ -39,6 +39,8 @@ def good(client: ForeignClient, method: Any) -> Message:
         "Reserve": pb.ReserveRequest(client=me, spec=spec, reservation=5, slices=[5], indices=[0], group=1),
         "Join": pb.JoinRequest(client=me, group=1, mode=pb.Mode(kind=pb.MODE_FREE)),
         "Portion": pb.PortionRequest(client=me, name="unknown", n=1, size=1, worker=1),
+        "Coordinate": pb.CoordinateRequest(client=me, space=1, name="unknown"),
+        "BatchPortion": pb.BatchPortionRequest(client=me, space="unknown", replica=1, name="unknown"),
     }
     return requests.get(method.name) or getattr(pb, method.input_type.name)()
 
@@ -60,6 +62,7 @@ def test_unknown_values_of_enums_are_refused_in_every_call(target: ForeignClient
             refused(raised.value.refusal, path)
             tried.append((method.name, path[-1]))
     assert {("Hello", "ack"), ("Reserve", "apply"), ("Join", "kind"), ("Portion", "then")} <= set(tried)
+    assert {("Coordinate", "action"), ("BatchPortion", "failure"), ("BatchPortion", "then")} <= set(tried)
     # Nothing of it counted: the client may still ask for what is refused to those that have a place.
     target.call(0, "Leave", target.pb.LeaveRequest(client=target.client, group=1))
 

@@ -61,7 +61,7 @@ def minimize(
     and whatever fails leaves the best point so far. Meanwhile nothing else may push or assign to them.
 
     Args:
-        ps: A `fastps.Store`. (Servers have no vectors yet.)
+        ps: A `fastps.Store`, or what `fastps.connect` returns.
         names: Names of the tensors: ``apply="exact"``, of one dtype.
         objective: ``objective(params, indices) -> (loss, gradients)``, as for `Replica`, to be computed in
             this process; None: `Replica` objects compute it.

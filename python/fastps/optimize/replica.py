@@ -50,7 +50,7 @@ class Replica:
     replica computes what it held, and a portion that two have computed counts once.
 
     Args:
-        ps: The `fastps.Store` of `minimize`. (Servers have no vectors yet.)
+        ps: The `fastps.Store` of `minimize`, or a client of the same servers.
         objective: ``objective(params, indices) -> (loss, gradients)``: the sum of the losses of the samples
             with these indices (int64), and its gradients by name; without the l2 of `minimize`. `params` are
             arrays of the tensors' dtype, by name, to be read only. The result must be a function of the

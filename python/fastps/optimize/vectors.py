@@ -98,7 +98,7 @@ class Vectors:
     frees it.
 
     Args:
-        ps: A `fastps.Store`.
+        ps: A `fastps.Store`, or what `fastps.connect` returns.
         names: The tensors, all ``apply="exact"`` and of one dtype.
         vectors: Names of the vectors, not ``"w"``.
         space: Name of the space. If it is open with the same tensors and vectors and has no coordinator, this
@@ -385,7 +385,7 @@ def drop(ps: ParameterServer, space: str, *, timeout: float | None = None) -> bo
     `ConfigError`.
 
     Args:
-        ps: A `fastps.Store`.
+        ps: A `fastps.Store`, or what `fastps.connect` returns.
         space: Its name.
         timeout: Seconds that the call may take; None: the timeout of `ps`.
 

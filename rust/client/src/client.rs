@@ -8,6 +8,7 @@ use crate::options::ConnectOptions;
 use crate::state::map::{Entry, Map};
 use crate::state::runtime::{Driver, lock};
 use crate::state::shared::Shared;
+use crate::state::spaces::KnownSpaces;
 use crate::state::time::after;
 use fastps_core::codec::ErrorFeedback;
 use fastps_core::error::{Error, Kind, Result};
@@ -32,7 +33,9 @@ pub struct Client {
     /// The last sequence number; held while a push is queued, so that all links see pushes in one order.
     pub(crate) sequence: Mutex<u64>,
     pub(crate) registering: Arc<tokio::sync::Mutex<()>>,
-    /// Workers of this client may hold portions of samples.
+    /// The spaces of vectors that it has opened, or computes portions for.
+    pub(crate) spaces: Mutex<KnownSpaces>,
+    /// Workers or replicas of this client may hold portions of samples, or it may have a coordinator's seat.
     pub(crate) has_portions: AtomicBool,
     pub(crate) closed: watch::Sender<bool>,
 }

@@ -104,6 +104,7 @@ impl Client {
             deadlines: Arc::default(),
             sequence: Mutex::new(0),
             registering: Arc::default(),
+            spaces: Mutex::default(),
             has_portions: AtomicBool::new(false),
             closed: watch::Sender::new(false),
         };

@@ -15,9 +15,9 @@ use crate::slice::policy::Policy;
 use crate::slice::record::Sink;
 use crate::slice::shared_directory::SharedTensor;
 use crate::slice::{Counters, Resolved, Slice, SliceContext, Snapshot, Why};
-use crate::tensor::{SliceId, TensorSpec};
+use crate::tensor::{SliceId, SpaceId, TensorSpec};
 use foldhash::fast::RandomState;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 pub use crate::memory::{Charge, Exposed, Meter, Purpose};
 
@@ -266,6 +266,18 @@ impl Shard {
         };
         let settled = slice.push(push, &*self.policy, later);
         settled.map(|result| result.map_err(|error| error.shard(index)))
+    }
+
+    /// The spaces that slices have open.
+    pub fn open_spaces(&self) -> BTreeSet<SpaceId> {
+        self.all().iter().filter_map(|slice| slice.space().map(|(space, _)| space.id)).collect()
+    }
+
+    /// Closes a space on all slices that have it open.
+    pub fn close_space(&self, space: SpaceId) {
+        for slice in self.all() {
+            slice.close_space(space);
+        }
     }
 
     /// The values of a slice at one version.

@@ -31,7 +31,7 @@ mod snapshot;
 mod tools;
 
 pub use catalog::secret::SecretHash;
-pub use catalog::{Catalog, Event, Holding, Member, Reservation, Stage};
+pub use catalog::{Catalog, CoordinatorState, Event, Holding, ListedSpace, Member, Reservation, Stage};
 pub use files::names::shard_folder;
 pub use journal::Journal;
 pub use recovery::{Report, Settings};

@@ -24,6 +24,13 @@ impl std::fmt::Debug for v1::HelloRequest {
     }
 }
 
+impl v1::Header {
+    /// Whether it is of a program, a pull of a vector, or a portion.
+    pub fn is_of_vectors(&self) -> bool {
+        self.vector.is_some() || self.portion.is_some()
+    }
+}
+
 /// The encoded `FileDescriptorSet` of the service definition, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("generated/fastps.v1.bin");
 

@@ -17,6 +17,8 @@ fn generate(into: &Path) -> Outcome {
         .bytes(".")
         // Rare, but part of each frequent message.
         .boxed(".fastps.v1.Header.table")
+        .boxed(".fastps.v1.Header.vector")
+        .boxed(".fastps.v1.Header.portion")
         .boxed(".fastps.v1.PartRefusal.refusal")
         // Secrets must not be logged: its `Debug` is written in `lib.rs`.
         .skip_debug([".fastps.v1.HelloRequest"])

@@ -9,6 +9,7 @@ use crate::cluster::node::{Node, Phase};
 use crate::cluster::reaper::reap;
 use crate::cluster::reservation::Reservations;
 use crate::cluster::session::Sessions;
+use crate::cluster::spaces::SpaceTable;
 use crate::config::{Bound, ServerConfig};
 use crate::connection::recovering::RecoveryListener;
 use crate::connection::trim;
@@ -105,6 +106,7 @@ impl Server {
                 None
             };
             let portions = Mutex::new(Portions::new(random()?, core.meter().clone()));
+            let space_table = SpaceTable::restore(random()?, core.meter().clone(), catalog.spaces)?;
             let node = Arc::new(Node {
                 shard: core,
                 server: files.incarnation().map_or_else(random, Ok)?,
@@ -117,6 +119,7 @@ impl Server {
                 gate: Arc::default(),
                 map,
                 portions,
+                space_table,
                 phase: watching.clone(),
                 pins: Arc::default(),
                 connections: AtomicU64::new(0),

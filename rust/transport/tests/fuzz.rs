@@ -9,9 +9,10 @@ use fastps_core::frame::{Applied, Push};
 use fastps_core::isa::Isa;
 use fastps_core::optim::{Adam, Optimizer};
 use fastps_core::shard::{Shard, ShardConfig};
-use fastps_core::tensor::{Apply, SliceId, TensorSpec};
+use fastps_core::slice::VectorsStanding;
+use fastps_core::tensor::{Apply, SliceId, Space, SpaceId, TensorSpec};
 use fastps_proto::v1 as pb;
-use fastps_transport::convert::{self, Part, Verb};
+use fastps_transport::convert::{self, Part, PortionOf, Run, VectorRead, Verb};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use prost::Message;
@@ -20,6 +21,8 @@ use std::cell::Cell;
 use std::sync::{Arc, LazyLock, Mutex};
 
 const ELEMENTS: usize = 130;
+/// The space over the third slice.
+const SPACE: u64 = 7;
 /// A number of elements that no slice has.
 const HOSTILE: u64 = 1 << 60;
 /// Bytes that a case may allocate beyond its message: the slice's next version (values and two slots of 130
@@ -49,9 +52,9 @@ impl Meter {
 /// One shard for all cases: a hostile frame must leave it usable for the next.
 static SHARD: LazyLock<Shard> = LazyLock::new(|| {
     let shard = Shard::new(ShardConfig::new(0, 1 << 20, Isa::best()));
-    for (id, apply) in [(1, Apply::Exact), (2, Apply::Hogwild)] {
+    for (id, apply) in [(1, Apply::Exact), (2, Apply::Hogwild), (3, Apply::Exact)] {
         let spec = TensorSpec {
-            name: format!("{apply:?}").into(),
+            name: format!("{apply:?} {id}").into(),
             shape: vec![ELEMENTS as u64],
             dtype: DType::Float32,
             apply,
@@ -95,8 +98,35 @@ fn give(frame: &pb::Frame, meter: &mut Meter) -> bool {
         Verb::Pull => meter.during(|| SHARD.pull(request.route.client, request.slice).is_ok()),
         Verb::PullVersion => meter.during(|| SHARD.slice(request.slice).is_ok()),
         Verb::PullState => meter.during(|| SHARD.pull_state(request.route.client, request.slice).is_ok()),
+        Verb::PullVector(VectorRead { space, index, batch }) => meter.during(|| {
+            let slice = SHARD.slice(request.slice);
+            slice.and_then(|slice| slice.pull_vector(request.route.client, space, index, batch)).is_ok()
+        }),
+        Verb::Portion { of, body, .. } => meter.during(|| add(request.slice, of, body).is_ok()),
+        Verb::Run(run) => run_program(run, meter),
         Verb::Resolve(identity) => meter.during(|| SHARD.resolve(request.slice, identity).is_ok()),
     }
+}
+
+fn add(slice: SliceId, of: PortionOf, body: &[u8]) -> Result<bool> {
+    SHARD.slice(slice)?.push_portion(of.space, of.batch, of.portion, body)
+}
+
+/// Runs a program on its slices. One that is refused must change nothing.
+fn run_program(run: Run<'_>, meter: &mut Meter) -> bool {
+    let Ok(program) = meter.during(|| run.program()) else { return false };
+    let each = |slice: SliceId| {
+        let Ok(slice) = SHARD.slice(slice) else { return false };
+        let state =
+            || slice.space().map(|(_, standing)| (standing, slice.pull(0).unwrap().as_ref().to_vec()));
+        let before = state();
+        let ran = meter.during(|| slice.run_program(run.command, &program));
+        let changed = || state().map(|(standing, w)| (VectorsStanding { term: 0, ..standing }, w));
+        let before = before.map(|(standing, w)| (VectorsStanding { term: 0, ..standing }, w));
+        assert!(ran.is_ok() || changed() == before, "a refused program changed its slice");
+        ran.is_ok()
+    };
+    run.slices().map(each).fold(false, |any, done| any | done)
 }
 
 /// Pushes. A refused push must change nothing.
@@ -212,6 +242,39 @@ fn payload() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
+/// Frames for the space that is open over the third slice, mostly sensible.
+fn vectors() -> impl Strategy<Value = (pb::Header, Vec<u8>)> {
+    let index = || prop_oneof![9 => 0..4_u32, 1 => any::<u32>()];
+    let factor = prop_oneof![6 => -2.0..2.0_f64, 1 => any::<f64>()];
+    let fields = (prop::collection::vec(index(), 0..4), prop::collection::vec(factor, 0..3));
+    let op = (0..13_i32, index(), fields, number(20));
+    let op = op.prop_map(|(code, to, (from, by), batch)| pb::Op { code, to, from, by, batch });
+    let program = prop::collection::vec(op, 0..3).prop_map(|ops| pb::Program { ops }.encode_to_vec());
+    let payload = prop_oneof![3 => program.boxed(), 2 => payload().boxed()];
+    let head = (number(8), number(3), number(200), any::<Option<u32>>(), number(20), index());
+    (header(), payload, head, 0..3_usize).prop_map(|(header, payload, head, kind)| {
+        let (space, term, number, vector, batch, portion) = head;
+        let space = if space < 8 { SPACE } else { space };
+        let kinds = [pb::Kind::Vector, pb::Kind::Pull, pb::Kind::Portion];
+        let mut header = pb::Header { kind: kinds[kind].into(), slice: 3, sequence: 0, ..header };
+        match kinds[kind] {
+            pb::Kind::Vector => {
+                (header.slice, header.count, header.codec, header.dtype) = (0, 0, 0, 0);
+                header.parts = vec![pb::Part { slice: 3, ..Default::default() }];
+                let head = pb::VectorHead { space, term, number, ..Default::default() };
+                header.vector = Some(Box::new(head));
+            }
+            pb::Kind::Pull => {
+                (header.count, header.codec, header.dtype) = (0, 0, 0);
+                let head = pb::VectorHead { space, index: vector, batch, ..Default::default() };
+                header.vector = Some(Box::new(head));
+            }
+            _ => header.portion = Some(Box::new(pb::PortionHead { space, batch, portion })),
+        }
+        (header, payload)
+    })
+}
+
 /// Runs one property's cases.
 fn check<S: Strategy>(messages: S, test: impl Fn(S::Value)) {
     let config = ProptestConfig { cases: 100_000, failure_persistence: None, ..ProptestConfig::default() };
@@ -229,6 +292,7 @@ fn any_bytes_that_arrive_as_a_frame() {
     a_count_is_not_believed();
     frames_with_any_fields();
     sparse_frames();
+    frames_for_vectors();
     messages_of_any_bytes();
 }
 
@@ -247,6 +311,23 @@ fn sparse_frames() {
         done.set(done.get() + u32::from(offer(&pb::Frame { header: Some(header), payload: payload.into() })));
     });
     assert!(done.get() > 1000, "{} sparse frames did something", done.get());
+}
+
+fn frames_for_vectors() {
+    let vectors = ["g".into(), "p".into()].to_vec();
+    let space = Arc::new(Space { id: SpaceId(SPACE), name: "s".into(), vectors });
+    SHARD.slice(SliceId(3)).unwrap().open_space(&space).unwrap();
+    let (done, number) = (Cell::new(0), Cell::new(0));
+    check(self::vectors(), |(mut header, payload)| {
+        // A term or a number that is far ahead would be the last that the slice takes.
+        if let Some(vector) = header.vector.as_mut().filter(|vector| vector.number > 0) {
+            (vector.term, vector.number) = (1, number.get() + 1);
+            number.set(vector.number - u64::from(vector.number % 7 == 0));
+        }
+        (header.base_version, header.lr, header.scale, header.have_version) = (None, None, None, None);
+        done.set(done.get() + u32::from(offer(&pb::Frame { header: Some(header), payload: payload.into() })));
+    });
+    assert!(done.get() > 1000, "{} frames for vectors did something", done.get());
 }
 
 fn messages_of_any_bytes() {

@@ -144,6 +144,12 @@ forward! {
     commit(CommitRequest) -> CommitResponse;
     settle(SettleRequest) -> SettleResponse;
     portion(PortionRequest) -> PortionResponse;
+    open_space(OpenSpaceRequest) -> OpenSpaceResponse;
+    close_space(CloseSpaceRequest) -> CloseSpaceResponse;
+    list_spaces(ListSpacesRequest) -> ListSpacesResponse;
+    coordinate(CoordinateRequest) -> CoordinateResponse;
+    batch(BatchRequest) -> BatchResponse;
+    batch_portion(BatchPortionRequest) -> BatchPortionResponse;
     unregister(UnregisterRequest) -> UnregisterResponse;
     drop(DropRequest) -> DropResponse;
     stats(StatsRequest) -> StatsResponse;

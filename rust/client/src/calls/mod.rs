@@ -7,6 +7,8 @@ mod pull;
 mod push;
 mod receipts;
 mod register;
+mod spaces;
 mod sparse;
 mod submit;
+mod vectors;
 mod verbs;

@@ -49,8 +49,8 @@ impl Client {
         })
     }
 
-    /// What this client's workers hold goes to others at once; where the server is away, when the lease runs
-    /// out.
+    /// What this client's workers and replicas hold goes to others at once, as do its seats; where the server
+    /// is away, when the lease runs out.
     pub(crate) fn leave_portions(&self) {
         if self.alive().is_err() || !self.has_portions.swap(false, Ordering::Relaxed) {
             return;

@@ -95,7 +95,7 @@ impl Client {
     }
 }
 
-fn first_error(shared: &Shared, call: &Call) -> Result<()> {
+pub(crate) fn first_error(shared: &Shared, call: &Call) -> Result<()> {
     for (part, outcome) in call.outcomes() {
         match outcome {
             Outcome::Answered(_) => {}

@@ -107,6 +107,11 @@ impl Link {
                 drop(queue);
                 return self.answer_parts(pending, call, parts.clone(), outcomes, payload);
             }
+            convert::Answer::Scalars { refusals, payload } if pending.header.kind() == pb::Kind::Vector => {
+                drop(queue);
+                let outcomes = scalar_outcomes(parts.len(), refusals);
+                return self.answer_parts(pending, call, parts.clone(), outcomes, payload);
+            }
             convert::Answer::Refused(error) => {
                 let error = call.parts[parts.start].refused(error);
                 self.judge_refusal(&mut queue, pending, call.identified, error)
@@ -194,10 +199,11 @@ impl Link {
     /// Keeps what an answer tells of its slices. Pulls may show what others will find in no log, so a client
     /// that wants receipts of what is logged alone keeps nothing of them.
     fn note(&self, queue: &mut Queue, pending: &Pending, identified: bool, answer: &convert::Answer) {
-        if !identified && self.shared.ack == Ack::Logged {
+        let header = &pending.header;
+        // What an answer about vectors tells is no version of a slice.
+        if header.is_of_vectors() || !identified && self.shared.ack == Ack::Logged {
             return;
         }
-        let header = &pending.header;
         if let convert::Answer::Parts { outcomes, .. } = answer
             && outcomes.len() == header.parts.len()
         {
@@ -255,7 +261,9 @@ impl Link {
             call.parts[parts.start + k].answer_bytes.filter(|_| outcome.is_ok()).unwrap_or(0)
         };
         let fits = payload.len() == outcomes.iter().enumerate().map(expected).sum::<usize>();
-        stats::parts_answered(&self.shared.counters, &outcomes, call.identified, payload.len());
+        if !pending.header.is_of_vectors() {
+            stats::parts_answered(&self.shared.counters, &outcomes, call.identified, payload.len());
+        }
         let (mut told, mut values) = (Vec::with_capacity(outcomes.len()), Vec::new());
         let mut run = Run::default();
         for (index, outcome) in parts.zip(outcomes) {
@@ -291,6 +299,19 @@ impl Link {
     }
 }
 
+/// What became of the parts of a program.
+fn scalar_outcomes(parts: usize, refusals: Vec<(usize, Error)>) -> Vec<Result<Applied>> {
+    let ran = Applied { version: 0, own: 0, staleness: None, scale: 1.0, duplicate: false };
+    let mut outcomes = vec![Ok(ran); parts];
+    for (part, error) in refusals {
+        // One that there is not makes no part an answer: its results are missing then.
+        if let Some(outcome) = outcomes.get_mut(part) {
+            *outcome = Err(error);
+        }
+    }
+    outcomes
+}
+
 /// The answer to a frame whose call has ended came before the answer to the question about it.
 fn settle_late(mut queue: MutexGuard<'_, Queue>, doubts: &[(Arc<Doubt>, u64)], answer: convert::Answer) {
     for (_, slice) in doubts {
@@ -311,7 +332,10 @@ fn settle_late(mut queue: MutexGuard<'_, Queue>, doubts: &[(Arc<Doubt>, u64)], a
             }
         }
         // The question that follows tells for sure.
-        convert::Answer::Refused(_) | convert::Answer::Fenced | convert::Answer::Version { .. } => {}
+        convert::Answer::Refused(_)
+        | convert::Answer::Fenced
+        | convert::Answer::Version { .. }
+        | convert::Answer::Scalars { .. } => {}
     }
 }
 
@@ -331,6 +355,10 @@ fn judge(pending: &Pending, part: &CallPart, identified: bool, answer: convert::
             if Some(payload.len()) == part.answer_bytes =>
         {
             Verdict::Answered(PartAnswer { applied: read(version, own), step }, Some(payload))
+        }
+        // Of a portion: whether it is a duplicate is all that it says.
+        (false, convert::Answer::Receipt(applied)) if pending.header.portion.is_some() => {
+            Verdict::Answered(PartAnswer { applied, step: 0 }, None)
         }
         (false, convert::Answer::Version { version, own }) if part.answer_bytes.is_none() => {
             Verdict::Answered(PartAnswer { applied: read(version, own), step: 0 }, None)
@@ -380,7 +408,10 @@ fn told(header: &pb::Header, answer: &convert::Answer) -> Option<Told> {
         convert::Answer::Values { version, own, .. } | convert::Answer::Version { version, own } => {
             (*version, *own)
         }
-        convert::Answer::Parts { .. } | convert::Answer::Refused(_) | convert::Answer::Fenced => return None,
+        convert::Answer::Parts { .. }
+        | convert::Answer::Scalars { .. }
+        | convert::Answer::Refused(_)
+        | convert::Answer::Fenced => return None,
     };
     Some(tell(header, version, own))
 }
@@ -395,6 +426,7 @@ fn fate(answer: &convert::Answer) -> Fate {
         convert::Answer::Fenced => Fate::Fenced,
         convert::Answer::Values { .. }
         | convert::Answer::Parts { .. }
+        | convert::Answer::Scalars { .. }
         | convert::Answer::Version { .. }
         | convert::Answer::Refused(_) => Fate::Unknown,
     }

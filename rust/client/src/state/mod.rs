@@ -7,6 +7,7 @@ pub(crate) mod places;
 pub(crate) mod run;
 pub(crate) mod runtime;
 pub(crate) mod shared;
+pub(crate) mod spaces;
 pub(crate) mod stats;
 pub(crate) mod time;
 pub(crate) mod waiting;

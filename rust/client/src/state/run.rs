@@ -38,6 +38,11 @@ impl RunNames {
         format!("{}{name}", self.prefix)
     }
 
+    /// A name as users know it; `None` if it is not of this run.
+    pub(crate) fn here(&self, name: &str) -> Option<String> {
+        name.strip_prefix(&self.prefix).map(str::to_owned)
+    }
+
     /// What servers call a tensor and its group.
     pub(crate) fn spec_there(&self, spec: &TensorSpec) -> TensorSpec {
         TensorSpec {

@@ -166,7 +166,10 @@ impl AskedBatch {
 struct SpaceEntry {
     spec: SpaceSpec,
     term: u64,
-    coordinator: Option<(u64, Arc<str>)>,
+    /// The client in the seat.
+    coordinator: Option<u64>,
+    /// What the one that took the seat last is called.
+    holder: Arc<str>,
     state: Arc<[u8]>,
     round: Option<AskedBatch>,
     replicas: BTreeMap<ReplicaId, SpaceReplica>,
@@ -180,14 +183,17 @@ impl SpaceEntry {
         let names: usize =
             self.spec.tensors.iter().chain(&self.spec.space.vectors).map(|name| name.len()).sum();
         let round = self.round.as_ref().map_or(0, |round| round.task().asked * size_of::<Finished>() as u64);
-        (size_of::<Self>() + names + self.state.len()) as u64
+        (size_of::<Self>() + names + self.holder.len() + self.state.len()) as u64
             + REPLICA_BYTES * self.replicas.len() as u64
             // A portion is finished, and given, and its replica has a name.
             + 4 * round
     }
 
-    fn check_term(&self, term: u64) -> Result<()> {
+    /// Fails for a former coordinator. The present one has the seat again if its session had ended, or the
+    /// server had.
+    fn check_term(&mut self, client: u64, term: u64) -> Result<()> {
         if term == self.term {
+            self.coordinator.get_or_insert(client);
             return Ok(());
         }
         let message = format!("another coordinator has taken over space {:?}", self.spec.space.name);
@@ -310,23 +316,24 @@ impl Spaces {
         let space = Arc::new(Space { id, name: name.clone(), vectors: vectors.to_vec() });
         space.check()?;
         let spec = SpaceSpec { space, tensors: tensors.to_vec(), keep_for_ms };
-        self.restore(spec.clone(), 0)?;
+        self.restore(spec.clone(), Seat { term: 0, state: Arc::default() }, "".into())?;
         Ok((spec, true))
     }
 
-    /// Lists a space that slices have open already, with the largest term that they know.
-    pub fn restore(&mut self, spec: SpaceSpec, term: u64) -> Result<()> {
+    /// Lists a space that slices have open already, with its seat, and what was in it called.
+    pub fn restore(&mut self, spec: SpaceSpec, seat: Seat, holder: Arc<str>) -> Result<()> {
         if self.entries.len() >= MAX_SPACES {
-            return Err(Error::new(Kind::Capacity, "too many spaces of vectors")
+            return Err(Error::new(Kind::Capacity, "too many spaces of vectors are open")
                 .expected(format!("at most {MAX_SPACES}"), "one more"));
         }
         let name = spec.space.name.clone();
         self.last = self.last.max(spec.space.id.0);
         let mut entry = SpaceEntry {
             spec,
-            term,
+            term: seat.term,
             coordinator: None,
-            state: Arc::default(),
+            holder,
+            state: seat.state,
             round: None,
             replicas: BTreeMap::new(),
             waiter: None,
@@ -357,7 +364,7 @@ impl Spaces {
 
     /// All spaces, each with the name of its coordinator, if it has one.
     pub fn list(&self) -> Vec<(SpaceSpec, Option<Arc<str>>)> {
-        let holder = |entry: &SpaceEntry| entry.coordinator.as_ref().map(|(_, name)| name.clone());
+        let holder = |entry: &SpaceEntry| entry.coordinator.map(|_| entry.holder.clone());
         self.entries.values().map(|entry| (entry.spec.clone(), holder(entry))).collect()
     }
 
@@ -377,20 +384,20 @@ impl Spaces {
         match request {
             SeatRequest::Take { at_least, name } => {
                 check_name("coordinator", name)?;
-                if let Some((holder, holder_name)) = &entry.coordinator
-                    && *holder != client
-                {
+                if entry.coordinator.is_some_and(|holder| holder != client) {
                     let message = format!("space {:?} has a coordinator", entry.spec.space.name);
                     return Err(Error::new(Kind::Precondition, message)
-                        .expected("a free seat", format!("{holder_name:?} in it")));
+                        .expected("a free seat", format!("{:?} in it", entry.holder)));
                 }
+                entry.memory.grow_to(entry.bytes() + name.len() as u64)?;
                 entry.term = entry.term.max(*at_least).saturating_add(1);
-                entry.coordinator = Some((client, name.clone()));
+                (entry.coordinator, entry.holder) = (Some(client), name.clone());
+                entry.memory.shrink_to(entry.bytes());
                 // The former coordinator no longer waits for its batch.
                 entry.waiter = None;
             }
             SeatRequest::Store { term, state } => {
-                entry.check_term(*term)?;
+                entry.check_term(client, *term)?;
                 if state.len() > MAX_STATE {
                     let error = Error::new(Kind::Config, "the state of a coordinator is too long");
                     return Err(error.expected(format!("at most {MAX_STATE} bytes"), state.len()));
@@ -400,8 +407,7 @@ impl Spaces {
                 entry.memory.shrink_to(entry.bytes());
             }
             SeatRequest::Leave { term } => {
-                if *term == entry.term && entry.coordinator.as_ref().is_some_and(|(held, _)| *held == client)
-                {
+                if *term == entry.term && entry.coordinator == Some(client) {
                     (entry.coordinator, entry.waiter) = (None, None);
                 }
             }
@@ -413,13 +419,14 @@ impl Spaces {
     /// the waiter from `later` gets the answer.
     pub fn batch(
         &mut self,
+        client: u64,
         (space, term): (SpaceId, u64),
         task: &BatchTask,
         later: impl FnOnce() -> SpaceWaiter<BatchReport>,
     ) -> Result<Option<BatchReport>> {
         task.check()?;
         let entry = self.entry(space)?;
-        entry.check_term(term)?;
+        entry.check_term(client, term)?;
         let last = entry.round.as_ref().map_or(0, |round| round.task().batch);
         if task.batch < last {
             return Err(Error::new(Kind::StalePush, "a later batch has begun")
@@ -441,12 +448,12 @@ impl Spaces {
         Ok(None)
     }
 
-    /// Ends the coordinator's wait, and returns the present state of its batch. `None`: the waiter has just
-    /// got its answer.
-    pub fn withdraw_batch(&mut self, space: SpaceId) -> Option<BatchReport> {
-        let entry = self.entry(space).ok()?;
-        drop(entry.waiter.take()?);
-        Some(entry.report())
+    /// Ends the coordinator's wait, and returns the present state of its batch.
+    pub fn withdraw_batch(&mut self, client: u64, (space, term): (SpaceId, u64)) -> Result<BatchReport> {
+        let entry = self.entry(space)?;
+        entry.check_term(client, term)?;
+        entry.waiter = None;
+        Ok(entry.report())
     }
 
     /// Answers a replica's request. `None`: the replica waits, and the waiter from `later` gets the answer.
@@ -536,7 +543,7 @@ impl Spaces {
     /// stay open.
     pub fn forget_client(&mut self, client: u64) {
         for entry in self.entries.values_mut() {
-            if entry.coordinator.take_if(|(held, _)| *held == client).is_some() {
+            if entry.coordinator.take_if(|held| *held == client).is_some() {
                 entry.waiter = None;
             }
             let own = entry.replicas.range((client, 0)..=(client, u64::MAX));
@@ -596,7 +603,9 @@ mod tests {
         /// `None`: the coordinator waits.
         fn batch(&mut self, task: BatchTask) -> Result<Option<BatchReport>> {
             let to = self.told.0.clone();
-            self.spaces.batch((self.space, 1), &task, || Box::new(move |report| to.send(report).unwrap()))
+            self.spaces.batch(COORDINATOR, (self.space, 1), &task, || {
+                Box::new(move |report| to.send(report).unwrap())
+            })
         }
 
         fn told(&self) -> Option<BatchReport> {
@@ -679,7 +688,10 @@ mod tests {
         // A report of another batch counts for nothing.
         assert!(at.batch(task(2, 1)).unwrap().is_none());
         assert_eq!(at.take(3, Some((1, 3))), 0);
-        assert_eq!(at.spaces.withdraw_batch(at.space).unwrap().finished, [None, None, None, None]);
+        assert_eq!(
+            at.spaces.withdraw_batch(COORDINATOR, (at.space, 1)).unwrap().finished,
+            [None, None, None, None]
+        );
     }
 
     #[test]
@@ -739,11 +751,11 @@ mod tests {
         let store = |len: usize| SeatRequest::Store { term, state: vec![1; len].into() };
         assert_eq!(spaces.coordinate(COORDINATOR, id, &store(MAX_STATE)).unwrap_err().kind, Kind::Capacity);
         spaces.coordinate(COORDINATOR, id, &store(100)).unwrap();
-        assert_eq!(meter.used(), opened + 100);
+        assert_eq!(meter.used(), opened + 101);
         let batch = BatchTask { portions: 1 << 16, asked: 1 << 16, samples: 1 << 20, ..task(1, 1) };
-        let refused = spaces.batch((id, term), &batch, || Box::new(|_| ()));
+        let refused = spaces.batch(COORDINATOR, (id, term), &batch, || Box::new(|_| ()));
         assert_eq!(refused.unwrap_err().kind, Kind::Capacity);
-        assert_eq!(meter.used(), opened + 100);
+        assert_eq!(meter.used(), opened + 101);
         spaces.coordinate(COORDINATOR, id, &store(0)).unwrap();
         spaces.close(id);
         assert_eq!(meter.used(), 0);

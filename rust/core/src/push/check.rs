@@ -12,9 +12,10 @@ use crate::kernel::finite;
 use crate::push::sparse::Gathered;
 use crate::slice::frame::{check_row_assignment, check_sparse_codec};
 use crate::tensor::TensorSpec;
-use crate::verbs::{GradientRef, OptimizerState, PushOptions};
+use crate::verbs::{Gradient, GradientRef, OptimizerState, PushOptions};
 use foldhash::fast::RandomState;
 use std::collections::HashSet;
+use std::sync::Arc;
 
 /// Checks shapes, settings and values of a whole push; each gradient comes with its tensor's spec. Returns
 /// the largest magnitude, as [`check_finite`] does.
@@ -108,6 +109,42 @@ pub fn assigned_rows(isa: Isa, values: GradientRef<'_>, spec: &TensorSpec) -> Re
     let rows = values.values.float32s().map_err(name)?;
     finite::check(isa, rows, None).map_err(name)?;
     Gathered::assigned(spec, indices, rows).map(Some)
+}
+
+/// The gradients of a portion, in the order of a space's tensors; fails unless there is one dense gradient
+/// for each of them, and no other.
+pub fn portion_gradients<'a>(
+    specs: &[Arc<TensorSpec>],
+    gradients: &'a [Gradient],
+) -> Result<Vec<&'a Gradient>> {
+    let find = |spec: &Arc<TensorSpec>| {
+        let gradient = gradient_of(gradients, &spec.name)?;
+        check_shape(gradient.borrow(), spec)?;
+        Ok(gradient)
+    };
+    let found = specs.iter().map(find).collect::<Result<Vec<_>>>()?;
+    let is_extra = |gradient: &&Gradient| specs.iter().all(|spec| spec.name != gradient.name);
+    match gradients.iter().find(is_extra) {
+        None => Ok(found),
+        Some(extra) => {
+            let message = "a portion has a gradient of a tensor that is not in its space";
+            Err(Error::new(Kind::Config, message).tensor(extra.name.clone()))
+        }
+    }
+}
+
+/// The gradient of a tensor; fails if there is none or more than one, or if it is sparse.
+fn gradient_of<'a>(gradients: &'a [Gradient], name: &Arc<str>) -> Result<&'a Gradient> {
+    let mut own = gradients.iter().filter(|gradient| gradient.name == *name);
+    let fail = |message: &str, got: &str| {
+        Err(Error::new(Kind::Config, message).tensor(name.clone()).expected("one dense gradient", got))
+    };
+    match (own.next(), own.next()) {
+        (Some(gradient), None) if gradient.values.indices().is_none() => Ok(gradient),
+        (Some(_), None) => fail("the gradient of a portion is sparse", "a sparse one"),
+        (None, _) => fail("a portion lacks the tensor's gradient", "none"),
+        (Some(_), Some(_)) => fail("a portion has two gradients of the tensor", "two"),
+    }
 }
 
 /// Gathers the sparse gradients of a checked push for their slices; `None` for dense ones.

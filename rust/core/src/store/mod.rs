@@ -35,7 +35,7 @@ use crate::slice::policy::Policy;
 use crate::slice::record::Sink;
 use crate::slice::shared_directory::{Directory, SharedTensor};
 use crate::tensor::TensorSpec;
-use crate::verbs::{ParameterServer, Stats, VectorSpaces};
+use crate::verbs::{ParameterServer, Stats};
 use deadlines::Deadlines;
 use foldhash::fast::RandomState;
 use groups::Seats;
@@ -235,10 +235,6 @@ impl ParameterServer for Store {
         ];
         let client = own.map(|(name, counter)| (name.to_owned(), counter.load(Ordering::Relaxed))).to_vec();
         Ok(Stats { shards: vec![(String::new(), counters)], client })
-    }
-
-    fn vector_spaces(&self) -> Option<&dyn VectorSpaces> {
-        Some(self)
     }
 
     fn close(&self) {

@@ -7,10 +7,10 @@ use crate::coordination::batch::BatchTask;
 use crate::coordination::spaces::{
     BatchReport, ReplicaAnswer, ReplicaRequest, Seat, SeatRequest, SpaceSpec, SpaceWaiter,
 };
-use crate::push::check::check_shape;
+use crate::push::check::portion_gradients;
 use crate::slice::Slice;
 use crate::tensor::program::{Command, Program};
-use crate::tensor::{Apply, SpaceId};
+use crate::tensor::{SpaceId, check_tensors};
 use crate::verbs::{Caller, Gradient, OpenedSpace, SpaceInfo, VectorPull, VectorSpaces};
 use rayon::prelude::*;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
@@ -27,30 +27,9 @@ fn passing<T: Send + 'static>(to: SyncSender<T>) -> SpaceWaiter<T> {
 impl Store {
     /// The tensors of a space; fails unless they can have vectors together.
     fn tensors_of_space(&self, names: &[Arc<str>]) -> Result<Vec<Arc<Tensor>>> {
-        if names.is_empty() {
-            return Err(
-                Error::new(Kind::Config, "a space without tensors").expected("1 or more names", "none")
-            );
-        }
         let tensors = names.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
-        for (k, tensor) in tensors.iter().enumerate() {
-            let (spec, first) = (&tensor.spec, &tensors[0].spec);
-            let fail = |kind, message: &str| Err(Error::new(kind, message).tensor(spec.name.clone()));
-            if names[..k].contains(&names[k]) {
-                return fail(Kind::Config, "a space names the tensor twice");
-            }
-            if spec.apply != Apply::Exact {
-                return fail(
-                    Kind::Config,
-                    "a hogwild tensor has no vectors; register it with apply=\"exact\"",
-                );
-            }
-            if spec.dtype != first.dtype {
-                let error = Error::new(Kind::DType, "the tensors of a space have one dtype");
-                let error = error.tensor(spec.name.clone());
-                return Err(error.expected(first.dtype.name(), spec.dtype.name()));
-            }
-        }
+        let specs: Vec<_> = tensors.iter().map(|tensor| tensor.spec.clone()).collect();
+        check_tensors(&specs)?;
         Ok(tensors)
     }
 
@@ -171,18 +150,13 @@ impl VectorSpaces for Store {
     ) -> Result<bool> {
         let spec = lock(&self.shared.spaces).spec(space)?;
         let (mut slices, mut values) = (Vec::new(), Vec::new());
-        for name in &spec.tensors {
-            let tensor = self.tensor(name)?;
-            let gradient = gradient_of(gradients, name)?;
-            check_shape(gradient.borrow(), &tensor.spec)?;
+        let tensors = spec.tensors.iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
+        let specs: Vec<_> = tensors.iter().map(|tensor| tensor.spec.clone()).collect();
+        for (tensor, gradient) in tensors.iter().zip(portion_gradients(&specs, gradients)?) {
             for slice in &tensor.slices {
                 slices.push(slice.clone());
                 values.push(gradient.values.view().get(slice.range()));
             }
-        }
-        if let Some(extra) = gradients.iter().find(|gradient| !spec.tensors.contains(&gradient.name)) {
-            let message = format!("the tensor is not of space {:?}", spec.space.name);
-            return Err(Error::new(Kind::Config, message).tensor(extra.name.clone()));
         }
         let add = |k: usize, slice: &Arc<Slice>| slice.push_portion(space, batch, portion, values[k].bytes());
         Ok(self.on_slices(&slices, add)?.contains(&true))
@@ -198,15 +172,12 @@ impl VectorSpaces for Store {
     ) -> Result<BatchReport> {
         let (to, answer) = sync_channel(1);
         let spaces = &self.shared.spaces;
-        if let Some(report) = lock(spaces).batch((space, term), task, || passing(to))? {
+        if let Some(report) = lock(spaces).batch(self.client, (space, term), task, || passing(to))? {
             return Ok(report);
         }
         match answer.recv_timeout(wait) {
-            Err(RecvTimeoutError::Timeout) => {
-                let now = lock(spaces).withdraw_batch(space);
-                now.map_or_else(|| answer.recv().map_err(|_| gone()), Ok)
-            }
-            answer => answer.map_err(|_| gone()),
+            Ok(report) => Ok(report),
+            Err(_) => lock(spaces).withdraw_batch(self.client, (space, term)),
         }
     }
 
@@ -228,20 +199,6 @@ impl VectorSpaces for Store {
             }
             answer => answer.map_err(|_| gone()),
         }
-    }
-}
-
-/// The gradient of a tensor; fails if there is none or more than one, or if it is sparse.
-fn gradient_of<'a>(gradients: &'a [Gradient], name: &Arc<str>) -> Result<&'a Gradient> {
-    let mut own = gradients.iter().filter(|gradient| gradient.name == *name);
-    let fail = |message: &str, got: &str| {
-        Err(Error::new(Kind::Config, message).tensor(name.clone()).expected("one dense gradient", got))
-    };
-    match (own.next(), own.next()) {
-        (Some(gradient), None) if gradient.values.indices().is_none() => Ok(gradient),
-        (Some(_), None) => fail("the gradient of a portion is sparse", "a sparse one"),
-        (None, _) => fail("a portion lacks the tensor's gradient", "none"),
-        (Some(_), Some(_)) => fail("a portion has two gradients of the tensor", "two"),
     }
 }
 

@@ -7,6 +7,6 @@ mod space;
 mod spec;
 mod version;
 
-pub use space::{MAX_VECTORS, Space, SpaceId, TENSOR_NAME};
+pub use space::{MAX_VECTORS, Space, SpaceId, TENSOR_NAME, check_tensors};
 pub use spec::{Apply, MAX_DIMS, MAX_NAME, SliceId, TensorSpec};
 pub use version::{SliceVersion, Versions};

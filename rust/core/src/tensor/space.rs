@@ -1,11 +1,14 @@
 //! Spaces: what a set of named vectors over some tensors is called and made of.
 
-use super::spec::MAX_NAME;
+use super::spec::{Apply, MAX_NAME, TensorSpec};
 use crate::base::error::{Error, Kind, Result};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Most vectors of a space, without the tensor itself.
 pub const MAX_VECTORS: usize = 64;
+/// Most bytes of the names of a space's tensors and vectors together.
+const MAX_NAMES: usize = 1 << 20;
 /// The name of the tensor itself among the vectors of a space.
 pub const TENSOR_NAME: &str = "w";
 
@@ -50,6 +53,33 @@ impl Space {
         }
         Ok(())
     }
+}
+
+/// Fails unless these tensors can have vectors together.
+pub fn check_tensors(specs: &[Arc<TensorSpec>]) -> Result<()> {
+    if specs.is_empty() {
+        return Err(Error::new(Kind::Config, "a space without tensors").expected("1 or more names", "none"));
+    }
+    let bytes = specs.iter().map(|spec| spec.name.len()).sum::<usize>();
+    if bytes > MAX_NAMES {
+        let error = Error::new(Kind::Config, "the names of a space's tensors are too long together");
+        return Err(error.expected(format!("at most {MAX_NAMES} bytes"), format!("{bytes} bytes")));
+    }
+    let mut names = HashSet::new();
+    for spec in specs {
+        let fail = |kind, message: &str| Err(Error::new(kind, message).tensor(spec.name.clone()));
+        if !names.insert(&spec.name) {
+            return fail(Kind::Config, "a space names the tensor twice");
+        }
+        if spec.apply != Apply::Exact {
+            return fail(Kind::Config, "a hogwild tensor has no vectors; register it with apply=\"exact\"");
+        }
+        if spec.dtype != specs[0].dtype {
+            let error = Error::new(Kind::DType, "the tensors of a space have one dtype");
+            return Err(error.tensor(spec.name.clone()).expected(specs[0].dtype.name(), spec.dtype.name()));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

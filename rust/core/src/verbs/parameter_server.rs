@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// A client of tensors, in process or on servers.
 pub trait ParameterServer:
-    TensorRegistry + PushTensors + PullTensors + TrainTogether + Send + Sync + fmt::Debug
+    TensorRegistry + PushTensors + PullTensors + TrainTogether + VectorSpaces + Send + Sync + fmt::Debug
 {
     /// This client's incarnation.
     fn client(&self) -> u64;
@@ -25,10 +25,6 @@ pub trait ParameterServer:
     /// For each server: its address, and how it is reached and why. Empty in process.
     fn transport(&self) -> Vec<(String, String)> {
         Vec::new()
-    }
-    /// The calls for vectors; `None` if the server has none.
-    fn vector_spaces(&self) -> Option<&dyn VectorSpaces> {
-        None
     }
     /// Ends the client's session; further calls fail.
     fn close(&self);

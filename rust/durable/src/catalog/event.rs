@@ -38,6 +38,76 @@ pub enum Event {
         /// Whether the place in the warm start is meant.
         warm: bool,
     },
+    /// Shard 0: a space of vectors was opened under this identifier.
+    SpaceOpened(u64, ListedSpace),
+    /// Shard 0: a coordinator took the seat of a space.
+    SeatTaken {
+        /// The space.
+        space: u64,
+        /// The coordinator's term.
+        term: u64,
+        /// What others call the coordinator.
+        holder: Arc<str>,
+    },
+    /// Shard 0: the coordinator of a space stored its state.
+    StateStored(u64, CoordinatorState),
+    /// Shard 0: a space was closed.
+    SpaceClosed(u64),
+}
+
+/// A space of vectors in the list of shard 0.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ListedSpace {
+    /// Its name.
+    pub name: Arc<str>,
+    /// The names of its tensors.
+    pub tensors: Vec<Arc<str>>,
+    /// The names of its vectors.
+    pub vectors: Vec<Arc<str>>,
+    /// Milliseconds that it is kept without a coordinator.
+    pub keep_for_ms: u64,
+    /// The term of the coordinator that took its seat last; 0: none has.
+    #[serde(default)]
+    pub term: u64,
+    /// What others call that coordinator.
+    #[serde(default)]
+    pub holder: Arc<str>,
+    /// The state that a coordinator stored last.
+    #[serde(default)]
+    pub state: CoordinatorState,
+}
+
+/// The state of a coordinator; as text where it is text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CoordinatorState {
+    /// UTF-8.
+    Text(Arc<str>),
+    /// Anything else.
+    Bytes(Arc<[u8]>),
+}
+
+impl CoordinatorState {
+    /// The state of these bytes.
+    pub fn new(bytes: &Arc<[u8]>) -> Self {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Self::Text(text.into()),
+            Err(_) => Self::Bytes(bytes.clone()),
+        }
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> Arc<[u8]> {
+        match self {
+            Self::Text(text) => text.as_bytes().into(),
+            Self::Bytes(bytes) => bytes.clone(),
+        }
+    }
+}
+
+impl Default for CoordinatorState {
+    fn default() -> Self {
+        Self::Text("".into())
+    }
 }
 
 /// A worker with a place in a group.

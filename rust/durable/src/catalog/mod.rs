@@ -5,7 +5,7 @@ mod event;
 mod index;
 pub(crate) mod secret;
 
-pub use event::{Event, Holding, Member, Reservation, Stage};
+pub use event::{CoordinatorState, Event, Holding, ListedSpace, Member, Reservation, Stage};
 
 use crate::catalog::index::Index;
 use crate::catalog::secret::SecretHash;
@@ -31,6 +31,9 @@ pub struct Catalog {
     /// Groups that once had as many workers as their mode needs: they no longer wait for workers that left.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub complete: BTreeSet<u32>,
+    /// Shard 0: the open spaces of vectors, by identifier.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub spaces: BTreeMap<u64, ListedSpace>,
     #[serde(skip)]
     pub(crate) index: Index,
 }
@@ -93,6 +96,20 @@ impl Catalog {
             Event::Left { client, group, warm } => {
                 self.leave(|m| (m.client, m.group, m.is_warm()) == (*client, *group, *warm));
             }
+            Event::SpaceOpened(id, space) => {
+                self.spaces.entry(*id).or_insert_with(|| space.clone());
+            }
+            Event::SeatTaken { space, term, holder } => {
+                if let Some(space) = self.spaces.get_mut(space) {
+                    (space.term, space.holder) = (*term, holder.clone());
+                }
+            }
+            Event::StateStored(id, state) => {
+                if let Some(space) = self.spaces.get_mut(id) {
+                    space.state.clone_from(state);
+                }
+            }
+            Event::SpaceClosed(id) => drop(self.spaces.remove(id)),
         }
     }
 
@@ -152,6 +169,42 @@ mod tests {
 
     fn entered(id: u64, name: &str) -> Event {
         Event::Entered(id, Holding { spec: spec(name), group: 1, slices: vec![id], shards: vec![0] })
+    }
+
+    #[test]
+    fn a_space_keeps_the_last_state_of_its_coordinators() {
+        let mut catalog = Catalog::default();
+        let bytes = |bytes: &[u8]| CoordinatorState::new(&bytes.into());
+        let opened = ListedSpace {
+            name: "s".into(),
+            tensors: vec!["w".into()],
+            vectors: vec!["g".into()],
+            keep_for_ms: 5,
+            term: 0,
+            holder: "".into(),
+            state: CoordinatorState::default(),
+        };
+        let seat = |term| Event::SeatTaken { space: 7, term, holder: "c".into() };
+        let stored = |state: &[u8]| Event::StateStored(7, bytes(state));
+        for event in [
+            Event::SpaceOpened(7, opened.clone()),
+            seat(1),
+            stored(b"one"),
+            Event::SpaceOpened(7, opened.clone()),
+            seat(2),
+            stored(&[0xFF, 0]),
+            Event::StateStored(8, bytes(b"unknown")),
+        ] {
+            let written = serde_json::to_vec(&event).unwrap();
+            catalog.apply(&serde_json::from_slice(&written).unwrap());
+        }
+        let catalog: Catalog = serde_json::from_slice(&serde_json::to_vec(&catalog).unwrap()).unwrap();
+        let state = bytes(&[0xFF, 0]);
+        assert_eq!(*state.bytes(), [0xFF, 0]);
+        assert_eq!(catalog.spaces[&7], ListedSpace { term: 2, holder: "c".into(), state, ..opened });
+        let mut catalog = catalog;
+        catalog.apply(&Event::SpaceClosed(7));
+        assert!(catalog.spaces.is_empty());
     }
 
     #[test]

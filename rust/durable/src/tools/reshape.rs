@@ -85,6 +85,7 @@ fn write(source: &Source, folder: &Path, shards: u32) -> Result<Restored> {
     for (shard, catalog) in catalogs.iter_mut().enumerate() {
         (catalog.members, catalog.complete) = source.members(shard == 0);
     }
+    catalogs[0].spaces = source.spaces();
     let mut restored =
         Restored { tensors: tensors.len() as u64, notes: source.notes.clone(), ..Restored::default() };
     for (shard, catalog) in (0..).zip(catalogs) {

@@ -1,7 +1,7 @@
 //! All shards of a data directory, restored in memory as a start would restore them. Changes no file.
 
 use crate::catalog::secret::SecretHash;
-use crate::catalog::{Catalog, Holding, Member, Stage};
+use crate::catalog::{Catalog, Holding, ListedSpace, Member, Stage};
 use crate::files::directory::Directory;
 use crate::files::io::failed;
 use crate::files::names::{shard_folder, shards_in};
@@ -171,6 +171,11 @@ impl Source {
         let mut members = catalog.members.clone();
         members.retain(|member| first || matches!(member.seat.mode, Mode::Sync(_)));
         (members, catalog.complete.clone())
+    }
+
+    /// The open spaces of vectors, as shard 0 lists them.
+    pub(crate) fn spaces(&self) -> BTreeMap<u64, ListedSpace> {
+        self.shards.first().map(|(_, catalog)| catalog.spaces.clone()).unwrap_or_default()
     }
 
     /// The tensors in the order of registration.

@@ -91,7 +91,7 @@ pub struct Header {
     #[prost(fixed64, optional, tag = "26")]
     pub min_version: ::core::option::Option<u64>,
     /// Parts of a sparse message, one per slice: on KIND_GRADIENT, KIND_ASSIGN and KIND_PULL, in place of `slice` and
-    /// `count`.
+    /// `count`. On KIND_VECTOR: the slices.
     #[prost(message, repeated, tag = "27")]
     pub parts: ::prost::alloc::vec::Vec<Part>,
     /// Further fields of the parts.
@@ -103,6 +103,71 @@ pub struct Header {
     /// KIND_VALUES through shared memory: where the payload lies, instead of the payload.
     #[prost(message, optional, tag = "30")]
     pub lent: ::core::option::Option<Lent>,
+    /// On KIND_VECTOR: whose program it is. On KIND_PULL: which vector is wanted.
+    #[prost(message, optional, boxed, tag = "31")]
+    pub vector: ::core::option::Option<::prost::alloc::boxed::Box<VectorHead>>,
+    /// On KIND_PORTION: where the gradient belongs.
+    #[prost(message, optional, boxed, tag = "32")]
+    pub portion: ::core::option::Option<::prost::alloc::boxed::Box<PortionHead>>,
+}
+/// The space that a frame is for, and what it wants there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct VectorHead {
+    /// The space, from OpenSpace.
+    #[prost(fixed64, tag = "1")]
+    pub space: u64,
+    /// On KIND_VECTOR: the coordinator's term, from Coordinate. A slice that has seen a larger one refuses (fenced).
+    #[prost(fixed64, tag = "2")]
+    pub term: u64,
+    /// On KIND_VECTOR: the program's number, from 1 up. A slice answers its last number again with the results that it
+    /// remembers, and refuses smaller ones (stale_push).
+    #[prost(fixed64, tag = "3")]
+    pub number: u64,
+    /// On KIND_PULL: the vector; 0 is the tensor itself.
+    #[prost(uint32, optional, tag = "4")]
+    pub index: ::core::option::Option<u32>,
+    /// On KIND_PULL: refuse (stale_push) unless the sum of this batch is open. 0: whatever is open.
+    #[prost(fixed64, tag = "5")]
+    pub batch: u64,
+}
+/// The sum that a portion's gradient is added to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PortionHead {
+    /// The space.
+    #[prost(fixed64, tag = "1")]
+    pub space: u64,
+    /// The batch; refused (stale_push) unless its sum is open.
+    #[prost(fixed64, tag = "2")]
+    pub batch: u64,
+    /// The portion. A slice takes each once, however often it is sent.
+    #[prost(uint32, tag = "3")]
+    pub portion: u32,
+}
+/// Operations on the vectors of a space, which a slice runs one after the other, whole or not at all.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Program {
+    /// At most 256; together they have at most 4,096 results.
+    #[prost(message, repeated, tag = "1")]
+    pub ops: ::prost::alloc::vec::Vec<Op>,
+}
+/// An operation. A field that its code does not use must be unset.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Op {
+    /// What it does.
+    #[prost(enumeration = "OpCode", tag = "1")]
+    pub code: i32,
+    /// The target; of OP_BLOCK, the number of rows.
+    #[prost(uint32, tag = "2")]
+    pub to: u32,
+    /// The sources. Of OP_BEGIN_SUM: the number of portions, and by how many steps of 2^20 its grid is coarser.
+    #[prost(uint32, repeated, tag = "3")]
+    pub from: ::prost::alloc::vec::Vec<u32>,
+    /// The factors. Of OP_BEGIN_SUM: the largest magnitude that slices expect that have seen none.
+    #[prost(double, repeated, tag = "4")]
+    pub by: ::prost::alloc::vec::Vec<f64>,
+    /// Of OP_BEGIN_SUM: the number of the batch; those of a space increase.
+    #[prost(fixed64, tag = "5")]
+    pub batch: u64,
 }
 /// Values that the client reads in memory which the server shared when the connection began, and then gives back.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -448,6 +513,9 @@ pub struct SettleRequest {
     /// Groups that may have tensors.
     #[prost(uint32, repeated, tag = "4")]
     pub groups: ::prost::alloc::vec::Vec<u32>,
+    /// Spaces that are open on the asking shard.
+    #[prost(fixed64, repeated, tag = "5")]
+    pub spaces: ::prost::alloc::vec::Vec<u64>,
 }
 /// The outcomes. Reservations in neither list are under way.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -464,6 +532,9 @@ pub struct SettleResponse {
     /// Those of the requested groups that have tensors.
     #[prost(uint32, repeated, tag = "4")]
     pub groups: ::prost::alloc::vec::Vec<u32>,
+    /// Those of the requested spaces that are closed.
+    #[prost(fixed64, repeated, tag = "5")]
+    pub closed_spaces: ::prost::alloc::vec::Vec<u64>,
 }
 /// A registration that is under way.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -688,6 +759,301 @@ pub struct PortionResponse {
     /// The worker's epoch is over.
     #[prost(bool, tag = "5")]
     pub over: bool,
+}
+/// Opens a space.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OpenSpaceRequest {
+    /// The client's incarnation.
+    #[prost(fixed64, tag = "1")]
+    pub client: u64,
+    /// Its name, 1 to 1,024 bytes of UTF-8.
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// The tensors: exact, of one dtype, without repetition. With `vectors`, at most 1 MiB of names.
+    #[prost(string, repeated, tag = "3")]
+    pub tensors: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The names of the vectors, 1 to 64; none is "w", which is the tensor itself.
+    #[prost(string, repeated, tag = "4")]
+    pub vectors: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Milliseconds that the space is kept after its coordinator has gone.
+    #[prost(uint64, tag = "5")]
+    pub keep_for_ms: u64,
+    /// This shard's slices of the tensors.
+    #[prost(fixed64, repeated, tag = "6")]
+    pub slices: ::prost::alloc::vec::Vec<u64>,
+    /// At shard 0: 0. At the others: the number that shard 0 has answered.
+    #[prost(fixed64, tag = "7")]
+    pub space: u64,
+}
+/// The space is open here. If it was open before with the same tensors and vectors, these are as they were.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OpenSpaceResponse {
+    /// Its number; never reused.
+    #[prost(fixed64, tag = "1")]
+    pub space: u64,
+    /// At shard 0: this call has opened it.
+    #[prost(bool, tag = "2")]
+    pub new: bool,
+    /// The largest term that a slice here knows.
+    #[prost(fixed64, tag = "3")]
+    pub term: u64,
+    /// The largest number of a program that a slice here has run.
+    #[prost(fixed64, tag = "4")]
+    pub last: u64,
+}
+/// Frees a space.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CloseSpaceRequest {
+    /// The client's incarnation.
+    #[prost(fixed64, tag = "1")]
+    pub client: u64,
+    /// The space; an unknown one is ignored.
+    #[prost(fixed64, tag = "2")]
+    pub space: u64,
+}
+/// The space is closed here.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CloseSpaceResponse {}
+/// Asks for the open spaces.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListSpacesRequest {
+    /// Continue after this name (from the previous page).
+    #[prost(string, tag = "1")]
+    pub after: ::prost::alloc::string::String,
+}
+/// One page of spaces, in the order of names.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListSpacesResponse {
+    /// The spaces.
+    #[prost(message, repeated, tag = "1")]
+    pub spaces: ::prost::alloc::vec::Vec<SpaceEntry>,
+    /// Set when more pages follow: ask again with `after` = this.
+    #[prost(string, tag = "2")]
+    pub next: ::prost::alloc::string::String,
+}
+/// An open space.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SpaceEntry {
+    /// Its number.
+    #[prost(fixed64, tag = "1")]
+    pub space: u64,
+    /// Its name.
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// The tensors.
+    #[prost(string, repeated, tag = "3")]
+    pub tensors: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The vectors.
+    #[prost(string, repeated, tag = "4")]
+    pub vectors: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Milliseconds that it is kept after its coordinator has gone.
+    #[prost(uint64, tag = "5")]
+    pub keep_for_ms: u64,
+    /// What its coordinator is called; unset: it has none.
+    #[prost(string, optional, tag = "6")]
+    pub coordinator: ::core::option::Option<::prost::alloc::string::String>,
+}
+/// Takes, leaves or uses a coordinator's seat.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CoordinateRequest {
+    /// The client's incarnation.
+    #[prost(fixed64, tag = "1")]
+    pub client: u64,
+    /// The space.
+    #[prost(fixed64, tag = "2")]
+    pub space: u64,
+    /// What it wants.
+    #[prost(enumeration = "SeatAction", tag = "3")]
+    pub action: i32,
+    /// The coordinator's term; of SEAT_TAKE, the largest that OpenSpace has answered.
+    #[prost(fixed64, tag = "4")]
+    pub term: u64,
+    /// Of SEAT_TAKE: what others call the coordinator, 1 to 256 bytes of UTF-8.
+    #[prost(string, tag = "5")]
+    pub name: ::prost::alloc::string::String,
+    /// Of SEAT_STORE: at most 64 KiB.
+    #[prost(bytes = "bytes", tag = "6")]
+    pub state: ::prost::bytes::Bytes,
+}
+/// The seat.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CoordinateResponse {
+    /// The term of the coordinator that took it last.
+    #[prost(fixed64, tag = "1")]
+    pub term: u64,
+    /// Of SEAT_TAKE: the state that was stored last; empty if none was.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub state: ::prost::bytes::Bytes,
+}
+/// What replicas compute. Portion p of P is the samples floor(p n / P) to floor((p + 1) n / P) of n.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BatchTask {
+    /// Number of the batch, that of the open sum; those of a space increase.
+    #[prost(fixed64, tag = "1")]
+    pub batch: u64,
+    /// Number of portions that the samples are cut into, 1 to 65,536.
+    #[prost(uint64, tag = "2")]
+    pub portions: u64,
+    /// Only portions 0 to `asked` are computed.
+    #[prost(uint64, tag = "3")]
+    pub asked: u64,
+    /// Number of samples.
+    #[prost(uint64, tag = "4")]
+    pub samples: u64,
+    /// Index of the vector that replicas pull.
+    #[prost(uint32, tag = "5")]
+    pub vector: u32,
+    /// Replicas that must be present before portions are given.
+    #[prost(uint64, tag = "6")]
+    pub min_replicas: u64,
+    /// Replicas without a portion compute copies of outstanding ones.
+    #[prost(bool, tag = "7")]
+    pub backups: bool,
+}
+/// Asks for a batch; the same again goes on waiting.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BatchRequest {
+    /// The client's incarnation.
+    #[prost(fixed64, tag = "1")]
+    pub client: u64,
+    /// The space.
+    #[prost(fixed64, tag = "2")]
+    pub space: u64,
+    /// The coordinator's term.
+    #[prost(fixed64, tag = "3")]
+    pub term: u64,
+    /// What to compute.
+    #[prost(message, optional, tag = "4")]
+    pub task: ::core::option::Option<BatchTask>,
+    /// How long the answer may wait for the end of the batch; the server caps it at 5,000 ms.
+    #[prost(uint32, tag = "5")]
+    pub wait_ms: u32,
+    /// The answer lists portions from this one on.
+    #[prost(uint64, tag = "6")]
+    pub first: u64,
+}
+/// The present state of a batch.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct BatchResponse {
+    /// Number of the batch.
+    #[prost(fixed64, tag = "1")]
+    pub batch: u64,
+    /// It is over: every portion is finished, or one has failed.
+    #[prost(bool, tag = "2")]
+    pub over: bool,
+    /// Number of replicas that are present.
+    #[prost(uint64, tag = "3")]
+    pub replicas: u64,
+    /// The losses of the portions from `first` on; 0 for one that is not finished.
+    #[prost(double, repeated, tag = "4")]
+    pub losses: ::prost::alloc::vec::Vec<f64>,
+    /// Who finished each of them first: an index into `names`, plus 1; 0: not finished.
+    #[prost(uint32, repeated, tag = "5")]
+    pub by: ::prost::alloc::vec::Vec<u32>,
+    /// Names of replicas.
+    #[prost(string, repeated, tag = "6")]
+    pub names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Set when more portions follow: ask again with `first` = this.
+    #[prost(uint64, tag = "7")]
+    pub next: u64,
+    /// Copies of portions that were given.
+    #[prost(uint64, tag = "8")]
+    pub backups_issued: u64,
+    /// Copies that were finished before the original.
+    #[prost(uint64, tag = "9")]
+    pub backups_won: u64,
+    /// Portions that could not be added; they end the batch.
+    #[prost(message, repeated, tag = "10")]
+    pub failures: ::prost::alloc::vec::Vec<PortionFailure>,
+}
+/// A portion that could not be added.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PortionFailure {
+    /// Name of the replica.
+    #[prost(string, tag = "1")]
+    pub replica: ::prost::alloc::string::String,
+    /// The portion.
+    #[prost(uint64, tag = "2")]
+    pub portion: u64,
+    /// What is wrong.
+    #[prost(enumeration = "PortionFailureKind", tag = "3")]
+    pub kind: i32,
+    /// The tensor concerned; empty: the loss.
+    #[prost(string, tag = "4")]
+    pub tensor: ::prost::alloc::string::String,
+}
+/// What became of a replica's portion.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PortionReport {
+    /// The batch.
+    #[prost(fixed64, tag = "1")]
+    pub batch: u64,
+    /// The portion.
+    #[prost(uint64, tag = "2")]
+    pub portion: u64,
+    /// The sum of its samples' losses, if every shard has added it.
+    #[prost(double, tag = "3")]
+    pub loss: f64,
+    /// Why it could not be added. Unset: it was.
+    #[prost(enumeration = "PortionFailureKind", tag = "4")]
+    pub failure: i32,
+    /// The tensor concerned; empty: the loss.
+    #[prost(string, tag = "5")]
+    pub tensor: ::prost::alloc::string::String,
+}
+/// A replica asks for a portion.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct BatchPortionRequest {
+    /// The client's incarnation.
+    #[prost(fixed64, tag = "1")]
+    pub client: u64,
+    /// Name of the space, which need not be open yet.
+    #[prost(string, tag = "2")]
+    pub space: ::prost::alloc::string::String,
+    /// Which of its client's replicas asks: random, not 0.
+    #[prost(fixed64, tag = "3")]
+    pub replica: u64,
+    /// What others call it, 1 to 256 bytes of UTF-8.
+    #[prost(string, tag = "4")]
+    pub name: ::prost::alloc::string::String,
+    /// What became of its last portion.
+    #[prost(message, optional, tag = "5")]
+    pub report: ::core::option::Option<PortionReport>,
+    /// What it does next.
+    #[prost(enumeration = "PortionThen", tag = "6")]
+    pub then: i32,
+    /// How long the answer may wait for a portion; the server caps it at 5,000 ms.
+    #[prost(uint32, tag = "7")]
+    pub wait_ms: u32,
+    /// The space whose tensors it knows; the answer leaves them out.
+    #[prost(fixed64, tag = "8")]
+    pub known: u64,
+}
+/// What the replica gets.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BatchPortionResponse {
+    /// Unset: nothing now, or nothing was asked for.
+    #[prost(message, optional, tag = "1")]
+    pub given: ::core::option::Option<GivenPortion>,
+}
+/// A portion to compute. Its gradients go to every slice of the space's tensors, as KIND_PORTION.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GivenPortion {
+    /// The space.
+    #[prost(fixed64, tag = "1")]
+    pub space: u64,
+    /// Its tensors, unless they are known.
+    #[prost(string, repeated, tag = "2")]
+    pub tensors: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The batch.
+    #[prost(message, optional, tag = "3")]
+    pub task: ::core::option::Option<BatchTask>,
+    /// The portion.
+    #[prost(uint64, tag = "4")]
+    pub portion: u64,
+    /// The portion that the replica will probably get next, in this batch or in the next one.
+    #[prost(uint64, optional, tag = "5")]
+    pub likely_next: ::core::option::Option<u64>,
 }
 /// Asks for a snapshot.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -938,10 +1304,12 @@ pub enum Kind {
     Resolve = 6,
     /// Request: adds a difference without the optimizer (reserved: refused today).
     Delta = 7,
-    /// Request: an operation on named vectors (reserved: refused today).
+    /// Request: runs a program on the vectors of the slices that `parts` names. The payload is a Program.
     Vector = 8,
     /// Request: the slice's version, without its values.
     PullVersion = 9,
+    /// Request: adds a portion's gradient to the sum of a batch in this slice.
+    Portion = 10,
     /// Answer: the push or assignment was applied (now or, with `duplicate`, before).
     Receipt = 16,
     /// Answer: values or state.
@@ -952,6 +1320,8 @@ pub enum Kind {
     Fenced = 19,
     /// Answer to KIND_PULL_VERSION: the version.
     Version = 20,
+    /// Answer to KIND_VECTOR: the results of each part.
+    Scalars = 21,
 }
 impl Kind {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -970,11 +1340,13 @@ impl Kind {
             Self::Delta => "KIND_DELTA",
             Self::Vector => "KIND_VECTOR",
             Self::PullVersion => "KIND_PULL_VERSION",
+            Self::Portion => "KIND_PORTION",
             Self::Receipt => "KIND_RECEIPT",
             Self::Values => "KIND_VALUES",
             Self::Refused => "KIND_REFUSED",
             Self::Fenced => "KIND_FENCED",
             Self::Version => "KIND_VERSION",
+            Self::Scalars => "KIND_SCALARS",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -990,11 +1362,82 @@ impl Kind {
             "KIND_DELTA" => Some(Self::Delta),
             "KIND_VECTOR" => Some(Self::Vector),
             "KIND_PULL_VERSION" => Some(Self::PullVersion),
+            "KIND_PORTION" => Some(Self::Portion),
             "KIND_RECEIPT" => Some(Self::Receipt),
             "KIND_VALUES" => Some(Self::Values),
             "KIND_REFUSED" => Some(Self::Refused),
             "KIND_FENCED" => Some(Self::Fenced),
             "KIND_VERSION" => Some(Self::Version),
+            "KIND_SCALARS" => Some(Self::Scalars),
+            _ => None,
+        }
+    }
+}
+/// What an operation does. Vectors are named by index: 0 is the tensor itself, 1 the space's first vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum OpCode {
+    /// Never sent.
+    OpUnspecified = 0,
+    /// to \<- from\[0\]
+    OpCopy = 1,
+    /// to \<- 0
+    OpZero = 2,
+    /// to \<- by\[0\] to
+    OpScale = 3,
+    /// to \<- to + by\[0\] from\[0\]
+    OpAxpy = 4,
+    /// to \<- by\[0\] from\[0\] + by\[1\] from\[1\] + ...
+    OpCombine = 5,
+    /// to \<- from\[0\] from\[1\], by element
+    OpMultiply = 6,
+    /// One result: the inner product of from\[0\] and from\[1\].
+    OpDot = 7,
+    /// One result: the largest magnitude in from\[0\]; NaN if an element is.
+    OpMaxAbs = 8,
+    /// The inner products of the first `to` entries of `from` with the others, row by row.
+    OpBlock = 9,
+    /// Begins the sum of a batch's portions.
+    OpBeginSum = 10,
+    /// to \<- the sum of the open batch; ends it.
+    OpEndSum = 11,
+}
+impl OpCode {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::OpUnspecified => "OP_UNSPECIFIED",
+            Self::OpCopy => "OP_COPY",
+            Self::OpZero => "OP_ZERO",
+            Self::OpScale => "OP_SCALE",
+            Self::OpAxpy => "OP_AXPY",
+            Self::OpCombine => "OP_COMBINE",
+            Self::OpMultiply => "OP_MULTIPLY",
+            Self::OpDot => "OP_DOT",
+            Self::OpMaxAbs => "OP_MAX_ABS",
+            Self::OpBlock => "OP_BLOCK",
+            Self::OpBeginSum => "OP_BEGIN_SUM",
+            Self::OpEndSum => "OP_END_SUM",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "OP_UNSPECIFIED" => Some(Self::OpUnspecified),
+            "OP_COPY" => Some(Self::OpCopy),
+            "OP_ZERO" => Some(Self::OpZero),
+            "OP_SCALE" => Some(Self::OpScale),
+            "OP_AXPY" => Some(Self::OpAxpy),
+            "OP_COMBINE" => Some(Self::OpCombine),
+            "OP_MULTIPLY" => Some(Self::OpMultiply),
+            "OP_DOT" => Some(Self::OpDot),
+            "OP_MAX_ABS" => Some(Self::OpMaxAbs),
+            "OP_BLOCK" => Some(Self::OpBlock),
+            "OP_BEGIN_SUM" => Some(Self::OpBeginSum),
+            "OP_END_SUM" => Some(Self::OpEndSum),
             _ => None,
         }
     }
@@ -1051,7 +1494,8 @@ pub enum PortionThen {
     Take = 1,
     /// It takes none now.
     Rest = 2,
-    /// It leaves and gives back its portion. Without a name: all workers of the client.
+    /// It leaves and gives back its portion. In a PortionRequest without a name: all workers and replicas of the client do,
+    /// and it leaves its coordinators' seats.
     Leave = 3,
 }
 impl PortionThen {
@@ -1074,6 +1518,80 @@ impl PortionThen {
             "PORTION_THEN_TAKE" => Some(Self::Take),
             "PORTION_THEN_REST" => Some(Self::Rest),
             "PORTION_THEN_LEAVE" => Some(Self::Leave),
+            _ => None,
+        }
+    }
+}
+/// What a coordinator wants of its seat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum SeatAction {
+    /// Never sent.
+    SeatUnspecified = 0,
+    /// To take it, with a new term. Refused (precondition) while another client has it.
+    SeatTake = 1,
+    /// To store `state` in place of the last one. Refused (fenced) for a former term.
+    SeatStore = 2,
+    /// To leave it; the space stays open.
+    SeatLeave = 3,
+}
+impl SeatAction {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::SeatUnspecified => "SEAT_UNSPECIFIED",
+            Self::SeatTake => "SEAT_TAKE",
+            Self::SeatStore => "SEAT_STORE",
+            Self::SeatLeave => "SEAT_LEAVE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SEAT_UNSPECIFIED" => Some(Self::SeatUnspecified),
+            "SEAT_TAKE" => Some(Self::SeatTake),
+            "SEAT_STORE" => Some(Self::SeatStore),
+            "SEAT_LEAVE" => Some(Self::SeatLeave),
+            _ => None,
+        }
+    }
+}
+/// Why a portion cannot be part of its sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum PortionFailureKind {
+    /// Never sent.
+    PortionFailureUnspecified = 0,
+    /// The loss or a gradient is not finite.
+    PortionFailureNotFinite = 1,
+    /// A value does not fit the grid of the sum.
+    PortionFailureOutside = 2,
+    /// A shard was restarted and has lost the sum.
+    PortionFailureSumLost = 3,
+}
+impl PortionFailureKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::PortionFailureUnspecified => "PORTION_FAILURE_UNSPECIFIED",
+            Self::PortionFailureNotFinite => "PORTION_FAILURE_NOT_FINITE",
+            Self::PortionFailureOutside => "PORTION_FAILURE_OUTSIDE",
+            Self::PortionFailureSumLost => "PORTION_FAILURE_SUM_LOST",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "PORTION_FAILURE_UNSPECIFIED" => Some(Self::PortionFailureUnspecified),
+            "PORTION_FAILURE_NOT_FINITE" => Some(Self::PortionFailureNotFinite),
+            "PORTION_FAILURE_OUTSIDE" => Some(Self::PortionFailureOutside),
+            "PORTION_FAILURE_SUM_LOST" => Some(Self::PortionFailureSumLost),
             _ => None,
         }
     }
@@ -1470,6 +1988,151 @@ pub mod control_client {
             req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Portion"));
             self.inner.unary(req, path, codec).await
         }
+        /// Opens a space of vectors on this shard's slices of its tensors: first at shard 0, which gives it its number, then at
+        /// every other shard that has such slices. Role: worker.
+        pub async fn open_space(
+            &mut self,
+            request: impl tonic::IntoRequest<super::OpenSpaceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::OpenSpaceResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fastps.v1.Control/OpenSpace",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fastps.v1.Control", "OpenSpace"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Frees a space: first at shard 0, then at the others. Role: worker.
+        pub async fn close_space(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CloseSpaceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CloseSpaceResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fastps.v1.Control/CloseSpace",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fastps.v1.Control", "CloseSpace"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// The open spaces, page by page; only shard 0 lists them. Role: reader.
+        pub async fn list_spaces(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListSpacesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListSpacesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fastps.v1.Control/ListSpaces",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fastps.v1.Control", "ListSpaces"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Takes or leaves the coordinator's seat of a space, or stores the coordinator's state, at shard 0. Role: worker.
+        pub async fn coordinate(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CoordinateRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CoordinateResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fastps.v1.Control/Coordinate",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fastps.v1.Control", "Coordinate"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// A coordinator asks the replicas of its space for a batch, once, and waits at shard 0 for its end. Role: worker.
+        pub async fn batch(
+            &mut self,
+            request: impl tonic::IntoRequest<super::BatchRequest>,
+        ) -> std::result::Result<tonic::Response<super::BatchResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/fastps.v1.Control/Batch");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("fastps.v1.Control", "Batch"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// A replica reports a portion of a batch to shard 0 and asks for the next one. Role: worker.
+        pub async fn batch_portion(
+            &mut self,
+            request: impl tonic::IntoRequest<super::BatchPortionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::BatchPortionResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fastps.v1.Control/BatchPortion",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fastps.v1.Control", "BatchPortion"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Writes a snapshot of this shard to its data directory; answers when it is durable. Role: admin.
         pub async fn checkpoint(
             &mut self,
@@ -1608,6 +2271,52 @@ pub mod control_server {
             &self,
             request: tonic::Request<super::PortionRequest>,
         ) -> std::result::Result<tonic::Response<super::PortionResponse>, tonic::Status>;
+        /// Opens a space of vectors on this shard's slices of its tensors: first at shard 0, which gives it its number, then at
+        /// every other shard that has such slices. Role: worker.
+        async fn open_space(
+            &self,
+            request: tonic::Request<super::OpenSpaceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::OpenSpaceResponse>,
+            tonic::Status,
+        >;
+        /// Frees a space: first at shard 0, then at the others. Role: worker.
+        async fn close_space(
+            &self,
+            request: tonic::Request<super::CloseSpaceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CloseSpaceResponse>,
+            tonic::Status,
+        >;
+        /// The open spaces, page by page; only shard 0 lists them. Role: reader.
+        async fn list_spaces(
+            &self,
+            request: tonic::Request<super::ListSpacesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListSpacesResponse>,
+            tonic::Status,
+        >;
+        /// Takes or leaves the coordinator's seat of a space, or stores the coordinator's state, at shard 0. Role: worker.
+        async fn coordinate(
+            &self,
+            request: tonic::Request<super::CoordinateRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CoordinateResponse>,
+            tonic::Status,
+        >;
+        /// A coordinator asks the replicas of its space for a batch, once, and waits at shard 0 for its end. Role: worker.
+        async fn batch(
+            &self,
+            request: tonic::Request<super::BatchRequest>,
+        ) -> std::result::Result<tonic::Response<super::BatchResponse>, tonic::Status>;
+        /// A replica reports a portion of a batch to shard 0 and asks for the next one. Role: worker.
+        async fn batch_portion(
+            &self,
+            request: tonic::Request<super::BatchPortionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::BatchPortionResponse>,
+            tonic::Status,
+        >;
         /// Writes a snapshot of this shard to its data directory; answers when it is durable. Role: admin.
         async fn checkpoint(
             &self,
@@ -2294,6 +3003,272 @@ pub mod control_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PortionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fastps.v1.Control/OpenSpace" => {
+                    #[allow(non_camel_case_types)]
+                    struct OpenSpaceSvc<T: Control>(pub Arc<T>);
+                    impl<T: Control> tonic::server::UnaryService<super::OpenSpaceRequest>
+                    for OpenSpaceSvc<T> {
+                        type Response = super::OpenSpaceResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::OpenSpaceRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::open_space(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = OpenSpaceSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fastps.v1.Control/CloseSpace" => {
+                    #[allow(non_camel_case_types)]
+                    struct CloseSpaceSvc<T: Control>(pub Arc<T>);
+                    impl<
+                        T: Control,
+                    > tonic::server::UnaryService<super::CloseSpaceRequest>
+                    for CloseSpaceSvc<T> {
+                        type Response = super::CloseSpaceResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CloseSpaceRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::close_space(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CloseSpaceSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fastps.v1.Control/ListSpaces" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListSpacesSvc<T: Control>(pub Arc<T>);
+                    impl<
+                        T: Control,
+                    > tonic::server::UnaryService<super::ListSpacesRequest>
+                    for ListSpacesSvc<T> {
+                        type Response = super::ListSpacesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListSpacesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::list_spaces(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListSpacesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fastps.v1.Control/Coordinate" => {
+                    #[allow(non_camel_case_types)]
+                    struct CoordinateSvc<T: Control>(pub Arc<T>);
+                    impl<
+                        T: Control,
+                    > tonic::server::UnaryService<super::CoordinateRequest>
+                    for CoordinateSvc<T> {
+                        type Response = super::CoordinateResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CoordinateRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::coordinate(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CoordinateSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fastps.v1.Control/Batch" => {
+                    #[allow(non_camel_case_types)]
+                    struct BatchSvc<T: Control>(pub Arc<T>);
+                    impl<T: Control> tonic::server::UnaryService<super::BatchRequest>
+                    for BatchSvc<T> {
+                        type Response = super::BatchResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::BatchRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::batch(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = BatchSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fastps.v1.Control/BatchPortion" => {
+                    #[allow(non_camel_case_types)]
+                    struct BatchPortionSvc<T: Control>(pub Arc<T>);
+                    impl<
+                        T: Control,
+                    > tonic::server::UnaryService<super::BatchPortionRequest>
+                    for BatchPortionSvc<T> {
+                        type Response = super::BatchPortionResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::BatchPortionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::batch_portion(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = BatchPortionSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -7,7 +7,7 @@ use crate::arrays::gradient::whole_gradient;
 use crate::call::{self, Here};
 use crate::errors::{self, OrRaise};
 use fastps_core::batch::{BatchTask, FailureKind};
-use fastps_core::error::{Error, Kind, Result};
+use fastps_core::error::{Kind, Result};
 use fastps_core::portions::Then;
 use fastps_core::program::{Command, Op, OpParts, Program};
 use fastps_core::spaces::{BatchReport, GivenPortion, PortionReport, ReplicaRequest, SeatRequest};
@@ -47,20 +47,14 @@ impl PyVectorSpaces {
         &self,
         py: Python<'_>,
         timeout: Option<f64>,
-        work: impl FnOnce(&dyn VectorSpaces, Duration) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&dyn ParameterServer, Duration) -> Result<T> + Send + 'static,
     ) -> PyResult<T> {
         let server = self.server.get(py)?.clone();
         let timeout = timeout.map_or(Ok(self.timeout), |seconds| call::duration(py, seconds))?;
-        let done = call::run(py, true, move || work(spaces_of(&server)?, timeout))?;
+        let done = call::run(py, true, move || work(&*server, timeout))?;
         sweep(py);
         done.or_raise(py)
     }
-}
-
-fn spaces_of(server: &Shared) -> Result<&dyn VectorSpaces> {
-    server.vector_spaces().ok_or_else(|| {
-        Error::new(Kind::Config, "vectors need a fastps.Store").expected("a store in this process", "servers")
-    })
 }
 
 fn strings(names: &[Arc<str>]) -> Vec<String> {
@@ -73,7 +67,6 @@ impl PyVectorSpaces {
     #[new]
     fn new(py: Python<'_>, client: &Client) -> PyResult<Self> {
         let server = client.enter(py)?.clone();
-        spaces_of(&server).or_raise(py)?;
         Ok(Self { server: Here::new("client", server), timeout: client.timeout })
     }
 
@@ -183,7 +176,7 @@ impl PyVectorSpaces {
         let (values, targets) = targets(py, &specs, out)?;
         let pull = VectorPull { space: SpaceId(space), vector, batch };
         let mut waiting = Waiting::new(py, Filler::new(targets), None)?;
-        let pulled = py.detach(|| spaces_of(server)?.pull_vector(&pull, timeout, &mut waiting));
+        let pulled = py.detach(|| server.pull_vector(&pull, timeout, &mut waiting));
         let complete = waiting.end()?;
         sweep(py);
         pulled.or_raise(py)?;

@@ -1,4 +1,5 @@
-//! Asks shard 0, which alone knows what is registered, about reservations (`SettleRequest`) and groups.
+//! Asks shard 0, which alone knows what is registered, about reservations (`SettleRequest`), groups and
+//! spaces.
 
 use crate::cluster::node::Node;
 use fastps_core::error::{Error, Kind, Result};
@@ -95,6 +96,7 @@ impl Node {
         let mut answer = map.settle(&question.reservations, question.abandon, Instant::now());
         answer.registration = map.registration(question.describe);
         answer.groups = question.groups.iter().copied().filter(|group| map.has_group(*group)).collect();
+        answer.closed_spaces = self.closed_of(&question.spaces)?;
         Ok(answer)
     }
 }

@@ -1,4 +1,4 @@
-//! One shard's part of the cluster: its sessions and reservations, and on shard 0 the map.
+//! One shard's part of the cluster: its sessions and reservations, and on shard 0 the map and the spaces.
 //!
 //! [`node::Node`] holds all of it together with the shard itself; every service has one.
 
@@ -9,3 +9,4 @@ pub(crate) mod node;
 pub(crate) mod reaper;
 pub(crate) mod reservation;
 pub(crate) mod session;
+pub(crate) mod spaces;

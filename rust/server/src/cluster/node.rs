@@ -7,6 +7,7 @@ use crate::cluster::map::Map;
 use crate::cluster::reaper::MAX_ASKED_RESERVATIONS;
 use crate::cluster::reservation::Reservations;
 use crate::cluster::session::Sessions;
+use crate::cluster::spaces::SpaceTable;
 use crate::persistence::Files;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::portions::Portions;
@@ -57,6 +58,8 @@ pub(crate) struct Node {
     pub(crate) map: Option<Mutex<Map>>,
     /// Used on shard 0 only.
     pub(crate) portions: Mutex<Portions>,
+    /// Used on shard 0 only.
+    pub(crate) space_table: SpaceTable,
     pub(crate) phase: watch::Receiver<Phase>,
     /// Values on their way to readers.
     pub(crate) pins: Arc<Pins>,
@@ -89,7 +92,7 @@ impl Node {
         Ok(self.portions.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn not_first(&self, message: &str) -> Error {
+    pub(crate) fn not_first(&self, message: &str) -> Error {
         let first = self.cluster.first().map_or("", String::as_str);
         Error::new(Kind::Precondition, message)
             .expected(format!("shard 0 at {first}"), format!("shard {}", self.index()))
@@ -201,6 +204,9 @@ impl Node {
         if let Ok(mut portions) = self.portions() {
             portions.forget_client(client);
         }
+        if let Ok(mut spaces) = self.spaces() {
+            spaces.forget_client(client);
+        }
         self.files.note(|| Event::SessionEnded(client));
     }
 
@@ -214,6 +220,7 @@ impl Node {
         if let Ok(mut map) = self.map() {
             map.sweep(now, |group| self.shard.groups().is_joined(group));
         }
+        self.sweep_spaces(now);
         for reservation in self.reservations.sweep(&self.shard, now) {
             tracing::info!(shard = self.index(), reservation, "the reservation ran out");
         }

@@ -1,7 +1,9 @@
-//! Ends abandoned reservations: asks shard 0 about those that are sealed here, so that a client that dies
-//! before its Commit leaves no memory taken, and nothing that was committed is freed.
+//! Ends abandoned reservations and spaces: asks shard 0 about reservations that are sealed here, so that a
+//! client that dies before its Commit leaves no memory taken, and nothing that was committed is freed; and
+//! about spaces that slices have open, so that one that was closed there takes no memory here.
 
 use crate::cluster::node::Node;
+use fastps_core::tensor::SpaceId;
 use fastps_proto::v1 as pb;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,15 +17,24 @@ pub(crate) async fn reap(node: Arc<Node>) {
     loop {
         tokio::time::sleep(period).await;
         let asked = node.reservations.unsettled(MAX_ASKED_RESERVATIONS, Instant::now());
-        if asked.is_empty() {
+        let spaces = node.spaces_to_ask_about();
+        if asked.is_empty() && spaces.is_empty() {
             continue;
         }
         // Without an answer they stay, and the question comes again.
-        let question = pb::SettleRequest { reservations: asked.clone(), ..Default::default() };
+        let question = pb::SettleRequest { reservations: asked.clone(), spaces, ..Default::default() };
         match node.ask_first(question).await {
             Ok(told) => {
                 if !told.ended.is_empty() {
                     tracing::info!(shard = node.index(), reservations = ?told.ended, "sealed and never committed");
+                }
+                for space in &told.closed_spaces {
+                    tracing::info!(
+                        shard = node.index(),
+                        space,
+                        "the space was closed: its vectors are freed"
+                    );
+                    node.close_space(SpaceId(*space));
                 }
                 node.reservations.settle(&node.shard, &asked, &told, Instant::now());
             }

@@ -1,7 +1,9 @@
 //! The control service: sessions, the map, and the steps of a registration.
 
+mod batches;
 pub(crate) mod deadline;
 mod portions;
+mod spaces;
 
 use crate::auth::peer::Peer;
 use crate::auth::secret;
@@ -13,7 +15,7 @@ use crate::cluster::reservation::Reserve;
 use crate::cluster::session::Greeting;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::mode::{Clocks, Joined};
-use fastps_core::tensor::{MAX_NAME, SliceId};
+use fastps_core::tensor::{MAX_NAME, SliceId, SpaceId};
 use fastps_durable::{Cut, Event, Member};
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::control_server::Control;
@@ -77,6 +79,7 @@ macro_rules! speak_for_their_client {
 
 speak_for_their_client! {
     RegisterRequest ReserveRequest CommitRequest JoinRequest LeaveRequest AdvanceRequest PortionRequest
+    OpenSpaceRequest CloseSpaceRequest CoordinateRequest BatchRequest BatchPortionRequest
 }
 impl SpeaksFor for pb::HelloRequest {
     const IS_HELLO: bool = true;
@@ -92,6 +95,7 @@ impl SpeaksFor for pb::UnregisterRequest {}
 impl SpeaksFor for pb::DropRequest {}
 impl SpeaksFor for pb::StatsRequest {}
 impl SpeaksFor for pb::CheckpointRequest {}
+impl SpeaksFor for pb::ListSpacesRequest {}
 impl SpeaksFor for pb::HoldRequest {}
 
 impl ControlService {
@@ -309,6 +313,7 @@ impl Control for ControlService {
         request: Request<pb::UnregisterRequest>,
     ) -> Result<Response<pb::UnregisterResponse>, Status> {
         self.call(request, pb::Role::Worker, Access::Step, |node, _, m| {
+            node.check_no_space(&m.name)?;
             let placement = node.map()?.unregister(&m.name, Instant::now())?;
             Ok(pb::UnregisterResponse { placement: Some(placement) })
         })
@@ -422,6 +427,61 @@ impl Control for ControlService {
             .await?
             .into_inner();
         let answer = portions::answer(&self.node, asked).await.map(convert::given_to_wire);
+        answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
+    }
+
+    async fn open_space(
+        &self,
+        request: Request<pb::OpenSpaceRequest>,
+    ) -> Result<Response<pb::OpenSpaceResponse>, Status> {
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| spaces::open(node, m)).await
+    }
+
+    async fn close_space(
+        &self,
+        request: Request<pb::CloseSpaceRequest>,
+    ) -> Result<Response<pb::CloseSpaceResponse>, Status> {
+        // It frees memory, so it needs no intact log.
+        self.call(request, pb::Role::Worker, Access::Lasting, |node, _, m| {
+            node.sessions.touch(m.client, Instant::now())?;
+            node.close_space(SpaceId(m.space));
+            Ok(pb::CloseSpaceResponse {})
+        })
+        .await
+    }
+
+    async fn list_spaces(
+        &self,
+        request: Request<pb::ListSpacesRequest>,
+    ) -> Result<Response<pb::ListSpacesResponse>, Status> {
+        self.call(request, pb::Role::Reader, Access::Look, |node, _, m| spaces::page(node, &m.after)).await
+    }
+
+    async fn coordinate(
+        &self,
+        request: Request<pb::CoordinateRequest>,
+    ) -> Result<Response<pb::CoordinateResponse>, Status> {
+        self.call(request, pb::Role::Worker, Access::Step, |node, _, m| spaces::coordinate(node, m)).await
+    }
+
+    async fn batch(&self, request: Request<pb::BatchRequest>) -> Result<Response<pb::BatchResponse>, Status> {
+        let asked = self
+            .call(request, pb::Role::Worker, Access::Change, |node, _, m| batches::ask_batch(node, m))
+            .await?
+            .into_inner();
+        let answer = batches::answer_batch(&self.node, asked).await;
+        answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
+    }
+
+    async fn batch_portion(
+        &self,
+        request: Request<pb::BatchPortionRequest>,
+    ) -> Result<Response<pb::BatchPortionResponse>, Status> {
+        let asked = self
+            .call(request, pb::Role::Worker, Access::Change, |node, _, m| batches::ask_portion(node, m))
+            .await?
+            .into_inner();
+        let answer = batches::answer_portion(&self.node, asked).await;
         answer.map(Response::new).map_err(|error| convert::status(&error.shard(self.node.index())))
     }
 

@@ -4,6 +4,7 @@
 //! a client that does not read stops only its own stream.
 
 mod sparse;
+mod vectors;
 
 use crate::answers::{AnswerSlot, Answers, MAX_OWED_ANSWERS, Owed, QueuedAnswer, StreamState};
 use crate::auth::peer::Peer;
@@ -19,7 +20,7 @@ use fastps_core::tensor::SliceId;
 use fastps_durable::SecretHash;
 use fastps_proto::v1 as pb;
 use fastps_proto::v1::data_server::Data;
-use fastps_transport::convert::{self, Request, Route, Verb};
+use fastps_transport::convert::{self, Request, Route, VectorRead, Verb};
 use fastps_transport::memory_budget::MemoryBudget;
 use fastps_transport::wire::{Messages, PollCycle, Spin};
 use std::future::poll_fn;
@@ -152,7 +153,11 @@ impl Exchange {
             Ok((request, logged)) => {
                 let reads = matches!(
                     request.verb,
-                    Verb::Pull | Verb::PullParts(_) | Verb::PullState | Verb::PullVersion
+                    Verb::Pull
+                        | Verb::PullParts(_)
+                        | Verb::PullState
+                        | Verb::PullVersion
+                        | Verb::PullVector(_)
                 );
                 if !reads {
                     self.node.gate.pass().await;
@@ -188,19 +193,28 @@ impl Exchange {
         let node = &self.node;
         node.check_serving()?;
         let request = convert::request_from_frame(frame)?;
-        let reads = matches!(request.verb, Verb::Pull | Verb::PullVersion | Verb::PullParts(_));
+        let reads =
+            matches!(request.verb, Verb::Pull | Verb::PullVersion | Verb::PullParts(_) | Verb::PullVector(_));
         let role = if reads { pb::Role::Reader } else { pb::Role::Worker };
         let client = request.route.client;
         self.peer.principal.authorize(role, client)?;
         let now = Instant::now();
-        let logged = self.sign_of_life(client, now)?;
-        if logged && matches!(request.verb, Verb::Push { .. } | Verb::PushParts(..)) {
+        let logged = match request.verb {
+            // Coordinators rely on what they have commanded. Portions are in no log.
+            Verb::Run(_) => self.sign_of_life(client, now).map(|_| node.files.journal().is_some())?,
+            Verb::Portion { .. } => self.sign_of_life(client, now).map(|_| false)?,
+            _ => self.sign_of_life(client, now)?,
+        };
+        if logged && matches!(request.verb, Verb::Push { .. } | Verb::PushParts(..) | Verb::Run(_)) {
             node.files.check()?;
         }
         Node::check_epoch(request.route.epoch)?;
         match request.verb {
             // Each part by itself.
-            Verb::PushParts(..) | Verb::PullParts(_) => {}
+            Verb::PushParts(..) | Verb::PullParts(_) | Verb::Run(_) => {}
+            Verb::Portion { dtype, .. } => {
+                self.admit_to(request.slice, request.route, Some(dtype))?;
+            }
             Verb::Push { dtype, reservation, .. } => {
                 let slice = self.admit_to(request.slice, request.route, Some(dtype))?;
                 self.admit_reserved(&slice, reservation, client, now)?;
@@ -209,7 +223,7 @@ impl Exchange {
             Verb::Resolve(_) => {
                 self.admit_to(request.slice, request.route, None)?;
             }
-            Verb::Pull | Verb::PullState | Verb::PullVersion => {
+            Verb::Pull | Verb::PullState | Verb::PullVersion | Verb::PullVector(_) => {
                 let slice = self.admit_to(request.slice, request.route, None)?;
                 self.admit_reserved(&slice, None, client, now)?;
             }
@@ -258,6 +272,14 @@ impl Exchange {
                 Err(error) => self.refuse(place, tag, error),
             },
             Verb::Resolve(identity) => self.resolve(tag, slice, identity, place),
+            Verb::Run(run) => self.run_program(tag, request.route, run, place).await,
+            Verb::PullVector(VectorRead { space, index, batch }) => {
+                let pull = || shard.slice(slice)?.pull_vector(client, space, index, batch);
+                self.answer_values(place, tag, None, pull).await;
+            }
+            Verb::Portion { of, count, body, .. } => {
+                self.push_portion((tag, slice, request.route), of, (count, body), place);
+            }
         }
     }
 

@@ -209,6 +209,13 @@ impl Files {
         position
     }
 
+    /// Others rely on all that was noted so far, as on a step.
+    pub(crate) fn steps_end_here(&self) {
+        if let Some(Kept { journal, steps, .. }) = self.0.as_deref() {
+            steps.fetch_max(journal.position(), Ordering::AcqRel);
+        }
+    }
+
     /// Fails where a step could not be made durable.
     pub(crate) fn check_steps(&self) -> Result<()> {
         self.journal().map_or(Ok(()), |journal| journal.check())

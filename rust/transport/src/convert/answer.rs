@@ -129,6 +129,13 @@ pub enum Answer {
         /// Of a pull: the values of the parts that were not refused.
         payload: Bytes,
     },
+    /// Of a program.
+    Scalars {
+        /// The parts that were refused, counted from 0, and why.
+        refusals: Vec<(usize, Error)>,
+        /// The results of the others.
+        payload: Bytes,
+    },
     /// The version alone.
     Version {
         /// The slice's version.
@@ -156,6 +163,10 @@ pub fn answer_from_frame(frame: pb::Frame) -> Result<(u64, Answer)> {
         })
     };
     let kind = pb::Kind::try_from(h.kind);
+    if kind == Ok(pb::Kind::Scalars) {
+        let refusals = super::vector::refused_parts(h.table.map(|table| *table))?;
+        return Ok((h.tag, Answer::Scalars { refusals, payload: frame.payload }));
+    }
     if let (Ok(pb::Kind::Receipt | pb::Kind::Values), Some(table)) = (kind, h.table) {
         let outcomes = super::parts::outcomes(*table, h.scale.unwrap_or(1.0))?;
         return Ok((h.tag, Answer::Parts { outcomes, payload: frame.payload }));

@@ -64,7 +64,7 @@ pub fn complete(draft: &pb::Header, completion: Completion) -> pb::Header {
     header
 }
 
-fn draft(kind: pb::Kind, target: Target) -> pb::Header {
+pub(super) fn draft(kind: pb::Kind, target: Target) -> pb::Header {
     let Target { slice, group, epoch } = target;
     pb::Header { kind: kind.into(), slice: slice.0, group, epoch, ..Default::default() }
 }

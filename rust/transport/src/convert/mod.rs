@@ -10,7 +10,9 @@ mod mode;
 mod parts;
 mod portion;
 mod request;
+mod space;
 mod spec;
+mod vector;
 
 pub use ack::{CAN_LOG, wants_log};
 pub use answer::{
@@ -26,4 +28,13 @@ pub use portion::{ask_from_wire, ask_to_wire, given_from_wire, given_to_wire};
 pub use request::{
     Read, Request, Route, Verb, crc32c, plain_len, push_frame, read_frame, request_from_frame, resolve_frame,
 };
+pub use space::{
+    batch_from_wire, batch_to_wire, given_portion_from_wire, given_portion_to_wire, replica_from_wire,
+    replica_to_wire, report_from_wire, report_to_wire, seat_request_from_wire, seat_request_to_wire,
+    space_from_wire, space_to_wire,
+};
 pub use spec::{optimizer_from_wire, optimizer_to_wire, spec_difference, spec_from_wire, spec_to_wire};
+pub use vector::{
+    MAX_SCALAR_BYTES, PortionOf, Run, VectorRead, portion_header, portion_receipt, program_to_wire,
+    run_header, scalars, vector_read_header,
+};

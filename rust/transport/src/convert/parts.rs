@@ -133,18 +133,23 @@ impl<'a> Parts<'a> {
 
 fn table<T>(outcomes: &[Result<T>], version: impl Fn(&T) -> (u64, u64)) -> pb::PartTable {
     let each = |outcome: &Result<T>| outcome.as_ref().map_or((0, 0), &version);
+    pb::PartTable {
+        versions: outcomes.iter().map(|outcome| each(outcome).0).collect(),
+        owns: outcomes.iter().map(|outcome| each(outcome).1).collect(),
+        refusals: refusals(outcomes),
+        ..Default::default()
+    }
+}
+
+/// The parts that were refused.
+pub(super) fn refusals<T>(outcomes: &[Result<T>]) -> Vec<pb::PartRefusal> {
     let errors =
         outcomes.iter().enumerate().filter_map(|(part, outcome)| Some((part, outcome.as_ref().err()?)));
     let refusal = |(n, (part, error)): (usize, (usize, &Error))| {
         let told = if n < MAX_FULL_REFUSALS { super::refusal(error) } else { brief_refusal(error) };
         pb::PartRefusal { part: part as u32, refusal: Some(Box::new(told)) }
     };
-    pb::PartTable {
-        versions: outcomes.iter().map(|outcome| each(outcome).0).collect(),
-        owns: outcomes.iter().map(|outcome| each(outcome).1).collect(),
-        refusals: errors.enumerate().map(refusal).collect(),
-        ..Default::default()
-    }
+    errors.enumerate().map(refusal).collect()
 }
 
 /// The answer to a sparse gradient.

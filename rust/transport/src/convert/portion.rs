@@ -6,28 +6,37 @@ use fastps_core::portions::{Ask, Given, PortionAnswer, Samples, Then};
 use fastps_proto::v1 as pb;
 use std::time::Duration;
 
+/// What a worker or a replica does next, as it arrived.
+pub(super) fn then_from_wire(then: i32) -> Result<Then> {
+    match pb::PortionThen::try_from(then) {
+        Ok(pb::PortionThen::Unspecified | pb::PortionThen::Take) => Ok(Then::Take),
+        Ok(pb::PortionThen::Rest) => Ok(Then::Rest),
+        Ok(pb::PortionThen::Leave) => Ok(Then::Leave),
+        Err(_) => Err(unknown("then", "1 to 3", then)),
+    }
+}
+
+pub(super) fn then_to_wire(then: Then) -> pb::PortionThen {
+    match then {
+        Then::Take => pb::PortionThen::Take,
+        Then::Rest => pb::PortionThen::Rest,
+        Then::Leave => pb::PortionThen::Leave,
+    }
+}
+
 /// A question as it arrived.
 pub fn ask_from_wire(request: pb::PortionRequest) -> Result<Ask> {
     if request.worker == 0 {
         return Err(Error::new(Kind::Config, "a worker's number is not 0"));
     }
-    let then = match pb::PortionThen::try_from(request.then) {
-        Ok(pb::PortionThen::Unspecified | pb::PortionThen::Take) => Then::Take,
-        Ok(pb::PortionThen::Rest) => Then::Rest,
-        Ok(pb::PortionThen::Leave) => Then::Leave,
-        Err(_) => return Err(unknown("then", "1 to 3", request.then)),
-    };
+    let then = then_from_wire(request.then)?;
     let pb::PortionRequest { name, n, size, seed, worker, run, epoch, finished, .. } = request;
     Ok(Ask { samples: Samples { name: name.into(), n, size, seed }, worker, run, epoch, finished, then })
 }
 
 /// A question as it travels.
 pub fn ask_to_wire(ask: &Ask, client: u64, wait: Duration) -> pb::PortionRequest {
-    let then = match ask.then {
-        Then::Take => pb::PortionThen::Take,
-        Then::Rest => pb::PortionThen::Rest,
-        Then::Leave => pb::PortionThen::Leave,
-    };
+    let then = then_to_wire(ask.then);
     let Samples { name, n, size, seed } = &ask.samples;
     pb::PortionRequest {
         client,

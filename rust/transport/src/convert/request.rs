@@ -3,6 +3,7 @@
 use super::header::{self, Completion, GradientSettings, Target};
 use super::parts::{self, Parts};
 use super::spec::dtype_from_wire;
+use super::vector::{self, PortionOf, Run, VectorRead};
 use bytes::Bytes;
 use crc_fast::CrcAlgorithm;
 use fastps_core::codec::CodecId;
@@ -64,6 +65,21 @@ pub enum Verb<'a> {
     PullVersion,
     /// What became of a push?
     Resolve(Identity),
+    /// A program on vectors of several slices; in place of the request's slice.
+    Run(Run<'a>),
+    /// A vector.
+    PullVector(VectorRead),
+    /// A portion of a sum.
+    Portion {
+        /// The sum.
+        of: PortionOf,
+        /// Element type that the client believes the tensor to have.
+        dtype: DType,
+        /// Number of elements.
+        count: u64,
+        /// The values, in the plain codec of the type.
+        body: &'a [u8],
+    },
 }
 
 /// What a client reads of a slice.
@@ -159,27 +175,30 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     let pushes = gradient || assign || state;
     let resolve = kind == pb::Kind::Resolve;
     let reads = matches!(kind, pb::Kind::Pull | pb::Kind::PullState | pb::Kind::PullVersion);
-    if !pushes && !resolve && !reads {
+    let (run, portion) = (kind == pb::Kind::Vector, kind == pb::Kind::Portion);
+    if !pushes && !resolve && !reads && !run && !portion {
         return Err(malformed("this kind of frame is not a request, or reserved").expected(
-            "KIND_GRADIENT, _ASSIGN, _PULL, _PULL_STATE, _PULL_VERSION, _ASSIGN_STATE or _RESOLVE",
+            "KIND_GRADIENT, _ASSIGN, _PULL, _PULL_STATE, _PULL_VERSION, _ASSIGN_STATE, _RESOLVE, _VECTOR or _PORTION",
             kind.as_str_name(),
         ));
     }
     let sparse = !h.parts.is_empty() && (gradient || assign || kind == pb::Kind::Pull);
     let whole = gradient && !sparse;
+    // What has elements in its payload.
+    let values = pushes || portion;
     let (parts, bytes) = (h.parts.len(), frame.payload.len());
     for (used, field, set) in [
-        (!sparse, "slice beside parts", plain(&h.slice)),
-        (pushes && !sparse, "count", plain(&h.count)),
-        (pushes, "codec", plain(&h.codec)),
-        (pushes, "dtype", plain(&h.dtype)),
+        (!sparse && !run, "slice beside parts", plain(&h.slice)),
+        (values && !sparse, "count", plain(&h.count)),
+        (values, "codec", plain(&h.codec)),
+        (values, "dtype", plain(&h.dtype)),
         (pushes || resolve, "sequence", plain(&h.sequence)),
         (whole, "base_version", given(h.base_version.as_ref())),
         (whole, "base_own", given(h.base_own.as_ref())),
         (gradient, "lr", given(h.lr.as_ref())),
         (gradient, "scale", given(h.scale.as_ref())),
         (gradient, "correction", message(h.correction.as_ref())),
-        (pushes || sparse, "crc32c", given(h.crc32c.as_ref())),
+        (values || sparse || run, "crc32c", given(h.crc32c.as_ref())),
         (whole, "want_values", plain(&h.want_values)),
         (state, "step", given(h.step.as_ref())),
         (false, "version", given(h.version.as_ref())),
@@ -192,9 +211,11 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
         (false, "have_version", given(h.have_version.as_ref())),
         (false, "min_version", given(h.min_version.as_ref())),
         (false, "lent", message(h.lent.as_ref())),
-        (sparse, "parts", plain(&parts)),
+        (sparse || run, "parts", plain(&parts)),
         (sparse && gradient, "table", message(h.table.as_ref())),
-        (pushes || sparse, "payload", plain(&bytes)),
+        (run || kind == pb::Kind::Pull && !sparse, "vector", message(h.vector.as_ref())),
+        (portion, "portion", message(h.portion.as_ref())),
+        (values || sparse || run, "payload", plain(&bytes)),
     ] {
         unset(used, field, kind, set)?;
     }
@@ -215,7 +236,12 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     let slice = SliceId(h.slice);
     let verb = match kind {
         pb::Kind::Pull if sparse => Verb::PullParts(parts::of_pull(h, &frame.payload)?),
-        pb::Kind::Pull => Verb::Pull,
+        pb::Kind::Pull => match h.vector.as_deref() {
+            Some(vector) => Verb::PullVector(vector::read_from_header(vector)?),
+            None => Verb::Pull,
+        },
+        pb::Kind::Vector => Verb::Run(vector::run_from_header(h, &frame.payload)?),
+        pb::Kind::Portion => portion_from_frame(h, &frame.payload)?,
         pb::Kind::PullState => Verb::PullState,
         pb::Kind::PullVersion => Verb::PullVersion,
         pb::Kind::Resolve => Verb::Resolve(identity),
@@ -264,6 +290,16 @@ pub fn request_from_frame(frame: &pb::Frame) -> Result<Request<'_>> {
     };
     let route = Route { group: h.group, epoch: h.epoch, client: h.client };
     Ok(Request { tag: h.tag, route, slice, verb })
+}
+
+fn portion_from_frame<'a>(h: &pb::Header, body: &'a [u8]) -> Result<Verb<'a>> {
+    let (of, dtype) = (vector::portion_from_header(h)?, dtype_from_wire(h.dtype)?);
+    let (codec, plain) = (codec_from_wire(h.codec)?, CodecId::plain(dtype));
+    if codec != plain {
+        let error = Error::new(Kind::DType, "a portion has the plain codec of its tensor's dtype");
+        return Err(error.expected(plain.name(), codec.name()));
+    }
+    Ok(Verb::Portion { of, dtype, count: h.count, body })
 }
 
 /// Bytes that a push's elements take uncompressed, and its indices.

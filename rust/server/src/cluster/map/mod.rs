@@ -361,6 +361,12 @@ impl Map {
         }
     }
 
+    /// The specification of a tensor.
+    pub(crate) fn spec(&self, name: &str) -> Result<Arc<TensorSpec>> {
+        let entry = self.entries.get(name).ok_or_else(|| unknown(name))?;
+        Ok(entry.spec.clone())
+    }
+
     /// Removes a tensor, or a registration that ran out; says where slices may still lie.
     pub(crate) fn unregister(&mut self, name: &str, now: Instant) -> Result<pb::Placement> {
         let abandoned = self.pending.get(name).is_some_and(|p| p.deadline < now);
@@ -371,10 +377,7 @@ impl Map {
             self.groups.uncommit(&entry.spec.group);
             self.noted = self.files.step(|| Event::Removed(entry.spec.name.clone()));
         }
-        let entry = entered.or(pending).ok_or_else(|| {
-            let shown: String = name.chars().take(1024).collect();
-            Error::new(Kind::UnknownTensor, "no such tensor is registered").tensor(shown)
-        })?;
+        let entry = entered.or(pending).ok_or_else(|| unknown(name))?;
         self.release(&entry);
         Ok(entry.placement())
     }
@@ -455,6 +458,11 @@ impl MapEntry {
     fn reserved(&self) -> Registered {
         Registered::Reserved { reservation: self.reservation, placement: self.placement() }
     }
+}
+
+fn unknown(name: &str) -> Error {
+    let shown: String = name.chars().take(1024).collect();
+    Error::new(Kind::UnknownTensor, "no such tensor is registered").tensor(shown)
 }
 
 fn same(registered: &TensorSpec, other: &TensorSpec, message: &str) -> Result<()> {

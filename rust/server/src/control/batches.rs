@@ -1,0 +1,152 @@
+//! Where a coordinator and its replicas wait for each other, on shard 0 only: for the end of a batch, and for
+//! a portion of it. A wait also ends when its time is up, or when the server stops.
+
+use crate::cluster::node::{Node, Phase};
+use fastps_core::batch::BatchTask;
+use fastps_core::error::Result;
+use fastps_core::spaces::{BatchReport, ReplicaAnswer, ReplicaRequest, SpaceWaiter};
+use fastps_core::tensor::SpaceId;
+use fastps_proto::v1 as pb;
+use fastps_transport::convert;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// The longest that an answer waits.
+const MAX_BATCH_WAIT: Duration = Duration::from_secs(5);
+
+/// A question that was asked: its answer, or what brings it.
+pub(super) struct Waiting<Q, A> {
+    client: u64,
+    question: Q,
+    wait: Duration,
+    answer: Result<A, oneshot::Receiver<A>>,
+}
+
+/// A coordinator's question.
+pub(super) struct BatchQuestion {
+    space: SpaceId,
+    term: u64,
+    task: BatchTask,
+    /// The answer lists portions from this one on.
+    first: u64,
+}
+
+/// A replica's question.
+pub(super) struct PortionQuestion {
+    request: ReplicaRequest,
+    /// The space whose tensors it knows.
+    known: u64,
+}
+
+/// A waiter, and what it passes its answer to.
+fn passing<A: Send + 'static>() -> (SpaceWaiter<A>, oneshot::Receiver<A>) {
+    let (to, answer) = oneshot::channel();
+    // A caller that has left withdraws, or asks again.
+    (Box::new(move |told| drop(to.send(told))), answer)
+}
+
+fn longest(ms: u32) -> Duration {
+    Duration::from_millis(ms.into()).min(MAX_BATCH_WAIT)
+}
+
+pub(super) fn ask_batch(
+    node: &Node,
+    request: pb::BatchRequest,
+) -> Result<Waiting<BatchQuestion, BatchReport>> {
+    let pb::BatchRequest { client, space, term, task, wait_ms, first } = request;
+    let question =
+        BatchQuestion { space: SpaceId(space), term, task: convert::batch_from_wire(task)?, first };
+    node.sessions.touch(client, Instant::now())?;
+    let (waiter, answer) = passing();
+    let told = node.spaces()?.batch(client, (question.space, term), &question.task, || waiter)?;
+    Ok(Waiting { client, question, wait: longest(wait_ms), answer: told.ok_or(answer) })
+}
+
+pub(super) async fn answer_batch(
+    node: &Arc<Node>,
+    asked: Waiting<BatchQuestion, BatchReport>,
+) -> Result<pb::BatchResponse> {
+    let Waiting { client, question, wait, answer } = asked;
+    let report = match answer {
+        Ok(report) => Some(report),
+        Err(answer) => wait_for(node, wait, answer).await,
+    };
+    let now = || node.spaces()?.withdraw_batch(client, (question.space, question.term));
+    let report = report.map_or_else(now, Ok)?;
+    Ok(convert::report_to_wire(&report, question.first))
+}
+
+pub(super) fn ask_portion(
+    node: &Node,
+    request: pb::BatchPortionRequest,
+) -> Result<Waiting<PortionQuestion, ReplicaAnswer>> {
+    let (client, known, wait) = (request.client, request.known, longest(request.wait_ms));
+    let question = PortionQuestion { request: convert::replica_from_wire(request)?, known };
+    node.sessions.touch(client, Instant::now())?;
+    let (waiter, answer) = passing();
+    let told = node.spaces()?.portion(client, &question.request, || waiter)?;
+    Ok(Waiting { client, question, wait, answer: told.ok_or(answer) })
+}
+
+pub(super) async fn answer_portion(
+    node: &Arc<Node>,
+    asked: Waiting<PortionQuestion, ReplicaAnswer>,
+) -> Result<pb::BatchPortionResponse> {
+    let Waiting { client, question, wait, answer } = asked;
+    let given = match answer {
+        Ok(given) => given,
+        Err(mut answer) => {
+            // A replica that goes away ends this future: nothing shall be given to it.
+            let mut waits = WithdrawReplica { node, replica: Some((client, &question.request)) };
+            let given = wait_for(node, wait, &mut answer).await;
+            match given {
+                Some(given) => {
+                    waits.replica = None;
+                    given
+                }
+                // Also where another request of the replica waits in its place: it asks again.
+                None => match waits.now() {
+                    Some(nothing) => nothing,
+                    None => answer.try_recv().ok().flatten(),
+                },
+            }
+        }
+    };
+    Ok(convert::given_portion_to_wire(given, question.known))
+}
+
+/// The answer, if it comes in time.
+async fn wait_for<A>(
+    node: &Node,
+    wait: Duration,
+    answer: impl Future<Output = Result<A, oneshot::error::RecvError>>,
+) -> Option<A> {
+    let mut phase = node.phase.clone();
+    tokio::select! {
+        biased;
+        answer = answer => answer.ok(),
+        () = tokio::time::sleep(wait) => None,
+        _ = phase.wait_for(|phase| *phase >= Phase::Draining) => None,
+    }
+}
+
+/// Takes a replica's question back.
+struct WithdrawReplica<'a> {
+    node: &'a Node,
+    replica: Option<(u64, &'a ReplicaRequest)>,
+}
+
+impl WithdrawReplica<'_> {
+    /// `None`: it has just got its answer, or does not wait here.
+    fn now(&mut self) -> Option<ReplicaAnswer> {
+        let (client, request) = self.replica.take()?;
+        self.node.spaces().ok()?.withdraw_portion(client, request)
+    }
+}
+
+impl Drop for WithdrawReplica<'_> {
+    fn drop(&mut self) {
+        self.now();
+    }
+}

@@ -1,0 +1,94 @@
+//! Vectors: programs on the slices of a space, and portions of their sums.
+
+use super::{Exchange, READER_CHECK_INTERVAL, READER_TIMEOUT, owed};
+use crate::answers::AnswerSlot;
+use fastps_core::error::{Error, Kind, Result};
+use fastps_core::program::Program;
+use fastps_core::shard::Purpose;
+use fastps_core::slice::Slice;
+use fastps_core::tensor::SliceId;
+use fastps_transport::convert::{self, PortionOf, Route, Run};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What an answer takes for each part beside its results: a refusal in short.
+const ANSWER_PART_BYTES: u64 = 256;
+
+impl Exchange {
+    /// Runs a program on each of its slices, whole or not at all. Between two slices, others have their turn.
+    pub(super) async fn run_program(&self, tag: u64, route: Route, run: Run<'_>, place: AnswerSlot) {
+        let (program, memory) = match self.prepare(&run).await {
+            Ok(prepared) => prepared,
+            Err(error) => return self.refuse(place, tag, error),
+        };
+        let mut outcomes = Vec::with_capacity(run.len());
+        let begin = Instant::now();
+        for slice in run.slices() {
+            self.node.gate.pass().await;
+            let ran = self.run_on(slice, (route, run), &program, begin).await;
+            outcomes.push(ran.map_err(|error| error.shard(self.node.index())));
+            tokio::task::yield_now().await;
+        }
+        let mut answer = convert::scalars(tag, &outcomes);
+        answer.payload = convert::keeping(answer.payload, memory);
+        place.send(Ok(owed(answer)));
+    }
+
+    /// The program, and the memory of its answer.
+    async fn prepare(&self, run: &Run<'_>) -> Result<(Arc<Program>, impl Send + 'static + use<>)> {
+        let program = run.program()?;
+        let pin = self.pin().await?;
+        let part = ANSWER_PART_BYTES + (size_of::<f64>() * program.results()) as u64;
+        let charge = self.node.shard.meter().take(Purpose::Answers, part * run.len() as u64)?;
+        Ok((Arc::new(program), (pin, charge)))
+    }
+
+    /// Runs a program on a slice. There may be no memory for copies of vectors that readers pin, which let go
+    /// of them soon.
+    async fn run_on(
+        &self,
+        slice: SliceId,
+        (route, run): (Route, Run<'_>),
+        program: &Program,
+        begin: Instant,
+    ) -> Result<Vec<f64>> {
+        loop {
+            let slice = self.admit_vectors(slice, route)?;
+            match slice.run_program(run.command, program) {
+                Err(error) if error.kind == Kind::Capacity && begin.elapsed() < READER_TIMEOUT => {
+                    tokio::time::sleep(READER_CHECK_INTERVAL).await;
+                }
+                ran => return ran,
+            }
+        }
+    }
+
+    /// A slice of the group that a request says, unless it is still being registered.
+    fn admit_vectors(&self, slice: SliceId, route: Route) -> Result<Arc<Slice>> {
+        let slice = self.admit_to(slice, route, None)?;
+        self.admit_reserved(&slice, None, route.client, Instant::now())?;
+        Ok(slice)
+    }
+
+    /// Adds a portion to the sum of its batch.
+    pub(super) fn push_portion(
+        &self,
+        (tag, slice, route): (u64, SliceId, Route),
+        of: PortionOf,
+        (count, body): (u64, &[u8]),
+        place: AnswerSlot,
+    ) {
+        let PortionOf { space, batch, portion } = of;
+        let added = self.admit_vectors(slice, route).and_then(|slice| {
+            if count != slice.len() as u64 {
+                let error = Error::new(Kind::Shape, "the portion has not the elements of its slice");
+                return Err(error.tensor(slice.spec().name.clone()).expected(slice.len(), count));
+            }
+            slice.push_portion(space, batch, portion, body)
+        });
+        match added {
+            Ok(is_new) => place.send(Ok(owed(convert::portion_receipt(tag, is_new)))),
+            Err(error) => self.refuse(place, tag, error),
+        }
+    }
+}

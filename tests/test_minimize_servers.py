@@ -1,0 +1,150 @@
+"""`minimize` on servers: the same bits as on a store, whatever is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+
+import numpy as np
+import pytest
+
+import fastps
+from fastps.optimize import LBFGS, Replica, Vectors, drop, minimize
+
+SAMPLES = 60
+OPTIONS = {"samples": SAMPLES, "portions": 6, "l2": 0.01, "max_iterations": 4, "method": LBFGS(history=2)}
+
+
+class Logistic:
+    """A logistic regression whose parameters are eight tensors, which lie on all shards."""
+
+    names = tuple(f"w{k}" for k in range(8))
+
+    def __init__(self):
+        rng = np.random.default_rng(5)
+        self.x = rng.standard_normal((SAMPLES, 16))
+        self.y = np.sign(self.x @ rng.standard_normal(16) + rng.standard_normal(SAMPLES))
+        self.samples = SAMPLES
+
+    def __call__(self, params, indices):
+        x, y = self.x[indices], self.y[indices]
+        margin = y * (x @ np.concatenate([params[name] for name in self.names]))
+        slope = (-y / (1 + np.exp(margin))) @ x
+        return np.logaddexp(0, -margin).sum(), dict(zip(self.names, slope.reshape(8, 2), strict=True))
+
+    def register(self, ps):
+        for name in self.names:
+            ps.register(name, np.zeros(2), optimizer=fastps.SGD(lr=1.0))
+
+
+def outcome(ps, result):
+    """All that must have the same bits."""
+    values = ps.pull(Logistic.names)
+    return result.history, result.fun, result.nfev, [values[name].tobytes() for name in Logistic.names]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The run on a store, in this process."""
+    objective = Logistic()
+    with fastps.Store() as store:
+        objective.register(store)
+        return outcome(store, minimize(store, objective.names, objective, **OPTIONS))
+
+
+@contextlib.contextmanager
+def replicas(addresses, count):
+    """Replicas on threads, each a client of its own."""
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(fastps.connect(addresses)) for _ in range(count)]
+        made = [Replica(ps, Logistic(), name=f"r{k}") for k, ps in enumerate(clients)]
+        for replica in made:
+            replica._wait = 0.02
+        threads = [threading.Thread(target=replica.run, daemon=True) for replica in made]
+        for thread in threads:
+            thread.start()
+        try:
+            yield made
+        finally:
+            for replica in made:
+                replica.stop()
+            for thread in threads:
+                thread.join(30)
+
+
+@pytest.mark.parametrize(("shards", "count"), [(1, 1), (2, 2), (4, 3), (8, 4)])
+def test_shards_and_replicas_change_no_bit(alone, shards, count):
+    with fastps.serve(shards=shards) as server, fastps.connect(server.addresses) as ps:
+        Logistic().register(ps)
+        with replicas(server.addresses, count):
+            result = minimize(ps, Logistic.names, timeout=30, min_replicas=count, **OPTIONS)
+        assert outcome(ps, result) == alone
+        assert not drop(ps, "minimize")
+        ps.push("w0", np.zeros(2))
+
+
+class Killed(Exception):
+    """The coordinator died."""
+
+
+class Dying:
+    """The calls of a coordinator, until it dies: before or after one of its messages is carried out."""
+
+    def __init__(self, native, moments):
+        self._native, self.left, self.seen = native, moments, 0
+
+    def __getattr__(self, name):
+        call = getattr(self._native, name)
+
+        def counted(*args):
+            self.die()
+            result = call(*args)
+            self.die()
+            return result
+
+        return counted if name in ("run", "store", "batch") else call
+
+    def die(self):
+        self.seen += 1
+        if self.seen > self.left:
+            raise Killed
+
+
+def dying(monkeypatch, moments):
+    """Coordinators die at this moment; returns those that were made."""
+    made, plain = [], Vectors.__init__
+
+    def init(self, *args, **options):
+        plain(self, *args, **options)
+        self._native = Dying(self._native, moments)
+        self.close = self.leave = self._ps.close  # a dead one closes nothing: its client is gone
+        made.append(self._native)
+
+    monkeypatch.setattr(Vectors, "__init__", init)
+    return made
+
+
+def test_a_coordinator_dropped_at_every_message_is_resumed_with_the_same_bits(alone, monkeypatch):
+    objective = Logistic()
+    with fastps.serve(shards=2) as server:
+
+        def run(moment, name):
+            with fastps.connect(server.addresses, run=name) as ps:
+                objective.register(ps)
+                with monkeypatch.context() as patch:
+                    made = dying(patch, moment)
+                    with contextlib.suppress(Killed):
+                        return minimize(ps, objective.names, objective, **OPTIONS), made[0].seen
+                with Vectors(ps, objective.names, vectors, space="minimize") as v:
+                    begun = v.stored is not None  # else it died before its first commit
+                    v.leave()
+                result = minimize(ps, objective.names, objective, resume=begun, **OPTIONS)
+                assert outcome(ps, result) == alone, moment
+                return result, 0
+
+        vectors = ["g", "p", "t", "h", *OPTIONS["method"]._vectors]
+        _, moments = run(math.inf, "none")
+        assert moments > 40
+        for moment in range(moments):
+            run(moment, f"at-{moment}")
