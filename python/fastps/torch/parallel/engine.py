@@ -17,20 +17,27 @@ from fastps.torch.parallel.graph import Node
 from fastps.torch.parallel.links.mailbox import Key, Mailbox
 from fastps.torch.parallel.links.messages import Kind, Message
 from fastps.torch.parallel.modules import Modules
-from fastps.torch.parallel.pieces import Piece, check_piece
+from fastps.torch.parallel.pieces import Piece, check_piece, summed
 from fastps.torch.parallel.plan import Edge, Given, Plan, Schedule
 from fastps.torch.parallel.random import Seeds
 from fastps.torch.parallel.shared import Shared
 from fastps.torch.parallel.stats import Stats
+from fastps.torch.parallel.synthetic.values import DecoupledValues
 
 __all__ = ["Engine", "Total"]
 
 
 class Total(NamedTuple):
-    """What all parts know at the end of a step: mean loss, squared norm of the gradients."""
+    """What is known at the end of a step.
+
+    Attributes:
+        loss: The newest mean loss that is known; NaN before the first.
+        squared_norms: Groups of parts that ended the step together, and the squared norm of their gradients,
+            without those of predictors.
+    """
 
     loss: float
-    squared_norm: float
+    squared_norms: dict[tuple[int, ...], float]
 
 
 class Engine:
@@ -43,6 +50,7 @@ class Engine:
         seeds: For what nodes draw.
         number: The replica's number.
         mailbox: For messages to and from the other parts; None if there are none.
+        delay: Steps before a predictor uses a target.
     """
 
     def __init__(
@@ -53,6 +61,7 @@ class Engine:
         seeds: Seeds,
         number: int,
         mailbox: Mailbox | None = None,
+        delay: int = 0,
     ) -> None:
         self.plan, self.parts, self.modules = plan, parts, modules
         self.stats = Stats()
@@ -76,6 +85,8 @@ class Engine:
         self._gradients: dict[tuple[int, int], torch.Tensor | None] = {}
         self._left: dict[tuple[int, int], int] = {}
         self._loss = 0.0
+        self._newest_loss = math.nan
+        self._decoupled = DecoupledValues(plan, parts, modules, seeds, number, mailbox, delay, self._returned)
 
     # -- calls -----------------------------------------------------------------------------------------------
 
@@ -92,13 +103,17 @@ class Engine:
             for micro in range(len(batch.inputs)):
                 for node in reversed(nodes):
                     self._backward(node, micro)
+        self._decoupled.train(self._steps)
         self._shared.collect(self._call, self._steps)
-        totals = self._exchange_totals()
+        groups = [group for group in self.plan.groups(self._steps) if set(group) & set(self.parts)]
+        totals = self._exchange_totals(groups)
         self._end()
         self._check_finite(totals)
+        self._spread_loss(totals)
         self._steps += 1
         self.stats.steps += 1
-        return Total(sum(loss for loss, _, _ in totals), sum(squared for _, squared, _ in totals))
+        norms = {tuple(group): sum(totals[part][1] for part in group) for group in groups}
+        return Total(self._newest_loss, norms)
 
     def predict(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Forward of what the outputs need."""
@@ -115,7 +130,9 @@ class Engine:
 
     def described(self) -> dict[str, Any]:
         """The counters of `Replica.stats`."""
-        return self.stats.described(0.0 if self.mailbox is None else self.mailbox.waiting)
+        described = self.stats.described(0.0 if self.mailbox is None else self.mailbox.waiting)
+        self._decoupled.describe(described["edges"])
+        return described
 
     def set_mode(self, training: bool) -> None:
         """Sets the modules to training or evaluation mode."""
@@ -181,6 +198,10 @@ class Engine:
             self._hand_over(edge, micro, outputs[edge.output])
 
     def _call_node(self, node: Node, micro: int, taken: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        if node.decoupling is not None:
+            if self._training and taken[0].requires_grad:
+                self._decoupled.keep(node, micro, taken, self._call, self._steps)
+            return (taken[0],)
         module = self.modules.by_node[node.index]
         at = ("step", self._steps) if self._training else ("predict", self._call)
         try:
@@ -260,25 +281,17 @@ class Engine:
         """The sum of what the consumers of an output gave back."""
         if node is self.plan.loss:
             return torch.full_like(output, self._weight(micro))
-        total: torch.Tensor | None = None
-        for edge in self._schedule.leaving[node.index]:
-            if edge.output != k:
-                continue
-            gradient = self._returned(edge, micro)
-            if gradient is None:
-                continue
-            if not edge.piece:
-                total = gradient if total is None else total + gradient
-            else:
-                total = torch.zeros_like(output) if total is None else total.clone()
-                total[edge.piece] += gradient
-        return total
+        if node.decoupling is not None:
+            return self._decoupled.gradient(node, micro, self._call, self._steps)
+        edges = (edge for edge in self._schedule.leaving[node.index] if edge.output == k)
+        return summed(((edge.piece, self._returned(edge, micro, self._call)) for edge in edges), output)
 
-    def _returned(self, edge: Edge, micro: int) -> torch.Tensor | None:
+    def _returned(self, edge: Edge, micro: int, call: int) -> torch.Tensor | None:
+        """What a consumer gave back: on another part also in an earlier call."""
         if edge.part in self.parts:
             return self._gradients.pop((edge.number, micro))
         what = f'the gradient of node "{edge.value}", micro-batch {micro}'
-        message = self._wait((self._call, Kind.GRADIENT, edge.number, micro), edge.part, what)
+        message = self._wait((call, Kind.GRADIENT, edge.number, micro), edge.part, what)
         if message.tensor is None:
             return None
         self.stats.count(edge, "gradients", message.tensor)
@@ -299,35 +312,57 @@ class Engine:
 
     # -- at the end of a step --------------------------------------------------------------------------------
 
-    def _exchange_totals(self) -> list[list[float]]:
-        """Sends this part's total to all and waits for theirs: none goes on before all have finished."""
+    def _exchange_totals(self, groups: list[list[int]]) -> dict[int, list[float]]:
+        """Sends this part's total to its group and waits for theirs: none goes on before all are done."""
+        members = [part for group in groups for part in group]
         own = {part: self._total(part) for part in self.parts}
         values = torch.tensor(own[self.parts[0]], dtype=torch.float64)
-        self.tell(self._message(Kind.TOTAL, self.parts[0], 0, values))
-        totals = []
-        for part in range(self.plan.parts):
+        self.tell(self._message(Kind.TOTAL, self.parts[0], 0, values), members)
+        for part in members:
             if part not in own:
                 message = self._wait((self._call, Kind.TOTAL, part, 0), part, "its end of the step")
                 assert message.tensor is not None
                 own[part] = message.tensor.tolist()
-            totals.append(own[part])
-        return totals
+        return dict(sorted(own.items()))
 
-    def _check_finite(self, totals: list[list[float]]) -> None:
-        for part, (_, _, wrong) in enumerate(totals):
+    def _check_finite(self, totals: dict[int, list[float]]) -> None:
+        for part, (_, _, wrong) in totals.items():
             if wrong >= 0:
                 node = self.plan.graph._nodes[int(wrong)]
+                where, what = f'part {part}, node "{node.name}"', "a gradient is not finite"
+                if node.decoupling is not None:
+                    where = f'edge "{self.plan.edge_of(node)}"'
+                    what = "a synthetic gradient or its target is not finite"
+                some = f"part{'s' * (len(totals) > 1)} {', '.join(map(str, totals))} pushed nothing"
                 raise NonFiniteError(
-                    f'a gradient is not finite (part {part}, node "{node.name}", step {self._steps}): '
-                    "expected finite values, got NaN or infinity; no part has pushed",
+                    f"{what} ({where}, step {self._steps}): expected finite values, got NaN or infinity; "
+                    f"{'no part has pushed' if len(totals) == self.plan.parts else some}",
                     expected="finite values",
                     got="NaN or infinity",
                 )
+
+    def _spread_loss(self, totals: dict[int, list[float]]) -> None:
+        """Tells the loss to the parts that do not end the step together with the one that has it."""
+        home = self.plan.loss.part
+        if home in totals:
+            self._newest_loss = sum(loss for loss, _, _ in totals.values())
+        if home in self.parts:
+            value = torch.tensor(self._newest_loss, dtype=torch.float64)
+            others = set(range(self.plan.parts)) - totals.keys()
+            self.tell(self._message(Kind.LOSS, 0, 0, value), others)
+        elif home not in totals and self.mailbox is not None:
+            self.mailbox.poll(self._steps)
+            for key in sorted(key for key in self.mailbox.arrived if key[1] is Kind.LOSS):
+                message = self.mailbox.arrived.pop(key)
+                assert message.tensor is not None
+                self._newest_loss = float(message.tensor)
 
     def _total(self, part: int) -> list[float]:
         """Loss, squared norm and the first node with a gradient that is not finite, of a part; -1: none."""
         squared, wrong = 0.0, -1
         for node in self.plan.nodes_of([part]):
+            if self._decoupled.failed(node) and wrong < 0:
+                wrong = node.index
             grads = [param.grad for param in self.modules.owned(part, node) if param.grad is not None]
             if not grads:
                 continue
@@ -335,7 +370,8 @@ class Engine:
             if not math.isfinite(sum(norms)) and wrong < 0:  # float32's square may overflow
                 norms = [float(torch.linalg.vector_norm(_values(g), dtype=torch.float64)) for g in grads]
                 wrong = wrong if math.isfinite(sum(norms)) else node.index
-            squared += sum(norm * norm for norm in norms)
+            if node.decoupling is None:
+                squared += sum(norm * norm for norm in norms)
         return [self._loss if self.plan.loss.part == part else 0.0, squared, float(wrong)]
 
     # -- messages --------------------------------------------------------------------------------------------

@@ -15,10 +15,20 @@ from fastps.errors import ConfigError
 from fastps.torch._params import float32
 from fastps.torch.parallel.pieces import Piece, as_piece, text_of
 
-__all__ = ["Graph", "Handle", "Node"]
+__all__ = ["Decoupling", "Graph", "Handle", "Node"]
 
 #: The name of the node that computes the loss.
 LOSS = "loss"
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoupling:
+    """How a value is decoupled; see `Graph.decouple`."""
+
+    #: The value's name.
+    value: str
+    ahead: int
+    warm_up: int
 
 
 @dataclasses.dataclass(eq=False)
@@ -38,6 +48,12 @@ class Node:
     prefix: str = ""
     #: Number of its outputs, where they are a tuple.
     outputs: int | None = None
+    #: It passes its first input on, and its module predicts the gradient from all of them.
+    decoupling: Decoupling | None = None
+
+    def taken(self, training: bool) -> tuple[Handle, ...]:
+        """What it takes: a prediction of outputs needs no conditions of a predictor of gradients."""
+        return self.inputs if training or self.decoupling is None else self.inputs[:1]
 
 
 class Handle:
@@ -168,6 +184,78 @@ class Graph:
             raise _wrong(node, "the handle of a node that is not used yet", repr(handle))
         node.outputs = integer("count", count, 1, 256)
         return tuple(Handle(self, node, k) for k in range(count))
+
+    def decouple(
+        self,
+        handle: Handle,
+        predictor: Callable[..., Any] | Handle | None = None,
+        *conditions: Handle,
+        ahead: int = 4,
+        warm_up: int = 0,
+        make: Callable[[], Callable[..., Any]] | None = None,
+    ) -> Handle:
+        """A handle of the same value whose part does not wait for the parts above (synthetic gradients).
+
+        The part that computes the value goes on with the gradient that the predictor gives. The gradient at
+        the value in the part above, the target, comes some steps later and trains the predictor. If that part
+        is decoupled, too, it made the target from a synthetic gradient of its own. See Jaderberg et al.,
+        2017, "Decoupled Neural Interfaces using Synthetic Gradients".
+
+        The predictor's loss is the squared error, summed over the elements of a row and averaged over the
+        rows of the batch: the rate that SGD needs depends on it. Its parameters are called
+        ``<node>.synthetic.<parameter>`` on the servers.
+
+        Args:
+            handle: The value of a node; other parts then use the handle that this returns.
+            predictor: `SyntheticGradient`, or any module or function of the value and the conditions that
+                returns a tensor of the value's shape. None if `make` is given; conditions follow either.
+            *conditions: Inputs, or values of the same part: the labels.
+            ahead: Most steps whose targets have not come, >= 1; then the part waits. No effect in
+                `Replica.local`.
+            warm_up: Steps with true gradients at the beginning of each run, >= 0, while the predictor is
+                trained.
+            make: Returns the predictor, as for `node`.
+
+        Raises:
+            ConfigError: The value is an input, a condition is on another part, or an argument is invalid.
+
+        >>> graph = fastps.torch.parallel.Graph()
+        >>> x, y = graph.input("x"), graph.input("y")
+        >>> hidden = graph.node("hidden", torch.nn.Linear(4, 8), x, part=0)
+        >>> predictor = fastps.torch.parallel.SyntheticGradient(8, labels=2)
+        >>> out = graph.node("out", torch.nn.Linear(8, 2), graph.decouple(hidden, predictor, y), part=1)
+        >>> graph.loss(torch.nn.functional.cross_entropy, out, y)
+        >>> replica = fastps.torch.parallel.Replica.local(graph)
+        >>> loss = replica.step(x=torch.ones(6, 4), y=torch.zeros(6, dtype=torch.long))
+        >>> replica.stats()["edges"]["hidden: 0 -> 1"]["lag"]
+        {0: 1}
+        """
+        if isinstance(predictor, Handle):  # decouple(value, condition, make=...)
+            conditions, predictor = (predictor, *conditions), None
+        below, edge = self._own(handle, "decouple"), repr(handle)
+        self._check_unpacked(handle, "decouple")
+        if below.part is None or below.name == LOSS or below.decoupling is not None:
+            kind = "an input" if below.part is None else f'"{below.name}"'
+            raise _not_decoupled(edge, "the value of a node, once", kind)
+        for condition in conditions:
+            part = self._own(condition, f"{edge}.synthetic").part
+            if part not in (None, below.part):
+                expected = f"conditions that are inputs or values of part {below.part}"
+                raise _not_decoupled(edge, expected, f"{condition!r} of part {part}")
+        if (predictor is None) == (make is None) or not callable(predictor if make is None else make):
+            expected = "a module or function, or make=, a factory of one"
+            raise _not_decoupled(edge, expected, f"{predictor!r}, {make!r}")
+        for name, value, least in (("ahead", ahead, 1), ("warm_up", warm_up, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise _not_decoupled(edge, f"{name} >= {least}", f"{name}={value!r}")
+        twin = self._twin(predictor, None)
+        if twin is not None:
+            raise _not_decoupled(edge, "a predictor of its own", f'the module of node "{twin.name}"')
+        name = f"{below.name}{'' if handle._output is None else f'.{handle._output}'}.synthetic"
+        node = Node(name, 0, None, (handle, *conditions), predictor, make, prefix=f"{name}.")
+        node.decoupling = Decoupling(edge, ahead, warm_up)
+        self._add(node).part = below.part
+        return Handle(self, node)
 
     def loss(self, function: Callable[..., Any], *inputs: Handle) -> None:
         """Sets the loss: the mean over the rows of its inputs. It lives on the part of its first input.
@@ -302,11 +390,13 @@ class Graph:
     def _registered(self, ps: ParameterServer) -> list[str]:
         """The model's tensors on the servers, in the order of nodes."""
         present, found = ps.names(), dict[str, None]()
+        predictors = tuple(node.prefix for node in self._nodes if node.decoupling is not None)
+        present = [name for name in present if not predictors or not name.startswith(predictors)]
         for node in self._nodes:
-            if isinstance(node.module, nn.Module):
+            if node.decoupling is None and isinstance(node.module, nn.Module):
                 own = [node.prefix + name for name, _ in node.module.named_parameters()]
                 found |= dict.fromkeys(name for name in own if name in present)
-            elif node.part is not None:
+            elif node.part is not None and node.decoupling is None:
                 found |= dict.fromkeys(name for name in present if name.startswith(node.prefix))
         return list(found)
 
@@ -346,6 +436,14 @@ class Graph:
                 expected=expected,
                 got=repr(handle),
             )
+
+
+def _not_decoupled(edge: str, expected: str, got: str) -> ConfigError:
+    return ConfigError(
+        f'a value cannot be decoupled (edge "{edge}"): expected {expected}, got {got}',
+        expected=expected,
+        got=got,
+    )
 
 
 def _wrong(node: Node, expected: str, got: str) -> ConfigError:

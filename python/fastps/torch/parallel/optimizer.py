@@ -11,12 +11,13 @@ import torch
 from fastps import optim
 from fastps.codecs import Codec
 from fastps.connection import ParameterServer
-from fastps.modes import Mode
+from fastps.errors import ConfigError
+from fastps.modes import Mode, Sync, WarmStart
 from fastps.torch._params import absent, float32
 from fastps.torch.optimizer import ParameterServerOptimizer
 from fastps.worker import Step
 
-__all__ = ["NoParameters", "make_optimizer"]
+__all__ = ["NoParameters", "check_fits_predictors", "make_optimizer"]
 
 
 def make_optimizer(
@@ -38,6 +39,24 @@ def make_optimizer(
     if not all_of_them:
         return NoParameters(rule)
     return ParameterServerOptimizer(all_of_them, ps, rule, mode, codec, on_step=on_step, rank=rank)
+
+
+def check_fits_predictors(mode: Mode | None, edge: str) -> None:
+    """Raises `ConfigError` for a mode in which all workers must push the same gradients.
+
+    Args:
+        mode: The mode.
+        edge: A decoupled one.
+    """
+    then = mode.then if isinstance(mode, WarmStart) else mode
+    if isinstance(then, Sync):
+        expected = "another mode, such as fastps.Async()"
+        raise ConfigError(
+            f'Sync does not fit predictors (edge "{edge}"): a step in which no target is due pushes no '
+            f"gradient of them, and the other replicas would wait for it: expected {expected}, got {then!r}",
+            expected=expected,
+            got=repr(then),
+        )
 
 
 class NoParameters(torch.optim.Optimizer):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import torch
 
 from fastps.errors import ConfigError
 
-__all__ = ["Piece", "as_piece", "check_piece", "text_of"]
+__all__ = ["Piece", "as_piece", "check_piece", "summed", "text_of"]
 
 Piece: TypeAlias = tuple[int | slice, ...]
 
@@ -55,3 +56,19 @@ def check_piece(piece: Piece, value: torch.Tensor, name: str) -> None:
             expected=f"a shape that has {text_of(piece)}",
             got=str(shape),
         )
+
+
+def summed(
+    gradients: Iterable[tuple[Piece, torch.Tensor | None]], value: torch.Tensor
+) -> torch.Tensor | None:
+    """The sum of gradients of pieces of a value, each at its place; None if there are none."""
+    total: torch.Tensor | None = None
+    for piece, gradient in gradients:
+        if gradient is None:
+            continue
+        if not piece:
+            total = gradient if total is None else total + gradient
+        else:
+            total = torch.zeros_like(value) if total is None else total.clone()
+            total[piece] += gradient
+    return total

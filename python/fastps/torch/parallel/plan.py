@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, TypeAlias
 
 from fastps.errors import ConfigError
@@ -36,8 +36,15 @@ class Edge:
     @property
     def value(self) -> str:
         """The value's name."""
+        if self.node.decoupling is not None:
+            return f"{self.node.decoupling.value}{text_of(self.piece)}"
         output = "" if self.node.outputs is None else f".{self.output}"
         return f"{self.node.name}{output}{text_of(self.piece)}"
+
+    @property
+    def name(self) -> str:
+        """As the statistics call it."""
+        return f"{self.value}: {self.origin} -> {self.part}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,17 +72,24 @@ class Schedule:
         first: The number of the first edge.
         outputs: Names to handles whose values go to all parts.
         parts: Number of parts.
+        training: For a step, and not for a prediction, which needs no conditions of decoupled values.
     """
 
     def __init__(
-        self, graph: Graph, wanted: Iterable[Node], first: int, outputs: dict[str, Handle], parts: int
+        self,
+        graph: Graph,
+        wanted: Iterable[Node],
+        first: int,
+        outputs: dict[str, Handle],
+        parts: int,
+        training: bool,
     ) -> None:
-        needed = _ancestors(wanted)
+        needed = _ancestors(wanted, training)
         self.nodes = [node for node in graph._nodes if node.index in needed and node.part is not None]
         self.inputs = [node.name for node in graph._nodes if node.index in needed and node.part is None]
         uses: dict[tuple[int, int, str, int], list[tuple[Handle, int]]] = {}
         for node in self.nodes:
-            for handle in node.inputs:
+            for handle in node.taken(training):
                 if handle._node.part is not None:
                     uses.setdefault(_key(handle, node.part), []).append((handle, node.index))
         edges = {
@@ -96,7 +110,7 @@ class Schedule:
                 Given(handle._node.name, handle._piece)
                 if handle._node.part is None
                 else edges[_key(handle, node.part)]
-                for handle in node.inputs
+                for handle in node.taken(training)
             ]
             for node in self.nodes
         }
@@ -169,9 +183,13 @@ class Plan:
                 )
         loss = graph._by_name[LOSS]
         self.loss = loss
-        self.training = Schedule(graph, [loss], 0, {}, self.parts)
+        self.training = Schedule(graph, [loss], 0, {}, self.parts, training=True)
         wanted = [handle._node for handle in graph._outputs.values()]
-        self.inference = Schedule(graph, wanted, len(self.training.edges), graph._outputs, self.parts)
+        first = len(self.training.edges)
+        self.inference = Schedule(graph, wanted, first, graph._outputs, self.parts, training=False)
+        self.decoupled = [node for node in self.nodes if node.decoupling is not None]
+        self._groups: dict[tuple[int, ...], list[list[int]]] = {}
+        _check_decoupled(self.decoupled, self.training)
         _check_used(graph, self.training, self.inference)
 
     def nodes_of(self, parts: Iterable[int]) -> list[Node]:
@@ -187,6 +205,38 @@ class Plan:
                 users.setdefault(node.params, set()).add(_part(node))
         return {key: sorted(parts) for key, parts in users.items() if len(parts) > 1}
 
+    def edge_of(self, node: Node) -> str:
+        """What errors call the edge of a decoupled value."""
+        assert node.decoupling is not None
+        others = sorted({edge.part for edge in self.training.leaving[node.index]} - {node.part})
+        return f"{node.decoupling.value}: {node.part} -> {', '.join(map(str, others))}"
+
+    def groups(self, step: int | None) -> list[list[int]]:
+        """The parts, in groups that end a step together; None: when every warm-up is over.
+
+        They are those that shared parameters or values with a true gradient connect.
+        """
+        warm = tuple(
+            node.index
+            for node in self.decoupled
+            if node.decoupling is not None and step is not None and step < node.decoupling.warm_up
+        )
+        if warm not in self._groups:
+            self._groups[warm] = self._connected(warm)
+        return self._groups[warm]
+
+    def _connected(self, warm: Collection[int]) -> list[list[int]]:
+        links = [
+            {edge.origin, edge.part}
+            for edge in self.training.edges.values()
+            if edge.node.decoupling is None or edge.node.index in warm
+        ]
+        groups = [{part} for part in range(self.parts)]
+        for link in [*links, *map(set, self.shared().values())]:
+            joined = set().union(*(group for group in groups if group & link))
+            groups = [*(group for group in groups if not group & link), joined]
+        return sorted(sorted(group) for group in groups)
+
     def described(self) -> list[dict[str, Any]]:
         """The graph as values of JSON, for a comparison between parts: the nodes, then the outputs."""
         nodes = [
@@ -196,6 +246,7 @@ class Plan:
                 "inputs": [repr(handle) for handle in node.inputs],
                 "params": node.params,
                 "outputs": node.outputs,
+                "decoupling": None if node.decoupling is None else dataclasses.asdict(node.decoupling),
             }
             for node in self.graph._nodes
         ]
@@ -218,7 +269,7 @@ def _edge(number: int, handle: Handle, part: int, consumers: set[int]) -> Edge:
     return Edge(number, handle._node, handle._output or 0, handle._piece, part, tuple(sorted(consumers)))
 
 
-def _ancestors(wanted: Iterable[Node]) -> set[int]:
+def _ancestors(wanted: Iterable[Node], training: bool) -> set[int]:
     """Indices of nodes, and of all that they need."""
     found: set[int] = set()
     left = list(wanted)
@@ -226,7 +277,7 @@ def _ancestors(wanted: Iterable[Node]) -> set[int]:
         node = left.pop()
         if node.index not in found:
             found.add(node.index)
-            left += [handle._node for handle in node.inputs]
+            left += [handle._node for handle in node.taken(training)]
     return found
 
 
@@ -234,6 +285,24 @@ def _check_loss(graph: Graph) -> None:
     if LOSS not in graph._by_name:
         raise ConfigError(
             "the graph has no loss: call graph.loss(function, ...)", expected="a loss", got="none"
+        )
+
+
+def _check_decoupled(nodes: Iterable[Node], training: Schedule) -> None:
+    for node in nodes:
+        edges = training.leaving.get(node.index, [])
+        if any(edge.part != node.part for edge in edges):
+            continue
+        assert node.decoupling is not None
+        indices = {index for edge in edges for index in edge.consumers}
+        used = [f'"{user.name}"' for user in training.nodes if user.index in indices]
+        got = f"{', '.join(used)} on the same part" if used else "none"
+        expected = "a node on another part that uses the decoupled value"
+        raise ConfigError(
+            f'nothing is above a decoupled value (edge "{node.decoupling.value}", part {node.part}): '
+            f"expected {expected}, got {got}",
+            expected=expected,
+            got=got,
         )
 
 

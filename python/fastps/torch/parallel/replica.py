@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,7 +29,7 @@ from fastps.torch.parallel.links.mailbox import Mailbox
 from fastps.torch.parallel.links.messages import Kind, Message
 from fastps.torch.parallel.links.queues import Queues
 from fastps.torch.parallel.modules import Modules, check_same
-from fastps.torch.parallel.optimizer import NoParameters, make_optimizer
+from fastps.torch.parallel.optimizer import NoParameters, check_fits_predictors, make_optimizer
 from fastps.torch.parallel.plan import Plan, Schedule
 from fastps.torch.parallel.portions import ReplicaPortions
 from fastps.torch.parallel.random import Seeds
@@ -83,7 +83,8 @@ class Replica:
         self.part = group.rank()
         seeds = Seeds(graph.seed)
         modules = Modules(plan, [self.part], seeds)
-        links = Gloo(group, timeout)
+        together = next(parts for parts in plan.groups(None) if self.part in parts)
+        links = Gloo(group, timeout, together)
         links.pinned = modules.device().type == "cuda"
         mailbox = Mailbox(plan, self.part, links, timeout)
         self._engines.append(Engine(plan, [self.part], modules, seeds, self.number, mailbox))
@@ -93,7 +94,13 @@ class Replica:
 
     @classmethod
     def local(
-        cls, graph: Graph, threads: bool = False, timeout: float = 60.0, *, number: int | None = None
+        cls,
+        graph: Graph,
+        threads: bool = False,
+        timeout: float = 60.0,
+        *,
+        number: int | None = None,
+        delay: int = 0,
     ) -> Self:
         """All parts in this process, one after the other: for a first try, and as the reference of a run.
 
@@ -104,6 +111,8 @@ class Replica:
                 call (after `train` or `eval`) is taken to never draw.
             timeout: As for `Replica`, with threads.
             number: As for `Replica`.
+            delay: Steps before the predictor of a decoupled value uses a target, >= 0: what late targets do
+                can be studied without processes. With threads, a target comes one step later at the earliest.
 
         >>> graph = fastps.torch.parallel.Graph()
         >>> out = graph.node("out", torch.nn.Linear(3, 1), graph.input("x"), part=0)
@@ -120,6 +129,7 @@ class Replica:
         True
         """
         plan, timeout = Plan(graph), as_seconds("timeout", timeout)
+        delay = at_least(0, "delay", delay)
         replica = cls.__new__(cls)
         replica._set_up(plan, number_of_replica(number), timeout)
         replica.part = None
@@ -129,11 +139,13 @@ class Replica:
             for part in range(plan.parts):
                 mailbox = Mailbox(plan, part, Queues(part, queues), timeout)
                 modules = Modules(plan, [part], seeds)
-                replica._engines.append(Engine(plan, [part], modules, seeds, replica.number, mailbox))
+                engine = Engine(plan, [part], modules, seeds, replica.number, mailbox, delay)
+                replica._engines.append(engine)
             replica._threads = Threads(replica._engines, queues)
         else:
             modules = Modules(plan, range(plan.parts), seeds)
-            replica._engines.append(Engine(plan, range(plan.parts), modules, seeds, replica.number))
+            parts = range(plan.parts)
+            replica._engines.append(Engine(plan, parts, modules, seeds, replica.number, delay=delay))
         return replica
 
     def _set_up(self, plan: Plan, number: int, timeout: float) -> None:
@@ -147,7 +159,7 @@ class Replica:
         self._leader = 0
         self._joined = 0
         self._portions = 0
-        self._total = Total(0.0, 0.0)
+        self._totals: list[Total] = []
 
     # -- training --------------------------------------------------------------------------------------------
 
@@ -155,6 +167,7 @@ class Replica:
         """Forward and backward of one batch: adds to the gradients, as ``backward`` does.
 
         No part returns before all have finished their backward, so a step that fails is pushed by no part.
+        Parts that a decoupled value connects do not wait for each other (`Graph.decouple`).
 
         Args:
             micro_batches: Pieces of the batch, along the first dimension, that travel one after the other, so
@@ -163,7 +176,8 @@ class Replica:
                 tensor without dimensions goes to every micro-batch as it is.
 
         Returns:
-            The mean loss over the batch, on every part.
+            The mean loss over the batch, on every part. A part that does not wait for the loss returns the
+            newest one that it knows, NaN before the first.
 
         Raises:
             ConfigError: An input is missing or unknown, a piece is out of range, an output is no tensor, or
@@ -175,9 +189,9 @@ class Replica:
             DeadlineError: A part stands still.
         """
         micro_batches = at_least(1, "micro_batches", micro_batches)
-        totals = self._run(self._plan.training, micro_batches, inputs, Engine.step)
-        self._total = totals[0]
-        return self._total.loss
+        self._totals = self._run(self._plan.training, micro_batches, inputs, Engine.step)
+        home = self._plan.loss.part if self._threads is not None else 0
+        return self._totals[home or 0].loss
 
     def predict(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         """Forward only, without gradients, of the graph's outputs.
@@ -195,17 +209,32 @@ class Replica:
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Scales this part's gradients if the norm of the whole model's is larger than `max_norm`.
 
-        Call it on all parts, after `step` and before the optimizer's ``step()``.
+        Call it on all parts, after `step` and before the optimizer's ``step()``. Parts that do not wait for
+        each other (`Graph.decouple`) have norms of their own; predictors do not count and are not scaled.
 
         Returns:
             The norm before, of the gradients at the end of the last `step`.
         """
-        norm: float = self._total.squared_norm**0.5
-        scale = float(max_norm) / (norm + 1e-6)
-        if scale < 1:
-            grads = [param.grad for _, param in self.named_parameters() if param.grad is not None]
-            torch._foreach_mul_(grads, scale)
-        return norm
+        norms = {parts: norm for total in self._totals for parts, norm in total.squared_norms.items()}
+        for parts, squared in norms.items():
+            scale = float(max_norm) / (squared**0.5 + 1e-6)
+            if scale < 1:
+                torch._foreach_mul_(self._gradients(parts), scale)
+        whole: float = sum(norms.values()) ** 0.5
+        return whole
+
+    def _gradients(self, parts: Collection[int]) -> list[torch.Tensor]:
+        """Those of the model, without predictors, on some of this process's parts."""
+        params = (
+            param
+            for engine in self._engines
+            for part in engine.parts
+            if part in parts
+            for node in self._plan.nodes_of([part])
+            if node.decoupling is None
+            for param in engine.modules.owned(part, node)
+        )
+        return [param.grad for param in params if param.grad is not None]
 
     def train(self, mode: bool = True) -> Self:
         """Sets this part's modules to training or evaluation mode, as ``torch.nn.Module.train``."""
@@ -260,9 +289,14 @@ class Replica:
             codec: As for `fastps.Worker`.
             on_step: As for `fastps.torch.ParameterServerOptimizer`.
 
+        Raises:
+            ConfigError: A setting is invalid, or the mode is `fastps.Sync` and a value is decoupled.
+
         Returns:
             A `fastps.torch.ParameterServerOptimizer`, or what does nothing if this part has no parameters.
         """
+        if self._plan.decoupled:
+            check_fits_predictors(mode, self._plan.edge_of(self._plan.decoupled[0]))
         with self._told():
             waits = isinstance(mode, WarmStart) and self.part is not None and self.part != self._leader
             self._joined += 1
@@ -315,14 +349,21 @@ class Replica:
             ``steps``; ``computing`` and ``waiting``: seconds in nodes and for messages; ``activation_bytes``:
             the most bytes of node outputs and received values that waited for their backward; ``edges``: for
             each value that crosses between two parts (``"conv1[:, -1:]: 0 -> 1"``), ``values`` and
-            ``gradients``: messages forward and backward, ``value_bytes`` and ``gradient_bytes``.
+            ``gradients``: messages forward and backward, ``value_bytes`` and ``gradient_bytes``. A decoupled
+            value also has, on its part, ``lag``: steps between a value and the use of its target to how often
+            that was; ``waited``: seconds for targets; and of the last 100 targets, or None before the first,
+            the means of the predictor's ``relative_error`` |S - g| / |g| (1 when it predicts nothing) and of
+            the ``cosine`` between the two.
         """
         described = [engine.described() for engine in self._engines]
         total: dict[str, Any] = {"steps": described[0]["steps"]}
         for key in ("computing", "waiting", "activation_bytes"):
             total[key] = sum(stats[key] for stats in described)
-        total["edges"] = {name: edge for stats in described for name, edge in stats["edges"].items()}
-        return total
+        edges: dict[str, dict[str, Any]] = {}
+        for stats in described:
+            for name, edge in stats["edges"].items():
+                edges.setdefault(name, {}).update(edge)
+        return {**total, "edges": edges}
 
     # -- the end ---------------------------------------------------------------------------------------------
 

@@ -27,9 +27,8 @@ class Stats:
 
     def count(self, edge: Edge, direction: Literal["values", "gradients"], tensor: torch.Tensor) -> None:
         """Counts a message that crosses to another part, where it is sent and where it is received."""
-        name = f"{edge.value}: {edge.origin} -> {edge.part}"
         empty = {"values": 0, "value_bytes": 0, "gradients": 0, "gradient_bytes": 0}
-        counters = self._edges.setdefault(name, empty)
+        counters = self._edges.setdefault(edge.name, empty)
         counters[direction] += 1
         counters[f"{direction[:-1]}_bytes"] += tensor.numel() * tensor.element_size()
 

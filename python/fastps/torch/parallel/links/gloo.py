@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import datetime
 import queue
 import threading
 import time
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -94,26 +96,34 @@ class Gloo:
     Args:
         group: A gloo group whose ranks are the parts.
         timeout: Seconds in which a tensor whose header has come must arrive.
+        together: The parts that end each step together with this one. What the others are sent is freed when
+            it has arrived, without `settle`, and they may leave earlier.
     """
 
-    def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
+    def __init__(self, group: dist.ProcessGroup, timeout: float, together: Collection[int]) -> None:
         self.inbox: Inbox = queue.SimpleQueue()
         self.waits_for = -1
         #: Where received tensors go next is a GPU, so they arrive in pinned memory.
         self.pinned = False
         self._group, self._timeout = group, datetime.timedelta(seconds=timeout)
+        self._together = together
         self._ahead = [Ahead() for _ in range(group.size())]
         self._closing = False
         #: Sends under way with the memory they read; small ones are waited for one call later.
         self._large: list[tuple[Any, torch.Tensor]] = []
         self._small: list[tuple[Any, torch.Tensor]] = []
         self._former: list[tuple[Any, torch.Tensor]] = []
+        #: Sends to parts that do not end steps together with this one; None is the end.
+        self._apart: queue.SimpleQueue[tuple[Any, torch.Tensor] | None] = queue.SimpleQueue()
         self._answers: collections.deque[tuple[Any, torch.Tensor]] = collections.deque(maxlen=64)
         self._threads = [
             threading.Thread(target=self._receive, args=[part], name=f"fastps part {part}", daemon=True)
             for part in range(group.size())
             if part != group.rank()
         ]
+        if len(together) < group.size():
+            name = "fastps sent"
+            self._threads.append(threading.Thread(target=self._free, name=name, daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -122,25 +132,32 @@ class Gloo:
             message = dataclasses.replace(message, tensor=_in_memory(message.tensor))
         first, second = pack(message)
         try:
-            self._small.append((self._group.send([first], part, _FIRST), first))
+            self._start(part, first, _FIRST)
             if second is not None:
                 ahead, size = self._ahead[part], second.numel()
                 tag = ahead.tag if size <= ahead.size else _WITHOUT
-                self._large.append((self._group.send([second], part, tag), second))
+                self._start(part, second, tag)
                 if ahead.grows(size):
                     self._release(part)
                     ahead.grow(size)
             if message.kind is Kind.CLOSE:
                 self._release(part)
         except RuntimeError as error:
-            if not self._closing:
+            if not self._closing and part in self._together:  # of others, the receiving thread reports it
                 self.inbox.put(Lost(part, str(error)))
+
+    def _start(self, part: int, wire: torch.Tensor, tag: int) -> None:
+        """Starts a send, and keeps the memory that it reads."""
+        work = self._group.send([wire], part, tag)
+        if part not in self._together:
+            self._apart.put((work, wire))
+        else:
+            (self._small if tag == _FIRST else self._large).append((work, wire))
 
     def _release(self, part: int) -> None:
         """Ends the receive into memory that is ready and not needed any more: with one byte."""
         if self._ahead[part].size:
-            byte = torch.zeros(1, dtype=torch.uint8)
-            self._small.append((self._group.send([byte], part, self._ahead[part].tag), byte))
+            self._start(part, torch.zeros(1, dtype=torch.uint8), self._ahead[part].tag)
 
     def settle(self) -> None:
         done, self._former = self._large + self._former, self._small
@@ -149,6 +166,7 @@ class Gloo:
 
     def close(self, broken: bool) -> None:
         self._closing = True
+        self._apart.put(None)
         self._wait_for(self._former + self._small + self._large, _LINGER)
         end = time.monotonic() + (0.0 if broken else _LINGER)
         for thread in self._threads:  # each ends with the other part's CLOSE, or with the process
@@ -161,6 +179,12 @@ class Gloo:
                 work.wait(datetime.timedelta(seconds=max(0.001, end - time.monotonic())))
             except RuntimeError:
                 continue  # the receiving thread reports a lost connection
+
+    def _free(self) -> None:
+        """What the thread does that waits for sends to parts that may be late."""
+        while (sent := self._apart.get()) is not None:
+            with contextlib.suppress(RuntimeError):  # a receiving thread reports a lost connection
+                sent[0].wait(_FOREVER)
 
     def _receive(self, part: int) -> None:
         """What a receiving thread does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import time
 from collections.abc import Callable, Iterable
@@ -74,32 +75,41 @@ class Mailbox:
             FastpsError: Another part has failed.
         """
         begun = time.perf_counter()
+        waiting = functools.partial(self._waiting, what, source, step)
         self._links.waits_for = source
+        if key not in self.arrived and source in self._closed:
+            raise lost(source, self._nodes(source), waiting())
         while key not in self.arrived:
             left = None if patient else max(0.0, begun + self._timeout - time.perf_counter())
             try:
                 found = self._links.inbox.get(timeout=left)
             except queue.Empty:
-                waiting = f"{self._waiting(what, source, step)} for {self._timeout} s"
-                raise self._late(source, waiting) from None
-            self._take(found, what, source, step)
+                raise self._late(source, f"{waiting()} for {self._timeout} s") from None
+            self._take(found, source, waiting)
         self._links.waits_for = -1
         self.waiting += time.perf_counter() - begun
         return self.arrived.pop(key)
 
+    def poll(self, step: int) -> None:
+        """Takes what has come, without waiting; raises as `wait` if a part is gone or has failed."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found = self._links.inbox.get_nowait()
+                self._take(found, -1, lambda: f"part {self._part} was at step {step}")
+
     def _waiting(self, what: str, source: int, step: int) -> str:
         return f"part {self._part} waited for {what}, step {step}, from part {source}"
 
-    def _take(self, found: Message | Lost, what: str, source: int, step: int) -> None:
+    def _take(self, found: Message | Lost, source: int, waiting: Callable[[], str]) -> None:
         if isinstance(found, Lost):
-            raise lost(found.part, self._nodes(found.part), self._waiting(what, source, step))
+            raise lost(found.part, self._nodes(found.part), waiting())
         if found.kind is Kind.ERROR:
             assert found.tensor is not None
             raise decode(found.tensor)
         if found.kind is Kind.CLOSE:
             self._closed.add(found.source)
         if source in self._closed:
-            raise lost(source, self._nodes(source), self._waiting(what, source, step))
+            raise lost(source, self._nodes(source), waiting())
         self.check(found)
         index = found.source if found.kind is Kind.ANSWER else found.micro_batch
         self.arrived[found.call, found.kind, found.number, index] = found
@@ -125,7 +135,7 @@ class Mailbox:
         key, end = (0, Kind.ANSWER, 0, part), time.perf_counter() + _PATIENCE
         while key not in self.arrived and time.perf_counter() < end:
             with contextlib.suppress(queue.Empty):
-                self._take(self._links.inbox.get(timeout=_PATIENCE / 10), waiting, part, 0)
+                self._take(self._links.inbox.get(timeout=_PATIENCE / 10), part, lambda: waiting)
         return self.arrived.pop(key).rows if key in self.arrived else None
 
     def _nodes(self, part: int) -> list[str]:

@@ -56,6 +56,7 @@ class Kind(enum.IntEnum):
     ANSWER = 10
     ERROR = 11
     CLOSE = 12
+    LOSS = 13
 
 
 @dataclasses.dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""Synthetic gradients: parts that do not wait for the parts above them, nor for their backward."""

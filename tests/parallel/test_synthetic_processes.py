@@ -1,0 +1,138 @@
+"""Decoupled parts as processes: the bits of late targets, what they gain, and how they fail."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from decoupled import decoupled, endures, leaves, slept, spoiled, stacks, train, trained
+from models import digits, pulled
+from processes import Parts
+
+import fastps
+from fastps.torch.parallel import Replica
+
+#: Seconds in which the other parts hear of a failure.
+SOON = 5.0
+
+
+@pytest.fixture
+def address():
+    with fastps.serve(shards=2) as server:
+        yield server.addresses
+
+
+def test_processes_with_one_outstanding_target_have_the_bits_of_targets_a_step_late(address):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with fastps.Store() as store, Replica.local(decoupled(stacks(5, 3)), delay=1) as replica:
+            losses = train(replica, store, digits(), 20, micro_batches=2)
+            expected = pulled(store)
+    finally:
+        torch.set_num_threads(before)
+    with Parts(3, trained, address, "cdni", 5, 3, 20, {"ahead": 1}) as parts:
+        results = parts.results()
+    with fastps.connect(address) as ps:
+        found = pulled(ps)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+    assert results[2][0] == losses  # the others return the newest one that they know
+    known = {loss for loss in results[0][0] if not np.isnan(loss)}
+    assert known <= set(losses)
+    assert len(known) > 10
+    for part, name in enumerate(("part0: 0 -> 1", "part1: 1 -> 2")):
+        edge = results[part][1][name]
+        assert edge["lag"] == {1: 19}
+        assert edge["waited"] > 0
+        assert edge["relative_error"] > 0
+        assert -1 <= edge["cosine"] <= 1
+
+
+@pytest.mark.parametrize("ahead", [2, 5])
+def test_a_part_goes_ahead_as_far_as_it_may(address, ahead):
+    with Parts(3, trained, address, "dni", 5, 3, 40, {"ahead": ahead, "warm_up": 3}) as parts:
+        results = parts.results()
+    with fastps.connect(address) as ps:
+        names = ps.names()
+        assert {ps.versions(name)[name] for name in names if "synthetic" not in name} == {41}
+        steps = {name: ps.versions(name)[name] - 1 for name in names if "synthetic" in name}
+    for part, name in enumerate(("part0: 0 -> 1", "part1: 1 -> 2")):
+        lags = results[part][1][name]["lag"]
+        assert lags[0] == 3  # in the warm-up
+        assert max(lags) <= ahead
+        assert 40 - ahead <= sum(lags.values()) <= 40
+        # A step without a due target pushes no gradient of the predictor; several due ones make one.
+        assert 1 <= steps[f"part{part}.synthetic.layers.0.bias"] <= sum(lags.values())
+
+
+def test_decoupled_parts_do_not_wait_for_each_other():
+    """Each sleeps 20 ms a step."""
+    for attempt in range(3):  # the machine may be busy
+        seconds = {}
+        for how in ("backprop", "dni"):
+            with Parts(2, slept, how, 50) as parts:
+                seconds[how] = parts.results()[1][0]
+        if seconds["backprop"] >= 1.6 * seconds["dni"] or attempt == 2:
+            break
+    assert seconds["backprop"] >= 1.6 * seconds["dni"], seconds
+
+
+def test_a_predictor_that_gives_nan_stops_the_step_of_its_part(address):
+    """The middle one's sixth call is the prediction of step 3: it has one in step 0, then two in each."""
+    with Parts(3, spoiled, address, 20) as parts:
+        (low, pushed_low), (middle, pushed), (high, pushed_high) = parts.results()
+    assert (low, high) == ({}, {})
+    assert list(middle) == [3]
+    assert 'not finite (edge "part1: 1 -> 2", step 3)' in middle[3]
+    assert "part 1 pushed nothing" in middle[3]
+    assert pushed["part1.0.0.weight"] == 19
+    assert {pushed_low["part0.0.0.weight"], pushed_high["part2.0.weight"]} == {20}
+
+
+def heard(parts, part):
+    """All that a part said, and its end: what it returned, or the name and text of what it raised."""
+    said = []
+    with contextlib.suppress(EOFError, OSError):
+        while (found := parts._next(part, 60.0))[0] == "said":
+            said.append(found[1])
+        return said, found[1]
+    return said, None
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "error"),
+    [
+        ("kill", 0, "ConnectionLostError"),
+        ("kill", 1, "ConnectionLostError"),
+        ("kill", 2, "ConnectionLostError"),
+        ("stop", 0, "DeadlineError"),
+        ("stop", 2, "DeadlineError"),
+        ("exception", 1, "NodeError"),
+    ],
+)
+def test_a_replica_fails_as_a_whole_and_predictors_keep_what_they_learned(address, kind, part, error):
+    timeout = 1.5 if kind == "stop" else 60.0
+    others, before = [k for k in range(3) if k != part], {}
+    with Parts(3, endures, address, kind, part, 400, timeout) as parts:
+        for k in others:
+            said, end = heard(parts, k)
+            assert end[0] == error, end
+            assert f"part {part}" in end[1]
+            assert said[-1] < SOON + (timeout if kind == "stop" else 0.0)
+            before[k] = said[-2]
+    with Parts(3, endures, address, "none", 0, 60, 60.0) as parts:
+        after = [heard(parts, k)[0][-1] for k in range(3)]
+    for k in others:
+        for was, now in zip(before[k], after[k], strict=True):
+            assert now <= 1.2 * was
+
+
+def test_a_part_may_leave_before_the_others_have_finished():
+    """The lower one has ended while the upper one still sends it targets and losses."""
+    with Parts(2, leaves, 60) as parts:
+        done = parts.results()
+        assert done[1] - done[0] > 2.0
