@@ -99,7 +99,6 @@ impl Server {
         let push = Push {
             action: Action::Assign,
             identity: Identity { client: 1, sequence },
-            trusted: false,
             ..gradient(&tensor.slice, CodecId::Float32, bytemuck::cast_slice(values))
         };
         let unused = || -> fastps_core::identity::Completion { Box::new(drop) };
@@ -156,7 +155,7 @@ pub(crate) fn gradient<'a>(slice: &Slice, codec: CodecId, body: &'a [u8]) -> Pus
         indices: None,
         codec,
         body,
-        trusted: true,
+        largest: None,
         once: true,
     }
 }
