@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import os
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import fastps
-from fastps.optimize import LBFGS, Replica, Vectors, drop, minimize
+from fastps.cli import main
+from fastps.optimize import CG, LBFGS, GradientDescent, Replica, Vectors, drop, minimize
 
 SAMPLES = 60
 OPTIONS = {"samples": SAMPLES, "portions": 6, "l2": 0.01, "max_iterations": 4, "method": LBFGS(history=2)}
@@ -84,6 +88,30 @@ def test_shards_and_replicas_change_no_bit(alone, shards, count):
         ps.push("w0", np.zeros(2))
 
 
+def test_status_lists_spaces_and_a_space_outlives_its_coordinator_for_a_while(capfd):
+    with fastps.serve(shards=2, lease=0.5) as server, fastps.connect(server.addresses) as ps:
+        Logistic().register(ps)
+        v = Vectors(ps, Logistic.names, ["g", "p"], space="short", keep_for=1.0)
+        assert main(["status", server.addresses, "--json"]) == 0
+        [space] = json.loads(capfd.readouterr().out)["spaces"]
+        assert (space["name"], space["vectors"]) == ("short", ["g", "p"])
+        assert space["tensors"] == list(Logistic.names)
+        assert "process" in space["coordinator"]
+        time.sleep(1.5)  # its coordinator is there
+        assert v.run(v.dot("g", "w")) == (0.0,)
+        v._ps.close()
+        assert main(["status", server.addresses]) == 0
+        assert "coordinator: None" in capfd.readouterr().out
+        deadline = time.monotonic() + 30
+        while fastps._fastps.VectorSpaces(ps._native).list(None):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        while sum(shard["counters"]["memory_vectors"] for shard in ps.stats()["shards"]):
+            assert time.monotonic() < deadline  # other shards ask shard 0 now and then
+            time.sleep(0.05)
+        ps.push("w0", np.zeros(2))
+
+
 class Killed(Exception):
     """The coordinator died."""
 
@@ -125,8 +153,18 @@ def dying(monkeypatch, moments):
     return made
 
 
-def test_a_coordinator_dropped_at_every_message_is_resumed_with_the_same_bits(alone, monkeypatch):
+#: `make second-order` has coordinators of all methods die at every message.
+LONG = bool(os.environ.get("FASTPS_SECOND_ORDER"))
+METHODS = [LBFGS(history=2), CG("PR+"), CG("HS"), CG("FR"), GradientDescent()]
+
+
+@pytest.mark.parametrize("method", METHODS if LONG else METHODS[:1], ids=str)
+def test_a_coordinator_dropped_at_any_message_is_resumed_with_the_same_bits(method, monkeypatch):
     objective = Logistic()
+    options = {**OPTIONS, "method": method}
+    with fastps.Store() as store:
+        objective.register(store)
+        alone = outcome(store, minimize(store, objective.names, objective, **options))
     with fastps.serve(shards=2) as server:
 
         def run(moment, name):
@@ -135,15 +173,15 @@ def test_a_coordinator_dropped_at_every_message_is_resumed_with_the_same_bits(al
                 with monkeypatch.context() as patch:
                     made = dying(patch, moment)
                     with contextlib.suppress(Killed):
-                        return minimize(ps, objective.names, objective, **OPTIONS), made[0].seen
+                        return minimize(ps, objective.names, objective, **options), made[0].seen
                 with Vectors(ps, objective.names, vectors, space="minimize") as v:
                     begun = v.stored is not None  # else it died before its first commit
                     v.leave()
-                result = minimize(ps, objective.names, objective, resume=begun, **OPTIONS)
+                result = minimize(ps, objective.names, objective, resume=begun, **options)
                 assert outcome(ps, result) == alone, moment
                 return result, 0
 
-        vectors = ["g", "p", "t", "h", *OPTIONS["method"]._vectors]
+        vectors = ["g", "p", "t", "h", *method._vectors]
         _, moments = run(math.inf, "none")
         assert moments > 40
         for moment in range(moments):

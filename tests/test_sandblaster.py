@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,38 @@ def test_a_replica_that_is_killed_changes_no_bit(tmp_path: Path) -> None:
     assert not psutil.Process().children()
 
 
+def test_a_command_that_is_killed_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    problem, said = problems.load("digits", None), []
+    alone = Config("digits", None, 1, ["lbfgs", "cg-pr"], False, 7, 0.0, 12)
+    expected = run(alone, problem, tmp_path, lambda _: None, said.append)
+    options = ["--replicas", "2", "--method", "lbfgs,cg-pr", "--iterations", "7", "--tol", "0"]
+    options += ["--portions", "12", "--shards", "2", "--json"]
+    command = [sys.executable, "-m", "fastps", "sandblaster", *options]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+        progress = tmp_path / "fastps-sandblaster" / "progress.json"
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if progress.exists() and len(json.loads(progress.read_text())["curves"].get("cg-pr", [])) > 2:
+                break
+            time.sleep(0.005)
+        children = psutil.Process(process.pid).children()
+        process.kill()
+    psutil.wait_procs(children, timeout=30)
+    other = sandblaster(*[*options[:-3], "--shards", "3", "--resume"], cwd=tmp_path)
+    assert other.returncode == 1
+    assert "had other options" in other.stderr
+    ran = sandblaster(*options, "--resume", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads(ran.stdout)
+    for curve, whole in zip(result["curves"], expected, strict=True):
+        assert (curve["fun"], curve["evaluations"]) == (whole.fun[-1], whole.evaluations[-1])
+        assert [fun for _, _, fun in curve["curve"]] == whole.fun
+    assert not progress.exists()
+    again = sandblaster(*options, "--resume", cwd=tmp_path)
+    assert again.returncode == 1
+    assert "nothing to resume in" in again.stderr
+
+
 def test_losses_have_the_gradients_that_they_say() -> None:
     rng = np.random.default_rng(0)
     for name in ("digits", *(name for name in ("a9a", "w8a") if (Path(DATA) / name).is_dir())):
@@ -89,6 +122,7 @@ WRONG = [
     (["--replicas", "0"], 2, "'0' is not a whole number above 0"),
     (["--tol", "-1"], 2, "'-1' is not a number >= 0"),
     (["--data", "a9a"], 1, "--data a9a needs --data-dir DIR"),
+    (["--resume"], 1, "--resume needs --shards S"),
     (["--data", "w8a", "--data-dir", "."], 1, "w8a.gz cannot be read"),
 ]
 

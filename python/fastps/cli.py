@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         help="train a policy by reinforcement learning (fastps rl --help lists its options)",
         add_help=False,
     )
-    status = commands.add_parser("status", help="show counters of a running cluster")
+    status = commands.add_parser("status", help="show counters and open spaces of a running cluster")
     status.add_argument("addresses", metavar="ADDRESSES", help="host:port of each shard, separated by commas")
     status.add_argument(
         "--timeout", type=float, default=5.0, metavar="S", help="seconds to wait for an answer (5)"
@@ -164,12 +164,18 @@ def _checkpoint(arguments: list[str]) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    """Prints the counters of all shards."""
+    """Prints the counters of all shards, and the open spaces of vectors."""
     import fastps
+    from fastps import _fastps
 
     tls = {"tls_ca": args.tls_ca, "tls_cert": args.tls_cert, "tls_key": args.tls_key}
     with fastps.connect(args.addresses, timeout=args.timeout, **tls) as ps:
-        stats = {"shards": ps.stats()["shards"]}  # not the client's, which are of this command
+        fields = ("name", "number", "tensors", "vectors", "coordinator")
+        spaces = [
+            dict(zip(fields, space, strict=True)) for space in _fastps.VectorSpaces(ps._native).list(None)
+        ]
+        # Not the client's counters, which are of this command.
+        stats = {"shards": ps.stats()["shards"], "spaces": spaces}
     if args.json:
         print(json.dumps(stats, default=str))
     else:

@@ -16,7 +16,8 @@ __all__ = ["add_arguments", "execute"]
 
 EPILOG = """\
 Replicas are processes, which compute losses and gradients of portions; the vectors lie in a store of this
-process. Kill or stop a replica while it runs: the result has the same bits.
+process, or with --shards on servers in processes of their own. Kill or stop a replica while it runs: the
+result has the same bits. Kill the command itself, and --resume goes on with the same bits.
 
 exit codes: 0 done; 1 failed, the last line says why; 2 wrong usage; 130 stopped by Ctrl-C (128 + signal
 number). Every process that the command starts ends with it; every file lies in the --out folder."""
@@ -57,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="data set (digits, which needs no files)",
     )
     parser.add_argument("--data-dir", metavar="DIR", help="folder of the data set's files")
+    parser.add_argument(
+        "--shards", type=_count, default=0, metavar="S", help="servers, each a process; default: a store"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with a run of servers that was interrupted"
+    )
     parser.add_argument("--replicas", type=_count, default=4, help="replica processes (4)")
     parser.add_argument(
         "--method",
@@ -108,7 +115,11 @@ def _execute(args: argparse.Namespace) -> int:
         args.iterations,
         args.tol,
         args.portions,
+        args.shards,
+        args.resume,
     )
+    if args.resume and not args.shards:
+        raise CommandError("--resume needs --shards S: a store ends with the command")
     stream = sys.stderr if args.json else sys.stdout
     screen = _Screen(stream)
     curves = run(config, problems.load(args.data, args.data_dir), out, screen.live, screen.say)

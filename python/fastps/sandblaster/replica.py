@@ -1,8 +1,8 @@
 """A replica's process, ``python -m fastps.sandblaster.replica``: computes losses and gradients of portions.
 
-It writes a line once it has its data. Then standard input and output carry one line of JSON each way per
-portion, followed by the arrays that it announces: the trial point, when that is new, and the gradients. The
-process ends with its input.
+It writes a line once it has its data. If it was given addresses of servers, it takes portions from there.
+Else standard input and output carry one line of JSON each way per portion, followed by the arrays that it
+announces: the trial point, when that is new, and the gradients. The process ends with its input.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+import fastps
 from fastps._shared import process
 from fastps._shared.children import python_module
 from fastps._shared.process import CommandError
+from fastps.optimize import Replica
 from fastps.sandblaster import problems
 
 __all__ = ["ReplicaProcess"]
@@ -38,9 +41,18 @@ class ReplicaProcess:
         data_dir: The folder of its files.
         start: Arrays of the parameters' shapes and dtypes.
         log: The file for the child's standard error.
+        addresses: Servers whose portions it computes; None: those that it is called with.
     """
 
-    def __init__(self, name: str, data: str, data_dir: str | None, start: Arrays, log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        data: str,
+        data_dir: str | None,
+        start: Arrays,
+        log: Path,
+        addresses: str | None = None,
+    ) -> None:
         self.name, self._start, self._log = name, start, log
         self._sent: Arrays = {}
         with log.open("wb") as stderr:
@@ -55,7 +67,8 @@ class ReplicaProcess:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._input, self._output = self.process.stdin, self.process.stdout
-        self._send({"data": data, "data_dir": data_dir, "parent": os.getpid()})
+        orders = {"data": data, "data_dir": data_dir, "parent": os.getpid()}
+        self._send({**orders, "name": f"replica {name}", "addresses": addresses})
 
     def wait(self) -> None:
         """Returns when the child has its data.
@@ -86,6 +99,10 @@ class ReplicaProcess:
             _write(self._input, header, arrays or {})
         except BrokenPipeError:
             raise self._gone() from None
+
+    def ended(self) -> CommandError:
+        """Waits until the child has ended; says why it has."""
+        return self._gone()
 
     def _gone(self) -> CommandError:
         words = self._log.read_text(errors="replace").strip().splitlines()
@@ -129,6 +146,8 @@ def main() -> int:
     orders = json.loads(pipe.readline())
     process.hold_on_to(orders["parent"])
     problem = problems.load(orders["data"], orders["data_dir"])
+    if orders["addresses"] is not None:
+        return _take_portions(orders["addresses"], orders["name"], problem, answers)
     _write(answers, {"ready": True}, {})
     params: Arrays = {}
     while line := pipe.readline():
@@ -137,6 +156,23 @@ def main() -> int:
             params = _read(pipe, problem.start)
         loss, gradients = problem.objective(params, np.arange(header["first"], header["last"] + 1))
         _write(answers, {"loss": loss}, {name: gradients[name] for name in problem.start})
+    return 0
+
+
+def _take_portions(addresses: str, name: str, problem: problems.Problem, answers: IO[bytes]) -> int:
+    """Computes portions of servers until standard input ends."""
+    ended = threading.Event()
+    with fastps.connect(addresses, timeout=60.0) as ps:
+        replica = Replica(ps, problem.objective, name=name)
+
+        def end() -> None:
+            ended.set()
+            replica.stop()
+
+        _write(answers, {"ready": True}, {})
+        process.watch_stdin(lambda _: None, end)
+        while not ended.is_set():
+            replica.run()
     return 0
 
 

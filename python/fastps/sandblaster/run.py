@@ -13,8 +13,9 @@ import numpy as np
 
 import fastps
 from fastps._shared.process import CommandError
-from fastps.optimize import CG, LBFGS, GradientDescent, OptimizeResult, Replica, minimize
+from fastps.optimize import CG, LBFGS, GradientDescent, OptimizeResult, Replica, drop, minimize
 from fastps.optimize.method import Method
+from fastps.sandblaster.cluster import Progress, servers
 from fastps.sandblaster.problems import Problem
 from fastps.sandblaster.replica import ReplicaProcess
 
@@ -46,6 +47,8 @@ class Config:
     iterations: int
     tol: float
     portions: int
+    shards: int = 0
+    resume: bool = False
 
 
 @dataclass
@@ -83,29 +86,40 @@ def run(config: Config, problem: Problem, out: Path, live: Say, say: Say) -> lis
         say: Shows a line that stays.
     """
     curves = []
-    with fastps.Store() as store:
+    settings = {name: value for name, value in vars(config).items() if name not in ("resume", "replicas")}
+    progress = Progress(out, settings, config.resume)
+    with contextlib.ExitStack() as stack:
+        ps: fastps.ParameterServer
+        if config.shards:
+            say(f"starting {config.shards} servers, each in a process of its own")
+            addresses = stack.enter_context(servers(config.shards, out))
+            ps = stack.enter_context(fastps.connect(addresses, timeout=60.0))
+        else:
+            addresses = None
+            ps = stack.enter_context(fastps.Store())
         for name, values in problem.start.items():
-            store.register(name, values, optimizer=fastps.SGD(lr=1.0))
+            ps.register(name, values, optimizer=fastps.SGD(lr=1.0))
         say(f"starting {config.replicas} replicas, each in a process of its own")
-        with _replicas(store, config, problem, out) as failed:
+        with _replicas(ps, addresses, config, problem, out) as failed:
             for method in config.methods:
-                for name, values in problem.start.items():
-                    store.assign(name, values)
-                curve, message = _minimize(store, config, problem, method, live)
-                say(f"{method}: {message}")
+                curve = _minimize(ps, config, problem, method, live, progress)
+                say(f"{method}: {curve.result.message if curve.result else 'ended before'}")
                 curves.append(curve)
                 while failed:
                     say(f"{failed.pop()}; the others computed its portions")
         if config.downpour:
-            curves.append(_downpour(store, config, problem, max(curve.seconds[-1] for curve in curves), live))
+            curves.append(_downpour(ps, config, problem, max(curve.seconds[-1] for curve in curves), live))
+    progress.end()
     return curves
 
 
 @contextlib.contextmanager
 def _replicas(
-    store: fastps.Store, config: Config, problem: Problem, out: Path
+    ps: fastps.ParameterServer, addresses: str | None, config: Config, problem: Problem, out: Path
 ) -> Iterator[list[CommandError]]:
-    """Processes that compute, and for each a thread that takes portions; gives what has failed."""
+    """Processes that compute portions of servers; of a store, each with a thread that takes them. Gives what
+    has failed.
+    """
     failed: list[CommandError] = []
     processes: list[ReplicaProcess] = []
     stop = threading.Event()
@@ -117,15 +131,24 @@ def _replicas(
         except CommandError as error:
             failed.append(error)
 
+    def watch(process: ReplicaProcess) -> None:
+        error = process.ended()
+        if not stop.is_set():
+            failed.append(error)
+
     threads: list[threading.Thread] = []
     replicas: list[Replica] = []
     try:
         for k in range(config.replicas):
             log = out / f"replica-{k}.log"
-            processes.append(ReplicaProcess(str(k), config.data, config.data_dir, problem.start, log))
+            own = (str(k), config.data, config.data_dir, problem.start, log, addresses)
+            processes.append(ReplicaProcess(*own))
         for k, process in enumerate(processes):
             process.wait()
-            replicas.append(Replica(store, process, name=f"replica {k}"))
+            if addresses is not None:
+                threads.append(threading.Thread(target=watch, args=(process,), daemon=True))
+                continue
+            replicas.append(Replica(ps, process, name=f"replica {k}"))
             threads.append(threading.Thread(target=work, args=(replicas[-1],), daemon=True))
         for thread in threads:
             thread.start()
@@ -141,20 +164,60 @@ def _replicas(
 
 
 def _minimize(
-    store: fastps.Store, config: Config, problem: Problem, method: str, live: Say
-) -> tuple[Curve, str]:
-    curve = Curve(method)
+    ps: fastps.ParameterServer, config: Config, problem: Problem, method: str, live: Say, progress: Progress
+) -> Curve:
+    """Minimizes by a method, or goes on with it, or finds it done."""
+    points = progress.curves.setdefault(method, [])
+    if method in progress.done:
+        return _curve(method, points, OptimizeResult(**progress.done[method], history=()))
+    result = None
+    if points:
+        try:
+            result = _search(ps, config, problem, method, live, progress)
+        except fastps.ConfigError as error:
+            # It was killed after the end of the search: then the method begins again.
+            if "nothing to resume" not in str(error):
+                raise
+    if result is None:
+        points.clear()
+        drop(ps, "minimize")
+        for name, values in problem.start.items():
+            ps.assign(name, values)
+        result = _search(ps, config, problem, method, live, progress)
+    fields = {name: value for name, value in vars(result).items() if name != "history"}
+    progress.done[method] = fields
+    if config.shards:
+        progress.save()
+    return _curve(method, points, result)
+
+
+def _curve(method: str, points: list[list[float]], result: OptimizeResult) -> Curve:
+    curve = Curve(method, result=result)
+    for point in points:
+        curve.note(*point)
+    return curve
+
+
+def _search(
+    ps: fastps.ParameterServer, config: Config, problem: Problem, method: str, live: Say, progress: Progress
+) -> OptimizeResult:
+    points = progress.curves[method]
+    before = points[-1][1] if points else 0.0
 
     def note(so_far: OptimizeResult) -> None:
-        curve.note(so_far.nfev, so_far.seconds, so_far.fun)
+        while points and points[-1][0] >= so_far.nfev:
+            points.pop()
+        points.append([so_far.nfev, before + so_far.seconds, so_far.fun])
+        if config.shards:
+            progress.save()
         shares = ", ".join(str(so_far.replicas.get(f"replica {k}", 0)) for k in range(config.replicas))
         live(
             f"{method:6} batch {so_far.nfev:>5,}  f {so_far.fun:.6f}  |g| {so_far.grad_norm:.1e}  "
             f"portions by replica {shares}  copies {so_far.backups_issued}, won {so_far.backups_won}"
         )
 
-    curve.result = minimize(
-        store,
+    return minimize(
+        ps,
         list(problem.start),
         samples=problem.samples,
         method=METHODS[method],
@@ -165,20 +228,22 @@ def _minimize(
         max_evaluations=20 * config.iterations + 20,
         callback=note,
         timeout=60.0,
+        resume=bool(points),
     )
-    return curve, curve.result.message
 
 
-def _downpour(store: fastps.Store, config: Config, problem: Problem, seconds: float, live: Say) -> Curve:
+def _downpour(
+    ps: fastps.ParameterServer, config: Config, problem: Problem, seconds: float, live: Say
+) -> Curve:
     """Downpour SGD with Adagrad, for as long as the slowest method took; its workers are threads."""
     curve, done, stop = Curve("downpour"), [0] * config.replicas, threading.Event()
     names = {name: f"downpour/{name}" for name in problem.start}
     for name, values in problem.start.items():
-        store.register(names[name], values, optimizer=fastps.Adagrad(lr=_LR))
+        ps.register(names[name], values, optimizer=fastps.Adagrad(lr=_LR))
 
     def work(k: int) -> None:
         rng = np.random.default_rng([1, k])
-        with fastps.Worker(store, store.pull(list(names.values())), mode=fastps.Async()) as worker:
+        with fastps.Worker(ps, ps.pull(list(names.values())), mode=fastps.Async()) as worker:
             while not stop.is_set():
                 indices = rng.integers(0, problem.samples, _BATCH)
                 params = {name: worker.params[own] for name, own in names.items()}
@@ -195,7 +260,7 @@ def _downpour(store: fastps.Store, config: Config, problem: Problem, seconds: fl
         while True:
             now = time.monotonic() - began
             passes = sum(done) / problem.samples
-            fun = problem.fun({name: store.pull(own) for name, own in names.items()})
+            fun = problem.fun({name: ps.pull(own) for name, own in names.items()})
             curve.note(passes, now, fun)
             live(f"downpour  {passes:>6.1f} passes over the samples  f {fun:.6f}")
             if now >= seconds:
