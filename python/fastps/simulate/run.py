@@ -15,7 +15,8 @@ from fastps.errors import ConfigError
 from fastps.modes import Async, Hogwild, Mode, Sync, WarmStart
 from fastps.simulate.durations import Durations, Exponential, times_of
 from fastps.simulate.events import Event, Join, as_moment, check_events
-from fastps.simulate.simulation import Gradient, Plan, Simulation
+from fastps.simulate.plan import Gradient, Plan
+from fastps.simulate.simulation import Simulation
 from fastps.simulate.trace import Trace
 from fastps.store import Store
 

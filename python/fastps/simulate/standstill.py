@@ -1,0 +1,27 @@
+"""Who waits for whom, when nothing else will happen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastps.simulate.errors import StandstillError
+from fastps.simulate.member import Member
+
+__all__ = ["standstill"]
+
+
+def standstill(now: float, members: Sequence[Member], waits: Sequence[Member]) -> StandstillError:
+    """The error that lists who waits for whom."""
+    waiting: dict[int, list[int]] = {}
+    lines = []
+    for member in waits:
+        others = [m for m in members if m is not member and m.worker is not None]
+        busy = [m for m in others if m not in waits] or others
+        waiting[member.index] = [m.index for m in busy]
+        whom = ", ".join(f"worker {m.index}{' (killed)' if m.dead else ''}" for m in busy) or "no worker"
+        lines.append(
+            f"worker {member.index} has waited in step {member.step} since {member.since:.6g} for {whom}"
+        )
+    return StandstillError(
+        f"no worker can continue (virtual time {now:.6g}): {'; '.join(lines)}", waiting, now
+    )
