@@ -235,16 +235,18 @@ def python_files() -> list[Path]:
 
 
 RL = ROOT / "python/fastps/rl"
+CONVNET = ROOT / "python/fastps/repro/convnet.py"
 
 
 def test_torch_and_jax_are_imported_by_their_adapters_alone() -> None:
-    """But torch also by `fastps.rl`, whose models are torch's."""
+    """But torch also by `fastps.rl`, whose models are torch's, and by the net of a claim."""
+    others = {"torch": (RL, CONVNET), "jax": ()}
     for path in python_files():
         for module, _ in python_imports(path):
-            for framework in ("torch", "jax"):
-                if module.split(".")[0] == framework and not (framework == "torch" and RL in path.parents):
-                    own = (ROOT / f"python/fastps/{framework}.py", ROOT / f"python/fastps/{framework}")
-                    assert {path, *path.parents} & set(own), path.relative_to(ROOT)
+            framework = module.split(".")[0]
+            if framework in others:
+                own = (ROOT / f"python/fastps/{framework}.py", ROOT / f"python/fastps/{framework}")
+                assert {path, *path.parents} & {*own, *others[framework]}, path.relative_to(ROOT)
 
 
 def test_the_base_package_needs_numpy_alone() -> None:
