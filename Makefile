@@ -27,7 +27,7 @@ ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 
-.PHONY: help demo demo-parallel test tests beside-tests beside-checkers lint lint-rust lint-python lint-ci test-rust test-python checkers loom tsan miri neon live bench bench-kernels \
+.PHONY: help demo demo-parallel test tests beside-tests beside-checkers lint lint-rust lint-python lint-ci test-rust test-python checkers loom tsan miri neon live live-check bench bench-kernels \
         bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared bench-parallel bench-rl acceptance-rl second-order acceptance training repro mutants torture soak kills fuzz docs dev clean tools
 
 help: ## List the targets
@@ -102,8 +102,14 @@ miri: ## Check the core for undefined behaviour with Miri, if it is installed
 neon: ## Compile the vector load and store for AArch64
 	CARGO_TARGET_DIR=$(TARGET)/neon $(PYTHON) .ci/neon.py
 
-live: ## Build the WebAssembly of the live page with Debian's compiler, and put it into the package
-	CARGO_TARGET_DIR=$(TARGET) .ci/live python/fastps/live/page/fastps.wasm
+live: ## Build the WebAssembly of the live page with Debian's compiler, put it into the package, and write its vectors
+	FASTPS_WRITE_VECTORS=1 $(CARGO) test --locked --quiet -p fastps-live vectors
+	.ci/live python/fastps/live/page/fastps.wasm
+
+live-check: .venv/.test-$(PROFILE) ## Build the WebAssembly where its compiler can be had, and compare 200 runs of it with the vectors
+	.ci/live $(TARGET)/fastps.wasm
+	$(CARGO) test --locked --quiet -p fastps-live vectors
+	FASTPS_LIVE_MODULE=$$(ls $(TARGET)/fastps.wasm 2>/dev/null) $(BIN)/pytest -n0 tests/live/test_live_vectors.py
 
 bench: .venv/.test-release ## Measure push + pull against raw sockets and write benchmarks/README.md
 	$(BIN)/python benchmarks/transport.py --output benchmarks/README.md $(ARGS)

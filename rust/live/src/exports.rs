@@ -1,8 +1,8 @@
 //! The C ABI. A caller writes into the input buffer and reads the output buffer, so no function takes an
 //! address, and everything here is safe Rust but for the names that the linker keeps.
 //!
-//! `unsafe` stands in the attributes only: each name is exported once, by this file, and begins with no
-//! underscore, so none replaces a symbol of the C library.
+//! SAFETY of the attributes: a name is kept in WebAssembly only, where the module has no imports and no C
+//! library. In a native program `read` would replace the one of the C library.
 #![allow(unsafe_code)]
 
 use crate::describe::{ABI, describe as description};
@@ -119,13 +119,13 @@ fn answer(call: impl FnOnce(&mut State) -> Result<u32>) -> i32 {
 }
 
 /// The version of the calls.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn abi() -> i32 {
     ABI
 }
 
 /// Makes the input buffer and returns its address; null if it would be too long.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn input(bytes: u32) -> *mut f64 {
     if bytes > LONGEST_INPUT {
         return std::ptr::null_mut();
@@ -138,19 +138,19 @@ pub extern "C" fn input(bytes: u32) -> *mut f64 {
 }
 
 /// The address of the last call's output.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn output() -> *const f64 {
     STATE.with_borrow(|state| state.output.as_ptr())
 }
 
 /// The bytes of the last call's output.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn output_len() -> u32 {
     STATE.with_borrow(|state| state.length as u32)
 }
 
 /// Tells names, numbers and defaults of all settings.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn describe() -> i32 {
     answer(|state| {
         state.text(&description());
@@ -168,7 +168,7 @@ fn toy(problem: u32) -> Result<&'static Toy> {
 }
 
 /// The values of a problem on a grid.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn contours(problem: u32, x0: f64, x1: f64, columns: u32, y0: f64, y1: f64, rows: u32) -> i32 {
     answer(|state| {
         let (toy, points) = (toy(problem)?, columns.checked_mul(rows));
@@ -190,7 +190,7 @@ pub extern "C" fn contours(problem: u32, x0: f64, x1: f64, columns: u32, y0: f64
 }
 
 /// A problem's value and gradient at a point, without noise.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn gradient(problem: u32, x: f64, y: f64) -> i32 {
     answer(|state| {
         let (f, [dx, dy]) = (toy(problem)?.at)(x, y);
@@ -200,7 +200,7 @@ pub extern "C" fn gradient(problem: u32, x: f64, y: f64) -> i32 {
 }
 
 /// Makes a simulation from the settings in the input.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn make() -> i32 {
     answer(|state| {
         let simulation = Simulation::new(state.settings()?)?;
@@ -209,7 +209,7 @@ pub extern "C" fn make() -> i32 {
 }
 
 /// Frees a simulation.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn destroy(run: u32) -> i32 {
     answer(|state| {
         state.simulation(run)?;
@@ -219,7 +219,7 @@ pub extern "C" fn destroy(run: u32) -> i32 {
 }
 
 /// Continues with the settings in the input; 1 if the workers were restarted.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn set(run: u32) -> i32 {
     answer(|state| {
         let settings = state.settings()?;
@@ -228,13 +228,13 @@ pub extern "C" fn set(run: u32) -> i32 {
 }
 
 /// Handles events until a time, a number of updates or a number of events is reached.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn advance(run: u32, time: f64, updates: f64, events: u32) -> i32 {
     answer(|state| Ok(state.simulation(run)?.run()?.advance(time, updates, events.min(i32::MAX as u32))))
 }
 
 /// The state of a simulation and of its workers.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn read(run: u32) -> i32 {
     answer(|state| {
         let (mut output, run) = (Vec::new(), state.simulation(run)?.run()?);
@@ -245,7 +245,7 @@ pub extern "C" fn read(run: u32) -> i32 {
 }
 
 /// Finished steps from a number on.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn steps(run: u32, from: f64) -> i32 {
     answer(|state| {
         let run = state.simulation(run)?.run()?;
@@ -257,7 +257,7 @@ pub extern "C" fn steps(run: u32, from: f64) -> i32 {
 }
 
 /// The loss at the server's values over the run.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn curve(run: u32) -> i32 {
     answer(|state| {
         let points = state.simulation(run)?.run()?.log.curve.clone();
@@ -267,7 +267,7 @@ pub extern "C" fn curve(run: u32) -> i32 {
 }
 
 /// The histogram of the staleness.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn staleness(run: u32) -> i32 {
     answer(|state| {
         let counts = state.simulation(run)?.run()?.log.staleness;
@@ -277,7 +277,7 @@ pub extern "C" fn staleness(run: u32) -> i32 {
 }
 
 /// What happened, from a number on.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn messages(run: u32, from: f64) -> i32 {
     answer(|state| {
         let (mut lines, mut count) = (String::new(), 0);
@@ -293,7 +293,7 @@ pub extern "C" fn messages(run: u32, from: f64) -> i32 {
 }
 
 /// Kills (0) or pauses (1) a worker, lets one join (2), or makes its next gradient NaN (3).
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn act(run: u32, what: u32, worker: u32, seconds: f64) -> i32 {
     answer(|state| {
         let action = Action::of(what, worker, seconds)?;
@@ -302,7 +302,7 @@ pub extern "C" fn act(run: u32, what: u32, worker: u32, seconds: f64) -> i32 {
 }
 
 /// Goes to a time by repeating everything until then.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn rewind(run: u32, time: f64) -> i32 {
     answer(|state| {
         if !time.is_finite() {
@@ -313,7 +313,7 @@ pub extern "C" fn rewind(run: u32, time: f64) -> i32 {
 }
 
 /// Loss and test error at the server's values now.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn evaluate(run: u32) -> i32 {
     answer(|state| {
         let found = state.simulation(run)?.run()?.evaluate();
@@ -323,7 +323,7 @@ pub extern "C" fn evaluate(run: u32) -> i32 {
 }
 
 /// The server's values.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn values(run: u32) -> i32 {
     answer(|state| {
         let values: Vec<_> = state.simulation(run)?.run()?.values().iter().copied().map(f64::from).collect();
@@ -334,7 +334,7 @@ pub extern "C" fn values(run: u32) -> i32 {
 }
 
 /// Virtual seconds of some of a worker's steps.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn durations(run: u32, worker: u32, first: u32, count: u32) -> i32 {
     answer(|state| {
         if first == 0 || count > MOST_DURATIONS {
@@ -351,7 +351,7 @@ pub extern "C" fn durations(run: u32, worker: u32, first: u32, count: u32) -> i3
 }
 
 /// Prepares repeated runs of the settings in the input.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn fit_make() -> i32 {
     answer(|state| {
         let fit = Repeated::new(state.settings()?)?;
@@ -360,13 +360,13 @@ pub extern "C" fn fit_make() -> i32 {
 }
 
 /// Repeats more runs.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn fit_run(fit: u32, runs: u32) -> i32 {
     answer(|state| state.fit(fit)?.run(runs).map(|runs| runs as u32))
 }
 
 /// The momentum of the mean path.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn fit_read(fit: u32) -> i32 {
     answer(|state| {
         let mut found = Vec::new();
@@ -377,7 +377,7 @@ pub extern "C" fn fit_read(fit: u32) -> i32 {
 }
 
 /// Frees repeated runs.
-#[unsafe(no_mangle)]
+#[cfg_attr(target_arch = "wasm32", unsafe(no_mangle))]
 pub extern "C" fn fit_destroy(fit: u32) -> i32 {
     answer(|state| {
         state.fit(fit)?;

@@ -23,6 +23,8 @@ mod run;
 mod server;
 mod settings;
 mod simulation;
+#[cfg(test)]
+mod vectors;
 mod worker;
 
 pub use exports::*;

@@ -594,7 +594,7 @@ impl Run {
         let member = &mut self.members[k];
         member.waits_no_more(now);
         if !std::mem::take(&mut member.starting) {
-            member.version = 0;
+            (member.version, member.loss) = (0, f64::NAN);
             self.record(k, Outcome::Lost, &Told::default());
         }
         let text = match self.enter(k) {
