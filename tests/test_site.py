@@ -35,6 +35,7 @@ def test_the_site_builds_and_documents_every_public_name(tmp_path: Path) -> None
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
+    assert "<title>A Live Example" in (tmp_path / "live-example.html").read_text()
     pages = "".join(page.read_text() for page in (tmp_path / "reference/api").glob("*.html"))
     documented = set(re.findall(r'id="(fastps\.[\w.]+)"', pages))
     ends = {name.rpartition(".")[2] for name in documented}

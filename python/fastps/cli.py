@@ -1,5 +1,5 @@
 """The command line: ``fastps demo | sandblaster | rl | serve | status | ls | rm | checkpoint | doctor |
-torture | repro``, and ``fastps-server``.
+torture | repro | live``, and ``fastps-server``.
 
 Exit codes: 0 success; 1 failure, explained in one line that names the fix; 2 wrong usage; 3 (``demo``)
 pushes and versions do not reconcile; 130 stopped by Ctrl-C; 128 + n stopped by signal n; 141 the reader of
@@ -63,6 +63,7 @@ def _run(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     from fastps import doctor, runs
     from fastps.demo import command
+    from fastps.live import command as live
     from fastps.repro import command as repro
     from fastps.sandblaster import command as sandblaster
     from fastps.torture import command as torture
@@ -145,6 +146,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     repro.add_arguments(reproducer)
     reproducer.set_defaults(execute=repro.execute)
+    viewer = commands.add_parser(
+        "live",
+        help="watch servers and workers train, on a page in the browser",
+        description="Start shard servers and workers on this machine and serve a page that shows them:\n"
+        "stale gradients, waiting, codecs, and what happens when one is killed. The page also runs the same\n"
+        "parameter server inside the browser.",
+    )
+    live.add_arguments(viewer)
+    viewer.set_defaults(execute=live.execute)
     return parser
 
 

@@ -1,0 +1,25 @@
+"""Puts the page of `fastps live` into the site, as one file."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mkdocs.structure.files import File
+
+EXPORT = Path(__file__).parent.parent / "python/fastps/live/export.py"
+
+
+def _export() -> ModuleType:
+    """The module alone: the package needs its extension module, which need not be built."""
+    spec = importlib.util.spec_from_file_location("live_export", EXPORT)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def on_files(files: Any, config: Any) -> Any:
+    files.append(File.generated(config, "live-example.html", content=_export().one_file()))
+    return files
