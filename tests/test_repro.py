@@ -265,6 +265,14 @@ def test_the_claim_about_reinforcement_learning_fails_if_frames_grow_or_runs_sta
     assert not reinforcement.judge(figures).holds
 
 
+def test_the_claim_about_8_bits_fails_if_they_lose_accuracy():
+    float32 = [4.1, 4.3, 4.2, 4.0, 4.4]
+    figures = {"errors": {"float32": float32, "int8": [4.3, 4.1, 4.3, 4.1, 4.3]}}
+    assert CLAIMS["int8"].judge(figures).holds
+    figures["errors"]["int8"] = [error + 0.25 for error in float32]
+    assert CLAIMS["int8"].judge(figures).holds is False
+
+
 def test_the_claim_about_faults_fails_if_accuracy_or_the_ledger_is_off():
     figures = {
         "accuracy": {"without": [97.0, 97.2, 97.1], "with": [96.9, 97.3, 97.0]},
