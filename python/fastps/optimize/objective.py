@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fastps._shared.text import quoted
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DTypeError, ShapeError
 
@@ -67,7 +68,7 @@ class Task:
     def __post_init__(self) -> None:
         names, samples = getattr(self.objective, "names", None), getattr(self.objective, "samples", None)
         if names is not None and sorted(names) != sorted(self.shapes):
-            raise _disagrees("names", sorted(self.shapes), sorted(names))
+            raise _disagrees("names", quoted(sorted(self.shapes)), quoted(sorted(names)))
         if samples is not None and int(samples) != self.samples:
             raise _disagrees("samples", self.samples, samples)
 
@@ -98,10 +99,10 @@ class Task:
             what = "no gradient" if wrong[0] in self.shapes else "a gradient of another tensor"
             raise ConfigError(
                 f'the objective returned {what} (tensor "{wrong[0]}"): expected gradients of '
-                f"{sorted(self.shapes)}, got {sorted(gradients)}",
+                f"{quoted(sorted(self.shapes))}, got {quoted(sorted(gradients))}",
                 tensor=wrong[0],
-                expected=str(sorted(self.shapes)),
-                got=str(sorted(gradients)),
+                expected=quoted(sorted(self.shapes)),
+                got=quoted(sorted(gradients)),
             )
         return {name: self._array(name, gradients[name]) for name in self.shapes}
 

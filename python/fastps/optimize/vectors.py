@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 from numpy.typing import NDArray
 
 from fastps import _fastps
+from fastps._shared.text import quoted
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, StalePush
 
@@ -251,7 +252,7 @@ class Vectors:
         try:
             return self._indices[name]
         except KeyError:
-            expected = f"one of {sorted(self._indices)}"
+            expected = f"one of {quoted(sorted(self._indices))}"
             raise ConfigError(
                 f'space "{self.space}" has no such vector: expected {expected}, got {name!r}',
                 expected=expected,
