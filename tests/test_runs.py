@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import re
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from torch import nn
 import fastps
 import fastps.torch
 from fastps import cli
+from fastps._shared.text import ago
+from fastps.runs import listed
 
 ONES = np.ones(4, np.float32)
 
@@ -75,12 +79,13 @@ def test_runs_are_listed_and_freed(runs, server, capsys):
     b.register("table", np.zeros((3, 2), np.float32), fastps.Adam(lr=0.5), group="g")
     filled(none, 0)
     assert cli.main(["ls", server.addresses]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    out = capsys.readouterr().out
+    lines = [re.sub(r" +\d s ago$", " now", line).split() for line in out.splitlines()]
     assert lines == [
-        ["RUN", "TENSOR", "SHAPE", "DTYPE", "OPTIMIZER", "VERSION", "BYTES"],
-        ["-", "w", "4", "float32", "SGD", "1", "16"],
-        ["a", "w", "4", "float32", "SGD", "2", "16"],
-        ["b", "table", "3x2", "float32", "Adam", "1", "24"],
+        ["RUN", "TENSOR", "SHAPE", "DTYPE", "OPTIMIZER", "VERSION", "BYTES", "LAST", "CHANGE"],
+        ["-", "w", "4", "float32", "SGD", "1", "16", "now"],
+        ["a", "w", "4", "float32", "SGD", "2", "16", "now"],
+        ["b", "table", "3x2", "float32", "Adam", "1", "24", "now"],
     ]
     assert cli.main(["ls", server.addresses, "--run", "b", "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
@@ -132,7 +137,8 @@ def test_a_worker_that_continues_a_run_says_so(runs, caplog):
         with fastps.Worker(ps, {"w": ONES}, fastps.Async()):
             pass
         (record,) = caplog.records
-        assert (record.levelname, record.getMessage()) == ("WARNING", f"continuing {what}: 2 updates")
+        assert record.levelname == "WARNING"
+        assert re.fullmatch(rf"continuing {what}: 2 updates, last change \d+ s ago", record.getMessage())
         caplog.clear()
 
 
@@ -157,3 +163,34 @@ def test_runs_survive_a_restart(tmp_path):
             ps.push("w", ONES)
             assert ps.pull("w").tolist() == [2.0 - start] * 4
             assert ps.names() == ["w"]
+
+
+def test_the_last_change_is_of_the_server_s_life(tmp_path):
+    """A pull or a look is no change; a restarted server does not know of earlier ones."""
+    for start in range(2):
+        with (
+            fastps.serve(shards=2, data_dir=tmp_path / "data") as server,
+            fastps.connect(server.addresses, run="a") as a,
+            fastps.connect(server.addresses) as ps,
+        ):
+            if start == 1:
+                assert [one.changed for one in listed(ps)] == [None, None]
+                continue
+            filled(a, 3)
+            ps.register("table", np.zeros((200_000, 3), np.float32), fastps.SGD(lr=1.0))
+            time.sleep(2.0)
+            a.pull("w")
+            ps.push("table", fastps.Sparse(np.array([199_999]), np.ones((1, 3), np.float32)))
+            new, old = listed(ps)
+            assert (new.run, old.run) == (None, "a")
+            assert new.changed < old.changed
+            assert 0.5 < old.changed < 60  # to about a second
+            (mine,) = a._native.last_changes(["w"], None)
+            assert mine == pytest.approx(old.changed, abs=5)
+    assert [ago(s) for s in (0.2, 59, 90, 3600 * 3, 86400 * 2)] == [
+        "0 s ago",
+        "59 s ago",
+        "2 min ago",
+        "3 h ago",
+        "2 d ago",
+    ]

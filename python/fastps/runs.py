@@ -9,6 +9,7 @@ import math
 from typing import Any, NamedTuple
 
 from fastps._shared.process import EXIT_OK, CommandError
+from fastps._shared.text import ago
 from fastps.connection import ParameterServer, TensorSpec, connect
 
 __all__ = ["Listed", "add_arguments", "listed", "ls", "rm"]
@@ -27,12 +28,14 @@ class Listed(NamedTuple):
         spec: Its description, with its name in the run.
         version: The smallest version of its slices.
         bytes: Of its values; optimizer state comes on top.
+        changed: Seconds since it last changed; None if it has not changed since the servers' start.
     """
 
     run: str | None
     spec: TensorSpec
     version: int
     bytes: int
+    changed: float | None
 
 
 def listed(ps: ParameterServer) -> list[Listed]:
@@ -40,13 +43,14 @@ def listed(ps: ParameterServer) -> list[Listed]:
     names = ps.names()
     versions = ps.versions(names)
     found = []
-    for name in names:
+    for name, changed in zip(names, ps._native.last_changes(names, None), strict=True):
         spec = ps.spec(name)
         run, own = None, name
         if name.startswith(_MARK) and "/" in name:
             run, _, own = name.removeprefix(_MARK).partition("/")
         spec = dataclasses.replace(spec, name=own)
-        found.append(Listed(run, spec, versions[name], math.prod(spec.shape) * _BYTES[spec.dtype]))
+        size = math.prod(spec.shape) * _BYTES[spec.dtype]
+        found.append(Listed(run, spec, versions[name], size, changed))
     return sorted(found, key=lambda one: (one.run or "", one.spec.name))
 
 
@@ -69,11 +73,12 @@ def ls(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([_as_json(one) for one in found]))
         return EXIT_OK
-    rows = [("RUN", "TENSOR", "SHAPE", "DTYPE", "OPTIMIZER", "VERSION", "BYTES")]
-    for run, spec, version, size in found:
+    rows = [("RUN", "TENSOR", "SHAPE", "DTYPE", "OPTIMIZER", "VERSION", "BYTES", "LAST CHANGE")]
+    for run, spec, version, size, changed in found:
         shape = "x".join(map(str, spec.shape)) or "scalar"
         rule = type(spec.optimizer).__name__
-        rows.append((run or "-", spec.name, shape, spec.dtype, rule, f"{version:,}", f"{size:,}"))
+        numbers = f"{version:,}", f"{size:,}", ago(changed)
+        rows.append((run or "-", spec.name, shape, spec.dtype, rule, *numbers))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row[:5], widths[:5], strict=True)]
@@ -115,4 +120,5 @@ def _as_json(one: Listed) -> dict[str, Any]:
         "optimizer": {"name": type(spec.optimizer).__name__, **vars(spec.optimizer)},
         "version": one.version,
         "bytes": one.bytes,
+        "changed_s_ago": one.changed,
     }

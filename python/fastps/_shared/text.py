@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["quoted"]
+__all__ = ["ago", "quoted"]
+
+
+def ago(seconds: float | None) -> str:
+    """A time in the past, such as ``3 h ago``; ``-`` if it is not known."""
+    if seconds is None:
+        return "-"
+    for limit, unit in [(60, "s"), (60, "min"), (24, "h")]:
+        if seconds < limit:
+            return f"{seconds:.0f} {unit} ago"
+        seconds /= limit
+    return f"{seconds:.0f} d ago"
 
 
 def quoted(names: Iterable[str]) -> str:

@@ -401,6 +401,27 @@ impl Shard {
         read(&self.slices).slices.values().cloned().collect()
     }
 
+    /// Notes the moment for all slices that have changed since the last call; 0 for what is old. Moments are
+    /// the caller's: the core has no clock.
+    pub fn note_changes(&self, moment: u64) {
+        for slice in self.all() {
+            slice.note_change(moment);
+        }
+    }
+
+    /// The noted moments of the last changes of some tensors; those without one are left out.
+    pub fn last_changes(&self, names: &HashSet<&str>) -> HashMap<Arc<str>, u64> {
+        let mut last = HashMap::new();
+        for slice in self.all() {
+            let (name, moment) = (&slice.spec().name, slice.changed_at());
+            if moment > 0 && names.contains(&**name) {
+                let newest = last.entry(name.clone()).or_insert(moment);
+                *newest = moment.max(*newest);
+            }
+        }
+        last
+    }
+
     /// Counters since the start.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let slices = self.all();

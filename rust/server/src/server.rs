@@ -130,6 +130,7 @@ impl Server {
                 values_lent: AtomicU64::new(0),
                 frames: AtomicU64::new(0),
                 frames_refused: AtomicU64::new(0),
+                frames_swept: AtomicU64::new(0),
             });
             nodes.push(node.clone());
             threads.push(spawn(shard, node, tls.clone(), config.local_socket())?);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastps._fastps import Versions
+from fastps._shared.text import ago
 from fastps.connection import ParameterServer
 
 __all__ = ["note_continuation"]
@@ -23,5 +24,8 @@ def note_continuation(ps: ParameterServer, versions: Versions | None, workers: i
         what = "a model that was trained before" if ps.run is None else f"run {ps.run}"
         import logging  # here, because `import fastps` should bring little
 
+        changes = ps._native.last_changes(list(versions), None) if versions is not None else []
+        last = min((seconds for seconds in changes if seconds is not None), default=None)
+        when = "" if last is None else f", last change {ago(last)}"
         level = logging.INFO if workers > 1 else logging.WARNING
-        logging.getLogger("fastps").log(level, "continuing %s: %s updates", what, f"{updates:,}")
+        logging.getLogger("fastps").log(level, "continuing %s: %s updates%s", what, f"{updates:,}", when)

@@ -430,7 +430,7 @@ async fn connections_and_streams_for_which_there_is_no_room_are_told_so() {
     // Existing connections still work, and a stream that does not fit is refused like any call.
     let status = peers[0].exchange().await.err().unwrap();
     assert_full(&convert::error_from_status(&status));
-    peers[0].control.stats(timed(pb::StatsRequest {})).await.unwrap();
+    peers[0].control.stats(timed(pb::StatsRequest::default())).await.unwrap();
     peers.truncate(1);
     until("memory comes back", || counter(&server, "connections") == 1).await;
     peers[0].exchange().await.unwrap();

@@ -109,7 +109,8 @@ async fn neither_statistics_nor_debug_output_tell_an_incarnation() {
         said.contains("renew") && !said.contains("secret") && !said.contains(&CLIENT.to_string()),
         "{said}"
     );
-    let sessions = shard.control.stats(timed(pb::StatsRequest {})).await.unwrap().into_inner().sessions;
+    let sessions =
+        shard.control.stats(timed(pb::StatsRequest::default())).await.unwrap().into_inner().sessions;
     let number = shard.control.hello(timed(hello(CLIENT))).await.unwrap().into_inner().session;
     assert_eq!(sessions.iter().map(|session| session.number).collect::<Vec<_>>(), [number]);
     drop(server);

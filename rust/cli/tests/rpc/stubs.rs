@@ -230,7 +230,7 @@ impl Shard {
     }
 
     pub(crate) async fn counter(&mut self, name: &str) -> u64 {
-        self.control.stats(timed(pb::StatsRequest {})).await.unwrap().into_inner().counters[name]
+        self.control.stats(timed(pb::StatsRequest::default())).await.unwrap().into_inner().counters[name]
     }
 }
 

@@ -7,6 +7,7 @@ use crate::calls::submit::next;
 use crate::client::Client;
 use crate::link::call::Call;
 use crate::link::payload::{Memory, Payload};
+use crate::link::state::Link;
 use crate::link::unary::{call, request};
 use crate::state::map::Entry;
 use crate::state::time::after;
@@ -25,9 +26,30 @@ use fastps_core::verbs::{
 use fastps_proto::v1 as pb;
 use fastps_transport::convert::Read;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Tensors that one question about last changes names.
+const NAMES_ASKED: usize = 1000;
 
 impl Client {
+    /// A shard's counters, and when these tensors last changed there.
+    fn ask_stats(
+        &self,
+        link: &Arc<Link>,
+        changed: Vec<String>,
+        deadline: Instant,
+    ) -> Result<pb::StatsResponse> {
+        let link = link.clone();
+        self.block(async move {
+            let asked = pb::StatsRequest { changed };
+            let ask = |mut client: pb::control_client::ControlClient<_>, left| {
+                let asked = asked.clone();
+                async move { client.stats(request(asked, left)).await }
+            };
+            call(&link, deadline, ask).await
+        })
+    }
+
     /// Waits for a call. Where its caller leaves, it goes on by itself.
     pub(crate) fn finish(&self, call: &Arc<Call>, caller: &mut dyn Caller) -> Result<()> {
         if call.wait(Duration::MAX, Some(caller))? {
@@ -69,6 +91,23 @@ impl TensorRegistry for Client {
         self.shared.lost.raise()?;
         self.refresh(Vec::new(), after(timeout))?;
         Ok(self.map.names())
+    }
+
+    fn last_changes(&self, names: &[Arc<str>], timeout: Duration) -> Result<Vec<Option<Duration>>> {
+        self.alive()?;
+        let deadline = after(timeout);
+        let mut last = vec![None; names.len()];
+        for (names, last) in names.chunks(NAMES_ASKED).zip(last.chunks_mut(NAMES_ASKED)) {
+            let there: Vec<_> = names.iter().map(|name| self.map.run().there(name)).collect();
+            for link in &self.links {
+                let told = self.ask_stats(link, there.clone(), deadline)?.changed_ms_ago;
+                for (name, last) in there.iter().zip(last.iter_mut()) {
+                    let ago = told.get(name).map(|ms| Duration::from_millis(*ms));
+                    *last = (*last).into_iter().chain(ago).min();
+                }
+            }
+        }
+        Ok(last)
     }
 }
 
@@ -216,17 +255,11 @@ impl ParameterServer for Client {
         self.alive()?;
         let deadline = after(timeout);
         let mut shards = Vec::with_capacity(self.links.len());
-        for link in self.links.iter().cloned() {
-            let address = link.address.clone();
-            let answer: pb::StatsResponse = self.block(async move {
-                let ask = |mut client: pb::control_client::ControlClient<_>, left| async move {
-                    client.stats(request(pb::StatsRequest {}, left)).await
-                };
-                call(&link, deadline, ask).await
-            })?;
+        for link in &self.links {
+            let answer = self.ask_stats(link, Vec::new(), deadline)?;
             let mut counters: Vec<_> = answer.counters.into_iter().collect();
             counters.sort();
-            shards.push((address, counters));
+            shards.push((link.address.clone(), counters));
         }
         Ok(Stats { shards, client: self.shared.counters.list() })
     }

@@ -5,6 +5,7 @@ use super::slice::{Counters, Slice, SliceMemory};
 use crate::base::error::Result;
 use crate::base::fault::fault;
 use crate::base::isa::prefetch;
+use crate::base::sync::Ordering;
 use crate::kernel::rows::Indices;
 use crate::tensor::SliceVersion;
 
@@ -107,6 +108,20 @@ impl Slice {
             SliceMemory::Exact(memory) => memory.lock().overflowed,
             SliceMemory::Hogwild(memory) => memory.overflowed(),
         }
+    }
+
+    /// Notes the moment if the slice has changed since the last call. 0: whatever has changed is old.
+    pub(crate) fn note_change(&self, moment: u64) {
+        let [version, changed] = &self.noted;
+        let now = self.version(0).0;
+        if version.swap(now, Ordering::Relaxed) != now {
+            changed.store(moment, Ordering::Relaxed);
+        }
+    }
+
+    /// The moment of the last change that [`Slice::note_change`] has found; 0: there is none.
+    pub(crate) fn changed_at(&self) -> u64 {
+        self.noted[1].load(Ordering::Relaxed)
     }
 
     /// Numbers of applied gradients and of applied assignments.

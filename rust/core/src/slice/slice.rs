@@ -45,6 +45,8 @@ pub struct Slice {
     pub(super) cuts: Arc<Cuts>,
     pub(super) meter: Arc<Meter>,
     pub(super) clients: Arc<Clients>,
+    /// The version at the last [`Slice::note_change`], and the moment of the one that found a new version.
+    pub(super) noted: [AtomicU64; 2],
     /// The charge for the slice's own memory.
     charge: Charge,
     pub(super) memory: SliceMemory,
@@ -138,6 +140,7 @@ impl Slice {
             cuts,
             meter,
             clients,
+            noted: [AtomicU64::new(0), AtomicU64::new(0)],
             charge,
             memory,
         }

@@ -16,4 +16,7 @@ pub trait TensorRegistry: Send + Sync {
     fn spec(&self, name: &str, timeout: Duration) -> Result<Arc<TensorSpec>>;
     /// The names of all tensors, sorted.
     fn names(&self, timeout: Duration) -> Result<Vec<Arc<str>>>;
+    /// How long ago each of these tensors last changed, to about a second; `None` if it has not changed since
+    /// the server's start, or in process.
+    fn last_changes(&self, names: &[Arc<str>], timeout: Duration) -> Result<Vec<Option<Duration>>>;
 }

@@ -568,8 +568,12 @@ pub struct DropRequest {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DropResponse {}
 /// Asks for counters.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct StatsRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StatsRequest {
+    /// Tensors of which it is asked when they last changed.
+    #[prost(string, repeated, tag = "1")]
+    pub changed: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
 /// Counters of one shard since its start.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StatsResponse {
@@ -579,6 +583,10 @@ pub struct StatsResponse {
     /// Sessions of clients.
     #[prost(message, repeated, tag = "2")]
     pub sessions: ::prost::alloc::vec::Vec<Session>,
+    /// Of the tensors asked for, those with slices here that have changed since the server's start: milliseconds since
+    /// the last change, to about a second.
+    #[prost(map = "string, uint64", tag = "3")]
+    pub changed_ms_ago: ::std::collections::HashMap<::prost::alloc::string::String, u64>,
 }
 /// A client's session, without the client's incarnation.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -526,6 +526,19 @@ impl Client {
         Ok(Versions(Arc::new(versions.or_raise(py)?)))
     }
 
+    /// Seconds since the last change of each tensor; None if it has not changed since the server's start.
+    fn last_changes(
+        &self,
+        py: Python<'_>,
+        names: Vec<String>,
+        timeout: Option<f64>,
+    ) -> PyResult<Vec<Option<f64>>> {
+        let (server, timeout) = (self.enter(py)?, self.timeout(py, timeout)?);
+        let names = shared(names);
+        let last = self.call(py, server, move |server| server.last_changes(&names, timeout))?.or_raise(py)?;
+        Ok(last.into_iter().map(|ago| ago.map(|ago| ago.as_secs_f64())).collect())
+    }
+
     /// Joins a group; returns the number of its workers and the names of some.
     fn join(
         &self,

@@ -8,6 +8,7 @@ use crate::cluster::reaper::MAX_ASKED_RESERVATIONS;
 use crate::cluster::reservation::Reservations;
 use crate::cluster::session::Sessions;
 use crate::cluster::spaces::SpaceTable;
+use crate::human;
 use crate::persistence::Files;
 use fastps_core::error::{Error, Kind, Result};
 use fastps_core::portions::Portions;
@@ -15,6 +16,7 @@ use fastps_core::shard::Shard;
 use fastps_core::tensor::SliceId;
 use fastps_durable::Event;
 use fastps_proto::v1 as pb;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -71,6 +73,8 @@ pub(crate) struct Node {
     pub(crate) values_lent: AtomicU64,
     pub(crate) frames: AtomicU64,
     pub(crate) frames_refused: AtomicU64,
+    /// Frames read until the last sweep.
+    pub(crate) frames_swept: AtomicU64,
 }
 
 impl Node {
@@ -224,6 +228,18 @@ impl Node {
         for reservation in self.reservations.sweep(&self.shard, now) {
             tracing::info!(shard = self.index(), reservation, "the reservation ran out");
         }
+        let frames = self.frames.load(Ordering::Relaxed);
+        if self.frames_swept.swap(frames, Ordering::Relaxed) != frames {
+            self.shard.note_changes(human::now_ms());
+        }
+    }
+
+    /// Milliseconds since the last change of each of these tensors that has changed here since the start.
+    pub(crate) fn changed_ms_ago(&self, names: &[String]) -> HashMap<String, u64> {
+        let now = human::now_ms();
+        self.shard.note_changes(now);
+        let last = self.shard.last_changes(&names.iter().map(String::as_str).collect());
+        last.into_iter().map(|(name, at)| (name.to_string(), now.saturating_sub(at))).collect()
     }
 
     /// All counters.

@@ -407,12 +407,13 @@ impl Control for ControlService {
     }
 
     async fn stats(&self, request: Request<pb::StatsRequest>) -> Result<Response<pb::StatsResponse>, Status> {
-        self.call(request, pb::Role::Reader, Access::Look, |node, _, _| {
+        self.call(request, pb::Role::Reader, Access::Look, |node, _, m| {
             let counters =
                 node.counters().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
             Ok(pb::StatsResponse {
                 counters,
                 sessions: node.sessions.list(Instant::now(), MAX_LISTED_SESSIONS),
+                changed_ms_ago: node.changed_ms_ago(&m.changed),
             })
         })
         .await

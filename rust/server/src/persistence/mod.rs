@@ -144,6 +144,7 @@ impl Files {
         let Some(Kept { journal, snapshots, .. }) = self.0.as_deref() else { return Ok(Catalog::default()) };
         let begin = Instant::now();
         let report = journal.recover(shard).map_err(|error| error.shard(shard.index()))?;
+        shard.note_changes(0);
         for note in &report.notes {
             tracing::warn!(shard = shard.index(), "{note}");
         }
