@@ -31,6 +31,9 @@ def test_size_and_content() -> None:
         "fastps/py.typed",
         "fastps/_fastps.pyi",
         "fastps/demo/digits/ATTRIBUTION.md",
+        "fastps/live/page/index.html",
+        "fastps/live/page/fastps.wasm",
+        "fastps/live/page/vendor/uPlot-LICENSE.txt",
     ):
         assert needed in names
     assert any("licenses/LICENSE" in name for name in names)

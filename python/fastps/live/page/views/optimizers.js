@@ -103,7 +103,9 @@ function drawPath(context, surface, points, k, colours) {
     shown.forEach(([x, y], at) => (at === 0 ? context.moveTo(x, y) : context.lineTo(x, y)));
     context.strokeStyle = colour;
     context.lineWidth = width;
+    context.setLineDash(k < 8 ? [] : [7, 4]); // there are eight colours
     context.stroke();
+    context.setLineDash([]);
   }
   if (shown.length > 0) drawWorker(context, k, ...shown.at(-1), 6, colours);
 }
