@@ -47,5 +47,6 @@ with fastps.connect(sys.argv[1]) as ps:
         while portions.epoch < epochs:
             for indices in portions:
                 worker.step(gradients(worker.params, data.train_x[indices], data.train_y[indices]))
+            worker.pull_model()  # with the last steps of the others
             accuracy = jnp.mean(scores(worker.params, data.test_x).argmax(1) == data.test_y)
             print(f"epoch {portions.epoch}  accuracy {accuracy:.3f}", flush=True)

@@ -32,5 +32,6 @@ with fastps.connect(sys.argv[1]) as ps:
             for indices in portions:
                 _, grads = loss_and_grads(worker.params, data.train_x[indices], data.train_y[indices])
                 worker.step(grads)
+            worker.pull_model()  # with the last steps of the others
             _, accuracy = evaluate(worker.params, data.test_x, data.test_y)
             print(f"epoch {portions.epoch}  accuracy {accuracy:.3f}", flush=True)

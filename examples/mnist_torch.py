@@ -40,6 +40,7 @@ with fastps.connect(sys.argv[1]) as ps:
             loss.backward()
             optimizer.step()
             schedule.step()
+        optimizer.pull_model()  # with the last steps of the others
         accuracy = (model(test_x).argmax(1) == test_y).float().mean()
         print(f"epoch {portions.epoch}  accuracy {accuracy:.3f}", flush=True)
     optimizer.close()
