@@ -28,7 +28,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .PHONY: help demo demo-parallel test tests beside-tests beside-checkers lint lint-rust lint-python lint-ci test-rust test-python checkers loom tsan miri neon live live-check bench bench-kernels \
-        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared bench-parallel bench-rl acceptance-rl second-order acceptance training repro mutants torture soak kills fuzz docs dev clean tools
+        bench-hogwild bench-embedding bench-durable bench-training bench-connections bench-shared bench-parallel bench-rl acceptance-rl acceptance-synthetic second-order acceptance training repro mutants torture soak kills fuzz docs dev clean tools
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -150,6 +150,9 @@ acceptance: .venv/.demo ## Run the demo on 10 seeds with every codec and check a
 
 repro: .venv/.test-release ## Check all claims in the full form, with data from FASTPS_DATA_DIR, into target/repro; options: make repro ARGS="--jobs 4"
 	$(BIN)/fastps repro all --data-dir "$(FASTPS_DATA_DIR)" --out $(TARGET)/repro $(ARGS)
+
+acceptance-synthetic: .venv/.test-release ## Check on 5 seeds of MNIST what synthetic gradients learn, with data from FASTPS_DATA_DIR, into target/repro
+	$(BIN)/fastps repro synthetic-gradients --data-dir "$(FASTPS_DATA_DIR)" --out $(TARGET)/repro $(ARGS)
 
 acceptance-rl: .venv/.test-release ## Check on all seeds what reinforcement learning learns; options: make acceptance-rl ARGS="--only es"
 	$(BIN)/python tests/acceptance_rl.py $(ARGS)

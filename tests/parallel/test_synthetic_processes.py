@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -136,3 +141,16 @@ def test_a_part_may_leave_before_the_others_have_finished():
     with Parts(2, leaves, 60) as parts:
         done = parts.results()
         assert done[1] - done[0] > 2.0
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples/synthetic_gradients.py"
+
+
+@pytest.mark.timeout(300)
+def test_the_example_prints_its_test_error_last(tmp_path):
+    command = [sys.executable, str(EXAMPLE), "--layers", "3", "--parts", "2", "--steps", "40"]
+    environment = {name: value for name, value in os.environ.items() if name != "FASTPS_DATA_DIR"}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    error = re.fullmatch(r"test error ([\d.]+) %", done.stdout.splitlines()[-1])
+    assert float(error[1]) < 50

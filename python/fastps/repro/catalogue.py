@@ -13,6 +13,7 @@ from fastps.repro.claims import (
     reinforcement,
     sandblaster,
     stragglers,
+    synthetic,
     toys,
     training,
     warm_start,
@@ -33,13 +34,13 @@ FAMILIES = (
     hogwild,
     processes,
     reinforcement,
+    synthetic,
 )
 
 CLAIMS: dict[str, Claim] = {claim.name: claim for family in FAMILIES for claim in family.CLAIMS}
 
 #: Claims about what fastps does not have yet, by name.
 NOT_YET = {
-    "synthetic-gradients": "decoupled neural interfaces train within bounds of back-propagation",
     "cifar10": "serial, Downpour with Adagrad and Sync on CIFAR-10, with real processes",
 }
 
