@@ -100,6 +100,7 @@ def compute(ps):
         print("computes", flush=True)
         time.sleep(0.002)
         return objective(params, indices)
+    print("ready", flush=True)
     Replica(ps, slow, name="in a process").run()
 
 with fastps.connect({address!r}, timeout=30) as ps:
@@ -199,15 +200,16 @@ def test_a_replica_that_is_killed_in_mid_push_changes_no_bit(alone: Any) -> None
     with shards(2) as servers, connect(servers) as ps, replica(servers, 0.004):
         Logistic().register(ps)
         other = Process(servers, "compute")
+        assert other.line().strip() == "ready"
 
         def kill() -> None:
-            for _ in range(6):
+            for _ in range(3):
                 other.line()
             other.kill()
 
         killer = threading.Thread(target=kill)
         killer.start()
-        result = minimize(ps, Logistic.names, timeout=30, min_replicas=2, **OPTIONS)
+        result = minimize(ps, Logistic.names, timeout=30, **OPTIONS)
         killer.join(PATIENT)
         assert other.process.returncode == -signal.SIGKILL
         assert outcome(ps, result) == alone
