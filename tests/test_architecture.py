@@ -235,11 +235,14 @@ def python_files() -> list[Path]:
 
 
 RL = ROOT / "python/fastps/rl"
+CONVNET = ROOT / "python/fastps/repro/convnet.py"
 
 
 def test_torch_and_jax_are_imported_by_their_adapters_alone() -> None:
-    """But torch also by `fastps.rl`, whose models are torch's, and by the claim about models in parts."""
-    models = {RL, ROOT / "python/fastps/repro/claims/synthetic.py"}
+    """But torch also by `fastps.rl`, whose models are torch's, and by claims about models in parts and
+    about images.
+    """
+    models = {RL, CONVNET, ROOT / "python/fastps/repro/claims/synthetic.py"}
     for path in python_files():
         for module, _ in python_imports(path):
             for framework in ("torch", "jax"):

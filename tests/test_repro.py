@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -16,7 +19,9 @@ import pytest
 
 import fastps
 from fastps.optimize import CG, LBFGS
-from fastps.repro.catalogue import CLAIMS, NOT_YET, find
+from fastps.repro import convnet
+from fastps.repro.catalogue import CLAIMS, find
+from fastps.repro.cifar10 import unpack
 from fastps.repro.claim import Setting
 from fastps.repro.claims import hogwild, momentum, optimizers, processes, reinforcement, sandblaster, toys
 from fastps.repro.claims.codecs import decoded
@@ -160,21 +165,29 @@ def test_the_quick_claims_hold_and_fail_without_their_effect(tmp_path):
         assert CLAIMS[name].judge(figures).holds is False, name
 
 
-def test_a_claim_is_repeated_with_the_same_digits(tmp_path):
-    found = [
-        json.loads(
-            repro("staleness-limit", "--quick", "--json", "--out", str(tmp_path / name)).splitlines()[-1]
-        )
-        for name in "ab"
-    ]
+def test_claims_are_repeated_with_the_same_digits_without_data(tmp_path, monkeypatch):
+    """Also from an empty folder, and whatever the environment names as the folder of data sets."""
+    monkeypatch.setenv("FASTPS_DATA_DIR", "/nowhere")
+    names = ["staleness-limit", "conjugate-gradients"]
+    found = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        said = repro(*names, "--quick", "--json", cwd=tmp_path / folder)
+        found.append(json.loads(said.splitlines()[-1]))
     assert found[0] == found[1]
-    other = repro("staleness-limit", "--quick", "--json", "--seed", "5", "--out", str(tmp_path / "c"))
+    other = repro(names[0], "--quick", "--json", "--seed", "5", "--out", str(tmp_path / "c"))
     assert json.loads(other.splitlines()[-1])["results"][0]["measured"] != found[0]["results"][0]["measured"]
+
+
+def test_claims_of_the_quick_form_need_no_packages_and_repeat():
+    for claim in find(["all"], quick=True):
+        assert claim.repeats
+        assert not claim.packages
 
 
 def test_the_list_names_every_claim():
     told = repro("list")
-    assert all(name in told for name in (*CLAIMS, *NOT_YET))
+    assert all(name in told for name in CLAIMS)
     assert set(json.loads(repro("list", "--json"))["claims"]) == set(CLAIMS)
 
 
@@ -186,6 +199,8 @@ def test_the_list_names_every_claim():
         (["onebit", "--data-dir", "nowhere"], "lacks train-images-idx3-ubyte.gz, train-labels"),
         (["hogwild"], "w8a/ in it: w8a.gz (LIBSVM's data page, compressed with gzip); a9a/ in it: a9a.gz"),
         (["hogwild", "--data-dir", "nowhere"], "nowhere/movielens-latest-small lacks ratings.csv.gz"),
+        (["cifar10"], "cifar10/ in it: cifar10-jpeg.tar.xz, train_labels_in_official_order.txt.gz"),
+        (["cifar10", "--quick"], "cifar10 has no quick form"),
         (["int8", "--quick"], "int8 has no quick form"),
         (["wire-bytes", "--quick", "--out", "/proc/x"], "choose a folder that can be written"),
     ],
@@ -297,3 +312,52 @@ def test_the_claim_about_hogwild_fails_if_threads_lose_accuracy_on_sparse_data()
     }
     assert hogwild.judge({"sets": sets}).holds  # a9a is dense
     assert not hogwild.judge({"sets": {**sets, "w8a": arms(0.06, 0.06, 0.061)}}).holds
+
+
+def test_the_claim_about_cifar10_is_only_run_by_name():
+    assert "cifar10" not in [
+        claim.name for claim in (*find(["all"], quick=False), *find(["all"], quick=True))
+    ]
+    assert find(["cifar10"], quick=False) == [CLAIMS["cifar10"]]
+
+
+def test_images_of_cifar10_come_out_in_their_order(tmp_path):
+    """Training images have the classes of the list, test images those of their folders."""
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    classes = ["automobile", "airplane", "automobile"]
+    files = [f"{kind}/{name}/{k:04}.jpg" for kind in ("train", "test") for k, name in enumerate(classes)]
+    with tarfile.open(tmp_path / "cifar10-jpeg.tar.xz", "w:xz") as archive:
+        for k, name in enumerate(files):
+            pixels = io.BytesIO()
+            image.new("RGB", (32, 32), (40 * k, 0, 255)).save(pixels, "jpeg")
+            member = tarfile.TarInfo(name)
+            member.size = len(pixels.getvalue())
+            archive.addfile(member, io.BytesIO(pixels.getvalue()))
+    with gzip.open(tmp_path / "train_labels_in_official_order.txt.gz", "wt") as stream:
+        stream.write("\n".join(classes))
+    unpack(tmp_path, tmp_path)
+    images, labels = np.load(tmp_path / "test_x.npy"), np.load(tmp_path / "test_y.npy")
+    assert (images.shape, labels.tolist()) == ((3, 3, 32, 32), [1, 0, 1])
+    assert np.abs(images[:, 0, 5, 5].astype(int) - [120, 160, 200]).max() <= 3
+    assert np.load(tmp_path / "train_y.npy").tolist() == [1, 0, 1]
+
+
+def test_a_worker_trains_the_convolutional_net_on_a_server(tmp_path, rng):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    for kind, count in (("train", 200), ("test", 1000)):
+        np.save(tmp_path / f"{kind}_x.npy", rng.integers(0, 256, (count, 3, 32, 32), np.uint8))
+        np.save(tmp_path / f"{kind}_y.npy", rng.integers(0, 10, count))
+    threads, state = torch.get_num_threads(), torch.random.get_rng_state()
+    try:
+        with fastps.serve() as server:
+            address, out = server.address_list, tmp_path / "seen.npz"
+            convnet.train(convnet.Config(address, str(tmp_path), str(out), "serial", 0, 6, 3, seed=1))
+            last = convnet.final_values(address)
+        with np.load(out) as kept:
+            assert kept["updates"].tolist() == [2, 4, 6]
+            assert np.array_equal(kept["values"][-1], last)
+            assert not np.array_equal(kept["values"][0], last)
+        assert 50 < convnet.test_error(last, tmp_path) < 100  # labels are random
+    finally:
+        torch.set_num_threads(threads)
+        torch.random.set_rng_state(state)

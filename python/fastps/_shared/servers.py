@@ -1,4 +1,4 @@
-"""Servers of this machine, each in its own process, for tests and `fastps torture`."""
+"""Servers of this machine, each in its own process, for tests, `fastps torture` and `fastps repro`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""All claims, and those that are not built yet."""
+"""All claims."""
 
 from __future__ import annotations
 
 from fastps.repro.claim import Claim
 from fastps.repro.claims import (
+    cifar10,
     codecs,
     downpour,
     hogwild,
@@ -19,7 +20,7 @@ from fastps.repro.claims import (
     warm_start,
 )
 
-__all__ = ["CLAIMS", "NOT_YET", "find"]
+__all__ = ["CLAIMS", "find"]
 
 FAMILIES = (
     momentum,
@@ -35,14 +36,10 @@ FAMILIES = (
     processes,
     reinforcement,
     synthetic,
+    cifar10,
 )
 
 CLAIMS: dict[str, Claim] = {claim.name: claim for family in FAMILIES for claim in family.CLAIMS}
-
-#: Claims about what fastps does not have yet, by name.
-NOT_YET = {
-    "cifar10": "serial, Downpour with Adagrad and Sync on CIFAR-10, with real processes",
-}
 
 
 def find(names: list[str], quick: bool) -> list[Claim]:

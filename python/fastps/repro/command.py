@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from fastps._shared.process import EXIT_FAILED, EXIT_OK, CommandError
-from fastps.repro.catalogue import CLAIMS, NOT_YET, find
+from fastps.repro.catalogue import CLAIMS, find
 from fastps.repro.claim import Claim, Setting
 from fastps.repro.data import check_data
 from fastps.repro.picture import has_matplotlib
@@ -134,7 +134,7 @@ def _list(as_json: bool) -> int:
             n: {"says": c.says, "source": c.source, "threshold": c.threshold, "forms": c.forms}
             for n, c in CLAIMS.items()
         }
-        print(json.dumps({"claims": shown, "not yet": NOT_YET}))
+        print(json.dumps({"claims": shown}))
         return EXIT_OK
     for name, claim in CLAIMS.items():
         print(f"{name}{SHOWN[claim.forms]}")
@@ -144,6 +144,4 @@ def _list(as_json: bool) -> int:
             )
         )
         print(f"    passes if: {claim.threshold}")
-    for name, what in NOT_YET.items():
-        print(f"{name} (not yet)\n    {what}")
     return EXIT_OK

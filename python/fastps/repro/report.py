@@ -11,7 +11,7 @@ from typing import TextIO
 import numpy as np
 
 from fastps._fastps import __version__
-from fastps.repro.catalogue import CLAIMS, NOT_YET
+from fastps.repro.catalogue import CLAIMS
 from fastps.repro.runner import Result
 
 __all__ = ["show", "write_page"]
@@ -32,7 +32,6 @@ def write_page(out: Path, form: str) -> None:
     lines = [*_table(results), "", _machine(results), ""]
     for result in results:
         lines += _section(result, (out / f"{result['name']}.png").exists())
-    lines += ["## Not yet", "", *(f"- `{name}`: {what}." for name, what in NOT_YET.items())]
     (out / "results.md").write_text("\n".join(lines) + "\n")
 
 
