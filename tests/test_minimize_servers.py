@@ -15,6 +15,7 @@ import pytest
 import fastps
 from fastps.cli import main
 from fastps.optimize import CG, LBFGS, GradientDescent, Replica, Vectors, drop, minimize
+from fastps.optimize.vectors import _plain
 
 SAMPLES = 60
 OPTIONS = {"samples": SAMPLES, "portions": 6, "l2": 0.01, "max_iterations": 4, "method": LBFGS(history=2)}
@@ -88,6 +89,31 @@ def test_shards_and_replicas_change_no_bit(alone, shards, count):
         ps.push("w0", np.zeros(2))
 
 
+def test_results_of_many_slices_groups_and_messages_come_in_order():
+    """4,096 results of each of 50 slices are several messages for each of three shards."""
+    names = [f"t{k}" for k in range(50)]
+    vectors = [f"v{k}" for k in range(64)]
+
+    def results(ps):
+        for k, name in enumerate(names):
+            values = np.arange(k % 4, dtype=np.float32) + k  # some tensors are empty
+            ps.register(name, values, optimizer=fastps.SGD(lr=1.0), group=f"group {k % 2}")
+        with Vectors(ps, names, vectors, space="wide") as v:
+            fill = [v.combine(name, {"w": k + 0.5}) for k, name in enumerate(vectors)]
+            v.run(*fill)
+            number, v.next_number = v.next_number, v.next_number + 1
+            program = [tuple(map(_plain, v.block(vectors, vectors)))]
+            raw = v._native.run(v._id, v.term, number, program, None)
+            assert v._native.run(v._id, v.term, number, program, None) == raw
+            return raw
+
+    with fastps.Store() as store, fastps.serve(shards=3) as server:
+        expected = results(store)
+        with fastps.connect(server.addresses) as ps:
+            assert results(ps) == expected
+    assert [len(expected), len(expected[0])] == [50, 4096]
+
+
 def test_status_lists_spaces_and_a_space_outlives_its_coordinator_for_a_while(capfd):
     with fastps.serve(shards=2, lease=0.5) as server, fastps.connect(server.addresses) as ps:
         Logistic().register(ps)
@@ -158,6 +184,7 @@ LONG = bool(os.environ.get("FASTPS_SECOND_ORDER"))
 METHODS = [LBFGS(history=2), CG("PR+"), CG("HS"), CG("FR"), GradientDescent()]
 
 
+@pytest.mark.timeout(600 if LONG else 120)
 @pytest.mark.parametrize("method", METHODS if LONG else METHODS[:1], ids=str)
 def test_a_coordinator_dropped_at_any_message_is_resumed_with_the_same_bits(method, monkeypatch):
     objective = Logistic()

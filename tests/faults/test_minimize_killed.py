@@ -176,9 +176,19 @@ def test_a_coordinator_that_is_killed_is_resumed_with_the_same_bits(alone: Any, 
         assert outcome(ps, result) == alone
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_shard_that_is_killed_goes_on_from_its_directory(alone: Any, killed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("killed", "number"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGTERM)]
+)
+def test_a_shard_that_is_killed_goes_on_from_its_directory(
+    alone: Any, killed: int, number: signal.Signals, tmp_path: Path
+) -> None:
     done: list[int] = []
+
+    def restart() -> None:
+        servers.signal(killed, number)
+        servers.servers[killed].process.wait(PATIENT)
+        servers.restart(killed)
+
     with shards(2, tmp_path) as servers, connect(servers) as ps, replica(servers, 0.002):
         Logistic().register(ps)
 
@@ -186,7 +196,7 @@ def test_a_shard_that_is_killed_goes_on_from_its_directory(alone: Any, killed: i
             if result.nit in (2, 6) and result.nit not in done:
                 done.append(result.nit)
                 delay = 0.003 * result.nit  # while a batch is computed
-                threading.Timer(delay, servers.restart, (killed,)).start()
+                threading.Timer(delay, restart).start()
 
         result = minimize(ps, Logistic.names, callback=kill, timeout=30, **OPTIONS)
         assert done == [2, 6]

@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 from fastps import _fastps
 from fastps._shared.checks import invalid
 from fastps.connection import ParameterServer
-from fastps.errors import ConfigError, FastpsError, StalePush, UnknownTensorError
+from fastps.errors import ConfigError, FastpsError, StalePush, UnavailableError, UnknownTensorError
 from fastps.optimize.objective import Objective, Task, samples_of, shapes_of
 
 __all__ = ["Replica"]
 
 #: How long a server may delay an answer, in seconds; `stop` takes effect after that.
 _WAIT = 1.0
+#: Seconds before a replica asks again after a server has refused because it is about to stop.
+_PAUSE = 0.1
 
 
 class _Given(NamedTuple):
@@ -148,6 +150,9 @@ class Replica:
                 given.space, given.batch, given.portion, portion.gradients, None
             )
         except StalePush:
+            return None
+        except UnavailableError:  # a server is about to stop; the portion is given again
+            self._stopped.wait(_PAUSE)
             return None
         except (ConfigError, UnknownTensorError):
             if self._is_open(given.space):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -19,10 +20,12 @@ from numpy.typing import NDArray
 from fastps import _fastps
 from fastps._shared.text import quoted
 from fastps.connection import ParameterServer
-from fastps.errors import ConfigError, StalePush
+from fastps.errors import ConfigError, StalePush, UnavailableError
 
 __all__ = ["BatchReport", "Operation", "PortionFailure", "Vectors", "drop"]
 
+#: Seconds for which a program is sent again to a server that is being restarted, and between two attempts.
+_PATIENCE, _PAUSE = 60.0, 0.1
 #: The name of the tensors themselves among the vectors.
 _TENSOR = "w"
 
@@ -283,12 +286,23 @@ class Vectors:
         self.next_number = max(self.next_number, own + 1)
         program = [tuple(map(_plain, operation)) for operation in operations]
         try:
-            slices = self._native.run(self._id, self.term, own, program, self._timeout)
+            slices = self._send(own, program)
         except StalePush:
             if number is None or any(operation.code == _BEGIN_SUM for operation in operations):
                 raise
             return ()
         return tuple(_joined(operations, slices))
+
+    def _send(self, number: int, program: list[tuple[Any, ...]]) -> Sequence[Sequence[float]]:
+        """Sends a program; again while a server refuses because it is about to stop."""
+        deadline = time.monotonic() + (_PATIENCE if self._timeout is None else self._timeout)
+        while True:
+            try:
+                return self._native.run(self._id, self.term, number, program, self._timeout)
+            except UnavailableError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_PAUSE)
 
     def pull(
         self, vector: str, *, out: dict[str, Any] | None = None, batch: int | None = None
