@@ -44,7 +44,7 @@ def test_a_server_a_port_and_lists_are_addresses() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [None, 3.5, True, 0, 65536, [None], [["127.0.0.1:1"]], b"host-a:7070"], ids=repr
+    "wrong", [None, 3.5, True, 0, 65536, [None], [("127.0.0.1:1",)], b"host-a:7070"], ids=repr
 )
 def test_what_is_no_address_is_refused(wrong: object) -> None:
     with pytest.raises(fastps.ConfigError, match="invalid"):

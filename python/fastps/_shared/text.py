@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["ago", "quoted"]
+__all__ = ["ago", "numbers", "quoted"]
 
 
 def ago(seconds: float | None) -> str:
@@ -16,6 +16,11 @@ def ago(seconds: float | None) -> str:
             return f"{seconds:.0f} {unit} ago"
         seconds /= limit
     return f"{seconds:.0f} d ago"
+
+
+def numbers(values: Iterable[int]) -> str:
+    """Numbers in a row, such as ``3, 4``; ``none`` if there are none."""
+    return ", ".join(map(str, values)) or "none"
 
 
 def quoted(names: Iterable[str]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fastps._shared.files import replaced
+from fastps._shared.text import quoted
 from fastps._shared.types import File
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError, DeadlineError, ShapeError
@@ -69,7 +70,7 @@ def save(model: torch.nn.Module, optimizer: ParameterServerOptimizer, path: File
     """
     taken = more.keys() & _OWN
     if taken:
-        raise wrong("name of a value", f"another name than {sorted(_OWN)}", min(taken))
+        raise wrong("name of a value", f"another name than {quoted(sorted(_OWN))}", min(taken))
     state = _ours(optimizer).state_dict()
     names = _names(model, optimizer)
     servers = optimizer._ps.pull(list(set(names.values())))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from fastps._shared.text import quoted
 from fastps.errors import ConfigError
 from fastps.torch.parallel.plan import Plan, Schedule
 
@@ -33,8 +34,8 @@ def cut(
     if not inputs.keys() <= known:
         unknown = min(inputs.keys() - known)
         raise ConfigError(
-            f'unknown input "{unknown}": expected one of {sorted(known)}',
-            expected=str(sorted(known)),
+            f'unknown input "{unknown}": expected one of {quoted(sorted(known))}',
+            expected=quoted(sorted(known)),
             got=unknown,
         )
     pieces: dict[str, list[torch.Tensor]] = {}

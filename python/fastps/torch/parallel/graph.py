@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fastps._shared.checks import integer
+from fastps._shared.text import numbers, quoted
 from fastps.connection import ParameterServer
 from fastps.errors import ConfigError
 from fastps.torch._params import float32
@@ -312,7 +313,9 @@ class Graph:
         if list(ends) != sorted({0, *ends})[1:]:
             expected = f"ascending layers from 1 to {len(model) - 1}"
             raise ConfigError(
-                f"invalid cuts: expected {expected}, got {cuts!r}", expected=expected, got=repr(cuts)
+                f"invalid cuts: expected {expected}, got {numbers(cuts)}",
+                expected=expected,
+                got=numbers(cuts),
             )
         graph, begin = cls(seed), 0
         names = [name for name, _ in model.named_children()]
@@ -368,7 +371,7 @@ class Graph:
             missing = sorted(set(names) - state.keys())
             unknown = sorted(state.keys() - set(names) - buffers.keys())
             raise ConfigError(
-                f"the state is of another model: missing {missing}, unknown {unknown}",
+                f"the state is of another model: missing {quoted(missing)}, unknown {quoted(unknown)}",
                 expected=str(names),
                 got=str(list(state)),
             )

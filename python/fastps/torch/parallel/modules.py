@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fastps._shared.text import numbers
 from fastps.errors import ConfigError
 from fastps.torch.parallel.graph import Node
 from fastps.torch.parallel.plan import Plan
@@ -125,10 +126,14 @@ def key_of(node: Node) -> str:
 def check_same(node: str, there: dict[str, list[int]], here: dict[str, list[int]]) -> None:
     """Raises `ConfigError` unless nodes that share parameters have the same ones."""
     if here != there:
+        expected, got = (
+            "; ".join(f"{name} of {numbers(shape)}" for name, shape in shapes.items())
+            for shapes in (there, here)
+        )
         raise ConfigError(
-            f'nodes that share parameters differ in them (node "{node}"): expected {there}, got {here}',
-            expected=str(there),
-            got=str(here),
+            f'nodes that share parameters differ in them (node "{node}"): expected {expected}, got {got}',
+            expected=expected,
+            got=got,
         )
 
 

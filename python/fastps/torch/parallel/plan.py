@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Collection, Iterable
 from typing import Any, TypeAlias
 
+from fastps._shared.text import numbers
 from fastps.errors import ConfigError
 from fastps.torch.parallel.graph import LOSS, Graph, Handle, Node
 from fastps.torch.parallel.pieces import Piece, text_of
@@ -177,7 +178,7 @@ class Plan:
             if not self.nodes_of([part]):
                 raise ConfigError(
                     f"part {part} has no node: the replica has {self.parts} parts, the graph's nodes are on "
-                    f"{sorted({_part(node) for node in self.nodes})}",
+                    f"{numbers(sorted({_part(node) for node in self.nodes}))}",
                     expected=f"a node on part {part}",
                     got="none",
                 )
