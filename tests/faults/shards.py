@@ -42,7 +42,10 @@ class Shards:
         server.close()
 
     def signal(self, k: int, number: signal.Signals) -> None:
-        os.kill(self.servers[k].process.pid, number)
+        pid = self.servers[k].process.pid
+        os.kill(pid, number)
+        if number == signal.SIGSTOP:  # on a busy machine its threads run on for a moment
+            os.waitpid(pid, os.WUNTRACED)
 
     def close(self) -> None:
         for server in self.servers:
