@@ -197,7 +197,7 @@ tools:
 $(TARGET)/wheel/%/.built: $(SOURCES) .venv/.made | tools
 	@echo "Building the wheel: some minutes the first time."
 	@rm -rf $(@D) && mkdir -p $(@D)
-	@MATURIN_PEP517_ARGS="--profile $*" $(PIP) wheel --no-deps --wheel-dir $(@D) .
+	@MATURIN_PEP517_ARGS="--profile $* --compression-level 9" $(PIP) wheel --no-deps --wheel-dir $(@D) .
 	@touch $@
 
 # Installs the wheel of profile $(2), even over the same version, and the packages of its extras $(1).
