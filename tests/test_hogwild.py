@@ -136,15 +136,18 @@ def test_regression_is_that_of_scikit_learn(loss):
 
 def test_a_seed_decides_and_threads_lose_nothing_that_shows():
     X, y = sparse_problem()
-    base = HogwildClassifier(loss="log_loss", alpha=1e-3, max_iter=10, tol=None, random_state=3)
+    base = HogwildClassifier(loss="log_loss", alpha=1e-3, max_iter=40, tol=None, random_state=3)
     first, second = clone(base).fit(X, y), clone(base).fit(X, y)
     np.testing.assert_array_equal(first.coef_, second.coef_)
     other = clone(base).set_params(random_state=4).fit(X, y)
     assert (first.coef_ != other.coef_).any()
     alone = log_loss(y, first.predict_proba(X))
     for n_jobs in (2, 4):
-        together = clone(base).set_params(n_jobs=n_jobs).fit(X, y)
-        assert log_loss(y, together.predict_proba(X)) == pytest.approx(alone, rel=0.01)
+        # Near the optimum: after 10 epochs, the order of steps shows by about 1 %. The median, since a thread
+        # that the machine keeps from running makes one fit an outlier.
+        fits = [clone(base).set_params(n_jobs=n_jobs).fit(X, y) for _ in range(5)]
+        losses = [log_loss(y, together.predict_proba(X)) for together in fits]
+        assert np.median(losses) == pytest.approx(alone, rel=0.01), losses
 
 
 def test_several_classes_partial_fit_and_warm_start():
