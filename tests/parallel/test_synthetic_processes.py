@@ -1,4 +1,4 @@
-"""Decoupled parts as processes: the bits of late targets, what they gain, and how they fail."""
+"""Decoupled parts as processes: the bits of late targets, less waiting, and failures of single parts."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Listener:
 
     Attributes:
         number: Its number.
-        frames: What it has not read yet; None: it was cut off.
+        frames: Frames that the page has not read yet; None at the end if it read too slowly.
     """
 
     def __init__(self, number: int) -> None:
@@ -29,7 +29,7 @@ class Listener:
 
 
 class Hub:
-    """All pages that listen."""
+    """All pages that read the stream. The first one has the controls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class Hub:
         self._listeners: list[Listener] = []
 
     def join(self, hello: dict[str, Any]) -> Listener:
-        """Adds a page, whose first frame is `hello` and who it is."""
+        """Adds a page. Its first frame is `hello`, with its number and that of the page in control."""
         with self._lock:
             listener = Listener(next(self._numbers))
             self._listeners.append(listener)

@@ -298,8 +298,8 @@ mod tests {
             let wire = replica_to_wire(&request, 6, Some(SpaceId(7)), Duration::from_millis(20));
             assert_eq!((wire.client, wire.known, wire.wait_ms), (6, 7, 20));
             assert_eq!(replica_from_wire(wire.clone()).unwrap(), request);
-            let nobody = pb::BatchPortionRequest { replica: 0, ..wire.clone() };
-            assert_eq!(replica_from_wire(nobody).unwrap_err().kind, Kind::Config);
+            let zero = pb::BatchPortionRequest { replica: 0, ..wire.clone() };
+            assert_eq!(replica_from_wire(zero).unwrap_err().kind, Kind::Config);
             let report = Some(pb::PortionReport { failure: 99, ..Default::default() });
             let unknown = replica_from_wire(pb::BatchPortionRequest { report, ..wire }).unwrap_err();
             assert_eq!((unknown.kind, unknown.got.as_deref()), (Kind::Frame, Some("99")));
