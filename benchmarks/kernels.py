@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import os
 import statistics
 import sys
@@ -342,25 +343,36 @@ def small_runners(bench: Bench, rule: Rule, tensors: int) -> Iterator[tuple[str,
 def vectors(bench: Bench) -> list[str]:
     """Operations on vectors beside a tensor, and a block of inner products against the same one by one."""
     rows = []
-    for n in (bench.large, CACHED):
-        x, y, out = bench.c.memory(n, normal(n)), bench.c.memory(n, normal(n, 1)), bench.c.memory(2)
-        high, low = bench.c.memory(2 * n), bench.c.memory(2 * n)
-        works = {
-            "dot": bench.c.runner("dot", out, x, n=n, read=y),
-            "axpy": bench.c.runner("axpy", x, n=n, read=y, scalars=(1e-3,)),
-            "portion": bench.c.runner("add_portion", high, low, out, n=n, read=y, scalars=(2.0**20,)),
-        }
-        for work, reference in works.items():
-            turns = bench.turns({"C": reference, "Rust": bench.rust.runner(f"vector-{work}", n)})
+    for n, bits in itertools.product((bench.large, CACHED), (32, 64)):
+        for work, reference in vector_references(bench, n, bits):
+            turns = bench.turns({"C": reference, "Rust": bench.rust.runner(f"vector{bits}-{work}", n)})
             figures = [per_element(turns, variant, n) for variant in ("C", "Rust")]
-            rows.append([count(n), work, *figures, *reached(1 / turns.ratio("Rust", "C"), 0.95, True)])
+            speed = 1 / turns.ratio("Rust", "C")
+            rows.append([count(n), f"{work}, float{bits}", *figures, *reached(speed, 0.95, True)])
     for n in (bench.large // 16, CACHED):
-        names = {"single": "vector-single", "block": "vector-block"}
+        names = {"single": "vector32-single", "block": "vector32-block"}
         turns = bench.turns({variant: bench.rust.runner(case, n) for variant, case in names.items()})
         figures = [per_element(turns, variant, n) for variant in names]
         speed = 1 / turns.ratio("block", "single")
         rows.append([count(n), "3 x 21 products, one by one", *figures, *reached(speed, 2.0, True)])
     return table(["floats", "operation or reference", "C or one by one", "Rust", "speed", *TARGET], rows)
+
+
+def vector_references(bench: Bench, n: int, bits: int) -> Iterator[tuple[str, Runner]]:
+    """Each operation on vectors of `n` elements, in C."""
+    words = n * bits // 32
+    x, y, to = (bench.c.memory(words) for _ in range(3))
+    for seed, vector in enumerate((x, y)):
+        vector.array.view(f"float{bits}")[:] = normal(n, seed)
+    high, low, out = bench.c.memory(2 * n), bench.c.memory(2 * n), bench.c.memory(2)
+    runner = functools.partial(bench.c.runner, n=n)
+    yield "dot", runner(f"dot{bits}", out, x, read=y)
+    yield "max", runner(f"max_abs{bits}", out, read=x)
+    yield "axpy", runner(f"axpy{bits}", to, read=x, scalars=(1e-3,))
+    yield "combine", runner(f"combine{bits}", to, x, read=y, scalars=(0.5, 0.25, 0.125))
+    yield "multiply", runner(f"multiply{bits}", to, x, read=y)
+    yield "portion", runner(f"add_portion{bits}", high, low, out, read=y, scalars=(2.0**20,))
+    yield "sum", runner(f"end_sum{bits}", to, high, read=low, scalars=(2.0**-20,))
 
 
 SECTIONS: dict[str, Callable[[Bench], list[str]]] = {

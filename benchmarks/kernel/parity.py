@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -75,25 +74,34 @@ def check_codec(c: Reference, name: str, codec: fastps.Codec) -> None:
 
 
 def check_vectors(c: Reference) -> None:
-    """An inner product, a linear combination and a sum, of one slice."""
+    """The operations on vectors and the sum of a portion, of one slice."""
     n = 5003
-    x, y = normal(n, 4), normal(n, 5)
-    by, product, high, low, word = 0.25, np.zeros(1), *(np.zeros(n, np.int64) for _ in range(2)), np.zeros(1)
-    c.runner("dot", product, x, n=n, read=y)(1)
-    to = x.copy()
-    c.runner("axpy", to, n=n, read=y, scalars=(by,))(1)
-    with fastps.Store(threads=1) as store:
-        store.register("w", x, optimizer=fastps.SGD())
-        with Vectors(store, ["w"], ["x", "y"], space="parity") as v:
-            v.run(v.copy("x", "w"), v.begin_sum(1, 1, largest=1.0))
-            VectorSpaces(store._native).push_portion(v._id, 1, 0, {"w": y}, None)
-            (ours,) = v.run(v.end_sum("y"), v.dot("x", "y"), v.axpy("x", by, "y"))
-            same("dot", np.array([ours]), product)
-            same("axpy", v.pull("x")["w"], to)
-            # The grid of magnitude 1: a high unit of 2^-20, a low one of 2^-60.
-            c.runner("add_portion", high, low, word, n=n, read=y, scalars=(2.0**20,))(1)
-            sums = [Fraction(int(a), 2**20) + Fraction(int(b), 2**60) for a, b in zip(high, low, strict=True)]
-            same("add_portion", v.pull("y")["w"], np.array([np.float32(float(s)) for s in sums]))
+    for bits, dtype in ((32, np.float32), (64, np.float64)):
+        x, y = normal(n, 4).astype(dtype), normal(n, 5).astype(dtype)
+        to, product, summed = x.copy(), x.copy(), x.copy()
+        dot, largest, word, high, low = np.zeros(1), np.zeros(1), np.zeros(1), *np.zeros((2, n), np.int64)
+        with fastps.Store(threads=1) as store:
+            store.register("w", x, optimizer=fastps.SGD())
+            with Vectors(store, ["w"], ["x", "y", "z"], space="parity") as v:
+                v.run(v.copy("x", "w"), v.begin_sum(1, 1, largest=1.0))
+                VectorSpaces(store._native).push_portion(v._id, 1, 0, {"w": y}, None)
+                # The grid of magnitude 1: a high unit of 2^-20, a low one of 2^-60.
+                c.runner(f"add_portion{bits}", high, low, word, n=n, read=y, scalars=(2.0**20,))(1)
+                c.runner(f"end_sum{bits}", summed, high, n=n, read=low, scalars=(2.0**-20,))(1)
+                v.run(v.end_sum("y"))
+                same(f"end_sum{bits}", v.pull("y")["w"], summed)
+                c.runner(f"dot{bits}", dot, x, n=n, read=summed)(1)
+                c.runner(f"max_abs{bits}", largest, n=n, read=x)(1)
+                same(f"dot{bits}", np.array(v.run(v.dot("x", "y"))), dot)
+                same(f"max_abs{bits}", np.array(v.run(v.max_abs("x"))), largest)
+                c.runner(f"axpy{bits}", to, n=n, read=summed, scalars=(0.25,))(1)
+                c.runner(f"combine{bits}", to, x, n=n, read=summed, scalars=(0.5, 0.25, 0.125))(1)
+                v.run(v.copy("z", "x"), v.axpy("z", 0.25, "y"))
+                v.run(v.combine("z", {"z": 0.5, "x": 0.25, "y": 0.125}))
+                same(f"axpy and combine{bits}", v.pull("z")["w"], to)
+                c.runner(f"multiply{bits}", product, x, n=n, read=summed)(1)
+                v.run(v.multiply("z", "x", "y"))
+                same(f"multiply{bits}", v.pull("z")["w"], product)
 
 
 def same(kernel: str, ours: NDArray[Any], theirs: NDArray[Any]) -> None:

@@ -64,7 +64,8 @@ fn case(name: &str, n: usize) -> Case {
             let sgd = Sgd { lr: 1e-3, ..Sgd::default() };
             bound(n, tensors.parse().unwrap(), Optimizer::Sgd(sgd))
         }
-        ("vector", operation) => vector(n, operation),
+        ("vector32", operation) => vector(n, DType::Float32, operation),
+        ("vector64", operation) => vector(n, DType::Float64, operation),
         ("adam", tensors) => bound(n, tensors.parse().unwrap(), Optimizer::Adam(Adam::default())),
         _ => panic!("unknown case {name}"),
     }
@@ -82,70 +83,107 @@ fn codec_of(name: &str) -> Codec {
 
 /// Rows and columns of a block of inner products.
 const BLOCK: (u32, u32) = (3, 21);
+/// Portions of a sum.
+const PORTIONS: u32 = 1 << 16;
+
+/// A tensor's slices with a space of vectors that are not zero.
+struct VectorCase {
+    slices: Vec<Arc<Slice>>,
+    /// A portion of each slice.
+    bodies: Vec<Vec<u8>>,
+    program: u64,
+    batch: u64,
+}
+
+const SPACE: SpaceId = SpaceId(1);
+
+impl VectorCase {
+    fn new(n: usize, dtype: DType, vectors: u32) -> Self {
+        let spec = Arc::new(TensorSpec { dtype, ..spec("w", n, Optimizer::Sgd(Sgd::default())) });
+        let shard = Shard::new(ShardConfig::new(0, u64::MAX, Isa::get().unwrap()));
+        let ids: Vec<_> = (0..spec.slice_count()).map(|k| (SliceId(k as u64), k)).collect();
+        shard.create(&spec, 0, &ids).unwrap();
+        let slices: Vec<_> = ids.iter().map(|(id, _)| shard.slice(*id).unwrap()).collect();
+        let names = (0..vectors).map(|k| k.to_string().into()).collect();
+        let space = Arc::new(Space { id: SPACE, name: "bench".into(), vectors: names });
+        let values = values(n);
+        let body = |slice: &Arc<Slice>| {
+            let values = &values[slice.range()];
+            match dtype {
+                DType::Float64 => values.iter().flat_map(|x| f64::from(*x).to_ne_bytes()).collect(),
+                _ => bytemuck::cast_slice(values).to_vec(),
+            }
+        };
+        let bodies = slices.iter().map(body).collect();
+        let mut case = Self { slices, bodies, program: 0, batch: 0 };
+        for slice in &case.slices {
+            slice.open_space(&space).unwrap();
+        }
+        for k in 1..=vectors {
+            case.begin(1);
+            case.add(0);
+            case.run(vec![Op::EndSum { to: k }]);
+        }
+        case
+    }
+
+    fn run(&mut self, ops: Vec<Op>) -> Duration {
+        self.program += 1;
+        let command = Command { space: SPACE, term: 1, number: self.program };
+        let program = Program::new(ops).unwrap();
+        timed(|| self.slices.iter().for_each(|slice| drop(slice.run_program(command, &program).unwrap())))
+    }
+
+    /// Begins the next sum.
+    fn begin(&mut self, portions: u32) {
+        self.batch += 1;
+        self.run(vec![Op::BeginSum { batch: self.batch, portions, largest: 1.0, coarser: 0 }]);
+    }
+
+    /// Adds one portion to the sum.
+    fn add(&self, portion: u32) -> Duration {
+        timed(|| {
+            for (slice, body) in self.slices.iter().zip(&self.bodies) {
+                slice.push_portion(SPACE, self.batch, portion, body).unwrap();
+            }
+        })
+    }
+}
 
 /// An operation on the vectors of a space over one tensor.
-fn vector(n: usize, operation: &str) -> Case {
-    let spec = Arc::new(spec("w", n, Optimizer::Sgd(Sgd::default())));
-    let shard = Shard::new(ShardConfig::new(0, u64::MAX, Isa::get().unwrap()));
-    let ids: Vec<_> = (0..spec.slice_count()).map(|k| (SliceId(k as u64), k)).collect();
-    shard.create(&spec, 0, &ids).unwrap();
-    let slices: Vec<_> = ids.iter().map(|(id, _)| shard.slice(*id).unwrap()).collect();
-    let count = if matches!(operation, "block" | "single") { BLOCK.0 + BLOCK.1 } else { 2 };
-    let vectors = (0..count).map(|k| k.to_string().into()).collect();
-    let space = Arc::new(Space { id: SpaceId(1), name: "bench".into(), vectors });
-    let mut number = 0;
-    let mut run = move |slices: &[Arc<Slice>], ops: Vec<Op>| {
-        number += 1;
-        let command = Command { space: SpaceId(1), term: 1, number };
-        let program = Program::new(ops).unwrap();
-        timed(|| slices.iter().for_each(|slice| drop(slice.run_program(command, &program).unwrap())))
-    };
-    let (values, mut batch, mut portion) = (values(n), 0, 0);
-    let begin = |batch| Op::BeginSum { batch, portions: 1 << 16, largest: 1.0, coarser: 0 };
-    for slice in &slices {
-        slice.open_space(&space).unwrap();
-    }
-    // Products of random values, not of zeros.
-    for k in 1..=count {
-        batch += 1;
-        run(&slices, vec![Op::BeginSum { batch, portions: 1, largest: 1.0, coarser: 0 }]);
-        for slice in &slices {
-            let body = bytemuck::cast_slice(&values[slice.range()]);
-            slice.push_portion(SpaceId(1), batch, 0, body).unwrap();
-        }
-        run(&slices, vec![Op::EndSum { to: k }]);
-    }
+fn vector(n: usize, dtype: DType, operation: &str) -> Case {
+    let count = if matches!(operation, "block" | "single") { BLOCK.0 + BLOCK.1 } else { 3 };
+    let mut case = VectorCase::new(n, dtype, count);
     let (rows, columns): (Vec<u32>, Vec<u32>) = ((1..=BLOCK.0).collect(), (BLOCK.0 + 1..=count).collect());
     let ops = match operation {
         "dot" => vec![Op::Dot { x: 1, y: 2 }],
-        "axpy" => vec![Op::Axpy { to: 1, by: 1e-3, x: 2 }],
+        "max" => vec![Op::MaxAbs { x: 1 }],
+        "axpy" => vec![Op::Axpy { to: 3, by: 1e-3, x: 2 }],
+        "combine" => vec![Op::Combine { to: 3, terms: vec![(0.5, 3), (0.25, 1), (0.125, 2)] }],
+        "multiply" => vec![Op::Multiply { to: 3, x: 1, y: 2 }],
         "block" => vec![Op::Block { rows, columns }],
         "single" => rows.iter().flat_map(|x| columns.iter().map(|y| Op::Dot { x: *x, y: *y })).collect(),
-        "portion" => Vec::new(),
+        "sum" => {
+            return Box::new(move || {
+                case.begin(1);
+                case.add(0);
+                case.run(vec![Op::EndSum { to: 3 }])
+            });
+        }
+        "portion" => {
+            let mut portion = PORTIONS;
+            return Box::new(move || {
+                if portion == PORTIONS {
+                    portion = 0;
+                    case.begin(PORTIONS);
+                }
+                portion += 1;
+                case.add(portion - 1)
+            });
+        }
         _ => panic!("unknown operation {operation}"),
     };
-    let adds = operation == "portion";
-    if adds {
-        batch += 1;
-        run(&slices, vec![begin(batch)]);
-    }
-    Box::new(move || {
-        if !adds {
-            return run(&slices, ops.clone());
-        }
-        if portion == 1 << 16 {
-            (batch, portion) = (batch + 1, 0);
-            run(&slices, vec![begin(batch)]);
-        }
-        let number = portion;
-        portion += 1;
-        timed(|| {
-            for slice in &slices {
-                let body = bytemuck::cast_slice(&values[slice.range()]);
-                slice.push_portion(SpaceId(1), batch, number, body).unwrap();
-            }
-        })
-    })
+    Box::new(move || case.run(ops.clone()))
 }
 
 /// Values of both signs and many magnitudes (a linear congruential generator).
