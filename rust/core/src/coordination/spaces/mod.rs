@@ -5,13 +5,20 @@
 //! for one batch after the other; replicas take portions and report them with their next request. Both wait
 //! here. A request that is repeated because its answer was lost changes nothing.
 
-use super::batch::{Batch, BatchTask, FailureKind, Finished, PortionFailure, ReplicaId};
-use super::portions::Then;
+mod entry;
+mod replicas;
+mod seat;
+
+use super::batch::{BatchTask, Finished, PortionFailure, ReplicaId};
 use crate::base::error::{Error, Kind, Result};
 use crate::base::sync::Arc;
 use crate::base::text;
 use crate::memory::{Charge, Meter, Purpose};
 use crate::tensor::{Space, SpaceId};
+use entry::{AskedBatch, SpaceEntry};
+use replicas::SpaceReplica;
+pub use replicas::{GivenPortion, PortionReport, ReplicaAnswer, ReplicaRequest};
+pub use seat::{Seat, SeatRequest};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -37,40 +44,6 @@ pub struct SpaceSpec {
     pub keep_for_ms: u64,
 }
 
-/// What a coordinator wants of its seat.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SeatRequest {
-    /// To take it, with a term of at least this: the largest that a slice knows. Fails while another client
-    /// holds it.
-    Take {
-        /// Smallest term.
-        at_least: u64,
-        /// What others call the coordinator.
-        name: Arc<str>,
-    },
-    /// To store the state in place of the last one.
-    Store {
-        /// The coordinator's term.
-        term: u64,
-        /// At most [`MAX_STATE`] bytes.
-        state: Arc<[u8]>,
-    },
-    /// To leave the seat. The space stays open.
-    Leave {
-        /// The coordinator's term.
-        term: u64,
-    },
-}
-
-/// A coordinator's seat.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seat {
-    /// The term of the coordinator that took it last.
-    pub term: u64,
-    /// The state that a coordinator stored last; empty if none did.
-    pub state: Arc<[u8]>,
-}
-
 /// The present state of a batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BatchReport {
@@ -90,183 +63,9 @@ pub struct BatchReport {
     pub failures: Vec<PortionFailure>,
 }
 
-/// What a replica reports of its portion.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PortionReport {
-    /// Number of the batch.
-    pub batch: u64,
-    /// The portion.
-    pub portion: u64,
-    /// The sum of its samples' losses, if every shard has added it; else why not, and the tensor concerned.
-    pub outcome: Result<f64, (FailureKind, Arc<str>)>,
-}
-
-/// A replica's request.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ReplicaRequest {
-    /// Name of the space, which need not be open yet.
-    pub space: Arc<str>,
-    /// Which of its client's replicas asks: a random number, not 0.
-    pub replica: u64,
-    /// What others call it.
-    pub name: Arc<str>,
-    /// What became of its last portion.
-    pub report: Option<PortionReport>,
-    /// What it does next.
-    pub then: Then,
-}
-
-/// A portion for a replica.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GivenPortion {
-    /// The space.
-    pub space: SpaceId,
-    /// The tensors, whose gradients it sends.
-    pub tensors: Vec<Arc<str>>,
-    /// The batch.
-    pub task: BatchTask,
-    /// The portion.
-    pub portion: u64,
-    /// The portion that it will probably get next, in this batch or in the next one.
-    pub likely_next: Option<u64>,
-}
-
-/// The answer to a replica: a portion, or nothing yet.
-pub type ReplicaAnswer = Option<GivenPortion>;
-
 /// Called at most once, with an answer that had to wait, while the spaces are locked: it must not call into
 /// them.
 pub type SpaceWaiter<T> = Box<dyn FnOnce(T) + Send>;
-
-struct SpaceReplica {
-    name: Arc<str>,
-    waiter: Option<SpaceWaiter<ReplicaAnswer>>,
-}
-
-/// The batch that a coordinator has asked for.
-enum AskedBatch {
-    /// Too few replicas are present.
-    Waits(BatchTask),
-    Begun(Batch),
-}
-
-impl AskedBatch {
-    fn task(&self) -> BatchTask {
-        match self {
-            Self::Waits(task) => *task,
-            Self::Begun(batch) => batch.task,
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        matches!(self, Self::Begun(batch) if batch.is_over())
-    }
-}
-
-struct SpaceEntry {
-    spec: SpaceSpec,
-    term: u64,
-    /// The client in the seat.
-    coordinator: Option<u64>,
-    /// What the one that took the seat last is called.
-    holder: Arc<str>,
-    state: Arc<[u8]>,
-    round: Option<AskedBatch>,
-    replicas: BTreeMap<ReplicaId, SpaceReplica>,
-    /// The coordinator, until its batch is over.
-    waiter: Option<SpaceWaiter<BatchReport>>,
-    memory: Charge,
-}
-
-impl SpaceEntry {
-    fn bytes(&self) -> u64 {
-        let names: usize =
-            self.spec.tensors.iter().chain(&self.spec.space.vectors).map(|name| name.len()).sum();
-        let round = self.round.as_ref().map_or(0, |round| round.task().asked * size_of::<Finished>() as u64);
-        (size_of::<Self>() + names + self.holder.len() + self.state.len()) as u64
-            + REPLICA_BYTES * self.replicas.len() as u64
-            // A portion is finished, and given, and its replica has a name.
-            + 4 * round
-    }
-
-    /// Fails for a former coordinator. The present one has the seat again if its session had ended, or the
-    /// server had.
-    fn check_term(&mut self, client: u64, term: u64) -> Result<()> {
-        if term == self.term {
-            self.coordinator.get_or_insert(client);
-            return Ok(());
-        }
-        let message = format!("another coordinator has taken over space {:?}", self.spec.space.name);
-        Err(Error::new(Kind::Fenced, message).expected(format!("term {}", self.term), format!("term {term}")))
-    }
-
-    fn report(&self) -> BatchReport {
-        let replicas = self.replicas.len() as u64;
-        match &self.round {
-            None => BatchReport { replicas, ..BatchReport::default() },
-            Some(AskedBatch::Waits(task)) => {
-                let finished = vec![None; task.asked as usize];
-                BatchReport { batch: task.batch, replicas, finished, ..BatchReport::default() }
-            }
-            Some(AskedBatch::Begun(batch)) => BatchReport {
-                batch: batch.task.batch,
-                over: batch.is_over(),
-                replicas,
-                finished: batch.finished.clone(),
-                backups_issued: batch.backups_issued,
-                backups_won: batch.backups_won,
-                failures: batch.failures.clone(),
-            },
-        }
-    }
-
-    /// The next portion for a replica, if there is one now.
-    fn take(&mut self, replica: ReplicaId) -> ReplicaAnswer {
-        let Some(AskedBatch::Begun(batch)) = &mut self.round else { return None };
-        let portion = batch.held(replica).or_else(|| batch.take(replica))?;
-        let likely_next = batch.likely_next(replica);
-        let SpaceSpec { space, tensors, .. } = &self.spec;
-        Some(GivenPortion {
-            space: space.id,
-            tensors: tensors.clone(),
-            task: batch.task,
-            portion,
-            likely_next,
-        })
-    }
-
-    /// Begins the batch once enough replicas are present, gives portions to those that wait, and answers the
-    /// coordinator of a batch that is over.
-    fn settle(&mut self) {
-        if let Some(AskedBatch::Waits(task)) = self.round
-            && self.replicas.len() as u64 >= task.min_replicas
-        {
-            let replicas: Vec<_> = self.replicas.keys().copied().collect();
-            self.round = Some(AskedBatch::Begun(Batch::new(task, &replicas)));
-        }
-        let waiting = self.replicas.iter().filter(|(_, replica)| replica.waiter.is_some());
-        for id in waiting.map(|(id, _)| *id).collect::<Vec<_>>() {
-            let Some(given) = self.take(id) else { continue };
-            if let Some(waiter) = self.replicas.get_mut(&id).and_then(|replica| replica.waiter.take()) {
-                waiter(Some(given));
-            }
-        }
-        if self.round.as_ref().is_some_and(AskedBatch::is_over)
-            && let Some(waiter) = self.waiter.take()
-        {
-            waiter(self.report());
-        }
-        self.memory.shrink_to(self.bytes());
-    }
-
-    fn leave(&mut self, replica: ReplicaId) {
-        if self.replicas.remove(&replica).is_some()
-            && let Some(AskedBatch::Begun(batch)) = &mut self.round
-        {
-            batch.leave(replica);
-        }
-    }
-}
 
 /// All spaces of a cluster, on shard 0.
 pub struct Spaces {
@@ -378,43 +177,6 @@ impl Spaces {
         self.entries.values_mut().find(|entry| entry.spec.space.id == space).ok_or_else(no_space)
     }
 
-    /// Carries out what a coordinator wants of its seat.
-    pub fn coordinate(&mut self, client: u64, space: SpaceId, request: &SeatRequest) -> Result<Seat> {
-        let entry = self.entry(space)?;
-        match request {
-            SeatRequest::Take { at_least, name } => {
-                check_name("coordinator", name)?;
-                if entry.coordinator.is_some_and(|holder| holder != client) {
-                    let message = format!("space {:?} has a coordinator", entry.spec.space.name);
-                    return Err(Error::new(Kind::Precondition, message)
-                        .expected("a free seat", format!("{:?} in it", entry.holder)));
-                }
-                entry.memory.grow_to(entry.bytes() + name.len() as u64)?;
-                entry.term = entry.term.max(*at_least).saturating_add(1);
-                (entry.coordinator, entry.holder) = (Some(client), name.clone());
-                entry.memory.shrink_to(entry.bytes());
-                // The former coordinator no longer waits for its batch.
-                entry.waiter = None;
-            }
-            SeatRequest::Store { term, state } => {
-                entry.check_term(client, *term)?;
-                if state.len() > MAX_STATE {
-                    let error = Error::new(Kind::Config, "the state of a coordinator is too long");
-                    return Err(error.expected(format!("at most {MAX_STATE} bytes"), state.len()));
-                }
-                entry.memory.grow_to(entry.bytes() + state.len() as u64)?;
-                entry.state = state.clone();
-                entry.memory.shrink_to(entry.bytes());
-            }
-            SeatRequest::Leave { term } => {
-                if *term == entry.term && entry.coordinator == Some(client) {
-                    (entry.coordinator, entry.waiter) = (None, None);
-                }
-            }
-        }
-        Ok(Seat { term: entry.term, state: entry.state.clone() })
-    }
-
     /// Begins a batch unless it has begun, and answers when it is over. `None`: the coordinator waits, and
     /// the waiter from `later` gets the answer.
     pub fn batch(
@@ -456,89 +218,6 @@ impl Spaces {
         Ok(entry.report())
     }
 
-    /// Answers a replica's request. `None`: the replica waits, and the waiter from `later` gets the answer.
-    pub fn portion(
-        &mut self,
-        client: u64,
-        request: &ReplicaRequest,
-        later: impl FnOnce() -> SpaceWaiter<ReplicaAnswer>,
-    ) -> Result<Option<ReplicaAnswer>> {
-        check_name("replica", &request.name)?;
-        let id = (client, request.replica);
-        let Some(entry) = self.entries.get_mut(&request.space) else {
-            return self.wait_for_space(id, request, later);
-        };
-        if let (Some(report), Some(AskedBatch::Begun(batch))) = (&request.report, &mut entry.round)
-            && batch.task.batch == report.batch
-        {
-            match &report.outcome {
-                Ok(loss) if loss.is_finite() => {
-                    batch.finish(id, &request.name, report.portion, *loss);
-                }
-                outcome => {
-                    let (kind, tensor) =
-                        outcome.clone().err().unwrap_or_else(|| (FailureKind::NotFinite, "".into()));
-                    let (replica, portion) = (request.name.clone(), report.portion);
-                    batch.fail(PortionFailure { replica, portion, kind, tensor });
-                }
-            }
-        }
-        if request.then == Then::Leave {
-            entry.leave(id);
-            entry.settle();
-            return Ok(Some(None));
-        }
-        if !entry.replicas.contains_key(&id) {
-            if entry.replicas.len() >= MAX_REPLICAS {
-                let message = format!("space {:?} has too many replicas", request.space);
-                return Err(Error::new(Kind::Capacity, message)
-                    .expected(format!("at most {MAX_REPLICAS}"), "one more"));
-            }
-            entry.memory.grow_to(entry.bytes() + REPLICA_BYTES)?;
-            entry.replicas.insert(id, SpaceReplica { name: request.name.clone(), waiter: None });
-        }
-        entry.settle();
-        if request.then == Then::Rest {
-            return Ok(Some(None));
-        }
-        let given = entry.take(id);
-        if let Some(replica) = entry.replicas.get_mut(&id) {
-            replica.name = request.name.clone();
-            replica.waiter = if given.is_some() { None } else { Some(later()) };
-        }
-        Ok(given.map(Some))
-    }
-
-    fn wait_for_space(
-        &mut self,
-        id: ReplicaId,
-        request: &ReplicaRequest,
-        later: impl FnOnce() -> SpaceWaiter<ReplicaAnswer>,
-    ) -> Result<Option<ReplicaAnswer>> {
-        if request.then != Then::Take {
-            return Ok(Some(None));
-        }
-        if self.early.len() >= MAX_REPLICAS || request.space.len() > crate::tensor::MAX_NAME {
-            let message = "too many replicas wait for a space to be opened, or for one with too long a name";
-            return Err(
-                Error::new(Kind::Capacity, message).expected(format!("at most {MAX_REPLICAS}"), "one more")
-            );
-        }
-        let charge = self.meter.take(Purpose::Identities, REPLICA_BYTES + request.space.len() as u64)?;
-        self.early.insert((request.space.clone(), id), (later(), charge));
-        Ok(None)
-    }
-
-    /// Ends a replica's wait. `None`: the waiter has just got its answer.
-    pub fn withdraw_portion(&mut self, client: u64, request: &ReplicaRequest) -> Option<ReplicaAnswer> {
-        let id = (client, request.replica);
-        if self.early.remove(&(request.space.clone(), id)).is_some() {
-            return Some(None);
-        }
-        drop(self.entries.get_mut(&request.space)?.replicas.get_mut(&id)?.waiter.take()?);
-        Some(None)
-    }
-
     /// Frees the seats of an ended client and removes its replicas, whose portions go to others. The spaces
     /// stay open.
     pub fn forget_client(&mut self, client: u64) {
@@ -571,6 +250,8 @@ fn check_name(what: &str, name: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::coordination::batch::FailureKind;
+    use crate::coordination::portions::Then;
     use std::sync::mpsc::{Receiver, channel};
 
     const COORDINATOR: u64 = 9;

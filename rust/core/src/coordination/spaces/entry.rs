@@ -1,0 +1,169 @@
+//! A space as shard 0 keeps it: its seat, its batch and its replicas.
+
+use super::replicas::{GivenPortion, PortionReport, ReplicaAnswer, ReplicaRequest, SpaceReplica};
+use super::{BatchReport, MAX_REPLICAS, REPLICA_BYTES, SpaceSpec, SpaceWaiter};
+use crate::base::error::{Error, Kind, Result};
+use crate::base::sync::Arc;
+use crate::coordination::batch::{Batch, BatchTask, FailureKind, Finished, PortionFailure, ReplicaId};
+use crate::memory::Charge;
+use std::collections::BTreeMap;
+
+/// The batch that a coordinator has asked for.
+pub(super) enum AskedBatch {
+    /// Too few replicas are present.
+    Waits(BatchTask),
+    Begun(Batch),
+}
+
+impl AskedBatch {
+    pub(super) fn task(&self) -> BatchTask {
+        match self {
+            Self::Waits(task) => *task,
+            Self::Begun(batch) => batch.task,
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self, Self::Begun(batch) if batch.is_over())
+    }
+}
+
+pub(super) struct SpaceEntry {
+    pub(super) spec: SpaceSpec,
+    pub(super) term: u64,
+    /// The client in the seat.
+    pub(super) coordinator: Option<u64>,
+    /// What the one that took the seat last is called.
+    pub(super) holder: Arc<str>,
+    pub(super) state: Arc<[u8]>,
+    pub(super) round: Option<AskedBatch>,
+    pub(super) replicas: BTreeMap<ReplicaId, SpaceReplica>,
+    /// The coordinator, until its batch is over.
+    pub(super) waiter: Option<SpaceWaiter<BatchReport>>,
+    pub(super) memory: Charge,
+}
+
+impl SpaceEntry {
+    pub(super) fn bytes(&self) -> u64 {
+        let names: usize =
+            self.spec.tensors.iter().chain(&self.spec.space.vectors).map(|name| name.len()).sum();
+        let round = self.round.as_ref().map_or(0, |round| round.task().asked * size_of::<Finished>() as u64);
+        (size_of::<Self>() + names + self.holder.len() + self.state.len()) as u64
+            + REPLICA_BYTES * self.replicas.len() as u64
+            // A portion is finished, and given, and its replica has a name.
+            + 4 * round
+    }
+
+    /// Fails for a former coordinator. The present one has the seat again if its session had ended, or the
+    /// server had.
+    pub(super) fn check_term(&mut self, client: u64, term: u64) -> Result<()> {
+        if term == self.term {
+            self.coordinator.get_or_insert(client);
+            return Ok(());
+        }
+        let message = format!("another coordinator has taken over space {:?}", self.spec.space.name);
+        Err(Error::new(Kind::Fenced, message).expected(format!("term {}", self.term), format!("term {term}")))
+    }
+
+    pub(super) fn report(&self) -> BatchReport {
+        let replicas = self.replicas.len() as u64;
+        match &self.round {
+            None => BatchReport { replicas, ..BatchReport::default() },
+            Some(AskedBatch::Waits(task)) => {
+                let finished = vec![None; task.asked as usize];
+                BatchReport { batch: task.batch, replicas, finished, ..BatchReport::default() }
+            }
+            Some(AskedBatch::Begun(batch)) => BatchReport {
+                batch: batch.task.batch,
+                over: batch.is_over(),
+                replicas,
+                finished: batch.finished.clone(),
+                backups_issued: batch.backups_issued,
+                backups_won: batch.backups_won,
+                failures: batch.failures.clone(),
+            },
+        }
+    }
+
+    /// The next portion for a replica, if there is one now.
+    pub(super) fn take(&mut self, replica: ReplicaId) -> ReplicaAnswer {
+        let Some(AskedBatch::Begun(batch)) = &mut self.round else { return None };
+        let portion = batch.held(replica).or_else(|| batch.take(replica))?;
+        let likely_next = batch.likely_next(replica);
+        let SpaceSpec { space, tensors, .. } = &self.spec;
+        Some(GivenPortion {
+            space: space.id,
+            tensors: tensors.clone(),
+            task: batch.task,
+            portion,
+            likely_next,
+        })
+    }
+
+    /// Begins the batch once enough replicas are present, gives portions to those that wait, and answers the
+    /// coordinator of a batch that is over.
+    pub(super) fn settle(&mut self) {
+        if let Some(AskedBatch::Waits(task)) = self.round
+            && self.replicas.len() as u64 >= task.min_replicas
+        {
+            let replicas: Vec<_> = self.replicas.keys().copied().collect();
+            self.round = Some(AskedBatch::Begun(Batch::new(task, &replicas)));
+        }
+        let waiting = self.replicas.iter().filter(|(_, replica)| replica.waiter.is_some());
+        for id in waiting.map(|(id, _)| *id).collect::<Vec<_>>() {
+            let Some(given) = self.take(id) else { continue };
+            if let Some(waiter) = self.replicas.get_mut(&id).and_then(|replica| replica.waiter.take()) {
+                waiter(Some(given));
+            }
+        }
+        if self.round.as_ref().is_some_and(AskedBatch::is_over)
+            && let Some(waiter) = self.waiter.take()
+        {
+            waiter(self.report());
+        }
+        self.memory.shrink_to(self.bytes());
+    }
+
+    /// Adds a replica that is not present yet; fails if there are too many, or no memory for it.
+    pub(super) fn join(&mut self, id: ReplicaId, request: &ReplicaRequest) -> Result<()> {
+        if self.replicas.contains_key(&id) {
+            return Ok(());
+        }
+        if self.replicas.len() >= MAX_REPLICAS {
+            let message = format!("space {:?} has too many replicas", request.space);
+            return Err(
+                Error::new(Kind::Capacity, message).expected(format!("at most {MAX_REPLICAS}"), "one more")
+            );
+        }
+        self.memory.grow_to(self.bytes() + REPLICA_BYTES)?;
+        self.replicas.insert(id, SpaceReplica { name: request.name.clone(), waiter: None });
+        Ok(())
+    }
+
+    /// Notes what became of a portion of the present batch; a report of another batch changes nothing.
+    pub(super) fn note_report(&mut self, id: ReplicaId, replica: &Arc<str>, report: &PortionReport) {
+        let Some(AskedBatch::Begun(batch)) = &mut self.round else { return };
+        if batch.task.batch != report.batch {
+            return;
+        }
+        match &report.outcome {
+            Ok(loss) if loss.is_finite() => {
+                batch.finish(id, replica, report.portion, *loss);
+            }
+            outcome => {
+                let (kind, tensor) =
+                    outcome.clone().err().unwrap_or_else(|| (FailureKind::NotFinite, "".into()));
+                let (replica, portion) = (replica.clone(), report.portion);
+                batch.fail(PortionFailure { replica, portion, kind, tensor });
+            }
+        }
+    }
+
+    pub(super) fn leave(&mut self, replica: ReplicaId) {
+        if self.replicas.remove(&replica).is_some()
+            && let Some(AskedBatch::Begun(batch)) = &mut self.round
+        {
+            batch.leave(replica);
+        }
+    }
+}
