@@ -11,12 +11,8 @@ use crate::kernel::overflow::is_finite;
 use crate::slice::frame::{Action, Identity, Push};
 use crate::slice::identity::{Outcome, Remembered, Seen};
 use crate::slice::record::{Identities, Record};
+use crate::tensor::program::MAX_COUNT;
 use crate::tensor::{Apply, Space};
-
-/// Largest count that an image may have. A count that starts at what a push may claim
-/// ([`MAX_STEP`](crate::slice::frame::MAX_STEP)) never reaches it, and a count that starts at this maximum
-/// never overflows.
-const MAX_COUNT: u64 = 1 << 62;
 
 /// A slice at one version; a `hogwild` slice possibly in the middle of pushes.
 #[derive(Clone, Debug)]

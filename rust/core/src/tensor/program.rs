@@ -15,6 +15,10 @@ pub const MAX_OPS: usize = 256;
 pub const MAX_RESULTS: usize = 4096;
 /// Most portions of a sum.
 pub const MAX_PORTIONS: u32 = grid::MAX_TERMS;
+/// Largest count that an image of a slice may have. A count that starts at what a push may claim
+/// ([`MAX_STEP`](crate::slice::frame::MAX_STEP)) never reaches it, and a count that starts at this maximum
+/// never overflows. Terms, programs and batches are numbered by their senders, who may not exceed it.
+pub(crate) const MAX_COUNT: u64 = 1 << 62;
 /// Most steps by which a sum's grid is coarser: with so many, every float fits.
 const MAX_COARSER: u32 = 128;
 
@@ -229,8 +233,8 @@ impl Op {
             Self::Block { rows, columns } if rows.len().max(columns.len()) > MAX_VECTORS + 1 => {
                 Err(too_many("rows or columns of a block", MAX_VECTORS + 1, rows.len().max(columns.len())))
             }
-            Self::BeginSum { batch: 0, .. } => {
-                Err(Error::new(Kind::Config, "invalid batch of a sum").expected("1 or more", 0))
+            Self::BeginSum { batch, .. } if !(1..=MAX_COUNT).contains(batch) => {
+                Err(Error::new(Kind::Config, "invalid batch of a sum").expected("1 to 2^62", batch))
             }
             Self::BeginSum { portions, .. } if !(1..=MAX_PORTIONS).contains(portions) => {
                 let error = Error::new(Kind::Config, "invalid number of portions of a sum");

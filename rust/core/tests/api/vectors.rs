@@ -336,6 +336,16 @@ fn what_is_refused_changes_nothing() {
         at.number -= 1;
         assert_eq!(at.all(), before);
     }
+    // An image could not have such a count, and counts after it would overflow.
+    let endless = Op::BeginSum { batch: (1 << 62) + 1, portions: 1, largest: 1.0, coarser: 0 };
+    assert_eq!(at.run(vec![endless]).unwrap_err().kind, Kind::Config);
+    at.number -= 1;
+    for (term, number) in [(1, (1 << 62) + 1), ((1 << 62) + 1, at.number + 1), (u64::MAX, u64::MAX)] {
+        let error =
+            at.slice.run_program(at.command(term, number), &Program::new(vec![]).unwrap()).unwrap_err();
+        assert_eq!((error.kind, error.tensor.as_deref()), (Kind::Config, Some("w")));
+        assert_eq!(at.all(), before);
+    }
     let no_sum = at.run(vec![Op::Zero { to: 1 }, Op::EndSum { to: 2 }]).unwrap_err();
     assert_eq!(no_sum.kind, Kind::Precondition);
     at.number -= 1;
@@ -739,6 +749,8 @@ fn a_second_coordinator_waits_for_the_first_to_go_and_fences_it() {
     assert_eq!(refused.kind, Kind::Precondition);
     assert!(refused.to_string().contains("\"first\""), "{refused}");
     let store_state = |term, len: usize| SeatRequest::Store { term, state: vec![7; len].into() };
+    let endless = SeatRequest::Take { at_least: 1 << 62, name: "first".into() };
+    assert_eq!(first.coordinate(space, &endless, SECOND).unwrap_err().kind, Kind::Config);
     first.coordinate(space, &store_state(seat.term, 9), SECOND).unwrap();
     let too_long = first.coordinate(space, &store_state(seat.term, (1 << 16) + 1), SECOND).unwrap_err();
     assert_eq!(too_long.kind, Kind::Config);

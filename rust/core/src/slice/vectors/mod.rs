@@ -18,7 +18,7 @@ use crate::slice::exact::ExactMemory;
 use crate::slice::round::{Why, tell};
 use crate::slice::slice::{Slice, SliceMemory};
 use crate::slice::snapshot::{Bytes, Snapshot};
-use crate::tensor::program::{Command, MAX_RESULTS, TENSOR};
+use crate::tensor::program::{Command, MAX_COUNT, MAX_RESULTS, TENSOR};
 use crate::tensor::{Space, SpaceId};
 use sum::OpenSum;
 
@@ -86,8 +86,16 @@ impl Vectors {
         })
     }
 
-    /// Fails for a coordinator whose term is over. `true`: the program is new; `false`: it is the last one.
+    /// Fails for a coordinator whose term is over, and for a term or number that an image may not have.
+    /// `true`: the program is new; `false`: it is the last one.
     fn admit(&mut self, command: Command) -> Result<bool> {
+        for (what, count) in [("term", command.term), ("number of a program", command.number)] {
+            if count > MAX_COUNT {
+                return Err(
+                    Error::new(Kind::Config, format!("invalid {what}")).expected("at most 2^62", count)
+                );
+            }
+        }
         let standing = &mut self.standing;
         if command.term < standing.term {
             let message = format!("another coordinator has taken over space {:?}", self.space.name);
