@@ -30,13 +30,14 @@ pub struct Correction {
 }
 
 impl Correction {
-    /// Fails if a gradient of this staleness must be refused.
-    pub(crate) fn check(self, staleness: Option<u64>) -> Result<()> {
-        match (self.max_staleness, staleness) {
-            (Some(max), Some(staleness)) if self.reject && staleness > max => {
+    /// Fails if a gradient of this staleness must be refused; `changes`: all changes since its base, which
+    /// decide if the slice does not know how many of them are by others.
+    pub(crate) fn check(self, staleness: Option<u64>, changes: Option<u64>) -> Result<()> {
+        match (self.max_staleness, staleness.or(changes)) {
+            (Some(max), Some(stale)) if self.reject && stale > max => {
                 let why = "the gradient is too stale: others have changed the slice since the values that it was computed from";
                 Err(Error::new(Kind::StalePush, why)
-                    .expected(format!("at most {max} changes"), format!("{staleness} changes")))
+                    .expected(format!("at most {max} changes"), format!("{stale} changes")))
             }
             _ => Ok(()),
         }
@@ -77,11 +78,14 @@ mod tests {
         assert_eq!(bounded.factor(Some(8), 4), 0.25);
         assert_eq!(bounded.factor(Some(8), 1), 0.125);
         assert_eq!(Correction { max_staleness: Some(0), ..bounded }.factor(Some(1), 4), 0.0);
-        assert!(bounded.check(Some(3)).is_ok());
+        assert!(bounded.check(Some(3), Some(3)).is_ok());
         let strict = Correction { reject: true, ..bounded };
-        assert!(strict.check(Some(2)).is_ok() && strict.check(None).is_ok());
-        let error = strict.check(Some(3)).unwrap_err();
-        assert_eq!((error.kind, error.got.as_deref()), (Kind::StalePush, Some("3 changes")));
+        assert!(strict.check(Some(2), Some(9)).is_ok() && strict.check(None, None).is_ok());
+        assert!(strict.check(None, Some(2)).is_ok());
+        for (staleness, changes) in [(Some(3), Some(9)), (None, Some(3))] {
+            let error = strict.check(staleness, changes).unwrap_err();
+            assert_eq!((error.kind, error.got.as_deref()), (Kind::StalePush, Some("3 changes")));
+        }
     }
 
     #[test]

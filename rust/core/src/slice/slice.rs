@@ -373,7 +373,8 @@ impl Slice {
         admission: Admission,
     ) -> Result<Option<Charge>> {
         if let Some(correction) = push.correction {
-            correction.check(next_staleness(push, version, identities))?;
+            let changes = push.base.and_then(|base| version.checked_sub(base.version));
+            correction.check(next_staleness(push, version, identities), changes)?;
         }
         let charge = match admission {
             Admission::Apply => None,

@@ -1,8 +1,11 @@
-//! The end of a client costs time in proportion to the slices it touched, not to those of the shard.
+//! What a slice knows of its clients: their own changes decide what is stale, and the end of a client costs
+//! time in proportion to the slices it touched, not to those of the shard.
 
 use fastps_core::codec::CodecId;
+use fastps_core::correction::Correction;
 use fastps_core::dtype::DType;
-use fastps_core::frame::{Action, Identity, Push};
+use fastps_core::error::Kind;
+use fastps_core::frame::{Action, Base, Identity, Push};
 use fastps_core::isa::Isa;
 use fastps_core::mode::{Mode, PlaceRequest, Quorum};
 use fastps_core::optim::{Optimizer, Sgd};
@@ -32,11 +35,11 @@ fn counter(shard: &Shard, name: &str) -> u64 {
     shard.counters().into_iter().find(|(n, _)| *n == name).unwrap().1
 }
 
-fn push(shard: &Shard, client: u64, slice: u64) {
-    let push = Push {
+fn gradient(client: u64, slice: u64, sequence: u64) -> Push<'static> {
+    Push {
         slice: SliceId(slice),
         action: Action::Gradient,
-        identity: Identity { client, sequence: 1 },
+        identity: Identity { client, sequence },
         base: None,
         lr: None,
         scale: None,
@@ -48,8 +51,39 @@ fn push(shard: &Shard, client: u64, slice: u64) {
         largest: None,
         indices: None,
         once: false,
-    };
-    shard.push(&push, |applied| assert!(applied.is_ok(), "{applied:?}"));
+    }
+}
+
+fn push(shard: &Shard, client: u64, slice: u64) {
+    shard.push(&gradient(client, slice, 1), |applied| assert!(applied.is_ok(), "{applied:?}"));
+}
+
+#[test]
+fn all_changes_count_where_the_pushers_own_are_unknown() {
+    let shard = shard(2);
+    let strict = Correction { max_staleness: Some(1), reject: true, ..Correction::default() };
+    for slice in [1, 2] {
+        for client in 2..4 {
+            push(&shard, client, slice);
+        }
+        // Its own count is missing, or larger than what the slice has seen since a restart.
+        for (sequence, own) in [(1, None), (2, Some(9))] {
+            let stale = Push {
+                base: Some(Base { version: 0, own }),
+                correction: Some(strict),
+                ..gradient(1, slice, sequence)
+            };
+            shard.push(&stale, |applied| {
+                let error = applied.unwrap_err();
+                assert_eq!((error.kind, error.got.as_deref()), (Kind::StalePush, Some("2 changes")));
+            });
+            let fresh = Push { base: Some(Base { version: 1, own }), ..stale };
+            assert_eq!(shard.slice(SliceId(slice)).unwrap().version(1).0, 2, "nothing has changed");
+            if own.is_some() {
+                shard.push(&fresh, |applied| assert_eq!(applied.unwrap().version, 3));
+            }
+        }
+    }
 }
 
 /// The number of slices that each call touches.
