@@ -111,7 +111,7 @@ impl VectorCase {
             let values = &values[slice.range()];
             match dtype {
                 DType::Float64 => values.iter().flat_map(|x| f64::from(*x).to_ne_bytes()).collect(),
-                _ => bytemuck::cast_slice(values).to_vec(),
+                DType::Float32 => bytemuck::cast_slice(values).to_vec(),
             }
         };
         let bodies = slices.iter().map(body).collect();
