@@ -259,7 +259,7 @@ def test_a_second_coordinator_takes_over_when_the_first_has_gone(store, dtype):
     # Its client ends, as when its process dies, while it still holds the object.
     first._ps.close()
     with Vectors(store, ["a"], ["g"], space="s") as second:
-        assert (second.found, second.stored, second.next_number) == (True, "at iteration 7", number)
+        assert (second.found, second.stored, second.next_number) == (True, "at iteration 7", number + 65_536)
         assert second.term > first.term
         assert np.array_equal(second.pull("g")["a"], store.pull("a"))
         second.run(second.zero("g"))
@@ -276,6 +276,18 @@ def test_a_second_coordinator_takes_over_when_the_first_has_gone(store, dtype):
     assert fastps.optimize.drop(store, "s")
     assert not fastps.optimize.drop(store, "s")
     store.push("a", np.ones(SHAPES["a"], dtype))
+
+
+def test_programs_of_a_former_coordinator_do_not_answer_for_those_of_the_next(store):
+    """The former one still runs programs after the next one has learnt the last number."""
+    with Vectors(store, ["a"], ["g"], space="s") as first:
+        first.run(first.zero("g"))
+        first._native.leave(first._id, first.term, None)  # its lease has ended
+        with Vectors(store, ["a"], ["g"], space="s") as second:
+            for _ in range(3):
+                assert first.run(first.dot("w", "w"))[0] > 0
+            for _ in range(5):
+                assert second.run(second.dot("g", "g")) == (0.0,)
 
 
 @pytest.mark.parametrize("dtype", [np.float32])

@@ -126,7 +126,6 @@ class Coordinator:
         self.state, self._nfev, self._largest = state, state.nfev, state.largest
         self._directions = self._method._begin(state.memory, size=self._problem.size)
         self._run(*self._committing(state), number=state.number)
-        self._v.next_number += 1  # a program of the other coordinator may still arrive under that number
         products = self._directions.products(self._v, again=True)
         if products is not None:
             self._products = _numbers(self._run(products)[0])

@@ -26,6 +26,9 @@ __all__ = ["BatchReport", "Operation", "PortionFailure", "Vectors", "drop"]
 
 #: Seconds for which a program is sent again to a server that is being restarted, and between two attempts.
 _PATIENCE, _PAUSE = 60.0, 0.1
+#: Numbers that a coordinator leaves out when it takes over: until slices know its term, the former one may
+#: still run programs, and two programs of one number would share results.
+_LEFT_OUT = 65_536
 #: The name of the tensors themselves among the vectors.
 _TENSOR = "w"
 
@@ -116,7 +119,7 @@ class Vectors:
         dtype: The dtype of tensors and vectors.
         size: Number of elements of a vector.
         term: Number of this coordinator; former ones get `FencedError`.
-        next_number: Number of the next program.
+        next_number: Number of the next program. An object that takes over a space leaves out 65,536 numbers.
 
     Raises:
         UnknownTensorError: There is no tensor of a name.
@@ -170,7 +173,7 @@ class Vectors:
         self.stored = stored.decode() if stored else None
         self.dtype = next(iter(self._shapes.values())).dtype
         self.size = sum(math.prod(spec.shape) for spec in self._shapes.values())
-        self.next_number = last + 1
+        self.next_number = last + 1 + (0 if new else _LEFT_OUT)
         self._indices = {name: k for k, name in enumerate([_TENSOR, *self.vectors])}
 
     # -- operations ------------------------------------------------------------------------------------------
